@@ -1,0 +1,317 @@
+"""The code book (every legal code, spelled in symbol ids) and the trie of its codes.
+
+Shapes: C codes, L symbols per block (the longest code), V symbols.
+"""
+
+import csv
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from datamodules.tokenizers.code_systems import (
+    CONTROL_SYMBOLS,
+    HISCO,
+    OCC1950,
+    CodeSystem,
+    named_code_system,
+)
+
+__all__ = [
+    "BEGIN_ID",
+    "CONTROL_SYMBOLS",
+    "EMPTY_ID",
+    "END_ID",
+    "HISCO",
+    "OCC1950",
+    "PAD_ID",
+    "CodeBook",
+    "CodeSystem",
+    "Trie",
+    "build_code_book",
+    "lost_zero_suspects",
+    "named_code_system",
+]
+
+PAD_ID, BEGIN_ID, END_ID, EMPTY_ID = range(len(CONTROL_SYMBOLS))
+NUM_NEAREST = 5
+NUM_ERRORS_SHOWN = 20
+
+
+class Trie(NamedTuple):
+    """The legal codes as a tree over whole blocks of L symbols: every leaf lies at depth L.
+
+    next_node [nodes, V] int32: the child under each symbol, -1 = illegal; node 0 is the root.
+    leaf_code [nodes] int32: index of the code that ends here, -1 = inside the tree.
+    num_leaves [nodes] int32: number of codes below, the node itself included.
+    The empty block has no path: whoever decodes allows it at the root.
+    """
+
+    next_node: np.ndarray
+    leaf_code: np.ndarray
+    num_leaves: np.ndarray
+
+    @classmethod
+    def of_table(cls, table: np.ndarray, num_symbols: int) -> "Trie":
+        """The trie of these distinct rows; nodes are numbered breadth first, symbols in order.
+
+        Args:
+            table: [C, L] int symbol ids, C >= 1.
+            num_symbols: V.
+        """
+        order = np.lexsort(table.T[::-1])
+        rows = table[order]
+        differs = np.ones(rows.shape, dtype=bool)
+        differs[1:] = np.logical_or.accumulate(rows[1:] != rows[:-1], axis=1)
+        first_node = np.concatenate([[1], 1 + np.cumsum(differs.sum(axis=0))])
+        num_nodes = int(first_node[-1])
+        next_node = np.full((num_nodes, num_symbols), -1, dtype=np.int32)
+        num_leaves = np.zeros(num_nodes, dtype=np.int32)
+        num_leaves[0] = len(rows)
+        parent = np.zeros(len(rows), dtype=np.int64)
+        for depth in range(rows.shape[1]):
+            node = first_node[depth] + np.cumsum(differs[:, depth]) - 1
+            next_node[parent, rows[:, depth]] = node
+            num_leaves += np.bincount(node, minlength=num_nodes).astype(np.int32)
+            parent = node
+        leaf_code = np.full(num_nodes, -1, dtype=np.int32)
+        leaf_code[parent] = order
+        return cls(next_node, leaf_code, num_leaves)
+
+
+class CodeBook:
+    """Every legal code with its description and its spelling in symbol ids.
+
+    Args:
+        system: how codes are written.
+        codes: C distinct codes in normal form; their order gives the code ids.
+        descriptions: one text per code, possibly empty.
+        symbols: the V symbols, control symbols first; None = those of the codes in order.
+
+    `table` [C, L] int64 spells each code, shorter codes filled with <end>.
+    """
+
+    def __init__(
+        self,
+        system: CodeSystem,
+        codes: Sequence[str],
+        descriptions: Sequence[str],
+        symbols: Sequence[str] | None = None,
+    ) -> None:
+        if not codes:
+            raise ValueError("a code book needs at least one code, got none.")
+        if len(descriptions) != len(codes):
+            raise ValueError(f"{len(codes)} codes need as many descriptions: {len(descriptions)}.")
+        self.system = system
+        self.codes = list(codes)
+        self.descriptions = list(descriptions)
+        self.max_codes = system.max_codes
+        spelled = [system.split(code) for code in self.codes]
+        if symbols is None:
+            found = {symbol for row in spelled for symbol in row}
+            symbols = [*CONTROL_SYMBOLS, *sorted(found, key=_symbol_order)]
+        self.symbols = list(symbols)
+        self._symbol_id = {symbol: i for i, symbol in enumerate(self.symbols)}
+        self._code_id = {code: i for i, code in enumerate(self.codes)}
+        if len(self._code_id) != len(self.codes):
+            twice = next(c for i, c in enumerate(self.codes) if self._code_id[c] != i)
+            raise ValueError(f'code "{twice}" stands in the code book twice; keep one line of it.')
+        length = max(len(row) for row in spelled)
+        self.table = np.full((len(spelled), length), END_ID, dtype=np.int64)
+        for i, row in enumerate(spelled):
+            self.table[i, : len(row)] = [self._symbol_id[symbol] for symbol in row]
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def __contains__(self, code: str) -> bool:
+        return code in self._code_id
+
+    @property
+    def block_size(self) -> int:
+        """L, the number of symbols per block."""
+        return self.table.shape[1]
+
+    def index(self, code: str) -> int:
+        """The id of a code in normal form.
+
+        Raises:
+            ValueError: the book lacks the code; the nearest codes are listed.
+        """
+        found = self._code_id.get(code)
+        if found is not None:
+            return found
+        if (zeros := self._with_zeros(code)) is not None:
+            raise ValueError(
+                f'code "{code}" is not in the code book, but "{zeros}" is: it seems to have lost '
+                "its leading zeros; read and save code columns as text."
+            )
+        near = ", ".join(f"{c} ({d})" if d else c for c, d in self.nearest(code))
+        raise ValueError(
+            f'code "{code}" is not in the code book ({len(self)} codes); nearest: {near}. '
+            "Correct the row or add the code to the book."
+        )
+
+    def nearest(self, code: str, count: int = NUM_NEAREST) -> list[tuple[str, str]]:
+        """Codes with the fewest different symbols, an early difference counting more."""
+        row = [self._symbol_id.get(s, -1) for s in self.system.split(code)][: self.block_size]
+        row += [END_ID] * (self.block_size - len(row))
+        places = 1 + np.arange(self.block_size, 0, -1) / (self.block_size + 1) ** 2
+        distance = (self.table != np.array(row)) @ places
+        best = np.argsort(distance, kind="stable")[:count]
+        return [(self.codes[i], self.descriptions[i]) for i in best]
+
+    def spell(self, symbol_ids: Iterable[int]) -> str:
+        """The code that a row of symbol ids spells, up to the first <end>."""
+        symbols = []
+        for symbol_id in symbol_ids:
+            if symbol_id == END_ID:
+                break
+            symbols.append(self.symbols[symbol_id])
+        return self.system.join(symbols)
+
+    def truncated(self, code_id: int, digits: int) -> str:
+        """The first `digits` symbols (levels) of a code; a shorter code stays whole."""
+        return self.spell(self.table[code_id, :digits])
+
+    def truncation_ids(self, digits: int) -> np.ndarray:
+        """[C] int64: codes with the same first `digits` symbols share a number."""
+        return np.unique(self.table[:, :digits], axis=0, return_inverse=True)[1].reshape(-1)
+
+    def trie(self) -> Trie:
+        """The tree of legal codes."""
+        return Trie.of_table(self.table, len(self.symbols))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The book as plain JSON types; `from_dict` gives it back with the same ids."""
+        return {
+            "system": self.system.to_dict(),
+            "codes": self.codes,
+            "descriptions": self.descriptions,
+            "symbols": self.symbols,
+        }
+
+    @classmethod
+    def from_dict(cls, state: dict[str, Any]) -> "CodeBook":
+        """The book that `to_dict` described."""
+        system = CodeSystem.from_dict(state["system"])
+        return cls(system, state["codes"], state["descriptions"], state["symbols"])
+
+    def _with_zeros(self, code: str) -> str | None:
+        if self.system.level_separator or not code.isdigit():
+            return None
+        fills = (code.zfill(n) for n in range(len(code) + 1, self.block_size + 1))
+        return next((fill for fill in fills if fill in self._code_id), None)
+
+
+def build_code_book(
+    system: CodeSystem, book_path: Path | None, codes_in_data: Iterable[str]
+) -> CodeBook:
+    """The legal codes: those of the book file, or else those in the data; specials always.
+
+    Args:
+        system: how codes are written.
+        book_path: csv with the columns `code` and `description`; None = no book.
+        codes_in_data: codes in normal form; read only where no book is given, since a code that
+            a given book lacks is an error of its row.
+
+    Raises:
+        FileNotFoundError: there is no such book.
+        ValueError: the book or the data hold no code, or a line of the book is wrong.
+    """
+    if book_path is not None:
+        found = _read_book(system, Path(book_path))
+    else:
+        found = dict.fromkeys(sorted(set(codes_in_data)), "")
+        _check_codes_in_data(list(found))
+    for special, description in zip(system.specials, system.special_descriptions, strict=True):
+        found[special] = found.get(special) or description
+    return CodeBook(system, list(found), list(found.values()))
+
+
+def _check_codes_in_data(codes: Sequence[str]) -> None:
+    if not codes:
+        raise ValueError("the data hold no code; name the code columns or give a code book.")
+    if all(re.fullmatch(r"-?\d+\.0", code) for code in codes):
+        raise ValueError(
+            f'every code in the data is a decimal number (such as "{codes[0]}"); save the code '
+            "columns as text."
+        )
+
+
+def lost_zero_suspects(codes: Iterable[str]) -> list[str]:
+    """Codes that look like numbers cut short: digits only, one shorter than all others, no "0…".
+
+    For systems without a fixed length, where `CodeSystem.parse` cannot know. Sorted, distinct.
+    """
+    digits = {code for code in codes if code.isdecimal()}
+    longest = max((len(code) for code in digits), default=0)
+    shorter = sorted(code for code in digits if len(code) < longest)
+    has_zero_first = any(code.startswith("0") for code in digits if len(code) == longest)
+    if has_zero_first or any(len(code) < longest - 1 or code[0] == "0" for code in shorter):
+        return []
+    return shorter if len(shorter) < len(digits) / 2 else []
+
+
+def _read_book(system: CodeSystem, path: Path) -> dict[str, str]:
+    if not path.is_file():
+        raise FileNotFoundError(f"code book {path} does not exist; give a csv (code,description).")
+    found: dict[str, str] = {}
+    errors: list[str] = []
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, strict=True)
+            _check_book_columns(path, reader.fieldnames)
+            for row in reader:
+                _take_book_row(system, row, found, errors, f"{path}:{reader.line_num}")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"code book {path} is not UTF-8 ({error}); save it as UTF-8.") from error
+    except csv.Error as error:
+        raise ValueError(
+            f"code book {path} is no sound csv ({error}); check its quotes."
+        ) from error
+    if errors:
+        more = len(errors) - NUM_ERRORS_SHOWN
+        tail = [f"… and {more} more"] if more > 0 else []
+        raise ValueError(
+            "\n".join(["wrong lines in the code book:", *errors[:NUM_ERRORS_SHOWN], *tail])
+        )
+    if not found:
+        raise ValueError(f"code book {path} lists no codes.")
+    return found
+
+
+def _check_book_columns(path: Path, columns: Sequence[str] | None) -> None:
+    if not columns:
+        raise ValueError(f"code book {path} is empty; it needs the columns code and description.")
+    for name in ("code", "description"):
+        if name not in columns:
+            near = difflib.get_close_matches(name, columns, n=1)
+            hint = f' Is it "{near[0]}"? Rename it.' if near else ""
+            raise ValueError(
+                f'code book {path} has no column "{name}"; it has {", ".join(columns)}.{hint}'
+            )
+
+
+def _take_book_row(
+    system: CodeSystem, row: dict[str, str], found: dict[str, str], errors: list[str], where: str
+) -> None:
+    """Adds one line of the book to `found`, or to `errors` what is wrong with it."""
+    try:
+        code = system.parse(row["code"] or "")
+    except ValueError as error:
+        errors.append(f"{where}: {error}")
+        return
+    description = (row["description"] or "").strip()
+    if found.setdefault(code, description) != description:
+        errors.append(
+            f'{where}: code "{code}" has two descriptions, "{found[code]}" and "{description}".'
+        )
+
+
+def _symbol_order(symbol: str) -> tuple[bool, int, str]:
+    is_number = symbol.isdecimal()
+    return (not is_number, int(symbol) if is_number else 0, symbol)

@@ -1,0 +1,267 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from datamodules.tokenizers.codes import (
+    END_ID,
+    HISCO,
+    OCC1950,
+    CodeBook,
+    CodeSystem,
+    Trie,
+    build_code_book,
+    lost_zero_suspects,
+    named_code_system,
+)
+
+LEVELS = CodeSystem(level_separator=",")
+
+
+def book_of(codes: list[str], system: CodeSystem | None = None) -> CodeBook:
+    return CodeBook(system or CodeSystem(), codes, [""] * len(codes))
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+# --- writing rules ---
+
+
+@pytest.mark.parametrize("raw", ["01110", " 01110 ", "-1", "-3"])
+def test_a_hisco_code_survives_parsing_with_its_zeros_and_signs(raw: str) -> None:
+    assert HISCO().parse(raw) == raw.strip()
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ("1110", r'lost its leading zeros \("01110"\)'),
+        ("1110.0", r'decimal number; keep code columns as text \(here "01110"\)'),
+        ("-1.0", r'decimal number.*"-1"'),
+        ("011100", "too long: 6 symbols, every code has 5"),
+        ("0111x", r'unknown symbol "x" at place 5; .*"0123456789" or one of -1, -2, -3'),
+        ("-4", 'unknown symbol "-" at place 1'),
+        ("  ", "code is empty"),
+    ],
+)
+def test_a_wrong_hisco_code_is_refused_with_the_reason(raw: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        HISCO().parse(raw)
+
+
+def test_a_short_code_of_letters_is_not_said_to_have_lost_zeros() -> None:
+    with pytest.raises(ValueError, match=r"too short: 2 symbols, every code has 3\.$"):
+        CodeSystem(length=3).parse("ab")
+
+
+def test_levels_are_symbols_and_the_separator_is_not() -> None:
+    assert LEVELS.parse("1, 1,3 ,12") == "1,1,3,12"
+    assert LEVELS.split("1,1,3,12") == ["1", "1", "3", "12"]
+    with pytest.raises(ValueError, match="empty level 2"):
+        LEVELS.parse("1,,3")
+    with pytest.raises(ValueError, match="too long: 3 levels, every code has 2"):
+        CodeSystem(length=2, level_separator=",").parse("1,1,3")
+
+
+def test_a_reserved_symbol_is_refused_as_a_level() -> None:
+    with pytest.raises(ValueError, match="reserved symbol"):
+        LEVELS.parse("1,<end>")
+
+
+def test_a_system_is_found_by_name_and_a_wrong_name_gets_a_suggestion() -> None:
+    assert isinstance(named_code_system("occ1950"), OCC1950)
+    own = CodeSystem(length=2)
+    assert named_code_system(own) is own
+    with pytest.raises(ValueError, match=r'"hisko" is not one of .*Did you mean "hisco"'):
+        named_code_system("hisko")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"length": 0}, "length must be at least 1"),
+        ({"max_codes": 6}, "max_codes must be 1 to 5, got 6"),
+        ({"level_separator": ""}, "level_separator must not be empty"),
+        ({"specials": ["-1"], "special_descriptions": ["a", "b"]}, "one per special"),
+    ],
+)
+def test_a_system_with_impossible_rules_is_refused(arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        CodeSystem(**arguments)
+
+
+# --- the book ---
+
+
+def test_the_table_spells_codes_and_fills_the_shorter_with_end() -> None:
+    book = book_of(["10", "2", "012"])
+    assert book.symbols == ["<pad>", "<begin>", "<end>", "<empty>", "0", "1", "2"]
+    assert book.table.tolist() == [[5, 4, 2], [6, 2, 2], [4, 5, 6]]
+    assert [book.index(code) for code in ("10", "2", "012")] == [0, 1, 2]
+
+
+def test_level_values_sort_as_numbers_and_a_special_is_one_symbol() -> None:
+    assert book_of(["1,12,0", "1,2,10"], LEVELS).symbols[4:] == ["0", "1", "2", "10", "12"]
+    book = book_of(["01110", "-1"], HISCO())
+    assert book.symbols[4:] == ["0", "1", "-1"]
+    assert book.table[1].tolist() == [6, END_ID, END_ID, END_ID, END_ID]
+
+
+def test_truncation_counts_digits_levels_and_keeps_short_codes_whole() -> None:
+    book = book_of(["01110", "01199", "-1"], HISCO())
+    assert [book.truncated(i, 3) for i in range(3)] == ["011", "011", "-1"]
+    groups = book.truncation_ids(3)
+    assert groups[0] == groups[1] != groups[2]
+    assert book_of(["1,12,0"], LEVELS).truncated(0, 2) == "1,12"
+
+
+def test_an_unknown_code_lists_the_nearest_first() -> None:
+    book = CodeBook(HISCO(), ["01110", "01120", "99999"], ["Chemist", "", ""])
+    with pytest.raises(ValueError, match=r"3 codes\); nearest: 01110 \(Chemist\), 01120, 99999"):
+        book.index("01111")
+    assert book.nearest("01", count=1) == [("01110", "Chemist")]
+
+
+def test_lost_zeros_show_against_a_book_of_any_length() -> None:
+    with pytest.raises(ValueError, match='"1110" is not in the code book, but "01110" is'):
+        book_of(["01110", "22"]).index("1110")
+
+
+def test_a_book_without_codes_with_doubles_or_too_few_descriptions_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one code"):
+        book_of([])
+    with pytest.raises(ValueError, match='code "7" stands in the code book twice'):
+        book_of(["7", "8", "7"])
+    with pytest.raises(ValueError, match="2 codes need as many descriptions: 1"):
+        CodeBook(CodeSystem(), ["7", "8"], [""])
+
+
+levels = st.lists(st.integers(0, 12).map(str), min_size=1, max_size=8).map(",".join)
+words = st.text(st.characters(blacklist_categories=["Cs"]), min_size=1, max_size=6)
+
+
+@given(st.lists(words.filter(lambda w: w == w.strip()), min_size=1, max_size=20, unique=True))
+def test_codes_of_any_script_come_back_from_their_rows(codes: list[str]) -> None:
+    book = book_of(codes)
+    assert [book.spell(row) for row in book.table] == codes
+
+
+@given(st.lists(levels, min_size=1, max_size=20, unique=True))
+def test_a_book_comes_back_from_json_with_the_same_ids(codes: list[str]) -> None:
+    book = book_of(codes, LEVELS)
+    copy = CodeBook.from_dict(json.loads(json.dumps(book.to_dict())))
+    assert copy.to_dict() == book.to_dict()
+    assert np.array_equal(copy.table, book.table)
+    assert copy.max_codes == book.max_codes
+
+
+# --- the trie ---
+
+
+def test_a_small_trie_is_the_one_drawn_by_hand() -> None:
+    #        root 0
+    #      4 /     \ 5
+    #      1        2          depth 1
+    #   4 / \ 5      \ 5
+    #    3   4        5        depth 2: codes 1, 2, 0
+    trie = Trie.of_table(np.array([[5, 5], [4, 4], [4, 5]]), num_symbols=6)
+    expected = np.full((6, 6), -1)
+    expected[0, 4], expected[0, 5] = 1, 2
+    expected[1, 4], expected[1, 5], expected[2, 5] = 3, 4, 5
+    assert np.array_equal(trie.next_node, expected)
+    assert trie.leaf_code.tolist() == [-1, -1, -1, 1, 2, 0]
+    assert trie.num_leaves.tolist() == [3, 2, 1, 1, 1, 1]
+    assert trie.next_node.dtype == trie.leaf_code.dtype == trie.num_leaves.dtype == np.int32
+
+
+def test_a_code_that_begins_another_ends_in_its_own_leaf() -> None:
+    book = book_of(["1", "12"])
+    trie = book.trie()
+    after_one = trie.next_node[0, 4]
+    assert trie.leaf_code[after_one] == -1
+    assert trie.leaf_code[trie.next_node[after_one, END_ID]] == 0
+    assert trie.leaf_code[trie.next_node[after_one, 5]] == 1
+
+
+@given(st.lists(levels, min_size=1, max_size=30, unique=True))
+def test_every_row_walks_to_its_own_leaf_and_leaves_add_up(codes: list[str]) -> None:
+    book = book_of(codes, LEVELS)
+    trie = book.trie()
+    for code_id, row in enumerate(book.table):
+        node = 0
+        for symbol in row:
+            node = trie.next_node[node, symbol]
+            assert node > 0
+        assert trie.leaf_code[node] == code_id
+    inner = trie.leaf_code == -1
+    below = np.where(trie.next_node >= 0, trie.num_leaves[trie.next_node], 0).sum(axis=1)
+    assert np.array_equal(trie.num_leaves[inner], below[inner])
+    assert (trie.next_node >= 0).sum() == len(trie.next_node) - 1
+
+
+# --- building ---
+
+
+def test_a_book_file_makes_unseen_codes_legal_and_adds_the_specials(tmp_path: Path) -> None:
+    path = write(tmp_path / "book.csv", "code,description\n01110,Chemist\n-1,No title\n")
+    book = build_code_book(HISCO(), path, ["99999"])
+    assert book.codes == ["01110", "-1", "-2", "-3"]
+    assert book.descriptions[:2] == ["Chemist", "No title"]
+    assert book.max_codes == 5
+
+
+def test_without_a_book_the_codes_in_the_data_are_the_book() -> None:
+    assert build_code_book(OCC1950(), None, ["100", "010", "100"]).codes == ["010", "100"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty; it needs the columns code and description"),
+        ("Code,description\n1,a\n", r'no column "code"; it has .* Is it "Code"\? Rename it'),
+        ("code,description\n", "lists no codes"),
+        ("code,description\n01110,a\n1120,b\n", r'book\.csv:3: code "1120" has 4 symbols'),
+        ("code,description\n01110,a\n01110,b\n", r'book\.csv:3: code "01110" has two'),
+        ('code,description\n01110,"a\n', "no sound csv"),
+    ],
+)
+def test_a_wrong_book_file_is_refused_with_its_line(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        build_code_book(HISCO(), write(tmp_path / "book.csv", text), [])
+
+
+def test_only_the_first_twenty_wrong_lines_are_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "book.csv", "code,description\n" + "x,a\n" * 30)
+    with pytest.raises(ValueError, match=r"… and 10 more$"):
+        build_code_book(HISCO(), path, [])
+
+
+def test_a_missing_book_or_one_in_another_encoding_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        build_code_book(HISCO(), tmp_path / "none.csv", [])
+    path = tmp_path / "book.csv"
+    path.write_bytes("code,description\n01110,Købmand\n".encode("latin-1"))
+    with pytest.raises(ValueError, match="not UTF-8"):
+        build_code_book(HISCO(), path, [])
+
+
+def test_data_without_codes_or_with_decimal_codes_make_no_book() -> None:
+    with pytest.raises(ValueError, match="the data hold no code"):
+        build_code_book(CodeSystem(), None, [])
+    with pytest.raises(ValueError, match=r'decimal number \(such as "1\.0"\)'):
+        build_code_book(CodeSystem(), None, ["1.0", "22.0"])
+
+
+def test_codes_cut_short_by_a_number_format_are_suspected() -> None:
+    assert lost_zero_suspects(["1110", "12345", "23456", "34567"]) == ["1110"]
+    assert lost_zero_suspects(["1110", "01234", "23456"]) == []
+    assert lost_zero_suspects(["1", "12", "123"]) == []
+    assert lost_zero_suspects([]) == []
