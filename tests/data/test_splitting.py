@@ -1,0 +1,126 @@
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from datamodules.splitting import (
+    TEST,
+    TRAIN,
+    VALIDATION,
+    SplitOptions,
+    parse_part,
+    split_by_column,
+    split_by_stem,
+    stem_key,
+)
+
+TEXTS = [f"trade{i % 400}{' (deceased)' if i % 3 else ''}" for i in range(2000)]
+CODES = [f"{i % 400 // 40}" for i in range(2000)]
+
+
+@pytest.mark.parametrize(
+    "variants",
+    [
+        ("Farmer", "farmer (deceased)", "retired  farmer.", "FARMER, late"),
+        ("wine and spirit merchant", "Merchant; spirit and wine"),
+        ("Bødker", "bodker afdød", "fhv. bødker"),
+        ("Müller", "ehemaliger muller"),
+        ("smålandsk smed", "pensionerad SMED, smalandsk"),
+        ("baker's man", "bakers man", "man: baker\u2019s"),
+        ("cultivateur", "cultivateur décédé", "ancien cultivateur"),
+    ],
+)
+def test_variants_of_one_string_share_a_key(variants: tuple[str, ...]) -> None:
+    assert len({stem_key(variant) for variant in variants}) == 1
+
+
+def test_the_key_is_the_sorted_words_without_case_accents_and_status() -> None:
+    assert stem_key("Retired Wine-Merchant, née Ærø") == "aero merchant nee wine"
+
+
+def test_a_text_is_never_reduced_to_nothing() -> None:
+    assert stem_key("Deceased") == "deceased"
+    assert stem_key("???") == "???"
+    assert stem_key("大工") == "大工"
+    assert stem_key("") == ""
+
+
+def test_no_key_stands_in_two_parts_and_the_shares_hold() -> None:
+    parts = split_by_stem(TEXTS, CODES, SplitOptions(0.1, 0.2)).parts
+    part_of_key: dict[str, set[int]] = {}
+    for text, part in zip(TEXTS, parts.tolist(), strict=True):
+        part_of_key.setdefault(stem_key(text), set()).add(part)
+    assert all(len(found) == 1 for found in part_of_key.values())
+    counts = np.bincount([min(found) for found in part_of_key.values()])
+    assert counts.tolist() == [280, 40, 80]
+
+
+def test_each_code_with_enough_strings_has_its_shares() -> None:
+    parts = split_by_stem(TEXTS, CODES, SplitOptions(0.1, 0.1)).parts
+    for code in set(CODES):
+        texts = {stem_key(t): p for t, c, p in zip(TEXTS, CODES, parts, strict=True) if c == code}
+        assert np.bincount(list(texts.values())).tolist() == [32, 4, 4]
+
+
+def test_small_codes_get_their_shares_on_average_and_keep_one_string_for_training() -> None:
+    texts = [f"t{i}" for i in range(3000)]
+    codes = [str(i // 2) for i in range(3000)]
+    parts = split_by_stem(texts, codes, SplitOptions(0.2, 0.1)).parts
+    assert np.bincount(parts) / 3000 == pytest.approx([0.7, 0.2, 0.1], abs=0.02)
+    assert (np.bincount(parts.reshape(-1, 2).min(axis=1)) == [1500]).all()
+
+
+@given(st.permutations(range(40)))
+def test_the_order_of_the_rows_changes_nothing(order: list[int]) -> None:
+    texts, codes = [f"t{i % 30}" for i in range(40)], [str(i % 3) for i in range(40)]
+    first = split_by_stem(texts, codes, SplitOptions(0.2, 0.2))
+    second = split_by_stem(
+        [texts[i] for i in order], [codes[i] for i in order], SplitOptions(0.2, 0.2)
+    )
+    assert second.parts.tolist() == first.parts[order].tolist()
+    assert second.digest == first.digest
+
+
+def test_the_seed_draws_another_split_and_another_digest() -> None:
+    splits = [split_by_stem(TEXTS, CODES, SplitOptions(seed=seed)) for seed in (0, 1, 2)]
+    assert all(a.digest != b.digest and (a.parts != b.parts).any() for a, b in pairwise(splits))
+
+
+def test_repeating_rows_or_adding_a_string_moves_no_other_string_without_strata() -> None:
+    options = SplitOptions(stratified=False)
+    once = split_by_stem(TEXTS[:400], CODES[:400], options)
+    assert split_by_stem(TEXTS[:400] * 2, CODES[:400] * 2, options).digest == once.digest
+    more = split_by_stem([*TEXTS[:400], "new"], [*CODES[:400], "0"], options)
+    assert (more.parts[:-1] != once.parts).sum() <= 2
+
+
+def test_the_users_own_column_wins() -> None:
+    texts = ["farmer", "farmer", "baker", "smith"]
+    split = split_by_column(texts, ["train", "Test", " dev", "validation"])
+    assert split.parts.tolist() == [TRAIN, TEST, VALIDATION, VALIDATION]
+    same = split_by_column(texts[::-1], ["validation", "dev", "test", "train"])
+    assert same.digest == split.digest
+
+
+def test_a_wrong_split_value_gets_a_suggestion() -> None:
+    with pytest.raises(ValueError, match=r'split "trian" is not one of .*Did you mean "train"'):
+        parse_part("trian")
+    with pytest.raises(ValueError, match='split "7" is not one of train'):
+        split_by_column(["a"], ["7"])
+
+
+@pytest.mark.parametrize(
+    ("shares", "message"),
+    [((1.5, 0), "validation_share must be 0 to 0.9, got 1.5"), ((0.5, 0.5), "at most 0.9, got 1")],
+)
+def test_impossible_shares_are_refused(shares: tuple[float, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SplitOptions(*shares)
+
+
+def test_the_split_is_this_one_on_every_machine() -> None:
+    split = split_by_stem([f"t{i}" for i in range(12)], ["a"] * 12, SplitOptions(0.25, 0.25))
+    assert split.parts.tolist() == [1, 0, 0, 0, 0, 0, 2, 2, 2, 1, 0, 1]
+    assert split.digest[:16] == "631da6067c9f52d9"
