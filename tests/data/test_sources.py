@@ -1,0 +1,210 @@
+"""Tables in and out: every value survives as text, every fault names its file and line."""
+
+import csv
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from datamodules import delimited
+from datamodules.sources import BadRow, check_columns, expand_files, read_rows
+from datamodules.table_writer import table_writer
+
+VALUES = st.text(
+    st.characters(exclude_categories=("Cs",), exclude_characters="\n\r\0"), max_size=8
+) | st.sampled_from(["nan", "-1", "007", "", 'say "a, b"', '"', "5\" pipe", "NULL", "ß\t", "\ufeff"])
+
+
+def rows_of(path: Path) -> list[tuple[str, ...]]:
+    batches = list(read_rows(path))
+    return [row for b in batches for row in zip(*(c.to_pylist() for c in b.rows.columns))]
+
+
+def write(path: Path, content: bytes | str) -> Path:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 3).flatmap(lambda n: st.lists(st.tuples(*[VALUES] * n), min_size=1)))
+def test_any_table_of_strings_survives_every_format(tmp_path_factory, table):
+    folder = tmp_path_factory.mktemp("table")
+    names = [f"c{i}" for i in range(len(table[0]))]
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array(column, pa.string()) for column in zip(*table, strict=True)], names=names
+    )
+    for suffix in (".csv", ".tsv", ".parquet"):
+        with table_writer(folder / f"t{suffix}") as writer:
+            writer.write(batch)
+        assert rows_of(folder / f"t{suffix}") == table
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.text('a",é\r\n5', max_size=12), max_size=6).map("\n".join))
+def test_the_fast_parser_agrees_with_the_careful_one(text):
+    block = text.encode()
+    names = ["p", "q"]
+    fast = delimited._parse_fast(block, names, ",") if block else None
+    if fast is None:
+        return
+    bad: list[tuple[int, str, str]] = []
+    careful, _ = delimited._parse_carefully(text, 1, names, ",", lambda *b: bad.append(b))
+    assert not bad
+    assert careful.to_pylist() == fast.to_pylist()
+
+
+def test_values_stay_text_and_rows_know_their_line(tmp_path):
+    path = write(tmp_path / "t.csv", '\ufefftext,code\nnan,01110\n\n"a, b",-1\r\n,2.0\n')
+    [batch] = read_rows(path)
+    assert batch.texts("text") == ["nan", "a, b", ""]
+    assert batch.texts("code") == ["01110", "-1", "2.0"]
+    assert batch.line.tolist() == [2, 4, 5]
+
+
+def test_lines_are_counted_across_blocks(tmp_path, monkeypatch):
+    monkeypatch.setattr(delimited, "BLOCK_BYTES", 16)
+    lines = [f"text {i},{i}" if i % 3 else f'"text, {i}",{i}' for i in range(40)]
+    path = write(tmp_path / "t.csv", "\n".join(["text,code", *lines]))
+    batches = list(read_rows(path, ["code"]))
+    assert len(batches) > 5
+    assert [int(c) + 2 for b in batches for c in b.texts("code")] == list(range(2, 42))
+    assert [n for b in batches for n in b.line.tolist()] == list(range(2, 42))
+
+
+def test_several_files_and_a_pattern_are_read_in_order(tmp_path):
+    write(tmp_path / "b.csv", "text\n2\n")
+    write(tmp_path / "a.csv", "text\n1\n")
+    files = expand_files(str(tmp_path / "*.csv"), "train_files")
+    assert [b.texts("text") for b in read_rows(files)] == [["1"], ["2"]]
+
+
+def test_whole_numbers_in_parquet_have_no_decimal_point(tmp_path):
+    table = pa.table({
+        "i": pa.array([7, None]), "f": pa.array([81945.0, 1.5]), "n": pa.array([float("nan"), -3.0]),
+        "b": pa.array([True, False]), "d": pa.array(["x", None]).dictionary_encode(),
+    })  # fmt: skip
+    pq.write_table(table, tmp_path / "t.parquet")
+    assert rows_of(tmp_path / "t.parquet") == [
+        ("7", "81945", "", "true", "x"),
+        ("", "1.5", "-3", "false", ""),
+    ]
+
+
+def test_a_structured_parquet_column_is_refused(tmp_path):
+    pq.write_table(pa.table({"codes": [["1", "2"]]}), tmp_path / "t.parquet")
+    with pytest.raises(ValueError, match=r'column "codes" holds list<.*join the values'):
+        list(read_rows(tmp_path / "t.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("t.csv", "", r"t.csv is empty; it needs a header"),
+        ("t.csv", "text,code\n", r"t.csv holds a header and no rows"),
+        ("t.csv", b"PAR1\0\0", r"t.csv is a binary file.*looks like a parquet file"),
+        ("t.csv", b"PK\x03\x04abc", r"Excel file: save the sheet as csv"),
+        ("t.csv", "text\na\n".encode("utf-16"), r"UTF-16 text: convert it with `iconv"),
+        ("t.csv", b"text,code\na,1\nb\0c,2\n", r"t.csv:3: a NUL byte: this is a binary file"),
+        ("t.csv", b"text,code\na,1\nsm\xf8r,2\n", r"t.csv:3: byte 0xF8 at place 3.*not UTF-8"),
+        ("t.csv", "text,code\na,1\nb\n", r't.csv:3: "b": the row has 1 values, the header 2'),
+        ("t.csv", "text,code\na,1,2\n", r't.csv:2: .*has 3 values, the header 2.*quote values'),
+        ("t.csv", 'text,code\n"a,1\nb",2\n', r't.csv:2: .*a quote opens a value and is not closed'),
+        ("t.csv", 'text,code\na,1\nb,"2', r't.csv:3: .*is not closed on this line'),
+        ("t.csv", 'text,code\n"a" b,1\n', r't.csv:2: .*text follows the closing quote of value 1'),
+        ("t.csv", "text,code\na\rb,1\n", r"t.csv:2: .*carriage return stands inside the line"),
+        ("t.csv", "text\ra\rb\r", r"t.csv:1: the lines end in carriage returns alone"),
+        ("t.csv", 'text,"code\na,1\n', r"t.csv:1: the header cannot be read: a quote opens"),
+        ("t.csv", "text,text\na,1\n", r'the column name "text" occurs 2 times'),
+        ("t.parquet", "", r"t.parquet is empty"),
+        ("t.parquet", b"PAR1 is not enough", r"t.parquet is damaged or no parquet file"),
+    ],
+)
+def test_a_wrong_file_is_named_with_line_and_way_out(tmp_path, name, content, message):
+    path = write(tmp_path / name, content)
+    with pytest.raises(ValueError, match=message):
+        list(read_rows(path))
+
+
+def test_a_cut_off_parquet_file_is_refused(tmp_path):
+    pq.write_table(pa.table({"text": ["a"] * 1000}), tmp_path / "whole.parquet")
+    whole = (tmp_path / "whole.parquet").read_bytes()
+    path = write(tmp_path / "t.parquet", whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match="is damaged or no parquet file"):
+        list(read_rows(path))
+
+
+def test_an_overlong_line_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(delimited, "MAX_LINE_BYTES", 1 << 20)
+    path = write(tmp_path / "t.csv", "text\nshort\n" + "x" * (3 << 20))
+    with pytest.raises(ValueError, match=r"t.csv:3: a line is longer than 1 MiB"):
+        list(read_rows(path))
+
+
+def test_bad_lines_can_be_collected_and_the_rest_is_read(tmp_path):
+    path = write(tmp_path / "t.csv", 'text,code\na,1\n"b,2\nc,3,4\nd,5\n')
+    bad: list[BadRow] = []
+    [batch] = read_rows(path, on_bad_row=bad.append)
+    assert batch.texts("text") == ["a", "d"]
+    assert [(b.line, b.value) for b in bad] == [(3, '"b,2'), (4, "c,3,4")]
+
+
+def test_missing_files_folders_and_suffixes_name_the_way_out(tmp_path):
+    write(tmp_path / "train.csv", "text\na\n")
+    write(tmp_path / "train.xls", "x")
+    with pytest.raises(FileNotFoundError, match=r"train_files: .*tran.csv does not exist. Did you"):
+        expand_files(str(tmp_path / "tran.csv"), "train_files")
+    with pytest.raises(FileNotFoundError, match=r'no file matches ".*\*.tsv"'):
+        expand_files([str(tmp_path / "*.tsv")], "train_files")
+    with pytest.raises(ValueError, match=r"is a folder; name its files"):
+        expand_files(str(tmp_path), "train_files")
+    with pytest.raises(ValueError, match=r'ends in ".xls", which is none of .csv'):
+        expand_files(str(tmp_path / "train.xls"), "train_files")
+    with pytest.raises(ValueError, match="train.csv twice; its rows would count double"):
+        expand_files([str(tmp_path / "*.csv"), str(tmp_path / "train.csv")], "train_files")
+
+
+def test_a_missing_column_is_answered_with_the_likely_one(tmp_path):
+    path = write(tmp_path / "t.csv", "Occupation,lang\na,en\n")
+    with pytest.raises(ValueError, match=r'no column "ocupation" .columns.text.; it has: .*"Occupa'):
+        check_columns(path, ["ocupation"], "columns.text")
+    semicolons = write(tmp_path / "s.csv", "text;code\na;1\n")
+    with pytest.raises(ValueError, match="The header is one single column: save the table with"):
+        list(read_rows(semicolons, ["text"]))
+
+
+def test_the_writer_overwrites_nothing_and_leaves_no_half_file(tmp_path):
+    batch = pa.RecordBatch.from_pydict({"text": ["a"]})
+    path = write(tmp_path / "t.csv", "kept")
+    with pytest.raises(FileExistsError, match="exists and is not overwritten"):
+        table_writer(path)
+    with pytest.raises(RuntimeError, match="stop"), table_writer(path, overwrite=True) as writer:
+        writer.write(batch)
+        raise RuntimeError("stop")
+    assert path.read_text() == "kept"
+    with table_writer(path, overwrite=True) as writer:
+        writer.write(batch)
+    assert path.read_text() == "text\na\n"
+    assert [p.name for p in tmp_path.iterdir()] == ["t.csv"]
+
+
+def test_the_writer_refuses_other_columns_no_rows_and_unknown_suffixes(tmp_path):
+    with pytest.raises(ValueError, match="the columns changed from"), table_writer(
+        tmp_path / "t.csv"
+    ) as writer:
+        writer.write(pa.RecordBatch.from_pydict({"text": ["a"]}))
+        writer.write(pa.RecordBatch.from_pydict({"other": ["a"]}))
+    with pytest.raises(ValueError, match="no rows were written"), table_writer(tmp_path / "t.csv"):
+        pass
+    with pytest.raises(ValueError, match=r'ends in ".xlsx"; write to one of'):
+        table_writer(tmp_path / "t.xlsx")
+
+
+def test_the_csv_reads_back_with_the_standard_library(tmp_path):
+    values = ['say "a, b"', "", "nan"]
+    with table_writer(tmp_path / "t.csv") as writer:
+        writer.write(pa.RecordBatch.from_pydict({"text": values, "n": [1.0, 2.5, None]}))
+    with (tmp_path / "t.csv").open(newline="") as file:
+        assert list(csv.reader(file))[1:] == [[values[0], "1"], ["", "2.5"], ["nan", ""]]
