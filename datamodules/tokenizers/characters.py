@@ -1,0 +1,91 @@
+"""Text in, Unicode code points out: the same in training and prediction, for any script."""
+
+import unicodedata
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+PADDING_ID = 0
+
+
+@dataclass(frozen=True)
+class TextNormalisation:
+    """What is done to a text before a model sees it; every checkpoint keeps it.
+
+    Args:
+        unicode_form: `NFKC` also turns ligatures, full-width letters and the like into plain ones.
+        lowercase: case carries no meaning in most records.
+        strip: drop white space at both ends.
+        collapse_whitespace: turn every run of white space, line breaks included, into one blank.
+    """
+
+    unicode_form: Literal["NFC", "NFKC", "NFD", "NFKD", "none"] = "NFKC"
+    lowercase: bool = True
+    strip: bool = True
+    collapse_whitespace: bool = True
+
+    def __post_init__(self) -> None:
+        if self.unicode_form not in ("NFC", "NFKC", "NFD", "NFKD", "none"):
+            raise ValueError(
+                f'unicode_form must be NFC, NFKC, NFD, NFKD or none, got "{self.unicode_form}".'
+            )
+
+    def __call__(self, text: str) -> str:
+        """Return the normalised text; doing it twice changes nothing more."""
+        if "\0" in text:
+            text = text.replace("\0", " ")  # 0 is the padding
+        if not text.isascii():
+            text = self._unicode(text)
+        elif self.lowercase:
+            text = text.lower()
+        if self.collapse_whitespace:
+            words = " ".join(text.split())
+            lead = "" if self.strip or not text[:1].isspace() else " "
+            tail = "" if self.strip or not words or not text[-1:].isspace() else " "
+            return lead + words + tail
+        return text.strip() if self.strip else text
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the options as plain JSON types."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, state: dict[str, Any]) -> "TextNormalisation":
+        """Return the normalisation that `to_dict` described."""
+        return cls(**state)
+
+    def _unicode(self, text: str) -> str:
+        # Lower case can undo the form (İ becomes two characters) and the form can make capitals
+        # (™ becomes TM), so both are repeated until nothing changes: twice is the rule.
+        while True:
+            before = text
+            if self.unicode_form != "none":
+                text = unicodedata.normalize(self.unicode_form, text)
+            if self.lowercase:
+                text = text.lower()
+            if text == before:
+                return text
+
+
+class Encoded(NamedTuple):
+    """code_points [S] int32, never 0; is_truncated: whether the text was longer than allowed."""
+
+    code_points: np.ndarray
+    is_truncated: bool
+
+
+def encode(text: str, max_length: int) -> Encoded:
+    """Return the Unicode code points of a normalised text.
+
+    Args:
+        text: normalised, so that it holds no NUL.
+        max_length: most characters that are kept, at least 1.
+    """
+    points = np.frombuffer(text[:max_length].encode("utf-32-le"), dtype="<i4").astype(np.int32)
+    return Encoded(points, len(text) > max_length)
+
+
+def decode(code_points: np.ndarray) -> str:
+    """Return the text of these code points, padding left out."""
+    return code_points[code_points != PADDING_ID].astype("<u4").tobytes().decode("utf-32-le")

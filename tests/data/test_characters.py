@@ -1,0 +1,63 @@
+"""One normalisation and one encoding for training and prediction."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from datamodules.tokenizers.characters import TextNormalisation, decode, encode
+
+TEXTS = st.text(st.characters(exclude_categories=("Cs",)), max_size=30)
+OPTIONS = st.builds(
+    TextNormalisation,
+    unicode_form=st.sampled_from(["NFC", "NFKC", "NFD", "NFKD", "none"]),
+    lowercase=st.booleans(),
+    strip=st.booleans(),
+    collapse_whitespace=st.booleans(),
+)
+
+
+def test_text_is_lower_case_plain_and_single_spaced():
+    normalise = TextNormalisation()
+    assert normalise("  Wine \t and\nSPIRIT\u00a0Merchant ") == "wine and spirit merchant"
+    assert normalise("ＦＵＬＬ ﬁsher") == "full fisher"
+    assert normalise("SMØRHANDLER") == "smørhandler"
+    assert normalise("a\0b") == "a b"
+
+
+def test_every_step_can_be_switched_off():
+    keep = TextNormalisation("none", lowercase=False, strip=False, collapse_whitespace=False)
+    assert keep("  ﬁ  A ") == "  ﬁ  A "
+    assert TextNormalisation(strip=False)("  a  b ") == " a b "
+
+
+@settings(max_examples=200, deadline=None)
+@given(TEXTS, OPTIONS)
+def test_normalising_twice_changes_nothing_more(text, normalise):
+    once = normalise(text)
+    assert normalise(once) == once
+
+
+@given(TEXTS.filter(lambda t: "\0" not in t))
+def test_code_points_give_the_text_back(text):
+    encoded = encode(text, max(1, len(text)))
+    assert decode(encoded.code_points) == text
+    assert encoded.code_points.dtype == np.int32
+    assert not encoded.is_truncated
+
+
+def test_a_long_text_is_cut_and_flagged():
+    encoded = encode("smøræ𝔘", 5)
+    assert decode(encoded.code_points) == "smøræ"
+    assert encoded.is_truncated
+    assert encode("smøræ𝔘", 6).code_points[-1] == ord("𝔘")
+
+
+def test_the_options_survive_the_checkpoint():
+    options = TextNormalisation("NFC", lowercase=False)
+    assert TextNormalisation.from_dict(options.to_dict()) == options
+
+
+def test_an_unknown_form_is_refused():
+    with pytest.raises(ValueError, match='unicode_form must be NFC, .*got "NFX"'):
+        TextNormalisation("NFX")  # type: ignore[arg-type]

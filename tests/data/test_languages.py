@@ -1,0 +1,32 @@
+"""Languages: the standard's codes, the field's habits, no guesses."""
+
+import pytest
+
+from datamodules.languages import ALIASES, ISO_NAMES, UNKNOWN, language_code
+
+
+@pytest.mark.parametrize(
+    ("raw", "code"),
+    [
+        ("en", "en"), (" EN ", "en"), ("English", "en"), ("en-GB", "en"), ("en_US", "en"),
+        ("se", "sv"), ("ge", "de"), ("dk", "da"), ("swe", "sv"), ("nb", "no"), ("Nynorsk", "no"),
+        ("gr", "el"), ("Dutch", "nl"), ("unknown", "unk"), ("", "unk"), ("nan", "unk"), ("NA", "unk"),
+    ],
+)  # fmt: skip
+def test_codes_aliases_and_names_are_understood(raw, code):
+    assert language_code(raw) == code
+
+
+def test_every_iso_code_is_itself_or_a_known_alias_of_another():
+    changed = {code for code in ISO_NAMES if language_code(code) != code}
+    assert changed == {"na", "nb", "nn"}
+    assert set(ALIASES.values()) <= set(ISO_NAMES)
+
+
+def test_an_unknown_language_is_an_error_with_the_likely_one():
+    with pytest.raises(ValueError, match=r'language "danisch" is no ISO.*Did you mean "danish"'):
+        language_code("danisch")
+
+
+def test_an_unknown_language_may_count_as_unknown():
+    assert language_code("klingon", unknown="unk") == UNKNOWN
