@@ -1,0 +1,18 @@
+"""Everything that learns. Modules are imported when first named, so that `unisono` starts fast."""
+
+import importlib
+from typing import Any
+
+_HOME = {"LitOccupationCoder": "lit_models.occupation_coder.module"}
+
+__all__ = ["LitOccupationCoder"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,62 @@
+"""The command `unisono`: dispatches, and imports only what the command needs."""
+
+from __future__ import annotations
+
+import sys
+
+from lit_models.cli_errors import UsageError, run_guarded
+from lit_models.commands import run_command, summaries
+from lit_models.config_files import did_you_mean, near_names, shipped_configs
+
+VERBS = {
+    "fit": "train, from the start or from a checkpoint",
+    "validate": "evaluate on the validation data",
+    "test": "evaluate on the test data",
+    "predict": "write predictions for new data to a file",
+}
+
+
+def help_text() -> str:
+    """Returns what `unisono --help` prints."""
+    commands = {**VERBS, **summaries()}
+    width = max(len(name) for name in commands)
+    lines = [f"  {name:<{width}}  {text}" for name, text in commands.items()]
+    configs = "\n".join(f"  {name}" for name in shipped_configs())
+    return (
+        "usage: unisono COMMAND --config FILE [--config FILE …] [--KEY=VALUE …]\n\n"
+        "One YAML file describes a run; later files and options on the command line win.\n"
+        "`unisono COMMAND --help` lists the options, --print_config the values.\n\n"
+        "commands:\n" + "\n".join(lines) + "\n\nshipped configs:\n" + configs
+    )
+
+
+def run(argv: list[str]) -> int | None:
+    """Runs one command line.
+
+    Raises:
+        UsageError: there is no such command.
+    """
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(help_text())
+        return 0 if argv else 2
+    name = argv[0]
+    if name in VERBS:
+        from lit_models.launch import launch
+
+        launch(argv)
+        return 0
+    known = [*VERBS, *summaries()]
+    if name not in known:
+        near = did_you_mean(near_names(name, known))
+        raise UsageError(f"there is no command `{name}`.{near}\nCommands: {', '.join(known)}")
+    status = run_command(name, argv[1:])
+    return status if isinstance(status, int) else 0
+
+
+def main() -> int:
+    """Runs the command line of this process and returns its exit status."""
+    return run_guarded(lambda: run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

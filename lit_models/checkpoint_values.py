@@ -1,0 +1,83 @@
+"""What a checkpoint says about its model, below what the command line says.
+
+Lightning's own way is the other way round: since 2.5.5 the checkpoint silently wins.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lit_models.training.checkpoint import read_checkpoint
+
+START_ONLY = ("init_from", "init_from_part")  # weights that a checkpoint has replaced already
+
+
+def model_values(ckpt_path: str | None) -> dict[str, Any]:
+    """Returns the `model` key that a checkpoint was made with, or {} where it does not say.
+
+    Args:
+        ckpt_path: a file; None and Lightning's words such as "last" give {}.
+
+    Raises:
+        FileNotFoundError, ValueError: absent or damaged.
+    """
+    if ckpt_path is None or not Path(ckpt_path).is_file():
+        return {}
+    values = dict(read_checkpoint(ckpt_path, mmap=True).get("hyper_parameters", {}))
+    class_path = values.pop("_class_path", None)
+    values.pop("_instantiator", None)
+    if class_path is None:
+        return {}
+    kept = {k: v for k, v in values.items() if k not in START_ONLY}
+    return {"class_path": class_path, "init_args": kept}
+
+
+def resumed_step(ckpt_path: str | None) -> int | None:
+    """Returns the optimizer steps that a checkpoint holds, or None without one."""
+    if ckpt_path is None or not Path(ckpt_path).is_file():
+        return None
+    return int(read_checkpoint(ckpt_path, mmap=True).get("global_step", 0))
+
+
+def as_first_config(model: dict[str, Any]) -> list[str]:
+    """Returns arguments that give the checkpoint's values where nothing else is said."""
+    return ["--config", yaml.safe_dump({"model": model})] if model else []
+
+
+def differences(model: dict[str, Any], config: Any, ckpt_path: str) -> list[str]:
+    """Returns a line for each value of the run that differs from the checkpoint's.
+
+    Args:
+        model: as model_values returns it.
+        config: the parsed `model` key, a namespace with class_path and init_args.
+        ckpt_path: for the message.
+
+    Raises:
+        ValueError: the checkpoint is another class's.
+    """
+    if not model:
+        return []
+    if config.class_path.rpartition(".")[2] != model["class_path"].rpartition(".")[2]:
+        raise ValueError(
+            f"{ckpt_path} is a checkpoint of {model['class_path']}, but --model is "
+            f"{config.class_path}. Take a checkpoint of that class, or leave --model out."
+        )
+    now = flat(config.init_args.as_dict())
+    return [
+        f"model.{name}: the checkpoint has {value}, this run uses {now[name]}"
+        for name, value in flat(model["init_args"]).items()
+        if name in now and str(now[name]) != str(value)
+    ]
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns nested dicts as one dict with dotted names, the step `init_args` left out."""
+    out: dict[str, Any] = {}
+    for key, value in values.items():
+        name = prefix if key == "init_args" else f"{prefix}.{key}".lstrip(".")
+        if isinstance(value, dict):
+            out |= flat(value, name)
+        else:
+            out[name] = value
+    return out

@@ -1,0 +1,141 @@
+"""unisono fit|validate|test|predict: a LightningCLI that knows no family."""
+
+import os
+from typing import Any
+
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.strategies import StrategyRegistry
+
+from lit_models import checkpoint_values, config_files
+from lit_models.cli_errors import OneScreenErrors, UsageError, is_first_process, say
+from lit_models.training import preflight
+from lit_models.training.callbacks import default_callbacks
+from lit_models.training.callbacks.progress import ProgressLine
+from lit_models.training.callbacks.run_config import RunConfig
+from lit_models.training.callbacks.topology import Topology
+from lit_models.training.loggers import default_loggers
+from lit_models.training.run_folder import Run
+
+
+class UnisonoParser(OneScreenErrors, LightningArgumentParser):
+    """The parser whose errors name the nearest option."""
+
+
+class UnisonoCLI(LightningCLI):
+    """Runs one verb in one run folder; the checkpoint's values lie below all given ones.
+
+    Args:
+        argv: the verb and its options, config files found already.
+        choice: the run folder and the checkpoint.
+    """
+
+    def __init__(self, argv: list[str], choice: Run) -> None:
+        self.argv, self.choice = argv, choice
+        self.verdict: preflight.Verdict | None = None
+        self.checkpoint_model = checkpoint_values.model_values(choice.ckpt_path)
+        super().__init__(
+            LightningModule,
+            LightningDataModule,
+            save_config_callback=RunConfig,
+            parser_class=UnisonoParser,
+            seed_everything_default=0,  # a random one would differ between ranks of torchrun
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            auto_configure_optimizers=False,
+        )
+
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        return super().init_parser(allow_abbrev=False, **kwargs)
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_argument(
+            "--test_after_fit", type=bool, default=False, help="Test the best checkpoint after fit."
+        )
+        parser.add_argument(
+            "--on_missing_devices",
+            type=preflight.OnMissing,
+            default="error",
+            help="What to do about devices that are not there.",
+        )
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        below = checkpoint_values.as_first_config(self.checkpoint_model)
+        self.config = parser.parse_args([self.argv[0], *below, *self.argv[1:]])
+
+    def _parse_ckpt_path(self) -> None:
+        """Replaces Lightning's, in which the checkpoint's values win over explicit ones."""
+        verb, path = self.config.subcommand, self.choice.ckpt_path
+        if path and self.checkpoint_model:
+            config = self.config[verb].model
+            for line in checkpoint_values.differences(self.checkpoint_model, config, path):
+                say(line)
+
+    def before_instantiate_classes(self) -> None:
+        config = self.config[self.subcommand]
+        config.trainer.default_root_dir = self.choice.folder
+        config.ckpt_path = None  # a saved config starts a run of its own
+        known = StrategyRegistry.available_strategies()
+        settings = preflight.settings_of(config)
+        try:
+            self.verdict = preflight.check(settings, preflight.this_machine(), os.environ, known)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        if self.subcommand != "fit" and self.choice.ckpt_path is None:
+            self.verdict.warnings.append(
+                "no --ckpt_path: the model is used as it is built; --ckpt_path auto takes the "
+                "newest checkpoint of this run"
+            )
+        if is_first_process():
+            for line in self.verdict.warnings:
+                say(f"warning: {line}")
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        given, verdict = self._get(self.config_init, "trainer"), self.verdict
+        assert verdict is not None
+        callbacks = given.callbacks or []
+        callbacks = list(callbacks) if isinstance(callbacks, list) else [callbacks]
+        own: list[Callback] = [Topology(verdict.fallback, verdict.warnings)]
+        own += [ProgressLine()] if given.enable_progress_bar is not False else []
+        for default in [*default_callbacks(), *own]:
+            if not any(isinstance(callback, type(default)) for callback in callbacks):
+                callbacks.append(default)
+        if given.logger in (None, True):
+            step = checkpoint_values.resumed_step(self.choice.ckpt_path)
+            kwargs["logger"] = default_loggers(self.choice.folder, step)
+        kwargs |= {"accelerator": verdict.accelerator, "devices": verdict.devices}
+        return super().instantiate_trainer(callbacks=callbacks, **kwargs)
+
+    def fit(self, **kwargs: Any) -> None:
+        """Trains; with `test_after_fit` the best checkpoint is tested at the end."""
+        self.trainer.fit(**self._from_choice(kwargs))
+        if self._get(self.config, "test_after_fit") and not self.trainer.interrupted:
+            best = best_checkpoint(self.trainer)
+            self.trainer.test(self.model, self.datamodule, ckpt_path=best, weights_only=True)
+            self._say_next(best)
+
+    def validate(self, **kwargs: Any) -> None:
+        """Evaluates on the validation data."""
+        self.trainer.validate(**self._from_choice(kwargs))
+
+    def test(self, **kwargs: Any) -> None:
+        """Evaluates on the test data."""
+        self.trainer.test(**self._from_choice(kwargs))
+
+    def predict(self, **kwargs: Any) -> None:
+        """Streams predictions to a file; keeps none in memory."""
+        self.trainer.predict(**{**self._from_choice(kwargs), "return_predictions": False})
+
+    def _from_choice(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        return {**kwargs, "ckpt_path": self.choice.ckpt_path, "weights_only": True}
+
+    def _say_next(self, best: str | None) -> None:
+        files = "".join(f" --config {path}" for path in config_files.config_paths(self.argv))
+        if best and "predict_files" in self._get(self.config, "data").init_args:
+            say(f"next: unisono predict{files} --ckpt_path {best} --data.predict_files=YOUR.csv")
+
+
+def best_checkpoint(trainer: Trainer) -> str | None:
+    """Returns the path of the best checkpoint by the monitored metric, or None."""
+    paths = [getattr(c, "best_model_path", "") for c in trainer.checkpoint_callbacks]
+    return next((path for path in paths if path), None)

@@ -1,0 +1,251 @@
+"""Errors on one screen: what, the value, the rule, the way out. Exit status 2 usage, 1 run."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import re
+import sys
+import textwrap
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from lit_models.config_files import config_paths, did_you_mean, line_of, near_names
+
+LINES, COLUMNS = 24, 80
+USAGE, RUN = 2, 1
+OWN_PACKAGES = ("lit_models", "datamodules")
+CLASS_SOURCES = {
+    "model": ["lit_models"],
+    "data": ["datamodules"],
+    "trainer.callbacks": ["lightning.pytorch.callbacks"],
+    "trainer.logger": ["lightning.pytorch.loggers"],
+    "trainer.strategy": ["lightning.pytorch.strategies"],
+    "optimizer": ["torch.optim"],
+    "lr_scheduler": ["torch.optim.lr_scheduler"],
+}
+STORAGE_ERRORS = {
+    errno.EACCES: "this user may not write there; choose another --trainer.default_root_dir",
+    errno.EPERM: "this user may not write there; choose another --trainer.default_root_dir",
+    errno.EROFS: "this file system is read-only; choose another --trainer.default_root_dir",
+    errno.ENOSPC: "the disk is full; free some space and resume with --ckpt_path auto",
+    errno.EDQUOT: "the disk quota is used up; free some space and resume with --ckpt_path auto",
+    errno.EFBIG: "the file-size limit is reached; raise `ulimit -f` and resume with --ckpt_path auto",
+    errno.ENOTDIR: "a part of this path is a file; choose another path",
+    errno.EISDIR: "this is a folder, a file is needed",
+}
+
+
+class UsageError(ValueError):
+    """A command line that cannot be run: exit status 2."""
+
+
+def screen(message: str, title: str = "error") -> str:
+    """Returns the message in at most 24 lines of 80 columns."""
+    lines: list[str] = []
+    for line in f"{title}: {message.strip()}".splitlines():
+        indent = " " * (len(line) - len(line.lstrip()))
+        wrapped = textwrap.wrap(
+            line, COLUMNS, subsequent_indent=indent or "  ", break_on_hyphens=False
+        )
+        lines += wrapped or [""]
+    if len(lines) > LINES - 1:
+        lines = [*lines[: LINES - 2], "… (more with UNISONO_TRACEBACK=1)"]
+    return "\n".join(lines)
+
+
+class OneScreenErrors:
+    """Mixed into a jsonargparse parser: errors without the usage text, with the nearest name."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Prints the message and leaves with status 2.
+
+        Raises:
+            SystemExit: always.
+        """
+        if os.environ.get("UNISONO_TRACEBACK") == "1" and ex is not None:
+            traceback.print_exception(ex)
+        print(screen(explain(message, self)), file=sys.stderr)
+        raise SystemExit(USAGE)
+
+
+def explain(message: str, parser: Any) -> str:
+    """Returns a parser's message with the nearest valid name and without its internal types."""
+    for pattern, answer in (
+        (r"unrecognized arguments: (.+)", _unknown_options),
+        (r"Option '([^']+)' is not accepted", _unknown_key),
+        (r"does not accept (?:nested )?option '([^']+)'", _unknown_key),
+        (r'Parser key "([^"]+)":(.+)', _bad_value),
+    ):
+        if match := re.search(pattern, message, flags=re.DOTALL):
+            return answer(match, parser)
+    return message
+
+
+def _unknown_options(match: re.Match[str], parser: Any) -> str:
+    words = [w for w in match[1].split() if w.startswith("-")] or match[1].split()
+    wrong = words[0].split("=")[0]
+    if not wrong.startswith("-"):
+        return f"`{wrong}` is no option. Options are written --name=value."
+    return _unknown_name(wrong.lstrip("-"), valid_keys(parser), "--")
+
+
+def _unknown_key(match: re.Match[str], parser: Any) -> str:
+    place = ""
+    for path in config_paths(sys.argv[1:]):
+        last = match[1].rsplit(".", 1)[-1]
+        if re.search(rf"^\s*(- )?{re.escape(last)}\+?:", path.read_text(encoding="utf-8"), re.M):
+            place = f"{path}:{line_of(path, last)}: "
+    return place + _unknown_name(match[1], valid_keys(parser), "")
+
+
+def _unknown_name(wrong: str, valid: list[str], prefix: str) -> str:
+    group, _, last = wrong.rpartition(".")
+    family = [k for k in valid if k.rpartition(".")[0] == group] or valid
+    starts = [k for k in family if k.rpartition(".")[2].startswith(last)]
+    near = list(dict.fromkeys(starts + near_names(wrong, family) + near_names(wrong, valid)))
+    text = f"there is no option `{prefix}{wrong}`.{did_you_mean([prefix + k for k in near[:3]])}"
+    if not near:
+        text += "\nThe options are: " + ", ".join(prefix + k for k in family[:25])
+    return text + "\nOptions are written in full. --print_config shows every key and its value."
+
+
+def valid_keys(parser: Any) -> list[str]:
+    """Returns the dotted names that a parser accepts."""
+    usage = re.findall(r"--([A-Za-z_][\w.]*)", parser.format_usage())
+    return sorted({*usage, *parser.get_defaults(skip_validation=True).keys()})
+
+
+def _bad_value(match: re.Match[str], parser: Any) -> str:
+    key, detail = match[1], match[2].strip()
+    given = re.search(r"(?:Given value|Got value): (.+)", detail)
+    value = given[1].strip() if given else ""
+    if "dot import path" in detail or "has no attribute" in detail or "No module named" in detail:
+        named = re.search(r"class_path '([^']+)'", detail)
+        return unknown_class(key, named[1] if named else value)
+    if wrong_base := re.search(r"not correspond to a subclass of (\w+)", detail):
+        return f"{key}: {value} is no {wrong_base[1]}. Name a class of that kind." + _sources(key)
+    if literals := _literals(detail):
+        near = [n for n in near_names(value, literals) if n != value]
+        choices = ", ".join(literals)
+        return f"{key} must be one of {choices}, got {value}.{did_you_mean(near)}"
+    expected = re.findall(r"Expected an? (?:<class '([\w.]+)'>|([^.\n]+))", detail)
+    kinds = [a.rpartition(".")[2] or b for a, b in expected]
+    kinds = ["None" if kind == "NoneType" else kind for kind in dict.fromkeys(kinds)]
+    if kinds and value:
+        return f"{key} must be {' or '.join(kinds)}, got {value}."
+    return f"{key}: {detail}"
+
+
+def _literals(detail: str) -> list[str]:
+    inner = re.findall(r"Literal\[([^\]]+)\]", detail)
+    values = [v.strip().strip("'\"") for part in inner for v in part.split(",")]
+    if not values:
+        enum = re.search(r"Expected a member of .*?\{([^}]+)\}", detail)
+        values = [v.strip() for v in enum[1].split(",")] if enum else []
+    return list(dict.fromkeys(values))
+
+
+def unknown_class(key: str, name: str) -> str:
+    """Returns the message for a class that cannot be imported, with the nearest that can."""
+    module, _, last = name.rpartition(".")
+    sources = list(dict.fromkeys([*([module] if module else []), *_modules_for(key)]))
+    candidates: list[str] = []
+    for source in sources:
+        candidates += [f"{source}.{n}" for n in _public_classes(source)]
+    near = near_names(name, candidates)
+    near += [c for n in near_names(last, [c.rpartition(".")[2] for c in candidates])
+             for c in candidates if c.endswith(f".{n}") and c not in near]  # fmt: skip
+    return (
+        f"{key}: there is no class `{name}`.{did_you_mean(near[:3])}\n"
+        "A class is named by its import path, such as lit_models.LitOccupationCoder."
+        + ("" if near else _sources(key))
+    )
+
+
+def _modules_for(key: str) -> list[str]:
+    for prefix, modules in CLASS_SOURCES.items():
+        if key == prefix or key.startswith(f"{prefix}.") or key.endswith(f".{prefix}"):
+            return modules
+    return []
+
+
+def _sources(key: str) -> str:
+    lines = [f"{m}: {', '.join(_public_classes(m))}" for m in _modules_for(key)]
+    return "".join(f"\nKnown in {line}" for line in lines if not line.endswith(": "))
+
+
+def _public_classes(module: str) -> list[str]:
+    try:
+        loaded = importlib.import_module(module)
+    except ModuleNotFoundError:
+        return []
+    names = getattr(loaded, "__all__", None) or dir(loaded)
+    return [n for n in names if n[:1].isupper()]
+
+
+def say(line: str) -> None:
+    """Prints a line to the user on stderr, so that standard output stays the result's."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def is_first_process() -> bool:
+    """Returns whether this process speaks for all: rank 0 of a launch, or a launching process."""
+    names = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
+    return all(int(os.environ.get(name) or 0) == 0 for name in names)
+
+
+def run_guarded(run: Callable[[], Any]) -> int:
+    """Runs a command and returns its exit status; an error of ours is one screen on stderr.
+
+    Errors are ours when the raising line lies in this project or when the storage refuses. The
+    others are bugs and keep their traceback; UNISONO_TRACEBACK=1 shows all of them.
+    """
+    try:
+        status = run()
+    except Exception as error:
+        message = one_screen(error)
+        if message is None or os.environ.get("UNISONO_TRACEBACK") == "1":
+            traceback.print_exc()
+        if message is not None:
+            rank = os.environ.get("RANK") or os.environ.get("LOCAL_RANK")
+            say(screen(message, "error" if is_first_process() else f"error on rank {rank}"))
+        return USAGE if isinstance(error, UsageError) else RUN
+    return status if isinstance(status, int) else 0
+
+
+def one_screen(error: BaseException) -> str | None:
+    """Returns the message to show for an error, or None where the traceback is the message."""
+    if isinstance(error, UsageError):
+        return str(error)
+    if isinstance(error, OSError) and error.errno in STORAGE_ERRORS:
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror}: {STORAGE_ERRORS[error.errno]}."
+    if type(error).__name__ == "ProcessRaisedException":
+        return _from_child(str(error))
+    if type(error).__name__ == "MisconfigurationException":
+        return str(error)
+    if isinstance(error, (ValueError, FileNotFoundError, RuntimeError)):
+        frames = traceback.extract_tb(error.__traceback__)
+        if frames and is_own_file(frames[-1].filename):
+            return str(error)
+    return None
+
+
+def is_own_file(filename: str) -> bool:
+    """Returns whether a source file belongs to this project's packages."""
+    root = Path(__file__).resolve().parents[1]
+    return any(Path(filename).is_relative_to(root / package) for package in OWN_PACKAGES)
+
+
+def _from_child(text: str) -> str | None:
+    """Returns the message of an error raised in a spawned process, from its printed traceback."""
+    files = re.findall(r'^  File "([^"]+)", line \d+', text, flags=re.MULTILINE)
+    last = list(re.finditer(r"^(?:[\w.]+\.)?(\w+): ", text, flags=re.MULTILINE))
+    shown = {"ValueError", "FileNotFoundError", "RuntimeError", "UsageError"}
+    if files and is_own_file(files[-1]) and last and last[-1][1] in shown:
+        return text[last[-1].end() :]
+    return None

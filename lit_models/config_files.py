@@ -1,0 +1,169 @@
+"""Finds config files, the shipped ones too, and reads what a command line says before it is parsed.
+
+Torch-free: `unisono --help` and every usage error come from here in well under a second.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+REFUSED_KEYS = {
+    "config": "the outer file would silently replace whole groups of the inner one",
+    "defaults": "there is no such mechanism",
+    "include": "there is no such mechanism",
+}
+
+
+def config_folders() -> list[Path]:
+    """Returns the folders of the shipped configs: the checkout's or the installed package's."""
+    package = Path(__file__).resolve().parent
+    return [p for p in (package.parent / "configs", package / "configs") if p.is_dir()]
+
+
+def shipped_configs() -> list[str]:
+    """Returns the shipped configs as `--config` takes them, such as occupation_coder/demo.yaml."""
+    found = {p.relative_to(folder).as_posix() for folder in config_folders()
+             for p in folder.glob("*/*.yaml")}  # fmt: skip
+    return sorted(found)
+
+
+def find_config(name: str) -> Path:
+    """Returns the file that `--config name` means: one in the working folder, else a shipped one.
+
+    Raises:
+        FileNotFoundError: there is neither; the message lists near names.
+    """
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path
+    short = name.removeprefix("./").removeprefix("configs/")
+    for folder in config_folders():
+        if (folder / short).is_file():
+            return folder / short
+    shipped = shipped_configs()
+    around = [str(p) for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
+    near = near_names(name, [*around, *shipped]) or near_names(short, shipped)
+    same_name = [s for s in shipped if Path(s).stem == path.stem]
+    near += [s for s in same_name if s not in near]
+    what = "is a folder" if path.is_dir() else "does not exist"
+    raise FileNotFoundError(
+        f"--config {name}: this file {what}.{did_you_mean(near)}\n"
+        f"Give a path from the working folder ({Path.cwd()}) or one of the shipped configs:\n  "
+        + "\n  ".join(shipped[:10])
+    )
+
+
+def near_names(wrong: str, candidates: Iterable[str], most: int = 3) -> list[str]:
+    """Returns up to `most` of the candidates that look like the wrong name, nearest first."""
+    names = list(dict.fromkeys(candidates))
+    folded = {name.lower(): name for name in reversed(names)}
+    near = difflib.get_close_matches(wrong.lower(), list(folded), n=most, cutoff=0.6)
+    return [folded[name] for name in near]
+
+
+def did_you_mean(names: list[str]) -> str:
+    """Returns " Did you mean a, b or c?" or nothing."""
+    if not names:
+        return ""
+    return f" Did you mean {' or '.join([', '.join(names[:-1]), names[-1]] if names[1:] else names)}?"
+
+
+def _tokens(argv: list[str]) -> Iterator[tuple[str, str | None, int]]:
+    """Yields (option, value, number of arguments used) for each argument."""
+    i = 0
+    while i < len(argv):
+        token = argv[i]
+        if token in ("-c", "--config") and i + 1 < len(argv):
+            yield "--config", argv[i + 1], 2
+            i += 2
+            continue
+        option, is_assigned, value = token.partition("=")
+        if token.startswith("--") and not is_assigned and i + 1 < len(argv):
+            following = argv[i + 1]
+            if not following.startswith("--"):
+                yield option, following, 2
+                i += 2
+                continue
+        yield option, value if is_assigned else None, 1
+        i += 1
+
+
+def expand_configs(argv: list[str]) -> list[str]:
+    """Returns the arguments with the path of every `--config` file found and its keys checked."""
+    out: list[str] = []
+    i = 0
+    for option, value, used in _tokens(argv):
+        if option == "--config" and value is not None and "\n" not in value:
+            path = find_config(value)
+            read_config(path)
+            out += ["--config", str(path)]
+        else:
+            out += argv[i : i + used]
+        i += used
+    return out
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Returns one YAML file as a dict.
+
+    Raises:
+        ValueError: not YAML, not a mapping, or a key that would not do what it seems to.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: this is not a readable YAML file: {error}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ValueError(
+            f"{path}: a config is a mapping with keys such as model, data and trainer, "
+            f"this one is a {type(content).__name__}."
+        )
+    for key, reason in REFUSED_KEYS.items():
+        if key in content:
+            raise ValueError(
+                f"{path}:{line_of(path, key)}: the key `{key}` is refused, because {reason}. "
+                "Pass several --config options instead; later files win."
+            )
+    return content
+
+
+def line_of(path: Path, key: str) -> int:
+    """Returns the 1-based line where a YAML file first names a key (its last dotted part), or 1."""
+    last = key.rsplit(".", 1)[-1]
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if line.strip().removeprefix("- ").startswith((f"{last}:", f"{last}+:")):
+            return number
+    return 1
+
+
+def config_paths(argv: list[str]) -> list[Path]:
+    """Returns the config files of the command line that exist, in order."""
+    values = [v for option, v, _ in _tokens(argv) if option == "--config" and v and "\n" not in v]
+    return [Path(v) for v in values if Path(v).is_file()]
+
+
+def given_value(argv: list[str], key: str) -> Any:
+    """Returns what files and options say for a dotted key (the last one wins), or None.
+
+    Args:
+        argv: arguments as expand_configs returns them.
+        key: such as trainer.default_root_dir.
+    """
+    found: Any = None
+    for option, value, _ in _tokens(argv):
+        if option == "--config" and value:
+            is_text = "\n" in value
+            node: Any = yaml.safe_load(value) if is_text else read_config(Path(value))
+            for part in key.split("."):
+                node = node.get(part) if isinstance(node, dict) else None
+            found = node if node is not None else found
+        elif option == f"--{key}" and value is not None:
+            found = yaml.safe_load(value)
+    return found

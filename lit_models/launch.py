@@ -1,0 +1,61 @@
+"""From a command line to a run: finds the configs, settles the run folder, cleans up at the end."""
+
+import os
+from pathlib import Path
+
+import torch.distributed as dist
+
+from lit_models import config_files
+from lit_models.cli import UnisonoCLI
+from lit_models.cli_errors import UsageError, is_first_process, say
+from lit_models.training.checkpoint import newest_checkpoint
+from lit_models.training.run_folder import Run, decide, settle, withdraw
+
+ONLY_PRINTS = ("-h", "--help", "--print_config", "--model.help", "--data.help")
+
+
+def launch(argv: list[str]) -> None:
+    """Runs fit, validate, test or predict.
+
+    Args:
+        argv: the verb and its options.
+
+    Raises:
+        UsageError: the command line cannot be run.
+    """
+    try:
+        argv = [argv[0], *config_files.expand_configs(argv[1:])]
+        if any(a.split("=")[0].endswith(ONLY_PRINTS) for a in argv[1:]):
+            UnisonoCLI(argv, Run("runs"))
+            return
+        root = run_root(argv)
+        ckpt_path = config_files.given_value(argv, "ckpt_path")
+        run = settle(
+            lambda: decide(argv[0], root, ckpt_path, newest_checkpoint), os.environ, root.parent
+        )
+    except (ValueError, FileNotFoundError) as error:
+        raise UsageError(str(error)) from error
+    is_over = False
+    try:
+        if run.notice and is_first_process():
+            say(run.notice)
+        UnisonoCLI(argv, run)
+        # Without it a run that succeeded ends with status 134 now and then (gloo's threads).
+        if dist.is_available() and dist.is_initialized():
+            dist.destroy_process_group()
+        is_over = True
+    finally:
+        withdraw(os.environ, root.parent, is_over)
+
+
+def run_root(argv: list[str]) -> Path:
+    """Returns trainer.default_root_dir, by default runs/FAMILY-NAME of the first config file."""
+    given = config_files.given_value(argv, "trainer.default_root_dir")
+    if given:
+        return Path(given)
+    paths = config_files.config_paths(argv)
+    if not paths:
+        return Path("runs") / "unnamed"
+    family = paths[0].resolve().parent.name
+    is_family = (Path(__file__).parent / family).is_dir()
+    return Path("runs") / (f"{family}-{paths[0].stem}" if is_family else paths[0].stem)

@@ -1,0 +1,300 @@
+"""Refuses a run that cannot be what it says, before any data is read.
+
+Pure functions of the settings, the machine and the environment: cross-field rules that no parser
+checks, and the worlds in which launchers silently train N copies of one run.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+GONE_STRATEGIES = {
+    "dp": "the strategy `dp` is gone (one process, slower and inexact); `ddp` or `ddp_spawn` does it",
+    "ddp2": "the strategy `ddp2` is gone; `ddp` does it",
+    "ddp_cpu": "the strategy `ddp_cpu` is gone; use `ddp` with --trainer.accelerator=cpu",
+}
+OnMissing = Literal["error", "fallback"]
+SPAWNING = ("ddp_spawn", "ddp_fork", "ddp_notebook")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What this machine has."""
+
+    num_cpus: int
+    num_gpus: int
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The values of a command line that depend on each other.
+
+    Args:
+        accelerator: as the Trainer takes it.
+        devices: as the Trainer takes it: a count, `auto`, -1, a list, or "0,1".
+        num_nodes: machines.
+        strategy: a name, or None where the config names a strategy class.
+        accumulate_grad_batches: as the Trainer takes it; 1 lets the data derive it.
+        global_batch_size: samples per optimizer step, None where the data has no such option.
+        micro_batch_size: samples per forward call, or `auto`.
+        batch_size: the conventional size per device.
+        on_missing_devices: `fallback` runs on the devices that are there.
+    """
+
+    accelerator: str = "auto"
+    devices: int | str | list[int] = "auto"
+    num_nodes: int = 1
+    strategy: str | None = "auto"
+    accumulate_grad_batches: int = 1
+    global_batch_size: int | None = None
+    micro_batch_size: int | Literal["auto"] = "auto"
+    batch_size: int | None = None
+    on_missing_devices: OnMissing = "error"
+
+
+@dataclass
+class Verdict:
+    """The run as it will be.
+
+    Attributes:
+        accelerator: for the Trainer.
+        devices: for the Trainer: a count or a list of indices.
+        num_devices: processes on this machine.
+        world_size: processes on all machines.
+        warnings: to be shown, one line each.
+        fallback: what was asked for and is not there, for topology.json; None where nothing fell.
+    """
+
+    accelerator: str
+    devices: int | list[int]
+    num_devices: int
+    world_size: int
+    warnings: list[str] = field(default_factory=list)
+    fallback: str | None = None
+
+
+def settings_of(config: Any) -> Settings:
+    """Returns the settings in a parsed command line of one verb."""
+    trainer, data = config.trainer, config.data.get("init_args") or {}
+    strategy = trainer.strategy
+    return Settings(
+        accelerator=trainer.accelerator if isinstance(trainer.accelerator, str) else "cpu",
+        devices=trainer.devices,
+        num_nodes=trainer.num_nodes,
+        strategy=strategy if isinstance(strategy, str) else None,
+        accumulate_grad_batches=trainer.accumulate_grad_batches,
+        global_batch_size=data.get("global_batch_size"),
+        micro_batch_size=data.get("micro_batch_size", "auto"),
+        batch_size=data.get("batch_size"),
+        on_missing_devices=config.on_missing_devices,
+    )
+
+
+def this_machine() -> Machine:
+    """Returns the CPUs that this process may use and the GPUs of this machine."""
+    import torch
+
+    has_affinity = hasattr(os, "sched_getaffinity")
+    num_cpus = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    return Machine(num_cpus, torch.cuda.device_count() if torch.cuda.is_available() else 0)
+
+
+def check(
+    settings: Settings, machine: Machine, environ: Mapping[str, str], strategies: list[str]
+) -> Verdict:
+    """Returns what will run.
+
+    Args:
+        settings: what was asked for.
+        machine: what is there.
+        environ: the environment, for what launchers set in it.
+        strategies: names that the Trainer knows.
+
+    Raises:
+        ValueError: the settings contradict each other, the machine or the launcher.
+    """
+    check_strategy(settings.strategy, strategies)
+    verdict = resolve_devices(settings, machine)
+    check_world(verdict.world_size, settings.strategy, environ, verdict.warnings)
+    check_batch(settings, verdict.world_size)
+    return verdict
+
+
+def check_strategy(strategy: str | None, known: list[str]) -> None:
+    """Refuses a strategy name that does not exist.
+
+    Raises:
+        ValueError: the name is gone or unknown.
+    """
+    if strategy is None or strategy in ("auto", *known):
+        return
+    if strategy in GONE_STRATEGIES:
+        raise ValueError(f"trainer.strategy: {GONE_STRATEGIES[strategy]}.")
+    near = difflib.get_close_matches(strategy, known, n=3)
+    hint = f" Did you mean {' or '.join(near)}?" if near else f" Known: {', '.join(sorted(known))}."
+    raise ValueError(f"trainer.strategy: there is no strategy `{strategy}`.{hint}")
+
+
+def resolve_devices(settings: Settings, machine: Machine) -> Verdict:
+    """Returns devices as a number, `auto` and fallback resolved, never silently.
+
+    Raises:
+        ValueError: devices that are not there.
+    """
+    wants_gpu = settings.accelerator in ("gpu", "cuda")
+    may_gpu = wants_gpu or settings.accelerator == "auto"
+    indices = _indices(settings.devices)
+    count = len(indices) if indices is not None else _count(settings.devices)
+    if not may_gpu or (machine.num_gpus == 0 and not wants_gpu):
+        accelerator = "cpu" if settings.accelerator == "auto" else settings.accelerator
+        return _on_cpu(settings, machine, accelerator, count)
+    highest = max(indices) + 1 if indices else count
+    if count == -1 and machine.num_gpus:
+        indices, count = None, machine.num_gpus
+    elif highest > machine.num_gpus or count == -1:
+        return _missing(settings, machine, "all" if count == -1 else str(settings.devices))
+    return _verdict(settings, "gpu", indices or count, count)
+
+
+def _indices(devices: int | str | list[int]) -> list[int] | None:
+    """Returns the indices of a list such as [0, 2] or "0,2", else None."""
+    if isinstance(devices, list):
+        return devices
+    if isinstance(devices, str) and "," in devices:
+        return [int(d) for d in devices.split(",") if d.strip()]
+    return None
+
+
+def _count(devices: int | str | list[int]) -> int:
+    """Returns the number of devices; -1 means all that are there."""
+    text = str(devices).strip()
+    if text == "auto":
+        return -1
+    if not text.lstrip("-").isdigit():
+        raise ValueError(
+            f"trainer.devices must be a number, auto, or indices such as 0,2; got {devices}."
+        )
+    return int(text)
+
+
+def _on_cpu(settings: Settings, machine: Machine, accelerator: str, count: int) -> Verdict:
+    if count == -1:
+        verdict = _verdict(settings, accelerator, 1, 1)
+        verdict.warnings.append(
+            "devices: auto found no GPU, the run uses 1 CPU process; --trainer.devices=2 uses two"
+        )
+        return verdict
+    verdict = _verdict(settings, accelerator, count, count)
+    if accelerator == "cpu" and count > machine.num_cpus:
+        verdict.warnings.append(
+            f"{count} processes share {machine.num_cpus} CPU cores: right, but slower than "
+            f"--trainer.devices={machine.num_cpus}"
+        )
+    return verdict
+
+
+def _missing(settings: Settings, machine: Machine, asked: str) -> Verdict:
+    there = f"{machine.num_gpus} GPU{'s' * (machine.num_gpus != 1)}"
+    what = f"trainer.devices={asked} asks for GPUs that this machine does not have: it has {there}"
+    if settings.on_missing_devices == "error":
+        way_out = f"--trainer.devices={machine.num_gpus}" if machine.num_gpus else (
+            "--trainer.accelerator=cpu"
+        )  # fmt: skip
+        raise ValueError(
+            f"{what}. Use {way_out}, or --on_missing_devices=fallback to run on what is there."
+        )
+    accelerator = "gpu" if machine.num_gpus else "cpu"
+    count = machine.num_gpus or 1
+    verdict = _verdict(settings, accelerator, count, count)
+    verdict.fallback = f"{what}; the run uses {count} {accelerator.upper()} device(s)"
+    verdict.warnings.append(verdict.fallback)
+    return verdict
+
+
+def _verdict(
+    settings: Settings, accelerator: str, devices: int | list[int], count: int
+) -> Verdict:
+    if count < 1:
+        raise ValueError(f"trainer.devices must be at least 1 or auto, got {settings.devices}.")
+    if settings.num_nodes < 1:
+        raise ValueError(f"trainer.num_nodes must be at least 1, got {settings.num_nodes}.")
+    return Verdict(accelerator, devices, count, count * settings.num_nodes)
+
+
+def check_world(
+    world_size: int, strategy: str | None, environ: Mapping[str, str], warnings: list[str]
+) -> None:
+    """Refuses a launcher's world that differs from the trainer's: N silent copies of one run.
+
+    Raises:
+        ValueError: the worlds differ.
+    """
+    for name, started in _launched_worlds(environ).items():
+        if started != world_size:
+            raise ValueError(
+                f"the launcher started {started} processes ({name}={started}), but trainer.devices "
+                f"x trainer.num_nodes is {world_size}: each would train a copy of its own. Set "
+                "--trainer.devices to the processes per node and --trainer.num_nodes to the nodes."
+            )
+        if strategy in SPAWNING:
+            raise ValueError(
+                f"trainer.strategy={strategy} starts its own processes, but {name}={started} says "
+                "that a launcher did; use --trainer.strategy=ddp."
+            )
+    if _is_batch_script_without_srun(environ):
+        warnings.append(
+            "this looks like a SLURM batch script with several tasks and no `srun` before the "
+            "command: it would wait for the others for ever"
+        )
+
+
+def _launched_worlds(environ: Mapping[str, str]) -> dict[str, int]:
+    """Returns the worlds larger than one process that a launcher set up, by variable."""
+    worlds = {name: int(environ[name]) for name in ("WORLD_SIZE",) if environ.get(name)}
+    # In an interactive allocation only `srun` starts the tasks; there Lightning ignores SLURM.
+    is_shell = environ.get("SLURM_JOB_NAME") in ("bash", "interactive")
+    if environ.get("SLURM_NTASKS") and not (is_shell and "SLURM_STEP_ID" not in environ):
+        worlds["SLURM_NTASKS"] = int(environ["SLURM_NTASKS"])
+    if "TORCHELASTIC_RUN_ID" in environ:  # torchrun wins over SLURM
+        worlds.pop("SLURM_NTASKS", None)
+    return {name: size for name, size in worlds.items() if size > 1}
+
+
+def _is_batch_script_without_srun(environ: Mapping[str, str]) -> bool:
+    return (
+        int(environ.get("SLURM_NTASKS") or 1) > 1
+        and "SLURM_PROCID" in environ
+        and "SLURM_STEP_ID" not in environ
+        and "TORCHELASTIC_RUN_ID" not in environ
+        and environ.get("SLURM_JOB_NAME") not in ("bash", "interactive")
+    )
+
+
+def check_batch(settings: Settings, world_size: int) -> None:
+    """Refuses batch sizes that contradict each other or leave devices idle.
+
+    Raises:
+        ValueError: devices x micro-batch x accumulation does not make the global batch.
+    """
+    if settings.global_batch_size is None:
+        return
+    from datamodules.plan import derive_batching
+
+    batching = derive_batching(
+        world_size,
+        settings.global_batch_size,
+        settings.micro_batch_size,
+        settings.batch_size,
+        settings.accumulate_grad_batches,
+    )
+    slots = world_size * batching.accumulate_grad_batches
+    if slots > batching.global_batch_size:
+        raise ValueError(
+            f"data.global_batch_size={batching.global_batch_size} is smaller than devices x "
+            f"accumulation = {world_size} x {batching.accumulate_grad_batches}: some would have "
+            f"nothing to do. Use fewer devices or data.global_batch_size >= {slots}."
+        )

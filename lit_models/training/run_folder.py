@@ -1,0 +1,215 @@
+"""Chooses the folder of a run and the checkpoint it starts from: once, for all ranks.
+
+The launching process decides and hands the choice to its children by an environment variable.
+Under srun or torchrun, where nobody launches, the first rank writes it to a claim file that is
+named by the launch and that the others wait for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+HANDED_DOWN = "UNISONO_RUN"
+LEDGER = "ledger.jsonl"
+CLAIM_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where a run writes and what it starts from.
+
+    Attributes:
+        folder: the run folder.
+        ckpt_path: a checkpoint, or None for a fresh start.
+        notice: one line for the user, or "".
+    """
+
+    folder: str
+    ckpt_path: str | None = None
+    notice: str = ""
+
+
+def decide(
+    verb: str, root: Path, ckpt_path: str | None, newest: Callable[[Path], Path | None]
+) -> Run:
+    """Returns the run that a command line means; reads the disk, writes nothing.
+
+    Args:
+        verb: fit, validate, test or predict.
+        root: trainer.default_root_dir, such as runs/demo.
+        ckpt_path: a path, a word that Lightning knows, "auto" or None.
+        newest: returns the newest sound checkpoint of a run folder, or None.
+
+    Raises:
+        FileNotFoundError: the checkpoint does not exist, or `auto` finds none for an evaluation.
+        ValueError: the root is a file.
+    """
+    if root.exists() and not root.is_dir():
+        raise ValueError(f"trainer.default_root_dir {root} is a file; name a folder.")
+    if ckpt_path == "auto":
+        return _from_newest(verb, root, newest)
+    if ckpt_path is not None and ckpt_path not in ("last", "best", "hpc", "registry"):
+        path = Path(ckpt_path)
+        if not path.exists():
+            raise FileNotFoundError(
+                f"--ckpt_path {ckpt_path}: there is no such checkpoint. --ckpt_path auto takes the "
+                f"newest of {root}, if there is one."
+            )
+        home = run_of(path)
+        if home is not None and (verb != "fit" or home.resolve() in _resolved(siblings(root))):
+            return Run(str(home), ckpt_path)
+    if verb != "fit":
+        return Run(str(root), ckpt_path)
+    folder, notice = free_folder(root)
+    return Run(str(folder), ckpt_path, notice)
+
+
+def _from_newest(verb: str, root: Path, newest: Callable[[Path], Path | None]) -> Run:
+    for folder in reversed(siblings(root)):
+        found = newest(folder)
+        if found is not None:
+            does = "resumes from" if verb == "fit" else "uses"
+            return Run(str(folder), str(found), f"--ckpt_path auto {does} {found}")
+    if verb != "fit":
+        raise FileNotFoundError(
+            f"--ckpt_path auto: no sound checkpoint in {root} or a later run of that name. Train "
+            "first with `unisono fit`, or name a file: --ckpt_path runs/NAME/checkpoints/last.ckpt"
+        )
+    folder, notice = free_folder(root)
+    fresh = "--ckpt_path auto found no sound checkpoint: a fresh start"
+    return Run(str(folder), None, f"{fresh}; {notice}" if notice else fresh)
+
+
+def siblings(root: Path) -> list[Path]:
+    """Returns the run folders <name>, <name>-2, <name>-3 … that exist, oldest first."""
+    pattern = re.compile(re.escape(root.name) + r"-(\d+)")
+    numbered = [(1, root)] if root.is_dir() else []
+    if root.parent.is_dir():
+        for path in root.parent.iterdir():
+            match = pattern.fullmatch(path.name)
+            if match and int(match[1]) > 1 and path.is_dir():
+                numbered.append((int(match[1]), path))
+    return [path for _, path in sorted(numbered)]
+
+
+def free_folder(root: Path) -> tuple[Path, str]:
+    """Returns the first of <name>, <name>-2, … that holds no run, and what to tell the user."""
+    folder, number = root, 1
+    while (folder / LEDGER).exists():
+        number += 1
+        folder = root.with_name(f"{root.name}-{number}")
+    if number == 1:
+        return root, ""
+    return folder, f"{root} holds a run already: this one writes to {folder}"
+
+
+def run_of(checkpoint: Path) -> Path | None:
+    """Returns the run folder that a checkpoint lies in, or None."""
+    for folder in checkpoint.parents[:3]:
+        if (folder / LEDGER).exists():
+            return folder
+    return None
+
+
+def _resolved(paths: list[Path]) -> set[Path]:
+    return {path.resolve() for path in paths}
+
+
+def settle(
+    choose: Callable[[], Run], environ: dict[str, str] | os._Environ[str], claims: Path
+) -> Run:
+    """Returns the same run on every rank; `choose` runs in one process only.
+
+    Args:
+        choose: decides; called by the launching process or by the first rank.
+        environ: the environment; children started later inherit the choice through it.
+        claims: a folder that all ranks see.
+    """
+    if HANDED_DOWN in environ and int(environ.get("LOCAL_RANK") or 0) > 0:
+        return Run(**json.loads(environ[HANDED_DOWN]))
+    claim = claim_path(environ, claims)
+    if claim is None:
+        run = choose()
+    else:
+        rank = int(environ.get("RANK") or environ.get("SLURM_PROCID") or environ["NODE_RANK"])
+        run = write_claim(claim, choose) if rank == 0 else wait_for_claim(claim)
+    environ[HANDED_DOWN] = json.dumps(asdict(run))
+    return run
+
+
+def claim_path(environ: Mapping[str, str], claims: Path) -> Path | None:
+    """Returns the claim file of one srun, torchrun or several-node launch, None for others."""
+    names: tuple[str, ...]
+    parent = ""
+    if "TORCHELASTIC_RUN_ID" in environ and int(environ.get("WORLD_SIZE") or 1) > 1:
+        names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
+        if environ.get("WORLD_SIZE") == environ.get("LOCAL_WORLD_SIZE"):
+            parent = str(os.getppid())  # a static launch uses one id and port again and again
+    elif "SLURM_STEP_ID" in environ and int(environ.get("SLURM_NTASKS") or 1) > 1:
+        names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+    elif "NODE_RANK" in environ and "MASTER_ADDR" in environ:
+        names = ("MASTER_ADDR", "MASTER_PORT")
+    else:
+        return None
+    launch = "|".join([*(f"{name}={environ.get(name, '')}" for name in names), parent])
+    return claims / f".launch-{hashlib.sha256(launch.encode()).hexdigest()[:16]}.json"
+
+
+def write_claim(claim: Path, choose: Callable[[], Run]) -> Run:
+    """Decides and publishes the choice, or the error, in one atomic step."""
+    claim.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        run = choose()
+        content = {"run": asdict(run)}
+    except Exception as error:
+        content = {"error": str(error)}
+        raise
+    finally:
+        temporary = claim.with_suffix(f".{os.getpid()}")
+        temporary.write_text(json.dumps({**content, "time_s": time.time()}), encoding="utf-8")
+        temporary.replace(claim)
+    return run
+
+
+def wait_for_claim(claim: Path, timeout_s: float = CLAIM_TIMEOUT_S) -> Run:
+    """Returns the first rank's choice.
+
+    A claim that is older than ten minutes belongs to an earlier launch with the same name.
+
+    Raises:
+        RuntimeError: the first rank failed, or did not answer in time.
+    """
+    begin = time.time()
+    while time.time() - begin < timeout_s:
+        if claim.exists():
+            content = json.loads(claim.read_text(encoding="utf-8"))
+            if content["time_s"] > begin - 600:
+                if "error" in content:
+                    raise RuntimeError(f"the first rank could not start: {content['error']}")
+                return Run(**content["run"])
+        time.sleep(0.1)
+    raise RuntimeError(
+        f"the first rank did not choose a run folder within {timeout_s:.0f} s ({claim}). Do all "
+        "nodes see the same working folder, and did the first rank start?"
+    )
+
+
+def withdraw(environ: dict[str, str] | os._Environ[str], claims: Path, is_over: bool) -> None:
+    """Forgets the choice, so that the next command in this process decides anew.
+
+    Args:
+        environ: the environment that `settle` wrote to.
+        claims: the folder given to `settle`.
+        is_over: the run ended well, so no rank can still be waiting for the claim.
+    """
+    environ.pop(HANDED_DOWN, None)
+    claim = claim_path(environ, claims)
+    if is_over and claim is not None:
+        claim.unlink(missing_ok=True)
