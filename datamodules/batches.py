@@ -1,0 +1,28 @@
+"""The contract between datamodules and modules: one TypedDict per kind of batch.
+
+Shape legend: B samples in the micro-batch, S characters, K codes of the richest record.
+"""
+
+from typing import NotRequired, TypedDict
+
+from torch import Tensor
+
+
+class PlannedBatch(TypedDict):
+    """What every batch carries, whatever its family."""
+
+    sample_id: Tensor  # [B] int64, index in the split
+    weight: Tensor  # [B] float32, 1; 0 for a filler, which must count nowhere
+    step_index: Tensor  # [] int64, the global step in the epoch
+    step_denominators: dict[str, Tensor]  # term -> [] float64, its count over the optimizer step
+
+
+class OccupationBatch(PlannedBatch):
+    """Job descriptions and, but for prediction, their codes."""
+
+    input_ids: Tensor  # [B, S] int64, Unicode code points of the normalised text, 0 = padding
+    attention_mask: Tensor  # [B, S] bool
+    language_id: Tensor  # [B] int64, index in the recipe's languages, 0 = unknown
+    code_ids: NotRequired[Tensor]  # [B, K] int64, index in the code book, -100 = none
+    is_seen_text: NotRequired[Tensor]  # [B] bool, evaluation only: the string occurs in training
+    is_seen_code: NotRequired[Tensor]  # [B] bool, evaluation only: all its codes occur in training

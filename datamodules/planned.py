@@ -1,0 +1,470 @@
+"""PlannedDataModule and its loader: the only place in the data that knows replicas.
+
+The plan says which sample is in which optimizer step; this file hands each replica its share, as
+an iterable around a DataLoader that Lightning leaves alone, and remembers the position as
+(epoch, step, plan digest): integers that are equal on all ranks and valid for any device count.
+"""
+
+import math
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule, Trainer
+from torch.utils.data import DataLoader, Dataset
+
+from datamodules.plan import (
+    Batching,
+    MicroBatch,
+    Plan,
+    PlanOptions,
+    PlanRequest,
+    derive_batching,
+    iterate_micro_batches,
+    iterate_whole_batches,
+    make_plan,
+    padding_share,
+)
+from datamodules.plan_cache import cached_plan
+
+Stage = Literal["train", "validation", "test", "predict"]
+STAGES_OF: dict[str, tuple[Stage, ...]] = {
+    "fit": ("train", "validation"),
+    "validate": ("validation",),
+    "test": ("test",),
+    "predict": ("predict",),
+}
+
+
+class PlannedDataset(ABC):
+    """One split with random access by sample id 0 … N - 1.
+
+    Attributes:
+        lengths: [N] integers, positions of each sample before augmentation.
+        fingerprint: hex digest of the content that the plan depends on.
+        target_counts: term -> [N] number of targets of each sample; none for one per sample.
+    """
+
+    lengths: np.ndarray
+    fingerprint: str
+    target_counts: dict[str, np.ndarray | None]
+
+    @abstractmethod
+    def example(self, sample_id: int, epoch: int) -> Any:
+        """Return one sample; randomness is keyed by (seed, epoch, sample id)."""
+
+    @abstractmethod
+    def collate(self, examples: list[Any]) -> dict[str, Any]:
+        """Return the padded batch without the keys of `PlannedBatch`."""
+
+
+@dataclass(frozen=True)
+class LoaderOptions:
+    """How batches are made ready.
+
+    Args:
+        num_workers: processes that prepare batches; `auto` is the CPUs that this process may use
+            divided by the processes on this machine, at most 16, and 0 where training itself
+            runs on those CPUs.
+        prefetch_factor: batches that each worker keeps ready.
+        persistent_workers: keep workers from one epoch to the next.
+    """
+
+    num_workers: int | Literal["auto"] = "auto"
+    prefetch_factor: int = 4
+    persistent_workers: bool = True
+
+    def __post_init__(self) -> None:
+        if self.num_workers != "auto" and self.num_workers < 0:
+            raise ValueError(f"num_workers must be 0 or more, got {self.num_workers}.")
+        if self.prefetch_factor < 1:
+            raise ValueError(f"prefetch_factor must be at least 1, got {self.prefetch_factor}.")
+
+
+@dataclass(frozen=True)
+class PlanFacts:
+    """What the start banner and topology.json say about the plan."""
+
+    num_samples: int
+    num_replicas: int
+    global_batch_size: int
+    micro_batch_size: int
+    accumulate_grad_batches: int
+    steps_per_epoch: int
+    padding_share: float
+    plan_digest: str
+    global_batch_grows_with_devices: bool
+
+
+def auto_workers(local_processes: int, on_cpu: bool) -> int:
+    """Return how many loader processes `num_workers: auto` means for one training process.
+
+    Args:
+        local_processes: training processes on this machine.
+        on_cpu: true where the training itself computes on the CPUs, which workers would take.
+    """
+    if on_cpu:
+        return 0
+    cpus = int(os.environ.get("SLURM_CPUS_PER_TASK", 0)) * local_processes
+    return min((cpus or len(os.sched_getaffinity(0))) // max(1, local_processes), 16)
+
+
+class _Collated(Dataset):
+    """Fetches a whole micro-batch at once, in whichever process the DataLoader asks."""
+
+    def __init__(self, dataset: PlannedDataset) -> None:
+        self.dataset = dataset
+
+    def __getitems__(self, batch: MicroBatch) -> dict[str, Any]:
+        examples = [self.dataset.example(int(i), batch.epoch) for i in batch.ids]
+        return {
+            **self.dataset.collate(examples),
+            "sample_id": torch.from_numpy(batch.ids.astype(np.int64)),
+            "weight": torch.from_numpy(batch.weights.copy()),
+            "step_index": torch.tensor(batch.step),
+            "step_denominators": {
+                term: torch.tensor(count, dtype=torch.float64)
+                for term, count in batch.denominators.items()
+            },
+        }
+
+
+def _as_it_is(batch: dict[str, Any]) -> dict[str, Any]:
+    return batch
+
+
+class _MicroBatchSampler:
+    """Names what the DataLoader fetches; asked anew, and lazily, at the start of each epoch."""
+
+    def __init__(self, micro_batches: Callable[[], Iterator[MicroBatch]]) -> None:
+        self.micro_batches = micro_batches
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        yield from self.micro_batches()
+
+
+class PlannedLoader:
+    """The micro-batches of one replica, epoch after epoch.
+
+    An iterable around a DataLoader and no subclass of it: Lightning then injects no sampler. The
+    position is asked for at the first `next`, since Lightning calls `iter` before it knows it.
+
+    Args:
+        dataset: the split.
+        micro_batches: called at the first `next`; yields the micro-batches to fetch.
+        length: micro-batches of a whole epoch, whatever the position.
+        loader_options: keyword arguments of the DataLoader.
+    """
+
+    def __init__(
+        self,
+        dataset: PlannedDataset,
+        micro_batches: Callable[[], Iterator[MicroBatch]],
+        length: int,
+        loader_options: dict[str, Any],
+    ) -> None:
+        self.dataset = dataset
+        self._length = length
+        self._loader = DataLoader(
+            _Collated(dataset),
+            batch_sampler=_MicroBatchSampler(micro_batches),
+            collate_fn=_as_it_is,
+            **loader_options,
+        )
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        yield from self._loader
+
+
+class PlannedDataModule(LightningDataModule):
+    """Deals planned batches. A family implements `build`, and `prepare_data` where it caches.
+
+    Args:
+        global_batch_size: samples of one optimizer step, over all devices.
+        micro_batch_size: samples of one forward call on one device; `auto`: the whole share of a
+            device. Accumulation is derived, unless the trainer is given one.
+        batch_size: the conventional size per device; the global batch then grows with devices.
+        plan: how an epoch is cut into steps.
+        loader: how batches are made ready.
+
+    Raises:
+        ValueError: sizes below 1 or in conflict.
+    """
+
+    def __init__(
+        self,
+        global_batch_size: int = 64,
+        micro_batch_size: int | Literal["auto"] = "auto",
+        batch_size: int | None = None,
+        plan: PlanOptions = PlanOptions(),  # noqa: B008 - frozen
+        loader: LoaderOptions = LoaderOptions(),  # noqa: B008 - frozen
+    ) -> None:
+        super().__init__()
+        derive_batching(1, global_batch_size, micro_batch_size, batch_size)
+        self.global_batch_size = global_batch_size
+        self.micro_batch_size = micro_batch_size
+        self.batch_size = batch_size
+        self.plan_options = plan
+        self.loader_options = loader
+        self.datasets: dict[Stage, PlannedDataset] = {}
+        self.done_batches: frozenset[int] = frozenset()
+        self.find_done_batches: Callable[[], frozenset[int]] = frozenset
+        self.resume_position: tuple[int, int] | None = None
+        self._limits: RunLimits | None = None
+
+    @abstractmethod
+    def build(self, stage: Stage) -> PlannedDataset:
+        """Return the dataset of one stage; every rank calls it once in `setup`."""
+
+    def setup(self, stage: str) -> None:
+        """Build the datasets of the stage and derive accumulation for this many devices."""
+        for name in STAGES_OF[stage]:
+            if name not in self.datasets:
+                self.datasets[name] = self.build(name)
+        if self.trainer is not None:
+            if self._limits is None or self._limits.trainer is not self.trainer:
+                self._limits = RunLimits(self.trainer)
+            if stage == "fit":
+                self.trainer.accumulate_grad_batches = self.batching.accumulate_grad_batches
+            self._limits.convert(self)
+
+    def train_dataloader(self) -> PlannedLoader:
+        return self._loader("train")
+
+    def val_dataloader(self) -> PlannedLoader:
+        return self._loader("validation")
+
+    def test_dataloader(self) -> PlannedLoader:
+        return self._loader("test")
+
+    def predict_dataloader(self) -> PlannedLoader:
+        self.done_batches = self.find_done_batches()
+        return self._loader("predict")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position of consumed, not of fetched steps; equal on all ranks."""
+        if "train" not in self.datasets or self.trainer is None:
+            return {}
+        epochs_started = self.trainer.fit_loop.epoch_progress.current.started
+        processed = self.trainer.fit_loop.epoch_loop.batch_progress.current.processed
+        return {
+            "epoch": max(0, epochs_started - 1),
+            "step": processed // self.batching.accumulate_grad_batches,
+            "plan_digest": self.request("train").digest(),
+            "plan": asdict(self.request("train")),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up the position, if the plan is the one that the checkpoint was made with.
+
+        Raises:
+            ValueError: the plan differs; the differing values are named.
+        """
+        if not state_dict or "train" not in self.datasets:
+            return
+        now = asdict(self.request("train"))
+        if state_dict["plan_digest"] != self.request("train").digest():
+            then = state_dict["plan"]
+            changes = [f"{k}: {then.get(k)} -> {now[k]}" for k in now if now[k] != then.get(k)]
+            cause = (
+                "data.batch_size makes the global batch depend on the number of devices"
+                if self.batch_size is not None
+                else "the data or the batch options have changed"
+            )
+            raise ValueError(
+                f"the checkpoint follows another plan ({'; '.join(changes)}): {cause}. A resumed "
+                "run must use each sample once; restore the old values, or start a new run from "
+                "these weights with model.init_from."
+            )
+        self.resume_position = (state_dict["epoch"], state_dict["step"])
+
+    @property
+    def num_replicas(self) -> int:
+        """Data-parallel replicas, from the strategy."""
+        return self._replicas()[0]
+
+    @property
+    def batching(self) -> Batching:
+        """The batching for this many devices."""
+        given = self._limits.accumulate_grad_batches if self._limits else 1
+        return derive_batching(
+            self.num_replicas, self.global_batch_size, self.micro_batch_size, self.batch_size, given
+        )
+
+    @property
+    def evaluation_batching(self) -> Batching:
+        """The batching of validation and test: the same global batches, accumulation derived."""
+        training = self.batching
+        return derive_batching(
+            self.num_replicas, training.global_batch_size, training.micro_batch_size
+        )
+
+    @property
+    def seed(self) -> int:
+        """Key of the order and of all augmentation."""
+        given = self.plan_options.seed
+        return int(os.environ.get("PL_GLOBAL_SEED", 0)) if given is None else given
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps of one training epoch, after `limit_train_batches`."""
+        accumulation = self.batching.accumulate_grad_batches
+        steps = self._plan("train", 0).num_steps
+        limit = self.trainer.limit_train_batches if self.trainer is not None else 1.0
+        return min(steps, limit // accumulation) if isinstance(limit, int) else steps
+
+    @property
+    def plan_facts(self) -> PlanFacts:
+        """What the banner and topology.json say; training only."""
+        batching, lengths = self.batching, self.datasets["train"].lengths
+        plan = self._plan("train", 0)
+        return PlanFacts(
+            num_samples=len(lengths),
+            num_replicas=self.num_replicas,
+            global_batch_size=batching.global_batch_size,
+            micro_batch_size=batching.micro_batch_size,
+            accumulate_grad_batches=batching.accumulate_grad_batches,
+            steps_per_epoch=self.steps_per_epoch,
+            padding_share=padding_share(plan, lengths, batching, self.num_replicas),
+            plan_digest=self.request("train").digest(),
+            global_batch_grows_with_devices=self.batch_size is not None,
+        )
+
+    def request(self, stage: Stage) -> PlanRequest:
+        """Return all that the plan of a stage depends on."""
+        dataset = self.datasets[stage]
+        is_training = stage == "train"
+        return PlanRequest(
+            fingerprint=dataset.fingerprint,
+            num_samples=len(dataset.lengths),
+            global_batch_size=self._global_batch_size(stage),
+            seed=self.seed if is_training else 0,
+            bucket_window=self.plan_options.bucket_window,
+            global_batch_tokens=self.plan_options.global_batch_tokens if is_training else None,
+            shuffle=stage != "predict",
+        )
+
+    def _global_batch_size(self, stage: Stage) -> int:
+        # A prediction batch must not know the device count, or its file would.
+        return self.global_batch_size if stage == "predict" else self.batching.global_batch_size
+
+    def _replicas(self) -> tuple[int, int]:
+        """Return (number of replicas, this one)."""
+        strategy = self.trainer.strategy if self.trainer is not None else None
+        sampler = getattr(strategy, "distributed_sampler_kwargs", None)
+        return (sampler["num_replicas"], sampler["rank"]) if sampler else (1, 0)
+
+    def _plan(self, stage: Stage, epoch: int) -> Plan:
+        return cached_plan(self.request(stage), self.datasets[stage].lengths, epoch)
+
+    def _loader(self, stage: Stage) -> PlannedLoader:
+        make = {"train": self._train_batches, "predict": self._predict_batches}.get(
+            stage, lambda: self._evaluation_batches(stage)
+        )
+        return PlannedLoader(
+            self.datasets[stage], make, self._length(stage), self._loader_kwargs(stage)
+        )
+
+    def _length(self, stage: Stage) -> int:
+        steps = self._plan(stage, 0).num_steps
+        if stage == "predict":
+            return math.ceil((steps - len(self.done_batches)) / self.num_replicas)
+        batching = self.batching if stage == "train" else self.evaluation_batching
+        return steps * batching.accumulate_grad_batches
+
+    def _train_batches(self) -> Iterator[MicroBatch]:
+        epoch = self.trainer.current_epoch if self.trainer is not None else 0
+        position, self.resume_position = self.resume_position, None
+        first = position[1] if position and position[0] == epoch else 0
+        if self.trainer is not None and self.trainer.overfit_batches > 0:
+            epoch = 0  # the same few batches again and again
+        return self._dealt("train", epoch, self.batching, first)
+
+    def _evaluation_batches(self, stage: Stage) -> Iterator[MicroBatch]:
+        return self._dealt(stage, 0, self.evaluation_batching, 0)
+
+    def _predict_batches(self) -> Iterator[MicroBatch]:
+        num_replicas, replica = self._replicas()
+        plan = self._plan("predict", 0)
+        return iterate_whole_batches(plan, num_replicas, replica, self.done_batches)
+
+    def _dealt(
+        self, stage: Stage, epoch: int, batching: Batching, first_step: int
+    ) -> Iterator[MicroBatch]:
+        dataset, (num_replicas, replica) = self.datasets[stage], self._replicas()
+        return iterate_micro_batches(
+            self._plan(stage, epoch),
+            dataset.lengths,
+            dataset.target_counts,
+            batching,
+            num_replicas,
+            replica,
+            epoch,
+            first_step,
+        )
+
+    def _loader_kwargs(self, stage: Stage) -> dict[str, Any]:
+        options, trainer = self.loader_options, self.trainer
+        on_cpu = trainer is None or trainer.strategy.root_device.type == "cpu"
+        workers = options.num_workers
+        if workers == "auto":
+            workers = auto_workers(1 if trainer is None else trainer.num_devices, on_cpu)
+        kwargs: dict[str, Any] = {"num_workers": workers, "pin_memory": not on_cpu}
+        if workers:
+            kwargs["prefetch_factor"] = options.prefetch_factor
+            kwargs["persistent_workers"] = options.persistent_workers and stage == "train"
+        return kwargs
+
+
+class RunLimits:
+    """The trainer's limits and intervals, which users give in global steps.
+
+    Lightning counts micro-batches of one rank. The values as given are kept here, so that a
+    second stage converts them anew instead of converting what is converted.
+    """
+
+    _NAMES = (
+        "limit_train_batches",
+        "limit_val_batches",
+        "limit_test_batches",
+        "limit_predict_batches",
+        "val_check_interval",
+    )
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self.accumulate_grad_batches = trainer.accumulate_grad_batches
+        self.given = {name: getattr(trainer, name) for name in self._NAMES}
+
+    def convert(self, data: PlannedDataModule) -> None:
+        """Set the trainer's limits to micro-batches of this many devices."""
+        stages: dict[str, Stage] = {
+            "limit_train_batches": "train",
+            "val_check_interval": "train",
+            "limit_val_batches": "validation",
+            "limit_test_batches": "test",
+        }
+        for name, stage in stages.items():
+            if stage not in data.datasets or self.given[name] in (None, 0, 0.0):
+                continue
+            if isinstance(self.given[name], float) and self.given[name] == 1.0:
+                continue
+            is_training = stage == "train"
+            batching = data.batching if is_training else data.evaluation_batching
+            num_steps = data._plan(stage, 0).num_steps
+            setattr(self.trainer, name, self._micro_batches(name, num_steps, batching))
+        if isinstance(self.given["limit_predict_batches"], int):
+            per_replica = math.ceil(self.given["limit_predict_batches"] / data.num_replicas)
+            self.trainer.limit_predict_batches = per_replica
+
+    def _micro_batches(self, name: str, num_steps: int, batching: Batching) -> int:
+        given = self.given[name]
+        steps = given if isinstance(given, int) else max(1, int(num_steps * given))
+        return steps * batching.accumulate_grad_batches

@@ -1,0 +1,15 @@
+"""Callbacks: cross-cutting work, one per file."""
+
+from lightning.pytorch import Callback
+
+from lit_models.training.callbacks.best_checkpoint import BestCheckpoint
+from lit_models.training.callbacks.last_checkpoint import LastCheckpoint
+from lit_models.training.callbacks.ledger import Ledger
+from lit_models.training.callbacks.predictions import PredictionWriter
+
+__all__ = ["BestCheckpoint", "LastCheckpoint", "Ledger", "PredictionWriter", "default_callbacks"]
+
+
+def default_callbacks() -> list[Callback]:
+    """Return what every run has; one that the user's configuration names replaces its equal."""
+    return [Ledger(), LastCheckpoint(), BestCheckpoint(), PredictionWriter()]

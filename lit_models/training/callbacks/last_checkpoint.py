@@ -1,0 +1,81 @@
+"""The newest state of a run, by steps and by minutes, with the one before it kept."""
+
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from lit_models.training.callbacks.ledger import Ledger
+
+
+class LastCheckpoint(Callback):
+    """Saves `checkpoints/last.ckpt` at ends of optimizer steps; `previous.ckpt` is the one before.
+
+    Lightning's ModelCheckpoint refuses steps and minutes together and lets `last` grow old when
+    the monitored metric worsens. The clock is rank 0's, and all ranks learn of it by the ledger.
+
+    Args:
+        every_n_steps: optimizer steps between saves; none for no such rule.
+        every_n_minutes: minutes between saves; none for no such rule.
+        every_epoch: save at the end of each epoch too.
+
+    Raises:
+        ValueError: an interval that is not positive.
+    """
+
+    def __init__(
+        self,
+        every_n_steps: int | None = None,
+        every_n_minutes: float | None = 10.0,
+        every_epoch: bool = True,
+    ) -> None:
+        for name, value in (("every_n_steps", every_n_steps), ("every_n_minutes", every_n_minutes)):
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} must be positive, got {value}; leave it out for none.")
+        self.every_n_steps = every_n_steps
+        self.every_n_minutes = every_n_minutes
+        self.every_epoch = every_epoch
+        self._saved_step = -1
+        self._saved_at = time.monotonic()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._saved_step, self._saved_at = trainer.global_step, time.monotonic()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        ledger = _ledger(trainer)
+        is_step_end = ledger is None or ledger.steps_done == trainer.global_step
+        if not is_step_end or trainer.global_step == self._saved_step:
+            return
+        by_steps = self.every_n_steps and trainer.global_step % self.every_n_steps == 0
+        if by_steps or (ledger is not None and ledger.save_now):
+            self._save(trainer)
+        elif ledger is not None and self._is_due(trainer):
+            ledger.wants_save = True
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.every_epoch:
+            self._save(trainer)
+
+    def _is_due(self, trainer: Trainer) -> bool:
+        if self.every_n_minutes is None or not trainer.is_global_zero:
+            return False
+        waited = timedelta(seconds=time.monotonic() - self._saved_at)
+        return waited >= timedelta(minutes=self.every_n_minutes)
+
+    def _save(self, trainer: Trainer) -> None:
+        if trainer.fast_dev_run:
+            return
+        folder = Path(trainer.default_root_dir) / "checkpoints"
+        last = folder / "last.ckpt"
+        if trainer.is_global_zero and last.exists():
+            last.replace(folder / "previous.ckpt")
+        trainer.save_checkpoint(last)
+        self._saved_step, self._saved_at = trainer.global_step, time.monotonic()
+
+
+def _ledger(trainer: Trainer) -> Ledger | None:
+    return next((c for c in trainer.callbacks if isinstance(c, Ledger)), None)

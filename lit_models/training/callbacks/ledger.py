@@ -1,0 +1,194 @@
+"""The ledger: which samples each optimizer step used, over all ranks, and what came of it."""
+
+import json
+import time
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from lit_models.training.exact import ExactModule
+from lit_models.training.record import StepSummary, read_vector
+
+FILE_NAME = "ledger.jsonl"
+
+
+class Ledger(Callback):
+    """Writes one line per optimizer step to `ledger.jsonl` of the run folder.
+
+    One small vector is summed over ranks per step and read one step late, so that no step waits
+    for another rank. What all ranks must decide together (stop, save by the clock) travels in it.
+    """
+
+    def __init__(self) -> None:
+        self.wants_stop = False  # this rank asks all ranks to stop
+        self.wants_save = False  # this rank asks all ranks to save
+        self.latest: dict[str, Any] = {}  # the newest line, equal on all ranks
+        self.save_now = False  # all ranks decided to save at this step
+        self._pending: tuple[Tensor, Any, dict[str, Any], tuple[str, ...]] | None = None
+        self._file: IO[str] | None = None
+        self._attempt = 1
+        self.steps_done = 0
+        self._learning_rate = 0.0
+        self._clock = 0.0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Open the ledger; a resumed run adds a line that says from which step it goes on."""
+        self.steps_done, self._clock = trainer.global_step, time.perf_counter()
+        if not trainer.is_global_zero or trainer.fast_dev_run:
+            return
+        folder = Path(trainer.default_root_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / FILE_NAME
+        lines = _complete_lines(path)
+        self._attempt = 1 + max((line["attempt"] for line in lines), default=0)
+        _write_plan(folder, trainer)
+        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed in teardown
+        self._append(
+            {
+                "attempt": self._attempt,
+                "resumed_from_step": trainer.global_step,
+                "plan_digest": trainer.datamodule.request("train").digest(),
+                "world_size": trainer.world_size,
+            }
+        )
+
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Note the gradient's norm before clipping, and the rate that this step uses."""
+        grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+        self._learning_rate = optimizer.param_groups[0]["lr"]
+        if isinstance(pl_module, ExactModule) and grads:
+            pl_module.step_record.grad_norm = torch.nn.utils.get_total_norm(grads)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """At the end of an optimizer step: send its vector, read the one before."""
+        self.save_now = False
+        if trainer.global_step == self.steps_done or not isinstance(pl_module, ExactModule):
+            return
+        self.steps_done = trainer.global_step
+        record = pl_module.step_record
+        facts = self._facts(trainer, record.grad_norm, batch)
+        vector = record.vector(self.wants_stop, self.wants_save)
+        self.wants_save = False
+        self._finish(trainer)
+        work = dist.all_reduce(vector, async_op=True) if _is_distributed() else None
+        self._pending = (vector, work, facts, record.term_names)
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """The lines of all steps in a checkpoint must be on disk before the checkpoint is."""
+        self._finish(trainer)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._finish(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._finish(trainer)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        self._pending = None
+
+    def _facts(self, trainer: Trainer, norm: Tensor | None, batch: Any) -> dict[str, Any]:
+        now = time.perf_counter()
+        seconds, self._clock = now - self._clock, now
+        return {
+            "epoch": trainer.current_epoch,
+            "step": trainer.global_step,
+            "step_in_epoch": int(batch["step_index"]),
+            "attempt": self._attempt,
+            "grad_norm": norm,
+            "learning_rate": self._learning_rate,
+            "seconds": round(seconds, 6),
+            "world_size": trainer.world_size,
+        }
+
+    def _finish(self, trainer: Trainer) -> None:
+        """Read the pending vector; every rank does so at the same step."""
+        if self._pending is None:
+            return
+        vector, work, facts, term_names = self._pending
+        self._pending = None
+        if work is not None:
+            work.wait()
+        summary = read_vector(vector, term_names)
+        self.latest = _line(facts, summary)
+        self.save_now = summary.save
+        if summary.stop:
+            trainer.should_stop = True
+        self._append(self.latest)
+        if trainer.is_global_zero and facts["step"] % trainer.log_every_n_steps == 0:
+            _log(trainer, self.latest)
+
+    def _append(self, line: dict[str, Any]) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+
+
+def _is_distributed() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _line(facts: dict[str, Any], summary: StepSummary) -> dict[str, Any]:
+    norm = facts["grad_norm"]
+    terms = {n: {"sum": total, "count": count} for n, (total, count) in summary.terms.items()}
+    return {
+        **facts,
+        "digest": summary.digest,
+        "samples": summary.num_samples,
+        "targets": {name: term["count"] for name, term in terms.items()},
+        "loss": summary.loss,
+        "terms": {name: t["sum"] / max(1.0, t["count"]) for name, t in terms.items()},
+        "grad_norm": None if norm is None else float(norm),
+        "is_finite": summary.is_finite,
+    }
+
+
+def _log(trainer: Trainer, line: dict[str, Any]) -> None:
+    values = {
+        "train/loss": line["loss"],
+        "train/learning_rate": line["learning_rate"],
+        "train/grad_norm": line["grad_norm"],
+        "train/samples_per_second": line["samples"] / max(line["seconds"], 1e-9),
+        **{f"train/{name}": value for name, value in line["terms"].items()},
+    }
+    for logger in trainer.loggers:
+        logger.log_metrics({k: v for k, v in values.items() if v is not None}, line["step"])
+
+
+def _complete_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a ledger, and cut off a torn last one, which a kill can leave."""
+    if not path.exists():
+        return []
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    if len(whole) < len(content):
+        with open(path, "r+b") as file:
+            file.truncate(len(whole))
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+def _write_plan(folder: Path, trainer: Trainer) -> None:
+    """Keep what the plan is made from beside the ledger: `unisono verify` makes it anew."""
+    data = trainer.datamodule
+    request = data.request("train")
+    content = {
+        "request": vars(request),
+        "digest": request.digest(),
+        "steps_per_epoch": data.steps_per_epoch,
+        "repeats_first_epoch": trainer.overfit_batches > 0,
+    }
+    (folder / "plan.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    np.save(folder / "plan_lengths.npy", np.asarray(data.datasets["train"].lengths))

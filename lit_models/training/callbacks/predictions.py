@@ -1,0 +1,146 @@
+"""Predictions stream to part files, survive a kill, and are merged in input order."""
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+PART_BATCHES = 32
+
+
+class PredictionWriter(Callback):
+    """Writes what `predict_step` returns, and lets the datamodule turn it into the user's file.
+
+    Each rank writes parts, atomically, that hold whole batches of the plan. The batches do not
+    depend on the device count, so a killed prediction goes on with any number of devices. At the
+    end rank 0 checks that each sample is there exactly once and calls
+    `datamodule.write_predictions(results, path)`.
+
+    Args:
+        part_batches: batches that one part file holds; a kill loses at most so many per device.
+    """
+
+    def __init__(self, part_batches: int = PART_BATCHES) -> None:
+        if part_batches < 1:
+            raise ValueError(f"part_batches must be at least 1, got {part_batches}.")
+        self.part_batches = part_batches
+        self._rows: list[dict[str, np.ndarray]] = []
+        self._batches: list[int] = []
+        self._folder: Path | None = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuse to overwrite, before any work is done."""
+        if stage != "predict":
+            return
+        output = trainer.datamodule.predict_output_path
+        if output.exists():
+            raise ValueError(
+                f"{output} exists and is not overwritten; move it away, or name another file "
+                "with --data.predict_output."
+            )
+        trainer.datamodule.find_done_batches = lambda: self.done_batches(trainer, pl_module)
+
+    def done_batches(self, trainer: Trainer, pl_module: LightningModule) -> frozenset[int]:
+        """Return the batches that an interrupted prediction with the same weights has written.
+
+        Asked on every rank when the loader is made: the weights are loaded, nothing is written.
+        """
+        self._folder = _parts_folder(trainer, pl_module)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        done: set[int] = set()
+        for path in sorted(self._folder.glob("part-*.npz")):
+            with np.load(path, allow_pickle=False) as part:
+                done |= set(part["batches"].tolist())
+        return frozenset(done)
+
+    def on_predict_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Keep the rows of a batch; a filler batch, which only keeps ranks in step, is dropped."""
+        if float(batch["weight"][0]) == 0:
+            return
+        rows = {name: value.cpu().numpy() for name, value in outputs.items()}
+        self._rows.append({"sample_id": batch["sample_id"].cpu().numpy(), **rows})
+        self._batches.append(int(batch["step_index"]))
+        if len(self._batches) >= self.part_batches:
+            self._flush()
+
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Merge on rank 0, after the last collective."""
+        self._flush()
+        trainer.strategy.barrier("predictions")
+        if trainer.is_global_zero and self._folder is not None:
+            num_samples = len(trainer.datamodule.datasets["predict"].lengths)
+            results = merged(self._folder, num_samples)
+            trainer.datamodule.write_predictions(results, trainer.datamodule.predict_output_path)
+            shutil.rmtree(self._folder)
+        trainer.strategy.barrier("predictions merged")
+
+    def _flush(self) -> None:
+        if not self._batches or self._folder is None:
+            return
+        names = self._rows[0]
+        arrays = {name: np.concatenate([row[name] for row in self._rows]) for name in names}
+        target = self._folder / f"part-{self._batches[0]:09d}.npz"
+        unfinished = target.with_suffix(f".{os.getpid()}.unfinished")
+        with open(unfinished, "wb") as file:
+            np.savez(file, batches=np.array(self._batches), **arrays)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, target)
+        self._rows, self._batches = [], []
+
+
+def _parts_folder(trainer: Trainer, pl_module: LightningModule) -> Path:
+    """Return the folder of parts, named by all that a prediction depends on."""
+    output = trainer.datamodule.predict_output_path
+    facts = [
+        trainer.datamodule.request("predict").digest(),
+        dict(pl_module.hparams),
+        getattr(pl_module, "recipe", None),
+    ]
+    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+    for name, value in pl_module.state_dict().items():
+        key.update(name.encode())
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        key.update(flat.view(torch.uint8).numpy().tobytes())
+    return output.with_name(f".{output.name}.{key.hexdigest()[:12]}.parts")
+
+
+def merged(folder: Path, num_samples: int) -> dict[str, np.ndarray]:
+    """Return name -> [N, …] results in the order of sample ids.
+
+    Raises:
+        RuntimeError: a sample is missing or there twice.
+    """
+    results: dict[str, np.ndarray] = {}
+    times = np.zeros(num_samples, np.int32)
+    for path in sorted(folder.glob("part-*.npz")):
+        with np.load(path, allow_pickle=False) as part:
+            ids = part["sample_id"]
+            np.add.at(times, ids, 1)
+            for name in part.files:
+                if name in ("batches", "sample_id"):
+                    continue
+                values = part[name]
+                if name not in results:
+                    results[name] = np.zeros((num_samples, *values.shape[1:]), values.dtype)
+                results[name][ids] = values
+    if not (times == 1).all():
+        raise RuntimeError(
+            f"{folder}: {int((times == 0).sum())} samples have no prediction and "
+            f"{int((times > 1).sum())} have several; remove this folder and predict again."
+        )
+    return results

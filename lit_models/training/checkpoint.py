@@ -1,0 +1,157 @@
+"""Checkpoints that are whole or absent: written aside, checked, renamed; loaded as plain data."""
+
+import os
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.pytorch import LightningModule, Trainer
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes to a temporary name, syncs, renames. The zip format's own checksums tell damage."""
+
+    @staticmethod
+    def install(trainer: Trainer) -> None:
+        """Let a trainer save through this class, unless the user chose another one."""
+        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+            trainer.strategy.checkpoint_io = AtomicCheckpointIO()
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
+    ) -> None:
+        """Save, so that `path` is the old file or the whole new one at every moment.
+
+        Raises:
+            OSError: the folder cannot be written or the disk is full; the old file is kept.
+        """
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = target.with_name(f".{target.name}.unfinished")
+        try:
+            with open(unfinished, "wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(unfinished, target)
+            _sync_folder(target.parent)
+        except (OSError, RuntimeError) as error:
+            unfinished.unlink(missing_ok=True)
+            raise OSError(
+                f"the checkpoint {target} could not be written: {error}. The one before it is "
+                "kept; free space or choose another trainer.default_root_dir."
+            ) from error
+
+    def load_checkpoint(
+        self, path: Any, map_location: Any = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Return the content of a sound checkpoint; plain data only, code is never run."""
+        return read_checkpoint(path)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def damage(path: Path) -> str | None:
+    """Return what is wrong with a checkpoint file, none if it is sound; reads every byte."""
+    if not path.is_file():
+        return "it is not a file" if path.exists() else "it does not exist"
+    if path.stat().st_size == 0:
+        return "it is empty"
+    try:
+        with zipfile.ZipFile(path) as archive:
+            broken = archive.testzip()
+    except zipfile.BadZipFile:
+        return "it is cut short or no checkpoint"
+    return f"the checksum of its record {broken} is wrong" if broken else None
+
+
+def read_checkpoint(path: str | Path, mmap: bool = False) -> dict[str, Any]:
+    """Return a checkpoint's content on the CPU.
+
+    Args:
+        path: file written by this project or any Lightning checkpoint of plain values.
+        mmap: map the tensors instead of reading them, to look at the small parts of a large file.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: damaged, or it holds more than plain data.
+    """
+    path = Path(path)
+    if not path.exists():
+        near = sorted(p.name for p in path.parent.glob("*.ckpt"))
+        there = f" That folder holds {', '.join(near[:5])}." if near else ""
+        raise FileNotFoundError(f"there is no checkpoint {path}.{there}")
+    fault = None if mmap else damage(path)
+    if fault:
+        raise ValueError(
+            f"the checkpoint {path} is damaged: {fault}. Use another one of its folder, or "
+            "--ckpt_path auto, which takes the newest sound one."
+        )
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    except (pickle.UnpicklingError, RuntimeError) as error:
+        raise ValueError(
+            f"{path} cannot be read as a checkpoint of plain data: "
+            f"{str(error).splitlines()[0]} Only plain data is loaded, never code."
+        ) from error
+    if not isinstance(content, dict) or "state_dict" not in content:
+        raise ValueError(f"{path} holds no state_dict; it is no checkpoint of a module.")
+    return content
+
+
+def newest_checkpoint(run_folder: Path) -> Path | None:
+    """Return the newest sound checkpoint of a run, none if it has none.
+
+    Damaged files are named in a warning and passed over.
+    """
+    from lightning.pytorch.utilities import rank_zero_warn
+
+    files = [p for p in (run_folder / "checkpoints").glob("*.ckpt") if not p.name.startswith(".")]
+    for path in sorted(files, key=lambda p: p.stat().st_mtime_ns, reverse=True):
+        fault = damage(path)
+        if fault is None:
+            return path
+        rank_zero_warn(f"{path} is damaged ({fault}); the one before it is used.")
+    return None
+
+
+def load_part(module: LightningModule, path: str, part: str | None = None) -> None:
+    """Copy weights from a checkpoint into a module: all of them, or one part.
+
+    Args:
+        module: with its network built.
+        path: checkpoint of this project.
+        part: name of a submodule, such as `encoder`; every one of its parameters must be there.
+
+    Raises:
+        ValueError: names or shapes do not fit; the first differences are listed.
+    """
+    weights = read_checkpoint(path)["state_dict"]
+    own = module.state_dict()
+    if part is not None:
+        weights = {k: v for k, v in weights.items() if f".{part}." in f".{k}"}
+        own = {k: v for k, v in own.items() if f".{part}." in f".{k}"}
+        if not own:
+            raise ValueError(f"init_from_part is {part!r}, but {type(module).__name__} has none.")
+    wrong = [
+        f"{name}: {'absent' if name not in weights else tuple(weights[name].shape)} "
+        f"instead of {tuple(value.shape)}"
+        for name, value in own.items()
+        if name not in weights or weights[name].shape != value.shape
+    ]
+    if wrong:
+        raise ValueError(
+            f"the weights of {path} do not fit {type(module).__name__}: {'; '.join(wrong[:3])}"
+            f"{' …' if len(wrong) > 3 else ''}. Use the model options of that checkpoint, or take "
+            "one part with model.init_from_part: encoder."
+        )
+    module.load_state_dict({**module.state_dict(), **{name: weights[name] for name in own}})

@@ -1,0 +1,141 @@
+"""ExactModule: the gradient of the one big batch, on any number of devices.
+
+DDP averages gradients over ranks and Lightning divides the loss by the number of accumulated
+micro-batches. `exact_mean` undoes both, and divides by the counts of the whole optimizer step,
+which the plan knows beforehand and every batch carries: no communication is needed.
+"""
+
+import copy
+import inspect
+from types import FrameType
+from typing import Any, ClassVar
+
+import torch
+from lightning.pytorch import Callback, LightningModule
+from torch import Tensor
+
+from lit_models.training.checkpoint import AtomicCheckpointIO, load_part
+from lit_models.training.plain import plain_hyperparameters
+from lit_models.training.record import LossSum, StepRecord
+
+__all__ = ["ExactModule", "LossSum"]
+
+
+class ExactModule(LightningModule):
+    """A LightningModule whose losses are sums and counts over a planned optimizer step.
+
+    A family calls `save_hyperparameters()` in its constructor, sets `init_from` where it takes
+    weights from a checkpoint, and returns `self.exact_mean(terms, batch)` from `training_step`.
+    """
+
+    monitor: ClassVar[str] = "val/loss"
+    monitor_mode: ClassVar[str] = "min"
+    init_from: str | None = None
+    init_from_part: str | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step_record = StepRecord()
+
+    def save_hyperparameters(
+        self,
+        *args: Any,
+        ignore: Any = None,
+        frame: FrameType | None = None,
+        logger: bool = True,
+    ) -> None:
+        """Keep the constructor's arguments as plain JSON, so that checkpoints load safely."""
+        current = inspect.currentframe()
+        frame = frame or (current.f_back if current else None)
+        super().save_hyperparameters(*args, ignore=ignore, frame=frame, logger=logger)
+        plain = plain_hyperparameters(dict(self.hparams))
+        self._set_hparams(plain)
+        self._hparams_initial = copy.deepcopy(self._hparams)
+
+    def configure_callbacks(self) -> list[Callback]:
+        """Return the ledger, unless the trainer has one: a plain script gets it too."""
+        from lit_models.training.callbacks.ledger import Ledger
+
+        present = self._trainer is not None and any(
+            isinstance(callback, Ledger) for callback in self.trainer.callbacks
+        )
+        if self._trainer is not None:
+            AtomicCheckpointIO.install(self.trainer)
+        return [] if present else [Ledger()]
+
+    def exact_mean(
+        self,
+        terms: dict[str, LossSum],
+        batch: dict[str, Any],
+        term_weights: dict[str, float] | None = None,
+    ) -> Tensor:
+        """Return the loss to back-propagate: the share of this micro-batch in the step's mean.
+
+        Args:
+            terms: name -> total and count over the weight-1 samples of this micro-batch.
+            batch: a planned batch; its `step_denominators` name the same terms.
+            term_weights: factor of each term; 1 where not given.
+
+        Raises:
+            KeyError: the batch does not come from a planned datamodule, or lacks a term.
+        """
+        if "step_denominators" not in batch:
+            raise KeyError(
+                "the batch carries no step_denominators; train with a PlannedDataModule, whose "
+                "batches know the counts of the whole optimizer step."
+            )
+        share = torch.zeros((), device=batch["weight"].device)
+        for name, (total, _) in terms.items():
+            # A term that counts nothing in this step has total 0: a zero loss, never NaN.
+            count = batch["step_denominators"][name].clamp(min=1).to(total)
+            share = share + (term_weights or {}).get(name, 1.0) * total / count
+        self.step_record.add(batch["sample_id"], batch["weight"], terms, share)
+        return share * (self._num_replicas() * self.trainer.accumulate_grad_batches)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Rewrite Lightning's progress: it counts micro-batches, whose number may now differ."""
+        if self._trainer is None or self.trainer.state.fn != "fit":
+            return
+        # Lightning restores the datamodule after the model: its state is read where it lies.
+        datamodule = self.trainer.datamodule
+        position = checkpoint.get(type(datamodule).__qualname__)
+        if position:
+            rescale_progress(
+                checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"],
+                steps=position["step"],
+                steps_before=position["epoch"] * datamodule.steps_per_epoch,
+                accumulation=self.trainer.accumulate_grad_batches,
+            )
+
+    def configure_model_from(self) -> None:
+        """Load the weights that `init_from` names; a family calls it at the end of
+        `configure_model`, once."""
+        if self.init_from is not None:
+            load_part(self, self.init_from, self.init_from_part)
+
+    def _num_replicas(self) -> int:
+        sampler = getattr(self.trainer.strategy, "distributed_sampler_kwargs", None)
+        return sampler["num_replicas"] if sampler else 1
+
+
+def rescale_progress(
+    progress: dict[str, Any], steps: int, steps_before: int, accumulation: int
+) -> None:
+    """Set a stored batch progress to `steps` optimizer steps at another accumulation.
+
+    Lightning tells where it stopped by which counters are ahead (a checkpoint of
+    `on_train_batch_end` has `completed` one behind); these differences are kept.
+
+    Args:
+        progress: `state_dict` of Lightning's batch progress, changed in place.
+        steps: optimizer steps done in the epoch.
+        steps_before: optimizer steps of the epochs before it.
+        accumulation: micro-batches of each step from now on.
+    """
+    for counters, done in (
+        (progress["current"], steps * accumulation),
+        (progress["total"], (steps_before + steps) * accumulation),
+    ):
+        moved = done - counters["processed"]
+        for name in ("ready", "started", "processed", "completed"):
+            counters[name] = max(0, counters[name] + moved)

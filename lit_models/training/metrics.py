@@ -1,0 +1,41 @@
+"""Metric objects that stay exact over ragged batches and ranks."""
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+
+class SumCount(Metric):
+    """A mean kept as float64 sum and count, so that every sample weighs the same on any device.
+
+    `update(total, count)` adds a batch; `compute()` is total / count, and 0 where nothing was
+    counted: a split without targets is no NaN.
+    """
+
+    full_state_update = False
+    total: Tensor
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        zero = torch.zeros((), dtype=torch.float64)
+        self.add_state("total", zero, dist_reduce_fx="sum")
+        self.add_state("count", zero.clone(), dist_reduce_fx="sum")
+
+    def set_dtype(self, dst_type: torch.dtype | str) -> "SumCount":
+        """Keep float64 whatever the precision of the module."""
+        return self
+
+    def update(self, total: Tensor, count: Tensor) -> None:
+        """Add one batch.
+
+        Args:
+            total: [] or [N], summed.
+            count: [] or [N], summed.
+        """
+        self.total = self.total + total.detach().double().sum()
+        self.count = self.count + count.detach().double().sum()
+
+    def compute(self) -> Tensor:
+        """Return the mean, [] float64."""
+        return self.total / self.count.clamp(min=1e-300)

@@ -1,0 +1,202 @@
+"""Parameter groups and the warm-up schedule that families share; rates come from the YAML."""
+
+import math
+from typing import Any, Literal
+
+from lightning.pytorch import LightningModule
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+
+def parameter_groups(
+    module: nn.Module, layer_decay: float = 1.0, depths: dict[str, int] | None = None
+) -> list[dict[str, Any]]:
+    """Return groups with and without weight decay, every parameter with its name.
+
+    Vectors (biases, norm scales) and embeddings do not decay. The names let a checkpoint find
+    the moments of a parameter by name instead of by position.
+
+    Args:
+        module: whose trainable parameters are grouped.
+        layer_decay: factor of the learning rate per layer below the top, in (0, 1].
+        depths: name prefix of a layer -> layers above it; others train at the full rate.
+
+    Raises:
+        ValueError: layer_decay outside (0, 1].
+    """
+    if not 0 < layer_decay <= 1:
+        raise ValueError(f"layer_decay must be above 0 and at most 1, got {layer_decay}.")
+    tables = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
+    groups: dict[tuple[bool, int], dict[str, Any]] = {}
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        depth = max((d for p, d in (depths or {}).items() if name.startswith(p)), default=0)
+        decays = parameter.ndim > 1 and id(parameter) not in tables
+        group = groups.setdefault((decays, depth), {"params": [], "lr_factor": layer_decay**depth})
+        if not decays:
+            group["weight_decay"] = 0.0
+        group["params"].append((name, parameter))
+    return list(groups.values())
+
+
+class WarmupDecay(LRScheduler):
+    """Warms the learning rate up, then lets it decay until the last optimizer step of the run.
+
+    Counts optimizer steps, whatever the device count. The last step is not stored in checkpoints:
+    a run that is resumed with more epochs follows the new length.
+
+    Args:
+        optimizer: whose groups are scheduled.
+        warmup: steps from 0 to the full rate; a fraction below 1 is a share of the run.
+        decay: shape after the warm-up.
+        final_factor: share of the full rate at the last step.
+        total_steps: length of the run; the module sets it from the plan.
+
+    Raises:
+        ValueError: a negative warm-up, or one longer than the run.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        warmup: float = 0.0,
+        decay: Literal["cosine", "linear", "constant"] = "cosine",
+        final_factor: float = 0.0,
+        total_steps: int | None = None,
+    ) -> None:
+        if warmup < 0:
+            raise ValueError(f"warmup must be 0 or more, got {warmup}.")
+        self.warmup, self.decay, self.final_factor = warmup, decay, final_factor
+        self.total_steps = total_steps
+        super().__init__(optimizer)
+
+    def set_total_steps(self, total_steps: int, batch_growth: float = 1.0) -> None:
+        """Fix the length of the run and set the rates of the first step.
+
+        Args:
+            total_steps: optimizer steps of the whole run.
+            batch_growth: how many times larger than planned the global batch is; a warm-up in
+                steps then takes the same number of samples.
+        """
+        if self.warmup >= 1:
+            self.warmup = max(1.0, self.warmup / batch_growth)
+        if self.warmup >= total_steps:
+            raise ValueError(
+                f"warmup is {self.warmup:g} steps, but the run has {total_steps}; give fewer, or a "
+                "share below 1."
+            )
+        self.total_steps = total_steps
+        self._initial_step()
+
+    def factor(self, step: int) -> float:
+        """Return the share of the full rate at an optimizer step, from 0."""
+        total = self.total_steps or 1
+        warmup = self.warmup if self.warmup >= 1 else self.warmup * total
+        if step < warmup:
+            return (step + 1) / (warmup + 1)
+        progress = min(1.0, (step - warmup) / max(1, total - warmup))
+        if self.decay == "constant":
+            return 1.0
+        if self.decay == "linear":
+            return 1 - (1 - self.final_factor) * progress
+        wave = 0.5 * (1 + math.cos(math.pi * progress))
+        return self.final_factor + (1 - self.final_factor) * wave
+
+    def get_lr(self) -> list[float]:
+        factor = self.factor(self.last_epoch)
+        return [base * factor for base in self.base_lrs]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position alone: the configuration of today says the rest."""
+        return {"last_epoch": self.last_epoch, "_step_count": self._step_count}
+
+
+def lr_scale(rule: Literal["none", "linear", "sqrt"], global_size: int, base_size: int) -> float:
+    """Return the factor on the learning rate for a global batch that grew with the devices.
+
+    Source: linear scaling (Goyal et al. 2017, section 2.1); square root (Krizhevsky 2014).
+    """
+    ratio = global_size / base_size
+    return {"none": 1.0, "linear": ratio, "sqrt": ratio**0.5}[rule]
+
+
+def by_name(optimizer: Optimizer) -> Optimizer:
+    """Make an optimizer load its state by parameter name, and return it.
+
+    By position, a checkpoint with other groups would give parameters each other's moments.
+    """
+    optimizer.register_load_state_dict_pre_hook(_reorder_by_name)
+    return optimizer
+
+
+def _reorder_by_name(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    saved_groups = state_dict["param_groups"]
+    groups = optimizer.param_groups
+    if not all("param_names" in group for group in [*saved_groups, *groups]):
+        return state_dict
+    position = {
+        name: index
+        for group in saved_groups
+        for name, index in zip(group["param_names"], group["params"], strict=True)
+    }
+    names = [name for group in groups for name in group["param_names"]]
+    missing, extra = set(names) - set(position), set(position) - set(names)
+    if missing or extra:
+        raise ValueError(
+            f"the checkpoint's optimizer holds other parameters: without "
+            f"{sorted(missing)[:3] or 'none'}, beyond {sorted(extra)[:3] or 'none'}; resume with "
+            "the model of the checkpoint, or start from its weights with model.init_from."
+        )
+    home = {name: group for group in saved_groups for name in group["param_names"]}
+    state, new_groups, index = {}, [], 0
+    for group in groups:
+        # The settings of a group travel with its first parameter.
+        new_group = {**home[group["param_names"][0]], "param_names": list(group["param_names"])}
+        new_group["params"] = []
+        for name in group["param_names"]:
+            if position[name] in state_dict["state"]:
+                state[index] = state_dict["state"][position[name]]
+            new_group["params"].append(index)
+            index += 1
+        new_groups.append(new_group)
+    return {**state_dict, "state": state, "param_groups": new_groups}
+
+
+def configured(module: LightningModule, optimizer: Optimizer, scheduler: Any | None) -> Any:
+    """Return what `configure_optimizers` hands to Lightning: a schedule in optimizer steps.
+
+    Args:
+        module: attached to a trainer with a planned datamodule.
+        optimizer: made from `parameter_groups`.
+        scheduler: factory of a schedule, or none for a constant rate.
+    """
+    by_name(optimizer)
+    facts = module.trainer.datamodule.plan_facts
+    rule = module.hparams.get("lr_scaling", "none")
+    base = module.hparams.get("base_global_batch_size") or facts.global_batch_size
+    scale = lr_scale(rule, facts.global_batch_size, base)
+    module.lr_scale = scale
+    for group in optimizer.param_groups:
+        group["lr"] *= scale * group.get("lr_factor", 1.0)
+    if scheduler is None:
+        return optimizer
+    schedule = scheduler(optimizer)
+    if isinstance(schedule, WarmupDecay) and schedule.total_steps is None:
+        growth = 1.0 if rule == "none" else facts.global_batch_size / base
+        schedule.set_total_steps(total_steps(module), growth)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def total_steps(module: LightningModule) -> int:
+    """Return the optimizer steps of the whole run, from the plan and the trainer's budget."""
+    trainer = module.trainer
+    by_epochs = (trainer.max_epochs or -1) * trainer.datamodule.steps_per_epoch
+    budgets = [n for n in (trainer.max_steps, by_epochs) if n > 0]
+    if not budgets:
+        raise ValueError(
+            "a schedule that ends with the run needs trainer.max_epochs or trainer.max_steps; "
+            "give one, or set the schedule's total_steps."
+        )
+    return min(budgets)

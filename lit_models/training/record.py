@@ -1,0 +1,121 @@
+"""What one rank knows about the optimizer step under way: sums, counts and used sample ids."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+_LIMB_BITS, _NUM_LIMBS = 21, 3  # 63 bits of digest in float64 sums that stay exact
+_DIGEST_MASK = (1 << 63) - 1
+
+
+class LossSum(NamedTuple):
+    """One term of a loss: its total over the targets that count, and their number; both []."""
+
+    total: Tensor
+    count: Tensor
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+_GOLDEN = _signed(0x9E3779B97F4A7C15)
+_MIX_1, _MIX_2 = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    return (x >> bits) & ((1 << (64 - bits)) - 1)  # logical shift of a signed integer
+
+
+def hash_ids(ids: Tensor) -> Tensor:
+    """Return [N] int64 with the bits of `datamodules.plan.hash_ids`, without leaving the device."""
+    x = ids + _GOLDEN
+    x = (x ^ _shifted(x, 30)) * _MIX_1
+    x = (x ^ _shifted(x, 27)) * _MIX_2
+    return x ^ _shifted(x, 31)
+
+
+class StepRecord:
+    """Collects one optimizer step on the device, without a synchronisation.
+
+    The vector that `vector` returns is summed over ranks; `read` turns the sum into values.
+    """
+
+    def __init__(self) -> None:
+        self.term_names: tuple[str, ...] = ()
+        self.grad_norm: Tensor | None = None
+        self._sums: Tensor | None = None
+
+    def add(
+        self, sample_id: Tensor, weight: Tensor, terms: dict[str, LossSum], loss: Tensor
+    ) -> None:
+        """Add one micro-batch.
+
+        Args:
+            sample_id: [B] int64.
+            weight: [B], 0 for fillers.
+            terms: totals and counts on this rank.
+            loss: [] this micro-batch's share of the step's loss.
+        """
+        used = weight > 0
+        digest = torch.where(used, hash_ids(sample_id), 0).sum()
+        mask = (1 << _LIMB_BITS) - 1
+        limbs = [(digest >> (_LIMB_BITS * i)) & mask for i in range(_NUM_LIMBS)]
+        self.term_names = tuple(terms)
+        values = [*limbs, used.sum(), loss]
+        for term in terms.values():
+            values += [term.total, term.count]
+        sums = torch.stack([v.detach().double() for v in values])
+        self._sums = sums if self._sums is None else self._sums + sums
+
+    def vector(self, stop: bool, save: bool) -> Tensor:
+        """Return [8 + 2 terms] float64 for the sum over ranks, and start the next step.
+
+        Args:
+            stop: this rank asks all to stop.
+            save: this rank asks all to save.
+        """
+        if self._sums is None:
+            raise RuntimeError(
+                "an optimizer step ended, but training_step never called exact_mean; the loss "
+                "of an ExactModule must go through it."
+            )
+        finite = torch.isfinite(self._sums).all()
+        if self.grad_norm is not None:
+            finite = finite & torch.isfinite(self.grad_norm.to(finite.device))
+        flags = torch.stack([(~finite).double(), finite.new_tensor(stop, dtype=torch.float64)])
+        flags = torch.cat([flags, flags.new_tensor([float(save)])])
+        vector, self._sums = torch.cat([flags, self._sums]), None
+        return vector
+
+
+class StepSummary(NamedTuple):
+    """One optimizer step over all ranks."""
+
+    is_finite: bool
+    stop: bool
+    save: bool
+    digest: str
+    num_samples: int
+    loss: float
+    terms: dict[str, tuple[float, float]]
+
+
+def read_vector(vector: Tensor, term_names: tuple[str, ...]) -> StepSummary:
+    """Return the values in a vector that was summed over ranks; waits for the device."""
+    values = vector.tolist()
+    flags, limbs, rest = values[:3], values[3 : 3 + _NUM_LIMBS], values[3 + _NUM_LIMBS :]
+    # Each rank added several micro-batches: limbs have carried, and are put together with carry.
+    digest = sum(int(limb) << (_LIMB_BITS * i) for i, limb in enumerate(limbs)) & _DIGEST_MASK
+    pairs = rest[2:]
+    terms = {n: (pairs[2 * i], pairs[2 * i + 1]) for i, n in enumerate(term_names)}
+    return StepSummary(
+        is_finite=flags[0] == 0,
+        stop=flags[1] > 0,
+        save=flags[2] > 0,
+        digest=f"{digest:016x}",
+        num_samples=int(rest[0]),
+        loss=rest[1],
+        terms=terms,
+    )

@@ -1,0 +1,131 @@
+"""The smallest module and datamodule on the shared code: ragged sequences, two loss terms."""
+
+import hashlib
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor, nn
+
+from datamodules.plan import PlanOptions, rng_for
+from datamodules.planned import LoaderOptions, PlannedDataModule, PlannedDataset, Stage
+from lit_models.training.exact import ExactModule, LossSum
+from lit_models.training.metrics import SumCount
+from lit_models.training.optim import configured, parameter_groups
+
+WIDTH = 4
+
+
+class ToySequences(PlannedDataset):
+    """Sequences of 1 to 9 numbers; the target of each is the sum of squares."""
+
+    def __init__(self, num_samples: int, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        self.lengths = rng.integers(1, 10, num_samples)
+        self.values = [rng.normal(size=n) for n in self.lengths]
+        self.fingerprint = hashlib.sha256(np.concatenate(self.values).tobytes()).hexdigest()
+        self.target_counts = {"sum": None, "values": self.lengths}
+        self.seed = seed
+
+    def example(self, sample_id: int, epoch: int) -> np.ndarray:
+        noise = rng_for(self.seed, epoch, sample_id).normal()
+        return self.values[sample_id] + 0.01 * noise
+
+    def collate(self, examples: list[np.ndarray]) -> dict[str, Any]:
+        width = max(len(values) for values in examples)
+        padded = np.zeros((len(examples), width))
+        mask = np.zeros((len(examples), width), bool)
+        for row, values in enumerate(examples):
+            padded[row, : len(values)], mask[row, : len(values)] = values, True
+        dtype = torch.get_default_dtype()
+        return {"values": torch.tensor(padded, dtype=dtype), "mask": torch.from_numpy(mask)}
+
+
+class ToyData(PlannedDataModule):
+    """Toy sequences for every stage."""
+
+    def __init__(
+        self,
+        num_samples: int = 50,
+        global_batch_size: int = 8,
+        micro_batch_size: int | None = None,
+        batch_size: int | None = None,
+        predict_output: str = "toy.csv",
+        plan: PlanOptions = PlanOptions(seed=3, bucket_window=2),  # noqa: B008 - frozen
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__(
+            global_batch_size,
+            micro_batch_size or "auto",
+            batch_size,
+            plan,
+            LoaderOptions(num_workers=num_workers),
+        )
+        self.num_samples = num_samples
+        self.predict_output_path = Path(predict_output)
+
+    def build(self, stage: Stage) -> PlannedDataset:
+        size = self.num_samples if stage == "train" else 21
+        return ToySequences(size, {"train": 0, "validation": 1, "test": 2, "predict": 3}[stage])
+
+    def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
+        path.write_text("".join(f"{value:.6f}\n" for value in results["prediction"]))
+
+
+class LitToy(ExactModule):
+    """A small network on every value, summed over the sequence."""
+
+    def __init__(
+        self,
+        optimizer: OptimizerCallable = partial(torch.optim.AdamW, lr=0.01),  # noqa: B008
+        lr_scheduler: LRSchedulerCallable | None = None,
+        init_from: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.optimizer, self.lr_scheduler, self.init_from = optimizer, lr_scheduler, init_from
+        self.model: nn.Module | None = None
+        self.val_loss = SumCount()
+
+    def configure_model(self) -> None:
+        if self.model is None:
+            generator = torch.Generator().manual_seed(5)
+            self.model = nn.Sequential(nn.Linear(1, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
+            for parameter in self.model.parameters():
+                parameter.data.normal_(generator=generator)
+            self.configure_model_from()
+
+    def forward(self, batch: dict[str, Any]) -> Tensor:
+        each = self.model(batch["values"].unsqueeze(-1)).squeeze(-1)  # [B, T]
+        return each * batch["mask"]
+
+    def losses(self, batch: dict[str, Any]) -> dict[str, LossSum]:
+        each, weight = self(batch), batch["weight"].to(batch["values"])
+        target = batch["values"] ** 2
+        per_value = ((each - target) ** 2 * batch["mask"]).sum(1) * weight
+        per_sum = (each.sum(1) - target.sum(1)) ** 2 * weight
+        return {
+            "sum": LossSum(per_sum.sum(), weight.sum()),
+            "values": LossSum(per_value.sum(), (batch["mask"].sum(1) * weight).sum()),
+        }
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
+        return self.exact_mean(self.losses(batch), batch, {"sum": 0.5})
+
+    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        self.val_loss.update(*self.losses(batch)["sum"])
+        self.log("val/loss", self.val_loss)
+
+    def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        self.val_loss.update(*self.losses(batch)["sum"])
+        self.log("test/loss", self.val_loss)
+        self.log("test/count", self.val_loss.count, reduce_fx="sum")
+
+    def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Tensor]:
+        return {"prediction": self(batch).sum(1)}
+
+    def configure_optimizers(self) -> Any:
+        return configured(self, self.optimizer(parameter_groups(self)), self.lr_scheduler)
