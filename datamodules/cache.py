@@ -1,0 +1,83 @@
+"""Folders that are made once and then only read: complete under their name, or not there."""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+CACHE_VARIABLE = "UNISONO_CACHE"
+READ_BYTES = 1 << 22
+
+
+def cache_root(cache_dir: str | None = None) -> Path:
+    """Return the folder of all caches: the option, else $UNISONO_CACHE, else ~/.cache/unisono."""
+    named = cache_dir or os.environ.get(CACHE_VARIABLE)
+    return Path(named).expanduser() if named else Path.home() / ".cache" / "unisono"
+
+
+def digest_of(value: Any) -> str:
+    """Return the hex digest of plain JSON values; the order of keys does not matter."""
+    text = json.dumps(value, sort_keys=True, ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def file_digest(path: Path, root: Path) -> str:
+    """Return the hex digest of a file's content.
+
+    A file of the same place, size and time is not read again: the digest is remembered in the
+    cache, so that every rank knows it at once.
+    """
+    status = path.stat()
+    key = digest_of([str(path.resolve()), status.st_size, status.st_mtime_ns])
+    memory = root / "digests" / key
+    if memory.exists():
+        return memory.read_text()
+    content = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(READ_BYTES):
+            content.update(chunk)
+    digest = content.hexdigest()[:32]
+    memory.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = memory.with_name(f"{memory.name}.{os.getpid()}")
+    unfinished.write_text(digest)
+    os.replace(unfinished, memory)
+    return digest
+
+
+def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
+    """Return the folder, which `make` fills where it does not exist yet.
+
+    Args:
+        folder: its final name; it exists only when complete.
+        make: fills the temporary folder that it is given.
+    """
+    if folder.exists():
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    except OSError as error:
+        raise RuntimeError(
+            f"the cache folder {folder.parent} cannot be written ({error.strerror}); name another "
+            f"with data.cache_dir or the variable {CACHE_VARIABLE}."
+        ) from error
+    try:
+        make(temporary)
+        if not _renamed(temporary, folder) and not folder.exists():
+            raise RuntimeError(f"{folder} could not be made from {temporary}; check the disk.")
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder
+
+
+def _renamed(temporary: Path, folder: Path) -> bool:
+    """Whether this process was the one that made it; another may have been quicker."""
+    try:
+        os.rename(temporary, folder)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,208 @@
+"""Rows of a table become checked job descriptions: normalised text, language and codes."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from datamodules.bad_rows import BadRows
+from datamodules.languages import UNKNOWN, language_code
+from datamodules.sources import BadRow, RowBatch, check_columns, column_names, read_rows
+from datamodules.splitting import parse_part
+from datamodules.tokenizers.characters import TextNormalisation
+from datamodules.tokenizers.codes import CodeBook, CodeSystem
+
+NO_CODE_MARKS = ("", "na", "n/a", "nan", "null", "none")
+
+
+@dataclass
+class Columns:
+    """Which columns of the tables hold what.
+
+    Args:
+        text: the job description.
+        language: the language of each row; none where all rows have `default_language`.
+        codes: one column per code, or one column that `code_separator` cuts. None takes
+            code_1, code_2, … as far as they exist.
+        code_separator: text between the codes of one cell.
+        split: train, validation or test, stated by the table itself.
+        default_language: of rows that state none.
+    """
+
+    text: str = "text"
+    language: str | None = None
+    codes: list[str] | None = None
+    code_separator: str | None = None
+    split: str | None = None
+    default_language: str = UNKNOWN
+
+    def __post_init__(self) -> None:
+        self.default_language = language_code(self.default_language)
+        if self.code_separator is not None and not self.code_separator.strip(" "):
+            raise ValueError(
+                f'columns.code_separator must be a visible text, got "{self.code_separator}"; '
+                "leave it out where each code has a column of its own."
+            )
+        named = [self.text, self.language, self.split, *(self.codes or [])]
+        named = [name for name in named if name is not None]
+        twice = next((name for i, name in enumerate(named) if name in named[:i]), None)
+        if twice is not None:
+            raise ValueError(f'columns names "{twice}" twice; each use needs its own column.')
+
+    def code_columns(self, path: Path) -> list[str]:
+        """The code columns of this table.
+
+        Raises:
+            ValueError: it has none, or lacks one that is named.
+        """
+        if self.codes:
+            check_columns(path, self.codes, "columns.codes")
+            return self.codes
+        names = column_names(path)
+        found = [name for name in (f"code_{i}" for i in range(1, 10)) if name in names]
+        if not found:
+            raise ValueError(
+                f"{path} has no column code_1; it has: {', '.join(names)}. Name its code columns "
+                "with --data.columns.codes='[…]'."
+            )
+        return found
+
+    def text_columns(self, path: Path) -> list[str]:
+        """The columns of text and language; raises ValueError where the table lacks one."""
+        check_columns(path, [self.text], "columns.text")
+        if self.language is None:
+            return [self.text]
+        check_columns(path, [self.language], "columns.language")
+        return [self.text, self.language]
+
+
+class Job(NamedTuple):
+    """One sound row; codes in normal form, without repetition."""
+
+    line: int
+    text: str
+    language: str
+    codes: tuple[str, ...]
+    part: int | None
+
+
+@dataclass
+class RowRules:
+    """What a row must fulfil, and where those go that do not.
+
+    Args:
+        columns: which column holds what.
+        normalisation: of the text.
+        system: how codes are written.
+        bad_rows: takes the rows that break a rule.
+        book: the legal codes; none where the data define them.
+    """
+
+    columns: Columns
+    normalisation: TextNormalisation
+    system: CodeSystem
+    bad_rows: BadRows
+    book: CodeBook | None = None
+    _languages: dict[str, str | ValueError] = field(default_factory=dict)
+    _codes: dict[str, str | None | ValueError] = field(default_factory=dict)
+
+    def jobs(self, path: Path, with_split: bool = False) -> Iterator[Job]:
+        """Yields the sound rows of a table with codes, in order; with their part where asked."""
+        codes = self.columns.code_columns(path)
+        wanted = [*self.columns.text_columns(path), *codes]
+        split = self.columns.split if with_split else None
+        if split is not None:
+            check_columns(path, [split], "columns.split")
+            wanted.append(split)
+        for batch in read_rows(path, list(dict.fromkeys(wanted)), self.bad_rows.add):
+            cells = [batch.texts(name) for name in codes]
+            parts = batch.texts(split) if split else None
+            for i, (text, language) in enumerate(self.inputs(batch)):
+                if text is None:
+                    continue
+                line = int(batch.line[i])
+                try:
+                    part = parse_part(parts[i]) if parts else None
+                    found = self._row_codes([column[i] for column in cells])
+                except _Broken as broken:
+                    self._reject(batch, i, broken.value, str(broken))
+                except ValueError as error:
+                    self._reject(batch, i, parts[i] if parts else "", str(error))
+                else:
+                    yield Job(line, text, language, found, part)
+
+    def inputs(self, batch: RowBatch) -> Iterator[tuple[str | None, str]]:
+        """Yields normalised text and language of every row; text None where the row is bad."""
+        texts = batch.texts(self.columns.text)
+        named = batch.texts(self.columns.language) if self.columns.language else None
+        seen: dict[str, str] = {}
+        for i, raw in enumerate(texts):
+            text = seen.get(raw)
+            if text is None:
+                text = seen[raw] = self.normalisation(raw)
+            language = self._language(named[i]) if named else self.columns.default_language
+            if not text:
+                self._reject(batch, i, raw, f'the column "{self.columns.text}" holds no text; '
+                             "fill it or leave the row out.")  # fmt: skip
+                yield None, UNKNOWN
+            elif isinstance(language, ValueError):
+                self._reject(batch, i, named[i] if named else "", str(language))
+                yield None, UNKNOWN
+            else:
+                yield text, language
+
+    def _language(self, raw: str) -> str | ValueError:
+        found = self._languages.get(raw)
+        if found is None:
+            try:
+                found = language_code(raw)
+                found = self.columns.default_language if found == UNKNOWN else found
+            except ValueError as error:
+                found = error
+            self._languages[raw] = found
+        return found
+
+    def _row_codes(self, cells: list[str]) -> tuple[str, ...]:
+        if self.columns.code_separator is not None:
+            cells = [part for cell in cells for part in cell.split(self.columns.code_separator)]
+        found: dict[str, None] = {}
+        for cell in cells:
+            code = self._codes[cell] if cell in self._codes else self._parse(cell)
+            if isinstance(code, ValueError):
+                raise _Broken(cell, str(code))
+            if code is not None:
+                found[code] = None
+        if not found:
+            raise _Broken(" ".join(cells).strip(), "the row has no code; give it one or leave it "
+                          "out.")  # fmt: skip
+        if len(found) > self.system.max_codes:
+            raise _Broken(
+                ", ".join(found),
+                f"the row has {len(found)} codes, this code system allows "
+                f"{self.system.max_codes}; raise max_codes of data.code_system or drop a code.",
+            )
+        return tuple(found)
+
+    def _parse(self, cell: str) -> str | None | ValueError:
+        code: str | None | ValueError = None
+        raw = cell.strip()
+        if raw.lower() not in NO_CODE_MARKS or (self.book is not None and raw in self.book):
+            try:
+                code = self.system.parse(raw)
+                if self.book is not None:
+                    self.book.index(code)
+            except ValueError as error:
+                code = error
+        self._codes[cell] = code
+        return code
+
+    def _reject(self, batch: RowBatch, i: int, value: str, rule: str) -> None:
+        self.bad_rows.add(BadRow(str(batch.file), int(batch.line[i]), value, rule))
+
+
+class _Broken(ValueError):
+    """A rule that a row's codes break, with the value that breaks it."""
+
+    def __init__(self, value: str, rule: str) -> None:
+        super().__init__(rule)
+        self.value = value

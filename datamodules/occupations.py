@@ -1,0 +1,241 @@
+"""Tables of job descriptions become planned batches for the occupation coder."""
+
+import pickle
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from datamodules.augmentation import Augmentation
+from datamodules.bad_rows import hand_over_rejected
+from datamodules.cache import cache_root
+from datamodules.occupation_batches import DistinctInputs, OccupationDataset
+from datamodules.occupation_rows import Columns
+from datamodules.occupation_store import (
+    CodeBookOptions,
+    OccupationStore,
+    StoreRequest,
+    TextOptions,
+    encoding_digest,
+    open_store,
+)
+from datamodules.planned import PlannedDataModule, PlannedDataset, Stage
+from datamodules.predict_rows import PredictIndex, open_index
+from datamodules.sources import expand_files
+from datamodules.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, SplitOptions
+from datamodules.tokenizers.code_systems import CodeSystem, named_code_system
+
+RECIPE_KEY = "occupation_recipe"
+Files = str | list[str] | None
+
+
+class OccupationDataModule(PlannedDataModule):
+    """Reads tables of job descriptions and codes; without any file, embedded demo data.
+
+    Args:
+        train_files: csv, tsv or parquet; a path, a pattern, or several.
+        validation_files: none divides the training rows by their strings.
+        test_files: as validation_files; with validation files and none here, nothing is tested.
+        predict_files: tables to code; they need no code columns.
+        columns: which column holds what.
+        code_system: hisco, occ1950, from_data, or a CodeSystem.
+        code_book: csv of the legal codes; none takes the codes of the data.
+        split: how training rows are divided.
+        augmentation: noise in training texts; none without it.
+        on_bad_rows: `error` names the first 20, `reject` writes all to rejected.csv.
+        text: length and normalisation of texts; a checkpoint's own win over these.
+        cache_dir: none takes $UNISONO_CACHE, else ~/.cache/unisono.
+        planned: batch sizes, plan and loader, see `PlannedDataModule`.
+
+    After `setup`, `recipe` holds what a checkpoint must keep to code a text in the same way.
+
+    Raises:
+        ValueError: options are in conflict.
+    """
+
+    def __init__(
+        self,
+        train_files: Files = None,
+        validation_files: Files = None,
+        test_files: Files = None,
+        predict_files: Files = None,
+        columns: Columns | None = None,
+        code_system: str | CodeSystem = "hisco",
+        code_book: str | CodeBookOptions | None = None,
+        split: SplitOptions | None = None,
+        augmentation: Augmentation | None = None,
+        on_bad_rows: Literal["error", "reject"] = "error",
+        text: TextOptions = TextOptions(),  # noqa: B008 - frozen
+        cache_dir: str | None = None,
+        **planned: Any,
+    ) -> None:
+        super().__init__(**planned)
+        self.files: dict[int, Files] = {
+            TRAIN: train_files,
+            VALIDATION: validation_files,
+            TEST: test_files,
+        }
+        self.predict_files = predict_files
+        self.columns = columns or Columns()
+        self.code_system = named_code_system(code_system)
+        options = CodeBookOptions(code_book) if isinstance(code_book, str) else code_book
+        self.code_book = options or CodeBookOptions()
+        self.split = split or SplitOptions()
+        self.augmentation = augmentation or Augmentation()
+        self.on_bad_rows = on_bad_rows
+        self.text = text
+        self.cache_dir = cache_dir
+        self.recipe: dict[str, Any] | None = None
+        self.store: OccupationStore | None = None
+        self.index: PredictIndex | None = None
+        self._check()
+
+    def prepare_data(self) -> None:
+        """Tokenise what the stage needs into the cache; copies the rejected rows to the run."""
+        stage = self._trainer_stage()
+        if stage == "predict":
+            folder = self._open_index(self._wanted_recipe(stage)).folder
+        else:
+            folder = self._open_store(self._wanted_recipe(stage)).folder
+        hand_over_rejected(folder, self._run_folder())
+
+    def setup(self, stage: str) -> None:
+        """Open the cache and build the datasets of the stage.
+
+        Raises:
+            ValueError: the checkpoint is of another family, or rows break a rule.
+        """
+        recipe = self._wanted_recipe(stage)
+        if stage == "predict":
+            self.index = self._open_index(recipe)
+            self.recipe = recipe
+        elif self.store is None or (
+            recipe is not None and encoding_digest(recipe) != encoding_digest(self.store.recipe)
+        ):
+            self.store = self._open_store(recipe)
+            self.recipe = recipe or self.store.recipe
+            self.datasets.clear()
+        super().setup(stage)
+
+    def build(self, stage: Stage) -> PlannedDataset:
+        """Return the dataset of one stage.
+
+        Raises:
+            ValueError: no row belongs to it.
+        """
+        if stage == "predict":
+            assert self.index is not None
+            return DistinctInputs(self.index)
+        assert self.store is not None
+        is_training = stage == "train"
+        dataset = OccupationDataset(
+            self.store,
+            PART_NAMES.index(stage),
+            self.augmentation if is_training else None,
+            self.seed,
+        )
+        if not len(dataset.row_ids):
+            raise ValueError(
+                f"no row is for {stage}; name data.{stage}_files, or raise "
+                f"data.split.{stage}_share above {getattr(self.split, stage + '_share', 0)}."
+            )
+        return dataset
+
+    def _check(self) -> None:
+        if self.on_bad_rows not in ("error", "reject"):
+            raise ValueError(
+                f'on_bad_rows must be "error" or "reject", got "{self.on_bad_rows}".'
+            )
+        if self.columns.split and (self.files[VALIDATION] or self.files[TEST]):
+            raise ValueError(
+                f'columns.split ("{self.columns.split}") divides the training files, and '
+                "validation_files or test_files are given too; leave one of them out."
+            )
+        if not self.files[TRAIN] and self.files[VALIDATION] and not self.files[TEST]:
+            raise ValueError("validation_files are given without train_files; name both.")
+
+    def _wanted_recipe(self, stage: str) -> dict[str, Any] | None:
+        """The recipe that decides the encoding; none makes a new one from the training data."""
+        if stage == "fit":
+            return None
+        trainer = self.trainer
+        if trainer is not None and trainer.ckpt_path:
+            return recipe_of_checkpoint(Path(trainer.ckpt_path))
+        model = getattr(trainer, "lightning_module", None)
+        recipe = getattr(model, "recipe", None) or self.recipe
+        if recipe is None and stage == "predict":
+            raise ValueError(
+                "predict needs a trained model: give --ckpt_path, in a script set "
+                "trainer.ckpt_path or pass LitOccupationCoder.load_from_checkpoint(path)."
+            )
+        return recipe
+
+    def _open_store(self, recipe: dict[str, Any] | None) -> OccupationStore:
+        files = {
+            part: expand_files(named, f"data.{PART_NAMES[part]}_files")
+            for part, named in self.files.items()
+        }
+        columns = self.columns
+        if not any(files.values()):
+            from datamodules.demo import demo_occupations  # made only where it is asked for
+
+            files[TRAIN] = [demo_occupations(cache_root(self.cache_dir))]
+            columns = Columns(language="language")
+        request = StoreRequest(
+            files,
+            columns,
+            self.code_system,
+            self.code_book,
+            self.split,
+            self.text,
+            self.on_bad_rows,
+        )
+        if recipe is not None:
+            made = request.folder(self.cache_dir)  # by training on the same files, most likely
+            if made.exists():
+                store = OccupationStore(made)
+                if encoding_digest(store.recipe) == encoding_digest(recipe):
+                    return store
+            request.recipe = recipe
+        return open_store(request, self.cache_dir)
+
+    def _open_index(self, recipe: dict[str, Any] | None) -> PredictIndex:
+        assert recipe is not None
+        files = expand_files(self.predict_files, "data.predict_files")
+        if not files:
+            raise ValueError("predict needs tables: name them with --data.predict_files=mine.csv.")
+        return open_index(files, self.columns, recipe, self.on_bad_rows, self.cache_dir)
+
+    def _trainer_stage(self) -> str:
+        if self.trainer is None or self.trainer.state.fn is None:
+            return "fit"
+        return self.trainer.state.fn.value
+
+    def _run_folder(self) -> Path:
+        return Path(self.trainer.default_root_dir if self.trainer is not None else ".")
+
+
+def recipe_of_checkpoint(path: Path) -> dict[str, Any]:
+    """Return what a checkpoint keeps of its data: normalisation, languages, code book, …
+
+    Raises:
+        FileNotFoundError: there is no such checkpoint.
+        ValueError: it is damaged, or of another family.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"checkpoint {path} does not exist; check --ckpt_path.")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(
+            f"checkpoint {path} is damaged or no checkpoint ({reason}); use another one of its "
+            "folder."
+        ) from error
+    if not isinstance(checkpoint, dict) or RECIPE_KEY not in checkpoint:
+        keys = ", ".join(map(str, list(checkpoint)[:8])) if isinstance(checkpoint, dict) else "none"
+        raise ValueError(
+            f"checkpoint {path} is of another family: it keeps no occupation recipe (its keys: "
+            f"{keys}); give a checkpoint of LitOccupationCoder."
+        )
+    return checkpoint[RECIPE_KEY]
