@@ -9,6 +9,8 @@ from typing import Literal
 from datamodules.sources import BadRow
 
 NUM_NAMED = 20
+NUM_IN_FULL = 3  # more rows than this get one line each
+COLUMNS = 80
 REJECTED_FILE = "rejected.csv"
 OnBadRows = Literal["error", "reject", "collect"]
 
@@ -46,26 +48,33 @@ class BadRows:
         if self.count:
             with (folder / REJECTED_FILE).open("w", encoding="utf-8", newline="") as file:
                 writer = csv.writer(file, lineterminator="\n")
-                writer.writerow(["file", "line", "value", "reason"])
-                writer.writerows((row.file, row.line, row.value, row.rule) for row in self.rows)
+                writer.writerow(["file", "line", "value", "kind", "reason"])
+                writer.writerows(
+                    (row.file, row.line, row.value, row.kind, row.rule) for row in self.rows
+                )
 
     def message(self) -> str:
-        """The first rows with file, line, value and rule, and the way out."""
-        noun = "row breaks" if self.count == 1 else "rows break"
-        more = self.count - NUM_NAMED
-        return "\n".join(
-            [
-                f"{self.count} {noun} the rules of the data:",
-                *(f"  {row}" for row in self.rows[:NUM_NAMED]),
-                *([f"  … and {more} more"] if more > 0 else []),
-                "Correct them, or leave them out with --data.on_bad_rows=reject, which writes them "
-                f"to {REJECTED_FILE}; `unisono check` lists all.",
-            ]
-        )
+        """The first rows with file, line, value and rule, and the way out, on one screen."""
+        named = self.rows[:NUM_NAMED]
+        way_out = f"--data.on_bad_rows=reject writes them to {REJECTED_FILE} and goes on without."
+        if self.count <= NUM_IN_FULL:
+            noun = "1 row breaks" if self.count == 1 else f"{self.count} rows break"
+            return "\n".join([f"{noun} the rules of the data:", *map(str, named), way_out])
+        first = f"; the first {NUM_NAMED}" if self.count > NUM_NAMED else ""
+        head = f"{self.count} rows break the rules of the data{first}:"
+        explain = f"{way_out}\n`unisono check` explains each."
+        return "\n".join([head, *(_one_line(row) for row in named), explain])
+
+
+def _one_line(row: BadRow) -> str:
+    file = row.file if len(row.file) <= 30 else "…" + row.file[-29:]
+    value = row.value if len(row.value) <= 20 else row.value[:19] + "…"
+    line = f'{file}:{row.line}: "{value}": {row.rule}'
+    return line if len(line) <= COLUMNS else line[: COLUMNS - 1] + "…"
 
 
 def hand_over_rejected(cache_folder: Path, run_folder: Path) -> int:
-    """Copies the rejected rows of a cache into the run folder, says so, and returns their number."""
+    """Copies the rejected rows of a cache to the run folder, says so and returns their number."""
     source = cache_folder / REJECTED_FILE
     if not source.exists():
         return 0

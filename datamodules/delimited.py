@@ -103,7 +103,7 @@ def split_line(line: str, delimiter: str) -> list[str]:
             position = match.end()
             if position < len(line) and line[position] != delimiter:
                 raise _LineError(
-                    f'text follows the closing quote of value {len(values)}; double the quotes '
+                    f"text follows the closing quote of value {len(values)}; double the quotes "
                     'inside a quoted value ("").'
                 )
         else:

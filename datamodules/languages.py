@@ -6,35 +6,33 @@ from typing import Literal
 UNKNOWN = "unk"
 UNKNOWN_NAMES = ("", "unk", "unknown", "und", "na", "n/a", "nan", "none", "null", "?", "-", "xx")
 
-ISO_NAMES: dict[str, str] = dict(
-    entry.split("=")
-    for entry in (
-        "aa=Afar ab=Abkhazian ae=Avestan af=Afrikaans ak=Akan am=Amharic an=Aragonese ar=Arabic "
-        "as=Assamese av=Avaric ay=Aymara az=Azerbaijani ba=Bashkir be=Belarusian bg=Bulgarian "
-        "bi=Bislama bm=Bambara bn=Bengali bo=Tibetan br=Breton bs=Bosnian ca=Catalan ce=Chechen "
-        "ch=Chamorro co=Corsican cr=Cree cs=Czech cu=Slavonic cv=Chuvash cy=Welsh da=Danish "
-        "de=German dv=Divehi dz=Dzongkha ee=Ewe el=Greek en=English eo=Esperanto es=Spanish "
-        "et=Estonian eu=Basque fa=Persian ff=Fulah fi=Finnish fj=Fijian fo=Faroese fr=French "
-        "fy=Frisian ga=Irish gd=Gaelic gl=Galician gn=Guarani gu=Gujarati gv=Manx ha=Hausa "
-        "he=Hebrew hi=Hindi ho=Motu hr=Croatian ht=Haitian hu=Hungarian hy=Armenian hz=Herero "
-        "ia=Interlingua id=Indonesian ie=Interlingue ig=Igbo ii=Nuosu ik=Inupiaq io=Ido "
-        "is=Icelandic it=Italian iu=Inuktitut ja=Japanese jv=Javanese ka=Georgian kg=Kongo "
-        "ki=Kikuyu kj=Kwanyama kk=Kazakh kl=Greenlandic km=Khmer kn=Kannada ko=Korean kr=Kanuri "
-        "ks=Kashmiri ku=Kurdish kv=Komi kw=Cornish ky=Kirghiz la=Latin lb=Luxembourgish lg=Ganda "
-        "li=Limburgish ln=Lingala lo=Lao lt=Lithuanian lu=Luba lv=Latvian mg=Malagasy "
-        "mh=Marshallese mi=Maori mk=Macedonian ml=Malayalam mn=Mongolian mr=Marathi ms=Malay "
-        "mt=Maltese my=Burmese na=Nauru nb=Bokmal nd=Ndebele ne=Nepali ng=Ndonga nl=Dutch "
-        "nn=Nynorsk no=Norwegian nv=Navajo ny=Chichewa oc=Occitan oj=Ojibwa om=Oromo or=Oriya "
-        "os=Ossetian pa=Punjabi pi=Pali pl=Polish ps=Pashto pt=Portuguese qu=Quechua rm=Romansh "
-        "rn=Rundi ro=Romanian ru=Russian rw=Kinyarwanda sa=Sanskrit sc=Sardinian sd=Sindhi "
-        "sg=Sango si=Sinhala sk=Slovak sl=Slovenian sm=Samoan sn=Shona so=Somali sq=Albanian "
-        "sr=Serbian ss=Swati st=Sotho su=Sundanese sv=Swedish sw=Swahili ta=Tamil te=Telugu "
-        "tg=Tajik th=Thai ti=Tigrinya tk=Turkmen tl=Tagalog tn=Tswana to=Tonga tr=Turkish "
-        "ts=Tsonga tt=Tatar tw=Twi ty=Tahitian ug=Uighur uk=Ukrainian ur=Urdu uz=Uzbek ve=Venda "
-        "vi=Vietnamese vo=Volapuk wa=Walloon wo=Wolof xh=Xhosa yi=Yiddish yo=Yoruba za=Zhuang "
-        "zh=Chinese zu=Zulu"
-    ).split()
+_ISO_639_1 = (
+    "aa=Afar ab=Abkhazian ae=Avestan af=Afrikaans ak=Akan am=Amharic an=Aragonese ar=Arabic "
+    "as=Assamese av=Avaric ay=Aymara az=Azerbaijani ba=Bashkir be=Belarusian bg=Bulgarian "
+    "bi=Bislama bm=Bambara bn=Bengali bo=Tibetan br=Breton bs=Bosnian ca=Catalan ce=Chechen "
+    "ch=Chamorro co=Corsican cr=Cree cs=Czech cu=Slavonic cv=Chuvash cy=Welsh da=Danish "
+    "de=German dv=Divehi dz=Dzongkha ee=Ewe el=Greek en=English eo=Esperanto es=Spanish "
+    "et=Estonian eu=Basque fa=Persian ff=Fulah fi=Finnish fj=Fijian fo=Faroese fr=French "
+    "fy=Frisian ga=Irish gd=Gaelic gl=Galician gn=Guarani gu=Gujarati gv=Manx ha=Hausa "
+    "he=Hebrew hi=Hindi ho=Motu hr=Croatian ht=Haitian hu=Hungarian hy=Armenian hz=Herero "
+    "ia=Interlingua id=Indonesian ie=Interlingue ig=Igbo ii=Nuosu ik=Inupiaq io=Ido "
+    "is=Icelandic it=Italian iu=Inuktitut ja=Japanese jv=Javanese ka=Georgian kg=Kongo "
+    "ki=Kikuyu kj=Kwanyama kk=Kazakh kl=Greenlandic km=Khmer kn=Kannada ko=Korean kr=Kanuri "
+    "ks=Kashmiri ku=Kurdish kv=Komi kw=Cornish ky=Kirghiz la=Latin lb=Luxembourgish lg=Ganda "
+    "li=Limburgish ln=Lingala lo=Lao lt=Lithuanian lu=Luba lv=Latvian mg=Malagasy "
+    "mh=Marshallese mi=Maori mk=Macedonian ml=Malayalam mn=Mongolian mr=Marathi ms=Malay "
+    "mt=Maltese my=Burmese na=Nauru nb=Bokmal nd=Ndebele ne=Nepali ng=Ndonga nl=Dutch "
+    "nn=Nynorsk no=Norwegian nv=Navajo ny=Chichewa oc=Occitan oj=Ojibwa om=Oromo or=Oriya "
+    "os=Ossetian pa=Punjabi pi=Pali pl=Polish ps=Pashto pt=Portuguese qu=Quechua rm=Romansh "
+    "rn=Rundi ro=Romanian ru=Russian rw=Kinyarwanda sa=Sanskrit sc=Sardinian sd=Sindhi "
+    "sg=Sango si=Sinhala sk=Slovak sl=Slovenian sm=Samoan sn=Shona so=Somali sq=Albanian "
+    "sr=Serbian ss=Swati st=Sotho su=Sundanese sv=Swedish sw=Swahili ta=Tamil te=Telugu "
+    "tg=Tajik th=Thai ti=Tigrinya tk=Turkmen tl=Tagalog tn=Tswana to=Tonga tr=Turkish "
+    "ts=Tsonga tt=Tatar tw=Twi ty=Tahitian ug=Uighur uk=Ukrainian ur=Urdu uz=Uzbek ve=Venda "
+    "vi=Vietnamese vo=Volapuk wa=Walloon wo=Wolof xh=Xhosa yi=Yiddish yo=Yoruba za=Zhuang "
+    "zh=Chinese zu=Zulu"
 )
+ISO_NAMES: dict[str, str] = {entry[:2]: entry[3:] for entry in _ISO_639_1.split()}
 
 # What tables of historical occupations hold, and country codes used as languages. "se" is Northern
 # Sami and "na" Nauru in the standard; in these tables they mean Swedish and "not available".

@@ -104,7 +104,7 @@ class RowRules:
     bad_rows: BadRows
     book: CodeBook | None = None
     _languages: dict[str, str | ValueError] = field(default_factory=dict)
-    _codes: dict[str, str | None | ValueError] = field(default_factory=dict)
+    _codes: "dict[str, str | BrokenCode | None]" = field(default_factory=dict)
 
     def jobs(self, path: Path, with_split: bool = False) -> Iterator[Job]:
         """Yields the sound rows of a table with codes, in order; with their part where asked."""
@@ -124,10 +124,10 @@ class RowRules:
                 try:
                     part = parse_part(parts[i]) if parts else None
                     found = self._row_codes([column[i] for column in cells])
-                except _Broken as broken:
-                    self._reject(batch, i, broken.value, str(broken))
+                except BrokenCode as broken:
+                    self._reject(batch, i, broken.value, str(broken), broken.kind)
                 except ValueError as error:
-                    self._reject(batch, i, parts[i] if parts else "", str(error))
+                    self._reject(batch, i, parts[i] if parts else "", str(error), "split")
                 else:
                     yield Job(line, text, language, found, part)
 
@@ -142,11 +142,11 @@ class RowRules:
                 text = seen[raw] = self.normalisation(raw)
             language = self._language(named[i]) if named else self.columns.default_language
             if not text:
-                self._reject(batch, i, raw, f'the column "{self.columns.text}" holds no text; '
-                             "fill it or leave the row out.")  # fmt: skip
+                rule = f'the column "{self.columns.text}" holds no text; fill it or drop the row.'
+                self._reject(batch, i, raw, rule, "text")
                 yield None, UNKNOWN
             elif isinstance(language, ValueError):
-                self._reject(batch, i, named[i] if named else "", str(language))
+                self._reject(batch, i, named[i] if named else "", str(language), "language")
                 yield None, UNKNOWN
             else:
                 yield text, language
@@ -168,41 +168,45 @@ class RowRules:
         found: dict[str, None] = {}
         for cell in cells:
             code = self._codes[cell] if cell in self._codes else self._parse(cell)
-            if isinstance(code, ValueError):
-                raise _Broken(cell, str(code))
+            if isinstance(code, BrokenCode):
+                raise code
             if code is not None:
                 found[code] = None
         if not found:
-            raise _Broken(" ".join(cells).strip(), "the row has no code; give it one or leave it "
-                          "out.")  # fmt: skip
+            rule = "the row has no code; give it one or drop the row."
+            raise BrokenCode(" ".join(cells).strip(), rule, "no code")
         if len(found) > self.system.max_codes:
-            raise _Broken(
+            raise BrokenCode(
                 ", ".join(found),
                 f"the row has {len(found)} codes, this code system allows "
                 f"{self.system.max_codes}; raise max_codes of data.code_system or drop a code.",
+                "too many codes",
             )
         return tuple(found)
 
-    def _parse(self, cell: str) -> str | None | ValueError:
-        code: str | None | ValueError = None
-        raw = cell.strip()
+    def _parse(self, cell: str) -> "str | BrokenCode | None":
+        code: str | BrokenCode | None = None
+        raw, kind = cell.strip(), "code"
         if raw.lower() not in NO_CODE_MARKS or (self.book is not None and raw in self.book):
             try:
                 code = self.system.parse(raw)
+                kind = "code not in book"
                 if self.book is not None:
                     self.book.index(code)
             except ValueError as error:
-                code = error
+                is_zero = "leading zeros" in str(error)
+                code = BrokenCode(cell, str(error), "lost zeros" if is_zero else kind)
         self._codes[cell] = code
         return code
 
-    def _reject(self, batch: RowBatch, i: int, value: str, rule: str) -> None:
-        self.bad_rows.add(BadRow(str(batch.file), int(batch.line[i]), value, rule))
+    def _reject(self, batch: RowBatch, i: int, value: str, rule: str, kind: str) -> None:
+        self.bad_rows.add(BadRow(str(batch.file), int(batch.line[i]), value, rule, kind))
 
 
-class _Broken(ValueError):
-    """A rule that a row's codes break, with the value that breaks it."""
+class BrokenCode(ValueError):
+    """A rule that a row's codes break, with the value that breaks it and the kind of fault."""
 
-    def __init__(self, value: str, rule: str) -> None:
+    def __init__(self, value: str, rule: str, kind: str) -> None:
         super().__init__(rule)
         self.value = value
+        self.kind = kind

@@ -19,6 +19,7 @@ from datamodules.bad_rows import BadRows
 from datamodules.cache import cache_root, digest_of, file_digest, made_once
 from datamodules.languages import UNKNOWN, language_code
 from datamodules.occupation_rows import Columns, Job, RowRules
+from datamodules.sources import check_file
 from datamodules.splitting import (
     PART_NAMES,
     TEST,
@@ -120,9 +121,9 @@ class StoreRequest:
     files: dict[int, list[Path]]
     columns: Columns
     system: CodeSystem
-    book: CodeBookOptions = CodeBookOptions()  # noqa: RUF009 - frozen
+    book: CodeBookOptions = CodeBookOptions()
     split: SplitOptions = field(default_factory=SplitOptions)
-    text: TextOptions = TextOptions()  # noqa: RUF009 - frozen
+    text: TextOptions = TextOptions()
     on_bad_rows: Literal["error", "reject"] = "error"
     recipe: dict[str, Any] | None = None
 
@@ -131,6 +132,8 @@ class StoreRequest:
         root = cache_root(cache_dir)
         named = {PART_NAMES[part]: [[str(p), file_digest(p, root)] for p in paths]
                  for part, paths in self.files.items()}  # fmt: skip
+        if self.book.path:
+            check_file(Path(self.book.path), "data.code_book")
         book = file_digest(Path(self.book.path), root) if self.book.path else None
         parts = {
             "version": STORE_VERSION,

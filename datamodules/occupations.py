@@ -1,6 +1,7 @@
 """Tables of job descriptions become planned batches for the occupation coder."""
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,6 +10,7 @@ import torch
 from datamodules.augmentation import Augmentation
 from datamodules.bad_rows import hand_over_rejected
 from datamodules.cache import cache_root
+from datamodules.languages import UNKNOWN
 from datamodules.occupation_batches import DistinctInputs, OccupationDataset
 from datamodules.occupation_rows import Columns
 from datamodules.occupation_store import (
@@ -65,7 +67,7 @@ class OccupationDataModule(PlannedDataModule):
         split: SplitOptions | None = None,
         augmentation: Augmentation | None = None,
         on_bad_rows: Literal["error", "reject"] = "error",
-        text: TextOptions = TextOptions(),  # noqa: B008 - frozen
+        text: TextOptions = TextOptions(),
         cache_dir: str | None = None,
         **planned: Any,
     ) -> None:
@@ -143,9 +145,7 @@ class OccupationDataModule(PlannedDataModule):
 
     def _check(self) -> None:
         if self.on_bad_rows not in ("error", "reject"):
-            raise ValueError(
-                f'on_bad_rows must be "error" or "reject", got "{self.on_bad_rows}".'
-            )
+            raise ValueError(f'on_bad_rows must be "error" or "reject", got "{self.on_bad_rows}".')
         if self.columns.split and (self.files[VALIDATION] or self.files[TEST]):
             raise ValueError(
                 f'columns.split ("{self.columns.split}") divides the training files, and '
@@ -170,7 +170,12 @@ class OccupationDataModule(PlannedDataModule):
             )
         return recipe
 
-    def _open_store(self, recipe: dict[str, Any] | None) -> OccupationStore:
+    def store_request(self) -> StoreRequest:
+        """Return what is read and how; the demo table where no file is named.
+
+        Raises:
+            FileNotFoundError: a named file does not exist.
+        """
         files = {
             part: expand_files(named, f"data.{PART_NAMES[part]}_files")
             for part, named in self.files.items()
@@ -181,7 +186,7 @@ class OccupationDataModule(PlannedDataModule):
 
             files[TRAIN] = [demo_occupations(cache_root(self.cache_dir))]
             columns = Columns(language="language")
-        request = StoreRequest(
+        return StoreRequest(
             files,
             columns,
             self.code_system,
@@ -190,6 +195,9 @@ class OccupationDataModule(PlannedDataModule):
             self.text,
             self.on_bad_rows,
         )
+
+    def _open_store(self, recipe: dict[str, Any] | None) -> OccupationStore:
+        request = self.store_request()
         if recipe is not None:
             made = request.folder(self.cache_dir)  # by training on the same files, most likely
             if made.exists():
@@ -204,7 +212,10 @@ class OccupationDataModule(PlannedDataModule):
         files = expand_files(self.predict_files, "data.predict_files")
         if not files:
             raise ValueError("predict needs tables: name them with --data.predict_files=mine.csv.")
-        return open_index(files, self.columns, recipe, self.on_bad_rows, self.cache_dir)
+        columns = self.columns
+        if columns.default_language == UNKNOWN:
+            columns = replace(columns, default_language=recipe["default_language"])
+        return open_index(files, columns, recipe, self.on_bad_rows, self.cache_dir)
 
     def _trainer_stage(self) -> str:
         if self.trainer is None or self.trainer.state.fn is None:

@@ -26,6 +26,7 @@ class BadRow(NamedTuple):
     line: int
     value: str
     rule: str
+    kind: str = "columns"
 
     def __str__(self) -> str:
         value = self.value if len(self.value) <= 60 else self.value[:57] + "…"

@@ -15,12 +15,13 @@ from datamodules.table_writer import table_writer
 
 VALUES = st.text(
     st.characters(exclude_categories=("Cs",), exclude_characters="\n\r\0"), max_size=8
-) | st.sampled_from(["nan", "-1", "007", "", 'say "a, b"', '"', "5\" pipe", "NULL", "ß\t", "\ufeff"])
+) | st.sampled_from(["nan", "-1", "007", "", 'say "a, b"', '"', '5" pipe', "NULL", "ß\t", "\ufeff"])
 
 
 def rows_of(path: Path) -> list[tuple[str, ...]]:
     batches = list(read_rows(path))
-    return [row for b in batches for row in zip(*(c.to_pylist() for c in b.rows.columns))]
+    columns = [[c.to_pylist() for c in b.rows.columns] for b in batches]
+    return [row for column in columns for row in zip(*column, strict=True)]
 
 
 def write(path: Path, content: bytes | str) -> Path:
@@ -83,8 +84,9 @@ def test_several_files_and_a_pattern_are_read_in_order(tmp_path):
 
 def test_whole_numbers_in_parquet_have_no_decimal_point(tmp_path):
     table = pa.table({
-        "i": pa.array([7, None]), "f": pa.array([81945.0, 1.5]), "n": pa.array([float("nan"), -3.0]),
-        "b": pa.array([True, False]), "d": pa.array(["x", None]).dictionary_encode(),
+        "i": pa.array([7, None]), "f": pa.array([81945.0, 1.5]),
+        "n": pa.array([float("nan"), -3.0]), "b": pa.array([True, False]),
+        "d": pa.array(["x", None]).dictionary_encode(),
     })  # fmt: skip
     pq.write_table(table, tmp_path / "t.parquet")
     assert rows_of(tmp_path / "t.parquet") == [
@@ -110,10 +112,10 @@ def test_a_structured_parquet_column_is_refused(tmp_path):
         ("t.csv", b"text,code\na,1\nb\0c,2\n", r"t.csv:3: a NUL byte: this is a binary file"),
         ("t.csv", b"text,code\na,1\nsm\xf8r,2\n", r"t.csv:3: byte 0xF8 at place 3.*not UTF-8"),
         ("t.csv", "text,code\na,1\nb\n", r't.csv:3: "b": the row has 1 values, the header 2'),
-        ("t.csv", "text,code\na,1,2\n", r't.csv:2: .*has 3 values, the header 2.*quote values'),
-        ("t.csv", 'text,code\n"a,1\nb",2\n', r't.csv:2: .*a quote opens a value and is not closed'),
-        ("t.csv", 'text,code\na,1\nb,"2', r't.csv:3: .*is not closed on this line'),
-        ("t.csv", 'text,code\n"a" b,1\n', r't.csv:2: .*text follows the closing quote of value 1'),
+        ("t.csv", "text,code\na,1,2\n", r"t.csv:2: .*has 3 values, the header 2.*quote values"),
+        ("t.csv", 'text,code\n"a,1\nb",2\n', r"t.csv:2: .*a quote opens a value and is not closed"),
+        ("t.csv", 'text,code\na,1\nb,"2', r"t.csv:3: .*is not closed on this line"),
+        ("t.csv", 'text,code\n"a" b,1\n', r"t.csv:2: .*text follows the closing quote of value 1"),
         ("t.csv", "text,code\na\rb,1\n", r"t.csv:2: .*carriage return stands inside the line"),
         ("t.csv", "text\ra\rb\r", r"t.csv:1: the lines end in carriage returns alone"),
         ("t.csv", 'text,"code\na,1\n', r"t.csv:1: the header cannot be read: a quote opens"),
@@ -168,11 +170,17 @@ def test_missing_files_folders_and_suffixes_name_the_way_out(tmp_path):
 
 def test_a_missing_column_is_answered_with_the_likely_one(tmp_path):
     path = write(tmp_path / "t.csv", "Occupation,lang\na,en\n")
-    with pytest.raises(ValueError, match=r'no column "ocupation" .columns.text.; it has: .*"Occupa'):
+    with pytest.raises(ValueError, match=r'no column "ocupation" .columns.text.; it has.*"Occup'):
         check_columns(path, ["ocupation"], "columns.text")
     semicolons = write(tmp_path / "s.csv", "text;code\na;1\n")
     with pytest.raises(ValueError, match="The header is one single column: save the table with"):
         list(read_rows(semicolons, ["text"]))
+
+
+def write_and_stop(path: Path, batch: pa.RecordBatch) -> None:
+    with table_writer(path, overwrite=True) as writer:
+        writer.write(batch)
+        raise RuntimeError("stop")
 
 
 def test_the_writer_overwrites_nothing_and_leaves_no_half_file(tmp_path):
@@ -180,9 +188,8 @@ def test_the_writer_overwrites_nothing_and_leaves_no_half_file(tmp_path):
     path = write(tmp_path / "t.csv", "kept")
     with pytest.raises(FileExistsError, match="exists and is not overwritten"):
         table_writer(path)
-    with pytest.raises(RuntimeError, match="stop"), table_writer(path, overwrite=True) as writer:
-        writer.write(batch)
-        raise RuntimeError("stop")
+    with pytest.raises(RuntimeError, match="stop"):
+        write_and_stop(path, batch)
     assert path.read_text() == "kept"
     with table_writer(path, overwrite=True) as writer:
         writer.write(batch)
@@ -191,12 +198,11 @@ def test_the_writer_overwrites_nothing_and_leaves_no_half_file(tmp_path):
 
 
 def test_the_writer_refuses_other_columns_no_rows_and_unknown_suffixes(tmp_path):
-    with pytest.raises(ValueError, match="the columns changed from"), table_writer(
-        tmp_path / "t.csv"
-    ) as writer:
+    with table_writer(tmp_path / "t.csv") as writer:
         writer.write(pa.RecordBatch.from_pydict({"text": ["a"]}))
-        writer.write(pa.RecordBatch.from_pydict({"other": ["a"]}))
-    with pytest.raises(ValueError, match="no rows were written"), table_writer(tmp_path / "t.csv"):
+        with pytest.raises(ValueError, match="the columns changed from"):
+            writer.write(pa.RecordBatch.from_pydict({"other": ["a"]}))
+    with pytest.raises(ValueError, match="no rows were written"), table_writer(tmp_path / "u.csv"):
         pass
     with pytest.raises(ValueError, match=r'ends in ".xlsx"; write to one of'):
         table_writer(tmp_path / "t.xlsx")
