@@ -7,12 +7,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
+from torchmetrics import SumMetric
 
 from datamodules.plan import PlanOptions, rng_for
 from datamodules.planned import LoaderOptions, PlannedDataModule, PlannedDataset, Stage
+from lit_models.training.callbacks import default_callbacks
 from lit_models.training.exact import ExactModule, LossSum
+from lit_models.training.lineage import read_ledger, surviving
 from lit_models.training.metrics import SumCount
 from lit_models.training.optim import configured, parameter_groups
 
@@ -40,8 +44,7 @@ class ToySequences(PlannedDataset):
         mask = np.zeros((len(examples), width), bool)
         for row, values in enumerate(examples):
             padded[row, : len(values)], mask[row, : len(values)] = values, True
-        dtype = torch.get_default_dtype()
-        return {"values": torch.tensor(padded, dtype=dtype), "mask": torch.from_numpy(mask)}
+        return {"values": torch.from_numpy(padded), "mask": torch.from_numpy(mask)}
 
 
 class ToyData(PlannedDataModule):
@@ -88,18 +91,21 @@ class LitToy(ExactModule):
         self.save_hyperparameters()
         self.optimizer, self.lr_scheduler, self.init_from = optimizer, lr_scheduler, init_from
         self.model: nn.Module | None = None
-        self.val_loss = SumCount()
+        self.val_loss, self.test_loss = SumCount(), SumCount()
+        self.test_count = SumMetric()
 
     def configure_model(self) -> None:
         if self.model is None:
             generator = torch.Generator().manual_seed(5)
             self.model = nn.Sequential(nn.Linear(1, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
             for parameter in self.model.parameters():
-                parameter.data.normal_(generator=generator)
+                start = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                parameter.data.copy_(start)
             self.configure_model_from()
 
     def forward(self, batch: dict[str, Any]) -> Tensor:
-        each = self.model(batch["values"].unsqueeze(-1)).squeeze(-1)  # [B, T]
+        values = batch["values"].to(self.model[0].weight.dtype)
+        each = self.model(values.unsqueeze(-1)).squeeze(-1)  # [B, T]
         return each * batch["mask"]
 
     def losses(self, batch: dict[str, Any]) -> dict[str, LossSum]:
@@ -120,12 +126,34 @@ class LitToy(ExactModule):
         self.log("val/loss", self.val_loss)
 
     def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        self.val_loss.update(*self.losses(batch)["sum"])
-        self.log("test/loss", self.val_loss)
-        self.log("test/count", self.val_loss.count, reduce_fx="sum")
+        self.test_loss.update(*self.losses(batch)["sum"])
+        self.test_count.update(batch["weight"].sum())
+        self.log_dict({"test/loss": self.test_loss, "test/count": self.test_count})
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Tensor]:
         return {"prediction": self(batch).sum(1)}
 
     def configure_optimizers(self) -> Any:
         return configured(self, self.optimizer(parameter_groups(self)), self.lr_scheduler)
+
+
+def toy_trainer(folder: Path, **options: Any) -> Trainer:
+    """Return a quiet Trainer with the project's callbacks, in float64."""
+    defaults = {
+        "accelerator": "cpu",
+        "devices": 1,
+        "max_epochs": 2,
+        "precision": 64,
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "callbacks": default_callbacks(),
+        "default_root_dir": str(folder),
+    }
+    return Trainer(**{**defaults, **options})
+
+
+def ledger_lines(folder: Path) -> list[dict[str, Any]]:
+    """Return the surviving lines of a run's ledger, in the order of their steps."""
+    lineage, _ = surviving(read_ledger(folder / "ledger.jsonl")[0])
+    return [lineage[step] for step in sorted(lineage)]

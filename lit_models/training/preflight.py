@@ -18,6 +18,7 @@ GONE_STRATEGIES = {
     "ddp_cpu": "the strategy `ddp_cpu` is gone; use `ddp` with --trainer.accelerator=cpu",
 }
 OnMissing = Literal["error", "fallback"]
+ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps", "tpu")
 SPAWNING = ("ddp_spawn", "ddp_fork", "ddp_notebook")
 
 
@@ -88,7 +89,7 @@ def settings_of(config: Any) -> Settings:
         strategy=strategy if isinstance(strategy, str) else None,
         accumulate_grad_batches=trainer.accumulate_grad_batches,
         global_batch_size=data.get("global_batch_size"),
-        micro_batch_size=data.get("micro_batch_size", "auto"),
+        micro_batch_size=data.get("micro_batch_size") or "auto",
         batch_size=data.get("batch_size"),
         on_missing_devices=config.on_missing_devices,
     )
@@ -145,6 +146,13 @@ def resolve_devices(settings: Settings, machine: Machine) -> Verdict:
     Raises:
         ValueError: devices that are not there.
     """
+    if settings.accelerator not in ACCELERATORS:
+        near = difflib.get_close_matches(settings.accelerator, ACCELERATORS, n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise ValueError(
+            f"trainer.accelerator must be one of {', '.join(ACCELERATORS)}, got "
+            f"{settings.accelerator}.{hint}"
+        )
     wants_gpu = settings.accelerator in ("gpu", "cuda")
     may_gpu = wants_gpu or settings.accelerator == "auto"
     indices = _indices(settings.devices)

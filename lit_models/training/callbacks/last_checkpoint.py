@@ -73,7 +73,7 @@ class LastCheckpoint(Callback):
         last = folder / "last.ckpt"
         if trainer.is_global_zero and last.exists():
             last.replace(folder / "previous.ckpt")
-        trainer.save_checkpoint(last)
+        trainer.save_checkpoint(last, weights_only=False)
         self._saved_step, self._saved_at = trainer.global_step, time.monotonic()
 
 

@@ -94,11 +94,20 @@ class Ledger(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._finish(trainer)
 
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Close without waiting: another rank may be gone, and its part of the vector with it."""
+        self._close()
+
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        self._pending = None
         if self._file is not None:
             self._file.close()
             self._file = None
-        self._pending = None
 
     def _facts(self, trainer: Trainer, norm: Tensor | None, batch: Any) -> dict[str, Any]:
         now = time.perf_counter()

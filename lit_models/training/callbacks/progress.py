@@ -57,6 +57,7 @@ class ProgressLine(ProgressBar):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._batches = 0
+        self._last = self._last or time.monotonic()
 
     on_test_start = on_predict_start = on_validation_start
 
@@ -76,7 +77,11 @@ class ProgressLine(ProgressBar):
         done = step - self._first_step
         epochs = f"/{trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
         steps = f"/{total}" if total else ""
-        parts = [f"epoch {trainer.current_epoch + 1}{epochs}", f"step {step}{steps}"]
+        # Lightning counts the epoch up before it says that training has ended.
+        epoch = min(trainer.current_epoch + 1, trainer.max_epochs) if epochs else (
+            trainer.current_epoch + 1
+        )  # fmt: skip
+        parts = [f"epoch {epoch}{epochs}", f"step {step}{steps}"]
         loss = latest_loss(trainer)
         if loss is not None:
             parts.append(f"loss {float(loss):.4g}")
@@ -84,7 +89,8 @@ class ProgressLine(ProgressBar):
             parts.append(f"{done * rows_per_step(trainer) / seconds:,.0f} rows/s")
         if done > 0 and total:
             left = timedelta(seconds=round((total - step) * seconds / done))
-            parts.append(f"{left} left" if step < total else f"took {timedelta(seconds=round(seconds))}")
+            took = timedelta(seconds=round(seconds))
+            parts.append(f"{left} left" if step < total else f"took {took}")
         return "  ".join(parts)
 
     def _evaluated(self, what: str, total: float) -> None:

@@ -18,7 +18,8 @@ class RunConfig(SaveConfigCallback):
         folder = Path(trainer.default_root_dir)
         folder.mkdir(parents=True, exist_ok=True)
         text = self.parser.dump(self.config, skip_none=False)
-        stem = "config" if stage == "fit" else f"config-{stage}"
+        verb = trainer.state.fn.value if trainer.state.fn else stage
+        stem = "config" if verb == "fit" else f"config-{verb}"
         version, path = 1, folder / f"{stem}.yaml"
         while path.exists() and path.read_text(encoding="utf-8") != text:
             version += 1

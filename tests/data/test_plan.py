@@ -1,0 +1,226 @@
+"""The plan: every sample once, whatever the devices; the same on every machine."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from datamodules.plan import (
+    PlanOptions,
+    PlanRequest,
+    deal,
+    derive_batching,
+    digest_ids,
+    hash_ids,
+    iterate_micro_batches,
+    iterate_whole_batches,
+    make_plan,
+    padding_share,
+    rng_for,
+)
+from datamodules.plan_cache import cached_plan, plan_folder
+
+# Written down once: a change of order would make every checkpoint refuse to resume.
+EXPECTED_ORDER = [15, 10, 11, 18, 14, 7, 0, 8, 3, 17, 4, 5, 19, 12, 13, 6, 1, 2, 9, 16]
+
+
+def request(num_samples: int, size: int = 8, **changes: object) -> PlanRequest:
+    values = {"fingerprint": "f", "seed": 1, "bucket_window": 4, **changes}
+    return PlanRequest(num_samples=num_samples, global_batch_size=size, **values)
+
+
+def lengths_of(num_samples: int, longest: int = 40) -> np.ndarray:
+    return np.random.default_rng(num_samples).integers(1, longest + 1, num_samples)
+
+
+def test_ids_hash_as_the_published_generator_does():
+    # SplitMix64 from state 0: its first two outputs, from the authors' reference code.
+    first, second = 0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4
+    assert int(hash_ids(np.array([0]))[0]) == first
+    assert int(hash_ids(np.array([0]), key=1)[0]) == second
+
+
+@given(
+    num_samples=st.integers(1, 200),
+    size=st.integers(1, 40),
+    window=st.integers(1, 6),
+    epoch=st.integers(0, 3),
+    budget=st.one_of(st.none(), st.integers(40, 400)),
+)
+@settings(max_examples=60, deadline=None)
+def test_every_epoch_holds_every_sample_once(num_samples, size, window, epoch, budget):
+    lengths = lengths_of(num_samples)
+    plan = make_plan(
+        request(num_samples, size, bucket_window=window, global_batch_tokens=budget), lengths, epoch
+    )
+    assert sorted(plan.order.tolist()) == list(range(num_samples))
+    sizes = np.diff(plan.offsets)
+    assert (sizes > 0).all()
+    if budget is None:
+        assert (sizes[:-1] == min(size, num_samples)).all()
+    else:
+        padded = [len(i) * lengths[i].max() for i in map(plan.step_ids, range(plan.num_steps))]
+        assert max(padded) <= budget
+
+
+@given(
+    num_samples=st.integers(1, 150),
+    size=st.integers(1, 32),
+    replicas=st.integers(1, 5),
+    accumulation=st.integers(1, 5),
+)
+@settings(max_examples=80, deadline=None)
+def test_dealing_gives_each_sample_to_one_replica_with_weight_one(
+    num_samples, size, replicas, accumulation
+):
+    lengths = lengths_of(num_samples)
+    plan = make_plan(request(num_samples, size), lengths, 0)
+    batching = derive_batching(replicas, size, "auto", None, accumulation)
+    shares = [
+        list(iterate_micro_batches(plan, lengths, {"n": None}, batching, replicas, rank, 0))
+        for rank in range(replicas)
+    ]
+    assert {len(share) for share in shares} == {plan.num_steps * accumulation}
+    for step in range(plan.num_steps):
+        step_batches = [b for share in shares for b in share if b.step == step]
+        used = np.concatenate([b.ids[b.weights > 0] for b in step_batches])
+        assert sorted(used.tolist()) == sorted(plan.step_ids(step).tolist())
+        assert len({len(b.ids) for b in step_batches}) == 1  # the same rows on every replica
+        assert {b.denominators["n"] for b in step_batches} == {float(len(used))}
+
+
+def test_the_plan_does_not_depend_on_the_device_count_but_on_seed_and_epoch():
+    lengths = lengths_of(100)
+    plans = [
+        make_plan(request(100, seed=seed), lengths, epoch) for seed in (1, 2) for epoch in (0, 1)
+    ]
+    again = make_plan(request(100), lengths, 0)
+    assert (plans[0].order == again.order).all()
+    assert len({tuple(plan.order.tolist()) for plan in plans}) == 4
+
+
+def test_the_plan_is_the_same_on_every_machine():
+    plan = make_plan(request(20, 4), np.arange(20) % 7 + 1, 0)
+    assert plan.order.tolist() == EXPECTED_ORDER
+
+
+def test_buckets_waste_under_a_tenth_of_the_positions_at_the_default_settings():
+    lengths = np.clip(np.random.default_rng(0).lognormal(2.7, 0.5, 20_000), 3, 128).astype(int)
+    default = request(len(lengths), 64, bucket_window=PlanOptions().bucket_window)
+    unsorted = request(len(lengths), 64, bucket_window=1)
+    for replicas in (1, 4):
+        batching = derive_batching(replicas, 64)
+        share = padding_share(make_plan(default, lengths, 0), lengths, batching, replicas)
+        assert share < 0.10
+    plain = padding_share(make_plan(unsorted, lengths, 0), lengths, derive_batching(1, 64), 1)
+    assert plain > 0.4
+
+
+def test_a_short_last_step_is_a_random_sample_not_the_longest_rows():
+    lengths = np.arange(1000)
+    last = make_plan(request(1000, 64, bucket_window=50), lengths, 0).step_ids(15)
+    assert len(last) == 1000 - 15 * 64
+    assert lengths[last].min() < 500
+
+
+def test_step_targets_are_counted_over_the_whole_global_batch():
+    lengths = np.array([2, 3, 5, 7])
+    plan = make_plan(request(4, 4), lengths, 0)
+    batching = derive_batching(2, 4)
+    for rank in range(2):
+        (batch,) = iterate_micro_batches(plan, lengths, {"tokens": lengths}, batching, 2, rank, 0)
+        assert batch.denominators == {"tokens": 17.0}
+
+
+def test_fillers_repeat_the_shortest_sample_with_weight_zero():
+    ids, weights = deal(np.array([4, 2, 0]), np.array([9, 0, 1, 0, 5]), 2, 1, 1)[0]
+    assert ids.tolist() == [2, 2]
+    assert weights.tolist() == [1.0, 0.0]
+
+
+@given(replicas=st.integers(1, 4), done=st.sets(st.integers(0, 6)))
+@settings(max_examples=40, deadline=None)
+def test_prediction_batches_are_whole_and_the_same_on_any_device_count(replicas, done):
+    lengths = lengths_of(50)
+    plan = make_plan(request(50, 8, shuffle=False), lengths, 0)
+    shares = [
+        list(iterate_whole_batches(plan, replicas, rank, frozenset(done)))
+        for rank in range(replicas)
+    ]
+    assert len({len(share) for share in shares}) == 1
+    written = [b for share in shares for b in share if b.weights[0] > 0]
+    assert sorted(b.step for b in written) == sorted(set(range(7)) - done)
+    for batch in written:
+        assert (batch.ids == plan.step_ids(batch.step)).all()
+
+
+@pytest.mark.parametrize(
+    ("given_values", "expected"),
+    [
+        ((1, 64), (64, 64, 1)),
+        ((4, 64), (64, 16, 1)),
+        ((2, 64, 8), (64, 8, 4)),
+        ((3, 64, 8), (64, 8, 3)),
+        ((2, 64, "auto", None, 4), (64, 8, 4)),
+        ((4, 64, "auto", 10), (40, 10, 1)),
+        ((4, 64, "auto", 10, 2), (80, 10, 2)),
+    ],
+)
+def test_accumulation_and_micro_batch_follow_from_each_other(given_values, expected):
+    batching = derive_batching(*given_values)
+    assert (
+        batching.global_batch_size,
+        batching.micro_batch_size,
+        batching.accumulate_grad_batches,
+    ) == expected
+
+
+@pytest.mark.parametrize(
+    ("given_values", "message"),
+    [
+        ((2, 64, 4, None, 4), r"2 devices x micro_batch_size 4 x accumulate_grad_batches 4 = 32"),
+        ((2, 0), "global_batch_size must be at least 1, got 0"),
+        ((2, 64, 0), "micro_batch_size must be at least 1, got 0"),
+        ((2, 64, 4, 8), "give one of the two"),
+    ],
+)
+def test_sizes_that_contradict_each_other_are_refused(given_values, message):
+    with pytest.raises(ValueError, match=message):
+        derive_batching(*given_values)
+
+
+def test_wrong_plan_options_are_refused():
+    with pytest.raises(ValueError, match="bucket_window must be at least 1, got 0"):
+        PlanOptions(bucket_window=0)
+    with pytest.raises(ValueError, match="global_batch_tokens must be at least 1, got 0"):
+        PlanOptions(global_batch_tokens=0)
+    with pytest.raises(ValueError, match="sample 2 alone has 50 positions"):
+        make_plan(request(3, global_batch_tokens=20), np.array([1, 2, 50]), 0)
+    with pytest.raises(ValueError, match="3 samples, 2 lengths"):
+        make_plan(request(3), np.array([1, 2]), 0)
+
+
+def test_digest_sees_a_swapped_a_missing_and_a_repeated_sample():
+    step = np.arange(10)
+    others = (np.append(step[:-1], 10), step[:-1], np.append(step, 0))
+    assert digest_ids(step) == digest_ids(step[::-1])
+    assert all(digest_ids(step) != digest_ids(other) for other in others)
+
+
+def test_randomness_belongs_to_the_sample():
+    draws = [rng_for(1, 2, 3).random(), rng_for(1, 2, 3).random(), rng_for(1, 2, 4).random()]
+    assert draws[0] == draws[1] != draws[2]
+
+
+def test_a_large_plan_is_mapped_from_one_file_per_machine(tmp_path, monkeypatch):
+    monkeypatch.setattr("datamodules.plan_cache.MAPPED_FROM", 10)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    lengths = lengths_of(64)
+    large = request(64, fingerprint="large")
+    plan = cached_plan(large, lengths, 0)
+    assert isinstance(plan.order, np.memmap)
+    assert (plan.order == make_plan(large, lengths, 0).order).all()
+    for epoch in (1, 2, 3):
+        cached_plan(large, lengths, epoch)
+    left = sorted(path.name for path in plan_folder(large).glob("epoch-?.npy"))
+    assert left == ["epoch-2.npy", "epoch-3.npy"]

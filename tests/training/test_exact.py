@@ -1,0 +1,180 @@
+"""Losses: the gradient of the one big batch, whatever the accumulation; zero counts; plain data."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Callback
+
+from datamodules.plan import digest_ids
+from lit_models.training.callbacks import default_callbacks
+from lit_models.training.exact import LossSum, rescale_progress
+from lit_models.training.record import StepRecord, hash_ids, read_vector
+from tests.toy import LitToy, ToyData, ToySequences, ledger_lines, toy_trainer
+
+
+class FirstGradient(Callback):
+    """Keeps the gradient that the first optimizer step sees."""
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        if trainer.global_step == 0:
+            self.gradient = torch.cat([p.grad.flatten() for p in pl_module.parameters()])
+
+
+def first_gradient(folder, **data_options):
+    keeper = FirstGradient()
+    trainer = toy_trainer(folder, max_steps=1, callbacks=[*default_callbacks(), keeper])
+    trainer.fit(LitToy(), ToyData(**data_options))
+    return keeper.gradient
+
+
+def reference_gradient(size: int) -> torch.Tensor:
+    """Return the gradient of one plain batch, computed sample by sample without the Trainer."""
+    data, module = ToyData(global_batch_size=size), LitToy()
+    data.setup("fit")
+    torch.set_default_dtype(torch.float64)
+    module.configure_model()
+    torch.set_default_dtype(torch.float32)
+    dataset: ToySequences = data.datasets["train"]
+    ids = data._plan("train", 0).step_ids(0)
+    sums = squares = 0.0
+    for sample_id in ids:
+        values = torch.from_numpy(dataset.example(int(sample_id), 0))
+        each = module.model(values[:, None])[:, 0]
+        sums = sums + (each.sum() - (values**2).sum()) ** 2
+        squares = squares + ((each - values**2) ** 2).sum()
+    (0.5 * sums / len(ids) + squares / dataset.lengths[ids].sum()).backward()
+    return torch.cat([p.grad.flatten() for p in module.parameters()])
+
+
+@pytest.mark.parametrize("micro_batch_size", [None, 1, 3])
+def test_the_gradient_is_that_of_the_one_big_batch(tmp_path, micro_batch_size):
+    gradient = first_gradient(tmp_path, global_batch_size=8, micro_batch_size=micro_batch_size)
+    torch.testing.assert_close(gradient, reference_gradient(8), rtol=1e-12, atol=1e-12)
+
+
+def test_every_step_agrees_over_accumulation_and_workers(tmp_path):
+    runs = {}
+    for name, options in {
+        "plain": {},
+        "accumulated": {"micro_batch_size": 2},
+        "workers": {"num_workers": 2},
+    }.items():
+        toy_trainer(tmp_path / name).fit(LitToy(), ToyData(**options))
+        runs[name] = ledger_lines(tmp_path / name)
+    assert len(runs["plain"]) == 14
+    for other in ("accumulated", "workers"):
+        for left, right in zip(runs["plain"], runs[other], strict=True):
+            assert left["digest"] == right["digest"]
+            assert left["targets"] == right["targets"]
+            assert left["loss"] == pytest.approx(right["loss"], rel=1e-10)
+            assert left["grad_norm"] == pytest.approx(right["grad_norm"], rel=1e-10)
+
+
+def test_a_term_without_targets_gives_a_zero_loss(tmp_path):
+    class NoSums(LitToy):
+        def losses(self, batch):
+            terms = super().losses(batch)
+            return {**terms, "sum": LossSum(terms["sum"].total * 0, terms["sum"].count * 0)}
+
+    class NoTargets(ToyData):
+        def build(self, stage):
+            dataset = super().build(stage)
+            dataset.target_counts["sum"] = np.zeros(len(dataset.lengths))
+            return dataset
+
+    toy_trainer(tmp_path, max_steps=2).fit(NoSums(), NoTargets())
+    lines = ledger_lines(tmp_path)
+    assert all(line["is_finite"] and line["targets"]["sum"] == 0 for line in lines)
+
+
+def test_a_loss_that_is_not_finite_is_recorded(tmp_path):
+    class Broken(LitToy):
+        def losses(self, batch):
+            return {n: LossSum(t.total * float("nan"), t.count) for n, t in super().losses(batch).items()}
+
+    toy_trainer(tmp_path, max_steps=1, limit_val_batches=0).fit(Broken(), ToyData())
+    assert [line["is_finite"] for line in ledger_lines(tmp_path)] == [False]
+
+
+def test_a_batch_without_a_plan_is_refused():
+    with pytest.raises(KeyError, match="train with a PlannedDataModule"):
+        LitToy().exact_mean({}, {"values": torch.ones(1)})
+
+
+def test_a_step_that_never_called_exact_mean_is_refused():
+    with pytest.raises(RuntimeError, match="must go through it"):
+        StepRecord().vector(False, False)
+
+
+def test_ids_hash_alike_in_torch_and_numpy():
+    ids = np.random.default_rng(0).integers(0, 2**40, 1000)
+    total = int(hash_ids(torch.from_numpy(ids)).sum()) & ((1 << 63) - 1)
+    assert total == digest_ids(ids)
+
+
+def test_the_record_adds_over_micro_batches_and_ranks():
+    ids = torch.arange(12)
+    weight = torch.ones(12)
+    weight[[3, 7]] = 0
+    vectors = []
+    for rank in range(2):
+        record = StepRecord()
+        for part in range(2):
+            rows = slice(rank * 6 + part * 3, rank * 6 + part * 3 + 3)
+            terms = {"a": LossSum(weight[rows].sum() * 2, weight[rows].sum())}
+            record.add(ids[rows], weight[rows], terms, torch.tensor(0.25))
+        vectors.append(record.vector(stop=rank == 1, save=False))
+    summary = read_vector(sum(vectors), ("a",))
+    used = np.delete(np.arange(12), [3, 7])
+    assert summary.digest == f"{digest_ids(used):016x}"
+    assert (summary.num_samples, summary.loss, summary.stop, summary.save) == (10, 1.0, True, False)
+    assert summary.terms == {"a": (20.0, 10.0)}
+    assert summary.is_finite
+
+
+def test_progress_is_rescaled_and_keeps_where_it_stopped():
+    counters = {"ready": 12, "started": 12, "processed": 12, "completed": 11}
+    progress = {"current": dict(counters), "total": {k: v + 28 for k, v in counters.items()}}
+    before = copy.deepcopy(progress)
+    rescale_progress(progress, steps=3, steps_before=7, accumulation=4)
+    assert progress == before
+    rescale_progress(progress, steps=3, steps_before=7, accumulation=2)
+    assert progress["current"] == {"ready": 6, "started": 6, "processed": 6, "completed": 5}
+    assert progress["total"] == {"ready": 20, "started": 20, "processed": 20, "completed": 19}
+
+
+def test_limits_and_intervals_count_optimizer_steps(tmp_path):
+    class Validations(Callback):
+        steps: tuple[int, ...] = ()
+
+        def on_validation_start(self, trainer, pl_module):
+            if not trainer.sanity_checking:
+                self.steps += (trainer.global_step,)
+
+    for name, micro in (("one", None), ("four", 2)):
+        counter = Validations()
+        trainer = toy_trainer(
+            tmp_path / name,
+            limit_train_batches=6,
+            val_check_interval=3,
+            max_epochs=1,
+            callbacks=[*default_callbacks(), counter],
+        )
+        trainer.fit(LitToy(), ToyData(micro_batch_size=micro))
+        assert trainer.global_step == 6
+        assert counter.steps == (3, 6)
+
+
+def test_an_overfitted_run_repeats_the_same_steps(tmp_path):
+    toy_trainer(tmp_path, overfit_batches=2).fit(LitToy(), ToyData())
+    digests = [line["digest"] for line in ledger_lines(tmp_path)]
+    assert digests[:2] == digests[2:]
+
+
+def test_each_test_sample_counts_once(tmp_path):
+    for micro in (None, 2, 5):
+        trainer = toy_trainer(tmp_path)
+        (result,) = trainer.test(LitToy(), ToyData(micro_batch_size=micro), verbose=False)
+        assert result["test/count"] == 21

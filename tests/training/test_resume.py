@@ -1,0 +1,168 @@
+"""Resume: after a kill, with another accumulation, the run is the uninterrupted one."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+
+from datamodules.planned import PlannedDataModule
+from lit_models.commands.verify import verify
+from lit_models.training.callbacks import LastCheckpoint, Ledger
+from lit_models.training.lineage import verify_run
+from tests.toy import LitToy, ToyData, toy_trainer
+
+QUIET = {"enable_checkpointing": False}
+MICRO = {1: None, 2: 4, 4: 2}  # accumulation -> micro-batch size at a global batch of 8
+
+
+class PowerCut(RuntimeError):
+    pass
+
+
+class CutAt(Callback):
+    """Ends the run in the middle, after an optimizer step and before anything else is saved."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer, *_):
+        if trainer.global_step == self.step:
+            raise PowerCut
+
+
+def fit(folder, accumulation=1, cut_at=None, every=1, resume=False, data=None, **options):
+    callbacks = [Ledger(), LastCheckpoint(every_n_steps=every)]
+    callbacks += [CutAt(cut_at)] if cut_at else []
+    options = {**QUIET, **options}
+    trainer = toy_trainer(folder, max_epochs=3, callbacks=callbacks, **options)
+    module = LitToy()
+    checkpoint = folder / "checkpoints" / "last.ckpt" if resume else None
+    data = data or ToyData(micro_batch_size=MICRO[accumulation])
+    try:
+        trainer.fit(module, data, ckpt_path=checkpoint)
+    except PowerCut:
+        assert cut_at
+    return module
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return fit(tmp_path_factory.mktemp("whole")).state_dict()
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 1), (4, 2), (1, 4), (4, 1)])
+@pytest.mark.parametrize(
+    ("cut_at", "every"), [(5, 3), (7, 7), (8, 7), (10, 5), (15, 14)], ids=lambda v: str(v)
+)
+def test_a_resumed_run_equals_the_uninterrupted_one(
+    tmp_path, whole, before, after, cut_at, every
+):
+    fit(tmp_path, before, cut_at, every)
+    module = fit(tmp_path, after, every=every, resume=True)
+    for name, value in module.state_dict().items():
+        torch.testing.assert_close(value, whole[name], rtol=1e-12, atol=1e-12)
+    verdict = verify_run(tmp_path)
+    assert verdict.faults == []
+    assert (verdict.finished_epochs, verdict.num_samples) == (3, 150)
+
+
+def test_discarded_steps_are_listed_and_a_torn_line_is_accepted(tmp_path, capsys):
+    fit(tmp_path, cut_at=5, every=3)
+    with open(tmp_path / "ledger.jsonl", "a") as ledger:
+        ledger.write('{"epoch": 0, "st')
+    fit(tmp_path, every=3, resume=True)
+    assert verify(tmp_path) == 0
+    shown = capsys.readouterr().out
+    assert "attempt 1, steps 4 to 4 (repeated after the kill)" in shown
+    assert "3: each sample used exactly once in each" in shown
+
+
+def test_a_damaged_line_in_the_middle_is_named(tmp_path):
+    fit(tmp_path, cut_at=5)
+    path = tmp_path / "ledger.jsonl"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], lines[1][:20], *lines[2:]]) + "\n")
+    with pytest.raises(ValueError, match=r"ledger\.jsonl, line 2 is damaged"):
+        verify_run(tmp_path)
+
+
+class Mutant(ToyData):
+    """A loader with one fault in the second step of the first epoch."""
+
+    fault = ""
+
+    def _dealt(self, stage, epoch, batching, first_step):
+        for batch in PlannedDataModule._dealt(self, stage, epoch, batching, first_step):
+            if stage == "train" and epoch == 0 and batch.step == 1:
+                ids, weights = batch.ids.copy(), batch.weights.copy()
+                if self.fault == "skips":
+                    weights[0] = 0
+                elif self.fault == "repeats":
+                    ids[0] = ids[1]
+                else:
+                    ids[0] = next(i for i in range(50) if i not in ids)
+                batch = type(batch)(batch.epoch, batch.step, ids, weights, batch.denominators)
+            yield batch
+
+
+@pytest.mark.parametrize("fault", ["skips", "repeats", "swaps"])
+def test_verify_catches_a_loader_that_skips_repeats_or_swaps_one_sample(tmp_path, fault, capsys):
+    data = Mutant()
+    data.fault = fault
+    fit(tmp_path, data=data)
+    assert verify(tmp_path) == 1
+    assert "epoch 0, step 1" in capsys.readouterr().out
+
+
+def test_verify_sees_a_step_that_was_removed_from_the_ledger(tmp_path):
+    fit(tmp_path)
+    path = tmp_path / "ledger.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:3] + lines[4:]))
+    assert "steps are missing" in " ".join(verify_run(tmp_path).faults)
+
+
+def test_verify_sees_another_plan(tmp_path):
+    fit(tmp_path)
+    path = tmp_path / "plan.json"
+    plan = json.loads(path.read_text())
+    plan["request"]["seed"] += 1
+    path.write_text(json.dumps(plan))
+    assert "its own digest" in " ".join(verify_run(tmp_path).faults)
+
+
+def test_a_folder_without_a_run_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="name a run folder"):
+        verify_run(tmp_path)
+
+
+def test_a_resume_with_another_plan_is_refused_and_the_cause_is_named(tmp_path):
+    fit(tmp_path, cut_at=5)
+    with pytest.raises(ValueError, match=r"global_batch_size: 8 -> 10.*model\.init_from"):
+        fit(tmp_path, resume=True, data=ToyData(global_batch_size=10))
+
+
+def test_a_per_device_batch_says_why_it_cannot_change_devices(tmp_path):
+    fit(tmp_path, cut_at=5, data=ToyData(batch_size=4))
+    with pytest.raises(ValueError, match="depend on the number of devices"):
+        fit(tmp_path, resume=True, data=ToyData(batch_size=8))
+
+
+def test_moments_find_their_parameter_by_name(tmp_path):
+    class Reordered(LitToy):
+        def parameters(self, recurse=True):
+            return reversed(list(super().parameters(recurse)))
+
+        def named_parameters(self, *args, **kwargs):
+            return reversed(list(super().named_parameters(*args, **kwargs)))
+
+    fit(tmp_path, cut_at=10, every=5)
+    shutil.copytree(tmp_path, tmp_path / "copy", ignore=shutil.ignore_patterns("copy"))
+    same = fit(tmp_path, resume=True).state_dict()
+    module = Reordered()
+    trainer = toy_trainer(tmp_path / "copy", max_epochs=3, callbacks=[Ledger()], **QUIET)
+    trainer.fit(module, ToyData(), ckpt_path=tmp_path / "copy" / "checkpoints" / "last.ckpt")
+    for name, value in module.state_dict().items():
+        torch.testing.assert_close(value, same[name], rtol=1e-10, atol=1e-10)
