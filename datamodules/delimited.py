@@ -174,6 +174,8 @@ def _parse_fast(block: bytes, names: list[str], delimiter: str) -> pa.RecordBatc
     num_lines = block.count(b"\n") + (not block.endswith(b"\n"))
     if block.count(b"\r") != block.count(b"\r\n"):
         return None
+    if block.startswith(codecs.BOM_UTF8):
+        return None  # pyarrow would drop it, and here it belongs to a value
     if b'"' in block and _suspicious_quote(delimiter).search(block):
         return None
     try:

@@ -10,7 +10,7 @@ from datamodules.languages import ALIASES, ISO_NAMES, UNKNOWN, language_code
     [
         ("en", "en"), (" EN ", "en"), ("English", "en"), ("en-GB", "en"), ("en_US", "en"),
         ("se", "sv"), ("ge", "de"), ("dk", "da"), ("swe", "sv"), ("nb", "no"), ("Nynorsk", "no"),
-        ("gr", "el"), ("Dutch", "nl"), ("unknown", "unk"), ("", "unk"), ("nan", "unk"), ("NA", "unk"),
+        ("gr", "el"), ("Dutch", "nl"), ("unknown", "unk"), ("", "unk"), ("nan", "unk"),
     ],
 )  # fmt: skip
 def test_codes_aliases_and_names_are_understood(raw, code):
