@@ -1,0 +1,286 @@
+"""Codes from a trained network: flat, greedy, beam and mixed decoding, all within the code book.
+
+Shapes: B batch, K blocks, L symbols of a block, V symbols, C codes, W beams, O orders, N candidates.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_models.occupation_coder.network import BlockDecoder, Cache, Memory, OccupationNetwork
+from lit_models.occupation_coder.scoring import (
+    code_probability,
+    flat_set_log_probability,
+    legal_log_softmax,
+    set_probability,
+)
+from lit_models.occupation_coder.trie import BEGIN, EMPTY, NONE, PAD
+
+Method = Literal["flat", "greedy", "beam", "mixed"]
+
+
+@dataclass
+class DecodingOptions:
+    """How codes are read from the network.
+
+    Args:
+        method: `flat` head alone, `greedy` or `beam` from the decoder, or `mixed` from both.
+        beam_size: hypotheses per record for `beam` and `mixed`.
+        flat_threshold: lowest probability of a second and further code from the flat head.
+        flat_share: weight of the flat head in `mixed`, 0 to 1.
+    """
+
+    method: Method = "mixed"
+    beam_size: int = 5
+    flat_threshold: float = 0.5
+    flat_share: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.method not in ("flat", "greedy", "beam", "mixed"):
+            raise ValueError(
+                f"method must be flat, greedy, beam or mixed, got {self.method!r}: choose one of them."
+            )
+        if self.beam_size < 1:
+            raise ValueError(f"beam_size must be 1 or more, got {self.beam_size}: raise it.")
+        for name in ("flat_threshold", "flat_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie between 0 and 1, got {getattr(self, name)}.")
+
+
+class Decoded(NamedTuple):
+    """Code sets: code_ids [B, K] with NONE on the right, code_confidence [B, K] (0 where none) and
+    set_confidence [B], both probabilities."""
+
+    code_ids: Tensor
+    code_confidence: Tensor
+    set_confidence: Tensor
+
+
+class Beams(NamedTuple):
+    """Hypotheses, best first: code_ids [B, W, K], nats of each code [B, W, K] (negative
+    log-probabilities), and log-probability of the sequence [B, W], -inf where there are fewer."""
+
+    code_ids: Tensor
+    code_nats: Tensor
+    log_probability: Tensor
+
+
+@torch.no_grad()
+def decode(
+    network: OccupationNetwork,
+    memory: Memory,
+    flat_logits: Tensor,
+    options: DecodingOptions,
+    temperature: dict[str, float],
+) -> Decoded:
+    """Codes of encoded texts.
+
+    Args:
+        network: its decoder and trie are used; put it in eval mode before.
+        memory: of B texts.
+        flat_logits: [B, C].
+        options: method and its settings.
+        temperature: of "seq2seq" and "flat"; 1 leaves the network's probabilities as they are.
+    """
+    decoder, sharpness = network.decoder, temperature["seq2seq"]
+    flat_logits = flat_logits / temperature["flat"]
+    if options.method == "flat":
+        return decode_flat(flat_logits, decoder.trie.max_codes, options.flat_threshold)
+    if options.method == "mixed":
+        return decode_mixed(decoder, memory, flat_logits, options, sharpness)
+    if options.method == "greedy":
+        beams = greedy(decoder, memory, sharpness)
+    else:
+        beams = beam_search(decoder, memory, options.beam_size, sharpness)
+    code_ids, code_nats, log_probability = (part[:, 0] for part in beams)
+    several = (code_ids[:, 1:] >= 0).any(1).nonzero().squeeze(1)
+    set_confidence = log_probability.exp()  # one code has one order: nothing to sum
+    set_confidence[several] = set_probability(
+        decoder, memory.select(several), code_ids[several, None], sharpness
+    )[:, 0]
+    return Decoded(code_ids, (-code_nats).exp() * (code_ids >= 0), set_confidence)
+
+
+def decode_flat(logits: Tensor, max_codes: int, threshold: float) -> Decoded:
+    """The best code and up to max_codes - 1 more above the threshold; codes are independent."""
+    top, code_ids = logits.topk(min(max_codes, logits.shape[1]), dim=1)
+    probability = top.sigmoid()
+    keep = probability >= threshold
+    keep[:, 0] = True
+    code_ids = torch.where(keep, code_ids, NONE)
+    return Decoded(
+        _widen(code_ids, max_codes, NONE),
+        _widen(probability * keep, max_codes, 0.0),
+        flat_set_log_probability(logits, code_ids[:, None])[:, 0].exp(),
+    )
+
+
+def greedy(decoder: BlockDecoder, memory: Memory, temperature: float = 1.0) -> Beams:
+    """The likeliest symbol at every position: one hypothesis per record."""
+    trie, batch, device = decoder.trie, len(memory.hidden), memory.hidden.device
+    code_ids = torch.full((batch, trie.max_codes), NONE, device=device)
+    code_nats = torch.zeros(batch, trie.max_codes, device=device)
+    total = torch.zeros(batch, device=device)
+    rows = torch.arange(batch, device=device)  # records that still write
+    nodes = torch.zeros_like(rows)
+    symbols = torch.full_like(rows, BEGIN)
+    cache = decoder.start(memory)
+    for position in range(trie.max_codes * trie.block_size):
+        block, depth = divmod(position, trie.block_size)
+        if depth == 0 and block > 0:
+            nodes = torch.zeros_like(nodes)
+        logits = decoder.step(symbols, nodes, cache)
+        legal = trie.legal(nodes, code_ids[rows, :block], depth, block)
+        step = legal_log_softmax(logits, legal, temperature)
+        log_probability, symbols = step.max(dim=1)
+        total[rows] += log_probability
+        if depth == 0 and block > 0:
+            going = (symbols != EMPTY).nonzero().squeeze(1)
+            if len(going) == 0:
+                break
+            if len(going) < len(rows):
+                rows, nodes, symbols = rows[going], nodes[going], symbols[going]
+                log_probability = log_probability[going]
+                cache.keep_records(going)
+        code_nats[rows, block] -= log_probability
+        nodes = trie.next_node[nodes, symbols]
+        if depth == trie.block_size - 1:
+            code_ids[rows, block] = trie.leaf_code[nodes]
+    return Beams(code_ids[:, None], code_nats[:, None], total[:, None])
+
+
+def beam_search(
+    decoder: BlockDecoder,
+    memory: Memory,
+    beam_size: int,
+    temperature: float = 1.0,
+    num_results: int = 1,
+) -> Beams:
+    """The best hypotheses of the likeliest `beam_size` prefixes at every position.
+
+    A record stops when its best `num_results` hypotheses are finished: probabilities only fall, so
+    no other can overtake them.
+    """
+    state = _BeamState(decoder, memory, beam_size)
+    trie = decoder.trie
+    for position in range(trie.max_codes * trie.block_size):
+        block, depth = divmod(position, trie.block_size)
+        state.advance(block, depth, temperature)
+        if depth == 0 and block > 0 and state.retire(num_results):
+            break
+    return state.results()
+
+
+class _BeamState:
+    """Beams of the records that still write; finished records are put aside."""
+
+    def __init__(self, decoder: BlockDecoder, memory: Memory, beam_size: int) -> None:
+        trie, batch, device = decoder.trie, len(memory.hidden), memory.hidden.device
+        self.decoder, self.trie, self.width = decoder, trie, beam_size
+        shape = (batch, beam_size, trie.max_codes)
+        self.done_ids = torch.full(shape, NONE, device=device)
+        self.done_nats = torch.zeros(shape, device=device)
+        self.done_scores = torch.full(shape[:2], -math.inf, device=device)
+        self.rows = torch.arange(batch, device=device)
+        self.code_ids, self.code_nats = self.done_ids.clone(), self.done_nats.clone()
+        self.scores = self.done_scores.clone()
+        self.scores[:, 0] = 0.0  # the others wait for the first fork
+        self.nodes = torch.zeros(batch, beam_size, dtype=torch.long, device=device)
+        self.symbols = torch.full_like(self.nodes, BEGIN)
+        self.is_done = torch.zeros_like(self.nodes, dtype=torch.bool)
+        self.cache: Cache = decoder.start(memory)
+
+    def advance(self, block: int, depth: int, temperature: float) -> None:
+        """One position: fork every beam, keep the likeliest."""
+        if depth == 0:
+            self.nodes = torch.zeros_like(self.nodes)
+        logits = self.decoder.step(self.symbols.flatten(), self.nodes.flatten(), self.cache)
+        legal = self.trie.legal(self.nodes, self.code_ids[..., :block], depth, block)
+        legal[..., EMPTY] |= self.is_done  # whatever a finished beam may do is discarded below
+        step = legal_log_softmax(logits.view(legal.shape), legal, temperature)
+        stay = torch.full_like(step[0, 0], -math.inf)
+        stay[PAD] = 0.0
+        step = torch.where(self.is_done[..., None], stay, step)
+        grown = (self.scores[..., None] + step).flatten(1)  # [B, W x V]
+        self.scores, choice = grown.topk(self.width, dim=1)
+        beam, symbols = choice // step.shape[-1], choice % step.shape[-1]
+        added = step.flatten(1).gather(1, choice)
+        self._follow(beam)
+        self.symbols = symbols
+        if depth == 0 and block > 0:
+            self.is_done = self.is_done | (symbols == EMPTY)
+        writes = ~self.is_done & self.scores.isfinite()
+        self.code_nats[..., block] -= torch.where(writes, added, 0.0)
+        child = self.trie.next_node[self.nodes, symbols]
+        self.nodes = torch.where(writes, child, 0)
+        if depth == self.trie.block_size - 1:
+            self.code_ids[..., block] = torch.where(writes, self.trie.leaf_code[self.nodes], NONE)
+
+    def retire(self, num_results: int) -> bool:
+        """Puts finished records aside; whether none is left."""
+        impossible = ~self.scores.isfinite()
+        is_done = (self.is_done | impossible)[:, :num_results].all(dim=1)
+        if not bool(is_done.any()):
+            return False
+        self._store(is_done, self.scores.masked_fill(~self.is_done, -math.inf))
+        going = (~is_done).nonzero().squeeze(1)
+        self.cache.keep_records(going, self.width)
+        for name in ("rows", "code_ids", "code_nats", "scores", "nodes", "symbols", "is_done"):
+            setattr(self, name, getattr(self, name)[going])
+        return len(going) == 0
+
+    def results(self) -> Beams:
+        # every block is written: a beam that is not closed by an empty block is complete too
+        self._store(torch.ones_like(self.rows, dtype=torch.bool), self.scores)
+        return Beams(self.done_ids, self.done_nats, self.done_scores)
+
+    def _store(self, which: Tensor, scores: Tensor) -> None:
+        rows = self.rows[which]
+        self.done_ids[rows] = self.code_ids[which]
+        self.done_nats[rows] = self.code_nats[which]
+        self.done_scores[rows] = scores[which]
+
+    def _follow(self, beam: Tensor) -> None:
+        offset = torch.arange(len(beam), device=beam.device)[:, None] * self.width
+        self.cache.reorder((beam + offset).flatten())
+        wide = beam[..., None].expand_as(self.code_ids)
+        self.code_ids, self.code_nats = (
+            self.code_ids.gather(1, wide),
+            self.code_nats.gather(1, wide),
+        )
+        self.nodes, self.is_done = self.nodes.gather(1, beam), self.is_done.gather(1, beam)
+
+
+def decode_mixed(
+    decoder: BlockDecoder,
+    memory: Memory,
+    flat_logits: Tensor,
+    options: DecodingOptions,
+    temperature: float,
+) -> Decoded:
+    """The likeliest set when both heads vote: a weighted mean of their probabilities of the set.
+
+    Candidates are the decoder's beams, the flat head's set and its best single codes.
+    """
+    trie, share = decoder.trie, options.flat_share
+    beams = beam_search(decoder, memory, options.beam_size, temperature, options.beam_size)
+    flat_set = decode_flat(flat_logits, trie.max_codes, options.flat_threshold).code_ids
+    singles = flat_logits.topk(min(options.beam_size, trie.num_codes), dim=1).indices[..., None]
+    candidates = torch.cat(
+        [beams.code_ids, flat_set[:, None], _widen(singles, trie.max_codes, NONE)], dim=1
+    )  # [B, N, K]
+    mixed = share * flat_set_log_probability(flat_logits, candidates).exp()
+    mixed = mixed + (1 - share) * set_probability(decoder, memory, candidates, temperature)
+    best = mixed.argmax(dim=1)
+    chosen = candidates[torch.arange(len(best), device=best.device), best]
+    flat = flat_logits.sigmoid().gather(1, chosen.clamp(min=0))
+    sequence = code_probability(decoder, memory, chosen, temperature)
+    confidence = (share * flat + (1 - share) * sequence) * (chosen >= 0)
+    return Decoded(chosen, confidence, mixed.amax(dim=1))
+
+
+def _widen(values: Tensor, size: int, fill: float) -> Tensor:
+    return torch.nn.functional.pad(values, (0, size - values.shape[-1]), value=fill)

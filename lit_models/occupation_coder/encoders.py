@@ -1,0 +1,283 @@
+"""Text encoders of the occupation coder: code points in, one vector per position out.
+
+Shapes: B batch, S characters of the longest text, P encoder positions, D hidden, H heads, G n-grams per position.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+CHARACTER_BUCKETS = (
+    2048  # more than the letters of any one language pair; other scripts share buckets
+)
+TEXT_BEGIN, TEXT_END = 2, 3  # control characters that no cleaned text holds
+CANINE_MULTIPLE, CANINE_PADS = 4, 8
+_HASH_PRIME, _HASH_MASK = 1_000_003, (1 << 40) - 1
+
+
+class Encoder(nn.Module):
+    """What every encoder offers: `width` D, `blocks()` from the lowest up, and `forward` as below."""
+
+    width: int
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, language_id: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Memory [B, P, D] and memory mask [B, P] bool of texts.
+
+        Args:
+            input_ids: Unicode code points [B, S] int64, 0 where padded on the right.
+            attention_mask: [B, S] bool, True at characters.
+            language_id: [B] int64, 0 is the unknown language.
+        """
+        raise NotImplementedError
+
+    def blocks(self) -> list[nn.Module]:
+        """The layers from the lowest to the highest: freezing and layer-wise rates go by them."""
+        raise NotImplementedError
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention with rotary positions; no biases, so no key bias either."""
+
+    def __init__(self, width: int, num_heads: int) -> None:
+        super().__init__()
+        if width % (2 * num_heads):
+            raise ValueError(
+                f"width {width} must be a multiple of 2 x num_heads ({num_heads}): "
+                "change the width or the number of heads."
+            )
+        self.num_heads = num_heads
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.output = nn.Linear(width, width, bias=False)
+
+    def forward(self, hidden: Tensor, mask: Tensor, rotary: Tensor) -> Tensor:
+        """Args: hidden [B, P, D]; mask [B, P] bool; rotary [2, P, D / H] cosines and sines."""
+        batch, positions, width = hidden.shape
+        qkv = self.qkv(hidden).view(batch, positions, 3, self.num_heads, width // self.num_heads)
+        q_bhpk, k_bhpk, v_bhpk = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = F.scaled_dot_product_attention(
+            rotate(q_bhpk, rotary), rotate(k_bhpk, rotary), v_bhpk, attn_mask=mask[:, None, None, :]
+        )
+        return self.output(mixed.transpose(1, 2).reshape(batch, positions, width))
+
+
+class EncoderLayer(nn.Module):
+    """Pre-norm self-attention and feed-forward block."""
+
+    def __init__(self, width: int, num_heads: int, feed_forward: int, dropout: float) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(width)
+        self.attention = SelfAttention(width, num_heads)
+        self.feed_forward_norm = nn.LayerNorm(width)
+        self.expand = nn.Linear(width, feed_forward)
+        self.contract = nn.Linear(feed_forward, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, hidden: Tensor, mask: Tensor, rotary: Tensor) -> Tensor:
+        attended = self.attention(self.attention_norm(hidden), mask, rotary)
+        hidden = hidden + self.dropout(attended)
+        inner = F.gelu(self.expand(self.feed_forward_norm(hidden)))
+        return hidden + self.dropout(self.contract(inner))
+
+
+class NgramTable(nn.Module):
+    """Hashed embeddings of the character n-grams that begin at each position.
+
+    Every n-gram has `num_hashes` rows of one table: two n-grams that share one row seldom share all.
+    """
+
+    def __init__(
+        self, width: int, sizes: Sequence[int], num_buckets: int, num_hashes: int = 2
+    ) -> None:
+        super().__init__()
+        if not sizes or min(sizes) < 1:
+            raise ValueError(f"ngram_sizes must be one or more numbers from 1, got {list(sizes)}.")
+        self.sizes, self.num_hashes, self.num_buckets = tuple(sizes), num_hashes, num_buckets
+        self.rows = nn.EmbeddingBag(num_buckets, width, mode="sum")
+        nn.init.normal_(self.rows.weight, std=0.1 / num_hashes)
+
+    def forward(self, framed_ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Sum of the n-gram vectors at each position [B, P, D] and their number [B, P]."""
+        row_ids, weights = self.hashes(framed_ids, lengths)
+        shape = row_ids.shape
+        sums = self.rows(
+            row_ids.view(-1, shape[-1]),
+            per_sample_weights=weights.to(self.rows.weight.dtype).view(-1, shape[-1]),
+        )
+        return sums.view(shape[0], shape[1], -1), weights.sum(-1) / self.num_hashes
+
+    def hashes(self, framed_ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Table rows [B, P, G] int64 and whether each n-gram lies inside its text [B, P, G] bool."""
+        batch, positions = framed_ids.shape
+        longest = max(self.sizes)
+        padded = F.pad(framed_ids, (0, longest))
+        rolling = torch.zeros_like(framed_ids)
+        start = torch.arange(positions, device=framed_ids.device)
+        row_ids, inside = [], []
+        for size in range(1, longest + 1):
+            rolling = rolling * _HASH_PRIME + padded[:, size - 1 : size - 1 + positions] + size
+            rolling = rolling & _HASH_MASK
+            if size not in self.sizes:
+                continue
+            for salt in range(self.num_hashes):
+                row_ids.append(_mix(rolling + (salt << 41)) % self.num_buckets)
+                inside.append(start[None, :] + size <= lengths[:, None])
+        return torch.stack(row_ids, -1), torch.stack(inside, -1)
+
+
+class CharacterEncoder(Encoder):
+    """Transformer over characters with hashed n-gram embeddings, trained from scratch.
+
+    Position 0 of the memory holds the language and the normalised sum of all n-grams of the text (a
+    bag as in fastText); then come the text's begin mark, its characters and its end mark.
+
+    Args:
+        num_languages: rows of the language embedding, the unknown language included.
+        width: D of the memory.
+        num_layers: transformer layers; 0 leaves the embeddings alone.
+        num_heads: attention heads per layer.
+        feed_forward: inner width of the feed-forward blocks.
+        dropout: probability after embeddings and blocks; never on attention weights.
+        ngram_sizes: lengths of the hashed character n-grams.
+        num_buckets: rows of the n-gram table.
+        num_hashes: rows per n-gram.
+    """
+
+    def __init__(
+        self,
+        num_languages: int,
+        width: int = 128,
+        num_layers: int = 2,
+        num_heads: int = 4,
+        feed_forward: int = 512,
+        dropout: float = 0.0,
+        ngram_sizes: Sequence[int] = (2, 3, 4, 5),
+        num_buckets: int = 32768,
+        num_hashes: int = 2,
+    ) -> None:
+        super().__init__()
+        self.width = width
+        self.head_size = width // num_heads
+        self.characters = nn.Embedding(CHARACTER_BUCKETS, width)
+        self.languages = nn.Embedding(num_languages, width)
+        self.ngrams = NgramTable(width, ngram_sizes, num_buckets, num_hashes)
+        self.bag = nn.Linear(width, width)
+        self.layers = nn.ModuleList(
+            EncoderLayer(width, num_heads, feed_forward, dropout) for _ in range(num_layers)
+        )
+        self.norm = nn.LayerNorm(width)
+        self.dropout = nn.Dropout(dropout)
+        nn.init.normal_(self.characters.weight, std=0.1)
+        nn.init.normal_(self.languages.weight, std=0.1)
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, language_id: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        framed_ids, lengths = frame(input_ids, attention_mask)
+        mask = positions_up_to(lengths, framed_ids.shape[1])
+        grams, num_grams = self.ngrams(framed_ids, lengths)  # [B, S + 2, D]
+        character_ids = torch.where(
+            framed_ids < 1024, framed_ids, 1024 + _mix(framed_ids) % (CHARACTER_BUCKETS - 1024)
+        )
+        hidden = self.characters(character_ids) + grams
+        bag = grams.sum(1) / num_grams.sum(1, keepdim=True).clamp(min=1).sqrt().to(grams.dtype)
+        prefix = self.languages(language_id) + self.bag(bag)
+        hidden = self.dropout(torch.cat([prefix[:, None], hidden], dim=1))  # [B, S + 3, D]
+        mask = F.pad(mask, (1, 0), value=True)
+        rotary = rotary_table(hidden.shape[1], self.head_size, hidden)
+        for layer in self.layers:
+            hidden = layer(hidden, mask, rotary)
+        return self.norm(hidden), mask
+
+    def blocks(self) -> list[nn.Module]:
+        return list(self.layers)
+
+
+class CanineEncoder(Encoder):
+    """A CANINE checkpoint from a local folder; the language is added to every position.
+
+    Args:
+        num_languages: rows of the language embedding, which starts at zero.
+        folder: folder in the Hugging Face layout, with `config.json` and the weights.
+    """
+
+    def __init__(self, num_languages: int, folder: str) -> None:
+        super().__init__()
+        if not (Path(folder) / "config.json").is_file():
+            raise FileNotFoundError(
+                f"No CANINE checkpoint in {folder}: config.json is missing. Name a local folder that "
+                "holds config.json and the weights, or use CharacterEncoder, which needs no files."
+            )
+        from transformers import CanineModel  # seconds of import that only this encoder needs
+
+        self.canine = CanineModel.from_pretrained(folder, add_pooling_layer=False)
+        self.width = self.canine.config.hidden_size
+        self.languages = nn.Embedding(num_languages, self.width)
+        nn.init.zeros_(self.languages.weight)
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, language_id: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        padded_ids, mask = pad_for_canine(input_ids, attention_mask, self.canine.config)
+        output = self.canine(input_ids=padded_ids, attention_mask=mask.long())
+        memory = output.last_hidden_state + self.languages(language_id)[:, None]
+        keep = int(mask.sum(1).max())
+        return memory[:, :keep], mask[:, :keep]
+
+    def blocks(self) -> list[nn.Module]:
+        canine = self.canine
+        stages = (canine.initial_char_encoder, canine.encoder, canine.final_char_encoder)
+        return [layer for stage in stages for layer in stage.layer]
+
+
+def frame(input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Texts with a begin and an end mark [B, S + 2], and their lengths with the marks [B]."""
+    lengths = attention_mask.sum(1) + 2
+    framed = F.pad(input_ids * attention_mask, (1, 1))
+    framed[:, 0] = TEXT_BEGIN
+    return framed.scatter(1, (lengths - 1)[:, None], TEXT_END), lengths
+
+
+def positions_up_to(lengths: Tensor, size: int) -> Tensor:
+    """Mask [B, size] bool, True below each length."""
+    return torch.arange(size, device=lengths.device)[None, :] < lengths[:, None]
+
+
+def pad_for_canine(input_ids: Tensor, attention_mask: Tensor, config) -> tuple[Tensor, Tensor]:
+    """CANINE's begin and end marks around the texts, padded to a multiple of 4 with at least 8 pads.
+
+    CANINE pools four characters into one and its last characters see the padding through a
+    convolution: below six pads its output depends on their number.
+    """
+    lengths = attention_mask.sum(1) + 2
+    size = input_ids.shape[1] + 2 + CANINE_PADS
+    size += -size % CANINE_MULTIPLE
+    padded = F.pad(input_ids * attention_mask, (1, size - input_ids.shape[1] - 1))
+    padded[:, 0] = config.bos_token_id
+    padded = padded.scatter(1, (lengths - 1)[:, None], config.eos_token_id)
+    return padded, positions_up_to(lengths, size)
+
+
+def rotary_table(positions: int, head_size: int, like: Tensor) -> Tensor:
+    """Cosines and sines of the rotary embedding [2, positions, head_size]."""
+    steps = torch.arange(0, head_size, 2, device=like.device, dtype=torch.float32) / head_size
+    angles = torch.arange(positions, device=like.device)[:, None] * 1000.0**-steps
+    angles = torch.cat([angles, angles], dim=-1)
+    return torch.stack([angles.cos(), angles.sin()]).to(like.dtype)
+
+
+def rotate(x_bhpk: Tensor, rotary: Tensor) -> Tensor:
+    """Queries or keys turned by their positions."""
+    first, second = x_bhpk.chunk(2, dim=-1)
+    return x_bhpk * rotary[0] + torch.cat([-second, first], dim=-1) * rotary[1]
+
+
+def _mix(keys: Tensor) -> Tensor:
+    """Well-spread non-negative int64 of each key (multiply and shift, as in splitmix)."""
+    keys = (keys ^ (keys >> 30)) * -4658895280553007687
+    keys = (keys ^ (keys >> 27)) * -7723592293110705685
+    return (keys ^ (keys >> 31)) & 0x7FFFFFFFFFFFFFFF

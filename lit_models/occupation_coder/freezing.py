@@ -1,0 +1,53 @@
+"""Which encoder layers stand still when a trained encoder is tuned further, and which learn slowly."""
+
+from typing import Literal
+
+from torch import nn
+
+from lit_models.occupation_coder.encoders import Encoder
+
+
+def freeze_encoder(encoder: Encoder, freeze: Literal["none", "encoder"] | int) -> None:
+    """Stop gradients of the whole encoder, or of its lowest layers with the embeddings.
+
+    Args:
+        encoder: changed in place.
+        freeze: `none`, `encoder`, or a number of layers from the lowest.
+
+    Raises:
+        ValueError: not one of these, or more layers than there are.
+    """
+    blocks = encoder.blocks()
+    if freeze == "none" or freeze == 0:
+        return
+    if freeze == "encoder":
+        encoder.requires_grad_(False)
+        return
+    if not isinstance(freeze, int) or not 0 < freeze <= len(blocks):
+        raise ValueError(
+            f"freeze must be none, encoder, or 0 to {len(blocks)} layers of this encoder, got "
+            f"{freeze!r}: choose one of them."
+        )
+    lowest, others = blocks[:freeze], blocks[freeze:]
+    in_others = {id(p) for block in others for p in block.parameters()}
+    top = {id(p) for p in encoder.norm.parameters()} if hasattr(encoder, "norm") else set()
+    frozen = {id(p) for block in lowest for p in block.parameters()}
+    for parameter in encoder.parameters():
+        if id(parameter) in frozen or id(parameter) not in in_others | top:
+            parameter.requires_grad_(False)
+
+
+def layer_depths(root: nn.Module, encoder: Encoder) -> dict[str, int]:
+    """Name of each encoder parameter in `root` -> how many layers it lies below the heads.
+
+    The highest layer has 1; embeddings lie below the lowest layer.
+    """
+    blocks = encoder.blocks()
+    depth_of = {id(p): len(blocks) - i for i, b in enumerate(blocks) for p in b.parameters()}
+    top = {id(p): 1 for p in encoder.norm.parameters()} if hasattr(encoder, "norm") else {}
+    own = {id(p) for p in encoder.parameters()}
+    return {
+        name: {**depth_of, **top}.get(id(parameter), len(blocks) + 1)
+        for name, parameter in root.named_parameters()
+        if id(parameter) in own
+    }

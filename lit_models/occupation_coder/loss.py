@@ -1,0 +1,134 @@
+"""Losses of the occupation coder as sums and counts over records.
+
+Shapes: B batch, K blocks, T target positions, V symbols, C codes, O orders of a record's codes.
+"""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lit_models.occupation_coder.network import BlockDecoder, Memory
+from lit_models.occupation_coder.trie import NONE, CodeTrie
+from lit_models.training.record import LossSum
+
+MOST_MATCHED_CODES = 5  # 120 orders; beyond it the search over orders would outgrow the step
+
+
+def occupation_losses(
+    memory: Memory,
+    flat_logits: Tensor,
+    decoder: BlockDecoder,
+    batch: dict[str, Tensor],
+    label_smoothing: float = 0.0,
+    class_weights: Tensor | None = None,
+) -> dict[str, LossSum]:
+    """Both terms, "seq2seq" and "flat", each in nats per record.
+
+    Args:
+        memory: encoded texts.
+        flat_logits: [B, C].
+        decoder: writes the codes.
+        batch: `code_ids` [B, K], NONE = no code; `weight` [B], 0 = counts nowhere.
+        label_smoothing: share of the target spread over all symbols.
+        class_weights: weight of each code's positive term in the flat loss [C].
+    """
+    code_ids, weight = batch["code_ids"], batch["weight"]
+    ordered = best_orders(decoder, memory, code_ids)
+    nats = sequence_nats(decoder, memory, ordered, label_smoothing)
+    flat = flat_nats(flat_logits, code_ids, class_weights)
+    count = weight.sum()
+    # a filler of weight 0 may hold anything, and 0 x inf is not 0
+    return {
+        "seq2seq": LossSum((nats * weight).masked_fill(weight == 0, 0.0).sum(), count),
+        "flat": LossSum((flat * weight).masked_fill(weight == 0, 0.0).sum(), count),
+    }
+
+
+def sequence_nats(
+    decoder: BlockDecoder, memory: Memory, code_ids: Tensor, label_smoothing: float = 0.0
+) -> Tensor:
+    """Negative log-likelihood of codes in the given order, summed over symbols [B x O].
+
+    Args:
+        decoder: writes the codes.
+        memory: of B records.
+        code_ids: [B x O, K], NONE on the right; the orders of one record lie side by side.
+        label_smoothing: share of the target spread over all symbols.
+    """
+    targets = decoder.trie.targets(code_ids)
+    logits = decoder(targets, memory)
+    nats = F.cross_entropy(
+        logits.transpose(1, 2),
+        targets,
+        ignore_index=NONE,
+        label_smoothing=label_smoothing,
+        reduction="none",
+    )
+    return nats.sum(1)
+
+
+def flat_nats(logits: Tensor, code_ids: Tensor, class_weights: Tensor | None = None) -> Tensor:
+    """Binary cross-entropy summed over the code book [B], the unit that a record's sequence has."""
+    truth = multi_hot(code_ids, logits.shape[1]).to(logits.dtype)
+    return F.binary_cross_entropy_with_logits(
+        logits, truth, pos_weight=class_weights, reduction="none"
+    ).sum(1)
+
+
+def multi_hot(code_ids: Tensor, num_codes: int) -> Tensor:
+    """Which codes a record has [B, C] bool, from code_ids [B, K] with NONE."""
+    hot = code_ids.new_zeros((len(code_ids), num_codes + 1), dtype=torch.bool)
+    column = torch.where(code_ids < 0, num_codes, code_ids)
+    return hot.scatter(1, column, True)[:, :num_codes]
+
+
+@torch.no_grad()
+def best_orders(decoder: BlockDecoder, memory: Memory, code_ids: Tensor) -> Tensor:
+    """code_ids [B, K] with the codes of each record in their likeliest order.
+
+    Every order is tried, for records of two or more codes only; dropout is off, so the search draws
+    no random numbers and the other records' training is untouched.
+    """
+    check_num_codes(decoder.trie)
+    ordered = pack_left(code_ids)
+    num_codes = (ordered >= 0).sum(1)
+    was_training = decoder.training
+    decoder.eval()
+    for size in range(2, ordered.shape[1] + 1):
+        rows = (num_codes == size).nonzero().squeeze(1)
+        if len(rows):
+            orders = all_orders(ordered[rows, :size])  # [R, O, size]
+            nats = sequence_nats(decoder, memory.select(rows), orders.flatten(0, 1))
+            best = nats.view(len(rows), -1).argmin(1)
+            ordered[rows, :size] = orders[torch.arange(len(rows), device=rows.device), best]
+    decoder.train(was_training)
+    return ordered
+
+
+def all_orders(code_ids: Tensor) -> Tensor:
+    """Every order of each row's codes [R, n!, n], from code_ids [R, n] without gaps."""
+    orders = torch.tensor(list(permutations(range(code_ids.shape[1]))), device=code_ids.device)
+    return code_ids[:, orders]
+
+
+def pack_left(code_ids: Tensor) -> Tensor:
+    """A copy of code_ids [B, K] with the codes first, in the given order, then NONE."""
+    order = (code_ids < 0).to(torch.int8).argsort(dim=1, stable=True)
+    return code_ids.gather(1, order)
+
+
+def check_num_codes(trie: CodeTrie) -> None:
+    """Refuses code systems whose orders are too many to try.
+
+    Raises:
+        ValueError: more than 5 codes per record.
+    """
+    if trie.max_codes > MOST_MATCHED_CODES:
+        raise ValueError(
+            f"max_codes is {trie.max_codes}, but at most {MOST_MATCHED_CODES} codes per record can be "
+            "matched in all their orders: lower max_codes of the code system."
+        )

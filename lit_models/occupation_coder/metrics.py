@@ -1,0 +1,201 @@
+"""How well sets of codes were found: per record, then the mean over records.
+
+Shapes: B batch, K codes per record, C codes of the book, G confidence bins.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+from lit_models.occupation_coder.decoding import Decoded
+from lit_models.occupation_coder.trie import NONE
+from lit_models.training.metrics import SumCount
+
+if TYPE_CHECKING:
+    from datamodules.tokenizers.codes import CodeBook
+
+MOST_DIGITS = 5
+CONFIDENCE_BINS = 100
+BINS_PER_CALIBRATION_BIN = 10
+SCORES = ("accuracy", "precision", "recall", "f1", "exact_match")
+
+
+def set_scores(true_ids: Tensor, predicted_ids: Tensor) -> dict[str, Tensor]:
+    """Scores of each record's set of codes, [B] float64 each, 0 to 1.
+
+    Accuracy is |T and P| / max(|T|, |P|). Two empty sets agree.
+
+    Args:
+        true_ids: [B, K], NONE where there is no code; a code may stand twice.
+        predicted_ids: as true_ids, its K may differ.
+    """
+    true_ids, predicted_ids = distinct(true_ids), distinct(predicted_ids)
+    is_pair = (true_ids[:, :, None] == predicted_ids[:, None, :]) & (true_ids >= 0)[:, :, None]
+    common = is_pair.sum((1, 2)).double()
+    num_true = (true_ids >= 0).sum(1).double()
+    num_predicted = (predicted_ids >= 0).sum(1).double()
+    both_empty = (num_true + num_predicted) == 0
+    ratios = {
+        "accuracy": common / torch.maximum(num_true, num_predicted).clamp(min=1),
+        "precision": common / num_predicted.clamp(min=1),
+        "recall": common / num_true.clamp(min=1),
+        "f1": 2 * common / (num_true + num_predicted).clamp(min=1),
+        "exact_match": ((common == num_true) & (common == num_predicted)).double(),
+    }
+    return {name: ratio.masked_fill(both_empty, 1.0) for name, ratio in ratios.items()}
+
+
+def distinct(code_ids: Tensor) -> Tensor:
+    """code_ids [B, K] with every repetition of a code replaced by NONE."""
+    same = code_ids[:, :, None] == code_ids[:, None, :]
+    is_repeated = same.tril(-1).any(-1)
+    return code_ids.masked_fill(is_repeated, NONE)
+
+
+class OccupationMetrics(nn.ModuleDict):
+    """All scores of one split; every entry is logged under its name.
+
+    Names: each of SCORES; accuracy and f1 at 1 digit and more (`f1_digits_2`); `f1_language_en`;
+    f1 on strings and codes seen or unseen in training (`f1_unseen_text`); `calibration_error` of
+    the set's confidence against its exact match.
+
+    Args:
+        book: code book.
+        languages: names by language_id; index 0 is the unknown language.
+    """
+
+    def __init__(self, book: "CodeBook", languages: list[str]) -> None:
+        super().__init__()
+        self.languages = list(languages)
+        self.num_levels = min(MOST_DIGITS, book.table.shape[1])
+        for digits in range(1, self.num_levels + 1):
+            groups = torch.as_tensor(book.truncation_ids(digits)).long()
+            self.register_buffer(f"groups_{digits}", groups, persistent=False)
+        names = [*SCORES]
+        for digits in range(1, self.num_levels + 1):
+            names += [f"accuracy_digits_{digits}", f"f1_digits_{digits}"]
+        names += [f"f1_language_{language}" for language in languages]
+        for kind in ("text", "code"):
+            names += [f"f1_seen_{kind}", f"f1_unseen_{kind}"]
+        for name in names:
+            self[name] = SumCount()
+        self["calibration_error"] = CalibrationBins()
+
+    def update(self, decoded: Decoded, batch: dict[str, Tensor]) -> None:
+        """Adds a batch.
+
+        Args:
+            decoded: of the batch.
+            batch: `code_ids` [B, K]; `weight` [B]; `language_id` [B]; `is_seen_text` and
+                `is_seen_code` [B] bool where known.
+        """
+        true_ids, weight = batch["code_ids"], batch["weight"].double()
+        scores = set_scores(true_ids, decoded.code_ids)
+        for name, score in scores.items():
+            self._add(name, score, weight)
+        for digits in range(1, self.num_levels + 1):
+            groups = self.get_buffer(f"groups_{digits}")
+            truncated = set_scores(_at(groups, true_ids), _at(groups, decoded.code_ids))
+            for name in ("accuracy", "f1"):
+                self._add(f"{name}_digits_{digits}", truncated[name], weight)
+        for index, language in enumerate(self.languages):
+            self._add(
+                f"f1_language_{language}", scores["f1"], weight * (batch["language_id"] == index)
+            )
+        for kind in ("text", "code"):
+            if f"is_seen_{kind}" in batch:
+                is_seen = batch[f"is_seen_{kind}"]
+                self._add(f"f1_seen_{kind}", scores["f1"], weight * is_seen)
+                self._add(f"f1_unseen_{kind}", scores["f1"], weight * ~is_seen)
+        self["calibration_error"].update(decoded.set_confidence, scores["exact_match"], weight)
+
+    def _add(self, name: str, score: Tensor, weight: Tensor) -> None:
+        self[name].update(score * weight, weight)
+
+
+class CalibrationBins(Metric):
+    """Expected calibration error; keeps confidence, hits and counts per bin of confidence.
+
+    Bins are fine, so that the coverage curve comes from the same sums; the error itself is taken
+    over ten of them.
+    """
+
+    full_state_update = False
+    confidence: Tensor
+    hits: Tensor
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("confidence", "hits", "count"):
+            bins = torch.zeros(CONFIDENCE_BINS, dtype=torch.float64)
+            self.add_state(name, bins, dist_reduce_fx="sum")
+
+    def set_dtype(self, dst_type: torch.dtype | str) -> "CalibrationBins":
+        """Keeps float64 whatever the precision of the module."""
+        return self
+
+    def update(self, confidence: Tensor, is_hit: Tensor, weight: Tensor) -> None:
+        """Adds records. Args: probabilities, 0 or 1, and weights, [B] each."""
+        confidence, weight = confidence.detach().double(), weight.double()
+        bins = (confidence * CONFIDENCE_BINS).long().clamp(0, CONFIDENCE_BINS - 1)
+        self.confidence = self.confidence.index_add(0, bins, confidence * weight)
+        self.hits = self.hits.index_add(0, bins, is_hit.double() * weight)
+        self.count = self.count.index_add(0, bins, weight)
+
+    def compute(self) -> Tensor:
+        """Mean distance of confidence from accuracy over ten bins, weighted by their counts."""
+        confidence, hits, count = (
+            self._coarse(x) for x in (self.confidence, self.hits, self.count)
+        )
+        return (confidence - hits).abs().sum() / count.sum().clamp(min=1)
+
+    def reliability(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean confidence, accuracy and count of the ten bins that the error is taken over."""
+        confidence, hits, count = (
+            self._coarse(x) for x in (self.confidence, self.hits, self.count)
+        )
+        return confidence / count.clamp(min=1), hits / count.clamp(min=1), count
+
+    def coverage(self) -> tuple[Tensor, Tensor]:
+        """Share of the records at or above each confidence, from the highest, and their accuracy."""
+        hits, count = self.hits.flip(0).cumsum(0), self.count.flip(0).cumsum(0)
+        return count / count[-1].clamp(min=1), hits / count.clamp(min=1)
+
+    @staticmethod
+    def _coarse(bins: Tensor) -> Tensor:
+        return bins.view(-1, BINS_PER_CALIBRATION_BIN).sum(1)
+
+
+class ConfusedPairs(Metric):
+    """Which code was given instead of which, from records with one true and one given code."""
+
+    full_state_update = False
+    pairs: list[Tensor]
+
+    def __init__(self, num_codes: int) -> None:
+        super().__init__()
+        self.num_codes = num_codes
+        self.add_state("pairs", [], dist_reduce_fx="cat")
+
+    def update(self, true_ids: Tensor, predicted_ids: Tensor, weight: Tensor) -> None:
+        """Adds records. Args: code ids [B, K] with NONE, weights [B]."""
+        is_single = ((true_ids >= 0).sum(1) == 1) & ((predicted_ids >= 0).sum(1) == 1)
+        true, predicted = true_ids.amax(1), predicted_ids.amax(1)
+        wrong = is_single & (true != predicted) & (weight > 0)
+        self.pairs.append((true * self.num_codes + predicted)[wrong])
+
+    def compute(self) -> Tensor:
+        """Rows of true code, given code and count [N, 3], the most frequent first."""
+        none_yet = torch.zeros(0, dtype=torch.long, device=self.device)
+        pairs = self.pairs if isinstance(self.pairs, Tensor) else torch.cat([none_yet, *self.pairs])
+        keys, counts = pairs.unique(return_counts=True)
+        order = counts.argsort(descending=True, stable=True)
+        columns = [keys // self.num_codes, keys % self.num_codes, counts]
+        return torch.stack(columns, dim=1)[order]
+
+
+def _at(groups: Tensor, code_ids: Tensor) -> Tensor:
+    return groups[code_ids.clamp(min=0)].masked_fill(code_ids < 0, NONE)

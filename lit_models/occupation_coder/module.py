@@ -1,0 +1,227 @@
+"""The occupation coder as a LightningModule. Batch: OccupationBatch."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor
+
+from datamodules.batches import OccupationBatch
+from datamodules.tokenizers.codes import CodeBook
+from lit_models.occupation_coder.calibration import TemperatureSearch, nats_by_temperature
+from lit_models.occupation_coder.coding import CodedText, TextCoder
+from lit_models.occupation_coder.decoding import Decoded, DecodingOptions, decode
+from lit_models.occupation_coder.encoders import CharacterEncoder, Encoder
+from lit_models.occupation_coder.freezing import freeze_encoder, layer_depths
+from lit_models.occupation_coder.loss import check_num_codes, occupation_losses
+from lit_models.occupation_coder.metrics import ConfusedPairs, OccupationMetrics
+from lit_models.occupation_coder.network import BlockDecoder, Memory, OccupationNetwork
+from lit_models.occupation_coder.trie import CodeTrie
+from lit_models.training.exact import ExactModule, LossSum
+from lit_models.training.metrics import SumCount
+from lit_models.training.optim import configured, parameter_groups
+
+RECIPE_KEY = "occupation_recipe"
+TERMS = ("seq2seq", "flat")
+EncoderFactory = Callable[[int], Encoder]  # number of languages -> encoder
+DecoderFactory = Callable[
+    [int, CodeTrie], BlockDecoder
+]  # width of the memory, code book -> decoder
+
+
+@dataclass
+class LossOptions:
+    """What is minimised: seq2seq_weight x seq2seq + (1 - seq2seq_weight) x flat, nats per record.
+
+    Args:
+        seq2seq_weight: share of the decoder's loss, 0 to 1.
+        label_smoothing: share of each symbol's target spread over all symbols.
+        class_weights: code -> weight of its presence in the flat loss; 1 where not given.
+        flat_dropout: dropout before the flat head.
+    """
+
+    seq2seq_weight: float = 0.5
+    label_smoothing: float = 0.0
+    class_weights: dict[str, float] = field(default_factory=dict)
+    flat_dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("seq2seq_weight", "label_smoothing", "flat_dropout"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie between 0 and 1, got {getattr(self, name)}.")
+
+
+class LitOccupationCoder(ExactModule):
+    """Job descriptions to sets of occupation codes. Logs losses in nats per record.
+
+    Args:
+        optimizer: factory; it has no default, so that a rate is always chosen in the YAML.
+        lr_scheduler: factory; none keeps the rate constant.
+        encoder: factory of the text encoder, given the number of languages.
+        decoder: factory of the decoder, given the memory's width and the code book.
+        loss: weights of the two heads.
+        decoding: how codes are read in validation, test and prediction.
+        freeze: `none`, `encoder`, or the number of encoder layers from the lowest, embeddings too.
+        layer_decay: factor of the learning rate per encoder layer below the top.
+        lr_scaling: how the rate follows a global batch that grows with the devices.
+        base_global_batch_size: the global batch for which the rate was chosen.
+        init_from: checkpoint to take weights from.
+        init_from_part: `encoder` takes the encoder alone.
+    """
+
+    monitor: ClassVar[str] = "val/f1"
+    monitor_mode: ClassVar[str] = "max"
+
+    def __init__(
+        self,
+        optimizer: OptimizerCallable,
+        lr_scheduler: LRSchedulerCallable | None = None,
+        encoder: EncoderFactory = CharacterEncoder,
+        decoder: DecoderFactory = BlockDecoder,
+        loss: LossOptions | None = None,
+        decoding: DecodingOptions | None = None,
+        freeze: Literal["none", "encoder"] | int = "none",
+        layer_decay: float = 1.0,
+        lr_scaling: Literal["none", "linear", "sqrt"] = "none",
+        base_global_batch_size: int | None = None,
+        init_from: str | None = None,
+        init_from_part: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
+        self.encoder_factory, self.decoder_factory = encoder, decoder
+        self.loss, self.decoding = loss or LossOptions(), decoding or DecodingOptions()
+        self.init_from, self.init_from_part = init_from, init_from_part
+        self.recipe: dict[str, Any] | None = None
+        self.temperature = dict.fromkeys(TERMS, 1.0)
+        self.network: OccupationNetwork | None = None
+
+    def setup(self, stage: str) -> None:
+        """Take the recipe (code book, languages, normalisation) that the data was read with."""
+        if self.recipe is None:
+            self._take_recipe(self.trainer.datamodule.recipe)
+
+    def configure_model(self) -> None:
+        if self.network is None and self.recipe is not None:
+            self._build()
+            if self.trainer.state.fn == "fit":
+                self.configure_model_from()
+
+    def forward(self, batch: OccupationBatch) -> tuple[Memory, Tensor]:
+        """Return the encoded texts and the flat logits [B, C]."""
+        return self.network(batch["input_ids"], batch["attention_mask"], batch["language_id"])
+
+    def training_step(self, batch: OccupationBatch, batch_idx: int) -> Tensor:
+        terms = self._terms(*self(batch), batch, self.loss.label_smoothing)
+        return self.exact_mean(terms, batch, self._term_weights())
+
+    def validation_step(self, batch: OccupationBatch, batch_idx: int) -> None:
+        memory, flat_logits = self(batch)
+        self._evaluate("val", memory, flat_logits, batch)
+        nats = nats_by_temperature(self.network, memory, flat_logits, batch["code_ids"])
+        for term in TERMS:
+            self.temperature_search[term].update(nats[term], batch["weight"])
+
+    def on_validation_epoch_end(self) -> None:
+        found = {term: float(search.compute()) for term, search in self.temperature_search.items()}
+        for search in self.temperature_search.values():
+            search.reset()
+        if self.trainer.state.fn == "fit" and not self.trainer.sanity_checking:
+            self.temperature = found
+
+    def test_step(self, batch: OccupationBatch, batch_idx: int) -> None:
+        self._evaluate("test", *self(batch), batch)
+
+    def predict_step(self, batch: OccupationBatch, batch_idx: int) -> dict[str, Tensor]:
+        return self._decode(*self(batch))._asdict()
+
+    def configure_optimizers(self) -> Any:
+        depths = layer_depths(self, self.network.encoder)
+        groups = parameter_groups(self, layer_decay=self.hparams.layer_decay, depths=depths)
+        return configured(self, self.optimizer(groups), self.lr_scheduler)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        thresholds = {"flat": self.decoding.flat_threshold}
+        checkpoint[RECIPE_KEY] = {
+            **(self.recipe or {}),
+            "temperature": self.temperature,
+            "thresholds": thresholds,
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_load_checkpoint(checkpoint)
+        if RECIPE_KEY not in checkpoint:
+            raise ValueError(
+                "the checkpoint holds no occupation recipe, so it is of another family; give one "
+                "that LitOccupationCoder wrote."
+            )
+        self._take_recipe(checkpoint[RECIPE_KEY])
+        if self.network is None:
+            self._build()
+
+    def code(
+        self, texts: Sequence[str], language: str | Sequence[str] | None = None, **options: Any
+    ) -> list[CodedText]:
+        """Return codes, descriptions and confidences of each text.
+
+        Args:
+            texts: job descriptions as they were written.
+            language: of all texts or of each; none takes the recipe's default.
+            options: fields of DecodingOptions that shall differ, such as method="beam".
+        """
+        return TextCoder(self, self.recipe, options).code(texts, language)
+
+    def _take_recipe(self, recipe: dict[str, Any]) -> None:
+        self.recipe = recipe
+        self.temperature = dict(recipe.get("temperature") or self.temperature)
+
+    def _build(self) -> None:
+        book, languages = CodeBook.from_dict(self.recipe["code_book"]), self.recipe["languages"]
+        trie = CodeTrie.from_code_book(book)
+        check_num_codes(trie)
+        encoder = self.encoder_factory(len(languages))
+        decoder = self.decoder_factory(encoder.width, trie)
+        self.network = OccupationNetwork(encoder, decoder, self.loss.flat_dropout)
+        freeze_encoder(encoder, self.hparams.freeze)
+        weights = torch.ones(len(book.codes))
+        for code, weight in self.loss.class_weights.items():
+            weights[book.index(code)] = weight
+        self.register_buffer("class_weights", weights, persistent=False)
+        for split in ("val", "test"):
+            self.add_module(f"{split}_metrics", OccupationMetrics(book, languages))
+            self.add_module(f"{split}_confused", ConfusedPairs(len(book.codes)))
+        self.losses = torch.nn.ModuleDict({name: SumCount() for name in (*TERMS, "loss")})
+        self.temperature_search = torch.nn.ModuleDict({t: TemperatureSearch() for t in TERMS})
+
+    def _terms(
+        self, memory: Memory, flat_logits: Tensor, batch: OccupationBatch, smoothing: float
+    ) -> dict[str, LossSum]:
+        weights = self.class_weights if self.loss.class_weights else None
+        decoder = self.network.decoder
+        return occupation_losses(memory, flat_logits, decoder, batch, smoothing, weights)
+
+    def _term_weights(self) -> dict[str, float]:
+        return {"seq2seq": self.loss.seq2seq_weight, "flat": 1 - self.loss.seq2seq_weight}
+
+    def _decode(self, memory: Memory, flat_logits: Tensor) -> Decoded:
+        return decode(self.network, memory, flat_logits, self.decoding, self.temperature)
+
+    def _evaluate(
+        self, split: str, memory: Memory, flat_logits: Tensor, batch: OccupationBatch
+    ) -> None:
+        terms = self._terms(memory, flat_logits, batch, 0.0)
+        decoded = self._decode(memory, flat_logits)
+        metrics, confused = getattr(self, f"{split}_metrics"), getattr(self, f"{split}_confused")
+        metrics.update(decoded, batch)
+        confused.update(batch["code_ids"], decoded.code_ids, batch["weight"])
+        both = sum(weight * terms[term].total for term, weight in self._term_weights().items())
+        sums = {**terms, "loss": LossSum(both, terms["flat"].count)}
+        for name, metric in self.losses.items():
+            metric.update(*sums[name])
+            label = "loss" if name == "loss" else f"loss_{name}"
+            self.log(f"{split}/{label}", metric, on_step=False, on_epoch=True)
+        for name, metric in metrics.items():
+            self.log(f"{split}/{name}", metric, on_step=False, on_epoch=True)

@@ -1,0 +1,279 @@
+"""The occupation coder without Lightning: an encoder, an autoregressive decoder and a flat head.
+
+Shapes: B batch, P memory positions, D hidden, H heads, C codes, L symbols of a block, K blocks,
+T target positions (at most K x L), V symbols, O orders or hypotheses per record.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lit_models.occupation_coder.encoders import Encoder
+from lit_models.occupation_coder.trie import BEGIN, PAD, CodeTrie
+
+
+class Memory(NamedTuple):
+    """Encoded texts: hidden [B, P, D] and mask [B, P] bool."""
+
+    hidden: Tensor
+    mask: Tensor
+
+    def select(self, rows: Tensor) -> "Memory":
+        """The memory of some records."""
+        return Memory(self.hidden[rows], self.mask[rows])
+
+
+@dataclass
+class Cache:
+    """What decoding keeps: per layer the keys and values of the memory and of the symbols so far."""
+
+    memory_kv: list[tuple[Tensor, Tensor]]  # [B, H, P, D / H] each
+    mask: Tensor  # [B, 1, 1, P]
+    symbol_kv: list[tuple[Tensor, Tensor]]  # [B x O, H, t, D / H] each, empty before the first step
+    position: int = 0
+
+    def reorder(self, rows: Tensor) -> None:
+        """Hypotheses continue from others of the same record. Args: rows [B x O] int64."""
+        self.symbol_kv = [(key[rows], value[rows]) for key, value in self.symbol_kv]
+
+    def keep_records(self, rows: Tensor, hypotheses: int = 1) -> None:
+        """Goes on with some records only. Args: rows [B'] int64."""
+        self.memory_kv = [(key[rows], value[rows]) for key, value in self.memory_kv]
+        self.mask = self.mask[rows]
+        offset = torch.arange(hypotheses, device=rows.device)
+        self.reorder((rows[:, None] * hypotheses + offset).flatten())
+
+
+class DecoderLayer(nn.Module):
+    """Pre-norm causal self-attention, attention to the memory, feed-forward."""
+
+    def __init__(
+        self, width: int, memory_width: int, num_heads: int, feed_forward: int, dropout: float
+    ) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.self_norm = nn.LayerNorm(width)
+        self.self_qkv = nn.Linear(width, 3 * width, bias=False)
+        self.self_output = nn.Linear(width, width, bias=False)
+        self.cross_norm = nn.LayerNorm(width)
+        self.cross_query = nn.Linear(width, width, bias=False)
+        self.cross_kv = nn.Linear(memory_width, 2 * width, bias=False)
+        self.cross_output = nn.Linear(width, width, bias=False)
+        self.feed_forward_norm = nn.LayerNorm(width)
+        self.expand = nn.Linear(width, feed_forward)
+        self.contract = nn.Linear(feed_forward, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self,
+        hidden: Tensor,
+        memory_kv: tuple[Tensor, Tensor],
+        mask: Tensor,
+        past: tuple[Tensor, Tensor] | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Hidden of the new positions and the keys and values of all positions so far.
+
+        Args:
+            hidden: [B x O, T, D]; the O hypotheses of a record lie side by side.
+            memory_kv: keys and values of the memory, [B, H, P, D / H] each: shared by hypotheses.
+            mask: [B, 1, 1, P] bool.
+            past: keys and values of earlier positions; then T must be 1.
+        """
+        rows, num_new, width = hidden.shape
+        qkv = self.self_qkv(self.self_norm(hidden)).view(rows, num_new, 3, self.num_heads, -1)
+        q_bhtk, k_bhtk, v_bhtk = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        if past is not None:
+            k_bhtk = torch.cat([past[0], k_bhtk], dim=2)
+            v_bhtk = torch.cat([past[1], v_bhtk], dim=2)
+        mixed = F.scaled_dot_product_attention(q_bhtk, k_bhtk, v_bhtk, is_causal=past is None)
+        mixed = mixed.transpose(1, 2).reshape(rows, num_new, width)
+        hidden = hidden + self.dropout(self.self_output(mixed))
+        hidden = hidden + self.dropout(self._read(self.cross_norm(hidden), memory_kv, mask))
+        inner = F.gelu(self.expand(self.feed_forward_norm(hidden)))
+        return hidden + self.dropout(self.contract(inner)), (k_bhtk, v_bhtk)
+
+    def project(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of a memory [B, P, D], made once per text."""
+        kv = self.cross_kv(memory).view(*memory.shape[:2], 2, self.num_heads, -1)
+        k_bhpk, v_bhpk = kv.permute(2, 0, 3, 1, 4).unbind(0)
+        return k_bhpk, v_bhpk
+
+    def _read(self, hidden: Tensor, memory_kv: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
+        rows, num_new, width = hidden.shape
+        batch = mask.shape[0]
+        # queries do not see each other, so a record's hypotheses queue up over one memory
+        query = self.cross_query(hidden).view(batch, -1, self.num_heads, width // self.num_heads)
+        read = F.scaled_dot_product_attention(query.transpose(1, 2), *memory_kv, attn_mask=mask)
+        return self.cross_output(read.transpose(1, 2).reshape(rows, num_new, width))
+
+
+class BlockDecoder(nn.Module):
+    """Autoregressive transformer over blocks of code symbols.
+
+    A position knows the symbol before it, its place in the block, its block, and the node of the
+    code book's trie that the block has reached, both as input and as weights of the output: "1" as
+    third digit means something else under every branch.
+
+    Args:
+        memory_width: D of the encoder.
+        trie: the code book.
+        width: hidden size.
+        num_layers: transformer layers.
+        num_heads: attention heads per layer.
+        feed_forward: inner width of the feed-forward blocks.
+        dropout: probability after embeddings and blocks; never on attention weights.
+    """
+
+    def __init__(
+        self,
+        memory_width: int,
+        trie: CodeTrie,
+        width: int = 128,
+        num_layers: int = 2,
+        num_heads: int = 4,
+        feed_forward: int = 512,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if width % num_heads:
+            raise ValueError(
+                f"width {width} must be a multiple of num_heads, got {num_heads} heads: "
+                "change the width or the number of heads."
+            )
+        self.trie = trie
+        self.symbols = nn.Embedding(trie.vocab_size, width)
+        self.places = nn.Embedding(trie.block_size, width)
+        self.block_numbers = nn.Embedding(trie.max_codes, width)
+        self.nodes = nn.Embedding(trie.num_nodes, width)
+        self.layers = nn.ModuleList(
+            DecoderLayer(width, memory_width, num_heads, feed_forward, dropout)
+            for _ in range(num_layers)
+        )
+        self.norm = nn.LayerNorm(width)
+        self.output = nn.Linear(width, trie.vocab_size)
+        self.node_output = nn.Embedding(trie.num_nodes, width)
+        self.dropout = nn.Dropout(dropout)
+        for embedding in (self.symbols, self.places, self.block_numbers, self.nodes):
+            nn.init.normal_(embedding.weight, std=0.1)
+        nn.init.zeros_(self.node_output.weight)
+
+    def forward(self, targets: Tensor, memory: Memory) -> Tensor:
+        """Logits of every target position given the ones before it [B x O, T, V] float32.
+
+        Args:
+            targets: [B x O, T], NONE where nothing is supervised; O hypotheses per record of memory.
+            memory: of B records.
+        """
+        known = targets.clamp(min=PAD)
+        before = torch.cat([known.new_full((len(known), 1), BEGIN), known[:, :-1]], dim=1)
+        position = torch.arange(targets.shape[1], device=targets.device)
+        nodes = self._nodes(known)
+        hidden = self._embed(before, nodes, position)
+        mask = memory.mask[:, None, None, :]
+        for layer in self.layers:
+            hidden, _ = layer(hidden, layer.project(memory.hidden), mask)
+        return self._logits(hidden, nodes)
+
+    def start(self, memory: Memory) -> Cache:
+        """Cache before the first symbol."""
+        memory_kv = [layer.project(memory.hidden) for layer in self.layers]
+        return Cache(memory_kv, memory.mask[:, None, None, :], [])
+
+    def step(self, symbols: Tensor, nodes: Tensor, cache: Cache) -> Tensor:
+        """Logits of the next position [B x O, V] float32; the cache grows by one position.
+
+        Args:
+            symbols: the symbol before it [B x O], BEGIN at first.
+            nodes: trie node that the block has reached [B x O].
+            cache: changed in place.
+        """
+        position = torch.tensor([cache.position], device=symbols.device)
+        hidden = self._embed(symbols[:, None], nodes[:, None], position)
+        grown = []
+        for index, layer in enumerate(self.layers):
+            past = cache.symbol_kv[index] if cache.symbol_kv else None
+            hidden, kv = layer(hidden, cache.memory_kv[index], cache.mask, past)
+            grown.append(kv)
+        cache.symbol_kv = grown
+        cache.position += 1
+        return self._logits(hidden, nodes[:, None])[:, 0]
+
+    def blocks(self) -> list[nn.Module]:
+        """The layers from the lowest to the highest."""
+        return list(self.layers)
+
+    def _embed(self, before: Tensor, nodes: Tensor, position: Tensor) -> Tensor:
+        place, block = position % self.trie.block_size, position // self.trie.block_size
+        hidden = self.symbols(before) + self.nodes(nodes)
+        return self.dropout(hidden + self.places(place) + self.block_numbers(block))
+
+    def _nodes(self, known: Tensor) -> Tensor:
+        """Trie node before each position [B x O, T]; the root where the targets leave the trie."""
+        nodes = torch.zeros_like(known)
+        for position in range(1, known.shape[1]):
+            if position % self.trie.block_size:
+                child = self.trie.next_node[nodes[:, position - 1], known[:, position - 1]]
+                nodes[:, position] = child.clamp(min=0)
+        return nodes
+
+    def _logits(self, hidden: Tensor, nodes: Tensor) -> Tensor:
+        hidden = self.norm(hidden)
+        child = self.trie.next_node[nodes]  # [B x O, T, V]
+        weights = self.node_output(child.clamp(min=0))
+        by_node = torch.einsum("btd,btvd->btv", hidden, weights.to(hidden.dtype))
+        return (self.output(hidden) + by_node.masked_fill(child < 0, 0.0)).float()
+
+
+class FlatHead(nn.Module):
+    """One logit per code from the memory; a code's weights are the sum over its trie nodes.
+
+    Codes that share digits share weights, so a rare code borrows from its branch.
+    """
+
+    def __init__(self, memory_width: int, trie: CodeTrie, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.trie = trie
+        self.pool = nn.Linear(2 * memory_width, memory_width)
+        self.dropout = nn.Dropout(dropout)
+        self.nodes = nn.Embedding(trie.num_nodes, memory_width)
+        self.bias = nn.Parameter(torch.full((trie.num_codes,), -6.0))
+        nn.init.zeros_(self.nodes.weight)
+
+    def forward(self, memory: Memory) -> Tensor:
+        """Logits [B, C] float32."""
+        mask = memory.mask[..., None].to(memory.hidden.dtype)
+        mean = (memory.hidden * mask).sum(1) / mask.sum(1)
+        pooled = self.pool(self.dropout(torch.cat([memory.hidden[:, 0], mean], dim=-1)))
+        weights = self.nodes(self.trie.path[:, 1:]).sum(1)  # [C, D]
+        return F.linear(F.gelu(pooled), weights.to(pooled.dtype)).float() + self.bias
+
+
+class OccupationNetwork(nn.Module):
+    """Encoder with both heads.
+
+    Args:
+        encoder: text encoder.
+        decoder: BlockDecoder over `encoder.width`.
+        flat_dropout: dropout before the flat head.
+    """
+
+    def __init__(self, encoder: Encoder, decoder: BlockDecoder, flat_dropout: float = 0.0) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.decoder = decoder
+        self.trie = decoder.trie
+        self.flat = FlatHead(encoder.width, decoder.trie, flat_dropout)
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, language_id: Tensor
+    ) -> tuple[Memory, Tensor]:
+        """Memory of the texts and flat logits [B, C]; arguments as in `Encoder.forward`."""
+        memory = Memory(*self.encoder(input_ids, attention_mask, language_id))
+        return memory, self.flat(memory)
+
+    def blocks(self) -> list[nn.Module]:
+        """Encoder layers, then decoder layers."""
+        return self.encoder.blocks() + self.decoder.blocks()

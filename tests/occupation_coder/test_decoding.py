@@ -1,0 +1,218 @@
+"""Decoding against an exhaustive search over a tiny code book."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from lit_models.occupation_coder.decoding import (
+    DecodingOptions,
+    beam_search,
+    decode,
+    decode_flat,
+    greedy,
+)
+from lit_models.occupation_coder.encoders import CharacterEncoder
+from lit_models.occupation_coder.network import BlockDecoder, Memory, OccupationNetwork
+from lit_models.occupation_coder.scoring import (
+    code_probability,
+    flat_set_log_probability,
+    set_probability,
+    step_log_probability,
+)
+from lit_models.occupation_coder.trie import NONE, CodeTrie
+
+END = 2
+TABLE = [[4, 4, 5], [4, 5, END], [5, 4, 4], [5, 4, 5]]
+TEMPERATURE = {"seq2seq": 1.0, "flat": 1.0}
+
+
+@pytest.fixture
+def network():
+    torch.manual_seed(0)
+    trie = CodeTrie.from_table(TABLE, vocab_size=6, max_codes=3)
+    encoder = CharacterEncoder(2, width=16, num_layers=1, num_heads=2, num_buckets=64)
+    decoder = BlockDecoder(16, trie, width=16, num_layers=2, num_heads=2, feed_forward=32)
+    network = OccupationNetwork(encoder, decoder).eval()
+    with torch.no_grad():  # an untrained network is nearly uniform: every tie would hide a bug
+        for parameter in decoder.parameters():
+            parameter.mul_(2.0)
+        decoder.node_output.weight.normal_()
+        network.flat.nodes.weight.normal_(std=2.0)
+        network.flat.bias.fill_(-1.0)
+    return network
+
+
+@pytest.fixture
+def texts(network):
+    ids = torch.tensor([[97, 98, 99, 0], [120, 121, 0, 0], [110, 111, 112, 113], [97, 0, 0, 0]])
+    with torch.no_grad():
+        return network(ids, ids > 0, torch.tensor([0, 1, 0, 0]))
+
+
+def sequences(num_codes: int, max_codes: int) -> torch.Tensor:
+    """Every ordered choice of 1 to max_codes distinct codes, NONE on the right."""
+    rows = []
+    for size in range(1, max_codes + 1):
+        for order in itertools.permutations(range(num_codes), size):
+            rows.append([*order, *[NONE] * (max_codes - size)])
+    return torch.tensor(rows)
+
+
+def scored(network, memory: Memory, record: int, temperature: float = 1.0):
+    every = sequences(4, 3)
+    one = memory.select(torch.tensor([record]))
+    with torch.no_grad():
+        return every, step_log_probability(network.decoder, one, every, temperature).sum(1)
+
+
+def test_probabilities_of_all_sequences_sum_to_one(network, texts):
+    for temperature in (1.0, 0.3, 3.0):
+        _, log_probability = scored(network, texts[0], 0, temperature)
+        assert log_probability.exp().sum() == pytest.approx(1.0, abs=1e-5)
+
+
+def test_probabilities_of_all_sets_sum_to_one_for_both_heads(network, texts):
+    memory, logits = texts
+    sets = [c for size in (1, 2, 3, 4) for c in itertools.combinations(range(4), size)]
+    padded = torch.tensor([[*c, *[NONE] * (4 - len(c))] for c in sets])
+    few = padded[padded[:, 3] == NONE][:, :3].expand(4, -1, -1)
+    with torch.no_grad():
+        total = set_probability(network.decoder, memory, few).sum(1)
+    torch.testing.assert_close(total, torch.ones(4), atol=1e-5, rtol=0)
+    flat = flat_set_log_probability(logits, padded.expand(4, -1, -1)).exp().sum(1)
+    torch.testing.assert_close(flat, torch.ones(4), atol=1e-5, rtol=0)
+
+
+def test_a_set_has_the_probability_of_all_its_orders(network, texts):
+    every, log_probability = scored(network, texts[0], 1)
+    expected = sum(
+        log_probability[i].exp() for i, row in enumerate(every) if set(row.tolist()) == {0, 2, 3}
+    )
+    with torch.no_grad():
+        memory = texts[0].select(torch.tensor([1]))
+        got = set_probability(network.decoder, memory, torch.tensor([[[3, 0, 2]]]))
+    torch.testing.assert_close(got[0, 0], expected)
+
+
+def test_a_wide_beam_finds_what_exhaustive_search_finds(network, texts):
+    with torch.no_grad():
+        beams = beam_search(network.decoder, texts[0], beam_size=40, num_results=40)
+    for record in range(4):
+        every, log_probability = scored(network, texts[0], record)
+        order = log_probability.argsort(descending=True)
+        torch.testing.assert_close(beams.code_ids[record], every[order])
+        torch.testing.assert_close(beams.log_probability[record], log_probability[order])
+
+
+def test_a_beam_that_stops_early_has_the_same_best_as_one_that_does_not(network, texts):
+    with torch.no_grad():
+        early = beam_search(network.decoder, texts[0], beam_size=5)
+        late = beam_search(network.decoder, texts[0], beam_size=5, num_results=5)
+    torch.testing.assert_close(early.code_ids[:, 0], late.code_ids[:, 0])
+    torch.testing.assert_close(early.log_probability[:, 0], late.log_probability[:, 0])
+
+
+def test_greedy_equals_a_beam_of_one_and_a_search_without_a_cache(network, texts):
+    with torch.no_grad():
+        best = greedy(network.decoder, texts[0])
+        beam = beam_search(network.decoder, texts[0], beam_size=1)
+    for fast, slow in zip(best, beam, strict=True):
+        torch.testing.assert_close(fast, slow)
+    for record in range(4):
+        every, log_probability = scored(network, texts[0], record)
+        row = (every == best.code_ids[record, 0]).all(1).nonzero()[0, 0]
+        torch.testing.assert_close(best.log_probability[record, 0], log_probability[row])
+
+
+def test_codes_of_a_record_are_distinct_and_the_first_block_is_never_empty(network, texts):
+    with torch.no_grad():
+        network.decoder.output.bias[3] = -20.0  # never empty by choice
+        never = greedy(network.decoder, texts[0]).code_ids[:, 0]
+        network.decoder.output.bias[3] = 20.0
+        always = greedy(network.decoder, texts[0]).code_ids[:, 0]
+    assert (never >= 0).all()
+    assert all(len(set(row.tolist())) == 3 for row in never)
+    assert (always[:, 0] >= 0).all()
+    assert (always[:, 1:] == NONE).all()
+
+
+def test_a_record_may_have_all_codes_of_a_book_smaller_than_the_number_of_blocks():
+    torch.manual_seed(0)
+    trie = CodeTrie.from_table([[4], [5]], vocab_size=6, max_codes=3)
+    decoder = BlockDecoder(8, trie, width=8, num_layers=1, num_heads=2, feed_forward=8).eval()
+    memory = Memory(torch.randn(2, 3, 8), torch.ones(2, 3, dtype=torch.bool))
+    with torch.no_grad():
+        decoder.output.bias[3] = -20.0
+        best = greedy(decoder, memory)
+        beams = beam_search(decoder, memory, 3)
+    assert (best.code_ids[:, 0, :2] >= 0).all()
+    assert (best.code_ids[:, 0, 2] == NONE).all()
+    torch.testing.assert_close(beams.code_ids[:, 0], best.code_ids[:, 0])
+
+
+@pytest.mark.parametrize("method", ["flat", "greedy", "beam", "mixed"])
+def test_batch_order_changes_nothing(network, texts, method):
+    memory, logits = texts
+    options = DecodingOptions(method=method, beam_size=3)
+    order = torch.tensor([2, 0, 3, 1])
+    one = decode(network, memory, logits, options, TEMPERATURE)
+    two = decode(network, memory.select(order), logits[order], options, TEMPERATURE)
+    torch.testing.assert_close(one.code_ids[order], two.code_ids)
+    torch.testing.assert_close(one.set_confidence[order], two.set_confidence)
+    torch.testing.assert_close(one.code_confidence[order], two.code_confidence)
+
+
+@pytest.mark.parametrize("method", ["greedy", "beam"])
+def test_confidences_are_the_probabilities_of_codes_and_set(network, texts, method):
+    memory, logits = texts
+    out = decode(network, memory, logits, DecodingOptions(method, 5), {"seq2seq": 2.0, "flat": 1.0})
+    with torch.no_grad():
+        codes = code_probability(network.decoder, memory, out.code_ids, 2.0)
+        sets = set_probability(network.decoder, memory, out.code_ids[:, None], 2.0)[:, 0]
+    torch.testing.assert_close(out.code_confidence, codes)
+    torch.testing.assert_close(out.set_confidence, sets)
+
+
+def test_mixed_takes_the_set_with_the_best_mean_probability(network, texts):
+    memory, logits = texts
+    out = decode(network, memory, logits, DecodingOptions("mixed", 40), TEMPERATURE)
+    for record in range(4):
+        sets = [c for size in (1, 2, 3) for c in itertools.combinations(range(4), size)]
+        padded = torch.tensor([[[*c, *[NONE] * (3 - len(c))] for c in sets]])
+        with torch.no_grad():
+            row = torch.tensor([record])
+            seq2seq = set_probability(network.decoder, memory.select(row), padded)[0]
+            flat = flat_set_log_probability(logits[row], padded)[0].exp()
+        mean = (seq2seq + flat) / 2
+        assert set(out.code_ids[record].tolist()) - {NONE} == set(sets[int(mean.argmax())])
+        torch.testing.assert_close(out.set_confidence[record], mean.max())
+
+
+def test_flat_takes_the_best_code_and_those_above_the_threshold():
+    logits = torch.tensor([[-3.0, 2.0, 1.0, -1.0], [-5.0, -4.0, -6.0, -7.0]])
+    out = decode_flat(logits, max_codes=3, threshold=0.5)
+    assert out.code_ids.tolist() == [[1, 2, NONE], [1, NONE, NONE]]
+    s = torch.sigmoid
+    torch.testing.assert_close(
+        out.code_confidence[0], torch.tensor([s(logits[0, 1]), s(logits[0, 2]), 0])
+    )
+    p = [1 / (1 + math.exp(-v)) for v in logits[0].tolist()]
+    nothing = math.prod(1 - q for q in p)
+    expected = (1 - p[0]) * p[1] * p[2] * (1 - p[3]) / (1 - nothing)
+    assert out.set_confidence[0].item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"method": "greddy"}, "must be flat, greedy, beam or mixed, got 'greddy'"),
+        ({"beam_size": 0}, "beam_size must be 1 or more, got 0"),
+        ({"flat_threshold": 1.5}, "flat_threshold must lie between 0 and 1, got 1.5"),
+        ({"flat_share": -1}, "flat_share must lie between 0 and 1, got -1"),
+    ],
+)
+def test_wrong_options_name_the_rule(settings, message):
+    with pytest.raises(ValueError, match=message):
+        DecodingOptions(**settings)
