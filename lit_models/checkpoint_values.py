@@ -3,6 +3,7 @@
 Lightning's own way is the other way round: since 2.5.5 the checkpoint silently wins.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +68,13 @@ def differences(model: dict[str, Any], config: Any, ckpt_path: str) -> list[str]
     return [
         f"model.{name}: the checkpoint has {value}, this run uses {now[name]}"
         for name, value in flat(model["init_args"]).items()
-        if name in now and str(now[name]) != str(value)
+        if name in now and comparable(now[name]) != comparable(value)
     ]
+
+
+def comparable(value: Any) -> str:
+    """Returns a text that is equal for equal values; a tuple equals the list it was saved as."""
+    return json.dumps(value, default=str)
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

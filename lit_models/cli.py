@@ -66,9 +66,15 @@ class UnisonoCLI(LightningCLI):
     def _parse_ckpt_path(self) -> None:
         """Replaces Lightning's, in which the checkpoint's values win over explicit ones."""
         verb, path = self.config.subcommand, self.choice.ckpt_path
-        if path and self.checkpoint_model:
-            config = self.config[verb].model
-            for line in checkpoint_values.differences(self.checkpoint_model, config, path):
+        if path is None:
+            return
+        config = self.config[verb].model
+        try:
+            lines = checkpoint_values.differences(self.checkpoint_model, config, path)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        if is_first_process():
+            for line in lines:
                 say(line)
 
     def before_instantiate_classes(self) -> None:
@@ -97,14 +103,17 @@ class UnisonoCLI(LightningCLI):
         callbacks = list(callbacks) if isinstance(callbacks, list) else [callbacks]
         own: list[Callback] = [Topology(verdict.fallback, verdict.warnings)]
         own += [ProgressLine()] if given.enable_progress_bar is not False else []
-        for default in [*default_callbacks(), *own]:
-            if not any(isinstance(callback, type(default)) for callback in callbacks):
-                callbacks.append(default)
+        missing = [
+            default
+            for default in [*default_callbacks(), *own]
+            if not any(isinstance(callback, type(default)) for callback in callbacks)
+        ]
         if given.logger in (None, True):
             step = checkpoint_values.resumed_step(self.choice.ckpt_path)
             kwargs["logger"] = default_loggers(self.choice.folder, step)
         kwargs |= {"accelerator": verdict.accelerator, "devices": verdict.devices}
-        return super().instantiate_trainer(callbacks=callbacks, **kwargs)
+        # The ledger first: others ask it whether a step has ended.
+        return super().instantiate_trainer(callbacks=[*missing, *callbacks], **kwargs)
 
     def fit(self, **kwargs: Any) -> None:
         """Trains; with `test_after_fit` the best checkpoint is tested at the end."""

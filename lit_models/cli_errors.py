@@ -68,7 +68,7 @@ class OneScreenErrors:
         """
         if os.environ.get("UNISONO_TRACEBACK") == "1" and ex is not None:
             traceback.print_exception(ex)
-        print(screen(explain(message, self)), file=sys.stderr)
+        say(screen(explain(message, getattr(ex, "subcommand_parser", None) or self)))
         raise SystemExit(USAGE)
 
 
@@ -79,6 +79,7 @@ def explain(message: str, parser: Any) -> str:
         (r"Option '([^']+)' is not accepted", _unknown_key),
         (r"does not accept (?:nested )?option '([^']+)'", _unknown_key),
         (r'Parser key "([^"]+)":(.+)', _bad_value),
+        (r"argument (\S+): expected one argument", _no_value),
     ):
         if match := re.search(pattern, message, flags=re.DOTALL):
             return answer(match, parser)
@@ -89,7 +90,8 @@ def _unknown_options(match: re.Match[str], parser: Any) -> str:
     words = [w for w in match[1].split() if w.startswith("-")] or match[1].split()
     wrong = words[0].split("=")[0]
     if not wrong.startswith("-"):
-        return f"`{wrong}` is no option. Options are written --name=value."
+        hint = did_you_mean([f"--config {wrong}"]) if wrong.endswith((".yaml", ".yml")) else ""
+        return f"`{wrong}` is no option.{hint} Options are written --name=value."
     return _unknown_name(wrong.lstrip("-"), valid_keys(parser), "--")
 
 
@@ -106,7 +108,9 @@ def _unknown_name(wrong: str, valid: list[str], prefix: str) -> str:
     group, _, last = wrong.rpartition(".")
     family = [k for k in valid if k.rpartition(".")[0] == group] or valid
     starts = [k for k in family if k.rpartition(".")[2].startswith(last)]
-    near = list(dict.fromkeys(starts + near_names(wrong, family) + near_names(wrong, valid)))
+    alike = near_names(wrong, family) + near_names(wrong, valid)
+    near = list(dict.fromkeys(starts + alike))
+    near = near or [k for k in family if k.rpartition(".")[2].startswith(last[:3])][:1]
     text = f"there is no option `{prefix}{wrong}`.{did_you_mean([prefix + k for k in near[:3]])}"
     if not near:
         text += "\nThe options are: " + ", ".join(prefix + k for k in family[:25])
@@ -140,6 +144,10 @@ def _bad_value(match: re.Match[str], parser: Any) -> str:
     return f"{key}: {detail}"
 
 
+def _no_value(match: re.Match[str], parser: Any) -> str:
+    return f"{match[1]} needs a value: {match[1]}=VALUE."
+
+
 def _literals(detail: str) -> list[str]:
     inner = re.findall(r"Literal\[([^\]]+)\]", detail)
     values = [v.strip().strip("'\"") for part in inner for v in part.split(",")]
@@ -155,7 +163,7 @@ def unknown_class(key: str, name: str) -> str:
     sources = list(dict.fromkeys([*([module] if module else []), *_modules_for(key)]))
     candidates: list[str] = []
     for source in sources:
-        candidates += [f"{source}.{n}" for n in _public_classes(source)]
+        candidates += [f"{source}.{n}" for n in _public_classes(source, key)]
     near = near_names(name, candidates)
     near += [c for n in near_names(last, [c.rpartition(".")[2] for c in candidates])
              for c in candidates if c.endswith(f".{n}") and c not in near]  # fmt: skip
@@ -174,17 +182,19 @@ def _modules_for(key: str) -> list[str]:
 
 
 def _sources(key: str) -> str:
-    lines = [f"{m}: {', '.join(_public_classes(m))}" for m in _modules_for(key)]
+    lines = [f"{m}: {', '.join(_public_classes(m, key))}" for m in _modules_for(key)]
     return "".join(f"\nKnown in {line}" for line in lines if not line.endswith(": "))
 
 
-def _public_classes(module: str) -> list[str]:
+def _public_classes(module: str, key: str) -> list[str]:
     try:
         loaded = importlib.import_module(module)
     except ModuleNotFoundError:
         return []
-    names = getattr(loaded, "__all__", None) or dir(loaded)
-    return [n for n in names if n[:1].isupper()]
+    exported = getattr(loaded, "__all__", None)
+    names = exported or [n for n, value in vars(loaded).items() if isinstance(value, type)]
+    ending = "DataModule" if key == "data" and exported else ""
+    return [n for n in names if n[:1].isupper() and n.endswith(ending)]
 
 
 def say(line: str) -> None:
@@ -219,20 +229,19 @@ def run_guarded(run: Callable[[], Any]) -> int:
 
 def one_screen(error: BaseException) -> str | None:
     """Returns the message to show for an error, or None where the traceback is the message."""
-    if isinstance(error, UsageError):
+    if isinstance(error, UsageError) or type(error).__name__ == "MisconfigurationException":
         return str(error)
     if isinstance(error, OSError) and error.errno in STORAGE_ERRORS:
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror}: {STORAGE_ERRORS[error.errno]}."
     if type(error).__name__ == "ProcessRaisedException":
         return _from_child(str(error))
-    if type(error).__name__ == "MisconfigurationException":
-        return str(error)
-    if isinstance(error, (ValueError, FileNotFoundError, RuntimeError)):
+    if isinstance(error, (ValueError, OSError, RuntimeError)):
         frames = traceback.extract_tb(error.__traceback__)
         if frames and is_own_file(frames[-1].filename):
             return str(error)
-    return None
+    # The parser wraps what a constructor raises.
+    return one_screen(error.__cause__) if error.__cause__ is not None else None
 
 
 def is_own_file(filename: str) -> bool:
@@ -245,7 +254,7 @@ def _from_child(text: str) -> str | None:
     """Returns the message of an error raised in a spawned process, from its printed traceback."""
     files = re.findall(r'^  File "([^"]+)", line \d+', text, flags=re.MULTILINE)
     last = list(re.finditer(r"^(?:[\w.]+\.)?(\w+): ", text, flags=re.MULTILINE))
-    shown = {"ValueError", "FileNotFoundError", "RuntimeError", "UsageError"}
+    shown = {"ValueError", "FileNotFoundError", "OSError", "RuntimeError"}
     if files and is_own_file(files[-1]) and last and last[-1][1] in shown:
         return text[last[-1].end() :]
     return None

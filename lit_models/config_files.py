@@ -117,7 +117,13 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: this is not a readable YAML file: {error}") from error
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or error
+        raise ValueError(
+            f"{path}{line}: this is not readable YAML: {problem}. Check the brackets, quotes and "
+            "indentation there."
+        ) from error
     if content is None:
         return {}
     if not isinstance(content, dict):

@@ -1,6 +1,8 @@
 """From a command line to a run: finds the configs, settles the run folder, cleans up at the end."""
 
+import logging
 import os
+import warnings
 from pathlib import Path
 
 import torch.distributed as dist
@@ -12,6 +14,15 @@ from lit_models.training.checkpoint import newest_checkpoint
 from lit_models.training.run_folder import Run, decide, settle, withdraw
 
 ONLY_PRINTS = ("-h", "--help", "--print_config", "--model.help", "--data.help")
+
+
+NOISE = (
+    "💡 Tip",
+    "`weights_only` was not set",
+    "`isinstance(treespec, LeafSpec)` is deprecated",
+    "Checkpoint directory",
+    "The number of training batches",
+)
 
 
 def launch(argv: list[str]) -> None:
@@ -36,6 +47,7 @@ def launch(argv: list[str]) -> None:
     except (ValueError, FileNotFoundError) as error:
         raise UsageError(str(error)) from error
     is_over = False
+    silence_noise()
     try:
         if run.notice and is_first_process():
             say(run.notice)
@@ -46,6 +58,19 @@ def launch(argv: list[str]) -> None:
         is_over = True
     finally:
         withdraw(os.environ, root.parent, is_over)
+
+
+def silence_noise() -> None:
+    """Drops Lightning's messages that tell the user of this command nothing."""
+    for start in NOISE:
+        warnings.filterwarnings("ignore", message=start.replace("(", r"\(").replace(")", r"\)"))
+    for name in ("utilities.rank_zero", "trainer.connectors.checkpoint_connector"):
+        logging.getLogger(f"lightning.pytorch.{name}").addFilter(is_no_noise)
+
+
+def is_no_noise(record: logging.LogRecord) -> bool:
+    """Returns whether a log record is worth showing."""
+    return not record.getMessage().startswith(NOISE)
 
 
 def run_root(argv: list[str]) -> Path:

@@ -63,10 +63,8 @@ class AppendingCSVLogger(Logger):
         self.folder.mkdir(parents=True, exist_ok=True)
         rows = self._read()
         self._columns = list(rows[0]) if rows else ["step", "epoch"]
-        if rows and self.resumed_step is not None:
-            self._rewrite([r for r in rows if not self._runs_again(r)])
-        elif not rows:
-            self._rewrite([])
+        # Written anew in any case: a kill may have cut the last row short.
+        self._rewrite([r for r in rows if self.resumed_step is None or not self._runs_again(r)])
         return self._columns
 
     def _runs_again(self, row: dict[str, str]) -> bool:

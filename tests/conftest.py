@@ -1,0 +1,135 @@
+"""Fixtures of all tests: no network, a cache of its own, and the command line in two ways."""
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+# Set before torch is imported: more threads than cores make two-process tests slow.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+ROOT = Path(__file__).parents[1]
+TOY = """
+seed_everything: 1
+model:
+  class_path: tests.toy.LitToy
+  init_args:
+    optimizer:
+      class_path: torch.optim.AdamW
+      init_args: {lr: 0.01}
+data:
+  class_path: tests.toy.ToyData
+trainer:
+  max_epochs: 1
+  accelerator: cpu
+  devices: 1
+  enable_model_summary: false
+"""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    os.environ["UNISONO_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect = socket.socket.connect
+
+    def connect_here(self: socket.socket, address: object) -> None:
+        host = address[0] if isinstance(address, tuple) else ""
+        is_local = self.family == socket.AF_UNIX or host in ("localhost", "::1", socket.gethostname())
+        if not is_local and not str(host).startswith("127."):
+            raise OSError(f"a test wanted to connect to {address}")
+        connect(self, address)
+
+    monkeypatch.setattr(socket.socket, "connect", connect_here)
+
+
+@pytest.fixture
+def own_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Restores the environment after a run in this process; launchers' variables are unset."""
+    before = dict(os.environ)
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_NTASKS", "SLURM_JOB_NAME", "NODE_RANK"):
+        os.environ.pop(name, None)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture
+def toy_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Makes the temporary folder the working folder, with a toy.yaml in it."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "toy.yaml"
+    path.write_text(TOY)
+    return path
+
+
+@pytest.fixture
+def unisono(
+    own_environment: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
+    """Runs a command line in this process; returns the exit status and all that was printed."""
+
+    def run(*arguments: str) -> tuple[int, str]:
+        from lit_models.__main__ import main
+
+        import lightning  # noqa: F401
+
+        # Lightning keeps the stream that was standard error when it was imported.
+        for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
+            for handler in logging.getLogger(name).handlers:
+                if isinstance(handler, logging.StreamHandler):
+                    handler.stream = sys.stderr
+        monkeypatch.setattr(sys, "argv", ["unisono", *arguments])
+        capfd.readouterr()
+        try:
+            status = main()
+        except SystemExit as stop:
+            status = int(stop.code or 0)
+        out, err = capfd.readouterr()
+        return status, out + err
+
+    return run
+
+
+@pytest.fixture
+def unisono_process(
+    own_environment: None, tmp_path: Path
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs a command line as a process; its whole process group ends with it."""
+
+    def run(
+        *arguments: str, timeout_s: float = 90, prefix: tuple[str, ...] = ("-m", "lit_models")
+    ) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, *prefix, *arguments]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        process = subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            output, _ = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
+            raise AssertionError(f"still running after {timeout_s} s:\n{output[-3000:]}") from None
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+        return subprocess.CompletedProcess(command, process.returncode, output, "")
+
+    return run

@@ -1,0 +1,253 @@
+"""The command line: errors on one screen, configs found, explicit values win, runs kept apart."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from lit_models.cli_errors import UsageError, one_screen, run_guarded, screen
+
+Unisono = Callable[..., tuple[int, str]]
+MISTAKES = [
+    (["--trainer.max_epoch=3"], "no option `--trainer.max_epoch`.*--trainer.max_epochs"),
+    (["--trainer.max_epocs", "3"], "--trainer.max_epocs.*Did you mean.*--trainer.max_epochs"),
+    (["--trainer.max_ep=1"], "no option `--trainer.max_ep`.*--trainer.max_epochs"),
+    (["--seeed=1"], "no option `--seeed`.*--seed_everything"),
+    (["--model.init_form=x"], "no option `init_form`.*init_from"),
+    (["--data.globalbatch_size=3"], "Did you mean global_batch_size"),
+    (["--model=tests.toy.LitTooy"], "no class `tests.toy.LitTooy`.*tests.toy.LitToy"),
+    (["--model=LitOccupationCodr"], "Did you mean.*lit_models.LitOccupationCoder"),
+    (["--model=tests.toyy.LitToy"], "no class `tests.toyy.LitToy`.*import path"),
+    (["--data=tests.toy.LitToy"], "tests.toy.LitToy is no LightningDataModule"),
+    (["--model.optimizer=torch.optim.AdmaW"], "Did you mean.*torch.optim.AdamW"),
+    (["--model.optimizer=SGD", "--model.optimizer.lrr=1"], "no option `lrr`.*lr"),
+    (["--trainer.callbacks+=EarlyStoping"], "Did you mean.*EarlyStopping"),
+    (["--trainer.precision=bf17"], "precision must be one of.*got bf17.*Did you mean bf16"),
+    (["--on_missing_devices=falback"], "must be one of error, fallback.*mean fallback"),
+    (["--data.global_batch_size=abc"], "global_batch_size must be int, got abc"),
+    (["--data.global_batch_size=0"], "global_batch_size must be at least 1, got 0"),
+    (["--trainer.max_epochs"], "--trainer.max_epochs needs a value"),
+    (["other.yaml"], "`other.yaml` is no option.*--config other.yaml"),
+    (["--config=toyy.yaml"], "toyy.yaml: this file does not exist.*Did you mean toy.yaml"),
+    (["--config=occupation_coder/debg.yaml"], "Did you mean.*occupation_coder/debug.yaml"),
+    (["--trainer.strategy=dp"], "`dp` is gone.*`ddp` or `ddp_spawn` does it"),
+    (["--trainer.strategy=ddp_spwan"], "no strategy `ddp_spwan`.*ddp_spawn"),
+    (["--trainer.accelerator=gpuu"], "accelerator must be one of.*got gpuu"),
+    (["--trainer.devices=two"], "devices must be a number, auto, or indices"),
+    (
+        ["--data.micro_batch_size=1", "--trainer.accumulate_grad_batches=2"],
+        "1 devices x micro_batch_size 1 x accumulate_grad_batches 2 = 2.*global_batch_size 8",
+    ),
+    (["--trainer.devices=4", "--data.global_batch_size=3"], "nothing to do.*>= 4"),
+    (["--ckpt_path=nope.ckpt"], "nope.ckpt: there is no such checkpoint.*--ckpt_path auto"),
+    (["--data.num_workers=-1"], "num_workers must be 0 or more, got -1"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), MISTAKES, ids=lambda value: str(value)[:40])
+def test_a_mistake_is_one_screen_that_names_the_way_out(
+    unisono: Unisono, toy_config: Path, options: list[str], message: str
+) -> None:
+    status, output = unisono("fit", "--config", "toy.yaml", *options)
+    lines = output.splitlines()
+    assert status in (1, 2)
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    assert "Traceback" not in output
+    assert _found(message, output), output
+    assert not Path("runs").exists(), "a refused command must write nothing"
+
+
+def _found(pattern: str, output: str) -> bool:
+    return re.search(pattern, " ".join(output.split())) is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("trainer:\n  max_epoch: 2\n", "bad.yaml:2: there is no option `trainer.max_epoch`"),
+        ("trainer: [\n", "bad.yaml:2: this is not readable YAML"),
+        ("- a\n", "bad.yaml: a config is a mapping"),
+        ("config: toy.yaml\n", "bad.yaml:1: the key `config` is refused"),
+    ],
+)
+def test_a_mistake_in_a_config_names_file_and_line(
+    unisono: Unisono, toy_config: Path, text: str, message: str
+) -> None:
+    Path("bad.yaml").write_text(text)
+    status, output = unisono("fit", "--config", "toy.yaml", "--config", "bad.yaml")
+    assert status == 2
+    assert _found(message, output), output
+
+
+def test_an_unknown_command_names_the_nearest(unisono: Unisono) -> None:
+    status, output = unisono("fitt")
+    assert status == 2
+    assert "Did you mean fit?" in output
+
+
+def test_help_is_fast_and_imports_no_lightning() -> None:
+    begin = time.monotonic()
+    code = (
+        "import sys; sys.argv = ['unisono', '--help']\n"
+        "from lit_models.__main__ import main\nmain()\n"
+        "assert not {'lightning', 'torch', 'jsonargparse'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "verify" in done.stdout
+    assert "occupation_coder/debug.yaml" in done.stdout
+    assert time.monotonic() - begin < 2
+
+
+def test_a_shipped_config_is_found_from_any_folder(unisono: Unisono, toy_config: Path) -> None:
+    status, output = unisono(
+        "fit", "--config", "toy.yaml", "--config", "hardware/ddp.yaml", "--print_config"
+    )
+    assert status == 0, output
+    assert "strategy: ddp" in output
+
+
+def test_several_configs_merge_and_the_command_line_wins(
+    unisono: Unisono, toy_config: Path
+) -> None:
+    Path("more.yaml").write_text("data: {init_args: {num_samples: 9}}\ntrainer: {max_epochs: 7}\n")
+    status, output = unisono(
+        "fit", "--config", "toy.yaml", "--config", "more.yaml", "--trainer.max_epochs=4",
+        "--print_config",
+    )  # fmt: skip
+    assert status == 0, output
+    assert "num_samples: 9" in output
+    assert "max_epochs: 4" in output
+
+
+def test_a_second_fit_takes_a_folder_of_its_own_and_says_so(
+    unisono: Unisono, toy_config: Path
+) -> None:
+    assert unisono("fit", "--config", "toy.yaml")[0] == 0
+    status, output = unisono("fit", "--config", "toy.yaml")
+    assert status == 0, output
+    assert "runs/toy holds a run already: this one writes to runs/toy-2" in output
+    assert Path("runs/toy-2/ledger.jsonl").exists()
+    files = {p.name for p in Path("runs/toy").iterdir()}
+    expected = {"config.yaml", "ledger.jsonl", "metrics.csv", "topology.json", "tensorboard"}
+    assert expected | {"checkpoints"} <= files
+
+
+def test_ckpt_path_auto_resumes_the_newest_run_and_keeps_its_records(
+    unisono: Unisono, toy_config: Path
+) -> None:
+    assert unisono("fit", "--config", "toy.yaml", "--ckpt_path", "auto")[0] == 0
+    before = Path("runs/toy/metrics.csv").read_text().splitlines()
+    status, output = unisono(
+        "fit", "--config", "toy.yaml", "--ckpt_path", "auto", "--trainer.max_epochs=2",
+        "--model.optimizer.lr=0.02",
+    )  # fmt: skip
+    assert status == 0, output
+    assert "resumes from runs/toy/checkpoints/last.ckpt" in output
+    assert "model.optimizer.lr: the checkpoint has 0.01, this run uses 0.02" in output
+    assert Path("runs/toy/metrics.csv").read_text().splitlines()[: len(before)] == before
+    assert Path("runs/toy/config.yaml").exists()
+    assert Path("runs/toy/config-2.yaml").exists()
+    assert not Path("runs/toy-2").exists()
+    lines = Path("runs/toy/ledger.jsonl").read_text().splitlines()
+    steps = [json.loads(line).get("step") for line in lines]
+    assert [s for s in steps if s] == list(range(1, 15))
+
+
+def test_evaluation_takes_the_model_from_the_checkpoint(
+    unisono: Unisono, toy_config: Path
+) -> None:
+    assert unisono("fit", "--config", "toy.yaml", "--model.optimizer.lr=0.03")[0] == 0
+    status, output = unisono(
+        "test", "--data=tests.toy.ToyData", "--ckpt_path=runs/toy/checkpoints/best.ckpt",
+        "--trainer.devices=1", "--trainer.accelerator=cpu",
+    )  # fmt: skip
+    assert status == 0, output
+    assert "test/loss" in output
+    assert "lr: 0.03" in Path("runs/toy/config-test.yaml").read_text()
+
+
+def test_test_after_fit_tests_the_best_checkpoint(unisono: Unisono, toy_config: Path) -> None:
+    status, output = unisono("fit", "--config", "toy.yaml", "--test_after_fit=true")
+    assert status == 0, output
+    assert "test/loss" in output
+    assert "Loaded model weights from the checkpoint at" in output
+    assert "best.ckpt" in output
+
+
+def test_auto_without_a_run_starts_fresh_for_fit_and_is_refused_for_test(
+    unisono: Unisono, toy_config: Path
+) -> None:
+    status, output = unisono("test", "--config", "toy.yaml", "--ckpt_path=auto")
+    assert status == 2
+    assert _found("no sound checkpoint in runs/toy.*Train first", output)
+
+
+def test_a_checkpoint_of_another_family_is_refused(unisono: Unisono, toy_config: Path) -> None:
+    assert unisono("fit", "--config", "toy.yaml")[0] == 0
+    status, output = unisono(
+        "test", "--config=toy.yaml", "--ckpt_path=runs/toy/checkpoints/best.ckpt",
+        "--model=lightning.pytorch.demos.boring_classes.BoringModel",
+    )  # fmt: skip
+    assert status == 2
+    assert _found("best.ckpt is a checkpoint of tests.toy.LitToy, but --model is", output)
+
+
+def test_a_callback_of_the_config_replaces_the_default_of_its_kind(
+    unisono: Unisono, toy_config: Path
+) -> None:
+    status, output = unisono(
+        "fit", "--config=toy.yaml",
+        "--trainer.callbacks+=lit_models.training.callbacks.LastCheckpoint",
+        "--trainer.callbacks.every_n_steps=3", "--trainer.callbacks.every_epoch=false",
+        "--trainer.logger=false",
+    )  # fmt: skip
+    assert status == 0, output
+    assert not Path("runs/toy/metrics.csv").exists()
+    saved = torch.load("runs/toy/checkpoints/last.ckpt", weights_only=True)
+    assert saved["global_step"] == 6
+
+
+def test_our_errors_are_one_screen_and_bugs_keep_their_traceback(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from lit_models.training.preflight import check_strategy
+
+    assert run_guarded(lambda: check_strategy("dp", [])) == 1
+    assert "Traceback" not in capsys.readouterr().err
+    assert run_guarded(lambda: [][1]) == 1
+    assert "IndexError" in capsys.readouterr().err
+    assert run_guarded(lambda: int("x")) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_the_traceback_is_there_on_request(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise UsageError("no such thing")
+
+    monkeypatch.setenv("UNISONO_TRACEBACK", "1")
+    assert run_guarded(fail) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_explained() -> None:
+    message = one_screen(OSError(28, "No space left on device", "runs/x/last.ckpt"))
+    assert message == (
+        "runs/x/last.ckpt: No space left on device: the disk is full; free some space and resume "
+        "with --ckpt_path auto."
+    )
+
+
+def test_a_long_message_is_cut_to_one_screen() -> None:
+    lines = screen("word " * 1000).splitlines()
+    assert len(lines) < 24
+    assert lines[-1].startswith("… (more")

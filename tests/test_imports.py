@@ -1,0 +1,78 @@
+"""Imports point one way, and nothing reads what is known to be wrong."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FAMILIES = ("occupation_coder", "causal_lm", "consistency_lens", "seo")
+MAY_USE_CAUSAL_LM = ("consistency_lens", "seo")
+SOURCES = sorted(p for folder in ("lit_models", "datamodules") for p in (ROOT / folder).rglob("*.py"))
+NETWORK_FILES = ("network.py", "loss.py", "losses.py", "encoders.py", "decoding.py", "generation.py")
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def family_of(path: Path) -> str | None:
+    parts = path.relative_to(ROOT).parts
+    return parts[1] if parts[0] == "lit_models" and parts[1] in FAMILIES else None
+
+
+def fault(path: Path, name: str) -> str | None:
+    """Returns what is wrong with one import of one file, or None."""
+    place, parts = path.relative_to(ROOT).parts, name.split(".")
+    target = parts[1] if parts[0] == "lit_models" and len(parts) > 1 else None
+    own = family_of(path)
+    if place[0] == "datamodules" and parts[0] == "lit_models":
+        return "datamodules never imports lit_models"
+    if place[1] in ("training", "layers") and target in FAMILIES:
+        return "shared code imports no family"
+    if own and target in FAMILIES and target != own:
+        if target != "causal_lm" or own not in MAY_USE_CAUSAL_LM:
+            return f"{own} imports {target}"
+    if (own or place[1] in ("training", "layers")) and target in ("cli", "commands", "launch"):
+        return "nothing below the command line imports it"
+    if len(place) == 2 and place[0] == "lit_models" and target in FAMILIES:
+        return "the command line knows no family"
+    is_network = place[-1] in NETWORK_FILES or place[1] == "layers"
+    if is_network and parts[0] in ("lightning", "pytorch_lightning"):
+        return "a network file imports no Lightning"
+    if parts[0] == "jsonargparse" and any(part.startswith("_") for part in parts[1:]):
+        return "jsonargparse's private modules change"
+    return None
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_point_one_way(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    faults = {f"{name}: {why}" for name in imported(tree) if (why := fault(path, name))}
+    assert not faults
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_nothing_reads_what_is_known_to_be_wrong(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute):
+            # Reading it builds the loaders too early, and the position of a resume is lost.
+            assert node.attr != "estimated_stepping_batches", f"line {node.lineno}"
+        if isinstance(node, ast.keyword):
+            # The mean over ranks is wrong where they hold different counts.
+            assert node.arg != "sync_dist", f"line {node.value.lineno}"
+
+
+def test_the_rule_finds_a_wrong_import() -> None:
+    data = ROOT / "datamodules" / "x.py"
+    assert fault(data, "lit_models.training.exact.ExactModule")
+    assert fault(ROOT / "lit_models" / "training" / "x.py", "lit_models.seo.scorer.X")
+    assert fault(ROOT / "lit_models" / "occupation_coder" / "x.py", "lit_models.causal_lm.module.X")
+    assert fault(ROOT / "lit_models" / "cli.py", "lit_models.seo.module.X")
+    assert fault(ROOT / "lit_models" / "cli.py", "jsonargparse._core.X")
+    assert not fault(ROOT / "lit_models" / "seo" / "x.py", "lit_models.causal_lm.module.X")

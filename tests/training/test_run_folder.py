@@ -1,0 +1,140 @@
+"""Each run has its folder, every rank the same one, and a resume finds the newest sound state."""
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from lit_models.training import run_folder
+from lit_models.training.run_folder import Run, decide, settle, wait_for_claim, withdraw
+
+
+def make_run(folder: Path, checkpoint: str = "") -> Path:
+    folder.mkdir(parents=True)
+    (folder / "ledger.jsonl").write_text("")
+    if checkpoint:
+        (folder / "checkpoints").mkdir()
+        (folder / "checkpoints" / checkpoint).write_text("")
+    return folder
+
+
+def newest(folder: Path) -> Path | None:
+    return next(iter((folder / "checkpoints").glob("*.ckpt")), None)
+
+
+def test_a_fresh_run_takes_the_next_free_number(tmp_path: Path) -> None:
+    root = tmp_path / "demo"
+    assert decide("fit", root, None, newest) == Run(str(root))
+    make_run(root)
+    make_run(tmp_path / "demo-2")
+    run = decide("fit", root, None, newest)
+    assert run.folder == str(tmp_path / "demo-3")
+    assert run.notice == f"{root} holds a run already: this one writes to {root}-3"
+
+
+def test_a_folder_without_a_ledger_holds_no_run(tmp_path: Path) -> None:
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "notes.txt").write_text("mine")
+    assert decide("fit", tmp_path / "demo", None, newest).folder == str(tmp_path / "demo")
+
+
+def test_auto_takes_the_newest_run_with_a_sound_checkpoint(tmp_path: Path) -> None:
+    root = make_run(tmp_path / "demo", "a.ckpt")
+    make_run(tmp_path / "demo-10", "c.ckpt")
+    make_run(tmp_path / "demo-2", "b.ckpt")
+    make_run(tmp_path / "demo-11")
+    make_run(tmp_path / "demo-x", "d.ckpt")
+    run = decide("fit", root, "auto", newest)
+    assert run.folder == str(tmp_path / "demo-10")
+    assert run.ckpt_path == str(tmp_path / "demo-10" / "checkpoints" / "c.ckpt")
+    assert "resumes from" in run.notice
+
+
+def test_auto_starts_fresh_where_there_is_nothing(tmp_path: Path) -> None:
+    run = decide("fit", tmp_path / "demo", "auto", newest)
+    assert run.ckpt_path is None
+    assert "a fresh start" in run.notice
+    with pytest.raises(FileNotFoundError, match="no sound checkpoint in .*demo.*Train first"):
+        decide("predict", tmp_path / "demo", "auto", newest)
+
+
+def test_a_named_checkpoint_of_the_run_resumes_in_its_folder(tmp_path: Path) -> None:
+    root = make_run(tmp_path / "demo", "a.ckpt")
+    path = str(root / "checkpoints" / "a.ckpt")
+    assert decide("fit", root, path, newest).folder == str(root)
+    other = tmp_path / "other"
+    assert decide("fit", other, path, newest).folder == str(other)
+    assert decide("test", other, path, newest).folder == str(root)
+
+
+def test_a_missing_checkpoint_and_a_file_for_a_folder_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="nope.ckpt: there is no such checkpoint"):
+        decide("fit", tmp_path / "demo", "nope.ckpt", newest)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="is a file; name a folder"):
+        decide("fit", tmp_path / "file", None, newest)
+
+
+def test_children_take_what_their_launcher_chose(tmp_path: Path) -> None:
+    environ: dict[str, str] = {}
+    first = settle(lambda: Run("runs/demo-2"), environ, tmp_path)
+    child = {**environ, "LOCAL_RANK": "1"}
+    assert settle(lambda: Run("runs/demo-3"), child, tmp_path) == first
+    withdraw(environ, tmp_path, is_over=True)
+    assert environ == {}
+
+
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "x",
+    "WORLD_SIZE": "2",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+}
+
+
+def test_ranks_of_torchrun_agree_through_a_claim_file(tmp_path: Path) -> None:
+    chosen: list[Run] = []
+
+    def second_rank() -> None:
+        environ = {**TORCHRUN, "RANK": "1", "LOCAL_RANK": "1"}
+        chosen.append(settle(lambda: Run("wrong"), environ, tmp_path))
+
+    thread = threading.Thread(target=second_rank)
+    thread.start()
+    time.sleep(0.2)
+    environ = {**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0"}
+    first = settle(lambda: Run("runs/demo-4", "a.ckpt"), environ, tmp_path)
+    thread.join()
+    assert chosen == [first]
+    withdraw(environ, tmp_path, is_over=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_restart_and_another_launch_have_claims_of_their_own(tmp_path: Path) -> None:
+    restarted = {**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "1"}
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}
+    claims = {run_folder.claim_path(e, tmp_path) for e in (TORCHRUN, restarted, step)}
+    assert len(claims) == 3
+    assert run_folder.claim_path({}, tmp_path) is None
+
+
+def test_the_first_rank_tells_the_others_of_its_error(tmp_path: Path) -> None:
+    def fail() -> Run:
+        raise FileNotFoundError("no checkpoint")
+
+    environ = {**TORCHRUN, "RANK": "0"}
+    with pytest.raises(FileNotFoundError, match="no checkpoint"):
+        settle(fail, environ, tmp_path)
+    with pytest.raises(RuntimeError, match="the first rank could not start: no checkpoint"):
+        settle(fail, {**TORCHRUN, "RANK": "1"}, tmp_path)
+
+
+def test_a_claim_of_an_earlier_launch_is_not_believed(tmp_path: Path) -> None:
+    claim = tmp_path / "claim.json"
+    old = {"run": {"folder": "old"}, "time_s": time.time() - 3600}
+    claim.write_text(json.dumps(old))
+    with pytest.raises(RuntimeError, match="did not choose a run folder within 0 s"):
+        wait_for_claim(claim, timeout_s=0.3)
