@@ -1,0 +1,79 @@
+"""Embedded demo data: made at first use, kept in a cache folder, the same bytes everywhere."""
+
+import csv
+import hashlib
+import io
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from datamodules import occupation_grammar
+from datamodules.splitting import PART_NAMES, SplitOptions, split_by_stem
+
+# SHA-256 of each file; its first digits stand in the name, so that no old file is taken for new.
+DIGESTS = {
+    "occupations": "314a69cb92ad227b7882cdc838256812a544f09028c3ac772c325ecea7cafea6",
+    "occupation_codes": "f564bb2874961c21c61b806e71f96b4adc2cf55dc2a35ddb6dad229fe0c19d17",
+}
+
+# --- occupations: descriptions in four languages, codes of five digits ---
+
+NUM_OCCUPATIONS = 20_000
+OCCUPATION_COLUMNS = ("text", "language", "code_1", "code_2", "split")
+OCCUPATION_SEED = 1911
+OCCUPATION_SPLIT = SplitOptions(validation_share=0.08, test_share=0.1, seed=0)
+
+
+def demo_occupations(cache_dir: Path) -> Path:
+    """A csv of 20,000 rows: text, language, code_1, code_2 (mostly empty), split.
+
+    The split is by string: no variant of a test string stands in the training part.
+    """
+    return _cached(cache_dir, "occupations", _occupation_rows)
+
+
+def demo_code_book(cache_dir: Path) -> Path:
+    """A csv (code, description) of every code that the grammar of the demo knows."""
+    return _cached(cache_dir, "occupation_codes", _occupation_code_rows)
+
+
+def _occupation_rows() -> Iterable[Sequence[str]]:
+    records = occupation_grammar.records(NUM_OCCUPATIONS, OCCUPATION_SEED)
+    texts, first_codes = [r.text for r in records], [r.codes[0] for r in records]
+    parts = split_by_stem(texts, first_codes, OCCUPATION_SPLIT).parts.tolist()
+    yield OCCUPATION_COLUMNS
+    for record, part in zip(records, parts, strict=True):
+        second_code = record.codes[1] if len(record.codes) > 1 else ""
+        yield record.text, record.language, record.codes[0], second_code, PART_NAMES[part]
+
+
+def _occupation_code_rows() -> Iterable[Sequence[str]]:
+    yield "code", "description"
+    yield from occupation_grammar.code_book().items()
+
+
+# --- the cache ---
+
+
+def _cached(cache_dir: Path, name: str, rows: Callable[[], Iterable[Sequence[str]]]) -> Path:
+    """The csv of this name, made anew where it is missing or not whole."""
+    path = Path(cache_dir) / f"demo-{name}-{DIGESTS[name][:8]}.csv"
+    if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == DIGESTS[name]:
+        return path
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows())
+    _write_atomically(path, text.getvalue().encode("utf-8"))
+    return path
+
+
+def _write_atomically(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".partial")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(partial, path)
+    except BaseException:
+        os.unlink(partial)
+        raise

@@ -1,0 +1,116 @@
+import csv
+import hashlib
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from datamodules import demo
+from datamodules.occupation_grammar import LANGUAGES, Head, code_book, heads, records
+from datamodules.splitting import stem_key
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("demo")
+
+
+@pytest.fixture(scope="module")
+def rows(folder: Path) -> list[dict[str, str]]:
+    with demo.demo_occupations(folder).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_bytes_are_the_same_on_every_machine(folder: Path) -> None:
+    for make, name in (
+        (demo.demo_occupations, "occupations"),
+        (demo.demo_code_book, "occupation_codes"),
+    ):
+        digest = hashlib.sha256(make(folder).read_bytes()).hexdigest()
+        assert digest == demo.DIGESTS[name], "the grammar changed: put the new digest in demo.py"
+
+
+def test_there_are_twenty_thousand_rows_in_four_languages(rows: list[dict[str, str]]) -> None:
+    assert len(rows) == 20_000
+    counts = Counter(row["language"] for row in rows)
+    assert sorted(counts) == sorted(LANGUAGES)
+    assert min(counts.values()) > 4_500
+    assert all(row["text"].strip() == row["text"] != "" for row in rows)
+
+
+def test_one_row_in_twenty_has_two_distinct_codes(rows: list[dict[str, str]]) -> None:
+    two = [row for row in rows if row["code_2"]]
+    assert 0.045 < len(two) / len(rows) < 0.06
+    assert all(row["code_1"] != row["code_2"] for row in two)
+
+
+def test_every_code_has_five_digits_and_stands_in_the_book(
+    rows: list[dict[str, str]], folder: Path
+) -> None:
+    with demo.demo_code_book(folder).open(encoding="utf-8", newline="") as file:
+        book = {row["code"]: row["description"] for row in csv.DictReader(file)}
+    used = {code for row in rows for code in (row["code_1"], row["code_2"]) if code}
+    assert len(used) >= 300
+    assert used <= set(book)
+    assert all(len(code) == 5 and code.isdecimal() for code in book)
+    assert len(set(book.values())) == len(book)
+
+
+def test_no_string_of_the_test_part_has_a_variant_in_the_others(rows: list[dict[str, str]]) -> None:
+    keys: dict[str, set[str]] = {}
+    for row in rows:
+        keys.setdefault(row["split"], set()).add(stem_key(row["text"]))
+    assert sorted(keys) == ["test", "train", "validation"]
+    assert not keys["test"] & (keys["train"] | keys["validation"])
+    assert len(keys["test"]) > 1_000
+
+
+def test_a_damaged_file_is_made_anew_and_a_whole_one_is_kept(folder: Path) -> None:
+    path = demo.demo_code_book(folder)
+    before = path.stat().st_mtime_ns
+    assert demo.demo_code_book(folder).stat().st_mtime_ns == before
+    path.write_bytes(path.read_bytes()[:100])
+    assert (
+        hashlib.sha256(demo.demo_code_book(folder).read_bytes()).hexdigest()
+        == demo.DIGESTS["occupation_codes"]
+    )
+    assert not list(folder.glob("*.partial"))
+
+
+def test_a_failed_write_leaves_no_file_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(source: str, target: Path) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("os.replace", refuse)
+    with pytest.raises(OSError, match="no space left"):
+        demo.demo_code_book(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_digits_follow_from_the_words_by_hand() -> None:
+    book = code_book()
+    assert book["77000"] == "Baker, worker"
+    assert book["77030"] == "Baker, master"
+    assert book["77031"] == "Widow of baker, master"
+    assert book["75120"] == "Silk weaver, journeyman"
+    assert book["81603"] == "Servant of wood turner, worker"
+
+
+def test_material_words_form_compounds_as_in_each_language() -> None:
+    found: Head = next(head for head in heads() if head.digits == "751")
+    assert [found.words[language][0][0] for language in LANGUAGES] == [
+        "silk weaver",
+        "silkevæver",
+        "silkesvävare",
+        "seidenweber",
+    ]
+    assert set(found.words["sv"]) == {
+        ("silkesvävare", "silkesvävar"),
+        ("vävare av silke", "silkesvävar"),
+    }
+
+
+def test_another_seed_gives_other_records() -> None:
+    assert records(50, seed=1) == records(50, seed=1) != records(50, seed=2)
