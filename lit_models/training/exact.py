@@ -7,12 +7,15 @@ which the plan knows beforehand and every batch carries: no communication is nee
 
 import copy
 import inspect
+from collections.abc import Mapping
 from types import FrameType
 from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch import Callback, LightningModule
 from torch import Tensor
+from torch.nn.modules.module import _IncompatibleKeys
+from torchmetrics import Metric
 
 from lit_models.training.checkpoint import AtomicCheckpointIO, load_part
 from lit_models.training.plain import plain_hyperparameters
@@ -36,6 +39,7 @@ class ExactModule(LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.step_record = StepRecord()
+        self._early_weights: dict[str, Any] | None = None
 
     def save_hyperparameters(
         self,
@@ -62,6 +66,16 @@ class ExactModule(LightningModule):
         if self._trainer is not None:
             AtomicCheckpointIO.install(self.trainer)
         return [] if present else [Ledger()]
+
+    def setup(self, stage: str) -> None:
+        """Give each process its own metric states; a family that overrides it calls this first.
+
+        `ddp_spawn` sends the module through shared memory. Lightning copies parameters and
+        buffers afterwards but no metric states: in-place updates of two ranks would add up.
+        """
+        for module in self.modules():
+            if isinstance(module, Metric):
+                module.reset()
 
     def exact_mean(
         self,
@@ -107,11 +121,30 @@ class ExactModule(LightningModule):
                 accumulation=self.trainer.accumulate_grad_batches,
             )
 
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Load weights; where the network is not built yet, keep them until it is.
+
+        `ddp_spawn` builds the network in its children alone, and hands the weights to a parent
+        that has none.
+        """
+        if state_dict and not self._is_built():
+            self._early_weights = dict(state_dict)
+            return _IncompatibleKeys([], [])
+        return super().load_state_dict(state_dict, strict=strict, assign=assign)
+
     def configure_model_from(self) -> None:
-        """Load the weights that `init_from` names; a family calls it at the end of
-        `configure_model`, once."""
-        if self.init_from is not None:
+        """Take early weights or those that `init_from` names; a family calls it at the end of
+        `configure_model`, when its network is built."""
+        if self._early_weights is not None:
+            weights, self._early_weights = self._early_weights, None
+            self.load_state_dict(weights)
+        elif self.init_from is not None:
             load_part(self, self.init_from, self.init_from_part)
+
+    def _is_built(self) -> bool:
+        return next(self.parameters(), None) is not None
 
     def _num_replicas(self) -> int:
         sampler = getattr(self.trainer.strategy, "distributed_sampler_kwargs", None)

@@ -1,0 +1,75 @@
+"""The shared code through a plain Trainer: one device, two with ddp, two with ddp_spawn."""
+
+import json
+
+import pytest
+import torch
+
+from lit_models.training.checkpoint import read_checkpoint
+from lit_models.training.lineage import verify_run
+from tests.distributed.launch import run
+from tests.toy import ledger_lines
+
+RUNS = {
+    "one": [],
+    "accumulated": ["--micro", "2"],
+    "ddp": ["--devices", "2", "--strategy", "ddp"],
+    "spawn": ["--devices", "2", "--strategy", "ddp_spawn", "--micro", "2"],
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("toy")
+    for name, options in RUNS.items():
+        done = run("-m", "tests.distributed.toy_run", str(folder / name), *options)
+        assert done.returncode == 0, done.stdout
+    return folder
+
+
+def weights(folder):
+    return read_checkpoint(folder / "checkpoints" / "last.ckpt")["state_dict"]
+
+
+@pytest.mark.parametrize("other", ["accumulated", "ddp", "spawn"])
+def test_ledger_and_weights_do_not_depend_on_the_devices(runs, other):
+    for left, right in zip(ledger_lines(runs / "one"), ledger_lines(runs / other), strict=True):
+        for key in ("step", "digest", "samples", "targets", "learning_rate"):
+            assert left[key] == right[key]
+        assert left["loss"] == pytest.approx(right["loss"], rel=1e-10)
+        assert left["grad_norm"] == pytest.approx(right["grad_norm"], rel=1e-10)
+    expected = weights(runs / "one")
+    for name, value in weights(runs / other).items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("other", ["accumulated", "ddp", "spawn"])
+def test_metrics_count_each_sample_once_and_predictions_are_identical(runs, other):
+    expected = json.loads((runs / "one" / "test.json").read_text())
+    result = json.loads((runs / other / "test.json").read_text())
+    assert result["test/count"] == expected["test/count"] == 21
+    assert result["test/loss"] == pytest.approx(expected["test/loss"], rel=1e-10)
+    assert (runs / other / "toy.csv").read_bytes() == (runs / "one" / "toy.csv").read_bytes()
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_each_run_proves_that_it_used_each_sample_once(runs, name):
+    verdict = verify_run(runs / name)
+    assert (verdict.faults, verdict.finished_epochs) == ([], 4)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("one", "ddp"), ("ddp", "one")], ids=["1 to 2", "2 to 1"]
+)
+def test_a_killed_run_goes_on_with_another_number_of_devices(runs, tmp_path, before, after):
+    script = ["-m", "tests.distributed.toy_run", str(tmp_path), "--fit_only"]
+    killed = run(*script, *RUNS[before], "--kill_at", "10")
+    assert killed.returncode != 0
+    resumed = run(*script, *RUNS[after], "--resume")
+    assert resumed.returncode == 0, resumed.stdout
+    verdict = verify_run(tmp_path)
+    assert (verdict.faults, verdict.finished_epochs) == ([], 4)
+    assert verdict.attempts == [len(RUNS[before]) // 4 + 1, len(RUNS[after]) // 4 + 1]
+    expected = weights(runs / "one")
+    for name, value in weights(tmp_path).items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-8, atol=1e-12)

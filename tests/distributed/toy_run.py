@@ -1,0 +1,73 @@
+"""One toy run as a script, for the tests beside it: fit, test and predict with a plain Trainer.
+
+    python -m tests.distributed.toy_run FOLDER --devices 2 --strategy ddp [--kill_at 9] [--resume]
+"""
+
+import argparse
+import json
+import os
+import signal
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch import Callback
+
+from lit_models.training.callbacks import default_callbacks
+from lit_models.training.callbacks.last_checkpoint import LastCheckpoint
+from tests.toy import LitToy, ToyData, toy_trainer
+
+
+class KilledAt(Callback):
+    """SIGKILL to the last rank, as a cluster does it: no handler runs, the others must notice."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer, *_):
+        if trainer.global_step == self.step and trainer.global_rank == trainer.world_size - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--devices", type=int, default=1)
+    parser.add_argument("--strategy", default="auto")
+    parser.add_argument("--precision", default="64")
+    parser.add_argument("--micro", type=int)
+    parser.add_argument("--kill_at", type=int)
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--fit_only", action="store_true")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    callbacks = [c for c in default_callbacks() if not isinstance(c, LastCheckpoint)]
+    callbacks.append(LastCheckpoint(every_n_steps=4, every_epoch=False))
+    if args.kill_at:
+        callbacks.append(KilledAt(args.kill_at))
+    trainer = toy_trainer(
+        args.folder,
+        devices=args.devices,
+        strategy=args.strategy,
+        precision=args.precision,
+        max_epochs=4,
+        max_steps=28,
+        callbacks=callbacks,
+    )
+    last = args.folder / "checkpoints" / "last.ckpt"
+    module = LitToy()
+    data = ToyData(micro_batch_size=args.micro)
+    trainer.fit(module, data, ckpt_path=last if args.resume else None)
+    if args.fit_only:
+        return
+    data = ToyData(micro_batch_size=args.micro, predict_output=str(args.folder / "toy.csv"))
+    (result,) = trainer.test(module, data, verbose=False)
+    trainer.predict(module, data, return_predictions=False)
+    if trainer.is_global_zero:
+        (args.folder / "test.json").write_text(json.dumps(result))
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
