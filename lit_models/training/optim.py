@@ -88,7 +88,7 @@ class WarmupDecay(LRScheduler):
                 "share below 1."
             )
         self.total_steps = total_steps
-        self._initial_step()
+        self._apply()
 
     def factor(self, step: int) -> float:
         """Return the share of the full rate at an optimizer step, from 0."""
@@ -111,6 +111,16 @@ class WarmupDecay(LRScheduler):
     def state_dict(self) -> dict[str, Any]:
         """Return the position alone: the configuration of today says the rest."""
         return {"last_epoch": self.last_epoch, "_step_count": self._step_count}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up the position; the rate there is that of today's configuration."""
+        super().load_state_dict(state_dict)
+        self._apply()
+
+    def _apply(self) -> None:
+        self._last_lr = self.get_lr()
+        for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
+            group["lr"] = rate
 
 
 def lr_scale(rule: Literal["none", "linear", "sqrt"], global_size: int, base_size: int) -> float:

@@ -72,9 +72,7 @@ def test_tensorboard_forgets_the_steps_that_run_again(tmp_path: Path) -> None:
     assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [(1, 1), (2, 2), (3, 30)]
 
 
-def test_weights_and_biases_logs_offline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_and_biases_logs_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb", reason="extra: wandb")
     from lightning.pytorch.loggers import WandbLogger
 
