@@ -1,0 +1,146 @@
+"""Losses by hand-worked numbers, against all orders, and without one record touching another."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from lit_models.occupation_coder.loss import (
+    best_orders,
+    check_num_codes,
+    flat_nats,
+    multi_hot,
+    occupation_losses,
+    pack_left,
+    sequence_nats,
+)
+from lit_models.occupation_coder.network import BlockDecoder, Memory
+from lit_models.occupation_coder.trie import NONE, CodeTrie
+
+TABLE = [[4, 4], [4, 5], [5, 4], [5, 5]]
+
+
+class UniformDecoder(torch.nn.Module):
+    """Every symbol is as likely as any other: 6 symbols, log 6 nats each."""
+
+    def __init__(self, trie: CodeTrie) -> None:
+        super().__init__()
+        self.trie = trie
+
+    def forward(self, targets, memory):
+        return torch.zeros(*targets.shape, 6)
+
+
+def memory_of(rows: int) -> Memory:
+    torch.manual_seed(1)
+    return Memory(torch.randn(rows, 4, 8).double(), torch.ones(rows, 4, dtype=torch.bool))
+
+
+def decoder_of(max_codes: int, dropout: float = 0.0) -> BlockDecoder:
+    torch.manual_seed(0)
+    trie = CodeTrie.from_table(TABLE, vocab_size=6, max_codes=max_codes)
+    decoder = BlockDecoder(8, trie, 8, num_layers=1, num_heads=2, feed_forward=16, dropout=dropout)
+    torch.nn.init.normal_(decoder.node_output.weight)
+    return decoder.double()
+
+
+def test_nats_are_summed_over_the_symbols_of_a_record():
+    trie = CodeTrie.from_table(TABLE, vocab_size=6, max_codes=2)
+    codes = torch.tensor([[0, NONE], [1, 2]])
+    nats = sequence_nats(UniformDecoder(trie), memory_of(2), codes)
+    # two symbols and one <empty>; two full blocks and no <empty>
+    assert nats.tolist() == pytest.approx([3 * math.log(6), 4 * math.log(6)])
+
+
+def test_flat_nats_are_the_sum_over_the_code_book():
+    logits = torch.tensor([[0.0, math.log(3.0), 0.0]])
+    nats = flat_nats(logits, torch.tensor([[1, NONE]]))
+    assert nats.item() == pytest.approx(2 * math.log(2) - math.log(0.75))
+    weighted = flat_nats(logits, torch.tensor([[1, NONE]]), torch.tensor([9.0, 2.0, 9.0]))
+    assert weighted.item() == pytest.approx(2 * math.log(2) - 2 * math.log(0.75))
+
+
+def test_codes_become_a_row_of_flags_and_gaps_close():
+    codes = torch.tensor([[NONE, 2, 0], [NONE, NONE, 1]])
+    assert multi_hot(codes, 3).tolist() == [[True, False, True], [False, True, False]]
+    assert pack_left(codes).tolist() == [[2, 0, NONE], [1, NONE, NONE]]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_the_best_order_is_the_best_of_all_orders(size):
+    decoder, memory = decoder_of(4), memory_of(3)
+    codes = torch.tensor([[1, 0, 3, 2][:size], [3, *[NONE] * (size - 1)], [2, 3, 1, 0][:size]])
+    found = best_orders(decoder, memory, codes)
+    nats = sequence_nats(decoder, memory, found)
+    for row in (0, 2):
+        one = memory.select(torch.tensor([row]))
+        every = [
+            sequence_nats(decoder, one, torch.tensor([order])).item()
+            for order in itertools.permutations(codes[row].tolist())
+        ]
+        assert nats[row].item() == pytest.approx(min(every), rel=1e-6)
+        assert sorted(found[row].tolist()) == sorted(codes[row].tolist())
+    assert found[1].tolist() == codes[1].tolist()
+
+
+def test_the_order_in_the_file_does_not_matter():
+    decoder, memory, logits = decoder_of(3), memory_of(1), torch.randn(1, 4)
+    totals = {
+        round(
+            occupation_losses(
+                memory,
+                logits,
+                decoder,
+                {"code_ids": torch.tensor([order]), "weight": torch.ones(1)},
+            )["seq2seq"].total.item(),
+            6,
+        )
+        for order in itertools.permutations([0, 3, 2])
+    }
+    assert len(totals) == 1
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_a_record_of_two_codes_leaves_the_gradient_of_the_others_alone(dropout):
+    gradients = []
+    for first in ([0, 2], [0, NONE]):
+        decoder, memory = decoder_of(3, dropout), memory_of(3)
+        hidden = memory.hidden.requires_grad_()
+        codes = torch.tensor([first, [1, NONE], [3, NONE]])
+        batch = {"code_ids": codes, "weight": torch.ones(3)}
+        torch.manual_seed(5)
+        if dropout:  # the search over orders must not draw random numbers
+            state = torch.random.get_rng_state()
+            best_orders(decoder, memory, codes)
+            assert torch.equal(state, torch.random.get_rng_state())
+            assert decoder.training
+            return
+        losses = occupation_losses(memory, torch.randn(3, 4), decoder, batch)
+        losses["seq2seq"].total.backward()
+        gradients.append(hidden.grad[1:].clone())
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
+def test_a_filler_counts_nowhere_even_if_it_is_infinite():
+    decoder, memory = decoder_of(3), memory_of(2)
+    logits = torch.tensor([[0.0] * 4, [float("inf")] * 4])
+    codes = torch.tensor([[1, NONE], [2, 3]])
+    with_filler = occupation_losses(
+        memory, logits, decoder, {"code_ids": codes, "weight": torch.tensor([1.0, 0.0])}
+    )
+    alone = occupation_losses(
+        memory.select(torch.tensor([0])),
+        logits[:1],
+        decoder,
+        {"code_ids": codes[:1], "weight": torch.ones(1)},
+    )
+    for term in ("seq2seq", "flat"):
+        torch.testing.assert_close(with_filler[term].total, alone[term].total)
+        assert with_filler[term].count == 1
+
+
+def test_more_codes_than_orders_can_be_tried_for_are_refused():
+    trie = CodeTrie.from_table(TABLE, vocab_size=6, max_codes=6)
+    with pytest.raises(ValueError, match="max_codes is 6, but at most 5"):
+        check_num_codes(trie)
