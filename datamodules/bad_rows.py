@@ -67,9 +67,7 @@ class BadRows:
 
 
 def _one_line(row: BadRow) -> str:
-    file = row.file if len(row.file) <= 30 else "…" + row.file[-29:]
-    value = row.value if len(row.value) <= 20 else row.value[:19] + "…"
-    line = f'{file}:{row.line}: "{value}": {row.rule}'
+    line = "  " + row.shown(max_file=30, max_value=20)
     return line if len(line) <= COLUMNS else line[: COLUMNS - 1] + "…"
 
 

@@ -13,9 +13,9 @@ CACHE_VARIABLE = "UNISONO_CACHE"
 READ_BYTES = 1 << 22
 
 
-def cache_root(cache_dir: str | None = None) -> Path:
-    """Return the folder of all caches: the option, else $UNISONO_CACHE, else ~/.cache/unisono."""
-    named = cache_dir or os.environ.get(CACHE_VARIABLE)
+def cache_root() -> Path:
+    """Return the folder of all caches: $UNISONO_CACHE, else ~/.cache/unisono."""
+    named = os.environ.get(CACHE_VARIABLE)
     return Path(named).expanduser() if named else Path.home() / ".cache" / "unisono"
 
 
@@ -63,7 +63,7 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
     except OSError as error:
         raise RuntimeError(
             f"the cache folder {folder.parent} cannot be written ({error.strerror}); name another "
-            f"with data.cache_dir or the variable {CACHE_VARIABLE}."
+            f"with the environment variable {CACHE_VARIABLE}."
         ) from error
     try:
         make(temporary)

@@ -67,10 +67,6 @@ class CodeBookOptions:
 
     def __post_init__(self) -> None:
         language_code(self.description_language)
-        if self.descriptions_as_examples and self.path is None:
-            raise ValueError(
-                "descriptions_as_examples needs a code book; name it with data.code_book.path."
-            )
 
 
 @dataclass(frozen=True)
@@ -127,9 +123,9 @@ class StoreRequest:
     on_bad_rows: Literal["error", "reject"] = "error"
     recipe: dict[str, Any] | None = None
 
-    def folder(self, cache_dir: str | None) -> Path:
+    def folder(self) -> Path:
         """The cache folder of these arrays; reads the files' digests."""
-        root = cache_root(cache_dir)
+        root = cache_root()
         named = {PART_NAMES[part]: [[str(p), file_digest(p, root)] for p in paths]
                  for part, paths in self.files.items()}  # fmt: skip
         if self.book.path:
@@ -187,13 +183,13 @@ class OccupationStore:
         return np.diff(self.arrays["text_offsets"])[self.arrays["text_id"][rows]]
 
 
-def open_store(request: StoreRequest, cache_dir: str | None) -> OccupationStore:
+def open_store(request: StoreRequest) -> OccupationStore:
     """The arrays of this request, made where the cache lacks them.
 
     Raises:
         ValueError: rows break a rule; the first 20 are named.
     """
-    folder = request.folder(cache_dir)
+    folder = request.folder()
     return OccupationStore(made_once(folder, lambda target: _Writer(request).write(target)))
 
 

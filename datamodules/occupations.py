@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from datamodules.augmentation import Augmentation
@@ -22,10 +23,12 @@ from datamodules.occupation_store import (
     open_store,
 )
 from datamodules.planned import PlannedDataModule, PlannedDataset, Stage
+from datamodules.predict_output import default_output, write_coded_table
 from datamodules.predict_rows import PredictIndex, open_index
 from datamodules.sources import expand_files
 from datamodules.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, SplitOptions
 from datamodules.tokenizers.code_systems import CodeSystem, named_code_system
+from datamodules.tokenizers.codes import CodeBook
 
 RECIPE_KEY = "occupation_recipe"
 Files = str | list[str] | None
@@ -39,14 +42,15 @@ class OccupationDataModule(PlannedDataModule):
         validation_files: none divides the training rows by their strings.
         test_files: as validation_files; with validation files and none here, nothing is tested.
         predict_files: tables to code; they need no code columns.
+        predict_output: the coded table, csv, tsv or parquet; none makes mine.csv mine.coded.csv
+            in the run folder.
         columns: which column holds what.
         code_system: hisco, occ1950, from_data, or a CodeSystem.
-        code_book: csv of the legal codes; none takes the codes of the data.
+        code_book: the file of legal codes; without one the codes of the data are legal.
         split: how training rows are divided.
         augmentation: noise in training texts; none without it.
         on_bad_rows: `error` names the first 20, `reject` writes all to rejected.csv.
         text: length and normalisation of texts; a checkpoint's own win over these.
-        cache_dir: none takes $UNISONO_CACHE, else ~/.cache/unisono.
         planned: batch sizes, plan and loader, see `PlannedDataModule`.
 
     After `setup`, `recipe` holds what a checkpoint must keep to code a text in the same way.
@@ -61,14 +65,14 @@ class OccupationDataModule(PlannedDataModule):
         validation_files: Files = None,
         test_files: Files = None,
         predict_files: Files = None,
+        predict_output: str | None = None,
         columns: Columns | None = None,
         code_system: str | CodeSystem = "hisco",
-        code_book: str | CodeBookOptions | None = None,
+        code_book: CodeBookOptions = CodeBookOptions(),
         split: SplitOptions | None = None,
         augmentation: Augmentation | None = None,
         on_bad_rows: Literal["error", "reject"] = "error",
         text: TextOptions = TextOptions(),
-        cache_dir: str | None = None,
         **planned: Any,
     ) -> None:
         super().__init__(**planned)
@@ -77,16 +81,14 @@ class OccupationDataModule(PlannedDataModule):
             VALIDATION: validation_files,
             TEST: test_files,
         }
-        self.predict_files = predict_files
+        self.predict_files, self.predict_output = predict_files, predict_output
         self.columns = columns or Columns()
         self.code_system = named_code_system(code_system)
-        options = CodeBookOptions(code_book) if isinstance(code_book, str) else code_book
-        self.code_book = options or CodeBookOptions()
+        self.code_book = code_book
         self.split = split or SplitOptions()
         self.augmentation = augmentation or Augmentation()
         self.on_bad_rows = on_bad_rows
         self.text = text
-        self.cache_dir = cache_dir
         self.recipe: dict[str, Any] | None = None
         self.store: OccupationStore | None = None
         self.index: PredictIndex | None = None
@@ -111,6 +113,7 @@ class OccupationDataModule(PlannedDataModule):
         if stage == "predict":
             self.index = self._open_index(recipe)
             self.recipe = recipe
+            self.datasets.pop("predict", None)
         elif self.store is None or (
             recipe is not None and encoding_digest(recipe) != encoding_digest(self.store.recipe)
         ):
@@ -142,6 +145,18 @@ class OccupationDataModule(PlannedDataModule):
                 f"data.split.{stage}_share above {getattr(self.split, stage + '_share', 0)}."
             )
         return dataset
+
+    @property
+    def predict_output_path(self) -> Path:
+        """Where the coded table goes."""
+        if self.predict_output is not None:
+            return Path(self.predict_output).expanduser()
+        return default_output(self._predict_paths(), self._run_folder())
+
+    def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
+        """Write the coded table; `results` as `write_coded_table` takes them."""
+        assert self.index is not None and self.recipe is not None
+        write_coded_table(self.index, CodeBook.from_dict(self.recipe["code_book"]), results, path)
 
     def _check(self) -> None:
         if self.on_bad_rows not in ("error", "reject"):
@@ -180,17 +195,22 @@ class OccupationDataModule(PlannedDataModule):
             part: expand_files(named, f"data.{PART_NAMES[part]}_files")
             for part, named in self.files.items()
         }
-        columns = self.columns
+        columns, book = self.columns, self.code_book
         if not any(files.values()):
-            from datamodules.demo import demo_occupations  # made only where it is asked for
+            from datamodules import demo  # made only where it is asked for
 
-            files[TRAIN] = [demo_occupations(cache_root(self.cache_dir))]
-            columns = Columns(language="language")
+            files[TRAIN] = [demo.demo_occupations(cache_root())]
+            columns = Columns(language="language", split="split")
+            book = replace(book, path=book.path or str(demo.demo_code_book(cache_root())))
+        if book.descriptions_as_examples and book.path is None:
+            raise ValueError(
+                "descriptions_as_examples needs a code book; name it with data.code_book.path."
+            )
         return StoreRequest(
             files,
             columns,
             self.code_system,
-            self.code_book,
+            book,
             self.split,
             self.text,
             self.on_bad_rows,
@@ -199,23 +219,26 @@ class OccupationDataModule(PlannedDataModule):
     def _open_store(self, recipe: dict[str, Any] | None) -> OccupationStore:
         request = self.store_request()
         if recipe is not None:
-            made = request.folder(self.cache_dir)  # by training on the same files, most likely
+            made = request.folder()  # by training on the same files, most likely
             if made.exists():
                 store = OccupationStore(made)
                 if encoding_digest(store.recipe) == encoding_digest(recipe):
                     return store
             request.recipe = recipe
-        return open_store(request, self.cache_dir)
+        return open_store(request)
 
     def _open_index(self, recipe: dict[str, Any] | None) -> PredictIndex:
         assert recipe is not None
-        files = expand_files(self.predict_files, "data.predict_files")
-        if not files:
-            raise ValueError("predict needs tables: name them with --data.predict_files=mine.csv.")
         columns = self.columns
         if columns.default_language == UNKNOWN:
             columns = replace(columns, default_language=recipe["default_language"])
-        return open_index(files, columns, recipe, self.on_bad_rows, self.cache_dir)
+        return open_index(self._predict_paths(), columns, recipe, self.on_bad_rows)
+
+    def _predict_paths(self) -> list[Path]:
+        files = expand_files(self.predict_files, "data.predict_files")
+        if not files:
+            raise ValueError("predict needs tables: name them with --data.predict_files=mine.csv.")
+        return files
 
     def _trainer_stage(self) -> str:
         if self.trainer is None or self.trainer.state.fn is None:

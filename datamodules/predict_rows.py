@@ -81,7 +81,6 @@ def open_index(
     columns: Columns,
     recipe: dict[str, Any],
     on_bad_rows: OnBadRows = "error",
-    cache_dir: str | None = None,
 ) -> PredictIndex:
     """The index of these tables, made where the cache lacks it.
 
@@ -90,7 +89,6 @@ def open_index(
         columns: which column holds text and language.
         recipe: of the checkpoint that will code them.
         on_bad_rows: `error` names them, `reject` gives them no input.
-        cache_dir: see `cache_root`.
 
     Raises:
         ValueError: tables differ in their columns, or rows break a rule.
@@ -104,7 +102,7 @@ def open_index(
             )
     for path in files:
         columns.text_columns(path)
-    root = cache_root(cache_dir)
+    root = cache_root()
     encoding = {key: recipe[key] for key in ("normalisation", "max_length", "languages")}
     key = {
         "version": INDEX_VERSION,

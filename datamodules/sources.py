@@ -29,8 +29,14 @@ class BadRow(NamedTuple):
     kind: str = "columns"
 
     def __str__(self) -> str:
-        value = self.value if len(self.value) <= 60 else self.value[:57] + "…"
-        return f'{self.file}:{self.line}: "{value}": {self.rule}'
+        return self.shown(max_file=200, max_value=60)
+
+    def shown(self, max_file: int, max_value: int) -> str:
+        """File, line, value and rule; a long path loses its beginning, a long value its end."""
+        file = self.file if len(self.file) <= max_file else "…" + self.file[1 - max_file :]
+        value = self.value if len(self.value) <= max_value else self.value[: max_value - 1] + "…"
+        is_in_rule = self.value and f'"{self.value}"' in self.rule
+        return f"{file}:{self.line}: " + ("" if is_in_rule else f'"{value}": ') + self.rule
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,158 @@
+"""What is in tables of job descriptions, and what is wrong with them: all of it, not the first."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from datamodules.bad_rows import BadRows
+from datamodules.occupation_rows import Job, RowRules
+from datamodules.occupation_store import StoreRequest
+from datamodules.sources import BadRow, check_file, read_rows
+from datamodules.splitting import PART_NAMES, TRAIN
+from datamodules.tokenizers.codes import (
+    CodeBook,
+    CodeSystem,
+    build_code_book,
+    lost_zero_suspects,
+)
+
+
+@dataclass
+class TableAudit:
+    """One file: the part that it belongs to, its sound and its bad rows."""
+
+    file: str
+    part: str
+    num_rows: int = 0
+    num_bad: int = 0
+
+
+@dataclass
+class Audit:
+    """Findings over all tables with codes, and over the tables to code.
+
+    Attributes:
+        tables: one entry per file.
+        bad_rows: every one, in order.
+        lengths: characters of each distinct text.
+        languages: rows per language.
+        codes: rows per code.
+        num_several: rows with two or more codes.
+        conflicts: text -> code sets with their numbers of rows, where there are two or more.
+        suspects: codes that look as if they had lost a leading zero.
+        num_unseen_codes: codes of the book that no row has; none without a book.
+        overlap: part -> distinct texts that also occur in a training file.
+    """
+
+    max_length: int
+    tables: list[TableAudit] = field(default_factory=list)
+    bad_rows: list[BadRow] = field(default_factory=list)
+    lengths: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    languages: Counter[str] = field(default_factory=Counter)
+    codes: Counter[str] = field(default_factory=Counter)
+    num_several: int = 0
+    conflicts: dict[str, Counter[tuple[str, ...]]] = field(default_factory=dict)
+    suspects: list[str] = field(default_factory=list)
+    num_unseen_codes: int | None = None
+    overlap: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def num_truncated(self) -> int:
+        """Distinct texts that are cut."""
+        return int((self.lengths > self.max_length).sum())
+
+    @property
+    def bad_kinds(self) -> Counter[str]:
+        """Bad rows per kind of fault."""
+        return Counter(row.kind for row in self.bad_rows)
+
+
+def audit_tables(request: StoreRequest, predict_files: list[Path]) -> Audit:
+    """Reads every table to its end and returns what is in it.
+
+    Args:
+        request: the tables with codes, and what their rows must fulfil.
+        predict_files: tables to code; only text and language are read.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        ValueError: a file cannot be read at all, or lacks a column.
+    """
+    audit = Audit(request.text.max_length)
+    reader = _Reader(request, audit)
+    for part, paths in request.files.items():
+        for path in paths:
+            reader.read(path, part)
+    for path in predict_files:
+        reader.read_inputs(path)
+    reader.finish()
+    return audit
+
+
+class _Reader:
+    def __init__(self, request: StoreRequest, audit: Audit) -> None:
+        self.request, self.audit = request, audit
+        self.book: CodeBook | None = None
+        if request.book.path is not None:
+            check_file(Path(request.book.path), "data.code_book")
+            self.book = build_code_book(request.system, Path(request.book.path), ())
+        self.code_sets: dict[str, Counter[tuple[str, ...]]] = {}
+        self.texts: dict[int, set[str]] = {}
+        self.lengths: dict[str, int] = {}
+
+    def read(self, path: Path, part: int) -> None:
+        """Takes a table with codes."""
+        bad = BadRows("collect")
+        rules = self._rules(self.request.system if self.book is None else self.book.system, bad)
+        table = TableAudit(str(path), PART_NAMES[part])
+        for job in rules.jobs(path, part == TRAIN and self.request.columns.split is not None):
+            table.num_rows += 1
+            self._take(job, part if job.part is None else job.part)
+        self._close(table, bad)
+
+    def read_inputs(self, path: Path) -> None:
+        """Takes a table to code."""
+        bad = BadRows("collect")
+        rules = self._rules(CodeSystem(), bad)
+        table = TableAudit(str(path), "predict")
+        for batch in read_rows(path, rules.columns.text_columns(path), bad.add):
+            for text, language in rules.inputs(batch):
+                if text is not None:
+                    table.num_rows += 1
+                    self.lengths[text] = len(text)
+                    self.audit.languages[language] += 1
+        self._close(table, bad)
+
+    def finish(self) -> None:
+        """Fills what needs all rows."""
+        audit = self.audit
+        audit.lengths = np.fromiter(self.lengths.values(), np.int64, len(self.lengths))
+        audit.conflicts = {text: sets for text, sets in self.code_sets.items() if len(sets) > 1}
+        if self.book is None:
+            if self.request.system.length is None:
+                audit.suspects = lost_zero_suspects(audit.codes)
+        else:
+            audit.num_unseen_codes = sum(code not in audit.codes for code in self.book.codes)
+        train = self.texts.get(TRAIN, set())
+        for part, texts in self.texts.items():
+            if part != TRAIN:
+                audit.overlap[PART_NAMES[part]] = len(texts & train)
+
+    def _rules(self, system: CodeSystem, bad: BadRows) -> RowRules:
+        request = self.request
+        return RowRules(request.columns, request.text.normalisation, system, bad, self.book)
+
+    def _take(self, job: Job, part: int) -> None:
+        self.lengths[job.text] = len(job.text)
+        self.audit.languages[job.language] += 1
+        self.audit.codes.update(job.codes)
+        self.audit.num_several += len(job.codes) > 1
+        self.texts.setdefault(part, set()).add(job.text)
+        self.code_sets.setdefault(job.text, Counter())[tuple(sorted(job.codes))] += 1
+
+    def _close(self, table: TableAudit, bad: BadRows) -> None:
+        table.num_bad = bad.count
+        self.audit.tables.append(table)
+        self.audit.bad_rows += bad.rows

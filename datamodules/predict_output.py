@@ -1,0 +1,133 @@
+"""The coded table: every input column and row, in order, and the stable columns of the codes.
+
+Shapes: D distinct inputs, K most codes of one record, N rows.
+"""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from datamodules.predict_rows import CodedRows, PredictIndex, rows_with_inputs
+from datamodules.sources import PARQUET_SUFFIXES
+from datamodules.table_writer import table_writer
+from datamodules.tokenizers.codes import CodeBook
+
+log = logging.getLogger(__name__)
+RESULTS = ("code_ids", "code_confidence", "set_confidence", "needs_review")
+
+
+def output_columns(max_codes: int) -> list[str]:
+    """The names of the columns that coding adds, in order."""
+    parts = ("code", "description", "confidence")
+    of_codes = [f"{part}_{k}" for k in range(1, max_codes + 1) for part in parts]
+    return [*of_codes, "confidence_set", "needs_review", "truncated", "language_known"]
+
+
+def write_coded_table(
+    index: PredictIndex, book: CodeBook, results: dict[str, np.ndarray], path: Path
+) -> None:
+    """Writes the coded table, whole or not at all; an existing file is never overwritten.
+
+    Args:
+        index: which row holds which input.
+        book: of the model that coded them.
+        results: code_ids [D, K] int64 (negative = none), code_confidence [D, K] and
+            set_confidence [D] probabilities, needs_review [D] bool.
+        path: .csv, .tsv or .parquet.
+
+    Raises:
+        FileExistsError: the file exists.
+        ValueError: a result is missing, or is not there for every input.
+    """
+    for name in RESULTS:
+        if name not in results or len(results[name]) != index.num_inputs:
+            have = {key: len(value) for key, value in results.items()}
+            raise ValueError(
+                f'predict_step must return "{name}" for each of {index.num_inputs} inputs; it '
+                f"returned {have}."
+            )
+    as_text = path.suffix.lower() not in PARQUET_SUFFIXES
+    added = _Columns(index, book, results, as_text)
+    with table_writer(path) as table:
+        for batch in _batches(index, added):
+            table.write(batch)
+
+
+def _batches(index: PredictIndex, added: "_Columns") -> Iterator[pa.RecordBatch]:
+    renamed: list[str] | None = None
+    for coded in rows_with_inputs(index):
+        rows = coded.batch.rows
+        if renamed is None:
+            renamed = free_names(rows.schema.names, added.names)
+        yield pa.RecordBatch.from_arrays(
+            [*rows.columns, *added.of(coded)], names=[*renamed, *added.names]
+        )
+
+
+def free_names(names: list[str], taken: list[str]) -> list[str]:
+    """The input's column names; one that coding adds itself becomes `input_NAME`, and is logged."""
+    free = []
+    for name in names:
+        new = name
+        while new in taken or (new != name and new in names):
+            new = f"input_{new}"
+        if new != name:
+            log.warning('the input\'s column "%s" is written as "%s"', name, new)
+        free.append(new)
+    return free
+
+
+class _Columns:
+    """Makes the added columns of some rows; text for csv, typed for parquet."""
+
+    def __init__(
+        self, index: PredictIndex, book: CodeBook, results: dict[str, np.ndarray], as_text: bool
+    ) -> None:
+        self.index, self.results, self.as_text = index, results, as_text
+        # One empty entry at the end, which index -1 (no code) finds.
+        self.codes = np.array([*book.codes, ""], dtype=object)
+        self.descriptions = np.array([*book.descriptions, ""], dtype=object)
+        self.num_codes = results["code_ids"].shape[1]
+        self.names = output_columns(self.num_codes)
+
+    def of(self, coded: CodedRows) -> list[pa.Array]:
+        """The added columns of these rows, in the order of `names`."""
+        is_coded = coded.input_ids >= 0
+        ids = np.where(is_coded, coded.input_ids, 0)
+        code_ids = np.where(is_coded[:, None], self.results["code_ids"][ids], -1)
+        code_ids = np.maximum(code_ids, -1)
+        columns = []
+        for k in range(self.num_codes):
+            has_code = code_ids[:, k] >= 0
+            columns.append(pa.array(self.codes[code_ids[:, k]], pa.string()))
+            columns.append(pa.array(self.descriptions[code_ids[:, k]], pa.string()))
+            confidence = self.results["code_confidence"][ids, k]
+            columns.append(self._number(confidence, has_code))
+        return [
+            *columns,
+            self._number(self.results["set_confidence"][ids], is_coded),
+            # A rejected row has no code: a person must look at it.
+            self._flag(self.results["needs_review"][ids] | ~is_coded, np.ones_like(is_coded)),
+            self._flag(np.asarray(self.index.is_truncated)[ids], is_coded),
+            self._flag(self.index.language_known[ids], is_coded),
+        ]
+
+    def _number(self, values: np.ndarray, is_there: np.ndarray) -> pa.Array:
+        if self.as_text:
+            pairs = zip(values.tolist(), is_there.tolist(), strict=True)
+            return pa.array([f"{value:.6f}" if there else "" for value, there in pairs])
+        return pa.array(np.round(values.astype(np.float64), 6), mask=~is_there)
+
+    def _flag(self, values: np.ndarray, is_there: np.ndarray) -> pa.Array:
+        if self.as_text:
+            names = np.array(["false", "true"], dtype=object)[values.astype(np.int64)]
+            return pa.array(np.where(is_there, names, ""), pa.string())
+        return pa.array(values.astype(bool), mask=~is_there)
+
+
+def default_output(files: list[Path], folder: Path) -> Path:
+    """Where coded tables go by default: `mine.csv` becomes `mine.coded.csv` in the run folder."""
+    return folder / f"{files[0].stem}.coded{files[0].suffix.lower()}"

@@ -1,0 +1,107 @@
+"""`unisono check`: everything wrong with the data at once, and the exit status to rely on."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lit_models.commands import run_command
+from lit_models.commands.check import check
+
+HEADER = "text,language,code_1\n"
+SOUND = "smith,en,83110\ntailor,en,79100\nSmith,en,83110\n"
+BAD = "smith,en,2110\n,en,83110\ntailor,xy,79100\nfarmer,en,6111x\nfarmer,en\n"
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> dict:
+    (tmp_path / "train.csv").write_text(HEADER + SOUND)
+    (tmp_path / "bad.csv").write_text(HEADER + SOUND + BAD)
+    (tmp_path / "book.csv").write_text(
+        "code,description\n83110,Smith\n79100,Tailor\n61110,Farmer\n"
+    )
+    return {
+        "class_path": "datamodules.OccupationDataModule",
+        "init_args": {
+            "train_files": str(tmp_path / "train.csv"),
+            "columns": {"language": "language"},
+            "text": {"max_length": 5},
+        },
+    }
+
+
+def test_sound_data_pass(data, capsys):
+    assert check(data) == 0
+    shown = capsys.readouterr().out
+    assert "2 distinct; characters: median 6" in shown  # smith, tailor
+    assert "truncated  1 longer than 5 characters" in shown
+    assert "languages  en 3" in shown
+    assert "every row can be used" in shown
+    assert max(len(line) for line in shown.splitlines()) <= 80
+
+
+def test_every_bad_row_is_listed_with_its_line(data, tmp_path, capsys):
+    data["train_files"] = str(tmp_path / "bad.csv")
+    data["code_book"] = {"path": str(tmp_path / "book.csv")}
+    assert check(data) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "5 bad rows" in shown
+    for kind in ("lost zeros 1", "text 1", "language 1", "code 1", "columns 1"):
+        assert kind in shown
+    for line in (5, 6, 7, 8, 9):
+        assert f"bad.csv:{line}:" in shown.replace(" ", "")
+    assert "1 of its codes occur in no row" in shown
+
+
+def test_codes_outside_the_book_fail(data, tmp_path, capsys):
+    (tmp_path / "book.csv").write_text("code,description\n83110,Smith\n")
+    assert check({**data, "code_book": {"path": str(tmp_path / "book.csv")}}) == 1
+    assert "code not in book 1" in capsys.readouterr().out
+
+
+def test_one_text_with_different_codes_is_a_warning(data, tmp_path, capsys):
+    (tmp_path / "train.csv").write_text(HEADER + SOUND + "smith,en,83120\n")
+    assert check(data) == 0
+    shown = capsys.readouterr().out
+    assert "1 texts have different codes" in shown
+    assert "smith: 83110 × 2; 83120 × 1" in shown
+
+
+def test_overlap_and_tables_to_code_are_counted(data, tmp_path, capsys):
+    test = tmp_path / "test.csv"
+    test.write_text(HEADER + SOUND)
+    to_code = tmp_path / "mine.csv"
+    to_code.write_text("text,language\nsmith,en\n,en\n")
+    assert check({**data, "test_files": str(test), "predict_files": str(to_code)}) == 1
+    shown = capsys.readouterr().out
+    assert "2 distinct test texts also occur in training" in shown
+    assert "predict" in shown
+
+
+def test_the_command_takes_a_runs_config_and_options(data, tmp_path, capsys):
+    config = {"seed_everything": 1, "model": {"class_path": "lit_models.X"}, "data": data}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump({**config, "trainer": {"max_epochs": 2}}))
+    argv = ["--config", str(tmp_path / "run.yaml")]
+    assert run_command("check", argv) == 0
+    assert run_command("check", [*argv, f"--data.train_files={tmp_path / 'bad.csv'}"]) == 1
+    assert run_command("check", [*argv, "--data.text.max_length=9"]) == 0
+    assert "truncated  0 longer than 9" in capsys.readouterr().out
+
+
+def test_a_mistyped_option_and_a_missing_file_are_named(data, capsys):
+    with pytest.raises(SystemExit) as stop:
+        check({**data, "train_filess": "x.csv"})
+    assert stop.value.code == 2
+    assert "Did you mean train_files" in capsys.readouterr().err
+    with pytest.raises(FileNotFoundError, match=r"data.train_files: .*trian.csv does not exist"):
+        check(
+            {
+                **data,
+                "train_files": str(Path(data["init_args"]["train_files"]).parent / "trian.csv"),
+            }
+        )
+
+
+def test_another_familys_data_are_refused():
+    with pytest.raises(ValueError, match="audits OccupationDataModule, the config has Boring"):
+        check({"class_path": "lightning.pytorch.demos.boring_classes.BoringDataModule"})

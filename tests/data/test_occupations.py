@@ -1,0 +1,347 @@
+"""OccupationDataModule: what the tables say is what the batches hold; what is wrong is named."""
+
+import pickle
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from datamodules import (
+    Augmentation,
+    CodeBookOptions,
+    CodeSystem,
+    Columns,
+    OccupationDataModule,
+    SplitOptions,
+    TextOptions,
+)
+from datamodules.occupations import recipe_of_checkpoint
+from datamodules.plan import PlanOptions
+
+ROWS = [
+    ("Wine and spirit merchant", "en", "41025", ""),
+    ("Miner (deceased)", "en", "71105", ""),
+    ("ROENTGEN  nan", "ge", "06510", "-1"),
+    ("smed", "dk", "83110", "95410"),
+    ("nan", "", "-1", ""),
+]
+COLUMNS = Columns(language="language")
+
+
+def table(
+    path: Path, rows: list[tuple[str, ...]], header: str = "text,language,code_1,code_2"
+) -> str:
+    lines = [header, *(",".join(row) for row in rows)]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return str(path)
+
+
+def many(num_rows: int, codes: int = 4) -> list[tuple[str, ...]]:
+    return [(f"trade {i} of {i % 7}", "en", f"{10000 + i % codes}", "") for i in range(num_rows)]
+
+
+def module(folder: Path, rows: list[tuple[str, ...]], **options: Any) -> OccupationDataModule:
+    options = {"columns": COLUMNS, "split": SplitOptions(0.0, 0.0), **options}
+    return OccupationDataModule(table(folder / "train.csv", rows), **options)
+
+
+def texts_of(batch: dict[str, torch.Tensor]) -> list[str]:
+    rows = batch["input_ids"].tolist()
+    return ["".join(chr(point) for point in row if point) for row in rows]
+
+
+def test_batches_hold_the_normalised_rows(tmp_path):
+    data = module(tmp_path, ROWS, validation_files=table(tmp_path / "v.csv", ROWS[:2]))
+    data.setup("fit")
+    dataset = data.datasets["train"]
+    batch = dataset.collate([dataset.example(i, 0) for i in range(5)])
+    assert texts_of(batch) == [
+        "wine and spirit merchant", "miner (deceased)", "roentgen nan", "smed", "nan"
+    ]  # fmt: skip
+    languages = data.recipe["languages"]
+    assert [languages[i] for i in batch["language_id"]] == ["en", "en", "de", "da", "unk"]
+    codes = data.recipe["code_book"]["codes"]
+    assert [[codes[i] for i in row if i >= 0] for row in batch["code_ids"].tolist()] == [
+        ["41025"], ["71105"], ["06510", "-1"], ["83110", "95410"], ["-1"]
+    ]  # fmt: skip
+    assert batch["code_ids"][0].tolist()[1:] == [-100]
+    assert batch["attention_mask"].sum(1).tolist() == dataset.lengths.tolist()
+    assert "is_seen_text" not in batch
+
+
+def test_one_column_with_a_separator_gives_the_same_codes(tmp_path):
+    path = table(tmp_path / "t.csv", [("smed", "83110; 95410"), ("snedker", "95410")], "text,codes")
+    columns = Columns(codes=["codes"], code_separator=";", default_language="da")
+    data = OccupationDataModule(path, columns=columns, split=SplitOptions(0.0, 0.0))
+    data.setup("validate") if False else data.prepare_data()
+    store = data._open_store(None)
+    codes = store.recipe["code_book"]["codes"]
+    assert [codes[i] for i in store.code_ids(0)] == ["83110", "95410"]
+    assert store.recipe["languages"] == ["unk", "da"]
+
+
+def test_codes_of_several_levels_are_read(tmp_path):
+    rows = [("smed", '"1,1,3,1,12,1,0,0"'), ("snedker", '"2,1"')]
+    path = table(tmp_path / "t.csv", rows, "text,code_1")
+    system = CodeSystem(level_separator=",")
+    store = OccupationDataModule(path, code_system=system)._open_store(None)
+    assert store.recipe["code_book"]["codes"] == ["1,1,3,1,12,1,0,0", "2,1"]
+
+
+def test_no_variant_of_a_string_stands_on_both_sides(tmp_path):
+    rows = [(f"{'Retired ' * (i % 2)}trade {i // 4}", "en", "10000", "") for i in range(400)]
+    data = module(tmp_path, rows, split=SplitOptions(0.2, 0.2))
+    data.setup("fit")
+    data.setup("test")
+    sides = {}
+    for stage, dataset in data.datasets.items():
+        batch = dataset.collate([dataset.example(i, 0) for i in range(len(dataset.lengths))])
+        sides[stage] = {text.removeprefix("retired ") for text in texts_of(batch)}
+    assert sum(len(side) for side in sides.values()) == 100
+    assert 10 <= len(sides["validation"]) <= 30
+    assert 10 <= len(sides["test"]) <= 30
+
+
+def test_the_users_own_split_column_wins(tmp_path):
+    rows = [("a", "10000", "train"), ("a", "10000", "dev"), ("b", "20000", "Test")]
+    path = table(tmp_path / "t.csv", rows, "text,code_1,part")
+    data = OccupationDataModule(path, columns=Columns(split="part"))
+    data.setup("fit")
+    data.setup("test")
+    assert {stage: len(d.lengths) for stage, d in data.datasets.items()} == {
+        "train": 1, "validation": 1, "test": 1
+    }  # fmt: skip
+
+
+def test_a_test_file_leaves_the_validation_share_alone(tmp_path):
+    data = module(
+        tmp_path, many(100), test_files=table(tmp_path / "t.csv", many(10)), split=SplitOptions()
+    )
+    data.setup("fit")
+    data.setup("test")
+    counts = {stage: len(d.lengths) for stage, d in data.datasets.items()}
+    assert counts["test"] == 10
+    assert counts["train"] + counts["validation"] == 100
+
+
+def test_seen_and_unseen_are_marked_in_evaluation(tmp_path):
+    held_out = [("trade 1 of 1", "en", "10001", ""), ("new", "en", "10001", ""),
+                ("other", "en", "77777", "10001")]  # fmt: skip
+    data = module(tmp_path, many(20), test_files=table(tmp_path / "t.csv", held_out))
+    data.setup("test")
+    dataset = data.datasets["test"]
+    batch = dataset.collate([dataset.example(i, 0) for i in range(3)])
+    assert batch["is_seen_text"].tolist() == [True, False, False]
+    assert batch["is_seen_code"].tolist() == [True, True, False]
+
+
+def test_descriptions_become_training_examples_but_make_no_code_seen(tmp_path):
+    book = tmp_path / "book.csv"
+    book.write_text('code,description\n10000,"Smith, General"\n-1,no title\n20000,Tailor\n30000,\n')
+    train = [("smed", "da", "10000", "")]
+    held_out = table(tmp_path / "v.csv", [("tailor", "en", "20000", "")])
+    data = module(
+        tmp_path, train, validation_files=held_out, code_book=CodeBookOptions(str(book), True)
+    )
+    data.setup("fit")
+    dataset = data.datasets["train"]
+    batch = dataset.collate([dataset.example(i, 0) for i in range(len(dataset.lengths))])
+    assert texts_of(batch) == ["smed", "smith, general", "tailor"]
+    checked = data.datasets["validation"]
+    batch = checked.collate([checked.example(0, 0)])
+    assert batch["is_seen_code"].tolist() == [False]
+    with pytest.raises(ValueError, match="descriptions_as_examples needs a code book"):
+        module(tmp_path, train, code_book=CodeBookOptions(None, True)).setup("fit")
+
+
+def test_augmentation_is_keyed_and_only_in_training(tmp_path):
+    noise = Augmentation(substitute=1.0, drop_language=0.5)
+    options = {"augmentation": noise, "split": SplitOptions(0.3, 0.0), "plan": PlanOptions(seed=7)}
+    first, again = (module(tmp_path, many(50), **options) for _ in range(2))
+    first.setup("fit")
+    again.setup("fit")
+    one, two = first.datasets["train"], again.datasets["train"]
+    same = [one.example(i, 3) for i in range(10)], [two.example(i, 3) for i in range(10)]
+    for a, b in zip(*same, strict=True):
+        assert a.code_points.tolist() == b.code_points.tolist()
+        assert a.language_id == b.language_id
+    assert any(
+        one.example(i, 3).code_points.tolist() != one.example(i, 4).code_points.tolist()
+        for i in range(10)
+    )
+    checked = first.datasets["validation"]
+    plain = [text for text, *_ in many(50)]
+    assert set(texts_of(checked.collate([checked.example(i, 0) for i in range(5)]))) <= set(plain)
+
+
+def test_the_tables_are_tokenised_once(tmp_path, monkeypatch):
+    module(tmp_path, ROWS).prepare_data()
+    monkeypatch.setattr("datamodules.occupation_store._Writer.write", lambda *_: 1 / 0)
+    module(tmp_path, ROWS).prepare_data()
+    with pytest.raises(ZeroDivisionError):
+        module(tmp_path, [*ROWS, ROWS[0]]).prepare_data()
+    with pytest.raises(ZeroDivisionError):
+        module(tmp_path, ROWS, text=TextOptions(max_length=9)).prepare_data()
+
+
+def test_a_half_written_cache_is_never_taken(tmp_path, monkeypatch):
+    data = module(tmp_path, ROWS)
+    real = np.save
+    monkeypatch.setattr(
+        "datamodules.occupation_store.np.save",
+        lambda path, array: real(path, array) if "is_seen" not in str(path) else 1 / 0,
+    )
+    with pytest.raises(ZeroDivisionError):
+        data.prepare_data()
+    monkeypatch.undo()
+    folder = data.store_request().folder()
+    assert not folder.exists()
+    assert not list(folder.parent.glob(f".{folder.name}*"))
+    data.prepare_data()
+    assert folder.exists()
+
+
+def test_a_dataset_is_pickled_as_the_name_of_its_cache(tmp_path):
+    data = module(tmp_path, many(300), split=SplitOptions(0.2, 0.0))
+    data.setup("fit")
+    content = pickle.dumps(data.datasets["train"].store)
+    assert len(content) < 500
+    assert pickle.loads(content).fingerprint == data.store.fingerprint
+
+
+def test_the_fingerprint_follows_the_content_not_the_place(tmp_path):
+    (tmp_path / "other").mkdir()
+    first, moved = module(tmp_path, ROWS), module(tmp_path / "other", ROWS)
+    changed = module(tmp_path / "other", [*ROWS[:-1], ("nan", "", "-2", "")])
+    prints = [data._open_store(None).fingerprint for data in (first, moved)]
+    assert prints[0] == prints[1]
+    assert changed._open_store(None).fingerprint != prints[0]
+
+
+def test_a_checkpoint_decides_the_encoding(tmp_path):
+    trained = module(tmp_path, many(40), text=TextOptions(max_length=5, lowercase=False))
+    recipe = trained._open_store(None).recipe
+    torch.save({"occupation_recipe": recipe}, tmp_path / "a.ckpt")
+    test = table(tmp_path / "t.csv", [("TRADE of all", "sv", "10003", "")])
+    data = OccupationDataModule(test_files=test, columns=COLUMNS)
+    trainer = SimpleNamespace(ckpt_path=str(tmp_path / "a.ckpt"))
+    data.trainer = trainer  # type: ignore[assignment]
+    recipe_found = data._wanted_recipe("test")
+    store = data._open_store(recipe_found)
+    assert [chr(p) for p in store.code_points(0)] == list("TRADE")
+    assert store.arrays["language_id"].tolist() == [0]  # training had no Swedish
+    assert store.recipe == recipe
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (("", "en", "10000", ""), r't.csv:3: "": the column "text" holds no text; fill it'),
+        (("a", "danisch", "10000", ""), r't.csv:3: language "danisch".*Did you mean "danish"'),
+        (("a", "en", "100001", ""), r't.csv:3: code "100001" is too long: 6 symbols'),
+        (("a", "en", "1000x", ""), r't.csv:3: code "1000x" holds the unknown symbol "x"'),
+        (("a", "en", "2110", ""), r't.csv:3: code "2110" .*lost its leading zeros \("02110"\)'),
+        (("a", "en", "", "NA"), r"t.csv:3: .*the row has no code; give it one or drop the row"),
+        (("a", "en", "10000"), r't.csv:3: "a,en,10000": the row has 3 values, the header 4'),
+    ],
+)
+def test_a_bad_row_is_named_with_file_line_value_and_rule(tmp_path, row, message):
+    path = table(tmp_path / "t.csv", [ROWS[0], row])
+    with pytest.raises(ValueError, match=message):
+        OccupationDataModule(path, columns=COLUMNS).prepare_data()
+
+
+def test_a_code_outside_the_book_and_too_many_codes_are_bad_rows(tmp_path):
+    book = tmp_path / "book.csv"
+    book.write_text("code,description\n41025,Merchant\n")
+    options = {"code_book": CodeBookOptions(str(book))}
+    with pytest.raises(ValueError, match=r'code "71105" is not in the code book.*nearest: 41025'):
+        module(tmp_path, ROWS[:2], **options).prepare_data()
+    with pytest.raises(ValueError, match=r"train.csv:2: .*has 2 codes, this code system allows 1"):
+        module(tmp_path, ROWS[3:4], code_system=CodeSystem(length=5)).prepare_data()
+
+
+def test_the_first_twenty_bad_rows_fit_one_screen(tmp_path):
+    rows = [(f"trade {i}", "en", f"{i}x", "") for i in range(30)]
+    with pytest.raises(ValueError, match="30 rows break the rules of the data; the first 20") as e:
+        module(tmp_path, rows).prepare_data()
+    lines = str(e.value).splitlines()
+    assert len(lines) == 23
+    assert max(len(line) for line in lines) <= 80
+    assert "train.csv:21: " in lines[20]
+    assert "--data.on_bad_rows=reject" in lines[21]
+
+
+def test_rejected_rows_are_written_with_their_reason(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    rows = [*many(10), ("", "en", "10000", ""), ("a", "en", "9x", "")]
+    for _ in range(2):  # the second time from the cache
+        data = module(tmp_path, rows, on_bad_rows="reject")
+        data.prepare_data()
+        rejected = (tmp_path / "rejected.csv").read_text().splitlines()
+        assert rejected[0] == "file,line,value,kind,reason"
+        assert [line.split(",")[1:4] for line in rejected[1:]] == [["12", "", "text"],
+                                                                   ["13", "9x", "code"]]  # fmt: skip
+        assert "2 rows were rejected; they are listed" in caplog.text
+        assert len(data._open_store(None).arrays["part"]) == 10
+        (tmp_path / "rejected.csv").unlink()
+
+
+def test_options_in_conflict_are_refused(tmp_path):
+    with pytest.raises(ValueError, match='on_bad_rows must be "error" or "reject", got "drop"'):
+        OccupationDataModule(on_bad_rows="drop")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r'columns.split \("part"\) divides the training files'):
+        OccupationDataModule("a.csv", "b.csv", columns=Columns(split="part"))
+    with pytest.raises(ValueError, match="validation_files are given without train_files"):
+        OccupationDataModule(validation_files="b.csv")
+    with pytest.raises(ValueError, match='columns names "text" twice'):
+        Columns(codes=["text"])
+    with pytest.raises(ValueError, match="code_separator must be a visible text"):
+        Columns(code_separator=" ")
+    with pytest.raises(ValueError, match=r"text.max_length must be at least 1, got 0"):
+        TextOptions(max_length=0)
+
+
+def test_a_missing_part_names_the_option(tmp_path):
+    data = module(tmp_path, many(10))
+    with pytest.raises(ValueError, match="no row is for validation; name data.validation_files"):
+        data.setup("fit")
+
+
+def test_missing_columns_and_books_are_named(tmp_path):
+    with pytest.raises(ValueError, match=r'has no column "lang" \(columns.language\)'):
+        module(tmp_path, ROWS, columns=Columns(language="lang")).prepare_data()
+    path = table(tmp_path / "t.csv", [("a", "b")], "text,hisco")
+    with pytest.raises(ValueError, match=r"t.csv has no column code_1; it has: text, hisco. Name"):
+        OccupationDataModule(path).prepare_data()
+    with pytest.raises(FileNotFoundError, match="data.code_book: .*none.csv does not exist"):
+        module(tmp_path, ROWS, code_book=CodeBookOptions(str(tmp_path / "none.csv"))).prepare_data()
+
+
+def test_a_wrong_checkpoint_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="checkpoint .*a.ckpt does not exist"):
+        recipe_of_checkpoint(tmp_path / "a.ckpt")
+    (tmp_path / "a.ckpt").write_bytes(b"no checkpoint")
+    with pytest.raises(ValueError, match="a.ckpt is damaged or no checkpoint"):
+        recipe_of_checkpoint(tmp_path / "a.ckpt")
+    torch.save({"state_dict": {}}, tmp_path / "a.ckpt")
+    with pytest.raises(ValueError, match="is of another family: .*its keys: state_dict"):
+        recipe_of_checkpoint(tmp_path / "a.ckpt")
+
+
+def test_prediction_without_a_model_says_what_is_missing(tmp_path):
+    data = OccupationDataModule(predict_files=table(tmp_path / "t.csv", ROWS))
+    with pytest.raises(ValueError, match="predict needs a trained model: give --ckpt_path"):
+        data.setup("predict")
+
+
+def test_demo_data_come_without_any_file():
+    data = OccupationDataModule()
+    data.prepare_data()
+    data.setup("fit")
+    assert len(data.datasets["train"].lengths) > 15_000
+    assert len(data.recipe["languages"]) == 5
+    assert len(data.recipe["code_book"]["codes"]) >= 300

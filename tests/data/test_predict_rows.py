@@ -1,0 +1,176 @@
+"""Tables to code: each distinct input once, each row in its place, in what is written too."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from datamodules import Columns, OccupationDataModule
+from datamodules.occupation_batches import DistinctInputs
+from datamodules.predict_output import free_names, output_columns, write_coded_table
+from datamodules.predict_rows import PredictIndex, open_index, rows_with_inputs
+from datamodules.sources import read_rows
+from datamodules.tokenizers.characters import TextNormalisation, decode
+from datamodules.tokenizers.codes import HISCO, CodeBook
+
+BOOK = CodeBook(HISCO(max_codes=2), ["10000", "20000"], ["Smith, General", "Tailor"])
+RECIPE: dict[str, Any] = {
+    "normalisation": TextNormalisation().to_dict(),
+    "max_length": 10,
+    "languages": ["unk", "da", "en"],
+    "default_language": "en",
+    "code_book": BOOK.to_dict(),
+}
+COLUMNS = Columns(language="language")
+TABLE = """id,text,language,note
+1,Smith,en,"a, b"
+2,  SMITH ,en,
+3,smith,da,
+4,A very long description,en,x
+5,smith,sv,007
+6,smith,,
+"""
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def results_of(index: PredictIndex) -> dict[str, np.ndarray]:
+    """Made-up answers: input i gets code i % 2, every third one both codes."""
+    ids = np.arange(index.num_inputs)
+    code_ids = np.stack([ids % 2, np.where(ids % 3 == 0, 1 - ids % 2, -100)], axis=1)
+    return {
+        "code_ids": code_ids,
+        "code_confidence": np.where(code_ids >= 0, 1 / (ids[:, None] + 1), 0.0),
+        "set_confidence": 1 / (ids + 1),
+        "needs_review": ids > 1,
+    }
+
+
+def test_identical_inputs_are_one_sample(tmp_path):
+    index = open_index([write(tmp_path / "t.csv", TABLE)], COLUMNS, RECIPE)
+    assert index.input_of_row.tolist() == [0, 0, 1, 2, 3, 3]
+    dataset = DistinctInputs(index)
+    assert dataset.lengths.tolist() == [5, 5, 10, 5]
+    examples = [dataset.example(i, 0) for i in range(4)]
+    assert [(decode(points), language) for points, language in examples] == [
+        ("smith", 2), ("smith", 1), ("a very lon", 2), ("smith", 0)
+    ]  # fmt: skip
+    assert index.is_truncated.tolist() == [False, False, True, False]
+    assert index.language_known.tolist() == [True, True, True, False]
+    assert set(dataset.collate(examples)) == {"input_ids", "attention_mask", "language_id"}
+
+
+def test_several_files_are_one_table(tmp_path):
+    files = [write(tmp_path / "a.csv", "text\na\nb\n"), write(tmp_path / "b.csv", "text\nb\nc\n")]
+    index = open_index(files, Columns(default_language="en"), RECIPE)
+    assert index.input_of_row.tolist() == [0, 1, 1, 2]
+    assert [c.input_ids.tolist() for c in rows_with_inputs(index)] == [[0, 1], [1, 2]]
+    other = write(tmp_path / "c.csv", "text,more\na,b\n")
+    with pytest.raises(ValueError, match="need the same columns: code them one by one"):
+        open_index([files[0], other], Columns(), RECIPE)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.sampled_from(["a", "A ", "b", "", "c c", "c  c"]), min_size=1))
+def test_every_row_finds_its_text_again(tmp_path_factory, texts):
+    path = tmp_path_factory.mktemp("t") / "t.csv"
+    write(path, "text,n\n" + "".join(f"{text},{i}\n" for i, text in enumerate(texts)))
+    if not any(text.strip() for text in texts):
+        with pytest.raises(ValueError, match=r"every row of .*t.csv is rejected; the first"):
+            open_index([path], Columns(), RECIPE, "reject")
+        return
+    index = open_index([path], Columns(), RECIPE, "reject")
+    dataset, normalise = DistinctInputs(index), TextNormalisation()
+    assert index.num_inputs == len({normalise(t) for t in texts} - {""})
+    for text, number in zip(texts, index.input_of_row.tolist(), strict=True):
+        assert normalise(text) == ("" if number < 0 else decode(dataset.example(number, 0)[0]))
+
+
+def test_the_coded_table_has_every_row_and_column_in_order(tmp_path):
+    index = open_index([write(tmp_path / "t.csv", TABLE)], COLUMNS, RECIPE)
+    write_coded_table(index, BOOK, results_of(index), tmp_path / "out.csv")
+    [batch] = read_rows(tmp_path / "out.csv")
+    assert batch.rows.schema.names == [
+        "id", "text", "language", "note", "code_1", "description_1", "confidence_1", "code_2",
+        "description_2", "confidence_2", "confidence_set", "needs_review", "truncated",
+        "language_known",
+    ]  # fmt: skip
+    assert batch.texts("id") == list("123456")
+    assert batch.texts("note") == ["a, b", "", "", "x", "007", ""]
+    assert batch.texts("code_1") == ["10000", "10000", "20000", "10000", "20000", "20000"]
+    assert batch.texts("code_2") == ["20000", "20000", "", "", "10000", "10000"]
+    assert batch.texts("description_1")[0] == "Smith, General"
+    assert batch.texts("confidence_set")[2:4] == ["0.500000", "0.333333"]
+    assert batch.texts("confidence_2")[2:] == ["", "", "0.250000", "0.250000"]
+    assert batch.texts("needs_review") == ["false", "false", "false", "true", "true", "true"]
+    assert batch.texts("truncated")[2:4] == ["false", "true"]
+    assert batch.texts("language_known") == ["true"] * 4 + ["false"] * 2
+
+
+def test_parquet_keeps_the_types(tmp_path):
+    index = open_index([write(tmp_path / "t.csv", TABLE)], COLUMNS, RECIPE)
+    write_coded_table(index, BOOK, results_of(index), tmp_path / "out.parquet")
+    table = pq.read_table(tmp_path / "out.parquet").to_pydict()
+    assert table["needs_review"] == [False, False, False, True, True, True]
+    assert table["confidence_2"][2:5] == [None, None, 0.25]
+    assert table["confidence_set"][3] == 0.333333
+
+
+def test_a_rejected_row_stays_and_asks_for_review(tmp_path):
+    path = write(tmp_path / "t.csv", "text,language\nsmith,en\n,en\n")
+    with pytest.raises(ValueError, match=r't.csv:3: "": the column "text" holds no text'):
+        open_index([path], COLUMNS, RECIPE)
+    index = open_index([path], COLUMNS, RECIPE, "reject")
+    assert (index.folder / "rejected.csv").exists()
+    for name in ("out.csv", "out.parquet"):
+        write_coded_table(index, BOOK, results_of(index), tmp_path / name)
+    assert (tmp_path / "out.csv").read_text().splitlines()[2] == ",en,,,,,,,,true,,"
+    assert pq.read_table(tmp_path / "out.parquet").to_pylist()[1]["truncated"] is None
+
+
+def test_nothing_is_overwritten_and_results_must_be_complete(tmp_path):
+    index = open_index([write(tmp_path / "t.csv", TABLE)], COLUMNS, RECIPE)
+    kept = write(tmp_path / "out.csv", "kept")
+    with pytest.raises(FileExistsError, match="out.csv exists and is not overwritten"):
+        write_coded_table(index, BOOK, results_of(index), kept)
+    short = {name: value[:-1] for name, value in results_of(index).items()}
+    with pytest.raises(ValueError, match='must return "code_ids" for each of 4 inputs'):
+        write_coded_table(index, BOOK, short, tmp_path / "new.csv")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out.csv", "t.csv"]
+    assert kept.read_text() == "kept"
+
+
+def test_a_table_that_changed_meanwhile_is_noticed(tmp_path):
+    path = write(tmp_path / "t.csv", TABLE)
+    index = open_index([path], COLUMNS, RECIPE)
+    write(path, TABLE + "7,new,en,\n")
+    with pytest.raises(RuntimeError, match="hold 7 rows, the index 6: a table changed while"):
+        write_coded_table(index, BOOK, results_of(index), tmp_path / "out.csv")
+    assert not (tmp_path / "out.csv").exists()
+
+
+def test_an_input_column_with_a_name_of_the_output_is_renamed(caplog):
+    added = output_columns(2)
+    assert free_names(["text", "code_1", "x"], added) == ["text", "input_code_1", "x"]
+    assert 'column "code_1" is written as "input_code_1"' in caplog.text
+    assert free_names(["code_1", "input_code_1"], added) == ["input_input_code_1", "input_code_1"]
+
+
+def test_the_datamodule_writes_beside_the_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path / "mine.csv", TABLE)
+    data = OccupationDataModule(predict_files=str(path), columns=COLUMNS)
+    data.recipe = RECIPE
+    data.setup("predict")
+    assert data.predict_output_path == Path("mine.coded.csv")
+    data.write_predictions(results_of(data.index), data.predict_output_path)
+    assert len((tmp_path / "mine.coded.csv").read_text().splitlines()) == 7
+    with pytest.raises(ValueError, match="predict needs tables: name them with --data.predict_f"):
+        _ = OccupationDataModule().predict_output_path
