@@ -56,7 +56,7 @@ def _key(*parts: int) -> int:
 
 
 def rng_for(seed: int, epoch: int, sample_id: int) -> np.random.Generator:
-    """Return the generator that belongs to one sample in one epoch, whichever rank draws from it."""
+    """Return the generator of one sample in one epoch, whichever rank draws from it."""
     return np.random.Generator(np.random.Philox(key=_key(seed, epoch, sample_id)))
 
 

@@ -7,16 +7,14 @@ an iterable around a DataLoader that Lightning leaves alone, and remembers the p
 
 import math
 import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-import numpy as np
-import torch
-from lightning.pytorch import LightningDataModule, Trainer
-from torch.utils.data import DataLoader, Dataset
+from lightning.pytorch import LightningDataModule
 
+from datamodules.loader import LoaderOptions, PlannedDataset, PlannedLoader, auto_workers
 from datamodules.plan import (
     Batching,
     MicroBatch,
@@ -26,10 +24,10 @@ from datamodules.plan import (
     derive_batching,
     iterate_micro_batches,
     iterate_whole_batches,
-    make_plan,
     padding_share,
 )
 from datamodules.plan_cache import cached_plan
+from datamodules.run_limits import RunLimits
 
 Stage = Literal["train", "validation", "test", "predict"]
 STAGES_OF: dict[str, tuple[Stage, ...]] = {
@@ -38,51 +36,6 @@ STAGES_OF: dict[str, tuple[Stage, ...]] = {
     "test": ("test",),
     "predict": ("predict",),
 }
-
-
-class PlannedDataset(ABC):
-    """One split with random access by sample id 0 … N - 1.
-
-    Attributes:
-        lengths: [N] integers, positions of each sample before augmentation.
-        fingerprint: hex digest of the content that the plan depends on.
-        target_counts: term -> [N] number of targets of each sample; none for one per sample.
-    """
-
-    lengths: np.ndarray
-    fingerprint: str
-    target_counts: dict[str, np.ndarray | None]
-
-    @abstractmethod
-    def example(self, sample_id: int, epoch: int) -> Any:
-        """Return one sample; randomness is keyed by (seed, epoch, sample id)."""
-
-    @abstractmethod
-    def collate(self, examples: list[Any]) -> dict[str, Any]:
-        """Return the padded batch without the keys of `PlannedBatch`."""
-
-
-@dataclass(frozen=True)
-class LoaderOptions:
-    """How batches are made ready.
-
-    Args:
-        num_workers: processes that prepare batches; `auto` is the CPUs that this process may use
-            divided by the processes on this machine, at most 16, and 0 where training itself
-            runs on those CPUs.
-        prefetch_factor: batches that each worker keeps ready.
-        persistent_workers: keep workers from one epoch to the next.
-    """
-
-    num_workers: int | Literal["auto"] = "auto"
-    prefetch_factor: int = 4
-    persistent_workers: bool = True
-
-    def __post_init__(self) -> None:
-        if self.num_workers != "auto" and self.num_workers < 0:
-            raise ValueError(f"num_workers must be 0 or more, got {self.num_workers}.")
-        if self.prefetch_factor < 1:
-            raise ValueError(f"prefetch_factor must be at least 1, got {self.prefetch_factor}.")
 
 
 @dataclass(frozen=True)
@@ -98,89 +51,6 @@ class PlanFacts:
     padding_share: float
     plan_digest: str
     global_batch_grows_with_devices: bool
-
-
-def auto_workers(local_processes: int, on_cpu: bool) -> int:
-    """Return how many loader processes `num_workers: auto` means for one training process.
-
-    Args:
-        local_processes: training processes on this machine.
-        on_cpu: true where the training itself computes on the CPUs, which workers would take.
-    """
-    if on_cpu:
-        return 0
-    cpus = int(os.environ.get("SLURM_CPUS_PER_TASK", 0)) * local_processes
-    return min((cpus or len(os.sched_getaffinity(0))) // max(1, local_processes), 16)
-
-
-class _Collated(Dataset):
-    """Fetches a whole micro-batch at once, in whichever process the DataLoader asks."""
-
-    def __init__(self, dataset: PlannedDataset) -> None:
-        self.dataset = dataset
-
-    def __getitems__(self, batch: MicroBatch) -> dict[str, Any]:
-        examples = [self.dataset.example(int(i), batch.epoch) for i in batch.ids]
-        return {
-            **self.dataset.collate(examples),
-            "sample_id": torch.from_numpy(batch.ids.astype(np.int64)),
-            "weight": torch.from_numpy(batch.weights.copy()),
-            "step_index": torch.tensor(batch.step),
-            "step_denominators": {
-                term: torch.tensor(count, dtype=torch.float64)
-                for term, count in batch.denominators.items()
-            },
-        }
-
-
-def _as_it_is(batch: dict[str, Any]) -> dict[str, Any]:
-    return batch
-
-
-class _MicroBatchSampler:
-    """Names what the DataLoader fetches; asked anew, and lazily, at the start of each epoch."""
-
-    def __init__(self, micro_batches: Callable[[], Iterator[MicroBatch]]) -> None:
-        self.micro_batches = micro_batches
-
-    def __iter__(self) -> Iterator[MicroBatch]:
-        yield from self.micro_batches()
-
-
-class PlannedLoader:
-    """The micro-batches of one replica, epoch after epoch.
-
-    An iterable around a DataLoader and no subclass of it: Lightning then injects no sampler. The
-    position is asked for at the first `next`, since Lightning calls `iter` before it knows it.
-
-    Args:
-        dataset: the split.
-        micro_batches: called at the first `next`; yields the micro-batches to fetch.
-        length: micro-batches of a whole epoch, whatever the position.
-        loader_options: keyword arguments of the DataLoader.
-    """
-
-    def __init__(
-        self,
-        dataset: PlannedDataset,
-        micro_batches: Callable[[], Iterator[MicroBatch]],
-        length: int,
-        loader_options: dict[str, Any],
-    ) -> None:
-        self.dataset = dataset
-        self._length = length
-        self._loader = DataLoader(
-            _Collated(dataset),
-            batch_sampler=_MicroBatchSampler(micro_batches),
-            collate_fn=_as_it_is,
-            **loader_options,
-        )
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        yield from self._loader
 
 
 class PlannedDataModule(LightningDataModule):
@@ -316,7 +186,7 @@ class PlannedDataModule(LightningDataModule):
     def steps_per_epoch(self) -> int:
         """Optimizer steps of one training epoch, after `limit_train_batches`."""
         accumulation = self.batching.accumulate_grad_batches
-        steps = self._plan("train", 0).num_steps
+        steps = self.plan("train", 0).num_steps
         limit = self.trainer.limit_train_batches if self.trainer is not None else 1.0
         return min(steps, limit // accumulation) if isinstance(limit, int) else steps
 
@@ -324,7 +194,7 @@ class PlannedDataModule(LightningDataModule):
     def plan_facts(self) -> PlanFacts:
         """What the banner and topology.json say; training only."""
         batching, lengths = self.batching, self.datasets["train"].lengths
-        plan = self._plan("train", 0)
+        plan = self.plan("train", 0)
         return PlanFacts(
             num_samples=len(lengths),
             num_replicas=self.num_replicas,
@@ -361,7 +231,8 @@ class PlannedDataModule(LightningDataModule):
         sampler = getattr(strategy, "distributed_sampler_kwargs", None)
         return (sampler["num_replicas"], sampler["rank"]) if sampler else (1, 0)
 
-    def _plan(self, stage: Stage, epoch: int) -> Plan:
+    def plan(self, stage: Stage, epoch: int) -> Plan:
+        """Return the global steps of one epoch."""
         return cached_plan(self.request(stage), self.datasets[stage].lengths, epoch)
 
     def _loader(self, stage: Stage) -> PlannedLoader:
@@ -373,7 +244,7 @@ class PlannedDataModule(LightningDataModule):
         )
 
     def _length(self, stage: Stage) -> int:
-        steps = self._plan(stage, 0).num_steps
+        steps = self.plan(stage, 0).num_steps
         if stage == "predict":
             return math.ceil((steps - len(self.done_batches)) / self.num_replicas)
         batching = self.batching if stage == "train" else self.evaluation_batching
@@ -392,7 +263,7 @@ class PlannedDataModule(LightningDataModule):
 
     def _predict_batches(self) -> Iterator[MicroBatch]:
         num_replicas, replica = self._replicas()
-        plan = self._plan("predict", 0)
+        plan = self.plan("predict", 0)
         return iterate_whole_batches(plan, num_replicas, replica, self.done_batches)
 
     def _dealt(
@@ -400,7 +271,7 @@ class PlannedDataModule(LightningDataModule):
     ) -> Iterator[MicroBatch]:
         dataset, (num_replicas, replica) = self.datasets[stage], self._replicas()
         return iterate_micro_batches(
-            self._plan(stage, epoch),
+            self.plan(stage, epoch),
             dataset.lengths,
             dataset.target_counts,
             batching,
@@ -421,50 +292,3 @@ class PlannedDataModule(LightningDataModule):
             kwargs["prefetch_factor"] = options.prefetch_factor
             kwargs["persistent_workers"] = options.persistent_workers and stage == "train"
         return kwargs
-
-
-class RunLimits:
-    """The trainer's limits and intervals, which users give in global steps.
-
-    Lightning counts micro-batches of one rank. The values as given are kept here, so that a
-    second stage converts them anew instead of converting what is converted.
-    """
-
-    _NAMES = (
-        "limit_train_batches",
-        "limit_val_batches",
-        "limit_test_batches",
-        "limit_predict_batches",
-        "val_check_interval",
-    )
-
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer = trainer
-        self.accumulate_grad_batches = trainer.accumulate_grad_batches
-        self.given = {name: getattr(trainer, name) for name in self._NAMES}
-
-    def convert(self, data: PlannedDataModule) -> None:
-        """Set the trainer's limits to micro-batches of this many devices."""
-        stages: dict[str, Stage] = {
-            "limit_train_batches": "train",
-            "val_check_interval": "train",
-            "limit_val_batches": "validation",
-            "limit_test_batches": "test",
-        }
-        for name, stage in stages.items():
-            if stage not in data.datasets or self.given[name] in (None, 0, 0.0):
-                continue
-            if isinstance(self.given[name], float) and self.given[name] == 1.0:
-                continue
-            is_training = stage == "train"
-            batching = data.batching if is_training else data.evaluation_batching
-            num_steps = data._plan(stage, 0).num_steps
-            setattr(self.trainer, name, self._micro_batches(name, num_steps, batching))
-        if isinstance(self.given["limit_predict_batches"], int):
-            per_replica = math.ceil(self.given["limit_predict_batches"] / data.num_replicas)
-            self.trainer.limit_predict_batches = per_replica
-
-    def _micro_batches(self, name: str, num_steps: int, batching: Batching) -> int:
-        given = self.given[name]
-        steps = given if isinstance(given, int) else max(1, int(num_steps * given))
-        return steps * batching.accumulate_grad_batches

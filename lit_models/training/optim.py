@@ -27,7 +27,9 @@ def parameter_groups(
     """
     if not 0 < layer_decay <= 1:
         raise ValueError(f"layer_decay must be above 0 and at most 1, got {layer_decay}.")
-    tables = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
+    tables = {
+        id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)
+    }
     groups: dict[tuple[bool, int], dict[str, Any]] = {}
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:

@@ -1,6 +1,6 @@
 """One toy run as a script, for the tests beside it: fit, test and predict with a plain Trainer.
 
-    python -m tests.distributed.toy_run FOLDER --devices 2 --strategy ddp [--kill_at 9] [--resume]
+python -m tests.distributed.toy_run FOLDER --devices 2 --strategy ddp [--kill_at 9] [--resume]
 """
 
 import argparse

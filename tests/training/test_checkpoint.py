@@ -158,7 +158,9 @@ def test_weights_that_do_not_fit_are_named(run, tmp_path):
 
 def test_the_clock_saves_through_the_ledger(tmp_path):
     often = LastCheckpoint(every_n_minutes=1e-9, every_epoch=False)
-    trainer = toy_trainer(tmp_path, max_epochs=1, callbacks=[Ledger(), often], enable_checkpointing=False)
+    trainer = toy_trainer(
+        tmp_path, max_epochs=1, callbacks=[Ledger(), often], enable_checkpointing=False
+    )
     trainer.fit(LitToy(), ToyData())
     saved = [read_checkpoint(p)["global_step"] for p in (tmp_path / "checkpoints").iterdir()]
     assert len(saved) == 2

@@ -37,7 +37,7 @@ def reference_gradient(size: int) -> torch.Tensor:
     module.configure_model()
     torch.set_default_dtype(torch.float32)
     dataset: ToySequences = data.datasets["train"]
-    ids = data._plan("train", 0).step_ids(0)
+    ids = data.plan("train", 0).step_ids(0)
     sums = squares = 0.0
     for sample_id in ids:
         values = torch.from_numpy(dataset.example(int(sample_id), 0))
@@ -92,7 +92,10 @@ def test_a_term_without_targets_gives_a_zero_loss(tmp_path):
 def test_a_loss_that_is_not_finite_is_recorded(tmp_path):
     class Broken(LitToy):
         def losses(self, batch):
-            return {n: LossSum(t.total * float("nan"), t.count) for n, t in super().losses(batch).items()}
+            return {
+                n: LossSum(t.total * float("nan"), t.count)
+                for n, t in super().losses(batch).items()
+            }
 
     toy_trainer(tmp_path, max_steps=1, limit_val_batches=0).fit(Broken(), ToyData())
     assert [line["is_finite"] for line in ledger_lines(tmp_path)] == [False]

@@ -66,7 +66,9 @@ def test_wrong_schedules_are_refused(tmp_path):
 
 
 def test_vectors_and_tables_do_not_decay_and_depth_lowers_the_rate():
-    net = nn.ModuleDict({"low": nn.Linear(2, 2), "table": nn.Embedding(3, 2), "top": nn.Linear(2, 1)})
+    net = nn.ModuleDict(
+        {"low": nn.Linear(2, 2), "table": nn.Embedding(3, 2), "top": nn.Linear(2, 1)}
+    )
     groups = parameter_groups(net, layer_decay=0.5, depths={"low": 2})
     found = {name: group for group in groups for name, _ in group["params"]}
     assert found["table.weight"]["weight_decay"] == found["low.bias"]["weight_decay"] == 0
@@ -88,7 +90,10 @@ def test_a_batch_that_grew_scales_the_rate_and_shortens_the_warmup(tmp_path):
             self.save_hyperparameters()
 
     module = Scaled(
-        partial(torch.optim.SGD, lr=1e-4), partial(WarmupDecay, warmup=4, decay="constant"), "linear", 8
+        partial(torch.optim.SGD, lr=1e-4),
+        partial(WarmupDecay, warmup=4, decay="constant"),
+        "linear",
+        8,
     )
     toy_trainer(tmp_path, max_epochs=4).fit(module, ToyData(batch_size=16))
     assert module.lr_scale == 2

@@ -56,9 +56,7 @@ def whole(tmp_path_factory):
 @pytest.mark.parametrize(
     ("cut_at", "every"), [(5, 3), (7, 7), (8, 7), (10, 5), (15, 14)], ids=lambda v: str(v)
 )
-def test_a_resumed_run_equals_the_uninterrupted_one(
-    tmp_path, whole, before, after, cut_at, every
-):
+def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path, whole, before, after, cut_at, every):
     fit(tmp_path, before, cut_at, every)
     module = fit(tmp_path, after, every=every, resume=True)
     for name, value in module.state_dict().items():

@@ -1,0 +1,141 @@
+"""What a family's split looks like, and the loader that hands one replica its micro-batches."""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from datamodules.plan import MicroBatch
+
+
+class PlannedDataset(ABC):
+    """One split with random access by sample id 0 … N - 1.
+
+    Attributes:
+        lengths: [N] integers, positions of each sample before augmentation.
+        fingerprint: hex digest of the content that the plan depends on.
+        target_counts: term -> [N] number of targets of each sample; none for one per sample.
+    """
+
+    lengths: np.ndarray
+    fingerprint: str
+    target_counts: dict[str, np.ndarray | None]
+
+    @abstractmethod
+    def example(self, sample_id: int, epoch: int) -> Any:
+        """Return one sample; randomness is keyed by (seed, epoch, sample id)."""
+
+    @abstractmethod
+    def collate(self, examples: list[Any]) -> dict[str, Any]:
+        """Return the padded batch without the keys of `PlannedBatch`."""
+
+
+@dataclass(frozen=True)
+class LoaderOptions:
+    """How batches are made ready.
+
+    Args:
+        num_workers: processes that prepare batches; `auto` is the CPUs that this process may use
+            divided by the processes on this machine, at most 16, and 0 where training itself
+            runs on those CPUs.
+        prefetch_factor: batches that each worker keeps ready.
+        persistent_workers: keep workers from one epoch to the next.
+    """
+
+    num_workers: int | Literal["auto"] = "auto"
+    prefetch_factor: int = 4
+    persistent_workers: bool = True
+
+    def __post_init__(self) -> None:
+        if self.num_workers != "auto" and self.num_workers < 0:
+            raise ValueError(f"num_workers must be 0 or more, got {self.num_workers}.")
+        if self.prefetch_factor < 1:
+            raise ValueError(f"prefetch_factor must be at least 1, got {self.prefetch_factor}.")
+
+
+def auto_workers(local_processes: int, on_cpu: bool) -> int:
+    """Return how many loader processes `num_workers: auto` means for one training process.
+
+    Args:
+        local_processes: training processes on this machine.
+        on_cpu: true where the training itself computes on the CPUs, which workers would take.
+    """
+    if on_cpu:
+        return 0
+    cpus = int(os.environ.get("SLURM_CPUS_PER_TASK", 0)) * local_processes
+    return min((cpus or len(os.sched_getaffinity(0))) // max(1, local_processes), 16)
+
+
+class _Collated(Dataset):
+    """Fetches a whole micro-batch at once, in whichever process the DataLoader asks."""
+
+    def __init__(self, dataset: PlannedDataset) -> None:
+        self.dataset = dataset
+
+    def __getitems__(self, batch: MicroBatch) -> dict[str, Any]:
+        examples = [self.dataset.example(int(i), batch.epoch) for i in batch.ids]
+        return {
+            **self.dataset.collate(examples),
+            "sample_id": torch.from_numpy(batch.ids.astype(np.int64)),
+            "weight": torch.from_numpy(batch.weights.copy()),
+            "step_index": torch.tensor(batch.step),
+            "step_denominators": {
+                term: torch.tensor(count, dtype=torch.float64)
+                for term, count in batch.denominators.items()
+            },
+        }
+
+
+def _as_it_is(batch: dict[str, Any]) -> dict[str, Any]:
+    return batch
+
+
+class _MicroBatchSampler:
+    """Names what the DataLoader fetches; asked anew, and lazily, at the start of each epoch."""
+
+    def __init__(self, micro_batches: Callable[[], Iterator[MicroBatch]]) -> None:
+        self.micro_batches = micro_batches
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        yield from self.micro_batches()
+
+
+class PlannedLoader:
+    """The micro-batches of one replica, epoch after epoch.
+
+    An iterable around a DataLoader and no subclass of it: Lightning then injects no sampler. The
+    position is asked for at the first `next`, since Lightning calls `iter` before it knows it.
+
+    Args:
+        dataset: the split.
+        micro_batches: called at the first `next`; yields the micro-batches to fetch.
+        length: micro-batches of a whole epoch, whatever the position.
+        loader_options: keyword arguments of the DataLoader.
+    """
+
+    def __init__(
+        self,
+        dataset: PlannedDataset,
+        micro_batches: Callable[[], Iterator[MicroBatch]],
+        length: int,
+        loader_options: dict[str, Any],
+    ) -> None:
+        self.dataset = dataset
+        self._length = length
+        self._loader = DataLoader(
+            _Collated(dataset),
+            batch_sampler=_MicroBatchSampler(micro_batches),
+            collate_fn=_as_it_is,
+            **loader_options,
+        )
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        yield from self._loader
