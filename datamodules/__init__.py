@@ -6,23 +6,33 @@ from typing import Any
 _HOME = {
     "HISCO": "datamodules.tokenizers.code_systems",
     "OCC1950": "datamodules.tokenizers.code_systems",
+    "Augmentation": "datamodules.augmentation",
+    "CodeBookOptions": "datamodules.occupation_store",
     "CodeSystem": "datamodules.tokenizers.code_systems",
+    "Columns": "datamodules.occupation_rows",
     "LoaderOptions": "datamodules.planned",
     "OccupationDataModule": "datamodules.occupations",
     "PlanOptions": "datamodules.plan",
     "PlannedDataModule": "datamodules.planned",
     "PlannedDataset": "datamodules.planned",
+    "SplitOptions": "datamodules.splitting",
+    "TextOptions": "datamodules.occupation_store",
 }
 
 __all__ = [
     "HISCO",
     "OCC1950",
+    "Augmentation",
+    "CodeBookOptions",
     "CodeSystem",
+    "Columns",
     "LoaderOptions",
     "OccupationDataModule",
     "PlanOptions",
     "PlannedDataModule",
     "PlannedDataset",
+    "SplitOptions",
+    "TextOptions",
 ]
 
 

@@ -134,7 +134,8 @@ class _Reader:
             if self.request.system.length is None:
                 audit.suspects = lost_zero_suspects(audit.codes)
         else:
-            audit.num_unseen_codes = sum(code not in audit.codes for code in self.book.codes)
+            ordinary = set(self.book.codes) - set(self.book.system.specials)
+            audit.num_unseen_codes = len(ordinary - set(audit.codes))
         train = self.texts.get(TRAIN, set())
         for part, texts in self.texts.items():
             if part != TRAIN:

@@ -68,11 +68,11 @@ class OccupationDataModule(PlannedDataModule):
         predict_output: str | None = None,
         columns: Columns | None = None,
         code_system: str | CodeSystem = "hisco",
-        code_book: CodeBookOptions = CodeBookOptions(),
+        code_book: CodeBookOptions = CodeBookOptions(),  # noqa: B008 - frozen
         split: SplitOptions | None = None,
         augmentation: Augmentation | None = None,
         on_bad_rows: Literal["error", "reject"] = "error",
-        text: TextOptions = TextOptions(),
+        text: TextOptions = TextOptions(),  # noqa: B008 - frozen
         **planned: Any,
     ) -> None:
         super().__init__(**planned)
@@ -155,7 +155,8 @@ class OccupationDataModule(PlannedDataModule):
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
         """Write the coded table; `results` as `write_coded_table` takes them."""
-        assert self.index is not None and self.recipe is not None
+        assert self.index is not None
+        assert self.recipe is not None
         write_coded_table(self.index, CodeBook.from_dict(self.recipe["code_book"]), results, path)
 
     def _check(self) -> None:

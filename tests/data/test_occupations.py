@@ -76,7 +76,6 @@ def test_one_column_with_a_separator_gives_the_same_codes(tmp_path):
     path = table(tmp_path / "t.csv", [("smed", "83110; 95410"), ("snedker", "95410")], "text,codes")
     columns = Columns(codes=["codes"], code_separator=";", default_language="da")
     data = OccupationDataModule(path, columns=columns, split=SplitOptions(0.0, 0.0))
-    data.setup("validate") if False else data.prepare_data()
     store = data._open_store(None)
     codes = store.recipe["code_book"]["codes"]
     assert [codes[i] for i in store.code_ids(0)] == ["83110", "95410"]
@@ -213,9 +212,10 @@ def test_a_dataset_is_pickled_as_the_name_of_its_cache(tmp_path):
 
 
 def test_the_fingerprint_follows_the_content_not_the_place(tmp_path):
-    (tmp_path / "other").mkdir()
+    for name in ("other", "third"):
+        (tmp_path / name).mkdir()
     first, moved = module(tmp_path, ROWS), module(tmp_path / "other", ROWS)
-    changed = module(tmp_path / "other", [*ROWS[:-1], ("nan", "", "-2", "")])
+    changed = module(tmp_path / "third", [*ROWS[:-1], ("nan", "", "-2", "")])
     prints = [data._open_store(None).fingerprint for data in (first, moved)]
     assert prints[0] == prints[1]
     assert changed._open_store(None).fingerprint != prints[0]
@@ -283,8 +283,8 @@ def test_rejected_rows_are_written_with_their_reason(tmp_path, monkeypatch, capl
         data.prepare_data()
         rejected = (tmp_path / "rejected.csv").read_text().splitlines()
         assert rejected[0] == "file,line,value,kind,reason"
-        assert [line.split(",")[1:4] for line in rejected[1:]] == [["12", "", "text"],
-                                                                   ["13", "9x", "code"]]  # fmt: skip
+        found = [line.split(",")[1:4] for line in rejected[1:]]
+        assert found == [["12", "", "text"], ["13", "9x", "code"]]
         assert "2 rows were rejected; they are listed" in caplog.text
         assert len(data._open_store(None).arrays["part"]) == 10
         (tmp_path / "rejected.csv").unlink()
