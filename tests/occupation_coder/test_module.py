@@ -1,0 +1,140 @@
+"""LitOccupationCoder in a plain script: fit, reload, code."""
+
+import functools
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+
+from datamodules.occupation_rows import Columns
+from datamodules.occupations import OccupationDataModule
+from lit_models.occupation_coder.decoding import DecodingOptions
+from lit_models.occupation_coder.encoders import CharacterEncoder
+from lit_models.occupation_coder.module import LitOccupationCoder, LossOptions
+from lit_models.occupation_coder.network import BlockDecoder
+from lit_models.training.optim import WarmupDecay
+
+ROWS = [
+    ("carpenter", "95410"),
+    ("joiner", "95415"),
+    ("farm servant", "62120"),
+    ("smith and farmer", "83110;61110"),
+    ("master tailor", "79100"),
+]
+
+
+@pytest.fixture
+def table(tmp_path, monkeypatch):
+    monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "rows.csv"
+    lines = [f"{text},en,{codes}" for text, codes in ROWS]
+    path.write_text("\n".join(["occ1,lang,codes", *lines]) + "\n", encoding="utf-8")
+    return path
+
+
+def data_of(table):
+    columns = Columns(text="occ1", language="lang", codes=["codes"], code_separator=";")
+    return OccupationDataModule(
+        train_files=str(table),
+        validation_files=str(table),
+        test_files=str(table),
+        columns=columns,
+        global_batch_size=5,
+    )
+
+
+def small_coder(**options) -> LitOccupationCoder:
+    size = {"width": 32, "num_layers": 1, "num_heads": 2, "feed_forward": 64}
+    defaults = {
+        "optimizer": functools.partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.0),
+        "lr_scheduler": functools.partial(WarmupDecay, warmup=0.1),
+        "encoder": functools.partial(CharacterEncoder, num_buckets=256, **size),
+        "decoder": functools.partial(BlockDecoder, **size),
+    }
+    return LitOccupationCoder(**{**defaults, **options})
+
+
+def trainer_of(tmp_path, epochs=40) -> Trainer:
+    return Trainer(
+        accelerator="cpu",
+        max_epochs=epochs,
+        default_root_dir=tmp_path / "run",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        check_val_every_n_epoch=epochs,
+        num_sanity_val_steps=0,
+    )
+
+
+def test_one_batch_overfits_and_a_reloaded_coder_says_the_same(table, tmp_path):
+    torch.manual_seed(0)
+    coder, trainer = small_coder(), trainer_of(tmp_path)
+    trainer.fit(coder, data_of(table))
+    texts = [text for text, _ in ROWS]
+    results = coder.code(texts, language="en")
+    for result, (_, codes) in zip(results, ROWS, strict=True):
+        assert set(result.codes) == set(codes.split(";"))
+    path = tmp_path / "coder.ckpt"
+    trainer.save_checkpoint(path)
+    again = LitOccupationCoder.load_from_checkpoint(path)
+    assert again.temperature == coder.temperature != {"seq2seq": 1.0, "flat": 1.0}
+    for one, two in zip(results, again.code(texts, language=["en"] * 5), strict=True):
+        assert one.codes == two.codes
+        assert one.set_confidence == pytest.approx(two.set_confidence, abs=1e-6)
+    scores = trainer_of(tmp_path).test(again, data_of(table), verbose=False)[0]
+    assert scores["test/exact_match"] == 1.0
+    assert scores["test/f1_unseen_text"] == 0.0
+    for method in ("flat", "greedy", "beam"):
+        coded = again.code(["carpenter"], method=method)[0]
+        assert coded.codes == ["95410"]
+        assert 0 < coded.set_confidence <= 1
+
+
+def test_an_untrained_coder_says_how_to_get_a_trained_one():
+    with pytest.raises(RuntimeError, match="load one with"):
+        small_coder().code(["smith"])
+
+
+def test_a_single_string_and_a_wrong_number_of_languages_are_refused(table, tmp_path):
+    coder = small_coder()
+    trainer_of(tmp_path, epochs=1).fit(coder, data_of(table))
+    with pytest.raises(ValueError, match=r"write \['smith'\]"):
+        coder.code("smith")
+    with pytest.raises(ValueError, match="language has 2 names for 1 texts"):
+        coder.code(["smith"], language=["en", "da"])
+
+
+def test_a_checkpoint_of_another_family_is_refused():
+    with pytest.raises(ValueError, match="of another family"):
+        small_coder().on_load_checkpoint({"state_dict": {}})
+
+
+@pytest.mark.parametrize("name", ["seq2seq_weight", "label_smoothing", "flat_dropout"])
+def test_shares_lie_between_0_and_1(name):
+    with pytest.raises(ValueError, match=f"{name} must lie between 0 and 1, got 1.5"):
+        LossOptions(**{name: 1.5})
+
+
+def test_class_weights_must_name_codes_of_the_book(table, tmp_path):
+    coder = small_coder(loss=LossOptions(class_weights={"99999": 2.0}))
+    with pytest.raises(ValueError, match="99999"):
+        trainer_of(tmp_path, epochs=1).fit(coder, data_of(table))
+
+
+def test_a_frozen_encoder_taken_from_a_checkpoint_stays_as_it_is(table, tmp_path):
+    first, trainer = small_coder(), trainer_of(tmp_path, epochs=1)
+    trainer.fit(first, data_of(table))
+    path = tmp_path / "coder.ckpt"
+    trainer.save_checkpoint(path)
+    second = small_coder(
+        freeze="encoder",
+        init_from=str(path),
+        init_from_part="encoder",
+        decoding=DecodingOptions("greedy"),
+    )
+    trainer_of(tmp_path, epochs=2).fit(second, data_of(table))
+    for name, value in first.network.encoder.state_dict().items():
+        torch.testing.assert_close(second.network.encoder.state_dict()[name], value)
+    head = second.network.flat.state_dict()["nodes.weight"]
+    assert not torch.equal(head, first.network.flat.state_dict()["nodes.weight"])
