@@ -166,6 +166,7 @@ SHARE_STATUS = 0.08
 
 
 T = TypeVar("T")
+Words = tuple[tuple[str, str], ...]  # the forms of a trade: as it stands alone and in compounds
 
 
 class Head(NamedTuple):
@@ -173,7 +174,7 @@ class Head(NamedTuple):
 
     digits: str
     name: str
-    words: dict[str, tuple[tuple[str, str], ...]]  # language -> (word, word in compounds)
+    words: dict[str, Words]  # by language
 
 
 class Record(NamedTuple):
@@ -188,12 +189,14 @@ def heads() -> list[Head]:
     """Every trade and every legal pair of material and action."""
     found = []
     for digits, *words in map(str.split, TRADES.strip().splitlines()):
-        forms = {lang: (_with_stem(w, lang),) for lang, w in zip(LANGUAGES, words, strict=True)}
+        forms: dict[str, Words] = {
+            lang: (_with_stem(w, lang),) for lang, w in zip(LANGUAGES, words, strict=True)
+        }
         found.append(Head(digits + "0", words[0], forms))
     materials = {row[0]: row[1:] for row in map(str.split, MATERIALS.strip().splitlines())}
     for digits, worked, *words in map(str.split, ACTIONS.strip().splitlines()):
         for material in worked:
-            forms = {}
+            forms = dict[str, Words]()
             for i, language in enumerate(LANGUAGES):
                 first, alone = materials[material][2 * i : 2 * i + 2]
                 forms[language] = _worked_forms(words[i], first, alone, language)
@@ -274,9 +277,9 @@ def _noisy(text: str, language: str, draw: Callable[[], float]) -> str:
         new, old = _pick(OLD_SPELLINGS[language], draw)
         text = text.replace(new, old, 1)
     if draw() < SHARE_SLIP:
-        place, kind = int(draw() * (len(text) - 1)), int(draw() * 3)
-        two = text[place : place + 2]
-        text = text[:place] + (two[::-1], two[:1] * 2 + two[1:], two[1:])[kind] + text[place + 2 :]
+        at, kind = int(draw() * (len(text) - 1)), int(draw() * 3)
+        two = text[at : at + 2]
+        text = text[:at] + (two[::-1], two[:1] * 2 + two[1:], two[1:])[kind] + text[at + 2 :]
     if draw() < SHARE_STATUS:
         word = _pick(STATUS_WORDS[language][:2], draw)
         text = _pick(("{t} ({w})", "{w} {t}", "{t}, {w}"), draw).format(t=text, w=word)
@@ -288,9 +291,7 @@ def _with_stem(word: str, language: str) -> tuple[str, str]:
     return word, word[:-1] if language == "sv" and word.endswith("are") else word
 
 
-def _worked_forms(
-    word: str, material: str, alone: str, language: str
-) -> tuple[tuple[str, str], ...]:
+def _worked_forms(word: str, material: str, alone: str, language: str) -> Words:
     compound = _with_stem(f"{material} {word}" if language == "en" else material + word, language)
     apart = MATERIAL_FORMS[language].format(x=word, m=alone)
     return compound, compound, (apart, compound[1])

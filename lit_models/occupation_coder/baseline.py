@@ -52,11 +52,12 @@ class LinearBaseline(Callback):
         """Trains, judges and prints, on rank 0 alone."""
         if not trainer.is_global_zero or trainer.sanity_checking:
             return
-        store = getattr(trainer.datamodule, "store", None)
+        data = getattr(trainer, "datamodule", None)
+        store = getattr(data, "store", None)
         if not isinstance(store, OccupationStore):
             raise ValueError(
                 "LinearBaseline reads its texts through an OccupationDataModule, but the data are "
-                f"{type(trainer.datamodule).__name__}; drop the callback."
+                f"{type(data).__name__}; drop the callback."
             )
         train_rows = store.rows(TRAIN)
         if not len(train_rows):
