@@ -139,7 +139,8 @@ class UnisonoCLI(LightningCLI):
         return {**kwargs, "ckpt_path": self.choice.ckpt_path, "weights_only": True}
 
     def _say_next(self, best: str | None) -> None:
-        files = "".join(f" --config {path}" for path in config_files.config_paths(self.argv))
+        paths = config_files.config_paths(self.argv)
+        files = "".join(f" --config {config_files.short_name(path)}" for path in paths)
         if best and "predict_files" in self._get(self.config, "data").init_args:
             say(f"next: unisono predict{files} --ckpt_path {best} --data.predict_files=YOUR.csv")
 

@@ -33,7 +33,7 @@ STORAGE_ERRORS = {
     errno.EROFS: "this file system is read-only; choose another --trainer.default_root_dir",
     errno.ENOSPC: "the disk is full; free some space and resume with --ckpt_path auto",
     errno.EDQUOT: "the disk quota is used up; free some space and resume with --ckpt_path auto",
-    errno.EFBIG: "the file-size limit is reached; raise `ulimit -f` and resume with --ckpt_path auto",
+    errno.EFBIG: "the file-size limit is reached; raise `ulimit -f`, resume with --ckpt_path auto",
     errno.ENOTDIR: "a part of this path is a file; choose another path",
     errno.EISDIR: "this is a folder, a file is needed",
 }

@@ -58,6 +58,14 @@ def find_config(name: str) -> Path:
     )
 
 
+def short_name(path: Path) -> str:
+    """Returns a config's name as the user would type it."""
+    for folder in config_folders():
+        if path.is_relative_to(folder):
+            return path.relative_to(folder).as_posix()
+    return str(path)
+
+
 def near_names(wrong: str, candidates: Iterable[str], most: int = 3) -> list[str]:
     """Returns up to `most` of the candidates that look like the wrong name, nearest first."""
     names = list(dict.fromkeys(candidates))
@@ -70,7 +78,9 @@ def did_you_mean(names: list[str]) -> str:
     """Returns " Did you mean a, b or c?" or nothing."""
     if not names:
         return ""
-    return f" Did you mean {' or '.join([', '.join(names[:-1]), names[-1]] if names[1:] else names)}?"
+    return (
+        f" Did you mean {' or '.join([', '.join(names[:-1]), names[-1]] if names[1:] else names)}?"
+    )
 
 
 def _tokens(argv: list[str]) -> Iterator[tuple[str, str | None, int]]:

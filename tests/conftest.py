@@ -2,9 +2,7 @@
 
 import logging
 import os
-import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +13,6 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-ROOT = Path(__file__).parents[1]
 TOY = """
 seed_everything: 1
 model:
@@ -45,7 +42,11 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def connect_here(self: socket.socket, address: object) -> None:
         host = address[0] if isinstance(address, tuple) else ""
-        is_local = self.family == socket.AF_UNIX or host in ("localhost", "::1", socket.gethostname())
+        is_local = self.family == socket.AF_UNIX or host in (
+            "localhost",
+            "::1",
+            socket.gethostname(),
+        )
         if not is_local and not str(host).startswith("127."):
             raise OSError(f"a test wanted to connect to {address}")
         connect(self, address)
@@ -97,39 +98,5 @@ def unisono(
             status = int(stop.code or 0)
         out, err = capfd.readouterr()
         return status, out + err
-
-    return run
-
-
-@pytest.fixture
-def unisono_process(
-    own_environment: None, tmp_path: Path
-) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs a command line as a process; its whole process group ends with it."""
-
-    def run(
-        *arguments: str, timeout_s: float = 90, prefix: tuple[str, ...] = ("-m", "lit_models")
-    ) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, *prefix, *arguments]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        process = subprocess.Popen(
-            command,
-            cwd=tmp_path,
-            env=environment,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            output, _ = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            output, _ = process.communicate()
-            raise AssertionError(f"still running after {timeout_s} s:\n{output[-3000:]}") from None
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-        return subprocess.CompletedProcess(command, process.returncode, output, "")
 
     return run

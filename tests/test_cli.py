@@ -161,9 +161,7 @@ def test_ckpt_path_auto_resumes_the_newest_run_and_keeps_its_records(
     assert [s for s in steps if s] == list(range(1, 15))
 
 
-def test_evaluation_takes_the_model_from_the_checkpoint(
-    unisono: Unisono, toy_config: Path
-) -> None:
+def test_evaluation_takes_the_model_from_the_checkpoint(unisono: Unisono, toy_config: Path) -> None:
     assert unisono("fit", "--config", "toy.yaml", "--model.optimizer.lr=0.03")[0] == 0
     status, output = unisono(
         "test", "--data=tests.toy.ToyData", "--ckpt_path=runs/toy/checkpoints/best.ckpt",

@@ -27,11 +27,16 @@ def run_command(name: str, argv: list[str]) -> Any:
     """Runs one command with its options and returns what it returns: an exit status or None."""
     from jsonargparse import ArgumentParser, auto_cli
 
-    from lit_models.cli_errors import OneScreenErrors
+    from lit_models.cli_errors import OneScreenErrors, UsageError
+    from lit_models.config_files import expand_configs
 
     class CommandParser(OneScreenErrors, ArgumentParser):
         pass
 
+    try:
+        argv = expand_configs(argv)
+    except (ValueError, FileNotFoundError) as error:
+        raise UsageError(str(error)) from error
     function_name = name.replace("-", "_")
     module = importlib.import_module(f"lit_models.commands.{function_name}")
     return auto_cli(

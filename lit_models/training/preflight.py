@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 GONE_STRATEGIES = {
-    "dp": "the strategy `dp` is gone (one process, slower and inexact); `ddp` or `ddp_spawn` does it",
+    "dp": "the strategy `dp` is gone (slow and inexact); `ddp` or `ddp_spawn` does it",
     "ddp2": "the strategy `ddp2` is gone; `ddp` does it",
     "ddp_cpu": "the strategy `ddp_cpu` is gone; use `ddp` with --trainer.accelerator=cpu",
 }
@@ -223,9 +223,7 @@ def _missing(settings: Settings, machine: Machine, asked: str) -> Verdict:
     return verdict
 
 
-def _verdict(
-    settings: Settings, accelerator: str, devices: int | list[int], count: int
-) -> Verdict:
+def _verdict(settings: Settings, accelerator: str, devices: int | list[int], count: int) -> Verdict:
     if count < 1:
         raise ValueError(f"trainer.devices must be at least 1 or auto, got {settings.devices}.")
     if settings.num_nodes < 1:

@@ -1,0 +1,33 @@
+"""Commands are found by their file and become command lines by their types."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lit_models.commands import command_files, run_command, summaries
+
+Unisono = Callable[..., tuple[int, str]]
+
+
+@pytest.mark.parametrize("name", command_files())
+def test_each_command_has_help_and_a_summary(unisono: Unisono, name: str) -> None:
+    assert summaries()[name].startswith(f"`unisono {name}")
+    status, output = unisono(name, "--help")
+    assert status == 0
+    assert f"unisono {name}" in output
+
+
+def test_a_mistyped_option_of_a_command_names_the_nearest(unisono: Unisono) -> None:
+    status, output = unisono("verify", "--rn=runs/x")
+    assert status == 2
+    assert "no option `--rn`. Did you mean --run?" in output
+
+
+def test_the_exit_status_is_what_the_command_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import lit_models.commands.verify as verify
+
+    monkeypatch.setattr(verify, "verify", lambda: 3)
+    assert run_command("verify", []) == 3

@@ -1,0 +1,73 @@
+"""Whoever starts the ranks: one run folder, one checkpoint, one error, nothing left behind."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import TOY
+from tests.distributed.launch import run
+
+
+def fit(tmp_path: Path, *options: str, launcher: tuple[str, ...] = ()) -> tuple[int, str]:
+    config = tmp_path / "toy.yaml"
+    config.write_text(TOY)
+    done = run(
+        *launcher, "-m", "lit_models", "fit", "--config", str(config), "--trainer.devices=2",
+        f"--trainer.default_root_dir={tmp_path / 'toy'}", *options,
+    )  # fmt: skip
+    return done.returncode, done.stdout
+
+
+def topology(folder: Path) -> dict:
+    return json.loads((folder / "topology.json").read_text())
+
+
+def test_ddp_children_resume_in_the_folder_that_their_launcher_chose(
+    tmp_path: Path, unisono: Callable[..., tuple[int, str]]
+) -> None:
+    (tmp_path / "toy.yaml").write_text(TOY)
+    one_device = ("--config", f"{tmp_path}/toy.yaml", f"--trainer.default_root_dir={tmp_path}/toy")
+    assert unisono("fit", *one_device)[0] == 0
+    assert unisono("fit", *one_device)[0] == 0
+    status, output = fit(
+        tmp_path, "--trainer.strategy=ddp", "--ckpt_path=auto", "--trainer.max_epochs=2"
+    )
+    assert status == 0, output
+    assert output.count("--ckpt_path auto resumes from") == 1
+    facts = topology(tmp_path / "toy-2")
+    assert (facts["strategy"], facts["backend"], facts["world_size"]) == ("DDPStrategy", "gloo", 2)
+    places = [place.split(":")[1:] for place in facts["host_rank_device"]]
+    assert places == [["0", "cpu"], ["1", "cpu"]]
+    assert facts["plan"]["micro_batch_size"] == 4
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["toy", "toy-2", "toy.yaml"]
+
+
+@pytest.mark.slow
+def test_ranks_of_torchrun_agree_on_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "toy" / "ledger.jsonl").write_text("")
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+    status, output = fit(tmp_path, "--trainer.strategy=ddp", launcher=torchrun)
+    assert status == 0, output
+    assert topology(tmp_path / "toy-2")["world_size"] == 2
+    assert not (tmp_path / "toy-3").exists()
+    assert not list(tmp_path.glob(".launch-*"))
+
+
+def test_a_launcher_with_another_world_is_refused(tmp_path: Path) -> None:
+    config = tmp_path / "toy.yaml"
+    config.write_text(TOY)
+    done = run("-m", "lit_models", "fit", "--config", str(config), WORLD_SIZE="2")
+    assert done.returncode == 2
+    assert "each would train a copy" in " ".join(done.stdout.split())
+
+
+@pytest.mark.slow
+def test_an_error_in_a_spawned_process_is_one_screen_too(tmp_path: Path) -> None:
+    (tmp_path / "toy").mkdir()
+    status, output = fit(tmp_path, "--trainer.strategy=ddp_spawn", "--model.init_from=nope.ckpt")
+    assert status == 1
+    assert "there is no checkpoint nope.ckpt" in output
+    assert "Traceback" not in output

@@ -1,0 +1,66 @@
+"""Every shipped YAML parses; every debug.yaml trains, saves and reloads."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lit_models.config_files import shipped_configs
+
+Unisono = Callable[..., tuple[int, str]]
+ROOT = Path(__file__).parents[1]
+CONFIGS = [name for name in shipped_configs() if not name.startswith("hardware/")]
+OVERLAYS = [name for name in shipped_configs() if name.startswith("hardware/")]
+DEBUG = [name for name in CONFIGS if name.endswith("/debug.yaml")]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_config_parses(
+    unisono: Unisono, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, output = unisono("fit", "--config", name, "--print_config")
+    assert status == 0, output
+    assert yaml.safe_load(output.partition("seed_everything")[2].partition("\n")[2])["trainer"]
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_an_overlay_holds_trainer_keys_only_and_parses(
+    unisono: Unisono, toy_config: Path, name: str
+) -> None:
+    assert set(yaml.safe_load((ROOT / "configs" / name).read_text())) == {"trainer"}
+    status, output = unisono("fit", "--config", "toy.yaml", "--config", name, "--print_config")
+    assert status == 0, output
+
+
+@pytest.mark.parametrize("name", [*CONFIGS, *OVERLAYS])
+def test_the_first_three_lines_say_how_it_is_run_what_it_costs_and_what_to_expect(
+    name: str,
+) -> None:
+    lines = (ROOT / "configs" / name).read_text().splitlines()
+    assert all(line.startswith("# ") for line in lines[:3])
+    assert "unisono fit" in lines[0]
+    assert lines[1].startswith("# Cost: ")
+    assert lines[2].startswith(("# Expected: ", "# Result: "))
+    assert len(lines) <= 60
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_config_holds_no_absolute_path(name: str) -> None:
+    assert ": /" not in (ROOT / "configs" / name).read_text()
+
+
+@pytest.mark.parametrize("name", DEBUG)
+def test_a_debug_config_trains_validates_saves_and_reloads(
+    unisono: Unisono, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    family = name.partition("/")[0]
+    status, output = unisono("fit", "--config", name)
+    assert status == 0, output
+    status, output = unisono("test", "--config", name, "--ckpt_path", "auto")
+    assert status == 0, output
+    assert f"uses runs/{family}-debug/checkpoints/" in output
+    status, output = unisono("verify", f"runs/{family}-debug")
+    assert status == 0, output
