@@ -23,7 +23,7 @@ from datamodules.occupation_store import (
     open_store,
 )
 from datamodules.planned import PlannedDataModule, PlannedDataset, Stage
-from datamodules.predict_output import default_output, write_coded_table
+from datamodules.predict_output import REVIEW_BELOW, default_output, write_coded_table
 from datamodules.predict_rows import PredictIndex, open_index
 from datamodules.sources import expand_files
 from datamodules.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, SplitOptions
@@ -157,7 +157,9 @@ class OccupationDataModule(PlannedDataModule):
         """Write the coded table; `results` as `write_coded_table` takes them."""
         assert self.index is not None
         assert self.recipe is not None
-        write_coded_table(self.index, CodeBook.from_dict(self.recipe["code_book"]), results, path)
+        book = CodeBook.from_dict(self.recipe["code_book"])
+        review_below = self.recipe.get("thresholds", {}).get("needs_review", REVIEW_BELOW)
+        write_coded_table(self.index, book, results, path, review_below)
 
     def _check(self) -> None:
         if self.on_bad_rows not in ("error", "reject"):

@@ -16,7 +16,8 @@ from datamodules.table_writer import table_writer
 from datamodules.tokenizers.codes import CodeBook
 
 log = logging.getLogger(__name__)
-RESULTS = ("code_ids", "code_confidence", "set_confidence", "needs_review")
+RESULTS = ("code_ids", "code_confidence", "set_confidence")
+REVIEW_BELOW = 0.5
 
 
 def output_columns(max_codes: int) -> list[str]:
@@ -27,7 +28,11 @@ def output_columns(max_codes: int) -> list[str]:
 
 
 def write_coded_table(
-    index: PredictIndex, book: CodeBook, results: dict[str, np.ndarray], path: Path
+    index: PredictIndex,
+    book: CodeBook,
+    results: dict[str, np.ndarray],
+    path: Path,
+    review_below: float = REVIEW_BELOW,
 ) -> None:
     """Writes the coded table, whole or not at all; an existing file is never overwritten.
 
@@ -35,8 +40,9 @@ def write_coded_table(
         index: which row holds which input.
         book: of the model that coded them.
         results: code_ids [D, K] int64 (negative = none), code_confidence [D, K] and
-            set_confidence [D] probabilities, needs_review [D] bool.
+            set_confidence [D] probabilities.
         path: .csv, .tsv or .parquet.
+        review_below: a person shall look at rows whose set is less probable than this.
 
     Raises:
         FileExistsError: the file exists.
@@ -50,7 +56,8 @@ def write_coded_table(
                 f"returned {have}."
             )
     as_text = path.suffix.lower() not in PARQUET_SUFFIXES
-    added = _Columns(index, book, results, as_text)
+    needs_review = results["set_confidence"] < review_below
+    added = _Columns(index, book, {**results, "needs_review": needs_review}, as_text)
     with table_writer(path) as table:
         for batch in _batches(index, added):
             table.write(batch)

@@ -160,7 +160,9 @@ class _IndexWriter:
         self.content = sha256()
 
     def write(self, files: Sequence[Path], rules: RowRules) -> None:
-        handles = {name: (self.folder / f"{name}.bin").open("wb") for name in FILES}
+        handles: dict[str, IO[bytes]] = {
+            name: (self.folder / f"{name}.bin").open("wb") for name in FILES
+        }
         try:
             for path in files:
                 wanted = rules.columns.text_columns(path)

@@ -87,8 +87,9 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     merged = dict(below)
     for key, value in above.items():
         under = merged.get(key)
-        is_group = isinstance(value, dict) and isinstance(under, dict)
-        merged[key] = _merged(under, value) if is_group else value
+        if isinstance(value, dict) and isinstance(under, dict):
+            value = _merged(under, value)
+        merged[key] = value
     return merged
 
 

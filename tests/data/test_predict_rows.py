@@ -49,7 +49,6 @@ def results_of(index: PredictIndex) -> dict[str, np.ndarray]:
         "code_ids": code_ids,
         "code_confidence": np.where(code_ids >= 0, 1 / (ids[:, None] + 1), 0.0),
         "set_confidence": 1 / (ids + 1),
-        "needs_review": ids > 1,
     }
 
 
