@@ -101,6 +101,7 @@ class LitOccupationCoder(ExactModule):
 
     def setup(self, stage: str) -> None:
         """Take the recipe (code book, languages, normalisation) that the data was read with."""
+        super().setup(stage)
         if self.recipe is None:
             self._take_recipe(self.trainer.datamodule.recipe)
 
