@@ -136,6 +136,10 @@ class UnisonoCLI(LightningCLI):
         self.trainer.predict(**{**self._from_choice(kwargs), "return_predictions": False})
 
     def _from_choice(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        if self.subcommand != "fit":
+            # Named by the trainer, not by the call: the datamodule looks into it before Lightning.
+            self.trainer.ckpt_path = self.choice.ckpt_path
+            return {**kwargs, "weights_only": True}
         return {**kwargs, "ckpt_path": self.choice.ckpt_path, "weights_only": True}
 
     def _say_next(self, best: str | None) -> None:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from lit_models import config_files
 from lit_models.cli import UnisonoCLI
 from lit_models.cli_errors import UsageError, is_first_process, say
-from lit_models.training.checkpoint import newest_checkpoint
+from lit_models.training.checkpoint import checkpoint_to_use, newest_checkpoint
 from lit_models.training.run_folder import Run, decide, settle, withdraw
 
 ONLY_PRINTS = ("-h", "--help", "--print_config", "--model.help", "--data.help")
@@ -41,9 +41,8 @@ def launch(argv: list[str]) -> None:
             return
         root = run_root(argv)
         ckpt_path = config_files.given_value(argv, "ckpt_path")
-        run = settle(
-            lambda: decide(argv[0], root, ckpt_path, newest_checkpoint), os.environ, root.parent
-        )
+        newest = newest_checkpoint if argv[0] == "fit" else checkpoint_to_use
+        run = settle(lambda: decide(argv[0], root, ckpt_path, newest), os.environ, root.parent)
     except (ValueError, FileNotFoundError) as error:
         raise UsageError(str(error)) from error
     is_over = False

@@ -124,6 +124,12 @@ def newest_checkpoint(run_folder: Path) -> Path | None:
     return None
 
 
+def checkpoint_to_use(run_folder: Path) -> Path | None:
+    """Return what an evaluation takes from a run: its best checkpoint, else its newest."""
+    best = run_folder / "checkpoints" / "best.ckpt"
+    return best if damage(best) is None else newest_checkpoint(run_folder)
+
+
 def load_part(module: LightningModule, path: str, part: str | None = None) -> None:
     """Copy weights from a checkpoint into a module: all of them, or one part.
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 HANDED_DOWN = "UNISONO_RUN"
 LEDGER = "ledger.jsonl"
@@ -167,7 +168,7 @@ def write_claim(claim: Path, choose: Callable[[], Run]) -> Run:
     claim.parent.mkdir(parents=True, exist_ok=True)
     try:
         run = choose()
-        content = {"run": asdict(run)}
+        content: dict[str, Any] = {"run": asdict(run)}
     except Exception as error:
         content = {"error": str(error)}
         raise

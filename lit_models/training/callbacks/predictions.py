@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from rich.console import Console
 
 PART_BATCHES = 32
 
@@ -86,6 +87,11 @@ class PredictionWriter(Callback):
             results = merged(self._folder, num_samples)
             trainer.datamodule.write_predictions(results, trainer.datamodule.predict_output_path)
             shutil.rmtree(self._folder)
+            Console(highlight=False).print(
+                f"{num_samples} distinct inputs predicted, written to "
+                f"{trainer.datamodule.predict_output_path}",
+                soft_wrap=True,
+            )
         trainer.strategy.barrier("predictions merged")
 
     def _flush(self) -> None:

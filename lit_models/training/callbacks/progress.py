@@ -77,10 +77,9 @@ class ProgressLine(ProgressBar):
         done = step - self._first_step
         epochs = f"/{trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
         steps = f"/{total}" if total else ""
-        # Lightning counts the epoch up before it says that training has ended.
-        epoch = min(trainer.current_epoch + 1, trainer.max_epochs) if epochs else (
-            trainer.current_epoch + 1
-        )  # fmt: skip
+        epoch = trainer.current_epoch + 1
+        if (trainer.max_epochs or -1) > 0:  # Lightning counts it up before training has ended
+            epoch = min(epoch, int(trainer.max_epochs or 0))
         parts = [f"epoch {epoch}{epochs}", f"step {step}{steps}"]
         loss = latest_loss(trainer)
         if loss is not None:
