@@ -1,6 +1,6 @@
 """Codes from a trained network: flat, greedy, beam and mixed decoding, all within the code book.
 
-Shapes: B batch, K blocks, L symbols of a block, V symbols, C codes, W beams, O orders, N candidates.
+Shapes: B batch, K blocks, L symbols of a block, V symbols, C codes, W beams, N candidate sets.
 """
 
 import math
@@ -41,7 +41,7 @@ class DecodingOptions:
     def __post_init__(self) -> None:
         if self.method not in ("flat", "greedy", "beam", "mixed"):
             raise ValueError(
-                f"method must be flat, greedy, beam or mixed, got {self.method!r}: choose one of them."
+                f"method must be flat, greedy, beam or mixed, got {self.method!r}: choose one."
             )
         if self.beam_size < 1:
             raise ValueError(f"beam_size must be 1 or more, got {self.beam_size}: raise it.")

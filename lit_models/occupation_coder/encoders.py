@@ -1,6 +1,6 @@
 """Text encoders of the occupation coder: code points in, one vector per position out.
 
-Shapes: B batch, S characters of the longest text, P encoder positions, D hidden, H heads, G n-grams per position.
+Shapes: B batch, S characters of the longest text, P positions, D hidden, H heads, G n-grams.
 """
 
 from collections.abc import Sequence
@@ -15,18 +15,19 @@ CHARACTER_BUCKETS = (
 )
 TEXT_BEGIN, TEXT_END = 2, 3  # control characters that no cleaned text holds
 CANINE_MULTIPLE, CANINE_PADS = 4, 8
+BAG_SCALE = 0.3  # large against the heads' first steps, so that the bag stays nearly linear
 _HASH_PRIME, _HASH_MASK = 1_000_003, (1 << 40) - 1
 
 
 class Encoder(nn.Module):
-    """What every encoder offers: `width` D, `blocks()` from the lowest up, and `forward` as below."""
+    """What every encoder offers: `width` D, `blocks()` from the lowest up, and `forward`."""
 
     width: int
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, language_id: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Memory [B, P, D] and memory mask [B, P] bool of texts.
+        """Memory [B, P, D] and memory mask [B, P] bool of texts; position 0 sums the text up.
 
         Args:
             input_ids: Unicode code points [B, S] int64, 0 where padded on the right.
@@ -87,32 +88,34 @@ class EncoderLayer(nn.Module):
 class NgramTable(nn.Module):
     """Hashed embeddings of the character n-grams that begin at each position.
 
-    Every n-gram has `num_hashes` rows of one table: two n-grams that share one row seldom share all.
+    Every n-gram has `num_hashes` rows of one table: two that share one row seldom share all.
     """
 
     def __init__(
-        self, width: int, sizes: Sequence[int], num_buckets: int, num_hashes: int = 2
+        self,
+        width: int,
+        sizes: Sequence[int],
+        num_buckets: int,
+        num_hashes: int = 2,
+        scale: float = 0.1,
     ) -> None:
         super().__init__()
         if not sizes or min(sizes) < 1:
             raise ValueError(f"ngram_sizes must be one or more numbers from 1, got {list(sizes)}.")
         self.sizes, self.num_hashes, self.num_buckets = tuple(sizes), num_hashes, num_buckets
         self.rows = nn.EmbeddingBag(num_buckets, width, mode="sum")
-        nn.init.normal_(self.rows.weight, std=0.1 / num_hashes)
+        nn.init.normal_(self.rows.weight, std=scale / num_hashes**0.5)
 
-    def forward(self, framed_ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Sum of the n-gram vectors at each position [B, P, D] and their number [B, P]."""
-        row_ids, weights = self.hashes(framed_ids, lengths)
-        shape = row_ids.shape
-        sums = self.rows(
-            row_ids.view(-1, shape[-1]),
-            per_sample_weights=weights.to(self.rows.weight.dtype).view(-1, shape[-1]),
-        )
-        return sums.view(shape[0], shape[1], -1), weights.sum(-1) / self.num_hashes
+    def forward(self, row_ids: Tensor, inside: Tensor) -> Tensor:
+        """Sums of n-gram vectors [B, P, D]. Args: as `hashes` returns them, [B, P, G]."""
+        batch, positions, _ = row_ids.shape
+        weights = inside.to(self.rows.weight.dtype)
+        sums = self.rows(row_ids.flatten(0, 1), per_sample_weights=weights.flatten(0, 1))
+        return sums.view(batch, positions, -1)
 
     def hashes(self, framed_ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Table rows [B, P, G] int64 and whether each n-gram lies inside its text [B, P, G] bool."""
-        batch, positions = framed_ids.shape
+        """Table rows [B, P, G] int64, and whether each n-gram lies inside its text, bool."""
+        positions = framed_ids.shape[1]
         longest = max(self.sizes)
         padded = F.pad(framed_ids, (0, longest))
         rolling = torch.zeros_like(framed_ids)
@@ -132,8 +135,10 @@ class NgramTable(nn.Module):
 class CharacterEncoder(Encoder):
     """Transformer over characters with hashed n-gram embeddings, trained from scratch.
 
-    Position 0 of the memory holds the language and the normalised sum of all n-grams of the text (a
-    bag as in fastText); then come the text's begin mark, its characters and its end mark.
+    Position 0 of the memory is the text as a bag of n-grams of unit length, as in fastText and in a
+    linear model of n-grams; it goes past the transformer straight to the heads, for rare words are
+    known by their spelling alone. Then come the language, the begin mark, the characters and the
+    end mark, seen by the transformer.
 
     Args:
         num_languages: rows of the language embedding, the unknown language included.
@@ -165,7 +170,7 @@ class CharacterEncoder(Encoder):
         self.characters = nn.Embedding(CHARACTER_BUCKETS, width)
         self.languages = nn.Embedding(num_languages, width)
         self.ngrams = NgramTable(width, ngram_sizes, num_buckets, num_hashes)
-        self.bag = nn.Linear(width, width)
+        self.bag = NgramTable(width, ngram_sizes, num_buckets, num_hashes, scale=BAG_SCALE)
         self.layers = nn.ModuleList(
             EncoderLayer(width, num_heads, feed_forward, dropout) for _ in range(num_layers)
         )
@@ -179,19 +184,21 @@ class CharacterEncoder(Encoder):
     ) -> tuple[Tensor, Tensor]:
         framed_ids, lengths = frame(input_ids, attention_mask)
         mask = positions_up_to(lengths, framed_ids.shape[1])
-        grams, num_grams = self.ngrams(framed_ids, lengths)  # [B, S + 2, D]
         character_ids = torch.where(
             framed_ids < 1024, framed_ids, 1024 + _mix(framed_ids) % (CHARACTER_BUCKETS - 1024)
         )
-        hidden = self.characters(character_ids) + grams
-        bag = grams.sum(1) / num_grams.sum(1, keepdim=True).clamp(min=1).sqrt().to(grams.dtype)
-        prefix = self.languages(language_id) + self.bag(bag)
+        rows, inside = self.ngrams.hashes(framed_ids, lengths)
+        hidden = self.characters(character_ids) + self.ngrams(rows, inside)  # [B, S + 2, D]
+        bag = self.bag(rows.flatten(1)[:, None], inside.flatten(1)[:, None])[:, 0]
+        bag = bag / inside.sum((1, 2)).sqrt()[:, None].to(bag.dtype)
+        prefix = self.languages(language_id) + bag
         hidden = self.dropout(torch.cat([prefix[:, None], hidden], dim=1))  # [B, S + 3, D]
         mask = F.pad(mask, (1, 0), value=True)
         rotary = rotary_table(hidden.shape[1], self.head_size, hidden)
         for layer in self.layers:
             hidden = layer(hidden, mask, rotary)
-        return self.norm(hidden), mask
+        memory = torch.cat([prefix[:, None], self.norm(hidden)], dim=1)  # [B, S + 4, D]
+        return memory, F.pad(mask, (1, 0), value=True)
 
     def blocks(self) -> list[nn.Module]:
         return list(self.layers)
@@ -209,8 +216,8 @@ class CanineEncoder(Encoder):
         super().__init__()
         if not (Path(folder) / "config.json").is_file():
             raise FileNotFoundError(
-                f"No CANINE checkpoint in {folder}: config.json is missing. Name a local folder that "
-                "holds config.json and the weights, or use CharacterEncoder, which needs no files."
+                f"No CANINE checkpoint in {folder}: config.json is missing. Name a local "
+                "folder that holds config.json and the weights, or use CharacterEncoder, which needs no files."
             )
         from transformers import CanineModel  # seconds of import that only this encoder needs
 
@@ -248,7 +255,7 @@ def positions_up_to(lengths: Tensor, size: int) -> Tensor:
 
 
 def pad_for_canine(input_ids: Tensor, attention_mask: Tensor, config) -> tuple[Tensor, Tensor]:
-    """CANINE's begin and end marks around the texts, padded to a multiple of 4 with at least 8 pads.
+    """CANINE's marks around the texts, padded to a multiple of 4 with at least 8 pads.
 
     CANINE pools four characters into one and its last characters see the padding through a
     convolution: below six pads its output depends on their number.

@@ -1,4 +1,4 @@
-"""Which encoder layers stand still when a trained encoder is tuned further, and which learn slowly."""
+"""Which layers of a trained encoder stand still in fine-tuning, and which learn slowly."""
 
 from typing import Literal
 

@@ -129,6 +129,6 @@ def check_num_codes(trie: CodeTrie) -> None:
     """
     if trie.max_codes > MOST_MATCHED_CODES:
         raise ValueError(
-            f"max_codes is {trie.max_codes}, but at most {MOST_MATCHED_CODES} codes per record can be "
-            "matched in all their orders: lower max_codes of the code system."
+            f"max_codes is {trie.max_codes}, but at most {MOST_MATCHED_CODES} codes per record can "
+            "be matched in all their orders: lower max_codes of the code system."
         )

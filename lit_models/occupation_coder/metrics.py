@@ -160,7 +160,7 @@ class CalibrationBins(Metric):
         return confidence / count.clamp(min=1), hits / count.clamp(min=1), count
 
     def coverage(self) -> tuple[Tensor, Tensor]:
-        """Share of the records at or above each confidence, from the highest, and their accuracy."""
+        """Share of the records at or above each confidence, the highest first; their accuracy."""
         hits, count = self.hits.flip(0).cumsum(0), self.count.flip(0).cumsum(0)
         return count / count[-1].clamp(min=1), hits / count.clamp(min=1)
 

@@ -28,10 +28,11 @@ class Memory(NamedTuple):
 
 @dataclass
 class Cache:
-    """What decoding keeps: per layer the keys and values of the memory and of the symbols so far."""
+    """What decoding keeps: per layer, keys and values of the memory and of the symbols so far."""
 
     memory_kv: list[tuple[Tensor, Tensor]]  # [B, H, P, D / H] each
     mask: Tensor  # [B, 1, 1, P]
+    summary: Tensor  # [B, D], position 0 of the memory
     symbol_kv: list[tuple[Tensor, Tensor]]  # [B x O, H, t, D / H] each, empty before the first step
     position: int = 0
 
@@ -42,7 +43,7 @@ class Cache:
     def keep_records(self, rows: Tensor, hypotheses: int = 1) -> None:
         """Goes on with some records only. Args: rows [B'] int64."""
         self.memory_kv = [(key[rows], value[rows]) for key, value in self.memory_kv]
-        self.mask = self.mask[rows]
+        self.mask, self.summary = self.mask[rows], self.summary[rows]
         offset = torch.arange(hypotheses, device=rows.device)
         self.reorder((rows[:, None] * hypotheses + offset).flatten())
 
@@ -155,16 +156,18 @@ class BlockDecoder(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.output = nn.Linear(width, trie.vocab_size)
         self.node_output = nn.Embedding(trie.num_nodes, width)
+        self.node_summary = nn.Embedding(trie.num_nodes, memory_width)
         self.dropout = nn.Dropout(dropout)
         for embedding in (self.symbols, self.places, self.block_numbers, self.nodes):
             nn.init.normal_(embedding.weight, std=0.1)
         nn.init.zeros_(self.node_output.weight)
+        nn.init.zeros_(self.node_summary.weight)
 
     def forward(self, targets: Tensor, memory: Memory) -> Tensor:
         """Logits of every target position given the ones before it [B x O, T, V] float32.
 
         Args:
-            targets: [B x O, T], NONE where nothing is supervised; O hypotheses per record of memory.
+            targets: [B x O, T], NONE where nothing is supervised; O hypotheses per record.
             memory: of B records.
         """
         known = targets.clamp(min=PAD)
@@ -175,12 +178,12 @@ class BlockDecoder(nn.Module):
         mask = memory.mask[:, None, None, :]
         for layer in self.layers:
             hidden, _ = layer(hidden, layer.project(memory.hidden), mask)
-        return self._logits(hidden, nodes)
+        return self._logits(hidden, nodes, memory.hidden[:, 0])
 
     def start(self, memory: Memory) -> Cache:
         """Cache before the first symbol."""
         memory_kv = [layer.project(memory.hidden) for layer in self.layers]
-        return Cache(memory_kv, memory.mask[:, None, None, :], [])
+        return Cache(memory_kv, memory.mask[:, None, None, :], memory.hidden[:, 0], [])
 
     def step(self, symbols: Tensor, nodes: Tensor, cache: Cache) -> Tensor:
         """Logits of the next position [B x O, V] float32; the cache grows by one position.
@@ -199,7 +202,7 @@ class BlockDecoder(nn.Module):
             grown.append(kv)
         cache.symbol_kv = grown
         cache.position += 1
-        return self._logits(hidden, nodes[:, None])[:, 0]
+        return self._logits(hidden, nodes[:, None], cache.summary)[:, 0]
 
     def blocks(self) -> list[nn.Module]:
         """The layers from the lowest to the highest."""
@@ -219,26 +222,30 @@ class BlockDecoder(nn.Module):
                 nodes[:, position] = child.clamp(min=0)
         return nodes
 
-    def _logits(self, hidden: Tensor, nodes: Tensor) -> Tensor:
+    def _logits(self, hidden: Tensor, nodes: Tensor, summary: Tensor) -> Tensor:
         hidden = self.norm(hidden)
         child = self.trie.next_node[nodes]  # [B x O, T, V]
-        weights = self.node_output(child.clamp(min=0))
-        by_node = torch.einsum("btd,btvd->btv", hidden, weights.to(hidden.dtype))
-        return (self.output(hidden) + by_node.masked_fill(child < 0, 0.0)).float()
+        known = child.clamp(min=0)
+        by_node = torch.einsum("rtd,rtvd->rtv", hidden, self.node_output(known))
+        weights = self.node_summary(known).unflatten(0, (len(summary), -1))  # [B, O, T, V, D]
+        by_summary = torch.einsum("bd,botvd->botv", summary, weights).flatten(0, 1)
+        by_node = (by_node + by_summary).masked_fill(child < 0, 0.0)
+        return (self.output(hidden) + by_node).float()
 
 
 class FlatHead(nn.Module):
     """One logit per code from the memory; a code's weights are the sum over its trie nodes.
 
-    Codes that share digits share weights, so a rare code borrows from its branch.
+    Codes that share digits share weights, so a rare code borrows from its branch. The summary at
+    position 0 enters linearly, the mean of the memory through a hidden layer.
     """
 
     def __init__(self, memory_width: int, trie: CodeTrie, dropout: float = 0.0) -> None:
         super().__init__()
         self.trie = trie
-        self.pool = nn.Linear(2 * memory_width, memory_width)
+        self.pool = nn.Linear(memory_width, memory_width)
         self.dropout = nn.Dropout(dropout)
-        self.nodes = nn.Embedding(trie.num_nodes, memory_width)
+        self.nodes = nn.Embedding(trie.num_nodes, 2 * memory_width)
         self.bias = nn.Parameter(torch.full((trie.num_codes,), -6.0))
         nn.init.zeros_(self.nodes.weight)
 
@@ -246,9 +253,9 @@ class FlatHead(nn.Module):
         """Logits [B, C] float32."""
         mask = memory.mask[..., None].to(memory.hidden.dtype)
         mean = (memory.hidden * mask).sum(1) / mask.sum(1)
-        pooled = self.pool(self.dropout(torch.cat([memory.hidden[:, 0], mean], dim=-1)))
-        weights = self.nodes(self.trie.path[:, 1:]).sum(1)  # [C, D]
-        return F.linear(F.gelu(pooled), weights.to(pooled.dtype)).float() + self.bias
+        features = torch.cat([memory.hidden[:, 0], F.gelu(self.pool(mean))], dim=-1)
+        weights = self.nodes(self.trie.path[:, 1:]).sum(1)  # [C, 2 D]
+        return F.linear(self.dropout(features), weights).float() + self.bias
 
 
 class OccupationNetwork(nn.Module):

@@ -1,6 +1,6 @@
 """The code book as tensors: which symbols may follow which, for training targets and for decoding.
 
-Shapes: C codes, L symbols of a block, V symbols of the vocabulary, N trie nodes, U used codes of a record.
+Shapes: C codes, L symbols of a block, V symbols, N trie nodes, U used codes of a record.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class CodeTrie(nn.Module):
 
     Args:
         table: symbols of each code [C, L].
-        next_node: child of each node under each symbol [N, V], -1 where illegal; node 0 is the root.
+        next_node: child of each node under each symbol [N, V], -1 where illegal; 0 is the root.
         leaf_code: code that ends in each node [N], -1 elsewhere.
         num_leaves: codes below each node [N].
         max_codes: most codes of one record.

@@ -39,6 +39,7 @@ def network():
         for parameter in decoder.parameters():
             parameter.mul_(2.0)
         decoder.node_output.weight.normal_()
+        decoder.node_summary.weight.normal_()
         network.flat.nodes.weight.normal_(std=2.0)
         network.flat.bias.fill_(-1.0)
     return network

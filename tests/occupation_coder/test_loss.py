@@ -42,6 +42,7 @@ def decoder_of(max_codes: int, dropout: float = 0.0) -> BlockDecoder:
     trie = CodeTrie.from_table(TABLE, vocab_size=6, max_codes=max_codes)
     decoder = BlockDecoder(8, trie, 8, num_layers=1, num_heads=2, feed_forward=16, dropout=dropout)
     torch.nn.init.normal_(decoder.node_output.weight)
+    torch.nn.init.normal_(decoder.node_summary.weight)
     return decoder.double()
 
 

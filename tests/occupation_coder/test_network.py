@@ -16,6 +16,7 @@ def small_network() -> OccupationNetwork:
     encoder = CharacterEncoder(3, width=16, num_layers=2, num_heads=2, num_buckets=128)
     decoder = BlockDecoder(16, trie, width=16, num_layers=2, num_heads=2, feed_forward=32)
     torch.nn.init.normal_(decoder.node_output.weight)
+    torch.nn.init.normal_(decoder.node_summary.weight)
     network = OccupationNetwork(encoder, decoder).double().eval()
     torch.nn.init.normal_(network.flat.nodes.weight)
     return network
