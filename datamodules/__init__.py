@@ -7,7 +7,7 @@ _HOME = {
     "HISCO": "datamodules.tokenizers.code_systems",
     "OCC1950": "datamodules.tokenizers.code_systems",
     "Augmentation": "datamodules.augmentation",
-    "CodeBookOptions": "datamodules.occupation_store",
+    "CodeBookOptions": "datamodules.occupation_request",
     "CodeSystem": "datamodules.tokenizers.code_systems",
     "Columns": "datamodules.occupation_rows",
     "LoaderOptions": "datamodules.planned",
@@ -16,7 +16,7 @@ _HOME = {
     "PlannedDataModule": "datamodules.planned",
     "PlannedDataset": "datamodules.planned",
     "SplitOptions": "datamodules.splitting",
-    "TextOptions": "datamodules.occupation_store",
+    "TextOptions": "datamodules.occupation_request",
 }
 
 __all__ = [

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from datamodules.bad_rows import BadRows
+from datamodules.occupation_request import StoreRequest
 from datamodules.occupation_rows import Job, RowRules
-from datamodules.occupation_store import StoreRequest
 from datamodules.sources import BadRow, check_file, read_rows
 from datamodules.splitting import PART_NAMES, TRAIN
 from datamodules.tokenizers.codes import (

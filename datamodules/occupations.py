@@ -13,15 +13,15 @@ from datamodules.bad_rows import hand_over_rejected
 from datamodules.cache import cache_root
 from datamodules.languages import UNKNOWN
 from datamodules.occupation_batches import DistinctInputs, OccupationDataset
-from datamodules.occupation_rows import Columns
-from datamodules.occupation_store import (
+from datamodules.occupation_request import (
     CodeBookOptions,
-    OccupationStore,
     StoreRequest,
     TextOptions,
     encoding_digest,
-    open_store,
 )
+from datamodules.occupation_rows import Columns
+from datamodules.occupation_store import OccupationStore
+from datamodules.occupation_writer import open_store
 from datamodules.planned import PlannedDataModule, PlannedDataset, Stage
 from datamodules.predict_output import REVIEW_BELOW, default_output, write_coded_table
 from datamodules.predict_rows import PredictIndex, open_index

@@ -17,7 +17,7 @@ from datamodules.bad_rows import BadRows, OnBadRows
 from datamodules.cache import cache_root, digest_of, file_digest, made_once
 from datamodules.occupation_rows import Columns, RowRules
 from datamodules.sources import RowBatch, column_names, read_rows
-from datamodules.tokenizers.characters import TextNormalisation, encode
+from datamodules.tokenizers.characters import TextNormalisation
 from datamodules.tokenizers.codes import CodeSystem
 
 INDEX_VERSION = 1
@@ -194,17 +194,17 @@ class _IndexWriter:
 
     def _input(self, text: str, language: str, handles: dict[str, IO[bytes]]) -> int:
         """The number of this input; a new one is appended."""
-        encoded = encode(text, self.max_length)
-        language_id = self.language_id.get(language, 0)
-        points = encoded.code_points.astype("<u4").tobytes()
-        tail = bytes([encoded.is_truncated]) + language_id.to_bytes(2, "little")
-        key = blake2b(points + tail, digest_size=16).digest()
+        kept = text[: self.max_length]
+        points = kept.encode("utf-32-le")
+        truncated = b"\1" if len(text) > self.max_length else b"\0"
+        language_id = self.language_id.get(language, 0).to_bytes(2, "little")
+        key = blake2b(points + truncated + language_id, digest_size=16).digest()
         number = self.input_of_key.get(key)
         if number is None:
             number = self.input_of_key[key] = len(self.input_of_key)
             handles["code_points"].write(points)
-            handles["text_lengths"].write(np.int64(len(encoded.code_points)).tobytes())
-            handles["language_ids"].write(np.int16(language_id).tobytes())
-            handles["is_truncated"].write(bytes([encoded.is_truncated]))
+            handles["text_lengths"].write(len(kept).to_bytes(8, "little"))
+            handles["language_ids"].write(language_id)
+            handles["is_truncated"].write(truncated)
             self.content.update(key)
         return number

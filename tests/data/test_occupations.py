@@ -18,7 +18,6 @@ from datamodules import (
     SplitOptions,
     TextOptions,
 )
-from datamodules.occupations import recipe_of_checkpoint
 from datamodules.plan import PlanOptions
 
 ROWS = [
@@ -178,7 +177,7 @@ def test_augmentation_is_keyed_and_only_in_training(tmp_path):
 
 def test_the_tables_are_tokenised_once(tmp_path, monkeypatch):
     module(tmp_path, ROWS).prepare_data()
-    monkeypatch.setattr("datamodules.occupation_store._Writer.write", lambda *_: 1 / 0)
+    monkeypatch.setattr("datamodules.occupation_writer._Writer.write", lambda *_: 1 / 0)
     module(tmp_path, ROWS).prepare_data()
     with pytest.raises(ZeroDivisionError):
         module(tmp_path, [*ROWS, ROWS[0]]).prepare_data()
@@ -190,7 +189,7 @@ def test_a_half_written_cache_is_never_taken(tmp_path, monkeypatch):
     data = module(tmp_path, ROWS)
     real = np.save
     monkeypatch.setattr(
-        "datamodules.occupation_store.np.save",
+        "datamodules.occupation_writer.np.save",
         lambda path, array: real(path, array) if "is_seen" not in str(path) else 1 / 0,
     )
     with pytest.raises(ZeroDivisionError):
@@ -234,108 +233,6 @@ def test_a_checkpoint_decides_the_encoding(tmp_path):
     assert [chr(p) for p in store.code_points(0)] == list("TRADE")
     assert store.arrays["language_id"].tolist() == [0]  # training had no Swedish
     assert store.recipe == recipe
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        (("", "en", "10000", ""), r't.csv:3: "": the column "text" holds no text; fill it'),
-        (("a", "danisch", "10000", ""), r't.csv:3: language "danisch".*Did you mean "danish"'),
-        (("a", "en", "100001", ""), r't.csv:3: code "100001" is too long: 6 symbols'),
-        (("a", "en", "1000x", ""), r't.csv:3: code "1000x" holds the unknown symbol "x"'),
-        (("a", "en", "2110", ""), r't.csv:3: code "2110" .*lost its leading zeros \("02110"\)'),
-        (("a", "en", "", "NA"), r"t.csv:3: .*the row has no code; give it one or drop the row"),
-        (("a", "en", "10000"), r't.csv:3: "a,en,10000": the row has 3 values, the header 4'),
-    ],
-)
-def test_a_bad_row_is_named_with_file_line_value_and_rule(tmp_path, row, message):
-    path = table(tmp_path / "t.csv", [ROWS[0], row])
-    with pytest.raises(ValueError, match=message):
-        OccupationDataModule(path, columns=COLUMNS).prepare_data()
-
-
-def test_a_code_outside_the_book_and_too_many_codes_are_bad_rows(tmp_path):
-    book = tmp_path / "book.csv"
-    book.write_text("code,description\n41025,Merchant\n")
-    options = {"code_book": CodeBookOptions(str(book))}
-    with pytest.raises(ValueError, match=r'code "71105" is not in the code book.*nearest: 41025'):
-        module(tmp_path, ROWS[:2], **options).prepare_data()
-    with pytest.raises(ValueError, match=r"train.csv:2: .*has 2 codes, this code system allows 1"):
-        module(tmp_path, ROWS[3:4], code_system=CodeSystem(length=5)).prepare_data()
-
-
-def test_the_first_twenty_bad_rows_fit_one_screen(tmp_path):
-    rows = [(f"trade {i}", "en", f"{i}x", "") for i in range(30)]
-    with pytest.raises(ValueError, match="30 rows break the rules of the data; the first 20") as e:
-        module(tmp_path, rows).prepare_data()
-    lines = str(e.value).splitlines()
-    assert len(lines) == 23
-    assert max(len(line) for line in lines) <= 80
-    assert "train.csv:21: " in lines[20]
-    assert "--data.on_bad_rows=reject" in lines[21]
-
-
-def test_rejected_rows_are_written_with_their_reason(tmp_path, monkeypatch, caplog):
-    monkeypatch.chdir(tmp_path)
-    rows = [*many(10), ("", "en", "10000", ""), ("a", "en", "9x", "")]
-    for _ in range(2):  # the second time from the cache
-        data = module(tmp_path, rows, on_bad_rows="reject")
-        data.prepare_data()
-        rejected = (tmp_path / "rejected.csv").read_text().splitlines()
-        assert rejected[0] == "file,line,value,kind,reason"
-        found = [line.split(",")[1:4] for line in rejected[1:]]
-        assert found == [["12", "", "text"], ["13", "9x", "code"]]
-        assert "2 rows were rejected; they are listed" in caplog.text
-        assert len(data._open_store(None).arrays["part"]) == 10
-        (tmp_path / "rejected.csv").unlink()
-
-
-def test_options_in_conflict_are_refused(tmp_path):
-    with pytest.raises(ValueError, match='on_bad_rows must be "error" or "reject", got "drop"'):
-        OccupationDataModule(on_bad_rows="drop")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r'columns.split \("part"\) divides the training files'):
-        OccupationDataModule("a.csv", "b.csv", columns=Columns(split="part"))
-    with pytest.raises(ValueError, match="validation_files are given without train_files"):
-        OccupationDataModule(validation_files="b.csv")
-    with pytest.raises(ValueError, match='columns names "text" twice'):
-        Columns(codes=["text"])
-    with pytest.raises(ValueError, match="code_separator must be a visible text"):
-        Columns(code_separator=" ")
-    with pytest.raises(ValueError, match=r"text.max_length must be at least 1, got 0"):
-        TextOptions(max_length=0)
-
-
-def test_a_missing_part_names_the_option(tmp_path):
-    data = module(tmp_path, many(10))
-    with pytest.raises(ValueError, match="no row is for validation; name data.validation_files"):
-        data.setup("fit")
-
-
-def test_missing_columns_and_books_are_named(tmp_path):
-    with pytest.raises(ValueError, match=r'has no column "lang" \(columns.language\)'):
-        module(tmp_path, ROWS, columns=Columns(language="lang")).prepare_data()
-    path = table(tmp_path / "t.csv", [("a", "b")], "text,hisco")
-    with pytest.raises(ValueError, match=r"t.csv has no column code_1; it has: text, hisco. Name"):
-        OccupationDataModule(path).prepare_data()
-    with pytest.raises(FileNotFoundError, match="data.code_book: .*none.csv does not exist"):
-        module(tmp_path, ROWS, code_book=CodeBookOptions(str(tmp_path / "none.csv"))).prepare_data()
-
-
-def test_a_wrong_checkpoint_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="checkpoint .*a.ckpt does not exist"):
-        recipe_of_checkpoint(tmp_path / "a.ckpt")
-    (tmp_path / "a.ckpt").write_bytes(b"no checkpoint")
-    with pytest.raises(ValueError, match="a.ckpt is damaged or no checkpoint"):
-        recipe_of_checkpoint(tmp_path / "a.ckpt")
-    torch.save({"state_dict": {}}, tmp_path / "a.ckpt")
-    with pytest.raises(ValueError, match="is of another family: .*its keys: state_dict"):
-        recipe_of_checkpoint(tmp_path / "a.ckpt")
-
-
-def test_prediction_without_a_model_says_what_is_missing(tmp_path):
-    data = OccupationDataModule(predict_files=table(tmp_path / "t.csv", ROWS))
-    with pytest.raises(ValueError, match="predict needs a trained model: give --ckpt_path"):
-        data.setup("predict")
 
 
 def test_demo_data_come_without_any_file():
