@@ -1,0 +1,59 @@
+"""The loader and the datamodule without a trainer: workers, facts, batches in other processes."""
+
+import os
+
+import pytest
+import torch
+
+from datamodules.loader import LoaderOptions, auto_workers
+from datamodules.plan import PlanOptions
+from tests.toy import ToyData
+
+
+def test_auto_workers_share_the_cpus_of_this_process(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(24)))
+    monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
+    assert auto_workers(4, on_cpu=False) == 6
+    assert auto_workers(1, on_cpu=False) == 16
+    assert auto_workers(1, on_cpu=True) == 0
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "3")  # SLURM speaks of one task, one process
+    assert auto_workers(4, on_cpu=False) == 3
+
+
+def test_wrong_loader_options_are_refused():
+    with pytest.raises(ValueError, match="num_workers must be 0 or more, got -1"):
+        LoaderOptions(num_workers=-1)
+    with pytest.raises(ValueError, match="prefetch_factor must be at least 1, got 0"):
+        LoaderOptions(prefetch_factor=0)
+
+
+def test_workers_change_nothing_in_any_epoch():
+    epochs = []
+    for num_workers in (0, 2):
+        data = ToyData(num_workers=num_workers)
+        data.setup("fit")
+        loader = data.train_dataloader()
+        epochs.append([list(loader), list(loader)])
+        assert len(loader) == len(epochs[-1][0]) == 7
+    for left, right in zip(*epochs, strict=True):
+        for a, b in zip(left, right, strict=True):
+            assert torch.equal(a["sample_id"], b["sample_id"])
+            assert torch.equal(a["values"], b["values"])
+            assert a["step_denominators"] == b["step_denominators"]
+
+
+def test_the_facts_of_the_plan_are_what_the_batches_show():
+    data = ToyData(num_samples=50, global_batch_size=8)
+    data.setup("fit")
+    facts = data.plan_facts
+    assert (facts.num_samples, facts.steps_per_epoch, facts.num_replicas) == (50, 7, 1)
+    batches = list(data.train_dataloader())
+    used = sum(int(batch["mask"].sum()) for batch in batches)
+    padded = sum(batch["mask"].numel() for batch in batches)
+    assert facts.padding_share == pytest.approx(1 - used / padded)
+
+
+def test_the_seed_comes_from_the_options_or_from_seed_everything(monkeypatch):
+    monkeypatch.setenv("PL_GLOBAL_SEED", "77")
+    assert ToyData(plan=PlanOptions()).seed == 77
+    assert ToyData(plan=PlanOptions(seed=5)).seed == 5
