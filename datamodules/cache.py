@@ -5,7 +5,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,11 @@ def file_digest(path: Path, root: Path) -> str:
         while chunk := file.read(READ_BYTES):
             content.update(chunk)
     digest = content.hexdigest()[:32]
-    memory.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = memory.with_name(f"{memory.name}.{os.getpid()}")
-    unfinished.write_text(digest)
-    os.replace(unfinished, memory)
+    with _writing_to(memory.parent):
+        memory.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = memory.with_name(f"{memory.name}.{os.getpid()}")
+        unfinished.write_text(digest)
+        os.replace(unfinished, memory)
     return digest
 
 
@@ -57,14 +59,9 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
     """
     if folder.exists():
         return folder
-    try:
+    with _writing_to(folder.parent):
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    except OSError as error:
-        raise RuntimeError(
-            f"the cache folder {folder.parent} cannot be written ({error.strerror}); name another "
-            f"with the environment variable {CACHE_VARIABLE}."
-        ) from error
     try:
         make(temporary)
         if not _renamed(temporary, folder) and not folder.exists():
@@ -81,3 +78,15 @@ def _renamed(temporary: Path, folder: Path) -> bool:
     except OSError:
         return False
     return True
+
+
+@contextmanager
+def _writing_to(folder: Path) -> Iterator[None]:
+    """Names the way out where the cache is no place to write to."""
+    try:
+        yield
+    except OSError as error:
+        raise RuntimeError(
+            f"the cache folder {folder} cannot be written ({error.strerror}); name another with "
+            f"the environment variable {CACHE_VARIABLE}."
+        ) from error

@@ -1,5 +1,6 @@
 """Tables of job descriptions become planned batches for the occupation coder."""
 
+import logging
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from datamodules.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, SplitOpti
 from datamodules.tokenizers.code_systems import CodeSystem, named_code_system
 from datamodules.tokenizers.codes import CodeBook
 
+log = logging.getLogger(__name__)
 RECIPE_KEY = "occupation_recipe"
 Files = str | list[str] | None
 
@@ -188,16 +190,22 @@ class OccupationDataModule(PlannedDataModule):
             )
         return recipe
 
-    def store_request(self) -> StoreRequest:
+    def store_request(self, is_trained: bool = False) -> StoreRequest:
         """Return what is read and how; the demo table where no file is named.
+
+        Args:
+            is_trained: the training files may then be missing where the other parts have files.
 
         Raises:
             FileNotFoundError: a named file does not exist.
         """
-        files = {
-            part: expand_files(named, f"data.{PART_NAMES[part]}_files")
-            for part, named in self.files.items()
-        }
+        files = {part: self._paths(part) for part in (VALIDATION, TEST)}
+        try:
+            files = {TRAIN: self._paths(TRAIN), **files}
+        except FileNotFoundError as error:
+            if not is_trained or not any(files.values()):
+                raise
+            log.warning("%s Seen and unseen strings are not told apart.", error)
         columns, book = self.columns, self.code_book
         if not any(files.values()):
             from datamodules import demo  # made only where it is asked for
@@ -220,7 +228,7 @@ class OccupationDataModule(PlannedDataModule):
         )
 
     def _open_store(self, recipe: dict[str, Any] | None) -> OccupationStore:
-        request = self.store_request()
+        request = self.store_request(is_trained=recipe is not None)
         if recipe is not None:
             made = request.folder()  # by training on the same files, most likely
             if made.exists():
@@ -236,6 +244,9 @@ class OccupationDataModule(PlannedDataModule):
         if columns.default_language == UNKNOWN:
             columns = replace(columns, default_language=recipe["default_language"])
         return open_index(self._predict_paths(), columns, recipe, self.on_bad_rows)
+
+    def _paths(self, part: int) -> list[Path]:
+        return expand_files(self.files[part], f"data.{PART_NAMES[part]}_files")
 
     def _predict_paths(self) -> list[Path]:
         files = expand_files(self.predict_files, "data.predict_files")

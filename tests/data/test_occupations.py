@@ -220,7 +220,7 @@ def test_the_fingerprint_follows_the_content_not_the_place(tmp_path):
     assert changed._open_store(None).fingerprint != prints[0]
 
 
-def test_a_checkpoint_decides_the_encoding(tmp_path):
+def test_a_checkpoint_decides_the_encoding(tmp_path, caplog):
     trained = module(tmp_path, many(40), text=TextOptions(max_length=5, lowercase=False))
     recipe = trained._open_store(None).recipe
     torch.save({"occupation_recipe": recipe}, tmp_path / "a.ckpt")
@@ -228,11 +228,14 @@ def test_a_checkpoint_decides_the_encoding(tmp_path):
     data = OccupationDataModule(test_files=test, columns=COLUMNS)
     trainer = SimpleNamespace(ckpt_path=str(tmp_path / "a.ckpt"))
     data.trainer = trainer  # type: ignore[assignment]
+    data.files[0] = str(tmp_path / "not_here.csv")  # the table of the training machine
     recipe_found = data._wanted_recipe("test")
     store = data._open_store(recipe_found)
     assert [chr(p) for p in store.code_points(0)] == list("TRADE")
     assert store.arrays["language_id"].tolist() == [0]  # training had no Swedish
     assert store.recipe == recipe
+    assert "not_here.csv does not exist. Seen and unseen strings are not told" in caplog.text
+    assert not store.arrays["is_seen_text"].any()
 
 
 def test_demo_data_come_without_any_file():
@@ -242,3 +245,24 @@ def test_demo_data_come_without_any_file():
     assert len(data.datasets["train"].lengths) > 15_000
     assert len(data.recipe["languages"]) == 5
     assert len(data.recipe["code_book"]["codes"]) >= 300
+
+
+@pytest.mark.real_data
+def test_the_real_tables_are_read_whole():
+    folder = Path(__file__).parents[3] / "shared" / "data" / "occupations"
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is absent")
+    data = OccupationDataModule(
+        str(folder / "train.csv"),
+        test_files=str(folder / "dev.csv"),
+        columns=Columns(text="occ1", language="lang", codes=["hisco_1"]),
+        code_book=CodeBookOptions(str(folder / "hisco_codes.csv"), True),
+    )
+    data.setup("fit")
+    data.setup("test")
+    parts = data.store.arrays["part"]
+    specials, descriptions = 3, 1918
+    assert (parts == 2).sum() == 1484
+    assert len(parts) == 6010 + 1484 + descriptions - specials
+    assert not data.store.arrays["is_seen_text"][parts == 2].any()
+    assert len(data.recipe["code_book"]["codes"]) == descriptions
