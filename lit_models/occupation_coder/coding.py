@@ -11,7 +11,7 @@ from datamodules.languages import language_code
 from datamodules.occupation_batches import padded_texts
 from datamodules.tokenizers.characters import TextNormalisation, encode
 from datamodules.tokenizers.codes import CodeBook
-from lit_models.occupation_coder.decoding import decode
+from lit_models.occupation_coder.decoding import Decoded, decode
 
 TEXTS_AT_ONCE = 256
 
@@ -69,8 +69,10 @@ class TextCoder:
         for start in range(0, len(order), TEXTS_AT_ONCE):
             rows = order[start : start + TEXTS_AT_ONCE]
             decoded = self._decode([encoded[i].code_points for i in rows], language_ids[rows])
-            for index, *values in zip(rows, *(part.tolist() for part in decoded), strict=True):
-                results[index] = self._result(texts[index], *values, encoded[index].is_truncated)
+            for place, index in enumerate(rows):
+                results[index] = self._result(
+                    texts[index], Decoded(*(x[place] for x in decoded)), encoded[index].is_truncated
+                )
         self.module.train(was_training)
         return [results[i] for i in range(len(texts))]
 
@@ -86,26 +88,20 @@ class TextCoder:
         return np.array([known.get(language_code(name, "unk"), 0) for name in names], np.int64)
 
     @torch.inference_mode()
-    def _decode(self, texts: list[np.ndarray], language_ids: np.ndarray) -> Any:
+    def _decode(self, texts: list[np.ndarray], language_ids: np.ndarray) -> Decoded:
         module = self.module
         batch = {**padded_texts(texts), "language_id": torch.from_numpy(language_ids)}
         batch = {name: value.to(module.device) for name, value in batch.items()}
-        return decode(module.network, *module(batch), self.options, module.temperature)
+        decoded = decode(module.network, *module(batch), self.options, module.temperature)
+        return Decoded(*(part.cpu() for part in decoded))
 
-    def _result(
-        self,
-        text: str,
-        code_ids: list[int],
-        confidences: list[float],
-        set_confidence: float,
-        is_truncated: bool,
-    ) -> CodedText:
-        ids = [code_id for code_id in code_ids if code_id >= 0]
+    def _result(self, text: str, decoded: Decoded, is_truncated: bool) -> CodedText:
+        ids = [code_id for code_id in decoded.code_ids.tolist() if code_id >= 0]
         return CodedText(
             text,
             [self.book.codes[i] for i in ids],
             [self.book.descriptions[i] for i in ids],
-            confidences[: len(ids)],
-            set_confidence,
+            decoded.code_confidence[: len(ids)].tolist(),
+            float(decoded.set_confidence),
             is_truncated,
         )

@@ -5,6 +5,7 @@ Shapes: B batch, S characters of the longest text, P positions, D hidden, H head
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -217,7 +218,8 @@ class CanineEncoder(Encoder):
         if not (Path(folder) / "config.json").is_file():
             raise FileNotFoundError(
                 f"No CANINE checkpoint in {folder}: config.json is missing. Name a local "
-                "folder that holds config.json and the weights, or use CharacterEncoder, which needs no files."
+                "folder that holds config.json and the weights, or use CharacterEncoder, which "
+                "needs no files."
             )
         from transformers import CanineModel  # seconds of import that only this encoder needs
 
@@ -254,7 +256,7 @@ def positions_up_to(lengths: Tensor, size: int) -> Tensor:
     return torch.arange(size, device=lengths.device)[None, :] < lengths[:, None]
 
 
-def pad_for_canine(input_ids: Tensor, attention_mask: Tensor, config) -> tuple[Tensor, Tensor]:
+def pad_for_canine(input_ids: Tensor, attention_mask: Tensor, config: Any) -> tuple[Tensor, Tensor]:
     """CANINE's marks around the texts, padded to a multiple of 4 with at least 8 pads.
 
     CANINE pools four characters into one and its last characters see the padding through a

@@ -37,8 +37,7 @@ class OccupationFigures(Callback):
 
     def _draw(self, trainer: Trainer, coder: Any, split: str) -> None:
         confused: ConfusedPairs = getattr(coder, f"{split}_confused")
-        pairs = confused.compute()  # on every rank: the sums are gathered
-        confused.reset()
+        pairs = confused.compute()  # on every rank, since it gathers
         bins: CalibrationBins = getattr(coder, f"{split}_metrics")["calibration_error"]
         with bins.sync_context(should_sync=trainer.world_size > 1):
             reliability, coverage = bins.reliability(), bins.coverage()

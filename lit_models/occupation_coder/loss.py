@@ -3,9 +3,10 @@
 Shapes: B batch, K blocks, T target positions, V symbols, C codes, O orders of a record's codes.
 """
 
-from __future__ import annotations
-
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import permutations
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,11 +19,38 @@ from lit_models.training.record import LossSum
 MOST_MATCHED_CODES = 5  # 120 orders; beyond it the search over orders would outgrow the step
 
 
+@dataclass
+class LossOptions:
+    """What is minimised: seq2seq_weight x seq2seq + (1 - seq2seq_weight) x flat, nats per record.
+
+    Args:
+        seq2seq_weight: share of the decoder's loss, 0 to 1.
+        label_smoothing: share of each symbol's target spread over all symbols.
+        class_weights: code -> weight of its presence in the flat loss; 1 where not given.
+        flat_dropout: dropout before the flat head.
+    """
+
+    seq2seq_weight: float = 0.5
+    label_smoothing: float = 0.0
+    class_weights: dict[str, float] = field(default_factory=dict)
+    flat_dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("seq2seq_weight", "label_smoothing", "flat_dropout"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie between 0 and 1, got {getattr(self, name)}.")
+
+    @property
+    def term_weights(self) -> dict[str, float]:
+        """Factor of each term."""
+        return {"seq2seq": self.seq2seq_weight, "flat": 1 - self.seq2seq_weight}
+
+
 def occupation_losses(
     memory: Memory,
     flat_logits: Tensor,
     decoder: BlockDecoder,
-    batch: dict[str, Tensor],
+    batch: Mapping[str, Any],
     label_smoothing: float = 0.0,
     class_weights: Tensor | None = None,
 ) -> dict[str, LossSum]:

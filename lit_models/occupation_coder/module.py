@@ -1,7 +1,6 @@
 """The occupation coder as a LightningModule. Batch: OccupationBatch."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -15,7 +14,7 @@ from lit_models.occupation_coder.coding import CodedText, TextCoder
 from lit_models.occupation_coder.decoding import Decoded, DecodingOptions, decode
 from lit_models.occupation_coder.encoders import CharacterEncoder, Encoder
 from lit_models.occupation_coder.freezing import freeze_encoder, layer_depths
-from lit_models.occupation_coder.loss import check_num_codes, occupation_losses
+from lit_models.occupation_coder.loss import LossOptions, check_num_codes, occupation_losses
 from lit_models.occupation_coder.metrics import ConfusedPairs, OccupationMetrics
 from lit_models.occupation_coder.network import BlockDecoder, Memory, OccupationNetwork
 from lit_models.occupation_coder.trie import CodeTrie
@@ -29,28 +28,6 @@ EncoderFactory = Callable[[int], Encoder]  # number of languages -> encoder
 DecoderFactory = Callable[
     [int, CodeTrie], BlockDecoder
 ]  # width of the memory, code book -> decoder
-
-
-@dataclass
-class LossOptions:
-    """What is minimised: seq2seq_weight x seq2seq + (1 - seq2seq_weight) x flat, nats per record.
-
-    Args:
-        seq2seq_weight: share of the decoder's loss, 0 to 1.
-        label_smoothing: share of each symbol's target spread over all symbols.
-        class_weights: code -> weight of its presence in the flat loss; 1 where not given.
-        flat_dropout: dropout before the flat head.
-    """
-
-    seq2seq_weight: float = 0.5
-    label_smoothing: float = 0.0
-    class_weights: dict[str, float] = field(default_factory=dict)
-    flat_dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("seq2seq_weight", "label_smoothing", "flat_dropout"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must lie between 0 and 1, got {getattr(self, name)}.")
 
 
 class LitOccupationCoder(ExactModule):
@@ -95,9 +72,9 @@ class LitOccupationCoder(ExactModule):
         self.encoder_factory, self.decoder_factory = encoder, decoder
         self.loss, self.decoding = loss or LossOptions(), decoding or DecodingOptions()
         self.init_from, self.init_from_part = init_from, init_from_part
-        self.recipe: dict[str, Any] | None = None
+        self.recipe: Any = None  # a dict of plain values, from the data or a checkpoint
         self.temperature = dict.fromkeys(TERMS, 1.0)
-        self.network: OccupationNetwork | None = None
+        self.network: Any = None  # an OccupationNetwork once the code book is known
 
     def setup(self, stage: str) -> None:
         """Take the recipe (code book, languages, normalisation) that the data was read with."""
@@ -116,25 +93,27 @@ class LitOccupationCoder(ExactModule):
         return self.network(batch["input_ids"], batch["attention_mask"], batch["language_id"])
 
     def training_step(self, batch: OccupationBatch, batch_idx: int) -> Tensor:
-        terms = self._terms(*self(batch), batch, self.loss.label_smoothing)
-        return self.exact_mean(terms, batch, self._term_weights())
+        terms = self._terms(self(batch), batch, self.loss.label_smoothing)
+        return self.exact_mean(terms, dict(batch), self.loss.term_weights)
 
     def validation_step(self, batch: OccupationBatch, batch_idx: int) -> None:
-        memory, flat_logits = self(batch)
-        self._evaluate("val", memory, flat_logits, batch)
+        memory, flat_logits = self._evaluate("val", batch)
         nats = nats_by_temperature(self.network, memory, flat_logits, batch["code_ids"])
         for term in TERMS:
             self.temperature_search[term].update(nats[term], batch["weight"])
 
     def on_validation_epoch_end(self) -> None:
         found = {term: float(search.compute()) for term, search in self.temperature_search.items()}
-        for search in self.temperature_search.values():
-            search.reset()
+        for metric in (self.val_confused, *self.temperature_search.values()):
+            metric.reset()
         if self.trainer.state.fn == "fit" and not self.trainer.sanity_checking:
             self.temperature = found
 
     def test_step(self, batch: OccupationBatch, batch_idx: int) -> None:
-        self._evaluate("test", *self(batch), batch)
+        self._evaluate("test", batch)
+
+    def on_test_epoch_end(self) -> None:
+        self.test_confused.reset()  # after the callbacks have seen it
 
     def predict_step(self, batch: OccupationBatch, batch_idx: int) -> dict[str, Tensor]:
         return self._decode(*self(batch))._asdict()
@@ -146,18 +125,15 @@ class LitOccupationCoder(ExactModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         thresholds = {"flat": self.decoding.flat_threshold}
-        checkpoint[RECIPE_KEY] = {
-            **(self.recipe or {}),
-            "temperature": self.temperature,
-            "thresholds": thresholds,
-        }
+        found = {"temperature": self.temperature, "thresholds": thresholds}
+        checkpoint[RECIPE_KEY] = {**self.recipe, **found}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
         if RECIPE_KEY not in checkpoint:
             raise ValueError(
-                "the checkpoint holds no occupation recipe, so it is of another family; give one "
-                "that LitOccupationCoder wrote."
+                "the checkpoint holds no occupation recipe: it is of another family; give one of "
+                "LitOccupationCoder."
             )
         self._take_recipe(checkpoint[RECIPE_KEY])
         if self.network is None:
@@ -194,35 +170,31 @@ class LitOccupationCoder(ExactModule):
         for split in ("val", "test"):
             self.add_module(f"{split}_metrics", OccupationMetrics(book, languages))
             self.add_module(f"{split}_confused", ConfusedPairs(len(book.codes)))
-        self.losses = torch.nn.ModuleDict({name: SumCount() for name in (*TERMS, "loss")})
+            losses = {name: SumCount() for name in (*TERMS, "loss")}
+            self.add_module(f"{split}_losses", torch.nn.ModuleDict(losses))
         self.temperature_search = torch.nn.ModuleDict({t: TemperatureSearch() for t in TERMS})
 
     def _terms(
-        self, memory: Memory, flat_logits: Tensor, batch: OccupationBatch, smoothing: float
+        self, encoded: tuple[Memory, Tensor], batch: OccupationBatch, smoothing: float = 0.0
     ) -> dict[str, LossSum]:
         weights = self.class_weights if self.loss.class_weights else None
-        decoder = self.network.decoder
-        return occupation_losses(memory, flat_logits, decoder, batch, smoothing, weights)
-
-    def _term_weights(self) -> dict[str, float]:
-        return {"seq2seq": self.loss.seq2seq_weight, "flat": 1 - self.loss.seq2seq_weight}
+        return occupation_losses(*encoded, self.network.decoder, batch, smoothing, weights)
 
     def _decode(self, memory: Memory, flat_logits: Tensor) -> Decoded:
         return decode(self.network, memory, flat_logits, self.decoding, self.temperature)
 
-    def _evaluate(
-        self, split: str, memory: Memory, flat_logits: Tensor, batch: OccupationBatch
-    ) -> None:
-        terms = self._terms(memory, flat_logits, batch, 0.0)
-        decoded = self._decode(memory, flat_logits)
+    def _evaluate(self, split: str, batch: OccupationBatch) -> tuple[Memory, Tensor]:
+        encoded = self(batch)
+        terms, decoded = self._terms(encoded, batch), self._decode(*encoded)
         metrics, confused = getattr(self, f"{split}_metrics"), getattr(self, f"{split}_confused")
         metrics.update(decoded, batch)
         confused.update(batch["code_ids"], decoded.code_ids, batch["weight"])
-        both = sum(weight * terms[term].total for term, weight in self._term_weights().items())
+        both = sum(share * terms[name].total for name, share in self.loss.term_weights.items())
         sums = {**terms, "loss": LossSum(both, terms["flat"].count)}
-        for name, metric in self.losses.items():
+        for name, metric in getattr(self, f"{split}_losses").items():
             metric.update(*sums[name])
             label = "loss" if name == "loss" else f"loss_{name}"
             self.log(f"{split}/{label}", metric, on_step=False, on_epoch=True)
         for name, metric in metrics.items():
             self.log(f"{split}/{name}", metric, on_step=False, on_epoch=True)
+        return encoded

@@ -6,9 +6,12 @@ Shapes: C codes, L symbols of a block, V symbols, N trie nodes, U used codes of 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from datamodules.tokenizers.codes import CodeBook
 
 PAD, BEGIN, END, EMPTY = 0, 1, 2, 3  # CodeBook.symbols begins with these four
 NONE = -100
@@ -31,7 +34,9 @@ class CodeTrie(nn.Module):
     num_leaves: Tensor
     path: Tensor
 
-    def __init__(self, table, next_node, leaf_code, num_leaves, max_codes: int) -> None:
+    def __init__(
+        self, table: Any, next_node: Any, leaf_code: Any, num_leaves: Any, max_codes: int
+    ) -> None:
         super().__init__()
         buffers = {
             "table": table,
@@ -48,8 +53,8 @@ class CodeTrie(nn.Module):
         self.num_nodes, self.vocab_size = self.next_node.shape
 
     @classmethod
-    def from_code_book(cls, book) -> CodeTrie:
-        """Trie of a `datamodules.tokenizers.codes.CodeBook`."""
+    def from_code_book(cls, book: CodeBook) -> CodeTrie:
+        """Trie of a code book."""
         trie = book.trie()
         return cls(book.table, trie.next_node, trie.leaf_code, trie.num_leaves, book.max_codes)
 

@@ -10,7 +10,8 @@ from datamodules.occupation_rows import Columns
 from datamodules.occupations import OccupationDataModule
 from lit_models.occupation_coder.decoding import DecodingOptions
 from lit_models.occupation_coder.encoders import CharacterEncoder
-from lit_models.occupation_coder.module import LitOccupationCoder, LossOptions
+from lit_models.occupation_coder.loss import LossOptions
+from lit_models.occupation_coder.module import LitOccupationCoder
 from lit_models.occupation_coder.network import BlockDecoder
 from lit_models.training.optim import WarmupDecay
 
