@@ -103,14 +103,13 @@ class UnisonoCLI(LightningCLI):
         callbacks = list(callbacks) if isinstance(callbacks, list) else [callbacks]
         own: list[Callback] = [Topology(verdict.fallback, verdict.warnings)]
         own += [ProgressLine()] if given.enable_progress_bar is not False else []
-        missing = [
-            default
-            for default in [*default_callbacks(), *own]
-            if not any(isinstance(callback, type(default)) for callback in callbacks)
-        ]
-        if given.logger in (None, True):
+        missing = missing_kinds([*default_callbacks(), *own], callbacks)
+        if given.logger is not False:
+            named = given.logger if isinstance(given.logger, list) else [given.logger]
+            named = [logger for logger in named if logger not in (None, True)]
             step = checkpoint_values.resumed_step(self.choice.ckpt_path)
-            kwargs["logger"] = default_loggers(self.choice.folder, step)
+            defaults = default_loggers(self.choice.folder, step)
+            kwargs["logger"] = [*missing_kinds(defaults, named), *named]
         kwargs |= {"accelerator": verdict.accelerator, "devices": verdict.devices}
         # The ledger first: others ask it whether a step has ended.
         return super().instantiate_trainer(callbacks=[*missing, *callbacks], **kwargs)
@@ -147,6 +146,11 @@ class UnisonoCLI(LightningCLI):
         files = "".join(f" --config {config_files.short_name(path)}" for path in paths)
         if best and "predict_files" in self._get(self.config, "data").init_args:
             say(f"next: unisono predict{files} --ckpt_path {best} --data.predict_files=YOUR.csv")
+
+
+def missing_kinds(defaults: list[Any], named: list[Any]) -> list[Any]:
+    """Returns the defaults of which the configuration names none of the same kind."""
+    return [d for d in defaults if not any(isinstance(n, type(d)) for n in named)]
 
 
 def best_checkpoint(trainer: Trainer) -> str | None:

@@ -236,6 +236,8 @@ def one_screen(error: BaseException) -> str | None:
         return f"{where}{error.strerror}: {STORAGE_ERRORS[error.errno]}."
     if type(error).__name__ == "ProcessRaisedException":
         return _from_child(str(error))
+    if isinstance(error, ModuleNotFoundError) and "wandb" in str(error):
+        return "Weights & Biases is an extra: pip install 'unisono[wandb]', or -e '.[wandb]' here."
     if isinstance(error, (ValueError, OSError, RuntimeError)):
         frames = traceback.extract_tb(error.__traceback__)
         if frames and is_own_file(frames[-1].filename):

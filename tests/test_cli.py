@@ -74,6 +74,7 @@ def _found(pattern: str, output: str) -> bool:
         ("trainer:\n  max_epoch: 2\n", "bad.yaml:2: there is no option `trainer.max_epoch`"),
         ("trainer: [\n", "bad.yaml:2: this is not readable YAML"),
         ("- a\n", "bad.yaml: a config is a mapping"),
+        ("a: \x00\n", "bad.yaml.*this is not readable YAML"),
         ("config: toy.yaml\n", "bad.yaml:1: the key `config` is refused"),
     ],
 )
@@ -198,6 +199,32 @@ def test_a_checkpoint_of_another_family_is_refused(unisono: Unisono, toy_config:
     assert _found("best.ckpt is a checkpoint of tests.toy.LitToy, but --model is", output)
 
 
+@pytest.mark.parametrize("verb", ["fit", "test"])
+def test_a_damaged_checkpoint_is_named_and_nothing_is_overwritten(
+    unisono: Unisono, toy_config: Path, verb: str
+) -> None:
+    Path("damaged.ckpt").write_bytes(b"PK\x03\x04 cut short")
+    status, output = unisono(verb, "--config=toy.yaml", "--ckpt_path=damaged.ckpt")
+    assert status in (1, 2)
+    assert _found("damaged.ckpt.*checkpoint", output), output
+    assert "Traceback" not in output
+    assert not Path("runs").exists()
+
+
+def test_auto_passes_a_damaged_checkpoint_over_and_says_so(
+    unisono: Unisono, toy_config: Path
+) -> None:
+    assert unisono("fit", "--config=toy.yaml", "--trainer.max_epochs=2")[0] == 0
+    last = Path("runs/toy/checkpoints/last.ckpt")
+    last.write_bytes(last.read_bytes()[:1000])
+    with pytest.warns(UserWarning, match="last.ckpt is damaged .*; the one before it is used"):
+        status, output = unisono(
+            "fit", "--config=toy.yaml", "--ckpt_path=auto", "--trainer.max_epochs=3"
+        )
+    assert status == 0, output
+    assert _found("resumes from runs/toy/checkpoints/(best|previous).ckpt", output), output
+
+
 def test_a_callback_of_the_config_replaces_the_default_of_its_kind(
     unisono: Unisono, toy_config: Path
 ) -> None:
@@ -211,6 +238,16 @@ def test_a_callback_of_the_config_replaces_the_default_of_its_kind(
     assert not Path("runs/toy/metrics.csv").exists()
     saved = torch.load("runs/toy/checkpoints/last.ckpt", weights_only=True)
     assert saved["global_step"] == 6
+
+
+def test_a_logger_of_the_config_joins_the_default_ones(unisono: Unisono, toy_config: Path) -> None:
+    status, output = unisono(
+        "fit", "--config=toy.yaml",
+        "--trainer.logger+=CSVLogger", "--trainer.logger.save_dir=mine",
+    )  # fmt: skip
+    assert status == 0, output
+    assert Path("runs/toy/metrics.csv").exists()
+    assert list(Path("mine").rglob("metrics.csv"))
 
 
 def test_our_errors_are_one_screen_and_bugs_keep_their_traceback(
