@@ -263,10 +263,11 @@ def decode_mixed(
 ) -> Decoded:
     """The likeliest set when both heads vote: a weighted mean of their probabilities of the set.
 
-    Candidates are the decoder's beams, the flat head's set and its best single codes.
+    Candidates are the decoder's beams when the best of them is finished, the flat head's set and
+    its best single codes.
     """
     trie, share = decoder.trie, options.flat_share
-    beams = beam_search(decoder, memory, options.beam_size, temperature, options.beam_size)
+    beams = beam_search(decoder, memory, options.beam_size, temperature)
     flat_set = decode_flat(flat_logits, trie.max_codes, options.flat_threshold).code_ids
     singles = flat_logits.topk(min(options.beam_size, trie.num_codes), dim=1).indices[..., None]
     candidates = torch.cat(
