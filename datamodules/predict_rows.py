@@ -93,15 +93,7 @@ def open_index(
     Raises:
         ValueError: tables differ in their columns, or rows break a rule.
     """
-    names = column_names(files[0])
-    for path in files[1:]:
-        if column_names(path) != names:
-            raise ValueError(
-                f"{path} has the columns {column_names(path)}, {files[0]} has {names}; tables that "
-                "are coded into one file need the same columns: code them one by one."
-            )
-    for path in files:
-        columns.text_columns(path)
+    _check_columns(files, columns)
     root = cache_root()
     encoding = {key: recipe[key] for key in ("normalisation", "max_length", "languages")}
     key = {
@@ -121,6 +113,17 @@ def open_index(
         bad_rows.settle(target)
 
     return PredictIndex(made_once(folder, make))
+
+
+def _check_columns(files: Sequence[Path], columns: Columns) -> None:
+    names = column_names(files[0])
+    for path in files:
+        columns.text_columns(path)
+        if column_names(path) != names:
+            raise ValueError(
+                f"{path} has the columns {column_names(path)}, {files[0]} has {names}; tables that "
+                "are coded into one file need the same columns: code them one by one."
+            )
 
 
 def rows_with_inputs(index: PredictIndex) -> Iterator[CodedRows]:
