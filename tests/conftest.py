@@ -81,9 +81,9 @@ def unisono(
     """Runs a command line in this process; returns the exit status and all that was printed."""
 
     def run(*arguments: str) -> tuple[int, str]:
-        from lit_models.__main__ import main
-
         import lightning  # noqa: F401
+
+        from lit_models.__main__ import main
 
         # Lightning keeps the stream that was standard error when it was imported.
         for name in ("lightning", "lightning.pytorch", "lightning.fabric"):

@@ -192,9 +192,11 @@ def _count(devices: int | str | list[int]) -> int:
 def _on_cpu(settings: Settings, machine: Machine, accelerator: str, count: int) -> Verdict:
     if count == -1:
         verdict = _verdict(settings, accelerator, 1, 1)
-        verdict.warnings.append(
-            "devices: auto found no GPU, the run uses 1 CPU process; --trainer.devices=2 uses two"
-        )
+        if accelerator == "cpu":
+            verdict.warnings.append(
+                "devices: auto found no GPU, the run uses 1 CPU process; --trainer.devices=2 uses "
+                "two"
+            )
         return verdict
     verdict = _verdict(settings, accelerator, count, count)
     if accelerator == "cpu" and count > machine.num_cpus:

@@ -56,12 +56,13 @@ def test_ranks_of_torchrun_agree_on_the_folder(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".launch-*"))
 
 
-def test_a_launcher_with_another_world_is_refused(tmp_path: Path) -> None:
-    config = tmp_path / "toy.yaml"
-    config.write_text(TOY)
-    done = run("-m", "lit_models", "fit", "--config", str(config), WORLD_SIZE="2")
-    assert done.returncode == 2
-    assert "each would train a copy" in " ".join(done.stdout.split())
+def test_a_launcher_with_another_world_is_refused(
+    toy_config: Path, unisono: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    status, output = unisono("fit", "--config", "toy.yaml")
+    assert status == 2
+    assert "each would train a copy" in " ".join(output.split())
 
 
 @pytest.mark.slow
