@@ -18,7 +18,13 @@ from tests.distributed.launch import ROOT, run
 from tests.toy import ledger_lines
 
 STEPS = 30
-TRADES = {"baker": "77610", "smith": "83110", "weaver": "75400", "sailor": "98135", "clerk": "39310"}
+TRADES = {
+    "baker": "77610",
+    "smith": "83110",
+    "weaver": "75400",
+    "sailor": "98135",
+    "clerk": "39310",
+}
 PLACES = ["village", "town", "ship", "old", "young", "master", "second", "royal", "poor"]
 
 
@@ -67,7 +73,11 @@ def devices(number, strategy="ddp"):
 def assert_same_run(left, right, tolerance):
     assert len(left) == len(right) == STEPS
     for a, b in zip(left, right, strict=True):
-        assert (a["digest"], a["samples"], a["targets"]) == (b["digest"], b["samples"], b["targets"])
+        assert (a["digest"], a["samples"], a["targets"]) == (
+            b["digest"],
+            b["samples"],
+            b["targets"],
+        )
         assert a["loss"] == pytest.approx(b["loss"], rel=tolerance)
 
 
@@ -127,9 +137,9 @@ def test_losses_agree_over_strategies_and_accumulation(tables, tmp_path, precisi
 def kill_at(step, folder, tables, *options):
     """Run until the ledger shows a step, then SIGKILL every process of the run."""
     every = "--trainer.callbacks+=lit_models.training.callbacks.LastCheckpoint"
+    saving = [every, "--trainer.callbacks.every_n_steps=4"]
     process = subprocess.Popen(
-        [sys.executable, *arguments("fit", folder, tables, *options)]
-        + [every, "--trainer.callbacks.every_n_steps=4"],
+        [sys.executable, *arguments("fit", folder, tables, *options), *saving],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.DEVNULL,
@@ -139,7 +149,8 @@ def kill_at(step, folder, tables, *options):
     ledger = Path(folder) / "ledger.jsonl"
     deadline = time.monotonic() + 120
     while not (ledger.exists() and f'"step": {step},' in ledger.read_text()):
-        assert process.poll() is None and time.monotonic() < deadline, "it never came to the step"
+        assert process.poll() is None, "it ended before the step"
+        assert time.monotonic() < deadline, "it never came to the step"
         time.sleep(0.002)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()

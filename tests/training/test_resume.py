@@ -10,6 +10,7 @@ from lightning.pytorch import Callback
 from datamodules.planned import PlannedDataModule
 from lit_models.commands.verify import verify
 from lit_models.training.callbacks import LastCheckpoint, Ledger
+from lit_models.training.checkpoint import read_checkpoint
 from lit_models.training.lineage import verify_run
 from tests.toy import LitToy, ToyData, toy_trainer
 
@@ -64,6 +65,15 @@ def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path, whole, before, aft
     verdict = verify_run(tmp_path)
     assert verdict.faults == []
     assert (verdict.finished_epochs, verdict.num_samples) == (3, 150)
+
+
+@pytest.mark.parametrize("micro", [None, 2])
+def test_the_order_of_the_callbacks_does_not_matter(tmp_path, micro):
+    saver = LastCheckpoint(every_n_steps=5, every_epoch=False)
+    toy_trainer(tmp_path, max_epochs=1, callbacks=[saver, Ledger()], **QUIET).fit(
+        LitToy(), ToyData(micro_batch_size=micro)
+    )
+    assert read_checkpoint(tmp_path / "checkpoints" / "last.ckpt")["global_step"] == 5
 
 
 def test_discarded_steps_are_listed_and_a_torn_line_is_accepted(tmp_path, capsys):

@@ -37,24 +37,25 @@ class LastCheckpoint(Callback):
         self.every_n_steps = every_n_steps
         self.every_n_minutes = every_n_minutes
         self.every_epoch = every_epoch
-        self._saved_step = -1
+        self._seen_step = -1
         self._saved_at = time.monotonic()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._saved_step, self._saved_at = trainer.global_step, time.monotonic()
+        self._seen_step, self._saved_at = trainer.global_step, time.monotonic()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        if trainer.global_step == self._seen_step:
+            return  # in the middle of an accumulation
+        self._seen_step = trainer.global_step
         ledger = _ledger(trainer)
-        is_step_end = ledger is None or ledger.steps_done == trainer.global_step
-        if not is_step_end or trainer.global_step == self._saved_step:
-            return
         by_steps = self.every_n_steps and trainer.global_step % self.every_n_steps == 0
         if by_steps or (ledger is not None and ledger.save_now):
             self._save(trainer)
-        elif ledger is not None and self._is_due(trainer):
-            ledger.wants_save = True
+        if ledger is not None:
+            ledger.save_now = False
+            ledger.wants_save = ledger.wants_save or self._is_due(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.every_epoch:
@@ -74,7 +75,7 @@ class LastCheckpoint(Callback):
         if trainer.is_global_zero and last.exists():
             last.replace(folder / "previous.ckpt")
         trainer.save_checkpoint(last, weights_only=False)
-        self._saved_step, self._saved_at = trainer.global_step, time.monotonic()
+        self._saved_at = time.monotonic()
 
 
 def _ledger(trainer: Trainer) -> Ledger | None:

@@ -28,7 +28,7 @@ class Ledger(Callback):
         self.wants_stop = False  # this rank asks all ranks to stop
         self.wants_save = False  # this rank asks all ranks to save
         self.latest: dict[str, Any] = {}  # the newest line, equal on all ranks
-        self.save_now = False  # all ranks decided to save at this step
+        self.save_now = False  # all ranks decided to save at the end of this step
         self._pending: tuple[Tensor, Any, dict[str, Any], tuple[str, ...]] | None = None
         self._file: IO[str] | None = None
         self._attempt = 1
@@ -70,7 +70,6 @@ class Ledger(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """At the end of an optimizer step: send its vector, read the one before."""
-        self.save_now = False
         if trainer.global_step == self.steps_done or not isinstance(pl_module, ExactModule):
             return
         self.steps_done = trainer.global_step

@@ -98,7 +98,9 @@ class PredictionWriter(Callback):
         if not self._batches or self._folder is None:
             return
         names = self._rows[0]
-        arrays = {name: np.concatenate([row[name] for row in self._rows]) for name in names}
+        arrays: dict[str, Any] = {
+            name: np.concatenate([row[name] for row in self._rows]) for name in names
+        }
         target = self._folder / f"part-{self._batches[0]:09d}.npz"
         unfinished = target.with_suffix(f".{os.getpid()}.unfinished")
         with open(unfinished, "wb") as file:

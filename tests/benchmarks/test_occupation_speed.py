@@ -1,0 +1,169 @@
+"""Rows per second of the occupation coder beside plain loops on the same network, real data.
+
+pytest -m benchmark tests/benchmarks/test_occupation_speed.py -s
+"""
+
+import csv
+import json
+import os
+import platform
+import statistics
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from rich.console import Console
+from rich.table import Table
+
+from datamodules.occupation_request import CodeBookOptions
+from datamodules.occupation_rows import Columns
+from datamodules.occupations import OccupationDataModule
+from datamodules.splitting import SplitOptions
+from datamodules.tokenizers.characters import TextNormalisation
+from lit_models.occupation_coder.decoding import DecodingOptions
+from lit_models.occupation_coder.encoders import CharacterEncoder
+from lit_models.occupation_coder.module import LitOccupationCoder
+from lit_models.occupation_coder.network import BlockDecoder, OccupationNetwork
+from lit_models.training.callbacks import default_callbacks
+from tests.benchmarks import occupation_peers as peers
+from tests.toy import ledger_lines
+
+REAL = Path(__file__).parents[3] / "shared" / "data" / "occupations"
+SIZE, STEPS, REPEATS = 64, 60, 3
+METHODS = ("flat", "greedy", "beam")
+pytestmark = [
+    pytest.mark.benchmark,
+    pytest.mark.real_data,
+    pytest.mark.skipif(not REAL.exists(), reason=f"real data is absent: {REAL}"),
+]
+
+
+def module(method="greedy"):
+    return LitOccupationCoder(
+        partial(torch.optim.AdamW, lr=1e-3),
+        encoder=partial(CharacterEncoder, width=128, num_layers=4),
+        decoder=partial(BlockDecoder, width=128, num_layers=4),
+        decoding=DecodingOptions(method=method, beam_size=5),
+    )
+
+
+def data(**options):
+    return OccupationDataModule(
+        train_files=str(REAL / "train.csv"),
+        columns=Columns(text="occ1", language="lang", codes=["hisco_1"]),
+        code_book=CodeBookOptions(path=str(REAL / "hisco_codes.csv")),
+        split=SplitOptions(test_share=0.0),
+        global_batch_size=SIZE,
+        **options,
+    )
+
+
+def our_training(folder):
+    """Return rows per second with ledger, checkpoints and both loggers, and the trained module."""
+    trained = module()
+    trainer = Trainer(
+        accelerator="cpu",
+        max_steps=STEPS + 5,
+        limit_val_batches=0,
+        gradient_clip_val=1.0,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        logger=[CSVLogger(folder), TensorBoardLogger(folder)],
+        callbacks=default_callbacks(),
+        default_root_dir=folder,
+    )
+    trainer.fit(trained, data())
+    lines = ledger_lines(folder)[5:]
+    seconds = sum(line["seconds"] for line in lines)
+    return sum(line["samples"] for line in lines) / seconds, trained
+
+
+def our_prediction(folder, trained, method, files, num_rows):
+    """Return rows per second from the table to the coded table, by `trainer.predict`."""
+    coder = module(method)
+    coder.recipe = trained.recipe
+    coder._build()
+    coder.network.load_state_dict(trained.network.state_dict())
+    trainer = Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=default_callbacks(),
+        default_root_dir=folder,
+    )
+    predicted = data(predict_files=files, predict_output=str(folder / f"{method}.csv"))
+    begin = time.perf_counter()
+    trainer.predict(coder, predicted, return_predictions=False)
+    return num_rows / (time.perf_counter() - begin)
+
+
+def fresh_network(trained) -> OccupationNetwork:
+    other = module()
+    other.recipe = trained.recipe
+    other._build()
+    return other.network
+
+
+def test_rows_per_second_beside_plain_loops(tmp_path, monkeypatch):
+    rows = [r for n in ("train.csv", "dev.csv") for r in csv.DictReader((REAL / n).open())]
+    files = [str(REAL / "train.csv"), str(REAL / "dev.csv")]
+    figures: dict[str, dict[str, list[float]]] = {}
+
+    def note(what, who, value):
+        figures.setdefault(what, {}).setdefault(who, []).append(value)
+
+    for repeat in range(REPEATS):
+        monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / f"cache{repeat}"))
+        folder = tmp_path / str(repeat)
+        rate, trained = our_training(folder)
+        note("training", "ours", rate)
+        index = {code: i for i, code in enumerate(trained.recipe["code_book"]["codes"])}
+        normalise = TextNormalisation.from_dict(trained.recipe["normalisation"])
+        known = [(r["occ1"], index[r["hisco_1"]]) for r in rows if r["hisco_1"] in index]
+        texts = peers.Texts(*map(list, zip(*known, strict=True)), normalise)
+        few = peers.Texts(texts.texts[:512], texts.code_ids[:512].tolist(), normalise)
+        for who, is_padded in (("padded", True), ("fair", False)):
+            network = fresh_network(trained)
+            note("training", who, peers.train(network, texts, SIZE, STEPS, is_padded))
+        network = trained.network.eval()
+        slow = {
+            "flat": lambda b, n=network: n(b["input_ids"], b["attention_mask"], b["language_id"]),
+            "greedy": partial(peers.greedy_by_whole_prefix, network),
+            "beam": partial(peers.beam_by_whole_prefix, network, size=5),
+        }
+        for method in METHODS:
+            note(method, "ours", our_prediction(folder, trained, method, files, len(rows)))
+            note(method, "padded", peers.predict(few, SIZE, True, torch.no_grad()(slow[method])))
+            fair = partial(peers.cached, network, options=DecodingOptions(method, beam_size=5))
+            note(method, "fair", peers.predict(texts, SIZE, False, fair))
+    report(figures)
+    assert set(figures) == {"training", *METHODS}
+
+
+def report(figures):
+    """Print the table and write benchmarks.json into the working folder's runs/."""
+    machine = f"{os.cpu_count()} CPUs, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    table = Table(title=f"rows/s, median of {REPEATS} interleaved runs ({machine})")
+    for column in ("what", "ours", "padded to 128", "ratio", "fair loop", "ratio"):
+        table.add_column(column, justify="left" if column == "what" else "right")
+    rows = {}
+    for what, by_who in figures.items():
+        ours, padded, fair = (statistics.median(by_who[w]) for w in ("ours", "padded", "fair"))
+        table.add_row(
+            what,
+            f"{ours:,.0f}",
+            f"{padded:,.0f}",
+            f"{ours / padded:.1f}",
+            f"{fair:,.0f}",
+            f"{ours / fair:.2f}",
+        )
+        rows[what] = {"runs": by_who, "ratio_padded": ours / padded, "ratio_fair": ours / fair}
+    Console(width=80).print(table)
+    content = {"machine": machine, "platform": platform.platform(), "occupation_coder": rows}
+    Path("runs").mkdir(exist_ok=True)
+    Path("runs/benchmarks.json").write_text(json.dumps(content, indent=1) + "\n")
