@@ -7,7 +7,14 @@ from typing import NamedTuple
 
 from datamodules.bad_rows import BadRows
 from datamodules.languages import UNKNOWN, language_code
-from datamodules.sources import BadRow, RowBatch, check_columns, column_names, read_rows
+from datamodules.sources import (
+    BadRow,
+    RowBatch,
+    check_columns,
+    column_names,
+    read_rows,
+    separator_hint,
+)
 from datamodules.splitting import parse_part
 from datamodules.tokenizers.characters import TextNormalisation
 from datamodules.tokenizers.codes import CodeBook, CodeSystem
@@ -61,10 +68,10 @@ class Columns:
         names = column_names(path)
         found = [name for name in (f"code_{i}" for i in range(1, 10)) if name in names]
         if not found:
-            raise ValueError(
-                f"{path} has no column code_1; it has: {', '.join(names)}. Name its code columns "
-                "with --data.columns.codes='[…]'."
+            way_out = separator_hint(names) or (
+                " Name its code columns with --data.columns.codes='[…]'."
             )
+            raise ValueError(f"{path} has no column code_1; it has: {', '.join(names)}.{way_out}")
         return found
 
     def text_columns(self, path: Path) -> list[str]:

@@ -28,6 +28,7 @@ from datamodules.predict_output import REVIEW_BELOW, default_output, write_coded
 from datamodules.predict_rows import PredictIndex, open_index
 from datamodules.sources import expand_files
 from datamodules.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, SplitOptions
+from datamodules.table_writer import check_suffix
 from datamodules.tokenizers.code_systems import CodeSystem, named_code_system
 from datamodules.tokenizers.codes import CodeBook
 
@@ -164,6 +165,8 @@ class OccupationDataModule(PlannedDataModule):
         write_coded_table(self.index, book, results, path, review_below)
 
     def _check(self) -> None:
+        if self.predict_output is not None:
+            check_suffix(Path(self.predict_output))  # not after hours of coding
         if self.on_bad_rows not in ("error", "reject"):
             raise ValueError(f'on_bad_rows must be "error" or "reject", got "{self.on_bad_rows}".')
         if self.columns.split and (self.files[VALIDATION] or self.files[TEST]):

@@ -84,7 +84,10 @@ def expand_files(files: str | Sequence[str] | None, option: str) -> list[Path]:
         if not path.exists() and glob.has_magic(entry):
             matches = sorted(Path(m) for m in glob.glob(str(path), recursive=True))
             if not matches:
-                raise FileNotFoundError(f'{option}: no file matches "{entry}".')
+                raise FileNotFoundError(
+                    f'{option}: no file matches "{entry}", seen from {Path.cwd()}; check the '
+                    "folder and the suffix."
+                )
             found += matches
         else:
             found.append(path)
@@ -102,8 +105,8 @@ def check_file(path: Path, option: str = "the table") -> None:
         raise ValueError(f"{option}: {path} is a folder; name its files, such as {path}/*.csv.")
     if not path.exists():
         near = difflib.get_close_matches(path.name, _neighbours(path), n=1)
-        hint = f' Did you mean "{path.parent / near[0]}"?' if near else ""
-        raise FileNotFoundError(f"{option}: {path} does not exist.{hint}")
+        hint = f'Did you mean "{path.parent / near[0]}"?' if near else "Name a file that is there."
+        raise FileNotFoundError(f"{option}: {path} does not exist. {hint}")
     if path.suffix.lower() not in SUFFIXES:
         raise ValueError(
             f'{option}: {path} ends in "{path.suffix}", which is none of {", ".join(SUFFIXES)}; '
@@ -139,13 +142,22 @@ def check_columns(path: Path, wanted: Sequence[str], option: str = "columns") ->
             continue
         near = difflib.get_close_matches(name.lower(), [n.lower() for n in names], n=1)
         match = next((n for n in names if near and n.lower() == near[0]), None)
-        hint = f' Did you mean "{match}"?' if match is not None else ""
-        if len(names) == 1 and any(mark in names[0] for mark in ",;\t|"):
-            hint += " The header is one single column: save the table with the separator of "
-            hint += "its suffix (comma for .csv, tab for .tsv)."
+        hint = separator_hint(names) or (f' Did you mean "{match}"?' if match is not None else "")
+        if not hint and "." in option:
+            hint = f" Name one of them with --data.{option}."
         raise ValueError(
             f'{path} has no column "{name}" ({option}); it has: {", ".join(names)}.{hint}'
         )
+
+
+def separator_hint(names: Sequence[str]) -> str:
+    """What to do about a header that another separator cuts; "" where it does not look so."""
+    if len(names) != 1 or not any(mark in names[0] for mark in ",;\t|"):
+        return ""
+    return (
+        " The header is one single column: save the table with the separator of its suffix "
+        "(comma for .csv, tab for .tsv)."
+    )
 
 
 def read_rows(

@@ -28,8 +28,7 @@ class TableWriter:
     """
 
     def __init__(self, path: Path, overwrite: bool = False) -> None:
-        if path.suffix.lower() not in SUFFIXES:
-            raise ValueError(f'{path} ends in "{path.suffix}"; write to one of {SUFFIXES}.')
+        check_suffix(path)
         self.path = path
         self.overwrite = overwrite
         self._check_free()
@@ -101,6 +100,12 @@ class TableWriter:
                 f"{self.path} exists and is not overwritten; move it, choose another name, or "
                 "allow overwriting."
             )
+
+
+def check_suffix(path: Path) -> None:
+    """Raises ValueError unless tables of this suffix can be written."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise ValueError(f'{path} ends in "{path.suffix}"; write to one of {", ".join(SUFFIXES)}.')
 
 
 def table_writer(path: str | Path, overwrite: bool = False) -> TableWriter:

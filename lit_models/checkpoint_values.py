@@ -34,6 +34,20 @@ def model_values(ckpt_path: str | None) -> dict[str, Any]:
     return {"class_path": class_path, "init_args": kept}
 
 
+def check_start(init_from: str | None) -> None:
+    """Raises where `init_from` names no readable checkpoint, before any table is read.
+
+    Raises:
+        FileNotFoundError, ValueError: absent or damaged.
+    """
+    if init_from is None:
+        return
+    try:
+        read_checkpoint(init_from, mmap=True)
+    except (FileNotFoundError, ValueError) as error:
+        raise type(error)(f"model.init_from: {error}") from error
+
+
 def resumed_step(ckpt_path: str | None) -> int | None:
     """Returns the optimizer steps that a checkpoint holds, or None without one."""
     if ckpt_path is None or not Path(ckpt_path).is_file():

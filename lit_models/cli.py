@@ -8,7 +8,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.strategies import StrategyRegistry
 
 from lit_models import checkpoint_values, config_files
-from lit_models.cli_errors import OneScreenErrors, UsageError, is_first_process, say
+from lit_models.cli_errors import OneScreenErrors, UsageError, is_first_process, say, screen
 from lit_models.training import preflight
 from lit_models.training.callbacks import default_callbacks
 from lit_models.training.callbacks.progress import ProgressLine
@@ -85,7 +85,9 @@ class UnisonoCLI(LightningCLI):
         settings = preflight.settings_of(config)
         try:
             self.verdict = preflight.check(settings, preflight.this_machine(), os.environ, known)
-        except ValueError as error:
+            if self.subcommand == "fit":
+                checkpoint_values.check_start(config.model.init_args.get("init_from"))
+        except (ValueError, FileNotFoundError) as error:
             raise UsageError(str(error)) from error
         if self.subcommand != "fit" and self.choice.ckpt_path is None:
             self.verdict.warnings.append(
@@ -94,7 +96,7 @@ class UnisonoCLI(LightningCLI):
             )
         if is_first_process():
             for line in self.verdict.warnings:
-                say(f"warning: {line}")
+                say(screen(line, "warning"))
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         given, verdict = self._get(self.config_init, "trainer"), self.verdict

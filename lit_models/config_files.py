@@ -126,7 +126,13 @@ def read_config(path: Path) -> dict[str, Any]:
     """
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        number = error.object[: error.start].count(b"\n") + 1
+        raise ValueError(
+            f"{path}:{number}: byte 0x{error.object[error.start]:02X} is not UTF-8; save the file "
+            "as UTF-8."
+        ) from error
+    except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or error

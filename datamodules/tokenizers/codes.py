@@ -276,11 +276,10 @@ def _read_book(system: CodeSystem, path: Path) -> dict[str, str]:
     if errors:
         more = len(errors) - NUM_ERRORS_SHOWN
         tail = [f"… and {more} more"] if more > 0 else []
-        raise ValueError(
-            "\n".join(["wrong lines in the code book:", *errors[:NUM_ERRORS_SHOWN], *tail])
-        )
+        head = "wrong lines in the code book; correct or remove them:"
+        raise ValueError("\n".join([head, *errors[:NUM_ERRORS_SHOWN], *tail]))
     if not found:
-        raise ValueError(f"code book {path} lists no codes.")
+        raise ValueError(f"code book {path} lists no codes; give it one line for each code.")
     return found
 
 
@@ -290,7 +289,7 @@ def _check_book_columns(path: Path, columns: Sequence[str] | None) -> None:
     for name in ("code", "description"):
         if name not in columns:
             near = difflib.get_close_matches(name, columns, n=1)
-            hint = f' Is it "{near[0]}"? Rename it.' if near else ""
+            hint = f' Is it "{near[0]}"? Rename it.' if near else " Rename one of them."
             raise ValueError(
                 f'code book {path} has no column "{name}"; it has {", ".join(columns)}.{hint}'
             )
@@ -308,7 +307,8 @@ def _take_book_row(
     description = (row["description"] or "").strip()
     if found.setdefault(code, description) != description:
         errors.append(
-            f'{where}: code "{code}" has two descriptions, "{found[code]}" and "{description}".'
+            f'{where}: code "{code}" has two descriptions, "{found[code]}" and "{description}"; '
+            "keep one line."
         )
 
 

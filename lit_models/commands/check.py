@@ -14,10 +14,11 @@ NUM_CONFLICTS_SHOWN = 5
 NUM_LANGUAGES_SHOWN = 12
 
 
+# Plain `dict`: the parser would build each class_path inside a `dict[str, Any]`, optimizers too.
 def check(
-    data: dict[str, Any] | None = None,
-    model: dict[str, Any] | None = None,
-    trainer: dict[str, Any] | None = None,
+    data: dict | None = None,
+    model: dict | None = None,
+    trainer: dict | None = None,
     seed_everything: int | bool | None = None,
     test_after_fit: bool | None = None,
     on_missing_devices: str | None = None,

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -60,15 +61,20 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def damage(path: Path) -> str | None:
-    """Return what is wrong with a checkpoint file, none if it is sound; reads every byte."""
+def damage(path: Path, every_byte: bool = True) -> str | None:
+    """Return what is wrong with a checkpoint file, none if it is sound.
+
+    Args:
+        path: the file.
+        every_byte: compare all checksums; without, only what a file cut short lacks is looked for.
+    """
     if not path.is_file():
         return "it is not a file" if path.exists() else "it does not exist"
     if path.stat().st_size == 0:
         return "it is empty"
     try:
         with zipfile.ZipFile(path) as archive:
-            broken = archive.testzip()
+            broken = archive.testzip() if every_byte else None
     except zipfile.BadZipFile:
         return "it is cut short or no checkpoint"
     return f"the checksum of its record {broken} is wrong" if broken else None
@@ -88,9 +94,10 @@ def read_checkpoint(path: str | Path, mmap: bool = False) -> dict[str, Any]:
     path = Path(path)
     if not path.exists():
         near = sorted(p.name for p in path.parent.glob("*.ckpt"))
-        there = f" That folder holds {', '.join(near[:5])}." if near else ""
-        raise FileNotFoundError(f"there is no checkpoint {path}.{there}")
-    fault = None if mmap else damage(path)
+        there = f"That folder holds {', '.join(near[:5])}." if near else ""
+        there = there or "A run keeps its own in runs/NAME/checkpoints."
+        raise FileNotFoundError(f"there is no checkpoint {path}. {there}")
+    fault = damage(path, every_byte=not mmap)
     if fault:
         raise ValueError(
             f"the checkpoint {path} is damaged: {fault}. Use another one of its folder, or "
@@ -99,12 +106,17 @@ def read_checkpoint(path: str | Path, mmap: bool = False) -> dict[str, Any]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except (pickle.UnpicklingError, RuntimeError) as error:
+        named = re.search(r"Unsupported global: GLOBAL (\S+)", str(error))
+        reason = f"it names {named[1]}" if named else str(error).splitlines()[0]
         raise ValueError(
-            f"{path} cannot be read as a checkpoint of plain data: "
-            f"{str(error).splitlines()[0]} Only plain data is loaded, never code."
+            f"{path} cannot be read as a checkpoint of plain data: {reason}. Only plain data is "
+            "loaded, never code; use a checkpoint that `unisono fit` wrote."
         ) from error
     if not isinstance(content, dict) or "state_dict" not in content:
-        raise ValueError(f"{path} holds no state_dict; it is no checkpoint of a module.")
+        raise ValueError(
+            f"{path} holds no state_dict; it is no checkpoint of a module. Use one that "
+            "`unisono fit` wrote."
+        )
     return content
 
 
@@ -141,7 +153,8 @@ def load_part(module: LightningModule, path: str, part: str | None = None) -> No
     Raises:
         ValueError: names or shapes do not fit; the first differences are listed.
     """
-    weights = read_checkpoint(path)["state_dict"]
+    content = read_checkpoint(path)
+    weights = content["state_dict"]
     own = module.state_dict()
     if part is not None:
         weights = {k: v for k, v in weights.items() if f".{part}." in f".{k}"}
@@ -156,8 +169,15 @@ def load_part(module: LightningModule, path: str, part: str | None = None) -> No
     ]
     if wrong:
         raise ValueError(
-            f"the weights of {path} do not fit {type(module).__name__}: {'; '.join(wrong[:3])}"
+            f"the weights of {path}{_of_class(content)} do not fit {type(module).__name__}: "
+            f"{'; '.join(wrong[:3])}"
             f"{' …' if len(wrong) > 3 else ''}. Use the model options of that checkpoint, or take "
             "one part with model.init_from_part: encoder."
         )
     module.load_state_dict({**module.state_dict(), **{name: weights[name] for name in own}})
+
+
+def _of_class(content: dict[str, Any]) -> str:
+    """Return who wrote a checkpoint, " (of CLASS)", or "" where it does not say."""
+    name = content.get("hyper_parameters", {}).get("_class_path")
+    return f" (of {name})" if name else ""

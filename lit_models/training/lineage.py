@@ -49,7 +49,10 @@ def read_ledger(path: Path) -> tuple[list[dict[str, Any]], bool]:
         try:
             rows.append(json.loads(line))
         except json.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {number} is damaged: {error}.") from error
+            raise ValueError(
+                f'{path}, line {number} is damaged ({error.msg}): "{line[:30]}". Only the run '
+                "writes its ledger; copy it again from where it was whole."
+            ) from error
     return rows, is_torn
 
 
@@ -85,7 +88,10 @@ def verify_run(run: Path) -> Verdict:
     """
     rows, _ = read_ledger(run / "ledger.jsonl")
     if not (run / "plan.json").exists():
-        raise FileNotFoundError(f"{run} holds no plan.json; the run never began to train.")
+        raise FileNotFoundError(
+            f"{run} holds no plan.json; the run never began to train: `unisono fit` "
+            "writes it at the first step."
+        )
     plan = json.loads((run / "plan.json").read_text(encoding="utf-8"))
     lengths = np.load(run / "plan_lengths.npy", mmap_mode="r")
     lineage, discarded = surviving(rows)

@@ -52,8 +52,9 @@ def decide(
         FileNotFoundError: the checkpoint does not exist, or `auto` finds none for an evaluation.
         ValueError: the root is a file.
     """
-    if root.exists() and not root.is_dir():
-        raise ValueError(f"trainer.default_root_dir {root} is a file; name a folder.")
+    there = next((p for p in (root, *root.parents) if p.exists()), None)
+    if there is not None and not there.is_dir():
+        raise ValueError(f"trainer.default_root_dir {root}: {there} is a file; name a folder.")
     if ckpt_path == "auto":
         return _from_newest(verb, root, newest)
     if ckpt_path is not None and ckpt_path not in ("last", "best", "hpc", "registry"):

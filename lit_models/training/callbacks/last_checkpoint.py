@@ -71,10 +71,13 @@ class LastCheckpoint(Callback):
         if trainer.fast_dev_run:
             return
         folder = Path(trainer.default_root_dir) / "checkpoints"
-        last = folder / "last.ckpt"
-        if trainer.is_global_zero and last.exists():
-            last.replace(folder / "previous.ckpt")
-        trainer.save_checkpoint(last, weights_only=False)
+        last, fresh = folder / "last.ckpt", folder / "next.ckpt"
+        # The old ones give way when the new one is whole: a full disk takes none of them.
+        trainer.save_checkpoint(fresh, weights_only=False)
+        if trainer.is_global_zero:
+            if last.exists():
+                last.replace(folder / "previous.ckpt")
+            fresh.replace(last)
         self._saved_at = time.monotonic()
 
 

@@ -103,11 +103,14 @@ class PredictionWriter(Callback):
         }
         target = self._folder / f"part-{self._batches[0]:09d}.npz"
         unfinished = target.with_suffix(f".{os.getpid()}.unfinished")
-        with open(unfinished, "wb") as file:
-            np.savez(file, batches=np.array(self._batches), **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, target)
+        try:
+            with open(unfinished, "wb") as file:
+                np.savez(file, batches=np.array(self._batches), **arrays)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(unfinished, target)
+        finally:
+            unfinished.unlink(missing_ok=True)
         self._rows, self._batches = [], []
 
 

@@ -1,0 +1,265 @@
+"""Wrong inputs of a whole command: one screen with file, line, value and way out, nothing lost."""
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.wrong_inputs import FIT, ONE_DEVICE, SOUND, contents, make_run, place
+
+Unisono = Callable[..., tuple[int, str]]
+TEST = ["test", *FIT[1:], "--ckpt_path=runs/mine/checkpoints/last.ckpt"]
+PREDICT = ["predict", *ONE_DEVICE, "--ckpt_path=runs/mine/checkpoints/last.ckpt"]
+CODE_MINE = [*PREDICT, "--data.predict_files=mine.csv"]
+CHECK = ["check", *FIT[1:]]
+BOOK = [*FIT, "--data.code_book.path=book.csv"]
+HEADER = "text,language,code_1\n"
+GLUED = SOUND + '"smith,en,83110\nminer",en,71105\n'
+REJECT = "--data.on_bad_rows=reject writes them to rejected.csv"
+# What a refused run may have begun: a folder of its own, or a new file beside the old ones.
+BEGUN = re.compile(r"runs/mine-2(/.*)?|runs/mine/(config-\w+\.yaml|tensorboard/events.*)")
+
+# name: (command, files, message); line 62 is the one behind the 61 sound ones.
+WRONG: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
+    "a missing file": (
+        [*FIT, "--data.train_files=tran.csv"], {},
+        'data.train_files: tran.csv does not exist. Did you mean "train.csv"',
+    ),
+    "a pattern without a match": (
+        [*FIT, "--data.train_files=*.tsv"], {},
+        r'train_files: no file matches "\*.tsv", seen from /.*; check the folder and the suffix',
+    ),
+    "an unknown suffix": (
+        [*FIT, "--data.train_files=train.xls"], {"train.xls": "x"},
+        'train.xls ends in ".xls", which is none of .csv, .*save the table as one of these',
+    ),
+    "a missing text column": (
+        [*FIT, "--data.columns.text=job"], {},
+        r'train.csv has no column "job" .*it has: text, language.*Name one of them with '
+        "--data.columns.text",
+    ),
+    "a missing code column": (
+        FIT, {"train.csv": "text,language,hisco\nsmith,en,83110\n"},
+        "train.csv has no column code_1; .*language, hisco. Name its.*--data.columns.codes=",
+    ),
+    "semicolons for commas": (
+        FIT, {"train.csv": SOUND.replace(",", ";")},
+        "train.csv has no column .*text;language;code_1.*save the table with the separator",
+    ),
+    "an empty file": (
+        FIT, {"train.csv": ""}, "train.csv is empty; it needs a header line and rows",
+    ),
+    "a header without rows": (
+        FIT, {"train.csv": HEADER}, "train.csv holds a header and no rows; give it at least one",
+    ),
+    "a binary file": (
+        FIT, {"train.csv": SOUND + "sm\0th,en,83110\n"},
+        r"train.csv:62: a NUL byte: this is a binary file.*save it as csv \(UTF-8\)",
+    ),
+    "an Excel file": (
+        FIT, {"train.csv": b"PK\x03\x04abc"},
+        "train.csv is a binary file, .*Excel file: save the sheet as csv",
+    ),
+    "a damaged parquet file": (
+        [*FIT, "--data.train_files=t.parquet"], {"t.parquet": b"PAR1 is not enough"},
+        "t.parquet is damaged or no parquet file .*; write or copy it again",
+    ),
+    "a wrong encoding": (
+        FIT, {"train.csv": SOUND.encode() + b"sm\xf8r,en,83110\n"},
+        "train.csv:62: byte 0xF8 at place 3 of the line is not UTF-8.*convert it.*iconv -f",
+    ),
+    "two rows glued by a quote": (
+        FIT, {"train.csv": GLUED},
+        f'train.csv:62: ""smith,en,83110": a quote opens.*glues rows together; close it.*{REJECT}',
+    ),
+    "a row with too few values": (
+        FIT, {"train.csv": SOUND + "smith,en\n"},
+        'train.csv:62: "smith,en": the row has 2 values, the header 3 .*fill the row up',
+    ),
+    "a code too long": (
+        FIT, {"train.csv": SOUND + "smith,en,831100\n"},
+        f'train.csv:62: code "831100" is too long: 6 symbols, every code has 5.*{REJECT}',
+    ),
+    "an unknown symbol in a code": (
+        FIT, {"train.csv": SOUND + "smith,en,8311x\n"},
+        f'train.csv:62: code "8311x" holds the unknown symbol "x" at place 5; .*{REJECT}',
+    ),
+    "a code that lost its zero": (
+        FIT, {"train.csv": SOUND + "smith,en,6510\n"},
+        r'train.csv:62: code "6510" .*lost its leading zeros \("06510"\); .*save code columns as',
+    ),
+    "a row without a label": (
+        FIT, {"train.csv": SOUND + "smith,en,\n"},
+        'train.csv:62: "": the row has no code; give it one or drop the row',
+    ),
+    "no label at all": (
+        FIT, {"train.csv": re.sub(r"\d{5}", "", SOUND)},
+        f"60 rows break the rules.*the first 20: train.csv:2: .*train.csv:21: .*{REJECT}",
+    ),
+    "a row without a text": (
+        FIT, {"train.csv": SOUND + ",en,83110\n"},
+        'train.csv:62: "": the column "text" holds no text; fill it or drop the row',
+    ),
+    "an unknown language": (
+        FIT, {"train.csv": SOUND + "smith,danisch,83110\n"},
+        'train.csv:62: language "danisch" .*Did you mean "danish".*Write "unk"',
+    ),
+    "an unknown part": (
+        [*FIT, "--data.columns.split=part"],
+        {"train.csv": "text,language,code_1,part\nsmith,en,83110,trian\n"},
+        'train.csv:2: split "trian" is not one of train, .*Did you mean "train"',
+    ),
+    "too few rows for a validation part": (
+        FIT, {"train.csv": HEADER + "smith,en,83110\n"},
+        "no row is for validation; name data.validation_files, or raise data.split",
+    ),
+    "a code outside the book": (
+        BOOK, {"book.csv": "code,description\n83110,Smith\n", "train.csv": SOUND[:58]},
+        r'train.csv:3: code "71105" is not in the code book \(4 codes\); nearest: 83110',
+    ),
+    "a missing code book": (
+        BOOK, {"bok.csv": ""}, 'data.code_book: book.csv does not exist. Did you mean "bok.csv"',
+    ),
+    "a code book without its columns": (
+        BOOK, {"book.csv": "number,title\n83110,Smith\n"},
+        'book.csv has no column "code"; it has number, title. Rename one',
+    ),
+    "a code twice in the book": (
+        BOOK, {"book.csv": "code,description\n83110,Smith\n83110,Miner\n"},
+        'book.csv:3: code "83110" has two descriptions, "Smith" and "Miner"; keep one line',
+    ),
+    "a config that is no YAML": (
+        [*FIT, "--config=bad.yaml"], {"bad.yaml": "trainer: [\n"},
+        "bad.yaml:2: this is not readable YAML: .*Check the brackets",
+    ),
+    "a config in another encoding": (
+        [*FIT, "--config=bad.yaml"], {"bad.yaml": b"data:\n  train_files: sm\xf8r.csv\n"},
+        "bad.yaml:2: byte 0xF8 is not UTF-8; save the file as UTF-8",
+    ),
+    "a file on the way to the run folder": (
+        [*FIT, "--trainer.default_root_dir=train.csv/x"], {},
+        "trainer.default_root_dir train.csv/x: train.csv is a file; name a folder",
+    ),
+    "a damaged checkpoint": (
+        [*FIT, "--ckpt_path=cut.ckpt"], {"cut.ckpt": "CUT"},
+        "cut.ckpt is damaged: it is cut short.*--ckpt_path auto, which takes the newest sound",
+    ),
+    "a checkpoint with one wrong byte": (
+        [*TEST, "--ckpt_path=byte.ckpt"], {"byte.ckpt": "BYTE"},
+        "byte.ckpt is damaged: the checksum of its record .* is wrong. Use another one",
+    ),
+    "an empty checkpoint": (
+        [*TEST, "--ckpt_path=empty.ckpt"], {"empty.ckpt": ""},
+        "empty.ckpt is damaged: it is empty. Use another one",
+    ),
+    "a checkpoint that holds code": (
+        [*TEST, "--ckpt_path=code.ckpt"], {"code.ckpt": "CODE"},
+        "code.ckpt cannot be read .*it names pathlib.*Only plain data is loaded, never code; use",
+    ),
+    "a checkpoint of another family": (
+        [*TEST, "--ckpt_path=toy.ckpt"], {"toy.ckpt": "TOY"},
+        "toy.ckpt is a checkpoint of tests.toy.LitToy, but --model is lit_models.LitOccupationCoder"
+        ".*Take a checkpoint of that class",
+    ),
+    "a checkpoint that does not name its family": (
+        [*CODE_MINE, "--ckpt_path=plain.ckpt"], {"plain.ckpt": "PLAIN"},
+        "plain.ckpt is of another family: .*keys: state_dict.*give a checkpoint of LitOccupation",
+    ),
+    "another family's weights to start from": (
+        [*FIT, "--model.init_from=toy.ckpt"], {"toy.ckpt": "TOY"},
+        r"weights of toy.ckpt \(of tests.toy.LitToy\) do not fit LitOccupationCoder: .*absent "
+        "instead.*Use the model options",
+    ),
+    "missing weights to start from": (
+        [*FIT, "--model.init_from=none.ckpt"], {},
+        "model.init_from: there is no checkpoint none.ckpt. A run keeps its own in runs/NAME",
+    ),
+    "a bad row in the test file": (
+        [*TEST, "--data.test_files=test.csv"], {"test.csv": HEADER + "smith,en,99999\n"},
+        'test.csv:2: code "99999" is not in the code book .*nearest: 79100.*add the code to',
+    ),
+    "a missing checkpoint": (
+        [*CODE_MINE, "--ckpt_path=none.ckpt"], {},
+        "--ckpt_path none.ckpt: there is no such checkpoint. --ckpt_path auto takes the newest",
+    ),
+    "no checkpoint to code with": (
+        ["predict", *ONE_DEVICE, "--data.predict_files=mine.csv"], {},
+        "predict needs a trained model: give --ckpt_path",
+    ),
+    "no file to code": (PREDICT, {}, "predict needs tables: name them with --data.predict_files="),
+    "a table to code without its text column": (
+        CODE_MINE, {"mine.csv": "job\nsmith\n"},
+        'mine.csv has no column "text" .*it has: job. Name one of them with --data.columns.text',
+    ),
+    "a glued row to code": (
+        CODE_MINE, {"mine.csv": 'text\nsmith\n"miner\ntailor"\n'},
+        f'mine.csv:3: ""miner": a quote opens a value.*close it.*{REJECT}',
+    ),
+    "tables to code with other columns": (
+        [*PREDICT, "--data.predict_files=[mine.csv,more.csv]"], {"more.csv": "text,y\nsmith,1\n"},
+        r"more.csv has the columns \['text', 'y'\].*need the same columns: code them one by one",
+    ),
+    "the table itself as the coded one": (
+        [*CODE_MINE, "--data.predict_output=mine.csv"], {},
+        "mine.csv exists and is not overwritten; .*name another file with --data.predict_output",
+    ),
+    "a coded table of an unknown kind": (
+        [*CODE_MINE, "--data.predict_output=out.xlsx"], {},
+        'out.xlsx ends in ".xlsx"; write to one of .csv, .tsv',
+    ),
+    "a missing file to check": (
+        [*CHECK, "--data.train_files=tran.csv"], {}, 'tran.csv does not exist. Did you mean "train',
+    ),
+    "bad rows to check": (
+        CHECK, {"train.csv": GLUED + "smith,en,8311x\n,en,83110\n"},
+        r"3 bad rows .*train.csv:62: .*glues rows.*train.csv:64: code \"8311x\".*train.csv:65: "
+        ".*Correct them, or leave them out of a run with --data.on_bad_rows=reject",
+    ),
+    "a folder without a run to verify": (
+        ["verify", "runs"], {}, "runs holds no ledger.jsonl; name a run folder, such as runs/demo",
+    ),
+    "a damaged ledger": (
+        ["verify", "runs/mine"], {"runs/mine/ledger.jsonl": b"{}\n\xff\0\n{}\n"},
+        "runs/mine/ledger.jsonl, line 2 is damaged .*copy it again from where it was whole",
+    ),
+    "a ledger without its plan": (
+        ["verify", "runs/bare"], {"runs/bare/ledger.jsonl": '{"attempt": 1}\n'},
+        "runs/bare holds no plan.json; the run never began to train: `unisono fit` writes it",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run_made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("made"))
+
+
+@pytest.fixture
+def folder(run_made_once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with sound tables and a run that two steps have trained."""
+    shutil.copytree(run_made_once, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_input_is_one_screen_that_names_the_way_out_and_overwrites_nothing(
+    unisono: Unisono, folder: Path, name: str
+) -> None:
+    argv, files, message = WRONG[name]
+    for path, content in files.items():
+        place(Path(path), content)
+    before = contents(folder)
+    status, output = unisono(*argv)
+    shown = output[max(output.find("error: "), 0) :]
+    assert status in (1, 2)
+    assert "Traceback" not in output
+    assert re.search(message, " ".join(shown.split())), output
+    assert len(shown.splitlines()) <= 24
+    assert max(map(len, shown.splitlines())) <= 80
+    after = contents(folder)
+    assert {path: after.get(path) for path in before} == before
+    new = sorted(after.keys() - before.keys())
+    assert [path for path in new if not BEGUN.fullmatch(path) or "unfinished" in path] == []

@@ -1,0 +1,71 @@
+"""A working folder for wrong inputs: sound tables, and a run that two steps have trained."""
+
+import os
+import sys
+from contextlib import chdir
+from pathlib import Path
+from unittest import mock
+
+import torch
+
+TRADES = ("smith", "miner", "tailor", "baker", "farmer", "weaver")
+CODES = ("83110", "71105", "79100", "77610", "61110", "06510")
+SOUND = "text,language,code_1\n" + "".join(
+    f"{trade} {chr(97 + i)}{chr(97 + k)},en,{code}\n"
+    for i in range(10)
+    for k, (trade, code) in enumerate(zip(TRADES, CODES, strict=True))
+)
+ONE_DEVICE = [
+    "--config=occupation_coder/debug.yaml",
+    "--trainer.accelerator=cpu",
+    "--trainer.devices=1",
+    "--trainer.default_root_dir=runs/mine",
+    "--data.loader.num_workers=0",
+]
+FIT = [
+    "fit",
+    *ONE_DEVICE,
+    "--trainer.max_steps=2",
+    "--data.train_files=train.csv",
+    "--data.columns.language=language",
+]
+
+
+def make_run(folder: Path) -> Path:
+    """Trains two steps in this folder and returns it."""
+    from lit_models.__main__ import main
+
+    (folder / "train.csv").write_text(SOUND)
+    (folder / "mine.csv").write_text("text\nsmith\nminer of coal\n")
+    with chdir(folder), mock.patch.dict(os.environ), mock.patch.object(sys, "argv", ["", *FIT]):
+        assert main() == 0
+    return folder
+
+
+def place(path: Path, content: bytes | str) -> None:
+    """Writes a wrong input; a word in capitals is a checkpoint with that fault."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sound = Path("runs/mine/checkpoints/last.ckpt")
+    if content == "CUT":
+        path.write_bytes(sound.read_bytes()[:2000])
+    elif content == "BYTE":
+        whole = bytearray(sound.read_bytes())
+        whole[len(whole) // 2] ^= 1
+        path.write_bytes(whole)
+    elif content == "TOY":
+        made_by = {"_class_path": "tests.toy.LitToy"}
+        torch.save({"state_dict": {}, "hyper_parameters": made_by}, path)
+    elif content == "PLAIN":
+        torch.save({"state_dict": {"weight": torch.zeros(2)}}, path)
+    elif content == "CODE":
+        torch.save({"state_dict": {}, "run_me": Path("/")}, path)
+    else:
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def contents(folder: Path) -> dict[str, bytes | None]:
+    """Path -> bytes of each file, None for a folder."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in sorted(folder.rglob("*"))
+    }
