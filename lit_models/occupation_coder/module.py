@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
+from lightning.pytorch import Callback
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor
 
@@ -13,7 +14,8 @@ from lit_models.occupation_coder.calibration import TemperatureSearch, nats_by_t
 from lit_models.occupation_coder.coding import CodedText, TextCoder
 from lit_models.occupation_coder.decoding import Decoded, DecodingOptions, decode
 from lit_models.occupation_coder.encoders import CharacterEncoder, Encoder
-from lit_models.occupation_coder.freezing import freeze_encoder, layer_depths
+from lit_models.occupation_coder.figures import OccupationFigures
+from lit_models.occupation_coder.freezing import freeze_encoder, language_rows, layer_depths
 from lit_models.occupation_coder.loss import LossOptions, check_num_codes, occupation_losses
 from lit_models.occupation_coder.metrics import ConfusedPairs, OccupationMetrics
 from lit_models.occupation_coder.network import BlockDecoder, Memory, OccupationNetwork
@@ -75,6 +77,9 @@ class LitOccupationCoder(ExactModule):
         self.recipe: Any = None  # a dict of plain values, from the data or a checkpoint
         self.temperature = dict.fromkeys(TERMS, 1.0)
         self.network: Any = None  # an OccupationNetwork once the code book is known
+
+    def own_callbacks(self) -> list[Callback]:
+        return [*super().own_callbacks(), OccupationFigures()]
 
     def setup(self, stage: str) -> None:
         """Take the recipe (code book, languages, normalisation) that the data was read with."""
@@ -138,6 +143,14 @@ class LitOccupationCoder(ExactModule):
         self._take_recipe(checkpoint[RECIPE_KEY])
         if self.network is None:
             self._build()
+
+    def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the weights with the rows of the language embedding that the new data needs."""
+        weights, name = checkpoint["state_dict"], "network.encoder.languages.weight"
+        trained = checkpoint.get(RECIPE_KEY, {}).get("languages")
+        if trained is None or name not in weights:
+            return weights
+        return {**weights, name: language_rows(weights[name], trained, self.recipe["languages"])}
 
     def code(
         self, texts: Sequence[str], language: str | Sequence[str] | None = None, **options: Any

@@ -56,16 +56,19 @@ class ExactModule(LightningModule):
         self._set_hparams(plain)
         self._hparams_initial = copy.deepcopy(self._hparams)
 
-    def configure_callbacks(self) -> list[Callback]:
-        """Return the ledger, unless the trainer has one: a plain script gets it too."""
+    def own_callbacks(self) -> list[Callback]:
+        """Return what a run of this module always has; a family adds its own to these."""
         from lit_models.training.callbacks.ledger import Ledger
 
-        present = self._trainer is not None and any(
-            isinstance(callback, Ledger) for callback in self.trainer.callbacks
-        )
-        if self._trainer is not None:
-            AtomicCheckpointIO.install(self.trainer)
-        return [] if present else [Ledger()]
+        return [Ledger()]
+
+    def configure_callbacks(self) -> list[Callback]:
+        """Return the own callbacks that the trainer lacks: a plain script gets them too."""
+        if self._trainer is None:
+            return []
+        AtomicCheckpointIO.install(self.trainer)
+        present = {type(callback) for callback in self.trainer.callbacks}
+        return [callback for callback in self.own_callbacks() if type(callback) not in present]
 
     def setup(self, stage: str) -> None:
         """Give each process its own metric states; a family that overrides it calls this first.
@@ -141,7 +144,12 @@ class ExactModule(LightningModule):
             weights, self._early_weights = self._early_weights, None
             self.load_state_dict(weights)
         elif self.init_from is not None:
-            load_part(self, self.init_from, self.init_from_part)
+            load_part(self, self.init_from, self.init_from_part, self.adapted_weights)
+
+    def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the weights that `init_from` takes; a family whose shapes follow the data
+        overrides it."""
+        return checkpoint["state_dict"]
 
     def _is_built(self) -> bool:
         return next(self.parameters(), None) is not None
