@@ -10,7 +10,13 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_models.occupation_coder.network import BlockDecoder, Cache, Memory, OccupationNetwork
+from lit_models.occupation_coder.network import (
+    BlockDecoder,
+    Cache,
+    Memory,
+    OccupationNetwork,
+    widened,
+)
 from lit_models.occupation_coder.scoring import (
     code_probability,
     flat_set_log_probability,
@@ -121,9 +127,10 @@ def decode_flat(logits: Tensor, max_codes: int, threshold: float) -> Decoded:
 def greedy(decoder: BlockDecoder, memory: Memory, temperature: float = 1.0) -> Beams:
     """The likeliest symbol at every position: one hypothesis per record."""
     trie, batch, device = decoder.trie, len(memory.hidden), memory.hidden.device
+    like = widened(memory.hidden)
     code_ids = torch.full((batch, trie.max_codes), NONE, device=device)
-    code_nats = torch.zeros(batch, trie.max_codes, device=device)
-    total = torch.zeros(batch, device=device)
+    code_nats = like.new_zeros(batch, trie.max_codes)
+    total = like.new_zeros(batch)
     rows = torch.arange(batch, device=device)  # records that still write
     nodes = torch.zeros_like(rows)
     symbols = torch.full_like(rows, BEGIN)
@@ -182,8 +189,8 @@ class _BeamState:
         self.decoder, self.trie, self.width = decoder, trie, beam_size
         shape = (batch, beam_size, trie.max_codes)
         self.done_ids = torch.full(shape, NONE, device=device)
-        self.done_nats = torch.zeros(shape, device=device)
-        self.done_scores = torch.full(shape[:2], -math.inf, device=device)
+        self.done_nats = widened(memory.hidden).new_zeros(shape)
+        self.done_scores = self.done_nats.new_full(shape[:2], -math.inf)
         self.rows = torch.arange(batch, device=device)
         self.code_ids, self.code_nats = self.done_ids.clone(), self.done_nats.clone()
         self.scores = self.done_scores.clone()

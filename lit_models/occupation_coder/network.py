@@ -15,6 +15,11 @@ from lit_models.occupation_coder.encoders import Encoder
 from lit_models.occupation_coder.trie import BEGIN, PAD, CodeTrie
 
 
+def widened(values: Tensor) -> Tensor:
+    """The values in float32, or as they are in float64: bfloat16 is too coarse for a softmax."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
 class Memory(NamedTuple):
     """Encoded texts: hidden [B, P, D] and mask [B, P] bool."""
 
@@ -164,7 +169,7 @@ class BlockDecoder(nn.Module):
         nn.init.zeros_(self.node_summary.weight)
 
     def forward(self, targets: Tensor, memory: Memory) -> Tensor:
-        """Logits of every target position given the ones before it [B x O, T, V] float32.
+        """Logits of every target position given the ones before it [B x O, T, V], float32 or more.
 
         Args:
             targets: [B x O, T], NONE where nothing is supervised; O hypotheses per record.
@@ -186,7 +191,7 @@ class BlockDecoder(nn.Module):
         return Cache(memory_kv, memory.mask[:, None, None, :], memory.hidden[:, 0], [])
 
     def step(self, symbols: Tensor, nodes: Tensor, cache: Cache) -> Tensor:
-        """Logits of the next position [B x O, V] float32; the cache grows by one position.
+        """Logits of the next position [B x O, V], widened; the cache grows by one position.
 
         Args:
             symbols: the symbol before it [B x O], BEGIN at first.
@@ -230,7 +235,7 @@ class BlockDecoder(nn.Module):
         weights = self.node_summary(known).unflatten(0, (len(summary), -1))  # [B, O, T, V, D]
         by_summary = torch.einsum("bd,botvd->botv", summary, weights).flatten(0, 1)
         by_node = (by_node + by_summary).masked_fill(child < 0, 0.0)
-        return (self.output(hidden) + by_node).float()
+        return widened(self.output(hidden) + by_node)
 
 
 class FlatHead(nn.Module):
@@ -250,12 +255,12 @@ class FlatHead(nn.Module):
         nn.init.zeros_(self.nodes.weight)
 
     def forward(self, memory: Memory) -> Tensor:
-        """Logits [B, C] float32."""
+        """Logits [B, C], float32 or more."""
         mask = memory.mask[..., None].to(memory.hidden.dtype)
         mean = (memory.hidden * mask).sum(1) / mask.sum(1)
         features = torch.cat([memory.hidden[:, 0], F.gelu(self.pool(mean))], dim=-1)
         weights = self.nodes(self.trie.path[:, 1:]).sum(1)  # [C, 2 D]
-        return F.linear(self.dropout(features), weights).float() + self.bias
+        return widened(F.linear(self.dropout(features), weights)) + self.bias
 
 
 class OccupationNetwork(nn.Module):

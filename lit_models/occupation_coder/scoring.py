@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lit_models.occupation_coder.loss import all_orders
-from lit_models.occupation_coder.network import BlockDecoder, Memory
+from lit_models.occupation_coder.network import BlockDecoder, Memory, widened
 from lit_models.occupation_coder.trie import NONE
 
 _ROWS_AT_ONCE = 4096  # hypotheses scored in one pass: bounds the memory of 120 orders per record
@@ -30,7 +30,7 @@ def set_probability(
     num_sets = candidates.shape[1]
     code_ids = candidates.flatten(0, 1)
     num_codes = (code_ids >= 0).sum(1)
-    probability = torch.zeros(len(code_ids), device=code_ids.device)
+    probability = widened(memory.hidden).new_zeros(len(code_ids))
     for size in range(1, code_ids.shape[1] + 1):
         sets = (num_codes == size).nonzero().squeeze(1)
         for some in sets.split(max(1, _ROWS_AT_ONCE // math.factorial(size))):
@@ -87,13 +87,16 @@ def flat_set_log_probability(logits: Tensor, candidates: Tensor) -> Tensor:
         logits: [B, C].
         candidates: [B, N, K], NONE where there is no code; -inf for the empty set.
     """
-    logits = logits.double()  # a sum over the whole code book loses digits in float32
+    dtype, logits = (
+        logits.dtype,
+        logits.double(),
+    )  # a sum over the whole code book loses digits in float32
     nothing = F.logsigmoid(-logits).sum(1, keepdim=True)
     is_code = candidates >= 0
     chosen = logits.gather(1, candidates.clamp(min=0).flatten(1)).view(candidates.shape)
     log_probability = nothing + (chosen * is_code).sum(-1)
     something = torch.log(-torch.expm1(nothing.clamp(max=-1e-12)))
-    return (log_probability - something).masked_fill(~is_code.any(-1), -math.inf).float()
+    return (log_probability - something).masked_fill(~is_code.any(-1), -math.inf).to(dtype)
 
 
 def legal_log_softmax(logits: Tensor, legal: Tensor, temperature: float) -> Tensor:
