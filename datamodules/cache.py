@@ -1,5 +1,6 @@
 """Folders that are made once and then only read: complete under their name, or not there."""
 
+import errno
 import hashlib
 import json
 import os
@@ -63,7 +64,8 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        make(temporary)
+        with _naming_full_disk(folder.parent):
+            make(temporary)
         if not _renamed(temporary, folder) and not folder.exists():
             raise RuntimeError(f"{folder} could not be made from {temporary}; check the disk.")
     finally:
@@ -81,12 +83,24 @@ def _renamed(temporary: Path, folder: Path) -> bool:
 
 
 @contextmanager
+def _naming_full_disk(folder: Path) -> Iterator[None]:
+    """As `_writing_to`, where tables are read too and only a full disk is surely the cache's."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        with _writing_to(folder):
+            raise
+
+
+@contextmanager
 def _writing_to(folder: Path) -> Iterator[None]:
     """Names the way out where the cache is no place to write to."""
     try:
         yield
     except OSError as error:
         raise RuntimeError(
-            f"the cache folder {folder} cannot be written ({error.strerror}); name another with "
-            f"the environment variable {CACHE_VARIABLE}."
+            f"the cache folder {folder} cannot be written ({error.strerror}); free space or name "
+            f"another with the environment variable {CACHE_VARIABLE}."
         ) from error

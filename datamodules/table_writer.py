@@ -2,6 +2,8 @@
 
 import csv
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -40,6 +42,10 @@ class TableWriter:
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Appends these rows; every batch has the columns of the first one."""
+        with naming(self.path):
+            self._write(batch)
+
+    def _write(self, batch: pa.RecordBatch) -> None:
         if self._schema is None:
             self._open(batch.schema)
         if batch.schema.names != self._schema.names:  # type: ignore[union-attr]
@@ -65,7 +71,8 @@ class TableWriter:
         try:
             if kind is None and self._schema is None:
                 raise ValueError(f"{self.path}: no rows were written; a table needs a header.")
-            self._close()
+            with naming(self.path):
+                self._close()
             if kind is None:
                 self._check_free()
                 os.replace(self._temporary, self.path)
@@ -100,6 +107,17 @@ class TableWriter:
                 f"{self.path} exists and is not overwritten; move it, choose another name, or "
                 "allow overwriting."
             )
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Gives an error of the storage the name of the file, which a write to an open one lacks."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def check_suffix(path: Path) -> None:

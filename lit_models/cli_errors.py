@@ -27,13 +27,14 @@ CLASS_SOURCES = {
     "optimizer": ["torch.optim"],
     "lr_scheduler": ["torch.optim.lr_scheduler"],
 }
+OTHER_FOLDER = "choose another --trainer.default_root_dir or --data.predict_output"
 STORAGE_ERRORS = {
-    errno.EACCES: "this user may not write there; choose another --trainer.default_root_dir",
-    errno.EPERM: "this user may not write there; choose another --trainer.default_root_dir",
-    errno.EROFS: "this file system is read-only; choose another --trainer.default_root_dir",
-    errno.ENOSPC: "the disk is full; free some space and resume with --ckpt_path auto",
-    errno.EDQUOT: "the disk quota is used up; free some space and resume with --ckpt_path auto",
-    errno.EFBIG: "the file-size limit is reached; raise `ulimit -f`, resume with --ckpt_path auto",
+    errno.EACCES: f"this user may not write there; {OTHER_FOLDER}",
+    errno.EPERM: f"this user may not write there; {OTHER_FOLDER}",
+    errno.EROFS: f"this file system is read-only; {OTHER_FOLDER}",
+    errno.ENOSPC: "the disk is full; free some space, go on with --ckpt_path auto",
+    errno.EDQUOT: "the disk quota is used up; free some space, go on with --ckpt_path auto",
+    errno.EFBIG: "the file-size limit is reached; raise `ulimit -f`, go on with --ckpt_path auto",
     errno.ENOTDIR: "a part of this path is a file; choose another path",
     errno.EISDIR: "this is a folder, a file is needed",
 }
@@ -232,8 +233,8 @@ def one_screen(error: BaseException) -> str | None:
     if isinstance(error, UsageError) or type(error).__name__ == "MisconfigurationException":
         return str(error)
     if isinstance(error, OSError) and error.errno in STORAGE_ERRORS:
-        where = f"{error.filename}: " if error.filename else ""
-        return f"{where}{error.strerror}: {STORAGE_ERRORS[error.errno]}."
+        where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
+        return f"{where}{error.strerror}: {_way_out(error)}."
     if type(error).__name__ == "ProcessRaisedException":
         return _from_child(str(error))
     if isinstance(error, ModuleNotFoundError) and "wandb" in str(error):
@@ -244,6 +245,14 @@ def one_screen(error: BaseException) -> str | None:
             return str(error)
     # The parser wraps what a constructor raises.
     return one_screen(error.__cause__) if error.__cause__ is not None else None
+
+
+def _way_out(error: OSError) -> str:
+    name = error.filename
+    is_closed = isinstance(name, str) and os.path.isfile(name) and not os.access(name, os.R_OK)
+    if error.errno == errno.EACCES and is_closed:
+        return "this user may not read it; change its rights or name another file"
+    return STORAGE_ERRORS[error.errno or 0]
 
 
 def is_own_file(filename: str) -> bool:

@@ -11,7 +11,7 @@ from lit_models import config_files
 from lit_models.cli import UnisonoCLI
 from lit_models.cli_errors import UsageError, is_first_process, say
 from lit_models.training.checkpoint import checkpoint_to_use, newest_checkpoint
-from lit_models.training.run_folder import Run, decide, settle, withdraw
+from lit_models.training.run_folder import Run, check_writable, decide, settle, withdraw
 
 ONLY_PRINTS = ("-h", "--help", "--print_config", "--model.help", "--data.help")
 
@@ -50,6 +50,7 @@ def launch(argv: list[str]) -> None:
     try:
         if run.notice and is_first_process():
             say(run.notice)
+        check_writable(Path(run.folder))
         UnisonoCLI(argv, run)
         # Without it a run that succeeded ends with status 134 now and then (gloo's threads).
         if dist.is_available() and dist.is_initialized():

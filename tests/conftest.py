@@ -65,6 +65,14 @@ def own_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     os.environ.update(before)
 
 
+@pytest.fixture(scope="session")
+def folder_with_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with sound tables and a run that two steps have trained; copy it."""
+    from tests.wrong_inputs import make_run
+
+    return make_run(tmp_path_factory.mktemp("run"))
+
+
 @pytest.fixture
 def toy_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Makes the temporary folder the working folder, with a toy.yaml in it."""

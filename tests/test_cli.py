@@ -277,7 +277,7 @@ def test_the_traceback_is_there_on_request(
 def test_a_full_disk_is_explained() -> None:
     message = one_screen(OSError(28, "No space left on device", "runs/x/last.ckpt"))
     assert message == (
-        "runs/x/last.ckpt: No space left on device: the disk is full; free some space and resume "
+        "runs/x/last.ckpt: No space left on device: the disk is full; free some space, go on "
         "with --ckpt_path auto."
     )
 

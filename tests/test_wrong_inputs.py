@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.wrong_inputs import FIT, ONE_DEVICE, SOUND, contents, make_run, place
+from tests.wrong_inputs import FIT, ONE_DEVICE, SOUND, contents, place
 
 Unisono = Callable[..., tuple[int, str]]
 TEST = ["test", *FIT[1:], "--ckpt_path=runs/mine/checkpoints/last.ckpt"]
@@ -231,15 +231,10 @@ WRONG: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def run_made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_run(tmp_path_factory.mktemp("made"))
-
-
 @pytest.fixture
-def folder(run_made_once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(folder_with_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder with sound tables and a run that two steps have trained."""
-    shutil.copytree(run_made_once, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(folder_with_run, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

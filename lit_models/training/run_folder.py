@@ -7,6 +7,7 @@ named by the launch and that the others wait for.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -65,6 +66,8 @@ def decide(
                 f"newest of {root}, if there is one."
             )
         home = run_of(path)
+        if verb != "fit" and home is not None and not os.access(home, os.W_OK):
+            return Run(str(root), ckpt_path, f"{home} is read-only: this one writes to {root}")
         if home is not None and (verb != "fit" or home.resolve() in _resolved(siblings(root))):
             return Run(str(home), ckpt_path)
     if verb != "fit":
@@ -110,6 +113,13 @@ def free_folder(root: Path) -> tuple[Path, str]:
     if number == 1:
         return root, ""
     return folder, f"{root} holds a run already: this one writes to {folder}"
+
+
+def check_writable(folder: Path) -> None:
+    """Raises PermissionError unless files can be made in a run folder that may not exist yet."""
+    there = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
 
 
 def run_of(checkpoint: Path) -> Path | None:

@@ -12,6 +12,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.console import Console
 
+from datamodules.table_writer import naming
+
 PART_BATCHES = 32
 
 
@@ -104,7 +106,7 @@ class PredictionWriter(Callback):
         target = self._folder / f"part-{self._batches[0]:09d}.npz"
         unfinished = target.with_suffix(f".{os.getpid()}.unfinished")
         try:
-            with open(unfinished, "wb") as file:
+            with naming(target), open(unfinished, "wb") as file:
                 np.savez(file, batches=np.array(self._batches), **arrays)
                 file.flush()
                 os.fsync(file.fileno())

@@ -1,0 +1,152 @@
+"""Folders without access and a full disk: one screen, and what was there before is whole.
+
+The tests may run as root, whom no permission stops: the commands run as another user.
+"""
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.distributed.launch import run
+from tests.limited_commands import NOBODY
+from tests.wrong_inputs import FIT, ONE_DEVICE, contents
+
+CHECKPOINT = "--ckpt_path=runs/mine/checkpoints/last.ckpt"
+CODE_MINE = [
+    "predict", *ONE_DEVICE, CHECKPOINT, "--trainer.limit_predict_batches=1.0",
+    "--data.predict_files=mine.csv",
+]  # fmt: skip
+FIT_NEW = [*FIT, "--trainer.default_root_dir=runs/new"]
+RESUME = [*FIT, "--ckpt_path=auto", "--trainer.max_steps=4", "--trainer.max_epochs=2"]
+# A resumed run adds lines to one, and replaces those of steps that run again in the other.
+LEDGER, METRICS = "runs/mine/ledger.jsonl", "runs/mine/metrics.csv"
+
+
+class Limit(NamedTuple):
+    """A command that the storage refuses.
+
+    Attributes:
+        argv: the command.
+        message: its error, as a pattern.
+        file_bytes: the size that no file may pass; none runs it as a user who owns nothing.
+        mine: the table to code.
+        closed: a file that only its owner may read.
+    """
+
+    argv: list[str]
+    message: str
+    file_bytes: int | None = None
+    mine: str = "text\nsmith\n"
+    closed: str | None = None
+
+
+LIMITS = {
+    "a read-only folder for runs": Limit(
+        FIT_NEW,
+        "runs/new: Permission denied: this user may not write there; choose another --trainer.def",
+    ),
+    "a read-only run to resume": Limit(
+        RESUME, "runs/mine: Permission denied: this user may not write there; choose another"
+    ),
+    "a read-only folder for the coded table": Limit(
+        [*CODE_MINE, "--trainer.default_root_dir=own/run", "--data.predict_output=runs/out.csv"],
+        "runs/.out.csv.*Permission denied: this user may not write.*or --data.predict_output",
+    ),
+    "a table that this user may not read": Limit(
+        [*FIT, "--trainer.default_root_dir=own/run"],
+        "train.csv: Permission denied: this user may not read it; change its rights or name",
+        closed="train.csv",
+    ),
+    "a full disk under the first checkpoint": Limit(
+        FIT_NEW,
+        "checkpoint runs/new/checkpoints/next.ckpt could not be written: .*File too large.*free",
+        file_bytes=100_000,
+    ),
+    "a full disk under a resumed run": Limit(
+        RESUME,
+        "checkpoint runs/mine/checkpoints/.* could not be written: .*The one before it is kept",
+        file_bytes=100_000,
+    ),
+    "a full disk under the coded table": Limit(
+        CODE_MINE,
+        "runs/mine/mine.coded.csv: File too large: .*raise `ulimit -f`, go on with",
+        file_bytes=40_000,
+        mine="text\n" + "smith of the village\n" * 1500,
+    ),
+    "a full disk under the parts of a prediction": Limit(
+        CODE_MINE,
+        "part-000000000.npz: File too large: the file-size limit is reached; raise",
+        file_bytes=16_000,
+        mine="text\n" + "".join(f"{i}\n" for i in range(400)),
+    ),
+    "a full disk under the cache": Limit(
+        FIT,
+        r"the cache folder .*cannot be written \(File too large\); free space or name another.*"
+        "UNISONO_CACHE",
+        file_bytes=300,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    """A folder that other users can look into, which pytest's own is not."""
+    folder = Path(tempfile.mkdtemp(prefix="unisono-limits-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+Contents = dict[str, bytes | None]
+
+
+@pytest.fixture(scope="module")
+def outcomes(place: Path, folder_with_run: Path) -> dict[str, tuple[int, str, Contents, Contents]]:
+    """Name -> exit status, output, and the working folder's files before and after."""
+    jobs, before = {}, {}
+    for number, (name, limit) in enumerate(LIMITS.items()):
+        if limit.file_bytes is None and os.geteuid() != 0:
+            continue
+        folder, cache = place / str(number), place / f"cache-{number}"
+        shutil.copytree(folder_with_run, folder)
+        folder.chmod(0o755)
+        (folder / "mine.csv").write_text(limit.mine)
+        if limit.closed is not None:
+            (folder / limit.closed).chmod(0o600)
+        for own in (cache, folder / "own"):
+            own.mkdir()
+            own.chmod(0o777)
+        before[name] = contents(folder)
+        jobs[name] = {"folder": str(folder), "cache": str(cache), "argv": limit.argv}
+        jobs[name] |= {} if limit.file_bytes is None else {"file_bytes": limit.file_bytes}
+    (place / "jobs.json").write_text(json.dumps(jobs))
+    done = run("-m", "tests.limited_commands", str(place / "jobs.json"))
+    assert done.returncode == 0, done.stdout
+    answers = json.loads(done.stdout.splitlines()[-1])
+    return {n: (*answers[n], before[n], contents(Path(jobs[n]["folder"]))) for n in jobs}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_refused_storage_is_one_screen_and_what_was_there_is_whole(outcomes, name):
+    limit = LIMITS[name]
+    if name not in outcomes:
+        pytest.skip(f"needs root, to become user {NOBODY}")
+    status, output, before, after = outcomes[name]
+    shown = output[max(output.find("error: "), 0) :]
+    assert status == 1, output
+    assert "Traceback" not in output
+    assert re.search(limit.message, " ".join(shown.split())), output
+    assert len(shown.splitlines()) <= 24
+    assert max(map(len, shown.splitlines())) <= 80
+    assert after[LEDGER].startswith(before[LEDGER])
+    kept = before.keys() - {LEDGER, METRICS}
+    assert {path: after.get(path) for path in kept} == {path: before[path] for path in kept}
+    new = " ".join(after.keys() - before.keys())
+    assert not re.search(r"unfinished|\.tmp|coded\.csv( |$)|\.ckpt", new), new
