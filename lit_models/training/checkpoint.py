@@ -41,8 +41,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             _sync_folder(target.parent)
         except (OSError, RuntimeError) as error:
             unfinished.unlink(missing_ok=True)
+            refused = error.__context__  # torch's own error hides what the storage said
+            reason = refused if isinstance(refused, OSError) else error
             raise OSError(
-                f"the checkpoint {target} could not be written: {error}. The one before it is "
+                f"the checkpoint {target} could not be written: {reason}. The one before it is "
                 "kept; free space or choose another trainer.default_root_dir."
             ) from error
 
