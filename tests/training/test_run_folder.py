@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from lit_models.training import run_folder
-from lit_models.training.run_folder import Run, decide, settle, wait_for_claim, withdraw
+from lit_models.training.run_folder import (
+    Run,
+    check_writable,
+    decide,
+    settle,
+    wait_for_claim,
+    withdraw,
+)
 
 
 def make_run(folder: Path, checkpoint: str = "") -> Path:
@@ -67,6 +74,19 @@ def test_a_named_checkpoint_of_the_run_resumes_in_its_folder(tmp_path: Path) -> 
     other = tmp_path / "other"
     assert decide("fit", other, path, newest).folder == str(other)
     assert decide("test", other, path, newest).folder == str(root)
+
+
+def test_a_read_only_folder_lends_its_checkpoint_and_is_refused_as_run_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, own = make_run(tmp_path / "shared", "a.ckpt"), tmp_path / "own"
+    path = str(home / "checkpoints" / "a.ckpt")
+    monkeypatch.setattr(run_folder.os, "access", lambda where, _: Path(where) != home)
+    run = decide("predict", own, path, newest)
+    assert run == Run(str(own), path, f"{home} is read-only: this one writes to {own}")
+    check_writable(own)
+    with pytest.raises(PermissionError, match="Permission denied.*shared/new"):
+        check_writable(home / "new")
 
 
 def test_a_missing_checkpoint_and_a_file_for_a_folder_are_refused(tmp_path: Path) -> None:
