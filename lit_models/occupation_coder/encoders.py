@@ -16,7 +16,8 @@ CHARACTER_BUCKETS = (
 )
 TEXT_BEGIN, TEXT_END = 2, 3  # control characters that no cleaned text holds
 CANINE_MULTIPLE, CANINE_PADS = 4, 8
-BAG_SCALE = 0.3  # large against the heads' first steps, so that the bag stays nearly linear
+BAG_SCALE = 0.2  # large against the heads' first steps, so that the bag stays nearly linear
+WEIGHT_RATE = 3.0  # the one weight of an n-gram must move faster than its vector
 _HASH_PRIME, _HASH_MASK = 1_000_003, (1 << 40) - 1
 
 
@@ -93,19 +94,14 @@ class NgramTable(nn.Module):
     """
 
     def __init__(
-        self,
-        width: int,
-        sizes: Sequence[int],
-        num_buckets: int,
-        num_hashes: int = 2,
-        scale: float = 0.1,
+        self, width: int, sizes: Sequence[int], num_buckets: int, num_hashes: int = 2
     ) -> None:
         super().__init__()
         if not sizes or min(sizes) < 1:
             raise ValueError(f"ngram_sizes must be one or more numbers from 1, got {list(sizes)}.")
         self.sizes, self.num_hashes, self.num_buckets = tuple(sizes), num_hashes, num_buckets
         self.rows = nn.EmbeddingBag(num_buckets, width, mode="sum")
-        nn.init.normal_(self.rows.weight, std=scale / num_hashes**0.5)
+        nn.init.normal_(self.rows.weight, std=0.1 / num_hashes**0.5)
 
     def forward(self, row_ids: Tensor, inside: Tensor) -> Tensor:
         """Sums of n-gram vectors [B, P, D]. Args: as `hashes` returns them, [B, P, G]."""
@@ -133,12 +129,33 @@ class NgramTable(nn.Module):
         return torch.stack(row_ids, -1), torch.stack(inside, -1)
 
 
+class WeightedBag(nn.Module):
+    """A text as the mean direction of its n-grams, each with a learned weight.
+
+    The weights are what inverse document frequency is to a linear model: "(deceased)" has many
+    n-grams, and unless they count little, they drown the word beside it.
+    """
+
+    def __init__(self, width: int, num_buckets: int) -> None:
+        super().__init__()
+        self.rows = nn.EmbeddingBag(num_buckets, width, mode="sum")
+        self.log_weights = nn.Embedding(num_buckets, 1)
+        nn.init.normal_(self.rows.weight, std=BAG_SCALE)
+        nn.init.zeros_(self.log_weights.weight)
+
+    def forward(self, row_ids: Tensor, inside: Tensor) -> Tensor:
+        """Vectors [B, D]. Args: table rows [B, G] and which of them count, bool [B, G]."""
+        weights = (WEIGHT_RATE * self.log_weights(row_ids).squeeze(-1)).exp() * inside
+        weights = weights / weights.square().sum(1, keepdim=True).sqrt().clamp(min=1e-6)
+        return self.rows(row_ids, per_sample_weights=weights)
+
+
 class CharacterEncoder(Encoder):
     """Transformer over characters with hashed n-gram embeddings, trained from scratch.
 
-    Position 0 of the memory is the text as a bag of n-grams of unit length, as in fastText and in a
-    linear model of n-grams; it goes past the transformer straight to the heads, for rare words are
-    known by their spelling alone. Then come the language, the begin mark, the characters and the
+    Position 0 of the memory is the text as a weighted bag of n-grams, as in a linear model of
+    n-grams; it goes past the transformer straight to the heads, for rare words are known by their
+    spelling alone. Then come the language, the begin mark, the characters and the
     end mark, seen by the transformer.
 
     Args:
@@ -171,7 +188,7 @@ class CharacterEncoder(Encoder):
         self.characters = nn.Embedding(CHARACTER_BUCKETS, width)
         self.languages = nn.Embedding(num_languages, width)
         self.ngrams = NgramTable(width, ngram_sizes, num_buckets, num_hashes)
-        self.bag = NgramTable(width, ngram_sizes, num_buckets, num_hashes, scale=BAG_SCALE)
+        self.bag = WeightedBag(width, num_buckets)
         self.layers = nn.ModuleList(
             EncoderLayer(width, num_heads, feed_forward, dropout) for _ in range(num_layers)
         )
@@ -190,8 +207,7 @@ class CharacterEncoder(Encoder):
         )
         rows, inside = self.ngrams.hashes(framed_ids, lengths)
         hidden = self.characters(character_ids) + self.ngrams(rows, inside)  # [B, S + 2, D]
-        bag = self.bag(rows.flatten(1)[:, None], inside.flatten(1)[:, None])[:, 0]
-        bag = bag / inside.sum((1, 2)).sqrt()[:, None].to(bag.dtype)
+        bag = self.bag(rows.flatten(1), inside.flatten(1))
         prefix = self.languages(language_id) + bag
         hidden = self.dropout(torch.cat([prefix[:, None], hidden], dim=1))  # [B, S + 3, D]
         mask = F.pad(mask, (1, 0), value=True)

@@ -1,8 +1,9 @@
-"""Which layers of a trained encoder stand still in fine-tuning, and which learn slowly."""
+"""Fine-tuning of a trained encoder: its languages, layers that stand still or learn slowly."""
 
+from collections.abc import Sequence
 from typing import Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from lit_models.occupation_coder.encoders import Encoder
 
@@ -51,3 +52,15 @@ def layer_depths(root: nn.Module, encoder: Encoder) -> dict[str, int]:
         for name, parameter in root.named_parameters()
         if id(parameter) in own
     }
+
+
+def language_rows(rows: Tensor, trained: Sequence[str], wanted: Sequence[str]) -> Tensor:
+    """The embeddings [wanted, D] of these languages; one not trained on begins as the unknown one.
+
+    Args:
+        rows: embeddings [trained, D].
+        trained: names of the rows, the unknown language first.
+        wanted: names of the languages of the new data.
+    """
+    index = {name: row for row, name in enumerate(trained)}
+    return rows[[index.get(name, 0) for name in wanted]]
