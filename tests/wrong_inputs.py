@@ -19,6 +19,7 @@ ONE_DEVICE = [
     "--config=occupation_coder/debug.yaml",
     "--trainer.accelerator=cpu",
     "--trainer.devices=1",
+    "--trainer.enable_model_summary=false",
     "--trainer.default_root_dir=runs/mine",
     "--data.loader.num_workers=0",
 ]
