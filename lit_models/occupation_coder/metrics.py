@@ -11,7 +11,7 @@ from torchmetrics import Metric
 
 from lit_models.occupation_coder.decoding import Decoded
 from lit_models.occupation_coder.trie import NONE
-from lit_models.training.metrics import SumCount
+from lit_models.training.metrics import Count, SumCount
 
 if TYPE_CHECKING:
     from datamodules.tokenizers.codes import CodeBook
@@ -59,7 +59,7 @@ class OccupationMetrics(nn.ModuleDict):
 
     Names: each of SCORES; accuracy and f1 at 1 digit and more (`f1_digits_2`); `f1_language_en`;
     f1 on strings and codes seen or unseen in training (`f1_unseen_text`); `calibration_error` of
-    the set's confidence against its exact match.
+    the set's confidence against its exact match; `num_records` and `num_exact_match`, integers.
 
     Args:
         book: code book.
@@ -82,6 +82,7 @@ class OccupationMetrics(nn.ModuleDict):
         for name in names:
             self[name] = SumCount()
         self["calibration_error"] = CalibrationBins()
+        self["num_records"], self["num_exact_match"] = Count(), Count()
 
     def update(self, decoded: Decoded, batch: dict[str, Tensor]) -> None:
         """Adds a batch.
@@ -110,6 +111,8 @@ class OccupationMetrics(nn.ModuleDict):
                 self._add(f"f1_seen_{kind}", scores["f1"], weight * is_seen)
                 self._add(f"f1_unseen_{kind}", scores["f1"], weight * ~is_seen)
         self["calibration_error"].update(decoded.set_confidence, scores["exact_match"], weight)
+        self["num_records"].update(weight > 0)
+        self["num_exact_match"].update((weight > 0) & (scores["exact_match"] > 0))
 
     def _add(self, name: str, score: Tensor, weight: Tensor) -> None:
         self[name].update(score * weight, weight)

@@ -39,3 +39,22 @@ class SumCount(Metric):
     def compute(self) -> Tensor:
         """Return the mean, [] float64."""
         return self.total / self.count.clamp(min=1e-300)
+
+
+class Count(Metric):
+    """A number of samples, kept as an integer: equal on any number of devices, not nearly so."""
+
+    full_state_update = False
+    number: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("number", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, is_counted: Tensor) -> None:
+        """Add one batch. Args: is_counted [B] bool."""
+        self.number = self.number + is_counted.detach().sum()
+
+    def compute(self) -> Tensor:
+        """Return the number, [] float64, which loggers take."""
+        return self.number.double()

@@ -117,6 +117,8 @@ def test_metrics_count_alike_and_predictions_are_identical_on_1_2_and_3_devices(
     assert coded.count(b"\n") == 102
     for other_metrics, other_coded in results[1:]:
         assert other_coded == coded
+        for name in ("test/num_records", "test/num_exact_match"):
+            assert other_metrics[name] == metrics[name] != ""
         for name, value in metrics.items():
             assert float(other_metrics[name]) == pytest.approx(float(value), rel=1e-5, abs=1e-7)
 
