@@ -45,11 +45,14 @@ class LoaderOptions:
             runs on those CPUs.
         prefetch_factor: batches that each worker keeps ready.
         persistent_workers: keep workers from one epoch to the next.
+        pin_memory: hand batches over in page-locked memory, from which a GPU copies without
+            waiting; `auto` is true with a GPU.
     """
 
     num_workers: int | Literal["auto"] = "auto"
     prefetch_factor: int = 4
     persistent_workers: bool = True
+    pin_memory: bool | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
         if self.num_workers != "auto" and self.num_workers < 0:

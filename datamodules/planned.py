@@ -287,7 +287,8 @@ class PlannedDataModule(LightningDataModule):
         workers = options.num_workers
         if workers == "auto":
             workers = auto_workers(1 if trainer is None else trainer.num_devices, on_cpu)
-        kwargs: dict[str, Any] = {"num_workers": workers, "pin_memory": not on_cpu}
+        pins = not on_cpu if options.pin_memory == "auto" else options.pin_memory
+        kwargs: dict[str, Any] = {"num_workers": workers, "pin_memory": pins}
         if workers:
             kwargs["prefetch_factor"] = options.prefetch_factor
             kwargs["persistent_workers"] = options.persistent_workers and stage == "train"

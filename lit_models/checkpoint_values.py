@@ -12,6 +12,7 @@ import yaml
 from lit_models.training.checkpoint import read_checkpoint
 
 START_ONLY = ("init_from", "init_from_part")  # weights that a checkpoint has replaced already
+NO_WEIGHTS = ("optimizer", "lr_scheduler")
 
 
 def model_values(ckpt_path: str | None) -> dict[str, Any]:
@@ -34,12 +35,41 @@ def model_values(ckpt_path: str | None) -> dict[str, Any]:
     return {"class_path": class_path, "init_args": kept}
 
 
-def check_start(init_from: str | None) -> None:
-    """Raises where `init_from` names no readable checkpoint, before any table is read.
+def start_values(config: Any) -> dict[str, Any]:
+    """Returns the `model` key with the networks of a checkpoint whose weights a run begins with.
+
+    Args:
+        config: the parsed `model` key; its init_from names the checkpoint, none gives {}.
 
     Raises:
         FileNotFoundError, ValueError: absent or damaged.
     """
+    given = config.get("init_args") or {}
+    init_from, part = given.get("init_from"), given.get("init_from_part")
+    check_start(init_from, part)
+    model = model_values(init_from)
+    networks = {
+        name: value
+        for name, value in model.get("init_args", {}).items()
+        if isinstance(value, dict) and "class_path" in value and name not in NO_WEIGHTS
+    }
+    kept = {name: value for name, value in networks.items() if part in (None, name)}
+    return {**model, "init_args": kept} if kept else {}
+
+
+def check_start(init_from: str | None, part: str | None) -> None:
+    """Raises where a run cannot begin with these weights, before any table is read.
+
+    Raises:
+        FileNotFoundError: absent.
+        ValueError: damaged, or a part without a checkpoint.
+    """
+    if init_from is None and part is not None:
+        raise ValueError(
+            f"model.init_from_part is {part}, but model.init_from names no checkpoint: the run "
+            "would train from scratch. Give --model.init_from=BEST.ckpt, or set "
+            "--model.init_from_part=null."
+        )
     if init_from is None:
         return
     try:

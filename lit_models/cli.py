@@ -60,8 +60,17 @@ class UnisonoCLI(LightningCLI):
         )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        verb, *options = self.argv
         below = checkpoint_values.as_first_config(self.checkpoint_model)
-        self.config = parser.parse_args([self.argv[0], *below, *self.argv[1:]])
+        self.config = parser.parse_args([verb, *below, *options])
+        if verb == "fit" and self.choice.ckpt_path is None:
+            try:
+                started = checkpoint_values.start_values(self.config[verb].model)
+            except (ValueError, FileNotFoundError) as error:
+                raise UsageError(str(error)) from error
+            if started:  # weights fit the network that they were trained in
+                below = checkpoint_values.as_first_config(started)
+                self.config = parser.parse_args([verb, *below, *options])
 
     def _parse_ckpt_path(self) -> None:
         """Replaces Lightning's, in which the checkpoint's values win over explicit ones."""
@@ -85,8 +94,6 @@ class UnisonoCLI(LightningCLI):
         settings = preflight.settings_of(config)
         try:
             self.verdict = preflight.check(settings, preflight.this_machine(), os.environ, known)
-            if self.subcommand == "fit":
-                checkpoint_values.check_start(config.model.init_args.get("init_from"))
         except (ValueError, FileNotFoundError) as error:
             raise UsageError(str(error)) from error
         if self.subcommand != "fit" and self.choice.ckpt_path is None:
@@ -119,7 +126,8 @@ class UnisonoCLI(LightningCLI):
     def fit(self, **kwargs: Any) -> None:
         """Trains; with `test_after_fit` the best checkpoint is tested at the end."""
         self.trainer.fit(**self._from_choice(kwargs))
-        if self._get(self.config, "test_after_fit") and not self.trainer.interrupted:
+        is_trained = self.trainer.global_step > 0 and not self.trainer.interrupted
+        if self._get(self.config, "test_after_fit") and is_trained:
             best = best_checkpoint(self.trainer)
             self.trainer.test(self.model, self.datamodule, ckpt_path=best, weights_only=True)
             self._say_next(best)

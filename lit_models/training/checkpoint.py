@@ -4,12 +4,16 @@ import os
 import pickle
 import re
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+
+Adapt = Callable[[dict[str, Any]], dict[str, Tensor]]
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -144,19 +148,22 @@ def checkpoint_to_use(run_folder: Path) -> Path | None:
     return best if damage(best) is None else newest_checkpoint(run_folder)
 
 
-def load_part(module: LightningModule, path: str, part: str | None = None) -> None:
+def load_part(
+    module: LightningModule, path: str, part: str | None = None, adapt: Adapt | None = None
+) -> None:
     """Copy weights from a checkpoint into a module: all of them, or one part.
 
     Args:
         module: with its network built.
         path: checkpoint of this project.
         part: name of a submodule, such as `encoder`; every one of its parameters must be there.
+        adapt: makes the weights that fit this module from the checkpoint's content.
 
     Raises:
         ValueError: names or shapes do not fit; the first differences are listed.
     """
     content = read_checkpoint(path)
-    weights = content["state_dict"]
+    weights = content["state_dict"] if adapt is None else adapt(content)
     own = module.state_dict()
     if part is not None:
         weights = {k: v for k, v in weights.items() if f".{part}." in f".{k}"}

@@ -1,0 +1,138 @@
+"""Fine-tuning: 200 rows of another code system, with and without a trained encoder."""
+
+import csv
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from datamodules import demo
+from datamodules.cache import cache_root
+from lit_models.launch import launch
+from lit_models.occupation_coder.freezing import language_rows
+from lit_models.training.checkpoint import read_checkpoint
+
+SMALL = {"width": 64, "num_layers": 1, "feed_forward": 128}
+ENCODER = [f"--model.encoder.{name}={value}" for name, value in SMALL.items()]
+DECODER = [f"--model.decoder.{name}={value}" for name, value in SMALL.items()]
+QUIET = ["--trainer.enable_model_summary=false", "--trainer.enable_progress_bar=false"]
+NUM_SOURCE_ROWS, NUM_ROWS, NUM_CODES = 6000, 200, 40
+SCRATCH = [
+    "--model.init_from_part=null",
+    "--model.encoder=lit_models.occupation_coder.encoders.CharacterEncoder",
+    *ENCODER,
+    "--model.encoder.num_buckets=8192",
+]
+
+
+def letters(code: str) -> str:
+    """Returns a code of another system: letters, and as many as the code has levels in use."""
+    return "".join(chr(ord("A") + int(digit)) for digit in code.rstrip("0") or "0")
+
+
+def write_tables(folder: Path) -> None:
+    """Writes source.csv with the demo's codes; few.csv and held.csv with codes of letters."""
+    with demo.demo_occupations(cache_root()).open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    source = [row for row in rows if row["split"] == "train"][:NUM_SOURCE_ROWS]
+    _write(folder / "source.csv", [list(row.values())[:4] for row in source])
+    counts = Counter(row["code_1"] for row in source)
+    wanted = {code for code, _ in counts.most_common(NUM_CODES)}
+    for name, split in (("few.csv", "validation"), ("held.csv", "test")):
+        fitting = [
+            [row["text"], "no" if row["language"] == "da" else row["language"], letters(code)]
+            for row in rows
+            if row["split"] == split and not row["code_2"] and (code := row["code_1"]) in wanted
+        ]
+        _write(folder / name, fitting[: NUM_ROWS if name == "few.csv" else None])
+
+
+def _write(path: Path, rows: list[list[str]]) -> None:
+    header = ["text", "language", "code_1", "code_2"][: len(rows[0])]
+    header = header if len(header) == 4 else ["job", "spoken", "title_code"]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([header, *rows])
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a folder with the tables and source/checkpoints/best.ckpt, a trained coder."""
+    folder = tmp_path_factory.mktemp("finetune")
+    write_tables(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        launch(
+            [
+                *("fit", "--config", "occupation_coder/demo.yaml", *QUIET, *ENCODER, *DECODER),
+                "--model.encoder.num_buckets=8192",
+                *("--data.train_files=source.csv", "--data.columns.language=language"),
+                *("--data.split.test_share=0", "--data.global_batch_size=64"),
+                *("--trainer.max_epochs=4", "--trainer.callbacks=[]", "--test_after_fit=false"),
+                "--trainer.default_root_dir=source",
+            ]
+        )
+    return folder
+
+
+def finetuned(folder: Path, name: str, *options: str) -> SimpleNamespace:
+    """Fine-tunes on few.csv; returns F1 on the rows of held.csv and the weights."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        launch(
+            [
+                *("fit", "--config", "occupation_coder/finetune.yaml", *QUIET, *options),
+                *("--data.train_files=few.csv", "--data.validation_files=held.csv"),
+                "--data.columns={text: job, language: spoken, codes: [title_code]}",
+                *("--model.decoding.method=greedy", "--trainer.check_val_every_n_epoch=30"),
+                f"--trainer.default_root_dir={name}",
+            ]
+        )
+    with (folder / name / "metrics.csv").open(newline="") as file:
+        scores = [float(row["val/f1"]) for row in csv.DictReader(file) if row.get("val/f1")]
+    weights = read_checkpoint(folder / name / "checkpoints" / "best.ckpt")["state_dict"]
+    return SimpleNamespace(f1=scores[-1], weights=weights)
+
+
+def encoder_of(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the encoder's weights but those of the languages, which differ between tables."""
+    mark = "network.encoder."
+    return {k: v for k, v in weights.items() if k.startswith(mark) and "languages" not in k}
+
+
+@pytest.mark.slow
+def test_a_trained_encoder_beats_one_from_scratch_on_200_rows_of_another_code_system(
+    source: Path, own_environment: None
+) -> None:
+    start = ["--model.init_from=source/checkpoints/best.ckpt"]
+    trained = encoder_of(read_checkpoint(source / "source/checkpoints/best.ckpt")["state_dict"])
+    free = finetuned(source, "free", *start)
+    frozen = finetuned(source, "frozen", *start, "--model.freeze=encoder")
+    scratch = finetuned(source, "scratch", *SCRATCH)
+    print(f"F1: fine-tuned {free.f1:.3f}, frozen {frozen.f1:.3f}, from scratch {scratch.f1:.3f}")
+    assert free.f1 > scratch.f1 + 0.2
+    assert frozen.f1 > scratch.f1 + 0.2
+    assert trained
+    for name, value in trained.items():
+        assert torch.equal(encoder_of(frozen.weights)[name], value)
+    assert not all(torch.equal(encoder_of(free.weights)[n], v) for n, v in trained.items())
+
+
+def test_languages_keep_their_rows_and_new_ones_begin_as_the_unknown_one() -> None:
+    rows = torch.tensor([[0.0], [1.0], [2.0]])
+    found = language_rows(rows, ["unk", "da", "en"], ["unk", "en", "no"])
+    assert found.tolist() == [[0.0], [2.0], [0.0]]
+
+
+def test_a_part_without_a_checkpoint_is_refused(
+    unisono: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, output = unisono("fit", "--config", "occupation_coder/finetune.yaml")
+    assert status != 0
+    assert "names no checkpoint: the run would train from" in " ".join(output.split())
+    assert "--model.init_from=BEST.ckpt" in output
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,340 @@
+"""Every row of the card's table for people who come from scripts does what it says."""
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from lightning.pytorch import Callback, Trainer
+from torch import nn
+
+from datamodules.tokenizers.codes import CodeBook
+from lit_models.cli import UnisonoCLI
+from lit_models.launch import launch
+from lit_models.training.checkpoint import read_checkpoint
+from lit_models.training.optim import WarmupDecay
+from tests.toy import ledger_lines
+
+DEBUG = ["--config", "occupation_coder/debug.yaml", "--trainer.enable_model_summary=false"]
+COLUMNS = ["--data.columns.text=job", "--data.columns.language=lang", "--data.columns.codes=[occ]"]
+FILES = ["--data.train_files=train.csv", "--data.validation_files=dev.csv", *COLUMNS]
+TRADES = {"smith": "83110", "baker": "77610", "weaver": "75400", "clerk": "39310"}
+PLACES = ["town", "ship", "mill", "farm", "royal", "old", "young", "poor"]
+SCHEDULE = "--model.lr_scheduler=lit_models.training.optim.WarmupDecay"
+EVERYTHING = [
+    *FILES,
+    "--trainer.default_root_dir=mine",
+    "--data.global_batch_size=12",
+    "--trainer.max_steps=7",
+    "--trainer.max_epochs=5",
+    "--model.optimizer.lr=0.02",
+    SCHEDULE,
+    "--model.lr_scheduler.warmup=3",
+    "--model.encoder.dropout=0.1",
+    "--model.decoder.dropout=0.2",
+    "--model.loss.flat_dropout=0.3",
+    "--model.decoder.feed_forward=48",
+    "--model.loss.seq2seq_weight=0.75",
+    "--model.freeze=encoder",
+    "--data.text.max_length=9",
+    "--data.augmentation.delete=0.1",
+    "--data.augmentation.num_edits=3",
+    "--data.augmentation.drop_language=0.5",
+    "--trainer.log_every_n_steps=3",
+    "--trainer.callbacks+=lit_models.training.callbacks.LastCheckpoint",
+    "--trainer.callbacks.every_n_steps=2",
+    "--trainer.callbacks.every_epoch=false",
+    "--data.loader.num_workers=1",
+    "--trainer.precision=bf16-mixed",
+]
+
+
+def write_table(path: Path, rows: list[tuple[str, ...]], header: tuple[str, ...]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([header, *rows])
+
+
+def write_tables(folder: Path) -> None:
+    """Makes train.csv (32 rows) and dev.csv (4 rows)."""
+    rows = [(f"{place} {trade}", "en", code) for place in PLACES for trade, code in TRADES.items()]
+    write_table(folder / "train.csv", rows, ("job", "lang", "occ"))
+    dev = [(f"second {trade}", "da", code) for trade, code in TRADES.items()]
+    write_table(folder / "dev.csv", dev, ("job", "lang", "occ"))
+
+
+class Gradients(Callback):
+    """Keeps, per optimizer step, the parameters that have a gradient other than zero."""
+
+    def __init__(self) -> None:
+        self.moved: list[set[str]] = []
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: Any, optimizer: Any) -> None:
+        named = pl_module.named_parameters()
+        self.moved.append({name for name, p in named if p.grad is not None and p.grad.any()})
+
+
+def build(folder: Path, *options: str) -> SimpleNamespace:
+    """Parses a command line and builds trainer, model and data, without a step of training."""
+    made: dict[str, Any] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(UnisonoCLI, "fit", lambda cli, **_: made.update(cli=cli))
+        launch(["fit", *DEBUG, *options])
+    cli = made["cli"]
+    return SimpleNamespace(trainer=cli.trainer, model=cli.model, data=cli.datamodule, folder=folder)
+
+
+def fit(run: SimpleNamespace) -> SimpleNamespace:
+    """Trains what `build` built."""
+    run.gradients = Gradients()
+    run.trainer.callbacks.append(run.gradients)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(run.folder)
+        run.trainer.fit(run.model, datamodule=run.data)
+    return run
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """One run of 7 steps with many options at once."""
+    folder = tmp_path_factory.mktemp("everything")
+    write_tables(folder)
+    run = fit(build(folder, *EVERYTHING))
+    run.network = run.model.network
+    run.ledger = ledger_lines(folder / "mine")
+    run.checkpoints = {
+        path.stem: read_checkpoint(path) for path in (folder / "mine/checkpoints").glob("*.ckpt")
+    }
+    return run
+
+
+def codes_of(data: Any) -> list[str]:
+    return CodeBook.from_dict(data.recipe["code_book"]).codes
+
+
+def dropouts(module: nn.Module) -> set[float]:
+    return {m.p for m in module.modules() if isinstance(m, nn.Dropout)}
+
+
+def steps_with(folder: Path, metric: str) -> list[int]:
+    """Returns the steps at which metrics.csv has a value of this metric."""
+    with (folder / "metrics.csv").open(newline="") as file:
+        return [int(row["step"]) for row in csv.DictReader(file) if row.get(metric)]
+
+
+EFFECTS: dict[str, Callable[[Any], bool]] = {
+    "save folder": lambda run: (run.folder / "mine" / "config.yaml").is_file(),
+    "training file": lambda run: len(run.data.datasets["train"].row_ids) == 32,
+    "validation file": lambda run: len(run.data.datasets["validation"].row_ids) == 4,
+    "target columns": lambda run: set(TRADES.values()) < set(codes_of(run.data)),
+    "language column": lambda run: run.data.recipe["languages"] == ["unk", "en"],
+    "batch size": lambda run: [line["samples"] for line in run.ledger[:3]] == [12, 12, 8],
+    "steps before epochs": lambda run: run.trainer.global_step == 7,
+    "learning rate": lambda run: run.trainer.optimizers[0].param_groups[0]["initial_lr"] == 0.02,
+    "warm-up steps": lambda run: [schedule_of(run).factor(i) for i in (0, 3)] == [0.25, 1.0],
+    "dropout of the encoder": lambda run: dropouts(run.network.encoder) == {0.1},
+    "dropout of the decoder": lambda run: dropouts(run.network.decoder) == {0.2},
+    "dropout of the flat head": lambda run: dropouts(run.network.flat) == {0.3},
+    "feed-forward": lambda run: run.network.decoder.layers[0].expand.out_features == 48,
+    "weight of the loss": lambda run: (
+        run.model.loss.term_weights == {"seq2seq": 0.75, "flat": 0.25}
+    ),
+    "frozen encoder": lambda run: not any("encoder" in n for n in set.union(*run.gradients.moved)),
+    "trained decoder": lambda run: any("decoder" in name for name in run.gradients.moved[0]),
+    "maximal length": lambda run: run.data.datasets["train"].lengths.max() == 9,
+    "workers": lambda run: run.data.train_dataloader()._loader.num_workers == 1,
+    "log interval": lambda run: steps_with(run.folder / "mine", "train/loss") == [3, 6],
+    "save interval": lambda run: (
+        [run.checkpoints[name]["global_step"] for name in ("previous", "last")] == [4, 6]
+    ),
+    "amp": lambda run: run.trainer.precision == "bf16-mixed" and run.ledger[-1]["step"] == 7,
+}
+
+
+def schedule_of(run: Any) -> WarmupDecay:
+    return run.trainer.lr_scheduler_configs[0].scheduler
+
+
+@pytest.mark.parametrize("name", EFFECTS)
+def test_an_option_of_one_run_has_its_effect(everything: SimpleNamespace, name: str) -> None:
+    assert EFFECTS[name](everything)
+
+
+UNTRAINED = [
+    "--data.train_files=*.csv",
+    "--data.columns.text=job",
+    "--data.columns.codes=[occ]",
+    "--data.columns.default_language=sv",
+    "--data.split.validation_share=0.5",
+    "--data.split.test_share=0",
+    "--data.code_book.path=books/book.csv",
+    "--data.batch_size=8",
+    "--data.loader.pin_memory=true",
+    "--trainer.logger=false",
+    "--trainer.devices=1",
+]
+
+
+@pytest.fixture(scope="module")
+def untrained(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """Many more options at once, without a step of training."""
+    folder = tmp_path_factory.mktemp("untrained")
+    write_tables(folder)
+    (folder / "books").mkdir()
+    rows = [(code, trade) for trade, code in {**TRADES, "tailor": "79100"}.items()]
+    write_table(folder / "books" / "book.csv", rows, ("code", "description"))
+    return ready(folder, *UNTRAINED)
+
+
+def share_of_validation(run: Any) -> float:
+    return float((run.data.store.arrays["part"] == 1).mean())
+
+
+FURTHER_EFFECTS: dict[str, Callable[[Any], bool]] = {
+    "several files by a pattern": lambda run: len(run.data.store.arrays["part"]) == 36,
+    "one language for all": lambda run: run.data.recipe["languages"] == ["unk", "sv"],
+    "share for validation": lambda run: 0.35 < share_of_validation(run) < 0.65,
+    "code book": lambda run: "79100" in codes_of(run.data),
+    "batch size of a device": lambda run: run.data.batching.global_batch_size == 8,
+    "pinned memory": lambda run: run.data.train_dataloader()._loader.pin_memory is True,
+    "no logger": lambda run: run.trainer.loggers == [],
+    "not distributed": lambda run: run.trainer.world_size == 1,
+}
+
+
+@pytest.mark.parametrize("name", FURTHER_EFFECTS)
+def test_an_option_of_data_and_trainer_has_its_effect(
+    untrained: SimpleNamespace, name: str
+) -> None:
+    assert FURTHER_EFFECTS[name](untrained)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with both tables."""
+    write_tables(tmp_path)
+    return tmp_path
+
+
+def ready(folder: Path, *options: str) -> SimpleNamespace:
+    """Builds a run and reads its tables."""
+    run = build(folder, *options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        run.data.prepare_data()
+        run.data.setup("fit")
+    return run
+
+
+def test_several_validation_files(folder: Path) -> None:
+    files = ["--data.train_files=train.csv", "--data.validation_files=[dev.csv, train.csv]"]
+    assert len(ready(folder, *COLUMNS, *files).data.datasets["validation"].row_ids) == 36
+
+
+def test_several_target_columns_or_one_with_a_separator(folder: Path) -> None:
+    header = ("job", "lang", "first", "second", "both")
+    rows = [("smith and clerk", "en", "83110", "39310", "83110;39310")] * 2
+    write_table(folder / "train.csv", rows, header)
+    for codes in (
+        ["--data.columns.codes=[first, second]"],
+        ["--data.columns.codes=[both]", "--data.columns.code_separator=;"],
+    ):
+        files = ["--data.train_files=train.csv", "--data.validation_files=train.csv"]
+        data = ready(folder, *files, "--data.columns.text=job", *codes).data
+        assert len(data.datasets["train"].example(0, 0).code_ids) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "codes", "blocks"),
+    [
+        (["--data.code_system=occ1950"], ["007", "120"], (3, 2)),
+        (["--data.code_system=from_data"], ["A", "BCD"], (3, 1)),
+        (
+            [
+                "--data.code_system=datamodules.CodeSystem",
+                "--data.code_system.length=4",
+                "--data.code_system.max_codes=3",
+                "--data.code_system.level_separator=,",
+            ],
+            ["1,1,12,0", "1,30,1,0"],
+            (4, 3),
+        ),
+    ],
+    ids=["formatter", "from the data", "block size and separator inside a code"],
+)
+def test_a_code_system(
+    folder: Path, options: list[str], codes: list[str], blocks: tuple[int, int]
+) -> None:
+    rows = [("smith", "en", codes[0]), ("clerk", "en", codes[1])]
+    write_table(folder / "train.csv", rows, ("job", "lang", "occ"))
+    write_table(folder / "dev.csv", rows, ("job", "lang", "occ"))
+    book = CodeBook.from_dict(ready(folder, *FILES, *options).data.recipe["code_book"])
+    assert (book.table.shape[1], book.max_codes) == blocks
+    assert book.codes == codes
+
+
+def test_rows_with_bad_labels_are_dropped_where_asked(folder: Path) -> None:
+    with (folder / "train.csv").open("a") as file:
+        file.write("captain,en,9x\n")
+    data = fit(build(folder, *FILES, "--data.on_bad_rows=reject", "--trainer.max_steps=0")).data
+    assert len(data.datasets["train"].row_ids) == 32
+    rejected = next((folder / "runs").rglob("rejected.csv"))
+    assert "9x" in rejected.read_text()
+
+
+def test_augmentation_edits_texts_and_drops_languages(folder: Path) -> None:
+    options = [f"--data.augmentation.{o}" for o in ("delete=1", "num_edits=3", "drop_language=1")]
+    dataset = ready(folder, *FILES, *options).data.datasets["train"]
+    lost = {
+        dataset.lengths[i] - len(dataset.example(i, epoch).code_points)
+        for i in range(32)
+        for epoch in range(3)
+    }
+    assert lost == {1, 2, 3}
+    assert {dataset.example(i, 0).language_id for i in range(32)} == {0}
+
+
+def test_warm_up_as_a_share_of_the_run(folder: Path) -> None:
+    options = [SCHEDULE, "--model.lr_scheduler.warmup=0.5", "--trainer.max_epochs=2"]
+    run = fit(build(folder, *FILES, *options, "--data.global_batch_size=16"))
+    assert run.trainer.global_step == 4
+    assert [schedule_of(run).factor(step) for step in range(3)] == pytest.approx([1 / 3, 2 / 3, 1])
+
+
+@pytest.mark.parametrize(("weight", "head"), [("1", "flat"), ("0", "decoder")])
+def test_a_head_without_weight_gets_no_gradient(folder: Path, weight: str, head: str) -> None:
+    run = build(folder, *FILES, f"--model.loss.seq2seq_weight={weight}", "--trainer.max_steps=1")
+    moved = fit(run).gradients.moved[0]
+    assert moved
+    assert not any(name.startswith(f"network.{head}.") for name in moved)
+
+
+def test_validation_comes_at_these_optimizer_steps_whatever_the_accumulation(folder: Path) -> None:
+    options = ["--data.micro_batch_size=4", "--trainer.val_check_interval=3"]
+    options += ["--trainer.limit_train_batches=1.0", "--trainer.max_steps=7"]
+    options += ["--trainer.max_epochs=9", "--trainer.check_val_every_n_epoch=null"]
+    run = fit(build(folder, *FILES, "--data.global_batch_size=8", *options))
+    assert run.trainer.accumulate_grad_batches == 2
+    assert [step + 1 for step in steps_with(next((folder / "runs").iterdir()), "val/f1")] == [3, 6]
+
+
+def test_no_step_of_training_prepares_the_data(folder: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("UNISONO_CACHE", str(folder / "cache"))
+    run = fit(build(folder, *FILES, SCHEDULE, "--trainer.max_steps=0"))
+    assert run.trainer.global_step == 0
+    assert list((folder / "cache" / "occupations").rglob("facts.json"))
+    assert not list(folder.rglob("*.ckpt"))
+
+
+def test_distributed_training_is_switched_on(folder: Path) -> None:
+    two = build(folder, *FILES, "--trainer.devices=2", "--trainer.strategy=ddp_spawn")
+    assert (two.trainer.num_devices, type(two.trainer.strategy).__name__) == (2, "DDPStrategy")
+
+
+def test_weights_and_biases_stands_beside_the_other_loggers(folder: Path) -> None:
+    pytest.importorskip("wandb", reason="extra: wandb")
+    run = build(folder, *FILES, "--trainer.logger+=WandbLogger", "--trainer.logger.offline=true")
+    assert [type(logger).__name__ for logger in run.trainer.loggers][-1] == "WandbLogger"
+    assert len(run.trainer.loggers) == 3
