@@ -263,7 +263,8 @@ def _read_book(system: CodeSystem, path: Path) -> dict[str, str]:
     errors: list[str] = []
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, strict=True)
+            delimiter = "\t" if path.suffix in (".tsv", ".tab") else ","
+            reader = csv.DictReader(file, strict=True, delimiter=delimiter)
             _check_book_columns(path, reader.fieldnames)
             for row in reader:
                 _take_book_row(system, row, found, errors, f"{path}:{reader.line_num}")

@@ -149,6 +149,11 @@ def test_a_book_file_makes_unseen_codes_legal_and_adds_the_specials(tmp_path: Pa
     assert book.max_codes == 5
 
 
+def test_a_book_of_tab_separated_values_is_read_too(tmp_path: Path) -> None:
+    path = write(tmp_path / "book.tsv", "code\tdescription\n100\tSmith, of any kind\n")
+    assert build_code_book(OCC1950(), path, []).descriptions == ["Smith, of any kind"]
+
+
 def test_without_a_book_the_codes_in_the_data_are_the_book() -> None:
     assert build_code_book(OCC1950(), None, ["100", "010", "100"]).codes == ["010", "100"]
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from lightning.pytorch import Callback, Trainer
 from torch import nn
 
@@ -17,7 +18,7 @@ from lit_models.training.checkpoint import read_checkpoint
 from lit_models.training.optim import WarmupDecay
 from tests.toy import ledger_lines
 
-DEBUG = ["--config", "occupation_coder/debug.yaml", "--trainer.enable_model_summary=false"]
+QUIET = ["--trainer.enable_model_summary=false", "--trainer.enable_progress_bar=false"]
 COLUMNS = ["--data.columns.text=job", "--data.columns.language=lang", "--data.columns.codes=[occ]"]
 FILES = ["--data.train_files=train.csv", "--data.validation_files=dev.csv", *COLUMNS]
 TRADES = {"smith": "83110", "baker": "77610", "weaver": "75400", "clerk": "39310"}
@@ -75,13 +76,13 @@ class Gradients(Callback):
         self.moved.append({name for name, p in named if p.grad is not None and p.grad.any()})
 
 
-def build(folder: Path, *options: str) -> SimpleNamespace:
+def build(folder: Path, *options: str, config: str = "debug") -> SimpleNamespace:
     """Parses a command line and builds trainer, model and data, without a step of training."""
     made: dict[str, Any] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(UnisonoCLI, "fit", lambda cli, **_: made.update(cli=cli))
-        launch(["fit", *DEBUG, *options])
+        launch(["fit", "--config", f"occupation_coder/{config}.yaml", *QUIET, *options])
     cli = made["cli"]
     return SimpleNamespace(trainer=cli.trainer, model=cli.model, data=cli.datamodule, folder=folder)
 
@@ -338,3 +339,18 @@ def test_weights_and_biases_stands_beside_the_other_loggers(folder: Path) -> Non
     run = build(folder, *FILES, "--trainer.logger+=WandbLogger", "--trainer.logger.offline=true")
     assert [type(logger).__name__ for logger in run.trainer.loggers][-1] == "WandbLogger"
     assert len(run.trainer.loggers) == 3
+
+
+@pytest.mark.parametrize("part", ["null", "encoder"])
+def test_an_initial_checkpoint_gives_all_weights_or_the_encoder(
+    everything: SimpleNamespace, part: str
+) -> None:
+    start = ["--model.init_from=mine/checkpoints/last.ckpt", f"--model.init_from_part={part}"]
+    options = [*FILES, *start, "--data.code_system=hisco", "--trainer.max_steps=0"]
+    network = fit(build(everything.folder, *options, config="finetune")).model.network
+    weights = everything.checkpoints["last"]["state_dict"]
+    for name, value in network.state_dict().items():
+        if part == "null" or name.startswith("encoder."):
+            assert torch.equal(value, weights[f"network.{name}"]), name
+    assert network.encoder.width == 16
+    assert network.decoder.layers[0].expand.out_features == (48 if part == "null" else 512)
