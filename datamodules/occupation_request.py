@@ -45,6 +45,7 @@ class TextOptions:
         lowercase: case carries no meaning in most records.
         strip: drop white space at both ends.
         collapse_whitespace: turn every run of white space, line breaks included, into one blank.
+        drop_status_words: leave out words such as "deceased" that say nothing about the work.
     """
 
     max_length: int = 128
@@ -52,6 +53,7 @@ class TextOptions:
     lowercase: bool = True
     strip: bool = True
     collapse_whitespace: bool = True
+    drop_status_words: bool = False
 
     def __post_init__(self) -> None:
         if self.max_length < 1:

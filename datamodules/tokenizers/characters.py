@@ -6,7 +6,11 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from datamodules.status_words import STATUS_WORDS
+
 PADDING_ID = 0
+_AROUND = ".,;:()[]"
+_STATUS = frozenset(word for words in STATUS_WORDS.values() for word in words)
 
 
 @dataclass(frozen=True)
@@ -18,12 +22,15 @@ class TextNormalisation:
         lowercase: case carries no meaning in most records.
         strip: drop white space at both ends.
         collapse_whitespace: turn every run of white space, line breaks included, into one blank.
+        drop_status_words: leave out words such as "deceased" that say nothing about the work, with
+            the punctuation around them; a text of such words alone stays as it is.
     """
 
     unicode_form: Literal["NFC", "NFKC", "NFD", "NFKD", "none"] = "NFKC"
     lowercase: bool = True
     strip: bool = True
     collapse_whitespace: bool = True
+    drop_status_words: bool = False
 
     def __post_init__(self) -> None:
         if self.unicode_form not in ("NFC", "NFKC", "NFD", "NFKD", "none"):
@@ -39,6 +46,8 @@ class TextNormalisation:
             text = self._unicode(text)
         elif self.lowercase:
             text = text.lower()
+        if self.drop_status_words:
+            text = _without_status_words(text)
         if self.collapse_whitespace:
             words = " ".join(text.split())
             lead = "" if self.strip or not text[:1].isspace() else " "
@@ -66,6 +75,12 @@ class TextNormalisation:
                 text = text.lower()
             if text == before:
                 return text
+
+
+def _without_status_words(text: str) -> str:
+    words = text.split()
+    kept = [word for word in words if word.strip(_AROUND).lower() not in _STATUS]
+    return text if len(kept) == len(words) else " ".join(kept).strip(" ,;:-") or text
 
 
 class Encoded(NamedTuple):

@@ -61,3 +61,20 @@ def test_the_options_survive_the_checkpoint():
 def test_an_unknown_form_is_refused():
     with pytest.raises(ValueError, match='unicode_form must be NFC, .*got "NFX"'):
         TextNormalisation("NFX")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("coach builder (deceased)", "coach builder"),
+        ("soldier, retired", "soldier"),
+        ("Bager, afdød", "bager"),
+        ("late baker and retired smith", "baker and smith"),
+        ("deceased", "deceased"),
+        ("plate layer", "plate layer"),
+    ],
+)
+def test_status_words_are_left_out_where_asked(text, expected):
+    normalise = TextNormalisation(drop_status_words=True)
+    assert normalise(text) == normalise(normalise(text)) == expected
+    assert TextNormalisation()(text) == text.lower()
