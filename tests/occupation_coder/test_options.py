@@ -1,6 +1,7 @@
 """Every row of the card's table for people who come from scripts does what it says."""
 
 import csv
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -163,6 +164,16 @@ def test_an_option_of_one_run_has_its_effect(everything: SimpleNamespace, name: 
     assert EFFECTS[name](everything)
 
 
+def test_every_option_of_the_card_is_tried_here() -> None:
+    card = (Path(__file__).parents[2] / "lit_models/occupation_coder/README.md").read_text()
+    table = card.partition("## From your script to here")[2].partition("| launch |")[0]
+    named = set(re.findall(r"--[a-z]\w*(?:\.\w+)*", table))
+    tried = set(re.findall(r"--[a-z]\w*(?:\.\w+)*", Path(__file__).read_text()))
+    elsewhere = {"print_config", "ckpt_path", "data.test_files", "trainer.logger.project"}
+    assert len(named) > 30
+    assert named - tried == {f"--{name}" for name in elsewhere}
+
+
 UNTRAINED = [
     "--data.train_files=*.csv",
     "--data.columns.text=job",
@@ -286,7 +297,8 @@ def test_rows_with_bad_labels_are_dropped_where_asked(folder: Path) -> None:
 
 
 def test_augmentation_edits_texts_and_drops_languages(folder: Path) -> None:
-    options = [f"--data.augmentation.{o}" for o in ("delete=1", "num_edits=3", "drop_language=1")]
+    options = ["--data.augmentation.delete=1", "--data.augmentation.num_edits=3"]
+    options += ["--data.augmentation.drop_language=1"]
     dataset = ready(folder, *FILES, *options).data.datasets["train"]
     lost = {
         dataset.lengths[i] - len(dataset.example(i, epoch).code_points)
