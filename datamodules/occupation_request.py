@@ -36,32 +36,23 @@ class CodeBookOptions:
 
 
 @dataclass(frozen=True)
-class TextOptions:
-    """What is done to texts, equally in training and prediction.
+class TextOptions(TextNormalisation):
+    """What is done to texts, equally in training and prediction: `TextNormalisation`, then the cut.
 
     Args:
         max_length: characters that are kept of a text, at least 1.
-        unicode_form: `NFKC` also turns ligatures, full-width letters and the like into plain ones.
-        lowercase: case carries no meaning in most records.
-        strip: drop white space at both ends.
-        collapse_whitespace: turn every run of white space, line breaks included, into one blank.
-        drop_status_words: leave out words such as "deceased" that say nothing about the work.
     """
 
     max_length: int = 128
-    unicode_form: Literal["NFC", "NFKC", "NFD", "NFKD", "none"] = "NFKC"
-    lowercase: bool = True
-    strip: bool = True
-    collapse_whitespace: bool = True
-    drop_status_words: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.max_length < 1:
             raise ValueError(f"text.max_length must be at least 1, got {self.max_length}.")
 
     @property
     def normalisation(self) -> TextNormalisation:
-        """The normalisation that these options describe."""
+        """The normalisation alone, as a checkpoint keeps it."""
         options = asdict(self)
         options.pop("max_length")
         return TextNormalisation(**options)

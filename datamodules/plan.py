@@ -10,9 +10,10 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
+
+from datamodules.batching import Batching
 
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
@@ -280,66 +281,6 @@ def deal(
         start = (turn * num_replicas + seat) * rows
         chunks.append((filled[start : start + rows], weights[start : start + rows]))
     return chunks
-
-
-@dataclass(frozen=True)
-class Batching:
-    """How one global batch is spread over replicas and accumulated micro-batches."""
-
-    global_batch_size: int
-    micro_batch_size: int
-    accumulate_grad_batches: int
-
-
-def derive_batching(
-    num_replicas: int,
-    global_batch_size: int,
-    micro_batch_size: int | Literal["auto"] = "auto",
-    batch_size: int | None = None,
-    accumulate_grad_batches: int = 1,
-) -> Batching:
-    """Return the batching that the given values determine.
-
-    Args:
-        num_replicas: data-parallel replicas.
-        global_batch_size: samples of one optimizer step, over all replicas.
-        micro_batch_size: samples of one forward call on one replica; `auto` is the whole share.
-        batch_size: the conventional size per device; given, the global batch grows with devices.
-        accumulate_grad_batches: the trainer's; above 1 it is kept and the micro-batch follows.
-
-    Raises:
-        ValueError: a size below 1, or values that contradict each other.
-    """
-    for name, value in (
-        ("global_batch_size", global_batch_size),
-        ("micro_batch_size", 1 if micro_batch_size == "auto" else micro_batch_size),
-        ("batch_size", 1 if batch_size is None else batch_size),
-        ("accumulate_grad_batches", accumulate_grad_batches),
-    ):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}.")
-    accumulation = accumulate_grad_batches
-    if batch_size is not None:
-        if micro_batch_size not in ("auto", batch_size):
-            raise ValueError(
-                f"data.batch_size {batch_size} is the micro-batch of each device, but "
-                f"data.micro_batch_size says {micro_batch_size}; give one of the two."
-            )
-        return Batching(num_replicas * batch_size * accumulation, batch_size, accumulation)
-    if accumulation == 1 and micro_batch_size != "auto":
-        accumulation = math.ceil(global_batch_size / (num_replicas * micro_batch_size))
-        share = math.ceil(global_batch_size / (num_replicas * accumulation))
-        return Batching(global_batch_size, share, accumulation)
-    share = math.ceil(global_batch_size / (num_replicas * accumulation))
-    if micro_batch_size != "auto" and share > micro_batch_size:
-        raise ValueError(
-            f"{num_replicas} devices x micro_batch_size {micro_batch_size} x "
-            f"accumulate_grad_batches {accumulation} = "
-            f"{num_replicas * micro_batch_size * accumulation} samples, fewer than "
-            f"global_batch_size {global_batch_size}; leave accumulate_grad_batches out and it "
-            "is derived."
-        )
-    return Batching(global_batch_size, share, accumulation)
 
 
 def padding_share(plan: Plan, lengths: np.ndarray, batching: Batching, num_replicas: int) -> float:

@@ -14,14 +14,13 @@ from typing import Any, Literal
 
 from lightning.pytorch import LightningDataModule
 
+from datamodules.batching import Batching, derive_batching
 from datamodules.loader import LoaderOptions, PlannedDataset, PlannedLoader, auto_workers
 from datamodules.plan import (
-    Batching,
     MicroBatch,
     Plan,
     PlanOptions,
     PlanRequest,
-    derive_batching,
     iterate_micro_batches,
     iterate_whole_batches,
     padding_share,

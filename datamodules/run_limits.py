@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from lightning.pytorch import Trainer
 
-from datamodules.plan import Batching
+from datamodules.batching import Batching
 
 if TYPE_CHECKING:
     from datamodules.planned import PlannedDataModule

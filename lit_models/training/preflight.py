@@ -290,7 +290,7 @@ def check_batch(settings: Settings, world_size: int) -> None:
     """
     if settings.global_batch_size is None:
         return
-    from datamodules.plan import derive_batching
+    from datamodules.batching import derive_batching
 
     batching = derive_batching(
         world_size,

@@ -1,6 +1,6 @@
 """The plan of ten million samples: seconds and memory, in a process of its own.
 
-    pytest -m benchmark tests/benchmarks/test_plan_speed.py -s
+pytest -m benchmark tests/benchmarks/test_plan_speed.py -s
 """
 
 import json
@@ -28,7 +28,9 @@ print(json.dumps({"seconds": sorted(seconds)[1], "steps": plan.num_steps,
 
 @pytest.mark.benchmark
 def test_plan_of_ten_million_samples():
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True
+    )
     figures = json.loads(done.stdout)
     print(f"\n10^7 samples: {figures}")
     assert figures["steps"] == 156_250

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from datamodules.batching import derive_batching
 from datamodules.plan import (
     PlanOptions,
     PlanRequest,
     deal,
-    derive_batching,
     digest_ids,
     hash_ids,
     iterate_micro_batches,
