@@ -15,11 +15,12 @@ def command_files() -> dict[str, Path]:
 
 
 def summaries() -> dict[str, str]:
-    """Returns command name -> the first line of its file's docstring."""
+    """Returns command name -> the first line of its file's docstring, as a phrase."""
     out = {}
     for name, path in command_files().items():
         text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-        out[name] = text.partition("\n")[0]
+        line = text.partition("\n")[0].rstrip(".")
+        out[name] = line[:1].lower() + line[1:]
     return out
 
 

@@ -1,4 +1,4 @@
-"""`unisono check --config FILE`: audit of the data without training; exit status 1 on errors."""
+"""Audit the data without training; exit status 1 on errors."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,4 +1,4 @@
-"""`unisono verify RUN`: was each sample of each finished epoch used exactly once?"""
+"""Prove from the ledger that each sample was used exactly once."""
 
 from pathlib import Path
 

@@ -81,7 +81,7 @@ class PredictionWriter(Callback):
             self._flush()
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Merge on rank 0, after the last collective."""
+        """Merge on rank 0, after the last collective: no rank waits, however long it takes."""
         self._flush()
         trainer.strategy.barrier("predictions")
         if trainer.is_global_zero and self._folder is not None:
@@ -94,7 +94,6 @@ class PredictionWriter(Callback):
                 f"{trainer.datamodule.predict_output_path}",
                 soft_wrap=True,
             )
-        trainer.strategy.barrier("predictions merged")
 
     def _flush(self) -> None:
         if not self._batches or self._folder is None:
