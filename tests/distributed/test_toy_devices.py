@@ -14,16 +14,22 @@ RUNS = {
     "one": [],
     "accumulated": ["--micro", "2"],
     "ddp": ["--devices", "2", "--strategy", "ddp"],
-    "spawn": ["--devices", "2", "--strategy", "ddp_spawn", "--micro", "2"],
 }
+
+
+SPAWN = ["--devices", "2", "--strategy", "ddp_spawn", "--micro", "2"]
+
+
+def run_toy(folder, options):
+    done = run("-m", "tests.distributed.toy_run", str(folder), *options)
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("toy")
     for name, options in RUNS.items():
-        done = run("-m", "tests.distributed.toy_run", str(folder / name), *options)
-        assert done.returncode == 0, done.stdout
+        run_toy(folder / name, options)
     return folder
 
 
@@ -31,25 +37,40 @@ def weights(folder):
     return read_checkpoint(folder / "checkpoints" / "last.ckpt")["state_dict"]
 
 
-@pytest.mark.parametrize("other", ["accumulated", "ddp", "spawn"])
-def test_ledger_and_weights_do_not_depend_on_the_devices(runs, other):
-    for left, right in zip(ledger_lines(runs / "one"), ledger_lines(runs / other), strict=True):
+def assert_same_training(one, other):
+    for left, right in zip(ledger_lines(one), ledger_lines(other), strict=True):
         for key in ("step", "digest", "samples", "targets", "learning_rate"):
             assert left[key] == right[key]
         assert left["loss"] == pytest.approx(right["loss"], rel=1e-10)
         assert left["grad_norm"] == pytest.approx(right["grad_norm"], rel=1e-10)
-    expected = weights(runs / "one")
-    for name, value in weights(runs / other).items():
+    expected = weights(one)
+    for name, value in weights(other).items():
         torch.testing.assert_close(value, expected[name], rtol=1e-8, atol=1e-12)
 
 
-@pytest.mark.parametrize("other", ["accumulated", "ddp", "spawn"])
-def test_metrics_count_each_sample_once_and_predictions_are_identical(runs, other):
-    expected = json.loads((runs / "one" / "test.json").read_text())
-    result = json.loads((runs / other / "test.json").read_text())
+def assert_same_evaluation(one, other):
+    expected = json.loads((one / "test.json").read_text())
+    result = json.loads((other / "test.json").read_text())
     assert result["test/count"] == expected["test/count"] == 21
     assert result["test/loss"] == pytest.approx(expected["test/loss"], rel=1e-10)
-    assert (runs / other / "toy.csv").read_bytes() == (runs / "one" / "toy.csv").read_bytes()
+    assert (other / "toy.csv").read_bytes() == (one / "toy.csv").read_bytes()
+
+
+@pytest.mark.parametrize("other", ["accumulated", "ddp"])
+def test_ledger_and_weights_do_not_depend_on_the_devices(runs, other):
+    assert_same_training(runs / "one", runs / other)
+
+
+@pytest.mark.parametrize("other", ["accumulated", "ddp"])
+def test_metrics_count_each_sample_once_and_predictions_are_identical(runs, other):
+    assert_same_evaluation(runs / "one", runs / other)
+
+
+@pytest.mark.slow
+def test_spawned_processes_train_and_evaluate_as_one_does(runs, tmp_path):
+    run_toy(tmp_path / "spawn", SPAWN)
+    assert_same_training(runs / "one", tmp_path / "spawn")
+    assert_same_evaluation(runs / "one", tmp_path / "spawn")
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -59,7 +80,11 @@ def test_each_run_proves_that_it_used_each_sample_once(runs, name):
 
 
 @pytest.mark.parametrize(
-    ("before", "after"), [("one", "ddp"), ("ddp", "one")], ids=["1 to 2", "2 to 1"]
+    ("before", "after"),
+    [
+        pytest.param("one", "ddp", id="1 to 2"),
+        pytest.param("ddp", "one", id="2 to 1", marks=pytest.mark.slow),
+    ],
 )
 def test_a_killed_run_goes_on_with_another_number_of_devices(runs, tmp_path, before, after):
     script = ["-m", "tests.distributed.toy_run", str(tmp_path), "--fit_only"]
