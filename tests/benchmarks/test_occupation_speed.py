@@ -126,7 +126,10 @@ def test_rows_per_second_beside_plain_loops(tmp_path, monkeypatch):
         normalise = TextNormalisation.from_dict(trained.recipe["normalisation"])
         known = [(r["occ1"], index[r["hisco_1"]]) for r in rows if r["hisco_1"] in index]
         texts = peers.Texts(*map(list, zip(*known, strict=True)), normalise)
-        few = peers.Texts(texts.texts[:512], texts.code_ids[:512].tolist(), normalise)
+        few, some = (
+            peers.Texts(texts.texts[:n], texts.code_ids[:n].tolist(), normalise)
+            for n in (512, 2048)
+        )
         for who, is_padded in (("padded", True), ("fair", False)):
             network = fresh_network(trained)
             note("training", who, peers.train(network, texts, SIZE, STEPS, is_padded))
@@ -140,7 +143,7 @@ def test_rows_per_second_beside_plain_loops(tmp_path, monkeypatch):
             note(method, "ours", our_prediction(folder, trained, method, files, len(rows)))
             note(method, "padded", peers.predict(few, SIZE, True, torch.no_grad()(slow[method])))
             fair = partial(peers.cached, network, options=DecodingOptions(method, beam_size=5))
-            note(method, "fair", peers.predict(texts, SIZE, False, fair))
+            note(method, "fair", peers.predict(some, SIZE, False, fair))
     report(figures)
     assert set(figures) == {"training", *METHODS}
 
