@@ -68,7 +68,9 @@ def test_a_launcher_with_another_world_is_refused(
 @pytest.mark.slow
 def test_an_error_in_a_spawned_process_is_one_screen_too(tmp_path: Path) -> None:
     (tmp_path / "toy").mkdir()
-    status, output = fit(tmp_path, "--trainer.strategy=ddp_spawn", "--model.init_from=nope.ckpt")
+    schedule = "--model.lr_scheduler=lit_models.training.optim.WarmupDecay"
+    too_long = "--model.lr_scheduler.warmup=5000"  # known to the processes that have the plan
+    status, output = fit(tmp_path, "--trainer.strategy=ddp_spawn", schedule, too_long)
     assert status == 1
-    assert "there is no checkpoint nope.ckpt" in output
+    assert "warmup is 5000 steps, but the run has" in output
     assert "Traceback" not in output
