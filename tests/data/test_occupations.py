@@ -3,7 +3,6 @@
 import pickle
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,32 +18,7 @@ from datamodules import (
     TextOptions,
 )
 from datamodules.plan import PlanOptions
-
-ROWS = [
-    ("Wine and spirit merchant", "en", "41025", ""),
-    ("Miner (deceased)", "en", "71105", ""),
-    ("ROENTGEN  nan", "ge", "06510", "-1"),
-    ("smed", "dk", "83110", "95410"),
-    ("nan", "", "-1", ""),
-]
-COLUMNS = Columns(language="language")
-
-
-def table(
-    path: Path, rows: list[tuple[str, ...]], header: str = "text,language,code_1,code_2"
-) -> str:
-    lines = [header, *(",".join(row) for row in rows)]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return str(path)
-
-
-def many(num_rows: int, codes: int = 4) -> list[tuple[str, ...]]:
-    return [(f"trade {i} of {i % 7}", "en", f"{10000 + i % codes}", "") for i in range(num_rows)]
-
-
-def module(folder: Path, rows: list[tuple[str, ...]], **options: Any) -> OccupationDataModule:
-    options = {"columns": COLUMNS, "split": SplitOptions(0.0, 0.0), **options}
-    return OccupationDataModule(table(folder / "train.csv", rows), **options)
+from tests.occupation_tables import COLUMNS, ROWS, many, module, table
 
 
 def texts_of(batch: dict[str, torch.Tensor]) -> list[str]:

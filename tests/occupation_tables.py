@@ -1,0 +1,32 @@
+"""Small tables of job descriptions and the datamodule that reads them."""
+
+from pathlib import Path
+from typing import Any
+
+from datamodules import Columns, OccupationDataModule, SplitOptions
+
+ROWS = [
+    ("Wine and spirit merchant", "en", "41025", ""),
+    ("Miner (deceased)", "en", "71105", ""),
+    ("ROENTGEN  nan", "ge", "06510", "-1"),
+    ("smed", "dk", "83110", "95410"),
+    ("nan", "", "-1", ""),
+]
+COLUMNS = Columns(language="language")
+
+
+def table(
+    path: Path, rows: list[tuple[str, ...]], header: str = "text,language,code_1,code_2"
+) -> str:
+    lines = [header, *(",".join(row) for row in rows)]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return str(path)
+
+
+def many(num_rows: int, codes: int = 4) -> list[tuple[str, ...]]:
+    return [(f"trade {i} of {i % 7}", "en", f"{10000 + i % codes}", "") for i in range(num_rows)]
+
+
+def module(folder: Path, rows: list[tuple[str, ...]], **options: Any) -> OccupationDataModule:
+    options = {"columns": COLUMNS, "split": SplitOptions(0.0, 0.0), **options}
+    return OccupationDataModule(table(folder / "train.csv", rows), **options)
