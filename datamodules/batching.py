@@ -39,28 +39,29 @@ def derive_batching(
         batch_size=1 if batch_size is None else batch_size,
         accumulate_grad_batches=accumulate_grad_batches,
     )
-    accumulation = accumulate_grad_batches
     if batch_size is not None:
         if micro_batch_size not in ("auto", batch_size):
             raise ValueError(
                 f"data.batch_size {batch_size} is the micro-batch of each device, but "
                 f"data.micro_batch_size says {micro_batch_size}; give one of the two."
             )
-        return Batching(num_replicas * batch_size * accumulation, batch_size, accumulation)
+        total = num_replicas * batch_size * accumulate_grad_batches
+        return Batching(total, batch_size, accumulate_grad_batches)
+    accumulation = accumulate_grad_batches
     if accumulation == 1 and micro_batch_size != "auto":
         accumulation = math.ceil(global_batch_size / (num_replicas * micro_batch_size))
-        share = math.ceil(global_batch_size / (num_replicas * accumulation))
-        return Batching(global_batch_size, share, accumulation)
     share = math.ceil(global_batch_size / (num_replicas * accumulation))
     if micro_batch_size != "auto" and share > micro_batch_size:
-        raise ValueError(
-            f"{num_replicas} devices x micro_batch_size {micro_batch_size} x "
-            f"accumulate_grad_batches {accumulation} = "
-            f"{num_replicas * micro_batch_size * accumulation} samples, fewer than "
-            f"global_batch_size {global_batch_size}; leave accumulate_grad_batches out and it "
-            "is derived."
-        )
+        _refuse(num_replicas, micro_batch_size, accumulation, global_batch_size)
     return Batching(global_batch_size, share, accumulation)
+
+
+def _refuse(num_replicas: int, micro_batch_size: int, accumulation: int, global_size: int) -> None:
+    raise ValueError(
+        f"{num_replicas} devices x micro_batch_size {micro_batch_size} x accumulate_grad_batches "
+        f"{accumulation} = {num_replicas * micro_batch_size * accumulation} samples, fewer than "
+        f"global_batch_size {global_size}; leave accumulate_grad_batches out and it is derived."
+    )
 
 
 def _check_sizes(**sizes: int) -> None:
