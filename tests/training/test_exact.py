@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch import Callback
 
 from datamodules.plan import digest_ids
-from lit_models.training.callbacks import default_callbacks
+from lit_models.training.callbacks import Ledger, default_callbacks
 from lit_models.training.exact import LossSum, rescale_progress
 from lit_models.training.record import StepRecord, hash_ids, read_vector
 from tests.toy import LitToy, ToyData, ToySequences, ledger_lines, toy_trainer
@@ -181,3 +181,16 @@ def test_each_test_sample_counts_once(tmp_path):
         trainer = toy_trainer(tmp_path)
         (result,) = trainer.test(LitToy(), ToyData(micro_batch_size=micro), verbose=False)
         assert result["test/count"] == 21
+
+
+def test_a_rank_that_wants_to_stop_stops_the_run_at_the_end_of_a_step(tmp_path):
+    class Asks(Callback):
+        def on_train_batch_end(self, trainer, pl_module, *_):
+            if trainer.global_step == 3:
+                ledger = next(c for c in trainer.callbacks if isinstance(c, Ledger))
+                ledger.wants_stop = True
+
+    trainer = toy_trainer(tmp_path, callbacks=[*default_callbacks(), Asks()])
+    trainer.fit(LitToy(), ToyData(micro_batch_size=2))
+    assert trainer.global_step == 5  # asked after step 3, sent with step 4, read one step late
+    assert len(ledger_lines(tmp_path)) == 5
