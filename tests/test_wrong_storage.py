@@ -1,21 +1,17 @@
 """Folders without access and a full disk: one screen, and what was there before is whole.
 
-The tests may run as root, whom no permission stops: the commands run as another user.
+The tests may run as root, whom no permission stops: the commands give up that right.
 """
 
 import json
-import os
 import re
 import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from tests.distributed.launch import run
-from tests.limited_commands import NOBODY
 from tests.wrong_inputs import FIT, ONE_DEVICE, contents
 
 CHECKPOINT = "--ckpt_path=runs/mine/checkpoints/last.ckpt"
@@ -34,9 +30,9 @@ class Limit(NamedTuple):
     Attributes:
         argv: the command.
         message: its error, as a pattern.
-        file_bytes: the size that no file may pass; none runs it as a user who owns nothing.
+        file_bytes: the size that no file may pass; none closes the folder to writing instead.
         mine: the table to code.
-        closed: a file that only its owner may read.
+        closed: a file that nobody may read.
     """
 
     argv: list[str]
@@ -89,49 +85,47 @@ LIMITS = {
 }
 
 
-@pytest.fixture(scope="module")
-def place() -> Iterator[Path]:
-    """A folder that other users can look into, which pytest's own is not."""
-    folder = Path(tempfile.mkdtemp(prefix="unisono-limits-"))
-    folder.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder)
-
-
 Contents = dict[str, bytes | None]
 
 
+def set_rights(top: Path, mode: int) -> None:
+    """Gives a folder, all folders in it and all their files these permission bits."""
+    for path in (top, *top.rglob("*")):
+        path.chmod(mode)
+
+
 @pytest.fixture(scope="module")
-def outcomes(place: Path, folder_with_run: Path) -> dict[str, tuple[int, str, Contents, Contents]]:
+def outcomes(
+    tmp_path_factory, folder_with_run: Path
+) -> dict[str, tuple[int, str, Contents, Contents]]:
     """Name -> exit status, output, and the working folder's files before and after."""
+    place = tmp_path_factory.mktemp("limits")
     jobs, before = {}, {}
     for number, (name, limit) in enumerate(LIMITS.items()):
-        if limit.file_bytes is None and os.geteuid() != 0:
-            continue
         folder, cache = place / str(number), place / f"cache-{number}"
         shutil.copytree(folder_with_run, folder)
-        folder.chmod(0o755)
         (folder / "mine.csv").write_text(limit.mine)
-        if limit.closed is not None:
-            (folder / limit.closed).chmod(0o600)
+        before[name] = contents(folder)
         for own in (cache, folder / "own"):
             own.mkdir()
-            own.chmod(0o777)
-        before[name] = contents(folder)
+        if limit.file_bytes is None:
+            set_rights(folder, 0o555)
+            (folder / "own").chmod(0o755)
+        if limit.closed is not None:
+            (folder / limit.closed).chmod(0o000)
         jobs[name] = {"folder": str(folder), "cache": str(cache), "argv": limit.argv}
         jobs[name] |= {} if limit.file_bytes is None else {"file_bytes": limit.file_bytes}
     (place / "jobs.json").write_text(json.dumps(jobs))
     done = run("-m", "tests.limited_commands", str(place / "jobs.json"))
     assert done.returncode == 0, done.stdout
     answers = json.loads(done.stdout.splitlines()[-1])
+    set_rights(place, 0o755)
     return {n: (*answers[n], before[n], contents(Path(jobs[n]["folder"]))) for n in jobs}
 
 
 @pytest.mark.parametrize("name", LIMITS)
 def test_refused_storage_is_one_screen_and_what_was_there_is_whole(outcomes, name):
     limit = LIMITS[name]
-    if name not in outcomes:
-        pytest.skip(f"needs root, to become user {NOBODY}")
     status, output, before, after = outcomes[name]
     shown = output[max(output.find("error: "), 0) :]
     assert status == 1, output
