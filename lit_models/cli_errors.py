@@ -93,7 +93,10 @@ def _unknown_options(match: re.Match[str], parser: Any) -> str:
     if not wrong.startswith("-"):
         hint = did_you_mean([f"--config {wrong}"]) if wrong.endswith((".yaml", ".yml")) else ""
         return f"`{wrong}` is no option.{hint} Options are written --name=value."
-    return _unknown_name(wrong.lstrip("-"), valid_keys(parser), "--")
+    name = wrong.lstrip("-")
+    # The parser of a class knows its own options alone: what stood before them is on the line.
+    given = next((a.split("=")[0] for a in sys.argv if a.split("=")[0].endswith(f".{name}")), wrong)
+    return _unknown_name(name, valid_keys(parser), given.removesuffix(name))
 
 
 def _unknown_key(match: re.Match[str], parser: Any) -> str:
@@ -109,8 +112,10 @@ def _unknown_name(wrong: str, valid: list[str], prefix: str) -> str:
     group, _, last = wrong.rpartition(".")
     family = [k for k in valid if k.rpartition(".")[0] == group] or valid
     starts = [k for k in family if k.rpartition(".")[2].startswith(last)]
-    alike = near_names(wrong, family) + near_names(wrong, valid)
-    near = list(dict.fromkeys(starts + alike))
+    # The options of a class that is still to be named are unknown: a wrong group keeps its last.
+    groups = near_names(group, valid)[:1] if group and group not in valid else []
+    starts = [f"{g}.{last}" for g in groups] + starts
+    near = list(dict.fromkeys(starts + near_names(wrong, family) + near_names(wrong, valid)))
     near = near or [k for k in family if k.rpartition(".")[2].startswith(last[:3])][:1]
     text = f"there is no option `{prefix}{wrong}`.{did_you_mean([prefix + k for k in near[:3]])}"
     if not near:

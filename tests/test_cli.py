@@ -21,6 +21,10 @@ MISTAKES = [
     (["--seeed=1"], "no option `--seeed`.*--seed_everything"),
     (["--model.init_form=x"], "no option `init_form`.*init_from"),
     (["--data.globalbatch_size=3"], "Did you mean global_batch_size"),
+    (
+        ["--model.optimzer.lr=3"],
+        "no option `--model.optimzer.lr`.*Did you mean.*--model.optimizer.lr",
+    ),
     (["--model=tests.toy.LitTooy"], "no class `tests.toy.LitTooy`.*tests.toy.LitToy"),
     (["--model=LitOccupationCodr"], "Did you mean.*lit_models.LitOccupationCoder"),
     (["--model=tests.toyy.LitToy"], "no class `tests.toyy.LitToy`.*import path"),

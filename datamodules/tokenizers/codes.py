@@ -3,8 +3,6 @@
 Shapes: C codes, L symbols per block (the longest code), V symbols.
 """
 
-import csv
-import difflib
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from datamodules.sources import check_file, read_rows
 from datamodules.tokenizers.code_systems import (
     CONTROL_SYMBOLS,
     HISCO,
@@ -214,7 +213,7 @@ def build_code_book(
 
     Args:
         system: how codes are written.
-        book_path: csv with the columns `code` and `description`; None = no book.
+        book_path: csv, tsv or parquet with the columns `code` and `description`; None = no book.
         codes_in_data: codes in normal form; read only where no book is given, since a code that
             a given book lacks is an error of its row.
 
@@ -257,55 +256,35 @@ def lost_zero_suspects(codes: Iterable[str]) -> list[str]:
 
 
 def _read_book(system: CodeSystem, path: Path) -> dict[str, str]:
-    if not path.is_file():
-        raise FileNotFoundError(f"code book {path} does not exist; give a csv (code,description).")
+    check_file(path, "data.code_book")
     found: dict[str, str] = {}
     errors: list[str] = []
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            delimiter = "\t" if path.suffix in (".tsv", ".tab") else ","
-            reader = csv.DictReader(file, strict=True, delimiter=delimiter)
-            _check_book_columns(path, reader.fieldnames)
-            for row in reader:
-                _take_book_row(system, row, found, errors, f"{path}:{reader.line_num}")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"code book {path} is not UTF-8 ({error}); save it as UTF-8.") from error
-    except csv.Error as error:
-        raise ValueError(
-            f"code book {path} is no sound csv ({error}); check its quotes."
-        ) from error
+    for batch in read_rows(path, ("code", "description")):
+        rows = zip(batch.line, batch.texts("code"), batch.texts("description"), strict=True)
+        for line, code, description in rows:
+            _take_book_row(system, code, description.strip(), found, errors, f"{path}:{line}")
     if errors:
         more = len(errors) - NUM_ERRORS_SHOWN
         tail = [f"… and {more} more"] if more > 0 else []
         head = "wrong lines in the code book; correct or remove them:"
         raise ValueError("\n".join([head, *errors[:NUM_ERRORS_SHOWN], *tail]))
-    if not found:
-        raise ValueError(f"code book {path} lists no codes; give it one line for each code.")
     return found
 
 
-def _check_book_columns(path: Path, columns: Sequence[str] | None) -> None:
-    if not columns:
-        raise ValueError(f"code book {path} is empty; it needs the columns code and description.")
-    for name in ("code", "description"):
-        if name not in columns:
-            near = difflib.get_close_matches(name, columns, n=1)
-            hint = f' Is it "{near[0]}"? Rename it.' if near else " Rename one of them."
-            raise ValueError(
-                f'code book {path} has no column "{name}"; it has {", ".join(columns)}.{hint}'
-            )
-
-
 def _take_book_row(
-    system: CodeSystem, row: dict[str, str], found: dict[str, str], errors: list[str], where: str
+    system: CodeSystem,
+    value: str,
+    description: str,
+    found: dict[str, str],
+    errors: list[str],
+    where: str,
 ) -> None:
     """Adds one line of the book to `found`, or to `errors` what is wrong with it."""
     try:
-        code = system.parse(row["code"] or "")
+        code = system.parse(value)
     except ValueError as error:
         errors.append(f"{where}: {error}")
         return
-    description = (row["description"] or "").strip()
     if found.setdefault(code, description) != description:
         errors.append(
             f'{where}: code "{code}" has two descriptions, "{found[code]}" and "{description}"; '

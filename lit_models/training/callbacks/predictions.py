@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import shutil
 from pathlib import Path
@@ -132,7 +133,7 @@ def _parts_folder(trainer: Trainer, pl_module: LightningModule) -> Path:
 
 
 def merged(folder: Path, num_samples: int) -> dict[str, np.ndarray]:
-    """Return name -> [N, …] results in the order of sample ids.
+    """Return name -> [N, …] results in the order of sample ids, on disk beside the parts.
 
     Raises:
         RuntimeError: a sample is missing or there twice.
@@ -148,7 +149,8 @@ def merged(folder: Path, num_samples: int) -> dict[str, np.ndarray]:
                     continue
                 values = part[name]
                 if name not in results:
-                    results[name] = np.zeros((num_samples, *values.shape[1:]), values.dtype)
+                    shape = (num_samples, *values.shape[1:])
+                    results[name] = array_on_disk(folder / f"{name}.merged", shape, values.dtype)
                 results[name][ids] = values
     if not (times == 1).all():
         raise RuntimeError(
@@ -156,3 +158,16 @@ def merged(folder: Path, num_samples: int) -> dict[str, np.ndarray]:
             f"{int((times > 1).sum())} have several; remove this folder and predict again."
         )
     return results
+
+
+def array_on_disk(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Return an array of zeros that lives in a file, so that it may be larger than memory.
+
+    Raises:
+        OSError: the disk has no room for it; a mapped file would find out by a bus error.
+    """
+    num_bytes = math.prod(shape) * dtype.itemsize
+    with naming(path), open(path, "wb") as file:
+        if num_bytes:
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
+    return np.memmap(path, dtype, "r+", shape=shape) if num_bytes else np.zeros(shape, dtype)
