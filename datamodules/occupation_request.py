@@ -22,7 +22,8 @@ class CodeBookOptions:
     """The list of legal codes.
 
     Args:
-        path: csv, tsv or parquet with the columns code and description; none takes the codes of the data.
+        path: csv, tsv or parquet with the columns code and description; none takes the codes of
+            the data.
         descriptions_as_examples: each description is one more training example of its code.
         description_language: of the descriptions.
     """

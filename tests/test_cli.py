@@ -23,7 +23,7 @@ MISTAKES = [
     (["--data.globalbatch_size=3"], "Did you mean global_batch_size"),
     (
         ["--model.optimzer.lr=3"],
-        "no option `--model.optimzer.lr`.*Did you mean.*--model.optimizer.lr",
+        "`--model.optimzer.lr`.*Did you mean.*--model.optimizer.lr",
     ),
     (["--model=tests.toy.LitTooy"], "no class `tests.toy.LitTooy`.*tests.toy.LitToy"),
     (["--model=LitOccupationCodr"], "Did you mean.*lit_models.LitOccupationCoder"),
