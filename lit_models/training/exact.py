@@ -13,15 +13,17 @@ from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch import Callback, LightningModule
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.module import _IncompatibleKeys
 from torchmetrics import Metric
 
 from lit_models.training.checkpoint import AtomicCheckpointIO, load_part
 from lit_models.training.plain import plain_hyperparameters
+from lit_models.training import strategies
 from lit_models.training.record import LossSum, StepRecord
 
 __all__ = ["ExactModule", "LossSum"]
+strategies.register()  # a plain script that imports a module finds them, too
 
 
 class ExactModule(LightningModule):
@@ -33,6 +35,8 @@ class ExactModule(LightningModule):
 
     monitor: ClassVar[str] = "val/loss"
     monitor_mode: ClassVar[str] = "min"
+    # Whether every rank calls each block equally often in a training step.
+    calls_blocks_evenly: ClassVar[bool] = True
     init_from: str | None = None
     init_from_part: str | None = None
 
@@ -55,6 +59,13 @@ class ExactModule(LightningModule):
         plain = plain_hyperparameters(dict(self.hparams))
         self._set_hparams(plain)
         self._hparams_initial = copy.deepcopy(self._hparams)
+
+    def blocks(self) -> list[nn.Module]:
+        """Return the network's repeated layers, which `fsdp` shards one by one.
+
+        A block that is called by other methods than `forward` names them in `forward_methods`.
+        """
+        return []
 
     def own_callbacks(self) -> list[Callback]:
         """Return what a run of this module always has; a family adds its own to these."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lit_models.training.exact import ExactModule
 from lit_models.training.record import StepSummary, read_vector
+from lit_models.training.sharding import whole
 
 FILE_NAME = "ledger.jsonl"
 
@@ -64,7 +65,7 @@ class Ledger(Callback):
         grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
         self._learning_rate = optimizer.param_groups[0]["lr"]
         if isinstance(pl_module, ExactModule) and grads:
-            pl_module.step_record.grad_norm = torch.nn.utils.get_total_norm(grads)
+            pl_module.step_record.grad_norm = whole(torch.nn.utils.get_total_norm(grads))
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
