@@ -15,14 +15,18 @@ import torch
 from lightning.pytorch import Callback, LightningModule
 from torch import Tensor, nn
 from torch.nn.modules.module import _IncompatibleKeys
+from torch.optim import Optimizer
 from torchmetrics import Metric
 
 from lit_models.training.checkpoint import AtomicCheckpointIO, load_part
 from lit_models.training.plain import plain_hyperparameters
 from lit_models.training import strategies
+from lit_models.training.optim import gradients
 from lit_models.training.record import LossSum, StepRecord
+from lit_models.training.sharding import scale
 
 __all__ = ["ExactModule", "LossSum"]
+CLIP_EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 strategies.register()  # a plain script that imports a module finds them, too
 
 
@@ -119,6 +123,19 @@ class ExactModule(LightningModule):
             share = share + (term_weights or {}).get(name, 1.0) * total / count
         self.step_record.add(batch["sample_id"], batch["weight"], terms, share)
         return share * (self._num_replicas() * self.trainer.accumulate_grad_batches)
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip by the norm that the ledger has computed anyway; by value as Lightning does."""
+        norm = self.step_record.grad_norm
+        if not gradient_clip_val or norm is None or gradient_clip_algorithm == "value":
+            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+            return
+        scale(gradients(optimizer), (gradient_clip_val / (norm + CLIP_EPSILON)).clamp(max=1.0))
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Rewrite Lightning's progress: it counts micro-batches, whose number may now differ."""

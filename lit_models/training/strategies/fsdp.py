@@ -178,6 +178,11 @@ class FullyShardedStrategy(ModelParallelStrategy):
         for name in EVALUATION_STEPS:
             setattr(module, name, self._after_gathering(getattr(module, name)))
         fully_shard(module, reshard_after_forward=False, **options)
+        if not getattr(module, "calls_blocks_evenly", True):
+            # The backward pass gathers ahead in the order of the forward calls, which then differs
+            # between ranks: they would wait for each other. To gather oneself is to gather nothing.
+            for part in (*self._blocks, module):
+                part.set_modules_to_backward_prefetch([part])
         for name in ("training_step", *EVALUATION_STEPS):
             register_fsdp_forward_method(module, name)
 
