@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lightning.pytorch import seed_everything
+from lightning.pytorch.strategies import StrategyRegistry
 from torch.distributed.tensor import DTensor
 
 from lit_models.training.callbacks import default_callbacks
@@ -36,8 +37,9 @@ def run_job(folder: Path, job: dict[str, Any]) -> None:
     callbacks = [c for c in default_callbacks() if not isinstance(c, LastCheckpoint)]
     callbacks.append(LastCheckpoint(every_n_steps=job.get("save_every", 5), every_epoch=False))
     strategy = job["strategy"]
-    if "sharding" in job:
-        strategy = FullyShardedStrategy(**job["sharding"])
+    if "sharding" in job:  # by name, since Lightning refuses float64 to an object of this kind
+        strategy = f"fsdp-{job['name']}"
+        StrategyRegistry.register(strategy, FullyShardedStrategy, **job["sharding"])
     trainer = toy_trainer(
         folder,
         devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
