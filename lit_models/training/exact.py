@@ -122,7 +122,9 @@ class ExactModule(LightningModule):
             count = batch["step_denominators"][name].clamp(min=1).to(total)
             share = share + (term_weights or {}).get(name, 1.0) * total / count
         self.step_record.add(batch["sample_id"], batch["weight"], terms, share)
-        return share * (self._num_replicas() * self.trainer.accumulate_grad_batches)
+        # Finite gradients of a loss that is not would hide it from the ranks whose loss is.
+        told = torch.where(torch.isfinite(share.detach()), 1.0, torch.nan)
+        return share * told * (self._num_replicas() * self.trainer.accumulate_grad_batches)
 
     def configure_gradient_clipping(
         self,

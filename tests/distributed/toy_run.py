@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import torch
@@ -29,6 +30,19 @@ class KilledAt(Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+class SignalledAt(Callback):
+    """A signal to one rank, while the others are at another place: rank 0 is slower."""
+
+    def __init__(self, step: int, signal_name: str, rank: int) -> None:
+        self.step, self.signum, self.rank = step, signal.Signals[signal_name], rank
+
+    def on_train_batch_start(self, trainer, *_):
+        if trainer.global_rank == 0:
+            time.sleep(0.02)
+        if trainer.global_step == self.step and trainer.global_rank == self.rank:
+            os.kill(os.getpid(), self.signum)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
@@ -37,6 +51,9 @@ def main() -> None:
     parser.add_argument("--precision", default="64")
     parser.add_argument("--micro", type=int)
     parser.add_argument("--kill_at", type=int)
+    parser.add_argument("--signal_at", type=int)
+    parser.add_argument("--signal", default="SIGTERM")
+    parser.add_argument("--signal_rank", type=int, default=0)
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--fit_only", action="store_true")
     args = parser.parse_args()
@@ -45,6 +62,8 @@ def main() -> None:
     callbacks.append(LastCheckpoint(every_n_steps=4, every_epoch=False))
     if args.kill_at:
         callbacks.append(KilledAt(args.kill_at))
+    if args.signal_at:
+        callbacks.append(SignalledAt(args.signal_at, args.signal, args.signal_rank))
     trainer = toy_trainer(
         args.folder,
         devices=args.devices,
