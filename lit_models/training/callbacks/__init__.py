@@ -3,6 +3,7 @@
 from lightning.pytorch import Callback
 
 from lit_models.training.callbacks.best_checkpoint import BestCheckpoint
+from lit_models.training.callbacks.failure import FailureReport
 from lit_models.training.callbacks.last_checkpoint import LastCheckpoint
 from lit_models.training.callbacks.ledger import Ledger
 from lit_models.training.callbacks.non_finite import NonFinite
@@ -11,6 +12,7 @@ from lit_models.training.callbacks.preemption import Preemption
 
 __all__ = [
     "BestCheckpoint",
+    "FailureReport",
     "LastCheckpoint",
     "Ledger",
     "NonFinite",
@@ -26,6 +28,7 @@ def default_callbacks() -> list[Callback]:
         Ledger(),
         NonFinite(),
         Preemption(),
+        FailureReport(),
         LastCheckpoint(),
         BestCheckpoint(),
         PredictionWriter(),
