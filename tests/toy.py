@@ -119,8 +119,11 @@ class LitToy(ExactModule):
             "values": LossSum(per_value.sum(), (batch["mask"].sum(1) * weight).sum()),
         }
 
-    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
-        return self.exact_mean(self.losses(batch), batch, {"sum": 0.5})
+    def training_terms(self, batch: dict[str, Any]) -> dict[str, LossSum]:
+        return self.losses(batch)
+
+    def term_weights(self) -> dict[str, float]:
+        return {"sum": 0.5}
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         self.val_loss.update(*self.losses(batch)["sum"])
