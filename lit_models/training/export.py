@@ -70,7 +70,7 @@ def export_checkpoint(
     module_class = class_of(class_path)
     which, chosen = chosen_weights(content, weights, path)
     init_args = {k: v for k, v in given.items() if not k.startswith("_") and k not in _START_ONLY}
-    config = {
+    config: dict[str, Any] = {
         "class_path": class_path,
         "init_args": init_args,
         "weights": which,
