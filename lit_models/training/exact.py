@@ -159,12 +159,14 @@ class ExactModule(LightningModule):
         datamodule = self.trainer.datamodule
         position = checkpoint.get(type(datamodule).__qualname__)
         if position:
+            loop = checkpoint["loops"]["fit_loop"]
             rescale_progress(
-                checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"],
+                loop["epoch_loop.batch_progress"],
                 steps=position["step"],
                 steps_before=position["epoch"] * datamodule.steps_per_epoch,
                 accumulation=self.trainer.accumulate_grad_batches,
             )
+            settle_epoch(loop, is_whole=position["step"] >= datamodule.steps_per_epoch)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
@@ -253,3 +255,28 @@ def rescale_progress(
         moved = done - counters["processed"]
         for name in ("ready", "started", "processed", "completed"):
             counters[name] = max(0, counters[name] + moved)
+
+
+def settle_epoch(loop: dict[str, Any], is_whole: bool) -> None:
+    """Say of the epoch under way what its samples say: that it is over, or that it is not.
+
+    Lightning counts an epoch as processed before it calls the hooks of its end, where checkpoints
+    are written, and also where `max_steps` ends a run in the middle of one. Resumed, a run with
+    `max_steps` then entered a whole epoch again, found no batch left and counted it twice, or took
+    a part of one for the whole.
+
+    Args:
+        loop: `state_dict` of Lightning's fit loop, changed in place.
+        is_whole: whether all steps of the epoch are done.
+    """
+    epochs, batches = loop["epoch_progress"], loop["epoch_loop.batch_progress"]
+    if epochs["current"]["processed"] != epochs["current"]["ready"]:
+        return  # written in the middle of it, or in the validation after it
+    for counters in (epochs["current"], epochs["total"]):
+        if not is_whole:
+            counters["processed"] = counters["ready"] - 1
+        counters["completed"] = counters["processed"]
+    if is_whole:
+        batches["current"] = dict.fromkeys(batches["current"], 0)
+    batches["total"]["completed"] = batches["total"]["processed"]
+    batches["is_last_batch"] = False
