@@ -75,8 +75,6 @@ def replay(
 
 def _from_config(run: Path) -> tuple[Path, Any, Any, dict[str, Any], int | None]:
     """Return the config's path, module, data, trainer's values and seed."""
-    import logging
-
     from lightning.pytorch import seed_everything
 
     from datamodules.planned import PlannedDataModule
@@ -86,8 +84,6 @@ def _from_config(run: Path) -> tuple[Path, Any, Any, dict[str, Any], int | None]
     from lit_models.training.exact import ExactModule
 
     silence_noise()
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.ERROR)
     path = newest_config(run)
     config = read_config(path)
     lacking = [key for key in ("model", "data") if not config.get(key)]

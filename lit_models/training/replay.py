@@ -1,7 +1,10 @@
 """One optimizer step of a run again, on one device: its samples, their losses, its gradient."""
 
+import contextlib
 import itertools
+import logging
 import math
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,30 +97,61 @@ def replay(
     if start.checkpoint is not None:
         module.init_from = None  # the checkpoint has replaced those weights
     given = {k: v for k, v in trainer_values.items() if k in TRAINER_KEYS and v is not None}
+    given |= budget(given, found)
     at_step = AtStep(found, run, advance)
-    trainer = Trainer(
-        **given,
-        accelerator=accelerator,
-        devices=1,
-        plugins=[LightningEnvironment()],  # one process, whatever the launcher
-        default_root_dir=str(folder),
-        callbacks=[at_step],
-        limit_val_batches=0,
-        num_sanity_val_steps=0,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(module, data, ckpt_path=start.checkpoint, weights_only=True)
+    with quiet():
+        trainer = Trainer(
+            **given,
+            accelerator=accelerator,
+            devices=1,
+            plugins=[LightningEnvironment()],  # one process, whatever the launcher
+            default_root_dir=str(folder),
+            callbacks=[at_step],
+            limit_val_batches=0,
+            num_sanity_val_steps=0,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(module, data, ckpt_path=start.checkpoint, weights_only=True)
     if not at_step.is_done:
         raise RuntimeError(
-            f"training ended at step {trainer.global_step}, before step {found.line['step']}: the "
-            "newest config of the run trains fewer steps than its ledger holds."
+            f"training ended after step {trainer.global_step}, before step {found.line['step']}; "
+            "look at the nearest checkpoint's weights with --advance=false."
         )
     result = at_step.result
     result.way = _way(run, folder, found)
     return result
+
+
+def budget(given: dict[str, Any], found: LedgerStep) -> dict[str, int]:
+    """Return the run's limits of training, where they end before a step of an earlier attempt."""
+    needs = {"max_epochs": found.line["epoch"] + 1, "max_steps": found.line["step"]}
+    return {name: max(given[name], n) for name, n in needs.items() if given.get(name, -1) >= 0}
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep back what Lightning says about a training: here it is none."""
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        for start in (
+            "Be aware that when using `ckpt_path`, callbacks",  # those that save
+            "You're resuming from a checkpoint that ended before the epoch ended",
+            ".*does not have many workers",
+            "The number of training batches",
+            "GPU available but not used",
+        ):
+            warnings.filterwarnings("ignore", message=start)
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
 
 
 def follow_one_device(
