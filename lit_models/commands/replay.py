@@ -53,6 +53,7 @@ def replay(
     from lit_models.training.run_step import find_start, find_step
 
     run = Path(run)
+    _check_output(samples, json)
     found = find_step(run, step, attempt)
     start = find_start(run, found.line["step"] - 1)
     config_file, module, data, trainer_values, seed = _from_config(run)
@@ -61,16 +62,21 @@ def replay(
             found, start, module, data, run, Path(folder), trainer_values, advance, accelerator
         )
     console = Console(width=WIDTH, highlight=False)
-    _show_start(console, found, start, result, advance, seed)
     _say(console, "config", config_file.name)
+    _show_start(console, found, start, result, advance, seed)
     _show_samples(console, result, samples)
-    _show_loss(console, found, result)
-    _show_gradient(console, found, result)
-    _show_faults(console, result)
+    _show_result(console, found, result)
     if json is not None:
         _write(Path(json), _everything(run, found, start, result, config_file))
         _say(console, "written", str(json))
     return 1 if result.faults else 0
+
+
+def _check_output(samples: int, json: Path | None) -> None:
+    if samples < 0:
+        raise ValueError(f"--samples must be 0 or more, got {samples}.")
+    if json is not None and not Path(json).absolute().parent.is_dir():
+        raise FileNotFoundError(f"--json {json}: there is no folder {Path(json).parent}; make it.")
 
 
 def _from_config(run: Path) -> tuple[Path, Any, Any, dict[str, Any], int | None]:
@@ -129,11 +135,11 @@ def _show_start(
         say("checkpoint", f"none before it: the untrained network ({how})")
     if to_train and advance:
         agree = "" if way is None else f"; their losses: within {way:.1e} of the ledger's"
-        say("advanced", f"trained {to_train} steps to it{agree}")
+        say("advanced", f"trained {_steps(to_train)} to it{agree}")
     elif to_train:
         say(
             "weights",
-            f"{to_train} steps older than the step's own, so losses differ from the ledger's; "
+            f"{_steps(to_train)} older than the step's own, so losses differ from the ledger's; "
             "--advance=true trains the steps between",
             WARN,
         )
@@ -143,6 +149,10 @@ def _show_start(
             f"up to {result.dropout:g} in the run, off here, so losses differ from the ledger's",
             WARN,
         )
+
+
+def _steps(count: int) -> str:
+    return f"{count} step{'s' * (count != 1)}"
 
 
 def _say(console: "Console", label: str, text: str, style: str = "") -> None:
@@ -182,6 +192,12 @@ def _show_samples(console: "Console", result: "Replay", most: int) -> None:
     console.print(table)
     if len(rows) > most:
         console.print(f"… and {len(rows) - most} more with smaller shares (--samples, --json)")
+
+
+def _show_result(console: "Console", found: "LedgerStep", result: "Replay") -> None:
+    _show_loss(console, found, result)
+    _show_gradient(console, found, result)
+    _show_faults(console, result)
 
 
 def _show_loss(console: "Console", found: "LedgerStep", result: "Replay") -> None:

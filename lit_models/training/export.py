@@ -6,7 +6,7 @@ import platform
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from torch import Tensor
 
@@ -61,24 +61,16 @@ def export_checkpoint(
     check_target(folder, overwrite)
     content = read_checkpoint(path)
     given = dict(content.get("hyper_parameters", {}))
-    class_path = class_path or given.get("_class_path")
-    if class_path is None:
-        raise ValueError(
-            f"{path} was written by a script and does not name its class; give it with "
-            "--class_path, such as --class_path=lit_models.LitOccupationCoder."
-        )
+    class_path = class_path or given.get("_class_path") or _refuse_nameless(path)
     module_class = class_of(class_path)
     which, chosen = chosen_weights(content, weights, path)
     init_args = {k: v for k, v in given.items() if not k.startswith("_") and k not in _START_ONLY}
+    position = {key: int(content.get(key, 0)) for key in ("global_step", "epoch")}
     config: dict[str, Any] = {
         "class_path": class_path,
         "init_args": init_args,
         "weights": which,
-        "source": {
-            "checkpoint": str(path),
-            "global_step": int(content.get("global_step", 0)),
-            "epoch": int(content.get("epoch", 0)),
-        },
+        "source": {"checkpoint": str(path), **position},
         "versions": {"python": platform.python_version(), **_versions()},
         "extra": _extra(module_class, content, path),
     }
@@ -86,7 +78,7 @@ def export_checkpoint(
     return Export(
         class_path,
         which,
-        config["source"]["global_step"],
+        position["global_step"],
         len(chosen),
         sum(tensor.numel() for tensor in chosen.values()),
         sum(file.stat().st_size for file in folder.iterdir()),
@@ -175,6 +167,13 @@ def class_of(class_path: str) -> type[ExactModule]:
             "kind, such as lit_models.LitOccupationCoder, with its package on PYTHONPATH."
         )
     return found
+
+
+def _refuse_nameless(path: Path) -> NoReturn:
+    raise ValueError(
+        f"{path} was written by a script and does not name its class; give it with "
+        "--class_path, such as --class_path=lit_models.LitOccupationCoder."
+    )
 
 
 def _extra(module_class: type[ExactModule], content: dict[str, Any], path: Path) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def write_exported(
         ValueError: the folder must not be written.
         OSError: the storage refuses.
     """
-    from safetensors.torch import save_file
+    from safetensors import SafetensorError
 
     check_target(folder, overwrite)
     folder = folder.absolute()
@@ -72,23 +72,33 @@ def write_exported(
     shutil.rmtree(unfinished, ignore_errors=True)  # of an export that was killed
     unfinished.mkdir(parents=True)
     try:
-        stored, tied = without_ties(weights)
-        save_file(stored, unfinished / WEIGHTS, metadata={"format": "pt"})
-        config = {**config, "tied": tied, "sha256": _digest(unfinished / WEIGHTS)}
-        text = json.dumps({"format": FORMAT, **config}, indent=1, ensure_ascii=False)
-        (unfinished / CONFIG).write_text(text + "\n", encoding="utf-8")
-        for name in (WEIGHTS, CONFIG):
-            _sync(unfinished / name)
+        _write_files(unfinished, config, weights)
         if folder.exists():
             shutil.rmtree(replaced, ignore_errors=True)
             folder.replace(replaced)
         unfinished.replace(folder)
         _sync(folder.parent)
+    except SafetensorError as error:  # what the storage said is inside its text
+        raise OSError(
+            f"{folder} could not be written: {error}. Free space or name another folder with --to."
+        ) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
         if not folder.exists() and replaced.exists():
             replaced.replace(folder)
         shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _write_files(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]) -> None:
+    from safetensors.torch import save_file
+
+    stored, tied = without_ties(weights)
+    save_file(stored, folder / WEIGHTS, metadata={"format": "pt"})
+    config = {"format": FORMAT, **config, "tied": tied, "sha256": _digest(folder / WEIGHTS)}
+    text = json.dumps(config, indent=1, ensure_ascii=False)
+    (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
+    for name in (WEIGHTS, CONFIG):
+        _sync(folder / name)
 
 
 def read_exported(folder: str | Path) -> dict[str, Any]:

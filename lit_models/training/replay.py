@@ -96,24 +96,10 @@ def replay(
     follow_one_device(data, found, run, trainer_values)
     if start.checkpoint is not None:
         module.init_from = None  # the checkpoint has replaced those weights
-    given = {k: v for k, v in trainer_values.items() if k in TRAINER_KEYS and v is not None}
-    given |= budget(given, found)
     at_step = AtStep(found, run, advance)
     with quiet():
-        trainer = Trainer(
-            **given,
-            accelerator=accelerator,
-            devices=1,
-            plugins=[LightningEnvironment()],  # one process, whatever the launcher
-            default_root_dir=str(folder),
-            callbacks=[at_step],
-            limit_val_batches=0,
-            num_sanity_val_steps=0,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
+        trainer = one_device_trainer(trainer_values, found, folder, accelerator)
+        trainer.callbacks.append(at_step)
         trainer.fit(module, data, ckpt_path=start.checkpoint, weights_only=True)
     if not at_step.is_done:
         raise RuntimeError(
@@ -123,6 +109,26 @@ def replay(
     result = at_step.result
     result.way = _way(run, folder, found)
     return result
+
+
+def one_device_trainer(
+    trainer_values: dict[str, Any], found: LedgerStep, folder: Path, accelerator: str
+) -> Trainer:
+    """Return a trainer that computes steps as the run's did, and keeps nothing."""
+    given = {k: v for k, v in trainer_values.items() if k in TRAINER_KEYS and v is not None}
+    return Trainer(
+        **(given | budget(given, found)),
+        accelerator=accelerator,
+        devices=1,
+        plugins=[LightningEnvironment()],  # one process, whatever the launcher
+        default_root_dir=str(folder),
+        limit_val_batches=0,
+        num_sanity_val_steps=0,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
 
 
 def budget(given: dict[str, Any], found: LedgerStep) -> dict[str, int]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from lit_models import LitOccupationCoder
@@ -188,10 +189,10 @@ def test_a_failure_keeps_the_export_that_was_there(
     export_checkpoint(toy_checkpoint, target, class_path=TOY)
 
     def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr("safetensors.torch.save_file", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match="could not be written: .*No space left.*--to"):
         export_checkpoint(toy_checkpoint, target, class_path=TOY, overwrite=True)
     assert load_exported(target)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["toy"]

@@ -266,6 +266,18 @@ def test_what_is_missing_is_one_screen(
     assert len(output.splitlines()) < 24
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [("--samples=-1", "--samples must be 0 or more, got -1"), ("--json=no/x.json", "no folder no")],
+)
+def test_an_output_that_cannot_be_is_refused_before_the_work(
+    run: Path, unisono: Unisono, option: str, message: str
+) -> None:
+    status, output = unisono("replay", RUN, "--step=8", option)
+    assert status == 1
+    assert message in output
+
+
 def test_a_damaged_checkpoint_is_passed_over(run: Path, replayed) -> None:
     (run / "checkpoints/previous.ckpt").write_bytes(b"")
     (run / "checkpoints/best.ckpt").unlink(missing_ok=True)
