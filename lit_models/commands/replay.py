@@ -239,9 +239,9 @@ def _show_faults(console: "Console", result: "Replay") -> None:
 
 def fault_line(fault: "Fault", num_samples: int) -> str:
     """Return a fault in words: where, what, in which samples."""
-    where = f"{fault.kind} {fault.tensor} of {fault.module}" if fault.module else (
-        f"the loss itself ({fault.tensor}), after finite outputs"
-    )  # fmt: skip
+    where = f"the loss itself ({fault.tensor}), after finite outputs"
+    if fault.module:
+        where = f"{' '.join([fault.kind, fault.tensor]).strip()} of {fault.module}"
     ids = ", ".join(str(i) for i in fault.samples[:NUM_IDS_SHOWN])
     more = ", …" if len(fault.samples) > NUM_IDS_SHOWN else ""
     samples = f"sample{'s' * (len(fault.samples) != 1)} {ids}{more}"

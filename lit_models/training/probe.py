@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lit_models.training.exact import ExactModule, share_of_step
 
+Place = tuple[str, str, str]  # module, kind, tensor
 Forward = Callable[[dict[str, Any]], Tensor]  # batch -> its share of the step's loss
 
 
@@ -22,7 +23,7 @@ class Fault:
     Attributes:
         module: name of the module that it belongs to.
         kind: weight, input, output, loss or gradient.
-        tensor: which one of that kind.
+        tensor: which one of that kind; empty where there is one.
         holds: nan, inf or -inf.
         count: how many of its values.
         size: of all its values.
@@ -68,7 +69,7 @@ class FaultSearch:
     """Watches forward passes for the first tensor that is not finite, sample by sample.
 
     NaN and +inf count at once. -inf is what masks are made of: it counts only where the loss is
-    not finite and nothing else was found.
+    not finite, nothing else was found, and no sample with a finite loss has it at the same place.
 
     Args:
         module: whose submodules are watched while this is used as a context.
@@ -76,11 +77,13 @@ class FaultSearch:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self.faults: dict[tuple[str, str, str], Fault] = {}
+        self.faults: dict[Place, Fault] = {}
         self._names = {part: name for name, part in module.named_modules()}
         self._weights = dict(_bad_weights(module))
         self._first: Fault | None = None
-        self._mask: Fault | None = None
+        self._minus: dict[Place, Fault] = {}  # -inf in the sample under way
+        self._masks: set[Place] = set()  # -inf in samples whose loss is finite
+        self._open: list[tuple[SampleLoss, list[Fault]]] = []
         self._handles: list[Any] = []
 
     def __enter__(self) -> "FaultSearch":
@@ -95,25 +98,33 @@ class FaultSearch:
 
     def end_sample(self, loss: SampleLoss) -> None:
         """Note what the pass of one sample showed, and begin the next."""
-        found = self._first
-        if found is None and not math.isfinite(loss.share):
-            wrong = [name for name, value in loss.terms.items() if not _is_finite(value)]
-            found = self._mask or Fault("", "loss", " ".join(wrong), _word(loss.share), 1, 1)
-        self._first = self._mask = None
-        if found is not None:
-            key = (found.module, found.kind, found.tensor)
-            self.faults.setdefault(key, found).samples.append(loss.sample_id)
+        if self._first is not None:
+            self._add(self._first, loss.sample_id)
+        elif math.isfinite(loss.share):
+            self._masks |= self._minus.keys()
+        else:
+            self._open.append((loss, list(self._minus.values())))
+        self._first, self._minus = None, {}
 
     def all_faults(self) -> list[Fault]:
         """Return what was found: first tensors of samples, then other weights, without samples."""
+        for loss, suspects in self._open:
+            causes = [fault for fault in suspects if _place(fault) not in self._masks]
+            wrong = " ".join(name for name, value in loss.terms.items() if not _is_finite(value))
+            itself = Fault("", "loss", wrong, _word(loss.share), 1, 1)
+            self._add(causes[0] if causes else itself, loss.sample_id)
+        self._open = []
         seen = list(self.faults.values())
-        others = [weight for weight in self._weights.values() if weight not in seen]
-        return [*seen, *others]
+        return [*seen, *(weight for weight in self._weights.values() if weight not in seen)]
+
+    def _add(self, fault: Fault, sample_id: int) -> None:
+        self.faults.setdefault(_place(fault), fault).samples.append(sample_id)
 
     def _before(self, part: nn.Module, args: Any, kwargs: Any) -> None:
         if self._first is None and part in self._weights:
             self._first = self._weights[part]
-        self._look(part, "input", {**dict(enumerate(args)), **kwargs})
+        is_one = len(args) == 1 and not kwargs
+        self._look(part, "input", args[0] if is_one else {**dict(enumerate(args)), **kwargs})
 
     def _after(self, part: nn.Module, args: Any, output: Any) -> None:
         self._look(part, "output", output)
@@ -128,7 +139,7 @@ class FaultSearch:
             if fault.holds != "-inf":
                 self._first = fault
                 return
-            self._mask = self._mask or fault
+            self._minus.setdefault(_place(fault), fault)
 
     def _name(self, part: nn.Module) -> str:
         return self._names[part] or type(part).__name__
@@ -238,6 +249,10 @@ def _tensors(values: Any, label: str = "") -> Iterator[tuple[str, Tensor]]:
     if isinstance(values, dict) or hasattr(values, "items"):
         for name, value in values.items():
             yield from _tensors(value, f"{label}.{name}".lstrip("."))
+
+
+def _place(fault: Fault) -> Place:
+    return fault.module, fault.kind, fault.tensor
 
 
 def _is_finite(value: float | None) -> bool:

@@ -146,13 +146,13 @@ def test_a_nan_in_one_samples_data_is_found_and_named(tmp_path: Path, replayed) 
     step = next(line["step"] for line in lines if not line["is_finite"])
     content, output = replayed(run, step, "--advance=true", status=1)
     first, gradient = content["faults"]
-    assert (first["module"], first["kind"], first["tensor"]) == ("LitToy", "input", "0.values")
+    assert (first["module"], first["kind"], first["tensor"]) == ("LitToy", "input", "values")
     assert (first["holds"], first["count"], first["samples"]) == ("nan", 1, [20])
     assert gradient["kind"] == "gradient"
     assert gradient["samples"] == [20]
     assert content["loss"] == "nan"
     shown = " ".join(output.split())
-    assert "not finite input 0.values of LitToy: nan in 1 of" in shown
+    assert "not finite input values of LitToy: nan in 1 of" in shown
     assert "values; sample 20" in shown
 
 
