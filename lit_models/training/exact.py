@@ -19,10 +19,10 @@ from torch.nn.modules.module import _IncompatibleKeys
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
-from lit_models.training.checkpoint import AtomicCheckpointIO, load_part
-from lit_models.training.plain import plain_hyperparameters
 from lit_models.training import strategies
+from lit_models.training.checkpoint import AtomicCheckpointIO, load_part
 from lit_models.training.optim import gradients
+from lit_models.training.plain import plain_hyperparameters
 from lit_models.training.record import LossSum, StepRecord
 from lit_models.training.sharding import scale
 
