@@ -1,4 +1,4 @@
-"""Signals end a run between two optimizer steps, on all ranks at the same one, with a checkpoint."""
+"""Signals end a run between two steps, on all ranks at the same one, with a checkpoint."""
 
 import signal
 import threading
