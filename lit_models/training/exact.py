@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from torchmetrics import Metric
 
 from lit_models.training import strategies
-from lit_models.training.checkpoint import AtomicCheckpointIO, load_part
+from lit_models.training.checkpoint import AtomicCheckpointIO, load_part, take_averaged
 from lit_models.training.optim import gradients
 from lit_models.training.plain import plain_hyperparameters
 from lit_models.training.record import LossSum, StepRecord
@@ -154,8 +154,12 @@ class ExactModule(LightningModule):
         scale(gradients(optimizer), (gradient_clip_val / (norm + CLIP_EPSILON)).clamp(max=1.0))
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Rewrite Lightning's progress: it counts micro-batches, whose number may now differ."""
+        """Rewrite Lightning's progress: it counts micro-batches, whose number may now differ.
+
+        Whoever does not go on with the training takes the averaged weights, if there are any.
+        """
         if self._trainer is None or self.trainer.state.fn != "fit":
+            take_averaged(checkpoint)
             return
         # Lightning restores the datamodule after the model: its state is read where it lies.
         datamodule = self.trainer.datamodule

@@ -2,6 +2,7 @@
 
 from lightning.pytorch import Callback
 
+from lit_models.training.callbacks.averaged_weights import AveragedWeights
 from lit_models.training.callbacks.best_checkpoint import BestCheckpoint
 from lit_models.training.callbacks.failure import FailureReport
 from lit_models.training.callbacks.last_checkpoint import LastCheckpoint
@@ -11,6 +12,7 @@ from lit_models.training.callbacks.predictions import PredictionWriter
 from lit_models.training.callbacks.preemption import Preemption
 
 __all__ = [
+    "AveragedWeights",
     "BestCheckpoint",
     "FailureReport",
     "LastCheckpoint",
