@@ -39,6 +39,7 @@ class ExactModule(LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.step_record = StepRecord()
+        self.averages_replicas = True  # false where a callback adds their gradients instead
         self._early_weights: dict[str, Any] | None = None
 
     def save_hyperparameters(
@@ -107,7 +108,8 @@ class ExactModule(LightningModule):
             count = batch["step_denominators"][name].clamp(min=1).to(total)
             share = share + (term_weights or {}).get(name, 1.0) * total / count
         self.step_record.add(batch["sample_id"], batch["weight"], terms, share)
-        return share * (self._num_replicas() * self.trainer.accumulate_grad_batches)
+        replicas = self._num_replicas() if self.averages_replicas else 1
+        return share * (replicas * self.trainer.accumulate_grad_batches)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Rewrite Lightning's progress: it counts micro-batches, whose number may now differ."""

@@ -3,11 +3,19 @@
 from lightning.pytorch import Callback
 
 from lit_models.training.callbacks.best_checkpoint import BestCheckpoint
+from lit_models.training.callbacks.bitwise import BitwiseSum
 from lit_models.training.callbacks.last_checkpoint import LastCheckpoint
 from lit_models.training.callbacks.ledger import Ledger
 from lit_models.training.callbacks.predictions import PredictionWriter
 
-__all__ = ["BestCheckpoint", "LastCheckpoint", "Ledger", "PredictionWriter", "default_callbacks"]
+__all__ = [
+    "BestCheckpoint",
+    "BitwiseSum",
+    "LastCheckpoint",
+    "Ledger",
+    "PredictionWriter",
+    "default_callbacks",
+]
 
 
 def default_callbacks() -> list[Callback]:
