@@ -261,8 +261,9 @@ def deal(
     length go to the replicas at the same time, in turns, so that none waits long for another.
     Where the number does not divide, the shortest sample is repeated with weight 0.
 
-    The cut depends on replicas x micro-batches alone, and where both are powers of two, `turn_order`
-    makes every replica's share one subtree of the same binary tree (see `training/bitwise.py`).
+    The cut depends on replicas x micro-batches alone, and where both are powers of two,
+    `turn_order` makes every replica's share one subtree of the same binary tree (see
+    `lit_models/training/bitwise.py`).
 
     Args:
         ids: [n] sample ids of the step.

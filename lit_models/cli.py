@@ -10,7 +10,7 @@ from lightning.pytorch.strategies import StrategyRegistry
 from lit_models import checkpoint_values, config_files
 from lit_models.cli_errors import OneScreenErrors, UsageError, is_first_process, say, screen
 from lit_models.training import bitwise, preflight
-from lit_models.training.callbacks import BitwiseSum, default_callbacks
+from lit_models.training.callbacks import BitwiseSum, ExactDropout, default_callbacks
 from lit_models.training.callbacks.progress import ProgressLine
 from lit_models.training.callbacks.run_config import RunConfig
 from lit_models.training.callbacks.topology import Topology
@@ -64,6 +64,12 @@ class UnisonoCLI(LightningCLI):
             type=Literal["gradient", "bitwise"],
             default="gradient",
             help="What is equal on any number of devices: gradients but for rounding, or all bits.",
+        )
+        parser.add_argument(
+            "--exact_dropout",
+            type=bool,
+            default=False,
+            help="Key dropout masks by sample: the same on any number of devices.",
         )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -122,6 +128,7 @@ class UnisonoCLI(LightningCLI):
         callbacks = list(callbacks) if isinstance(callbacks, list) else [callbacks]
         own: list[Callback] = [Topology(verdict.fallback, verdict.warnings)]
         own += [ProgressLine()] if given.enable_progress_bar is not False else []
+        own += [ExactDropout()] if self._get(self.config, "exact_dropout") else []
         own += [BitwiseSum()] if self._get(self.config, "exactness") == "bitwise" else []
         missing = missing_kinds([*default_callbacks(), *own], callbacks)
         if given.logger is not False:

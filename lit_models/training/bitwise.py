@@ -5,12 +5,17 @@ of two, whatever the devices; chunk c and chunk C - 1 - c are added first, and t
 this way until one is left. `datamodules.plan.deal` gives each replica a subtree, in its order.
 """
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+from lit_models.training.keyed_dropout import dropout_rate
 
 Gradients = list[Tensor | None]  # one per parameter; None where no loss has reached it
 
@@ -98,6 +103,22 @@ def _unpacked(vector: Tensor, parameters: list[nn.Parameter]) -> Gradients:
         part.view_as(p).to(p.dtype) if is_there else None
         for part, p, is_there in zip(flat, parameters, present.tolist(), strict=True)
     ]
+
+
+@contextmanager
+def pinned(num_threads: int) -> Iterator[None]:
+    """Hold the threads of this process at a number, and kernels to one order of additions."""
+    threads = torch.get_num_threads()
+    is_on = torch.are_deterministic_algorithms_enabled()
+    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it
+    torch.set_num_threads(num_threads)
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(is_on, warn_only=only_warns)
 
 
 @dataclass(frozen=True)
@@ -199,12 +220,21 @@ def _is_power_of_two(number: int) -> bool:
     return number > 0 and number & (number - 1) == 0
 
 
-def check_network(network: nn.Module) -> None:
+def check_network(network: nn.Module, is_keyed: bool) -> None:
     """Refuse modules whose results depend on more than a chunk and the weights.
 
+    Args:
+        network: what is trained.
+        is_keyed: dropout is keyed by sample.
+
     Raises:
-        ValueError: running statistics, or sparse gradients.
+        ValueError: dropout by a generator, running statistics, or sparse gradients.
     """
+    if not is_keyed and dropout_rate(network) > 0:
+        raise ValueError(
+            f"exactness: bitwise: the network has dropout {dropout_rate(network)}, whose masks "
+            "follow each process's generator; add --exact_dropout=true, or set it to 0."
+        )
     for name, module in network.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             raise ValueError(

@@ -4,6 +4,7 @@ from lightning.pytorch import Callback
 
 from lit_models.training.callbacks.best_checkpoint import BestCheckpoint
 from lit_models.training.callbacks.bitwise import BitwiseSum
+from lit_models.training.callbacks.exact_dropout import ExactDropout
 from lit_models.training.callbacks.last_checkpoint import LastCheckpoint
 from lit_models.training.callbacks.ledger import Ledger
 from lit_models.training.callbacks.predictions import PredictionWriter
@@ -11,6 +12,7 @@ from lit_models.training.callbacks.predictions import PredictionWriter
 __all__ = [
     "BestCheckpoint",
     "BitwiseSum",
+    "ExactDropout",
     "LastCheckpoint",
     "Ledger",
     "PredictionWriter",

@@ -1,13 +1,11 @@
 """Level B: the same bits in every parameter on 1, 2, 4 ... ddp processes."""
 
-import os
 from contextlib import ExitStack
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from datamodules.planned import PlannedDataModule
@@ -18,8 +16,11 @@ from lit_models.training.bitwise import (
     check_cut,
     check_network,
     check_run,
+    pinned,
 )
+from lit_models.training.callbacks.exact_dropout import ExactDropout
 from lit_models.training.exact import ExactModule
+from lit_models.training.keyed_dropout import DrawGuard
 
 STRATEGIES = {SingleDeviceStrategy: "auto", DDPStrategy: "ddp"}
 
@@ -28,8 +29,8 @@ class BitwiseSum(Callback):
     """Adds the gradients of micro-batches, and then of ranks, in one fixed binary tree.
 
     Each gradient is taken away after its backward pass; the sum is put back before anybody reads
-    it (ledger, clipping, optimizer). ddp adds nothing by itself. Beside the running gradient this
-    keeps log2(accumulation) + 1 copies of the gradients, and two more while ranks swap them.
+    it (ledger, clipping, optimizer). ddp adds nothing by itself. Memory: log2(accumulation) + 1
+    copies of the gradients in all, at least three where ranks swap them.
     Deterministic algorithms are on and threads are pinned while it fits: kernels may split a sum
     by threads. Bits are equal on one kind of processor and one version of the libraries.
 
@@ -49,6 +50,7 @@ class BitwiseSum(Callback):
         self._sum = TreeSum()
         self._parameters: list[nn.Parameter] = []
         self._accumulation = 1
+        self._guard = DrawGuard()
         self._undo: ExitStack | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -65,7 +67,7 @@ class BitwiseSum(Callback):
                 "BitwiseSum out."
             )
         self._undo = ExitStack()
-        self._pin()
+        self._undo.enter_context(pinned(self.num_threads))
         pl_module.averages_replicas = False
         self._undo.callback(setattr, pl_module, "averages_replicas", True)
 
@@ -82,14 +84,14 @@ class BitwiseSum(Callback):
             data.given_accumulation > 1,
         )
         check_cut(cut)
-        check_network(pl_module)
+        check_network(pl_module, any(isinstance(c, ExactDropout) for c in trainer.callbacks))
         self._accumulation = batching.accumulate_grad_batches
         self._parameters = list(pl_module.parameters())
         self.exactness_facts = {
             "level": "bitwise",
             "num_chunks": cut.num_chunks,
             "num_threads": self.num_threads,
-            "gradient_copies": self._accumulation.bit_length() + 2 * (data.num_replicas > 1),
+            "gradient_copies": max(self._accumulation.bit_length(), 3 * (data.num_replicas > 1)),
         }
         self._check_resumed()
 
@@ -99,6 +101,16 @@ class BitwiseSum(Callback):
         wrapped = trainer.strategy.model
         if isinstance(wrapped, DistributedDataParallel) and self._undo is not None:
             self._undo.enter_context(wrapped.no_sync())
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self._guard.begin(pl_module.device)
+
+    def on_before_backward(
+        self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
+    ) -> None:
+        self._guard.check(pl_module.device, "exactness: bitwise")
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take the gradients of a micro-batch away; after the last one put the step's back."""
@@ -140,18 +152,6 @@ class BitwiseSum(Callback):
                     f"{self.exactness_facts[name]}, and its bits would be others; restore "
                     "data.micro_batch_size, the accumulation and the threads."
                 )
-
-    def _pin(self) -> None:
-        assert self._undo is not None
-        self._undo.callback(torch.set_num_threads, torch.get_num_threads())
-        torch.set_num_threads(self.num_threads)
-        self._undo.callback(
-            torch.use_deterministic_algorithms,
-            torch.are_deterministic_algorithms_enabled(),
-            warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
-        )
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it
-        torch.use_deterministic_algorithms(True)
 
     def _restore(self) -> None:
         if self._undo is not None:
