@@ -1,22 +1,28 @@
-"""Toy runs in float32 on several numbers of forked processes, for the test beside it.
+"""Toy runs in float32 with dropout on several numbers of processes, for the test beside it.
 
-python -m tests.distributed.bitwise_run FOLDER --devices 4 2 1 [--plain] [--resume_on 2]
+python -m tests.distributed.bitwise_run FOLDER
 """
 
-import argparse
+import sys
 from pathlib import Path
 
 import torch
 
-from lit_models.training.callbacks import BitwiseSum, LastCheckpoint, Ledger
+from lit_models.training.callbacks import BitwiseSum, ExactDropout, LastCheckpoint, Ledger
 from tests.toy import LitToy, ToyData, toy_trainer
 
 STEPS, CHUNKS, SIZE = 20, 8, 16
 
 
-def fit(folder: Path, devices: int, steps: int, plain: bool, ckpt_path: Path | None = None) -> None:
-    """Train on some processes; every step has 8 chunks of 2 samples, 7 steps are an epoch."""
-    callbacks = [Ledger(), LastCheckpoint(every_n_steps=10, every_epoch=False)]
+def fit(
+    folder: Path,
+    devices: int,
+    steps: int = STEPS,
+    is_bitwise: bool = True,
+    ckpt_path: Path | None = None,
+) -> None:
+    """Train; every step has 8 chunks of 2 samples, 7 steps are an epoch."""
+    callbacks = [Ledger(), LastCheckpoint(every_n_steps=10, every_epoch=False), ExactDropout()]
     trainer = toy_trainer(
         folder,
         devices=devices,
@@ -26,28 +32,24 @@ def fit(folder: Path, devices: int, steps: int, plain: bool, ckpt_path: Path | N
         max_steps=steps,
         gradient_clip_val=0.5,
         limit_val_batches=0,
-        callbacks=callbacks if plain else [*callbacks, BitwiseSum()],
+        enable_checkpointing=False,
+        callbacks=[*callbacks, BitwiseSum()] if is_bitwise else callbacks,
     )
     data = ToyData(100, global_batch_size=SIZE, micro_batch_size=SIZE // CHUNKS)
-    trainer.fit(LitToy(), data, ckpt_path=ckpt_path)
+    trainer.fit(LitToy(dropout=0.3), data, ckpt_path=ckpt_path)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--devices", type=int, nargs="+")  # 1 last: a used process forks badly
-    parser.add_argument("--plain", action="store_true")
-    parser.add_argument("--resume_on", type=int)
-    args = parser.parse_args()
+    folder = Path(sys.argv[1])
     torch.set_num_threads(1)
-    for devices in args.devices:
-        folder = args.folder / str(devices)
-        if args.resume_on:
-            fit(folder, devices, STEPS // 2, args.plain)
-            last = folder / "checkpoints" / "last.ckpt"
-            fit(folder, args.resume_on, STEPS, args.plain, last)
-        else:
-            fit(folder, devices, STEPS, args.plain)
+    for devices in (4, 2):
+        fit(folder / f"{devices} devices", devices)
+    fit(folder / "2, then 4 devices", 2, STEPS // 2)
+    last = folder / "2, then 4 devices" / "checkpoints" / "last.ckpt"
+    fit(folder / "2, then 4 devices", 4, ckpt_path=last)
+    fit(folder / "plain, 2 devices", 2, is_bitwise=False)
+    fit(folder / "plain, 1 device", 1, is_bitwise=False)  # a used process forks badly: 1 comes last
+    fit(folder / "1 device", 1)
 
 
 if __name__ == "__main__":
