@@ -20,6 +20,7 @@ LAYOUTS = {
 SAVING = (
     "--trainer.callbacks+=lit_models.training.callbacks.LastCheckpoint",
     "--trainer.callbacks.every_n_steps=6",
+    "--trainer.callbacks.every_epoch=false",  # max_steps ends an epoch, too, for good
 )
 
 

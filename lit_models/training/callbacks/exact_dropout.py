@@ -32,13 +32,15 @@ class ExactDropout(Callback):
         self._guard = DrawGuard()
         self._dropouts: list[nn.Dropout] = []
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         data = getattr(trainer, "datamodule", None)
-        if not isinstance(data, PlannedDataModule):
+        if stage == "fit" and not isinstance(data, PlannedDataModule):
             raise ValueError(
                 f"exact_dropout needs a PlannedDataModule, whose batches name their samples; got "
                 f"{type(data).__name__}. Use one, or leave ExactDropout out."
             )
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._dropouts = key_dropout(pl_module, self._keys)
 
     def on_train_batch_start(
