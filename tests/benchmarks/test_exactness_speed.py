@@ -7,6 +7,7 @@ import json
 import platform
 import statistics
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -67,8 +68,7 @@ def step_ms(folder: Path, *options: str) -> tuple[float, float]:
     assert done.returncode == 0, done.stdout
     times = json.loads((folder / "steps.json").read_text())[WARM:]
     clock, processor = (
-        [1000 * (after[i] - before[i]) for before, after in zip(times, times[1:], strict=False)]
-        for i in range(2)
+        [1000 * (after[i] - before[i]) for before, after in pairwise(times)] for i in range(2)
     )
     return statistics.median(clock), statistics.median(processor)
 

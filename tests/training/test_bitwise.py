@@ -171,6 +171,17 @@ def test_random_numbers_that_each_process_draws_itself_are_refused(tmp_path) -> 
             fit(tmp_path, [callback], Drawing())
 
 
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
+def test_a_micro_batch_without_a_loss_is_refused(tmp_path) -> None:
+    class Skipping(LitToy):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            return None if batch_idx == 1 else loss
+
+    with pytest.raises(RuntimeError, match="a step ended after 3 of 4 micro-batches"):
+        fit(tmp_path, module=Skipping())
+
+
 def test_a_resume_with_another_cut_is_refused(tmp_path) -> None:
     saver = LastCheckpoint(every_n_steps=2, every_epoch=False)
     fit(tmp_path, [BitwiseSum(), saver], max_steps=2)

@@ -7,6 +7,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from datamodules.planned import PlannedDataModule
 from lit_models.training.bitwise import (
@@ -124,6 +125,16 @@ class BitwiseSum(Callback):
         )
         for parameter, gradient in zip(self._parameters, total, strict=True):
             parameter.grad = gradient
+
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
+    ) -> None:
+        if self._sum.count:
+            raise RuntimeError(
+                f"exactness: bitwise: a step ended after {self._sum.count} of "
+                f"{self._accumulation} micro-batches; training_step must return a loss for each "
+                "of them, a zero one where nothing counts."
+            )
 
     def state_dict(self) -> dict[str, Any]:
         return {k: self.exactness_facts[k] for k in ("num_chunks", "num_threads")}
