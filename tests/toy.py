@@ -59,6 +59,7 @@ class ToyData(PlannedDataModule):
         predict_output: str = "toy.csv",
         plan: PlanOptions = PlanOptions(seed=3, bucket_window=2),  # noqa: B008 - frozen
         num_workers: int = 0,
+        num_evaluated: int = 21,
     ) -> None:
         super().__init__(
             global_batch_size,
@@ -67,11 +68,11 @@ class ToyData(PlannedDataModule):
             plan,
             LoaderOptions(num_workers=num_workers),
         )
-        self.num_samples = num_samples
+        self.num_samples, self.num_evaluated = num_samples, num_evaluated
         self.predict_output_path = Path(predict_output)
 
     def build(self, stage: Stage) -> PlannedDataset:
-        size = self.num_samples if stage == "train" else 21
+        size = self.num_samples if stage == "train" else self.num_evaluated
         return ToySequences(size, {"train": 0, "validation": 1, "test": 2, "predict": 3}[stage])
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:

@@ -282,12 +282,25 @@ def decode_mixed(
     )  # [B, N, K]
     mixed = share * flat_set_log_probability(flat_logits, candidates).exp()
     mixed = mixed + (1 - share) * set_probability(decoder, memory, candidates, temperature)
-    best = mixed.argmax(dim=1)
+    best = mixed.masked_fill(repeats(candidates), -1.0).argmax(dim=1)
     chosen = candidates[torch.arange(len(best), device=best.device), best]
     flat = flat_logits.sigmoid().gather(1, chosen.clamp(min=0))
     sequence = code_probability(decoder, memory, chosen, temperature)
     confidence = (share * flat + (1 - share) * sequence) * (chosen >= 0)
     return Decoded(chosen, confidence, mixed.amax(dim=1))
+
+
+def repeats(candidates: Tensor) -> Tensor:
+    """Which sets stand before them in another order of their codes [B, N] bool.
+
+    Their probabilities are equal but for rounding, which must not choose the order.
+
+    Args:
+        candidates: [B, N, K], NONE on the right.
+    """
+    ordered = candidates.sort(dim=-1).values
+    is_same = (ordered[:, :, None] == ordered[:, None]).all(-1)  # [B, N, N]
+    return is_same.tril(-1).any(-1)
 
 
 def _widen(values: Tensor, size: int, fill: float) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
-from torch import Tensor
+from torch import Tensor, nn
 
 from datamodules.batches import OccupationBatch
 from datamodules.tokenizers.codes import CodeBook
@@ -52,6 +52,8 @@ class LitOccupationCoder(ExactModule):
 
     monitor: ClassVar[str] = "val/f1"
     monitor_mode: ClassVar[str] = "max"
+    # Only micro-batches with several codes per record search for the best order of them.
+    calls_blocks_evenly: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -77,6 +79,9 @@ class LitOccupationCoder(ExactModule):
         self.recipe: Any = None  # a dict of plain values, from the data or a checkpoint
         self.temperature = dict.fromkeys(TERMS, 1.0)
         self.network: Any = None  # an OccupationNetwork once the code book is known
+
+    def blocks(self) -> list[nn.Module]:
+        return self.network.blocks()
 
     def own_callbacks(self) -> list[Callback]:
         return [*super().own_callbacks(), OccupationFigures()]

@@ -5,7 +5,7 @@ T target positions (at most K x L), V symbols, O orders or hypotheses per record
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -55,6 +55,8 @@ class Cache:
 
 class DecoderLayer(nn.Module):
     """Pre-norm causal self-attention, attention to the memory, feed-forward."""
+
+    forward_methods: ClassVar[tuple[str, ...]] = ("project",)  # called beside `forward`
 
     def __init__(
         self, width: int, memory_width: int, num_heads: int, feed_forward: int, dropout: float

@@ -13,15 +13,21 @@ from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch import Callback, LightningModule
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.module import _IncompatibleKeys
+from torch.optim import Optimizer
 from torchmetrics import Metric
 
 from lit_models.training.checkpoint import AtomicCheckpointIO, load_part
 from lit_models.training.plain import plain_hyperparameters
+from lit_models.training import strategies
+from lit_models.training.optim import gradients
 from lit_models.training.record import LossSum, StepRecord
+from lit_models.training.sharding import scale
 
 __all__ = ["ExactModule", "LossSum"]
+CLIP_EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
+strategies.register()  # a plain script that imports a module finds them, too
 
 
 class ExactModule(LightningModule):
@@ -33,6 +39,8 @@ class ExactModule(LightningModule):
 
     monitor: ClassVar[str] = "val/loss"
     monitor_mode: ClassVar[str] = "min"
+    # Whether every rank calls each block equally often in a training step.
+    calls_blocks_evenly: ClassVar[bool] = True
     init_from: str | None = None
     init_from_part: str | None = None
 
@@ -56,6 +64,13 @@ class ExactModule(LightningModule):
         plain = plain_hyperparameters(dict(self.hparams))
         self._set_hparams(plain)
         self._hparams_initial = copy.deepcopy(self._hparams)
+
+    def blocks(self) -> list[nn.Module]:
+        """Return the network's repeated layers, which `fsdp` shards one by one.
+
+        A block that is called by other methods than `forward` names them in `forward_methods`.
+        """
+        return []
 
     def own_callbacks(self) -> list[Callback]:
         """Return what a run of this module always has; a family adds its own to these."""
@@ -110,6 +125,19 @@ class ExactModule(LightningModule):
         self.step_record.add(batch["sample_id"], batch["weight"], terms, share)
         replicas = self._num_replicas() if self.averages_replicas else 1
         return share * (replicas * self.trainer.accumulate_grad_batches)
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip by the norm that the ledger has computed anyway; by value as Lightning does."""
+        norm = self.step_record.grad_norm
+        if not gradient_clip_val or norm is None or gradient_clip_algorithm == "value":
+            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+            return
+        scale(gradients(optimizer), (gradient_clip_val / (norm + CLIP_EPSILON)).clamp(max=1.0))
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Rewrite Lightning's progress: it counts micro-batches, whose number may now differ."""

@@ -4,7 +4,7 @@ import math
 from typing import Any, Literal
 
 from lightning.pytorch import LightningModule
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -123,6 +123,12 @@ class WarmupDecay(LRScheduler):
         self._last_lr = self.get_lr()
         for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
             group["lr"] = rate
+
+
+def gradients(optimizer: Optimizer) -> list[Tensor]:
+    """Return the gradients of all parameters that have one."""
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    return [p.grad for p in parameters if p.grad is not None]
 
 
 def lr_scale(rule: Literal["none", "linear", "sqrt"], global_size: int, base_size: int) -> float:

@@ -1,18 +1,21 @@
-"""Runs commands in a process group of their own, and ends the whole group afterwards."""
+"""Runs commands, and ends every process that came of them afterwards."""
 
 import contextlib
 import os
 import signal
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+MARK = "UNISONO_TEST_RUN"
 
 
 def run(*arguments: str, timeout_s: float = 150, **environ: str) -> subprocess.CompletedProcess:
     """Return the finished `python arguments`; no process of it is left, whatever happened."""
     inherited = {k: v for k, v in os.environ.items() if k not in ("LOCAL_RANK", "NODE_RANK")}
+    environ[MARK] = uuid.uuid4().hex
     process = subprocess.Popen(
         [sys.executable, *arguments],
         cwd=ROOT,
@@ -25,6 +28,18 @@ def run(*arguments: str, timeout_s: float = 150, **environ: str) -> subprocess.C
     try:
         output, _ = process.communicate(timeout=timeout_s)
     finally:
-        with contextlib.suppress(ProcessLookupError):  # the group is gone: all ended by themselves
-            os.killpg(process.pid, signal.SIGKILL)
+        for pid in processes_of(environ[MARK]):
+            with contextlib.suppress(ProcessLookupError):  # it ended in between
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
     return subprocess.CompletedProcess(arguments, process.returncode, output)
+
+
+def processes_of(mark: str) -> list[int]:
+    """Return the live processes that inherited a mark; launchers give them groups of their own."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ended, or belongs to somebody else
+            if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+    return found

@@ -12,6 +12,7 @@ from lit_models.occupation_coder.decoding import (
     decode,
     decode_flat,
     greedy,
+    repeats,
 )
 from lit_models.occupation_coder.encoders import CharacterEncoder
 from lit_models.occupation_coder.network import BlockDecoder, Memory, OccupationNetwork
@@ -193,6 +194,11 @@ def test_mixed_takes_the_candidate_with_the_best_mean_probability(network, texts
         mean = (seq2seq + flat) / 2
         assert set(out.code_ids[record].tolist()) - {NONE} == sets[int(mean.argmax())]
         torch.testing.assert_close(out.set_confidence[record], mean.max())
+
+
+def test_a_set_in_another_order_repeats_the_one_before_it():
+    sets = [[3, 1, NONE], [1, NONE, NONE], [1, 3, NONE], [3, NONE, NONE], [1, NONE, NONE]]
+    assert repeats(torch.tensor([sets])).tolist() == [[False, False, True, False, True]]
 
 
 def test_flat_takes_the_best_code_and_those_above_the_threshold():

@@ -12,7 +12,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from lit_models.training.exact import ExactModule
+from lit_models.training.optim import gradients
 from lit_models.training.record import StepSummary, read_vector
+from lit_models.training.sharding import total_norm
 
 FILE_NAME = "ledger.jsonl"
 
@@ -61,10 +63,10 @@ class Ledger(Callback):
         self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
         """Note the gradient's norm before clipping, and the rate that this step uses."""
-        grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+        grads = gradients(optimizer)
         self._learning_rate = optimizer.param_groups[0]["lr"]
         if isinstance(pl_module, ExactModule) and grads:
-            pl_module.step_record.grad_norm = torch.nn.utils.get_total_norm(grads)
+            pl_module.step_record.grad_norm = total_norm(grads)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -125,11 +125,13 @@ def _parts_folder(trainer: Trainer, pl_module: LightningModule) -> Path:
         getattr(pl_module, "recipe", None),
     ]
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
-    for name, value in pl_module.state_dict().items():
+    # Whole weights: sharded ones are whole on rank 0 alone, which tells the others.
+    for name, value in trainer.strategy.lightning_module_state_dict().items():
         key.update(name.encode())
         flat = value.detach().cpu().contiguous().reshape(-1)
         key.update(flat.view(torch.uint8).numpy().tobytes())
-    return output.with_name(f".{output.name}.{key.hexdigest()[:12]}.parts")
+    digest = trainer.strategy.broadcast(key.hexdigest()[:12])
+    return output.with_name(f".{output.name}.{digest}.parts")
 
 
 def merged(folder: Path, num_samples: int) -> dict[str, np.ndarray]:

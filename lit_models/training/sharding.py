@@ -1,0 +1,61 @@
+"""Tensors that may be sharded over devices: whole ones from shards, shards of whole ones, norms.
+
+Sums over shards are made here from local parts: torch's own functions send every tensor through
+the sharding rules, which took seconds where this takes a millisecond.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+
+def whole(value: Any) -> Any:
+    """Return a sharded tensor whole, a collective; anything else as it is."""
+    return value.detach().full_tensor() if isinstance(value, DTensor) else value
+
+
+def on_cpu(value: Any, keeps: bool = True) -> Any:
+    """Return a tensor's copy on the CPU, or an empty one where it is not kept."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.detach().cpu() if keeps else value.new_empty(0)
+
+
+def sharded_like(value: Any, parameter: Tensor) -> Any:
+    """Return this rank's shard of a whole tensor that has a parameter's shape.
+
+    There is no communication: every rank has the whole tensor and cuts its own part.
+    """
+    if isinstance(value, DTensor) or not isinstance(parameter, DTensor):
+        return value
+    if not isinstance(value, Tensor) or value.shape != parameter.shape:
+        return value  # a step counter, for instance
+    like = value.to(parameter.device)
+    return distribute_tensor(like, parameter.device_mesh, parameter.placements, src_data_rank=None)
+
+
+def local_parts(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Return this rank's part of each tensor; they share memory."""
+    return [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
+
+
+def total_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the L2 norm [] over all tensors, whole: one collective where they are sharded."""
+    parts = local_parts(tensors)
+    norm = torch.nn.utils.get_total_norm(parts)
+    sharded = next((t for t in tensors if isinstance(t, DTensor)), None)
+    if sharded is None:
+        return norm
+    squared = norm.square()
+    mesh = sharded.device_mesh
+    dist.all_reduce(squared, group=mesh.get_group(mesh.ndim - 1))
+    return squared.sqrt()
+
+
+def scale(tensors: Iterable[Tensor], factor: Tensor) -> None:
+    """Multiply all tensors by one number [] in place."""
+    torch._foreach_mul_(local_parts(tensors), factor)

@@ -1,0 +1,253 @@
+"""Fully sharded data parallel (FSDP2) for every module, on CPU (gloo) and GPU (nccl).
+
+Parameters, gradients and moments are sharded over the devices; a block's parameters are gathered
+while it computes. Checkpoints are those of any other strategy, whole and by parameter name.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.optim import Optimizer
+from torch.utils.checkpoint import checkpoint as recomputed
+
+from lit_models.training.sharding import on_cpu, sharded_like, whole
+
+EVALUATION_STEPS = ("validation_step", "test_step", "predict_step")
+
+
+class FullyShardedStrategy(ModelParallelStrategy):
+    """Shards a module's `blocks()` one by one, and the rest of it as one more group.
+
+    Validation, test and prediction gather all parameters for the length of a step: ranks may then
+    generate texts of different lengths without waiting for each other.
+
+    Args:
+        reshard_after_forward: free a block's gathered parameters between its forward and its
+            backward. `auto` does so unless the module calls its blocks unevenly over ranks.
+        replicate_size: groups that hold a whole copy each (hybrid sharding, such as one per node);
+            1 shards over all devices.
+        activation_checkpointing: keep only the inputs of blocks and compute the rest again in
+            the backward pass: less memory, about a third more time.
+        cpu_offload: keep the shards in the memory of the host; needs a GPU.
+        process_group_backend: gloo, nccl or mpi; none takes the one for the device.
+        timeout: how long a rank waits for another.
+
+    Raises:
+        ValueError: `replicate_size` below 1 or no divisor of the world, `cpu_offload` on a CPU, or
+            freeing after forward where the calls are uneven.
+    """
+
+    strategy_name = "fsdp"
+
+    def __init__(
+        self,
+        reshard_after_forward: bool | Literal["auto"] = "auto",
+        replicate_size: int = 1,
+        activation_checkpointing: bool = False,
+        cpu_offload: bool = False,
+        process_group_backend: str | None = None,
+        timeout: timedelta = timedelta(minutes=10),  # noqa: B008 - immutable
+    ) -> None:
+        super().__init__(
+            tensor_parallel_size=1,
+            save_distributed_checkpoint=False,
+            process_group_backend=process_group_backend,
+            timeout=timeout,
+        )
+        if replicate_size < 1:
+            raise ValueError(f"replicate_size must be at least 1, got {replicate_size}.")
+        self.reshard_after_forward = reshard_after_forward
+        self.replicate_size = replicate_size
+        self.activation_checkpointing = activation_checkpointing
+        self.cpu_offload = cpu_offload
+        self._blocks: list[FSDPModule] = []
+        self._frees = False
+
+    @property
+    def lightning_restore_optimizer(self) -> bool:
+        """Lightning hands optimizer states to `load_optimizer_state_dict`, which shards them."""
+        return True
+
+    def setup_environment(self) -> None:
+        """Start the process group; every device is a data-parallel replica."""
+        world_size = self.num_nodes * self.num_processes
+        if world_size % self.replicate_size:
+            raise ValueError(
+                f"replicate_size {self.replicate_size} does not divide the {world_size} devices; "
+                "use a divisor, such as the number of nodes."
+            )
+        if self.cpu_offload and self.root_device.type == "cpu":
+            raise ValueError(
+                "cpu_offload keeps shards in the host's memory, where a CPU run has them anyway; "
+                "leave it out."
+            )
+        self._data_parallel_size = world_size
+        super().setup_environment()
+
+    def setup(self, trainer: Trainer) -> None:
+        """Shard the module, then make the optimizer over the shards."""
+        module = self.lightning_module
+        assert module is not None
+        self.precision_plugin.convert_module(module)
+        if not isinstance(module, FSDPModule):  # a test after fit finds it sharded
+            self._shard(module)
+        super().setup(trainer)
+        for optimizer in self.optimizers:
+            optimizer.register_load_state_dict_pre_hook(_sharded_like_parameters)
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        with self._whole_parameters():
+            return super().validation_step(*args, **kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        with self._whole_parameters():
+            return super().test_step(*args, **kwargs)
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        with self._whole_parameters():
+            return super().predict_step(*args, **kwargs)
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """Return the whole state dict on rank 0, an empty one elsewhere; a collective."""
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        return get_model_state_dict(self.model, options=options)  # type: ignore[arg-type]
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Take each rank's shard of whole weights."""
+        options = StateDictOptions(full_state_dict=True, strict=strict)
+        set_model_state_dict(self.model, dict(checkpoint["state_dict"]), options=options)  # type: ignore[arg-type]
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Return the whole state in the form of one device on rank 0; a collective."""
+        if isinstance(optimizer, LightningOptimizer):
+            optimizer = optimizer._optimizer
+        state_dict = optimizer.state_dict()
+        keeps = self.global_rank == 0
+        gathered = {
+            index: {name: on_cpu(whole(value), keeps) for name, value in state.items()}
+            for index, state in state_dict["state"].items()
+        }
+        return {**state_dict, "state": gathered} if keeps else {}
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Take each rank's shard of whole moments, by parameter name."""
+        states = checkpoint["optimizer_states"]
+        for optimizer, state in zip(self.optimizers, states, strict=True):
+            optimizer.load_state_dict(state)
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> Any:
+        """Return the whole checkpoint; the shards are cut when it is applied."""
+        return self.checkpoint_io.load_checkpoint(checkpoint_path, weights_only=weights_only)
+
+    def _shard(self, module: LightningModule) -> None:
+        blocks = list(module.blocks()) if hasattr(module, "blocks") else []
+        options = {
+            "mesh": self._sharding_mesh(),
+            "offload_policy": CPUOffloadPolicy() if self.cpu_offload else OffloadPolicy(),
+        }
+        self._frees = self._frees_after_forward(module)
+        for block in blocks:
+            if self.activation_checkpointing:
+                _recompute_in_backward(block)
+            self._blocks.append(fully_shard(block, reshard_after_forward=self._frees, **options))
+            for name in getattr(block, "forward_methods", ()):
+                register_fsdp_forward_method(block, name)
+        for name in EVALUATION_STEPS:
+            setattr(module, name, self._after_gathering(getattr(module, name)))
+        fully_shard(module, reshard_after_forward=False, **options)
+        if not getattr(module, "calls_blocks_evenly", True):
+            # The backward pass gathers ahead in the order of the forward calls, which then differs
+            # between ranks: they would wait for each other. To gather oneself is to gather nothing.
+            for part in (*self._blocks, module):
+                part.set_modules_to_backward_prefetch([part])
+        for name in ("training_step", *EVALUATION_STEPS):
+            register_fsdp_forward_method(module, name)
+
+    def _sharding_mesh(self) -> DeviceMesh:
+        if self.replicate_size == 1:
+            return self.device_mesh["data_parallel"]
+        sizes = (self.replicate_size, self.world_size // self.replicate_size)
+        names = ("replicate", "shard")
+        return init_device_mesh(self.root_device.type, sizes, mesh_dim_names=names)
+
+    def _frees_after_forward(self, module: LightningModule) -> bool:
+        calls_evenly = getattr(module, "calls_blocks_evenly", True)
+        if self.reshard_after_forward == "auto":
+            return calls_evenly
+        if self.reshard_after_forward and not calls_evenly:
+            raise ValueError(
+                f"reshard_after_forward is true, but {type(module).__name__} calls its blocks more "
+                "often on some ranks than on others: they would wait for each other for ever. "
+                "Leave it at auto."
+            )
+        return self.reshard_after_forward
+
+    def _after_gathering(self, step: Any) -> Any:
+        """Wrap a step so that every rank gathers all blocks first, in the same order."""
+
+        @functools.wraps(step)
+        def gathered(*args: Any, **kwargs: Any) -> Any:
+            for block in self._blocks:
+                block.set_reshard_after_forward(False, recurse=False)
+                block.unshard()
+            return step(*args, **kwargs)
+
+        return gathered
+
+    @contextmanager
+    def _whole_parameters(self) -> Iterator[None]:
+        """Frees what an evaluation step gathered; never in inference mode, whose tensors a later
+        backward pass could not use."""
+        with torch.inference_mode(False), torch.no_grad():
+            try:
+                yield
+            finally:
+                for block in self._blocks:
+                    block.set_reshard_after_forward(self._frees, recurse=False)
+                    block.reshard()
+                self.model.reshard()  # type: ignore[union-attr, operator]
+
+
+def _sharded_like_parameters(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    state = {
+        index: {name: sharded_like(value, parameters[index]) for name, value in values.items()}
+        for index, values in state_dict["state"].items()
+    }
+    return {**state_dict, "state": state}
+
+
+def _recompute_in_backward(block: nn.Module) -> None:
+    """Make a block keep its inputs alone; its name and its parameters' names stay."""
+    forward = block.forward
+
+    @functools.wraps(forward)
+    def recomputing(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        return recomputed(forward, *args, use_reentrant=False, **kwargs)
+
+    block.forward = recomputing  # type: ignore[method-assign]

@@ -1,0 +1,150 @@
+"""Small runs of every family that lives on the shared code, for the tests beside it."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from datamodules import OccupationDataModule, SplitOptions
+from datamodules.occupation_rows import Columns
+from datamodules.planned import LoaderOptions, PlannedDataModule
+from lit_models import LitOccupationCoder
+from lit_models.occupation_coder.encoders import CharacterEncoder
+from lit_models.occupation_coder.network import BlockDecoder
+from lit_models.training.exact import ExactModule, LossSum
+from lit_models.training.metrics import SumCount
+from lit_models.training.optim import configured, parameter_groups
+from tests.toy import LitToy, ToyData
+
+TRADES = {"baker": "77610", "smith": "83110", "weaver": "75400", "sailor": "98135"}
+SMALL = {"width": 16, "num_layers": 2, "num_heads": 2, "feed_forward": 32}
+adamw = partial(torch.optim.AdamW, lr=0.01)
+Family = Callable[[Path, dict[str, Any]], tuple[ExactModule, PlannedDataModule]]
+
+
+class TiedBlock(nn.Module):
+    """A residual layer."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(width, 2 * width)
+        self.outer = nn.Linear(2 * width, width)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden + self.outer(torch.tanh(self.inner(hidden)))
+
+
+class LitTied(ExactModule):
+    """Next-symbol model whose output shares the embedding's weights; validation generates texts
+    whose lengths depend on the sample, so that ranks call the blocks differently often."""
+
+    NUM_SYMBOLS: ClassVar[int] = 32
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.val_loss, self.val_generated = SumCount(), SumCount()
+        self.test_loss = SumCount()
+        self.embedding: nn.Embedding | None = None
+
+    def configure_model(self) -> None:
+        if self.embedding is None:
+            with torch.random.fork_rng():
+                torch.manual_seed(5)
+                self.embedding = nn.Embedding(self.NUM_SYMBOLS, 8)
+                self.layers = nn.ModuleList(TiedBlock(8) for _ in range(3))
+                self.output = nn.Linear(8, self.NUM_SYMBOLS, bias=False)
+            self.output.weight = self.embedding.weight
+            self.configure_model_from()
+
+    def blocks(self) -> list[nn.Module]:
+        return list(self.layers)
+
+    def forward(self, symbols: Tensor) -> Tensor:
+        hidden = self.embedding(symbols)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return self.output(hidden)
+
+    def losses(self, batch: dict[str, Any]) -> dict[str, LossSum]:
+        symbols = (batch["values"] * 6 + 16).long().clamp(0, self.NUM_SYMBOLS - 1)
+        padded = F.pad(symbols, (1, 0))
+        nats = F.cross_entropy(self(padded[:, :-1]).mT, symbols, reduction="none")
+        nats = (nats * batch["mask"]).sum(1) * batch["weight"]
+        count = (batch["mask"].sum(1) * batch["weight"]).sum()
+        return {"values": LossSum(nats.sum(), count)}
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
+        return self.exact_mean(self.losses(batch), batch)
+
+    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        self.val_loss.update(*self.losses(batch)["values"])
+        for row, weight in enumerate(batch["weight"]):
+            symbol = torch.zeros(1, dtype=torch.long, device=weight.device)
+            for _ in range(int(batch["mask"][row].sum())):
+                symbol = self(symbol).argmax(-1)
+            self.val_generated.update(symbol.double().sum() * weight, weight)
+        self.log_dict({"val/loss": self.val_loss, "val/generated": self.val_generated})
+
+    def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        self.test_loss.update(*self.losses(batch)["values"])
+        self.log("test/loss", self.test_loss)
+
+    def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Tensor]:
+        return {"prediction": self(batch["mask"].long()).sum((1, 2))}
+
+    def configure_optimizers(self) -> Any:
+        return configured(self, adamw(parameter_groups(self)), None)
+
+
+def toy(folder: Path, options: dict[str, Any]) -> tuple[ExactModule, PlannedDataModule]:
+    return LitToy(), ToyData(predict_output=str(folder / "coded.csv"), **options)
+
+
+def tied(folder: Path, options: dict[str, Any]) -> tuple[ExactModule, PlannedDataModule]:
+    return LitTied(), ToyData(predict_output=str(folder / "coded.csv"), **options)
+
+
+def occupation_table(path: Path) -> None:
+    """Write 50 records, some of two codes and with long texts."""
+    rng = np.random.default_rng(0)
+    lines = ["text,code_1,code_2"]
+    for number in range(50):
+        trade, other = rng.choice(list(TRADES), 2, replace=False)
+        second = TRADES[other] if number % 5 == 0 else ""
+        text = f"{trade}{f' and {other}' if second else ''} " + "old " * (number % 4) + str(number)
+        lines.append(f"{text},{TRADES[trade]},{second}")
+    path.write_text("\n".join(lines) + "\n")
+
+
+def occupation_coder(
+    folder: Path, options: dict[str, Any]
+) -> tuple[ExactModule, PlannedDataModule]:
+    table = str(folder.parent / "occupations.csv")
+    options = {**options}
+    options.pop("num_samples", None)
+    data = OccupationDataModule(
+        train_files=table,
+        validation_files=table,
+        test_files=table,
+        predict_files=table,
+        predict_output=str(folder / "coded.csv"),
+        columns=Columns(codes=["code_1", "code_2"]),
+        split=SplitOptions(0.0, 0.0),
+        loader=LoaderOptions(num_workers=0),
+        **{"global_batch_size": 8, **options},
+    )
+    module = LitOccupationCoder(
+        adamw,
+        encoder=partial(CharacterEncoder, num_buckets=256, **SMALL),
+        decoder=partial(BlockDecoder, **SMALL),
+    )
+    return module, data
+
+
+FAMILIES: dict[str, Family] = {"toy": toy, "tied": tied, "occupation_coder": occupation_coder}

@@ -1,0 +1,88 @@
+"""Many runs in one world: its processes start once, whose imports take longer than the runs.
+
+torchrun --nproc_per_node=2 -m tests.distributed.jobs FOLDER JOBS.json; each job writes a folder.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch import seed_everything
+from lightning.pytorch.strategies import StrategyRegistry
+from torch.distributed.tensor import DTensor
+
+from lit_models.training.callbacks import default_callbacks
+from lit_models.training.callbacks.last_checkpoint import LastCheckpoint
+from lit_models.training.strategies import FullyShardedStrategy
+from tests.distributed.families import FAMILIES
+from tests.toy import toy_trainer
+
+STEPS = 10
+
+
+def run_job(folder: Path, job: dict[str, Any]) -> None:
+    """Fit, validate, test and predict as a job says, and write down what came of it.
+
+    Args:
+        folder: of the job.
+        job: `family`, `strategy`, and perhaps `data` and `trainer` options, `sharding` options,
+            `resume` (a checkpoint).
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    seed_everything(1, verbose=False)
+    callbacks = [c for c in default_callbacks() if not isinstance(c, LastCheckpoint)]
+    callbacks.append(LastCheckpoint(every_n_steps=job.get("save_every", 5), every_epoch=False))
+    strategy = job["strategy"]
+    if "sharding" in job:  # by name, since Lightning refuses float64 to an object of this kind
+        strategy = f"fsdp-{job['name']}"
+        StrategyRegistry.register(strategy, FullyShardedStrategy, **job["sharding"])
+    trainer = toy_trainer(
+        folder,
+        devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        num_nodes=int(os.environ.get("WORLD_SIZE", "1"))
+        // int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        strategy=strategy,
+        callbacks=callbacks,
+        **{"max_steps": STEPS, "max_epochs": 9, "gradient_clip_val": 1.0, **job.get("trainer", {})},
+    )
+    module, data = FAMILIES[job["family"]](folder, job.get("data", {}))
+    trainer.fit(module, data, ckpt_path=job.get("resume"), weights_only=True)
+    facts: dict[str, Any] = {"bytes": bytes_here(trainer), "world_size": trainer.world_size}
+    facts["validation"] = trainer.validate(module, data, verbose=False)[0]
+    facts["test"] = trainer.test(module, data, verbose=False)[0]
+    trainer.predict(module, data, return_predictions=False)
+    facts["bytes_after"] = bytes_here(trainer)
+    name = "facts.json" if trainer.is_global_zero else f"facts-{trainer.global_rank}.json"
+    (folder / name).write_text(json.dumps(facts))
+
+
+def bytes_here(trainer: Any) -> dict[str, int]:
+    """Return the bytes of parameters and moments, in all and on this rank."""
+    whole = local = 0
+    for optimizer in trainer.optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                for value in (parameter, *optimizer.state[parameter].values()):
+                    if not isinstance(value, torch.Tensor) or value.dim() == 0:
+                        continue
+                    part = value.to_local() if isinstance(value, DTensor) else value
+                    whole += value.numel() * value.element_size()
+                    local += part.untyped_storage().nbytes()
+    return {"whole": whole, "local": local}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    folder = Path(sys.argv[1])
+    for job in json.loads(Path(sys.argv[2]).read_text()):
+        run_job(folder / job["name"], job)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
