@@ -18,7 +18,7 @@ from rich.table import Table
 
 from tests.distributed.launch import run
 
-STEPS, WARM, REPEATS = 35, 5, 5
+STEPS, WARM, REPEATS = 35, 5, 3
 NETWORK = "width: 128, num_heads: 4, num_layers: 1, feed_forward: 256"
 CODER = (
     *("-m", "lit_models", "fit", "--config", "occupation_coder/debug.yaml"),
