@@ -121,7 +121,7 @@ def print_banner(facts: dict[str, Any], folder: str) -> None:
         table.add_row(
             "exactness",
             f"bitwise: {exactness['num_chunks']} chunks a step, {exactness['num_threads']} "
-            f"thread(s) a process, {exactness['gradient_copies']} copies of the gradients",
+            f"thread(s), {exactness['gradient_copies']} x the gradients",
         )
     if exactness["exact_dropout"]:
         table.add_row("dropout", "keyed by seed, epoch and sample")
