@@ -34,6 +34,11 @@ class PlannedDataset(ABC):
     def collate(self, examples: list[Any]) -> dict[str, Any]:
         """Return the padded batch without the keys of `PlannedBatch`."""
 
+    def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
+        """Return what a reader needs to know one sample by, as name -> text: what the network saw
+        in this epoch. A family overrides it."""
+        return {"length": str(self.lengths[sample_id])}
+
 
 @dataclass(frozen=True)
 class LoaderOptions:
@@ -81,17 +86,22 @@ class _Collated(Dataset):
         self.dataset = dataset
 
     def __getitems__(self, batch: MicroBatch) -> dict[str, Any]:
-        examples = [self.dataset.example(int(i), batch.epoch) for i in batch.ids]
-        return {
-            **self.dataset.collate(examples),
-            "sample_id": torch.from_numpy(batch.ids.astype(np.int64)),
-            "weight": torch.from_numpy(batch.weights.copy()),
-            "step_index": torch.tensor(batch.step),
-            "step_denominators": {
-                term: torch.tensor(count, dtype=torch.float64)
-                for term, count in batch.denominators.items()
-            },
-        }
+        return collated(self.dataset, batch)
+
+
+def collated(dataset: PlannedDataset, batch: MicroBatch) -> dict[str, Any]:
+    """Return the tensors of one micro-batch with the keys of `PlannedBatch`."""
+    examples = [dataset.example(int(i), batch.epoch) for i in batch.ids]
+    return {
+        **dataset.collate(examples),
+        "sample_id": torch.from_numpy(batch.ids.astype(np.int64)),
+        "weight": torch.from_numpy(batch.weights.copy()),
+        "step_index": torch.tensor(batch.step),
+        "step_denominators": {
+            term: torch.tensor(count, dtype=torch.float64)
+            for term, count in batch.denominators.items()
+        },
+    }
 
 
 def _as_it_is(batch: dict[str, Any]) -> dict[str, Any]:

@@ -88,6 +88,15 @@ class OccupationDataset(PlannedDataset):
             batch["is_seen_code"] = torch.tensor([e.is_seen_code for e in examples])
         return batch
 
+    def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
+        """The text with its noise of this epoch, its language, and its codes."""
+        example, book = self.example(sample_id, epoch), self.store.recipe["code_book"]["codes"]
+        return {
+            "text": decode(example.code_points),
+            "language": self.languages[example.language_id],
+            "codes": " ".join(book[i] for i in example.code_ids.tolist()),
+        }
+
 
 class DistinctInputs(PlannedDataset):
     """The distinct (text, language) pairs of the tables to code, each once.

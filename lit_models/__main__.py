@@ -47,8 +47,7 @@ def run(argv: list[str]) -> int | None:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         from lit_models.launch import launch
 
-        launch(argv)
-        return 0
+        return launch(argv)
     known = [*VERBS, *summaries()]
     if name not in known:
         near = did_you_mean(near_names(name, known))

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from lit_models.training.checkpoint import read_checkpoint
+from lit_models.training.exported import is_exported
 
 START_ONLY = ("init_from", "init_from_part")  # weights that a checkpoint has replaced already
 NO_WEIGHTS = ("optimizer", "lr_scheduler")
@@ -19,12 +20,13 @@ def model_values(ckpt_path: str | None) -> dict[str, Any]:
     """Returns the `model` key that a checkpoint was made with, or {} where it does not say.
 
     Args:
-        ckpt_path: a file; None and Lightning's words such as "last" give {}.
+        ckpt_path: a file, or an exported folder; None and Lightning's words such as "last"
+            give {}.
 
     Raises:
         FileNotFoundError, ValueError: absent or damaged.
     """
-    if ckpt_path is None or not Path(ckpt_path).is_file():
+    if ckpt_path is None or not (Path(ckpt_path).is_file() or is_exported(ckpt_path)):
         return {}
     values = dict(read_checkpoint(ckpt_path, mmap=True).get("hyper_parameters", {}))
     class_path = values.pop("_class_path", None)

@@ -11,6 +11,7 @@ from lit_models import checkpoint_values, config_files
 from lit_models.cli_errors import OneScreenErrors, UsageError, is_first_process, say, screen
 from lit_models.training import bitwise, preflight
 from lit_models.training.callbacks import BitwiseSum, ExactDropout, default_callbacks
+from lit_models.training.callbacks.ledger import ledger_of
 from lit_models.training.callbacks.progress import ProgressLine
 from lit_models.training.callbacks.run_config import RunConfig
 from lit_models.training.callbacks.topology import Topology
@@ -144,7 +145,9 @@ class UnisonoCLI(LightningCLI):
     def fit(self, **kwargs: Any) -> None:
         """Trains; with `test_after_fit` the best checkpoint is tested at the end."""
         self.trainer.fit(**self._from_choice(kwargs))
-        is_trained = self.trainer.global_step > 0 and not self.trainer.interrupted
+        ledger = ledger_of(self.trainer)
+        is_stopped = self.trainer.interrupted or (ledger is not None and ledger.is_stopping)
+        is_trained = self.trainer.global_step > 0 and not is_stopped
         if self._get(self.config, "test_after_fit") and is_trained:
             best = best_checkpoint(self.trainer)
             self.trainer.test(self.model, self.datamodule, ckpt_path=best, weights_only=True)

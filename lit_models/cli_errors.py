@@ -223,7 +223,12 @@ def run_guarded(run: Callable[[], Any]) -> int:
     try:
         status = run()
     except Exception as error:
+        if getattr(error, "is_echo", False):
+            return RUN  # another rank has said what happened
         message = one_screen(error)
+        notes = getattr(error, "__notes__", [])
+        if message is not None and notes:
+            message = "\n".join([message, *notes])
         if message is None or os.environ.get("UNISONO_TRACEBACK") == "1":
             traceback.print_exc()
         if message is not None:

@@ -1,9 +1,12 @@
 """From a command line to a run: finds the configs, settles the run folder, cleans up at the end."""
 
 import logging
+import multiprocessing
 import os
+import signal
 import warnings
 from pathlib import Path
+from types import FrameType
 
 import torch.distributed as dist
 
@@ -11,6 +14,7 @@ from lit_models import config_files
 from lit_models.cli import UnisonoCLI
 from lit_models.cli_errors import UsageError, is_first_process, say
 from lit_models.training.checkpoint import checkpoint_to_use, newest_checkpoint
+from lit_models.training.lineage import stop_reason
 from lit_models.training.run_folder import Run, check_writable, decide, settle, withdraw
 
 ONLY_PRINTS = ("-h", "--help", "--print_config", "--model.help", "--data.help")
@@ -25,11 +29,19 @@ NOISE = (
 )
 
 
-def launch(argv: list[str]) -> None:
+REQUEUE, INTERRUPTED = 75, 130  # "try again" of sysexits.h; 128 + SIGINT
+FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+
+def launch(argv: list[str]) -> int:
     """Runs fit, validate, test or predict.
 
     Args:
         argv: the verb and its options.
+
+    Returns:
+        0; 75 on the first rank where a signal asked the run to end and it saved its state, so
+        that whoever sent it starts it again; 130 after Ctrl-C.
 
     Raises:
         UsageError: the command line cannot be run.
@@ -38,7 +50,7 @@ def launch(argv: list[str]) -> None:
         argv = [argv[0], *config_files.expand_configs(argv[1:])]
         if any(a.split("=")[0].endswith(ONLY_PRINTS) for a in argv[1:]):
             UnisonoCLI(argv, Run("runs"))
-            return
+            return 0
         root = run_root(argv)
         ckpt_path = config_files.given_value(argv, "ckpt_path")
         newest = newest_checkpoint if argv[0] == "fit" else checkpoint_to_use
@@ -51,6 +63,7 @@ def launch(argv: list[str]) -> None:
         if run.notice and is_first_process():
             say(run.notice)
         check_writable(Path(run.folder))
+        forward_signals()
         UnisonoCLI(argv, run)
         # Without it a run that succeeded ends with status 134 now and then (gloo's threads).
         if dist.is_available() and dist.is_initialized():
@@ -58,6 +71,31 @@ def launch(argv: list[str]) -> None:
         is_over = True
     finally:
         withdraw(os.environ, root.parent, is_over)
+    return exit_status(Path(run.folder)) if argv[0] == "fit" else 0
+
+
+def forward_signals() -> None:
+    """Hands signals on to spawned processes, which train while this one waits for them."""
+
+    def forward(signum: int, frame: FrameType | None) -> None:
+        children = multiprocessing.active_children()
+        for child in children:
+            if child.pid is not None:
+                os.kill(child.pid, signum)
+        if not children:
+            signal.signal(signum, before[signum])
+            os.kill(os.getpid(), signum)
+
+    before = {signum: signal.signal(signum, forward) for signum in FORWARDED}
+
+
+def exit_status(run: Path) -> int:
+    """Returns what this process ends with, and says how a stopped run goes on."""
+    reason = stop_reason(run) if is_first_process() else None
+    if reason is None:
+        return 0
+    say(f"stopped by {reason}; everything is saved: the same command with --ckpt_path auto goes on")
+    return INTERRUPTED if reason == signal.SIGINT.name else REQUEUE
 
 
 def silence_noise() -> None:

@@ -26,10 +26,12 @@ WIDTH = 4
 class ToySequences(PlannedDataset):
     """Sequences of 1 to 9 numbers; the target of each is the sum of squares."""
 
-    def __init__(self, num_samples: int, seed: int) -> None:
+    def __init__(self, num_samples: int, seed: int, nan_sample: int | None = None) -> None:
         rng = np.random.default_rng(seed)
         self.lengths = rng.integers(1, 10, num_samples)
         self.values = [rng.normal(size=n) for n in self.lengths]
+        if nan_sample is not None:
+            self.values[nan_sample][0] = np.nan
         self.fingerprint = hashlib.sha256(np.concatenate(self.values).tobytes()).hexdigest()
         self.target_counts = {"sum": None, "values": self.lengths}
         self.seed = seed
@@ -60,6 +62,7 @@ class ToyData(PlannedDataModule):
         plan: PlanOptions = PlanOptions(seed=3, bucket_window=2),  # noqa: B008 - frozen
         num_workers: int = 0,
         num_evaluated: int = 21,
+        nan_sample: int | None = None,
     ) -> None:
         super().__init__(
             global_batch_size,
@@ -69,11 +72,13 @@ class ToyData(PlannedDataModule):
             LoaderOptions(num_workers=num_workers),
         )
         self.num_samples, self.num_evaluated = num_samples, num_evaluated
+        self.nan_sample = nan_sample
         self.predict_output_path = Path(predict_output)
 
     def build(self, stage: Stage) -> PlannedDataset:
         size = self.num_samples if stage == "train" else self.num_evaluated
-        return ToySequences(size, {"train": 0, "validation": 1, "test": 2, "predict": 3}[stage])
+        seed = {"train": 0, "validation": 1, "test": 2, "predict": 3}[stage]
+        return ToySequences(size, seed, self.nan_sample if stage == "train" else None)
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
         path.write_text("".join(f"{value:.6f}\n" for value in results["prediction"]))
@@ -123,8 +128,11 @@ class LitToy(ExactModule):
             "values": LossSum(per_value.sum(), (batch["mask"].sum(1) * weight).sum()),
         }
 
-    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
-        return self.exact_mean(self.losses(batch), batch, {"sum": 0.5})
+    def training_terms(self, batch: dict[str, Any]) -> dict[str, LossSum]:
+        return self.losses(batch)
+
+    def term_weights(self) -> dict[str, float]:
+        return {"sum": 0.5}
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         self.val_loss.update(*self.losses(batch)["sum"])

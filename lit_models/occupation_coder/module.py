@@ -54,6 +54,7 @@ class LitOccupationCoder(ExactModule):
     monitor_mode: ClassVar[str] = "max"
     # Only micro-batches with several codes per record search for the best order of them.
     calls_blocks_evenly: ClassVar[bool] = False
+    export_keys: ClassVar[tuple[str, ...]] = (RECIPE_KEY,)
 
     def __init__(
         self,
@@ -102,9 +103,11 @@ class LitOccupationCoder(ExactModule):
         """Return the encoded texts and the flat logits [B, C]."""
         return self.network(batch["input_ids"], batch["attention_mask"], batch["language_id"])
 
-    def training_step(self, batch: OccupationBatch, batch_idx: int) -> Tensor:
-        terms = self._terms(self(batch), batch, self.loss.label_smoothing)
-        return self.exact_mean(terms, dict(batch), self.loss.term_weights)
+    def training_terms(self, batch: OccupationBatch) -> dict[str, LossSum]:
+        return self._terms(self(batch), batch, self.loss.label_smoothing)
+
+    def term_weights(self) -> dict[str, float]:
+        return self.loss.term_weights
 
     def validation_step(self, batch: OccupationBatch, batch_idx: int) -> None:
         memory, flat_logits = self._evaluate("val", batch)

@@ -13,6 +13,8 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
+from lit_models.training.exported import is_exported, read_exported
+
 Adapt = Callable[[dict[str, Any]], dict[str, Tensor]]
 
 
@@ -90,7 +92,8 @@ def read_checkpoint(path: str | Path, mmap: bool = False) -> dict[str, Any]:
     """Return a checkpoint's content on the CPU.
 
     Args:
-        path: file written by this project or any Lightning checkpoint of plain values.
+        path: file written by this project or any Lightning checkpoint of plain values, or a
+            folder that `unisono export` wrote.
         mmap: map the tensors instead of reading them, to look at the small parts of a large file.
 
     Raises:
@@ -98,6 +101,8 @@ def read_checkpoint(path: str | Path, mmap: bool = False) -> dict[str, Any]:
         ValueError: damaged, or it holds more than plain data.
     """
     path = Path(path)
+    if is_exported(path):
+        return read_exported(path)
     if not path.exists():
         near = sorted(p.name for p in path.parent.glob("*.ckpt"))
         there = f"That folder holds {', '.join(near[:5])}." if near else ""

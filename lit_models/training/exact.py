@@ -8,8 +8,9 @@ which the plan knows beforehand and every batch carries: no communication is nee
 import copy
 import inspect
 from collections.abc import Mapping
+from pathlib import Path
 from types import FrameType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from lightning.pytorch import Callback, LightningModule
@@ -18,10 +19,10 @@ from torch.nn.modules.module import _IncompatibleKeys
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
-from lit_models.training.checkpoint import AtomicCheckpointIO, load_part
-from lit_models.training.plain import plain_hyperparameters
 from lit_models.training import strategies
+from lit_models.training.checkpoint import AtomicCheckpointIO, load_part
 from lit_models.training.optim import gradients
+from lit_models.training.plain import plain_hyperparameters
 from lit_models.training.record import LossSum, StepRecord
 from lit_models.training.sharding import scale
 
@@ -34,13 +35,18 @@ class ExactModule(LightningModule):
     """A LightningModule whose losses are sums and counts over a planned optimizer step.
 
     A family calls `save_hyperparameters()` in its constructor, sets `init_from` where it takes
-    weights from a checkpoint, and returns `self.exact_mean(terms, batch)` from `training_step`.
+    weights from a checkpoint, and returns the sums of its loss from `training_terms`.
+
+    Attributes:
+        export_keys: keys of a checkpoint whose plain values an exported folder needs besides
+            weights and hyperparameters, so that it runs alone.
     """
 
     monitor: ClassVar[str] = "val/loss"
     monitor_mode: ClassVar[str] = "min"
     # Whether every rank calls each block equally often in a training step.
     calls_blocks_evenly: ClassVar[bool] = True
+    export_keys: ClassVar[tuple[str, ...]] = ()
     init_from: str | None = None
     init_from_part: str | None = None
 
@@ -96,6 +102,18 @@ class ExactModule(LightningModule):
             if isinstance(module, Metric):
                 module.reset()
 
+    def training_terms(self, batch: Any) -> dict[str, LossSum]:
+        """Return each term of the training loss as total and count over the weight-1 samples of a
+        batch; a family implements it, and `unisono replay` calls it for samples by themselves."""
+        raise NotImplementedError(f"{type(self).__name__} must implement training_terms(batch).")
+
+    def term_weights(self) -> dict[str, float]:
+        """Return the factor of each term in the loss; 1 where a term is not named."""
+        return {}
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.exact_mean(self.training_terms(batch), batch, self.term_weights())
+
     def exact_mean(
         self,
         terms: dict[str, LossSum],
@@ -117,14 +135,12 @@ class ExactModule(LightningModule):
                 "the batch carries no step_denominators; train with a PlannedDataModule, whose "
                 "batches know the counts of the whole optimizer step."
             )
-        share = torch.zeros((), device=batch["weight"].device)
-        for name, (total, _) in terms.items():
-            # A term that counts nothing in this step has total 0: a zero loss, never NaN.
-            count = batch["step_denominators"][name].clamp(min=1).to(total)
-            share = share + (term_weights or {}).get(name, 1.0) * total / count
+        share = share_of_step(terms, batch, term_weights or {})
         self.step_record.add(batch["sample_id"], batch["weight"], terms, share)
+        # Finite gradients of a loss that is not would hide it from the ranks whose loss is.
+        told = torch.where(torch.isfinite(share.detach()), 1.0, torch.nan)
         replicas = self._num_replicas() if self.averages_replicas else 1
-        return share * (replicas * self.trainer.accumulate_grad_batches)
+        return share * told * (replicas * self.trainer.accumulate_grad_batches)
 
     def configure_gradient_clipping(
         self,
@@ -147,12 +163,14 @@ class ExactModule(LightningModule):
         datamodule = self.trainer.datamodule
         position = checkpoint.get(type(datamodule).__qualname__)
         if position:
+            loop = checkpoint["loops"]["fit_loop"]
             rescale_progress(
-                checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"],
+                loop["epoch_loop.batch_progress"],
                 steps=position["step"],
                 steps_before=position["epoch"] * datamodule.steps_per_epoch,
                 accumulation=self.trainer.accumulate_grad_batches,
             )
+            settle_epoch(loop, is_whole=position["step"] >= datamodule.steps_per_epoch)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
@@ -176,6 +194,24 @@ class ExactModule(LightningModule):
         elif self.init_from is not None:
             load_part(self, self.init_from, self.init_from_part, self.adapted_weights)
 
+    @classmethod
+    def from_exported(cls, folder: str | Path) -> Self:
+        """Return the module of a folder that `unisono export` wrote, on the CPU, in eval mode.
+
+        Raises:
+            FileNotFoundError: it is no such folder.
+            ValueError: it is damaged, or holds a module of another class.
+        """
+        from lit_models.training.export import load_exported  # which imports this file
+
+        module = load_exported(folder)
+        if not isinstance(module, cls):
+            raise ValueError(
+                f"{folder} holds a {type(module).__name__}, not a {cls.__name__}; call "
+                f"{type(module).__name__}.from_exported, or name another folder."
+            )
+        return module
+
     def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
         """Return the weights that `init_from` takes; a family whose shapes follow the data
         overrides it."""
@@ -187,6 +223,19 @@ class ExactModule(LightningModule):
     def _num_replicas(self) -> int:
         sampler = getattr(self.trainer.strategy, "distributed_sampler_kwargs", None)
         return sampler["num_replicas"] if sampler else 1
+
+
+def share_of_step(
+    terms: dict[str, LossSum], batch: dict[str, Any], term_weights: dict[str, float]
+) -> Tensor:
+    """Return what a micro-batch adds to the mean loss of its optimizer step []; the shares of all
+    its micro-batches sum to that loss. Arguments as in `ExactModule.exact_mean`."""
+    share = torch.zeros((), device=batch["weight"].device)
+    for name, (total, _) in terms.items():
+        # A term that counts nothing in this step has total 0: a zero loss, never NaN.
+        count = batch["step_denominators"][name].clamp(min=1).to(total)
+        share = share + term_weights.get(name, 1.0) * total / count
+    return share
 
 
 def rescale_progress(
@@ -210,3 +259,28 @@ def rescale_progress(
         moved = done - counters["processed"]
         for name in ("ready", "started", "processed", "completed"):
             counters[name] = max(0, counters[name] + moved)
+
+
+def settle_epoch(loop: dict[str, Any], is_whole: bool) -> None:
+    """Say of the epoch under way what its samples say: that it is over, or that it is not.
+
+    Lightning counts an epoch as processed before it calls the hooks of its end, where checkpoints
+    are written, and also where `max_steps` ends a run in the middle of one. Resumed, a run with
+    `max_steps` then entered a whole epoch again, found no batch left and counted it twice, or took
+    a part of one for the whole.
+
+    Args:
+        loop: `state_dict` of Lightning's fit loop, changed in place.
+        is_whole: whether all steps of the epoch are done.
+    """
+    epochs, batches = loop["epoch_progress"], loop["epoch_loop.batch_progress"]
+    if epochs["current"]["processed"] != epochs["current"]["ready"]:
+        return  # written in the middle of it, or in the validation after it
+    for counters in (epochs["current"], epochs["total"]):
+        if not is_whole:
+            counters["processed"] = counters["ready"] - 1
+        counters["completed"] = counters["processed"]
+    if is_whole:
+        batches["current"] = dict.fromkeys(batches["current"], 0)
+    batches["total"]["completed"] = batches["total"]["processed"]
+    batches["is_last_batch"] = False

@@ -67,9 +67,16 @@ def surviving(rows: list[dict[str, Any]]) -> tuple[dict[int, dict[str, Any]], li
                 attempt = lineage[lost[0]]["attempt"]
                 discarded.append(f"attempt {attempt}, steps {min(lost)} to {max(lost)}")
             lineage = {s: line for s, line in lineage.items() if s <= row["resumed_from_step"]}
-        else:
+        elif "event" not in row:
             lineage[row["step"]] = row
     return lineage, discarded
+
+
+def stop_reason(run: Path) -> str | None:
+    """Return the signal that ended the newest attempt of a run, none where it ended by itself."""
+    path = run / "ledger.jsonl"
+    rows = read_ledger(path)[0] if path.exists() else []
+    return rows[-1]["reason"] if rows and rows[-1].get("event") == "stopped" else None
 
 
 def verify_run(run: Path) -> Verdict:

@@ -46,6 +46,8 @@ class StepRecord:
         self.term_names: tuple[str, ...] = ()
         self.grad_norm: Tensor | None = None
         self._sums: Tensor | None = None
+        self._used: list[tuple[Tensor, Tensor]] = []  # ids and loss of each micro-batch so far
+        self._recent: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
     def add(
         self, sample_id: Tensor, weight: Tensor, terms: dict[str, LossSum], loss: Tensor
@@ -63,18 +65,30 @@ class StepRecord:
         mask = (1 << _LIMB_BITS) - 1
         limbs = [(digest >> (_LIMB_BITS * i)) & mask for i in range(_NUM_LIMBS)]
         self.term_names = tuple(terms)
+        self._used.append((torch.where(used, sample_id, -1), loss.detach()))
         values = [*limbs, used.sum(), loss]
         for term in terms.values():
             values += [term.total, term.count]
         sums = torch.stack([v.detach().double() for v in values])
         self._sums = sums if self._sums is None else self._sums + sums
 
-    def vector(self, stop: bool, save: bool) -> Tensor:
+    def suspects(self, step: int) -> tuple[list[int], list[int]]:
+        """Return this rank's samples in micro-batches whose loss is not finite, and all of them.
+
+        Args:
+            step: one of the last two that ended.
+        """
+        used = self._recent.get(step, [])
+        wrong = [ids for ids, loss in used if not bool(torch.isfinite(loss))]
+        return _real(wrong), _real([ids for ids, _ in used])
+
+    def vector(self, stop: bool, save: bool, step: int = 0) -> Tensor:
         """Return [8 + 2 terms] float64 for the sum over ranks, and start the next step.
 
         Args:
             stop: this rank asks all to stop.
             save: this rank asks all to save.
+            step: the optimizer step that ended.
         """
         if self._sums is None:
             raise RuntimeError(
@@ -87,7 +101,13 @@ class StepRecord:
         flags = torch.stack([(~finite).double(), finite.new_tensor(stop, dtype=torch.float64)])
         flags = torch.cat([flags, flags.new_tensor([float(save)])])
         vector, self._sums = torch.cat([flags, self._sums]), None
+        self._recent = {k: v for k, v in self._recent.items() if k == step - 1}
+        self._recent[step], self._used = self._used, []
         return vector
+
+
+def _real(parts: list[Tensor]) -> list[int]:
+    return [i for ids in parts for i in ids.tolist() if i >= 0]
 
 
 class StepSummary(NamedTuple):

@@ -7,12 +7,17 @@ import argparse
 import json
 import os
 import signal
+import sys
+import time
+from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback
+from lightning.pytorch.strategies import DDPStrategy
 
+from lit_models.cli_errors import run_guarded
 from lit_models.training.callbacks import default_callbacks
 from lit_models.training.callbacks.last_checkpoint import LastCheckpoint
 from tests.toy import LitToy, ToyData, toy_trainer
@@ -29,6 +34,36 @@ class KilledAt(Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+class SignalledAt(Callback):
+    """A signal to one rank, while the others are at another place: rank 0 is slower."""
+
+    def __init__(self, step: int, signal_name: str, rank: int) -> None:
+        self.step, self.signum, self.rank = step, signal.Signals[signal_name], rank
+
+    def on_train_batch_start(self, trainer, *_):
+        if trainer.global_rank == 0:
+            time.sleep(0.02)
+        if trainer.global_step == self.step and trainer.global_rank == self.rank:
+            os.kill(os.getpid(), self.signum)
+
+
+class FailsAt(Callback):
+    """The last rank raises an error of its own, or stops making progress."""
+
+    def __init__(self, step: int, how: str) -> None:
+        self.step, self.how = step, how
+
+    def on_train_batch_end(self, trainer, *_):
+        if trainer.global_step == self.step and trainer.global_rank == trainer.world_size - 1:
+            if self.how == "raise":
+                raise LookupError("a word that no dictionary has")
+            self.hang_for_ever()
+
+    def hang_for_ever(self):
+        while True:
+            time.sleep(1)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
@@ -37,6 +72,12 @@ def main() -> None:
     parser.add_argument("--precision", default="64")
     parser.add_argument("--micro", type=int)
     parser.add_argument("--kill_at", type=int)
+    parser.add_argument("--signal_at", type=int)
+    parser.add_argument("--signal", default="SIGTERM")
+    parser.add_argument("--signal_rank", type=int, default=0)
+    parser.add_argument("--fail_at", type=int)
+    parser.add_argument("--fail_how", choices=["raise", "hang"])
+    parser.add_argument("--timeout_s", type=float)
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--fit_only", action="store_true")
     args = parser.parse_args()
@@ -45,6 +86,12 @@ def main() -> None:
     callbacks.append(LastCheckpoint(every_n_steps=4, every_epoch=False))
     if args.kill_at:
         callbacks.append(KilledAt(args.kill_at))
+    if args.signal_at:
+        callbacks.append(SignalledAt(args.signal_at, args.signal, args.signal_rank))
+    if args.fail_at:
+        callbacks.append(FailsAt(args.fail_at, args.fail_how))
+    if args.timeout_s:
+        args.strategy = DDPStrategy(timeout=timedelta(seconds=args.timeout_s))
     trainer = toy_trainer(
         args.folder,
         devices=args.devices,
@@ -70,4 +117,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_guarded(main))

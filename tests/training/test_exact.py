@@ -97,7 +97,8 @@ def test_a_loss_that_is_not_finite_is_recorded(tmp_path):
                 for n, t in super().losses(batch).items()
             }
 
-    toy_trainer(tmp_path, max_steps=1, limit_val_batches=0).fit(Broken(), ToyData())
+    with pytest.raises(FloatingPointError, match="step 1: loss or gradient is not finite"):
+        toy_trainer(tmp_path, max_steps=1, limit_val_batches=0).fit(Broken(), ToyData())
     assert [line["is_finite"] for line in ledger_lines(tmp_path)] == [False]
 
 

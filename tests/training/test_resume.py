@@ -67,6 +67,21 @@ def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path, whole, before, aft
     assert (verdict.finished_epochs, verdict.num_samples) == (3, 150)
 
 
+@pytest.mark.parametrize(("before", "after"), [(1, 1), (4, 2)])
+@pytest.mark.parametrize("cut_at", [7, 10, 14])
+@pytest.mark.parametrize("max_steps", [-1, 21])
+def test_a_run_that_its_step_budget_ended_goes_on_with_a_larger_one(
+    tmp_path, whole, before, after, cut_at, max_steps
+):
+    fit(tmp_path, before, every=100, max_steps=cut_at)
+    module = fit(tmp_path, after, every=100, resume=True, max_steps=max_steps)
+    for name, value in module.state_dict().items():
+        torch.testing.assert_close(value, whole[name], rtol=1e-12, atol=1e-12)
+    verdict = verify_run(tmp_path)
+    assert verdict.faults == []
+    assert (verdict.finished_epochs, verdict.num_samples) == (3, 150)
+
+
 @pytest.mark.parametrize("micro", [None, 2])
 def test_the_order_of_the_callbacks_does_not_matter(tmp_path, micro):
     saver = LastCheckpoint(every_n_steps=5, every_epoch=False)

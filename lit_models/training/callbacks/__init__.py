@@ -5,21 +5,35 @@ from lightning.pytorch import Callback
 from lit_models.training.callbacks.best_checkpoint import BestCheckpoint
 from lit_models.training.callbacks.bitwise import BitwiseSum
 from lit_models.training.callbacks.exact_dropout import ExactDropout
+from lit_models.training.callbacks.failure import FailureReport
 from lit_models.training.callbacks.last_checkpoint import LastCheckpoint
 from lit_models.training.callbacks.ledger import Ledger
+from lit_models.training.callbacks.non_finite import NonFinite
 from lit_models.training.callbacks.predictions import PredictionWriter
+from lit_models.training.callbacks.preemption import Preemption
 
 __all__ = [
     "BestCheckpoint",
     "BitwiseSum",
     "ExactDropout",
+    "FailureReport",
     "LastCheckpoint",
     "Ledger",
+    "NonFinite",
     "PredictionWriter",
+    "Preemption",
     "default_callbacks",
 ]
 
 
 def default_callbacks() -> list[Callback]:
     """Return what every run has; one that the user's configuration names replaces its equal."""
-    return [Ledger(), LastCheckpoint(), BestCheckpoint(), PredictionWriter()]
+    return [
+        Ledger(),
+        NonFinite(),
+        Preemption(),
+        FailureReport(),
+        LastCheckpoint(),
+        BestCheckpoint(),
+        PredictionWriter(),
+    ]

@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_models.training.callbacks.ledger import Ledger
+from lit_models.training.callbacks.ledger import ledger_of
 
 
 class LastCheckpoint(Callback):
@@ -37,7 +37,7 @@ class LastCheckpoint(Callback):
         self.every_n_steps = every_n_steps
         self.every_n_minutes = every_n_minutes
         self.every_epoch = every_epoch
-        self._seen_step = -1
+        self._seen_step = self._saved_step = -1
         self._saved_at = time.monotonic()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -49,7 +49,7 @@ class LastCheckpoint(Callback):
         if trainer.global_step == self._seen_step:
             return  # in the middle of an accumulation
         self._seen_step = trainer.global_step
-        ledger = _ledger(trainer)
+        ledger = ledger_of(trainer)
         by_steps = self.every_n_steps and trainer.global_step % self.every_n_steps == 0
         if by_steps or (ledger is not None and ledger.save_now):
             self._save(trainer)
@@ -58,7 +58,9 @@ class LastCheckpoint(Callback):
             ledger.wants_save = ledger.wants_save or self._is_due(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.every_epoch:
+        ledger = ledger_of(trainer)
+        is_left = ledger is not None and ledger.is_stopping and self._saved_step != self._seen_step
+        if self.every_epoch or is_left:
             self._save(trainer)
 
     def _is_due(self, trainer: Trainer) -> bool:
@@ -78,8 +80,4 @@ class LastCheckpoint(Callback):
             if last.exists():
                 last.replace(folder / "previous.ckpt")
             fresh.replace(last)
-        self._saved_at = time.monotonic()
-
-
-def _ledger(trainer: Trainer) -> Ledger | None:
-    return next((c for c in trainer.callbacks if isinstance(c, Ledger)), None)
+        self._saved_at, self._saved_step = time.monotonic(), trainer.global_step

@@ -31,6 +31,7 @@ class Ledger(Callback):
         self.wants_save = False  # this rank asks all ranks to save
         self.latest: dict[str, Any] = {}  # the newest line, equal on all ranks
         self.save_now = False  # all ranks decided to save at the end of this step
+        self.is_stopping = False  # all ranks decided to stop
         self._pending: tuple[Tensor, Any, dict[str, Any], tuple[str, ...]] | None = None
         self._file: IO[str] | None = None
         self._attempt = 1
@@ -77,10 +78,10 @@ class Ledger(Callback):
         self.steps_done = trainer.global_step
         record = pl_module.step_record
         facts = self._facts(trainer, record.grad_norm, batch)
-        vector = record.vector(self.wants_stop, self.wants_save)
+        vector = record.vector(self.wants_stop, self.wants_save, self.steps_done)
         self.wants_save = False
         self._finish(trainer)
-        work = dist.all_reduce(vector, async_op=True) if _is_distributed() else None
+        work = dist.all_reduce(vector, async_op=True) if is_distributed() else None
         self._pending = (vector, work, facts, record.term_names)
 
     def on_save_checkpoint(
@@ -136,10 +137,23 @@ class Ledger(Callback):
         self.latest = _line(facts, summary)
         self.save_now = summary.save
         if summary.stop:
-            trainer.should_stop = True
+            self._stop(trainer)
         self._append(self.latest)
         if trainer.is_global_zero and facts["step"] % trainer.log_every_n_steps == 0:
             _log(trainer, self.latest)
+
+    def _stop(self, trainer: Trainer) -> None:
+        """End the run at this step, with a checkpoint and without a validation before it."""
+        self.is_stopping = self.save_now = trainer.should_stop = True
+        trainer.fit_loop.epoch_loop._skip_next_val = True
+
+    def note(self, event: dict[str, Any]) -> None:
+        """Append what happened beside the steps.
+
+        Args:
+            event: plain values, with the name of what happened as `event`.
+        """
+        self._append({**event, "attempt": self._attempt})
 
     def _append(self, line: dict[str, Any]) -> None:
         if self._file is not None:
@@ -147,7 +161,13 @@ class Ledger(Callback):
             self._file.flush()
 
 
-def _is_distributed() -> bool:
+def ledger_of(trainer: Trainer) -> Ledger | None:
+    """Return the ledger among a trainer's callbacks."""
+    return next((c for c in trainer.callbacks if isinstance(c, Ledger)), None)
+
+
+def is_distributed() -> bool:
+    """Return whether there are other ranks."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 

@@ -69,7 +69,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
         activation_checkpointing: bool = False,
         cpu_offload: bool = False,
         process_group_backend: str | None = None,
-        timeout: timedelta = timedelta(minutes=10),  # noqa: B008 - immutable
+        timeout: timedelta = timedelta(minutes=10),
     ) -> None:
         super().__init__(
             tensor_parallel_size=1,

@@ -1,0 +1,217 @@
+"""What every rank was doing: said once when a rank fails, written down when one hangs."""
+
+import faulthandler
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+FAILURE = "failure.json"
+STACKS = "stacks"
+SHOWN_IDS = 20
+# What gloo and nccl say on the ranks that are left when another one is gone.
+LOST = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Timed out waiting",
+    "Connection refused",
+    "NCCL",
+    "Socket Timeout",
+    "wait timeout",
+)
+WAIT_FOR_CAUSE_S = 3.0
+
+
+class FailureReport(Callback):
+    """Names rank, step and samples of the first failure, and ends ranks that hang.
+
+    A rank that fails writes `failure.json` and adds a note to its error; the others, which lose the
+    connection, keep silent about theirs. A rank that makes no progress for the time that ranks
+    wait for each other writes its stack to `stacks/rank-N.txt` and ends.
+
+    Args:
+        timeout_s: none takes that of the strategy's process group.
+    """
+
+    def __init__(self, timeout_s: float | None = None) -> None:
+        self.timeout_s = timeout_s
+        self._place: dict[str, Any] = {}
+        self._batch: Any = None
+        self._watch: _Watch | None = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._place = {"rank": trainer.global_rank, "verb": stage}
+        if trainer.is_global_zero and stage == "fit":
+            (Path(trainer.default_root_dir) / FAILURE).unlink(missing_ok=True)
+        timeout = getattr(trainer.strategy, "_timeout", None)
+        seconds = self.timeout_s or (timeout.total_seconds() if timeout else None)
+        if trainer.world_size > 1 and seconds and self._watch is None:
+            self._watch = _Watch(Path(trainer.default_root_dir), trainer.global_rank, seconds)
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self._enter(trainer, "fit", batch)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._beat()
+
+    def on_validation_batch_start(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self._enter(trainer, "validate", batch)
+
+    def on_test_batch_start(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self._enter(trainer, "test", batch)
+
+    def on_predict_batch_start(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self._enter(trainer, "predict", batch)
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Say what failed where, on the rank that failed first."""
+        self._end_watch()
+        if not isinstance(exception, Exception):
+            return
+        run = Path(trainer.default_root_dir)
+        if is_echo(exception) and wait_for_cause(run):
+            exception.__dict__["is_echo"] = True
+            return
+        if not self._batch:
+            return
+        report = {**self._place, "sample_ids": real_ids([self._batch])}
+        report["error"] = f"{type(exception).__name__}: {exception}"
+        exception.add_note(told(report, run, is_echo(exception)))
+        if not is_echo(exception):
+            write_once(run / FAILURE, report)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._end_watch()
+
+    def _enter(self, trainer: Trainer, verb: str, batch: Any) -> None:
+        step = trainer.global_step + (verb == "fit")
+        self._place |= {"verb": verb, "epoch": trainer.current_epoch, "step": step}
+        self._batch = batch
+        self._beat()
+
+    def _beat(self) -> None:
+        if self._watch is not None:
+            self._watch.beat = (time.monotonic(), dict(self._place))
+
+    def _end_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.is_over.set()
+            self._watch = None
+
+
+class _Watch:
+    """A thread that notices that the training thread makes no progress."""
+
+    def __init__(self, run: Path, rank: int, timeout_s: float) -> None:
+        self.run, self.rank, self.timeout_s = run, rank, timeout_s
+        self.beat: tuple[float, dict[str, Any]] | None = None  # none before the first batch
+        self.is_over = threading.Event()
+        threading.Thread(target=self._look, daemon=True, name="watch").start()
+
+    def _look(self) -> None:
+        wrote_at: float | None = None
+        while not self.is_over.wait(min(5.0, self.timeout_s / 20)):
+            if self.beat is None:
+                continue
+            since, place = self.beat
+            waited = time.monotonic() - since
+            if waited > 0.9 * self.timeout_s and wrote_at != since:
+                self._write(place, waited)
+                wrote_at = since
+            # Those who wait for this rank have ended by now; it must not stay behind alone.
+            if waited > 1.2 * self.timeout_s:
+                print(f"rank {self.rank} hangs in {place}; it ends.", file=sys.stderr, flush=True)
+                os._exit(1)
+
+    def _write(self, place: dict[str, Any], waited: float) -> None:
+        folder = self.run / STACKS
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / f"rank-{self.rank}.txt", "w", encoding="utf-8") as file:
+            file.write(f"no progress for {waited:.0f} s; last: {json.dumps(place)}\n")
+            file.flush()
+            faulthandler.dump_traceback(file, all_threads=True)
+
+
+def is_echo(error: BaseException) -> bool:
+    """Return whether an error only says that another rank is gone."""
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in LOST)
+
+
+def wait_for_cause(run: Path) -> bool:
+    """Return whether another rank has written why it failed, after waiting a little for it."""
+    end = time.monotonic() + WAIT_FOR_CAUSE_S
+    while not (run / FAILURE).exists() and time.monotonic() < end:
+        time.sleep(0.1)
+    return (run / FAILURE).exists()
+
+
+def told(report: dict[str, Any], run: Path, is_lost: bool) -> str:
+    """Return what the user reads below the error."""
+    ids = ", ".join(map(str, report["sample_ids"][:SHOWN_IDS]))
+    ids += " …" if len(report["sample_ids"]) > SHOWN_IDS else ""
+    where = f"rank {report['rank']}, {report['verb']}, epoch {report['epoch']}"
+    where += f", step {report['step']}"
+    if is_lost:
+        return (
+            f"{where}: the connection to another rank is lost; it was killed, or it hangs (see "
+            f"{run / STACKS}). What is saved is whole: --ckpt_path auto goes on."
+        )
+    again = f" `unisono replay {run} --step {report['step']}` rebuilds this step on one device."
+    return f"{where}, samples {ids}.{again if report['verb'] == 'fit' else ''}"
+
+
+def real_ids(batches: Iterable[Any]) -> list[int]:
+    """Return the sample ids of planned batches, without fillers."""
+    found: list[int] = []
+    for batch in batches:
+        if isinstance(batch, dict) and "sample_id" in batch:
+            pairs = zip(batch["sample_id"].tolist(), batch["weight"].tolist(), strict=True)
+            found += [i for i, weight in pairs if weight > 0]
+    return found
+
+
+def write_once(path: Path, report: dict[str, Any]) -> None:
+    """Write a report unless another rank has written its own."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f".{os.getpid()}")
+    temporary.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    try:
+        os.link(temporary, path)  # fails where the file is there: the first one stays
+    except FileExistsError:
+        pass
+    finally:
+        temporary.unlink()

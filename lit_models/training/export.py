@@ -1,0 +1,204 @@
+"""From a checkpoint to a plain folder, and from that folder to a module on one CPU."""
+
+import importlib
+import json
+import platform
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+from torch import Tensor
+
+from lit_models.training.checkpoint import read_checkpoint
+from lit_models.training.exact import ExactModule
+from lit_models.training.exported import (
+    check_target,
+    plain_names,
+    read_exported,
+    write_exported,
+)
+
+AVERAGED = "averaged_weights"  # key of a checkpoint: name -> tensor, absent without averaging
+Weights = Literal["averaged", "last"]
+_START_ONLY = ("init_from", "init_from_part")  # weights that the checkpoint has replaced
+_VERSIONED = ("torch", "lightning", "safetensors")
+
+
+@dataclass(frozen=True)
+class Export:
+    """What was written: class, which weights, their number and bytes, and files they need."""
+
+    class_path: str
+    weights: Weights
+    global_step: int
+    num_tensors: int
+    num_parameters: int
+    num_bytes: int
+    files_needed: list[str]
+
+
+def export_checkpoint(
+    path: Path,
+    folder: Path,
+    weights: Weights | None = None,
+    class_path: str | None = None,
+    overwrite: bool = False,
+) -> Export:
+    """Write a checkpoint as a plain folder that `load_exported` reads.
+
+    Args:
+        path: checkpoint of this project.
+        folder: new or empty.
+        weights: which of them; none takes the averaged ones where there are any.
+        class_path: of the module, where the checkpoint does not name it.
+        overwrite: replace an export that the folder holds.
+
+    Raises:
+        FileNotFoundError: no such checkpoint.
+        ValueError: it is damaged or foreign, lacks what is asked for, or the folder is taken.
+    """
+    check_target(folder, overwrite)
+    content = read_checkpoint(path)
+    given = dict(content.get("hyper_parameters", {}))
+    class_path = class_path or given.get("_class_path") or _refuse_nameless(path)
+    module_class = class_of(class_path)
+    which, chosen = chosen_weights(content, weights, path)
+    init_args = {k: v for k, v in given.items() if not k.startswith("_") and k not in _START_ONLY}
+    position = {key: int(content.get(key, 0)) for key in ("global_step", "epoch")}
+    config: dict[str, Any] = {
+        "class_path": class_path,
+        "init_args": init_args,
+        "weights": which,
+        "source": {"checkpoint": str(path), **position},
+        "versions": {"python": platform.python_version(), **_versions()},
+        "extra": _extra(module_class, content, path),
+    }
+    write_exported(folder, config, chosen, overwrite)
+    return Export(
+        class_path,
+        which,
+        position["global_step"],
+        len(chosen),
+        sum(tensor.numel() for tensor in chosen.values()),
+        sum(file.stat().st_size for file in folder.iterdir()),
+        sorted(_paths_in(init_args)),
+    )
+
+
+def chosen_weights(
+    content: dict[str, Any], asked: Weights | None, path: Path
+) -> tuple[Weights, dict[str, Tensor]]:
+    """Return which weights are taken, and name -> tensor.
+
+    Args:
+        content: of a checkpoint.
+        asked: none takes the averaged ones where there are any.
+        path: for the message.
+
+    Raises:
+        ValueError: averaged weights are asked for and absent, or do not fit the others.
+    """
+    last, averaged = plain_names(content["state_dict"]), content.get(AVERAGED)
+    which: Weights = asked or ("averaged" if averaged else "last")
+    if which == "last":
+        return which, last
+    if not averaged:
+        raise ValueError(
+            f"{path} holds no averaged weights: the run did not average any. Leave --weights out, "
+            "or ask for --weights=last."
+        )
+    averaged = plain_names(averaged)
+    strange = [
+        name for name, t in averaged.items() if name not in last or t.shape != last[name].shape
+    ]
+    if strange:
+        raise ValueError(
+            f"the averaged weights of {path} do not fit its others: {', '.join(strange[:3])}. "
+            "Ask for --weights=last."
+        )
+    return which, {**last, **averaged}  # buffers are not averaged
+
+
+def load_exported(folder: str | Path) -> ExactModule:
+    """Return the module of an exported folder, on the CPU, in eval mode.
+
+    Its outputs are those of the module that `load_from_checkpoint` gives, bit by bit.
+
+    Raises:
+        FileNotFoundError: it is no exported folder.
+        ValueError: it is damaged, or its class is not there.
+    """
+    from lightning.pytorch.cli import instantiate_module
+
+    content = read_exported(folder)
+    values = dict(content["hyper_parameters"])
+    module_class = class_of(values.pop("_class_path"))
+    values.pop("_instantiator")
+    module = instantiate_module(module_class, values)
+    module.configure_model()
+    module.on_load_checkpoint(content)
+    try:
+        module.load_state_dict(content["state_dict"])
+    except RuntimeError as error:  # torch lists every name
+        wrong = "; ".join(line.strip() for line in str(error).splitlines()[1:4])
+        raise ValueError(
+            f"the weights of {folder} do not fit {module_class.__name__}: {wrong[:400]}. Use the "
+            "version of the code that exported it (config.json names it)."
+        ) from error
+    return module.eval()
+
+
+def class_of(class_path: str) -> type[ExactModule]:
+    """Return the module class that an import path names.
+
+    Raises:
+        ValueError: it cannot be imported or is no module of this project's kind.
+    """
+    home, _, name = class_path.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(home), name) if home else None
+    except (ImportError, AttributeError):
+        found = None
+    if not (isinstance(found, type) and issubclass(found, ExactModule)):
+        what = "cannot be imported" if found is None else "is no ExactModule"
+        raise ValueError(
+            f"the class {class_path} {what}; give the import path of a LightningModule of this "
+            "kind, such as lit_models.LitOccupationCoder, with its package on PYTHONPATH."
+        )
+    return found
+
+
+def _refuse_nameless(path: Path) -> NoReturn:
+    raise ValueError(
+        f"{path} was written by a script and does not name its class; give it with "
+        "--class_path, such as --class_path=lit_models.LitOccupationCoder."
+    )
+
+
+def _extra(module_class: type[ExactModule], content: dict[str, Any], path: Path) -> dict[str, Any]:
+    absent = [key for key in module_class.export_keys if key not in content]
+    if absent:
+        raise ValueError(
+            f"{path} lacks {', '.join(absent)}, without which a {module_class.__name__} cannot "
+            "run; give a checkpoint of that class that `unisono fit` wrote."
+        )
+    extra = {key: content[key] for key in module_class.export_keys}
+    try:
+        return json.loads(json.dumps(extra))
+    except TypeError as error:
+        raise ValueError(f"{path}: {', '.join(extra)} are no plain values ({error}).") from error
+
+
+def _paths_in(value: Any) -> set[str]:
+    """Return the hyperparameters that name files which are there: an export does not hold them."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return set().union(*(_paths_in(item) for item in value))
+    is_path = isinstance(value, str) and "/" in value and Path(value).exists()
+    return {value} if is_path else set()
+
+
+def _versions() -> dict[str, str]:
+    return {name: version(name) for name in _VERSIONED}

@@ -1,0 +1,260 @@
+"""`unisono export`: a plain folder whose module computes what the checkpoint's does, bit by bit."""
+
+import json
+import shutil
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from lit_models import LitOccupationCoder
+from lit_models.training.checkpoint import load_part, read_checkpoint
+from lit_models.training.export import AVERAGED, export_checkpoint, load_exported
+from lit_models.training.exported import plain_names, read_exported, without_ties, write_exported
+from tests.toy import LitToy, ToyData, toy_trainer
+
+Unisono = Callable[..., tuple[int, str]]
+TOY = "tests.toy.LitToy"
+TEXTS = ["smith aa", "miner of coal", "Farmer & weaver", "x" * 300]
+
+
+@pytest.fixture(scope="module")
+def toy_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("toy")
+    toy_trainer(folder, max_steps=3, limit_val_batches=0).fit(LitToy(), ToyData())
+    return folder / "checkpoints" / "last.ckpt"
+
+
+@pytest.fixture
+def coder_checkpoint(folder_with_run: Path) -> Path:
+    return folder_with_run / "runs/mine/checkpoints/last.ckpt"
+
+
+def test_an_exported_coder_codes_as_its_checkpoint_does(
+    coder_checkpoint: Path, tmp_path: Path, unisono: Unisono
+) -> None:
+    checkpoint = Path(shutil.copy(coder_checkpoint, tmp_path / "mine.ckpt"))
+    status, output = unisono("export", str(checkpoint), f"--to={tmp_path / 'coder'}")
+    assert status == 0, output
+    assert "LitOccupationCoder, last weights of step 2" in output
+    loaded = LitOccupationCoder.load_from_checkpoint(checkpoint).eval()
+    checkpoint.unlink()  # the folder runs alone
+    exported = LitOccupationCoder.from_exported(tmp_path / "coder")
+    assert not exported.training
+    assert exported.recipe == loaded.recipe
+    assert exported.temperature == loaded.temperature
+    for method in ("greedy", "beam", "flat"):
+        assert exported.code(TEXTS, "en", method=method) == loaded.code(TEXTS, "en", method=method)
+
+
+def json_of(folder: Path) -> dict:
+    return json.loads((folder / "config.json").read_text())
+
+
+def test_the_config_says_what_made_the_weights(coder_checkpoint: Path, tmp_path: Path) -> None:
+    export_checkpoint(coder_checkpoint, tmp_path / "coder")
+    config = json_of(tmp_path / "coder")
+    assert config["class_path"] == "lit_models.LitOccupationCoder"
+    assert config["init_args"]["encoder"]["init_args"]["width"] == 16
+    assert config["source"]["global_step"] == 2
+    assert config["versions"]["torch"] == version("torch")
+    assert config["extra"]["occupation_recipe"]["code_book"]["codes"]
+    assert sorted(p.name for p in (tmp_path / "coder").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+    ]
+
+
+def test_a_run_starts_from_an_exported_folder(
+    coder_checkpoint: Path,
+    folder_with_run: Path,
+    tmp_path: Path,
+    unisono: Unisono,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from tests.wrong_inputs import FIT
+
+    export_checkpoint(coder_checkpoint, tmp_path / "coder")
+    shutil.copy(folder_with_run / "train.csv", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    options = ["--model.init_from=coder", "--trainer.max_steps=1", "--model.optimizer.lr=0.0"]
+    status, output = unisono(*FIT, *options)
+    assert status == 0, output
+    trained = read_checkpoint(tmp_path / "runs/mine/checkpoints/last.ckpt")["state_dict"]
+    for name, value in read_checkpoint(coder_checkpoint)["state_dict"].items():
+        assert torch.equal(trained[name], value), name
+
+
+def test_a_toy_of_a_script_gives_the_same_outputs(toy_checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"does not name its class; give it with --class_path"):
+        export_checkpoint(toy_checkpoint, tmp_path / "toy")
+    export_checkpoint(toy_checkpoint, tmp_path / "toy", class_path=TOY)
+    exported = LitToy.from_exported(tmp_path / "toy")
+    loaded = LitToy.load_from_checkpoint(toy_checkpoint).eval()
+    data = ToyData()
+    data.setup("test")
+    for batch in data.test_dataloader():
+        assert torch.equal(exported(batch), loaded(batch))
+    with pytest.raises(ValueError, match=r"holds a LitToy, not a LitOccupationCoder"):
+        LitOccupationCoder.from_exported(tmp_path / "toy")
+
+
+def test_averaged_weights_are_exported_by_default(toy_checkpoint: Path, tmp_path: Path) -> None:
+    content = read_checkpoint(toy_checkpoint)
+    name = "model.0.weight"
+    content[AVERAGED] = {name: torch.full_like(content["state_dict"][name], 0.25)}
+    path = tmp_path / "averaged.ckpt"
+    torch.save(content, path)
+    assert export_checkpoint(path, tmp_path / "a", class_path=TOY).weights == "averaged"
+    assert load_file(tmp_path / "a" / "model.safetensors")[name].eq(0.25).all()
+    assert export_checkpoint(path, tmp_path / "b", "last", TOY).weights == "last"
+    stored = load_file(tmp_path / "b" / "model.safetensors")
+    assert torch.equal(stored[name], content["state_dict"][name])
+    with pytest.raises(ValueError, match=r"holds no averaged weights.*--weights=last"):
+        export_checkpoint(toy_checkpoint, tmp_path / "c", "averaged", TOY)
+    torch.save({**content, AVERAGED: {name: torch.ones(1)}}, path)
+    with pytest.raises(ValueError, match=r"averaged weights .* do not fit its others: model.0"):
+        export_checkpoint(path, tmp_path / "c", class_path=TOY)
+
+
+def test_wrapped_names_become_plain(toy_checkpoint: Path, tmp_path: Path) -> None:
+    content = read_checkpoint(toy_checkpoint)
+    plain = content["state_dict"]
+    wrapped = {f"module._orig_mod._fsdp_wrapped_module.{n}": t for n, t in plain.items()}
+    torch.save({**content, "state_dict": wrapped}, tmp_path / "wrapped.ckpt")
+    export_checkpoint(tmp_path / "wrapped.ckpt", tmp_path / "toy", class_path=TOY)
+    assert set(load_file(tmp_path / "toy" / "model.safetensors")) == set(plain)
+    assert list(plain_names({"module.a": plain[min(plain)], "b": plain[min(plain)]})) == [
+        "module.a",  # a submodule of that name, not a wrapper: `b` lacks it
+        "b",
+    ]
+    with pytest.raises(ValueError, match=r"two tensors .* plain name a"):
+        plain_names({"a": torch.ones(1), "_orig_mod.a": torch.ones(1)})
+    with pytest.raises(ValueError, match=r"x is a int, not a tensor"):
+        plain_names({"x": 3})
+
+
+def test_tied_and_strided_tensors_come_back(tmp_path: Path) -> None:
+    table = torch.arange(6.0).reshape(2, 3)
+    weights = {
+        "input": table,
+        "output": table,
+        "turned": table.T,
+        "flat": table.view(-1),
+        "row": table[1],
+        "empty": torch.zeros(0, 3),
+        "scalar": torch.tensor(2, dtype=torch.int64),
+        "half": torch.ones(2, dtype=torch.bfloat16),
+    }
+    stored, tied = without_ties(weights)
+    assert tied == {"output": "input"}
+    assert "output" not in stored
+    config = {"class_path": TOY, "init_args": {}, "source": {}, "extra": {}}
+    write_exported(tmp_path / "x", config, weights)
+    again = read_exported(tmp_path / "x")["state_dict"]
+    assert set(again) == set(weights)
+    for name, value in weights.items():
+        assert torch.equal(again[name], value)
+        assert again[name].dtype == value.dtype
+    assert again["output"].data_ptr() == again["input"].data_ptr()
+
+
+def test_a_folder_is_replaced_only_when_asked_and_only_an_export(
+    toy_checkpoint: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "toy"
+    target.mkdir()
+    export_checkpoint(toy_checkpoint, target, class_path=TOY)  # an empty folder may be there
+    before = (target / "config.json").read_bytes()
+    with pytest.raises(ValueError, match=r"holds an export already.*--overwrite=true"):
+        export_checkpoint(toy_checkpoint, target, class_path=TOY)
+    assert (target / "config.json").read_bytes() == before
+    export_checkpoint(toy_checkpoint, target, class_path=TOY, overwrite=True)
+    (target / "mine.txt").write_text("x")
+    with pytest.raises(ValueError, match=r"other files \(mine.txt\) and is never replaced"):
+        export_checkpoint(toy_checkpoint, target, class_path=TOY, overwrite=True)
+    with pytest.raises(ValueError, match=r"is a file; name a folder"):
+        export_checkpoint(toy_checkpoint, target / "mine.txt", class_path=TOY)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["toy"]
+
+
+def test_a_failure_keeps_the_export_that_was_there(
+    toy_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "toy"
+    export_checkpoint(toy_checkpoint, target, class_path=TOY)
+
+    def full(*_: object, **__: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(OSError, match="could not be written: .*No space left.*--to"):
+        export_checkpoint(toy_checkpoint, target, class_path=TOY, overwrite=True)
+    assert load_exported(target)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["toy"]
+
+
+@pytest.mark.parametrize(
+    ("name", "harm", "message"),
+    [
+        ("model.safetensors", lambda b: b[:-1] + bytes([b[-1] ^ 1]), "checksums differ"),
+        ("model.safetensors", lambda b: b[: len(b) // 2], "checksums differ"),
+        ("model.safetensors", None, "lacks model.safetensors"),
+        ("config.json", lambda b: b[:50], r"config.json is damaged \("),
+        ("config.json", lambda b: b'{"model_type": "bert"}', "not of `unisono export`"),
+        ("config.json", lambda b: b.replace(b'"tied"', b'"tide"'), "lacks tied"),
+        ("config.json", None, "holds no config.json; name a folder"),
+        ("config.json", lambda b: b.replace(b"toy.LitToy", b"toy.LitTi"), "cannot be imported"),
+        ("config.json", lambda b: b.replace(b"toy.LitToy", b"toy.ToyData"), "is no ExactModule"),
+    ],
+)
+def test_a_damaged_folder_is_named(
+    toy_checkpoint: Path, tmp_path: Path, name: str, harm: Callable | None, message: str
+) -> None:
+    export_checkpoint(toy_checkpoint, tmp_path / "toy", class_path=TOY)
+    file = tmp_path / "toy" / name
+    if harm is None:
+        file.unlink()
+    else:
+        file.write_bytes(harm(file.read_bytes()))
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        load_exported(tmp_path / "toy")
+
+
+def test_weights_of_another_network_are_refused(toy_checkpoint: Path, tmp_path: Path) -> None:
+    weights = {"model.0.weight": torch.ones(7, 1)}
+    config = {"class_path": TOY, "init_args": {}, "source": {}, "extra": {}}
+    write_exported(tmp_path / "x", config, weights)
+    with pytest.raises(ValueError, match=r"do not fit LitToy: Missing key"):
+        load_exported(tmp_path / "x")
+    module = LitToy()
+    module.configure_model()
+    with pytest.raises(ValueError, match=r"\(of tests.toy.LitToy\) do not fit LitToy"):
+        load_part(module, str(tmp_path / "x"))
+
+
+def test_wrong_checkpoints_are_one_screen(
+    toy_checkpoint: Path, tmp_path: Path, unisono: Unisono, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cut = tmp_path / "cut.ckpt"
+    cut.write_bytes(toy_checkpoint.read_bytes()[:500])
+    for arguments, message in (
+        (["absent.ckpt", "--to=x"], "there is no checkpoint absent.ckpt"),
+        (["cut.ckpt", "--to=x"], "is damaged: it is cut short"),
+        ([str(toy_checkpoint), "--to=x", f"--class_path={TOY}s"], "cannot be imported"),
+        (
+            [str(toy_checkpoint), "--to=x", "--class_path=lit_models.LitOccupationCoder"],
+            "lacks occupation_recipe",
+        ),
+    ):
+        status, output = unisono("export", *arguments)
+        assert status == 1
+        assert message in " ".join(output.split())
+        assert len(output.splitlines()) < 24
+    assert unisono("export", "cut.ckpt")[0] == 2  # no --to
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["cut.ckpt"]

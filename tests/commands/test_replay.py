@@ -1,0 +1,286 @@
+"""`unisono replay`: the step as it was, and what in it was not finite."""
+
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from contextlib import chdir
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from datamodules.plan import rng_for
+from lit_models.training.checkpoint import read_checkpoint
+from tests.conftest import TOY
+from tests.toy import ToyData, ledger_lines
+
+Unisono = Callable[..., tuple[int, str]]
+RUN = "runs/toy"
+
+
+def fit(folder: Path, *options: str) -> Path:
+    """Train the toy in this folder, 7 steps an epoch, checkpoints at 7 and 14; return the run."""
+    from lit_models.__main__ import main
+
+    (folder / "toy.yaml").write_text(TOY)
+    argv = ["", "fit", "--config=toy.yaml", f"--trainer.default_root_dir={RUN}"]
+    argv += ["--trainer.precision=64", "--trainer.logger=false", *options]
+    with chdir(folder), mock.patch.dict(os.environ), mock.patch.object(sys, "argv", argv):
+        assert main() == 0
+    return folder / RUN
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fit(tmp_path_factory.mktemp("toy"), "--trainer.max_epochs=2")
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the run, in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    return Path(shutil.copytree(trained, tmp_path / RUN))
+
+
+@pytest.fixture
+def replayed(unisono: Unisono) -> Callable[..., tuple[dict, str]]:
+    """Runs the command; returns what it writes as JSON, and what it prints."""
+
+    def act(run: Path, step: int, *options: str, status: int = 0) -> tuple[dict, str]:
+        file = run.parent / "replay.json"
+        arguments = ["replay", str(run), f"--step={step}", f"--json={file}", *options]
+        got, output = unisono(*arguments)
+        assert got == status, output
+        assert max(len(line) for line in output.splitlines() if str(run.parent) not in line) <= 80
+        return json.loads(file.read_text()), output
+
+    return act
+
+
+def losses_by_hand(run: Path, sample_id: int, weights: dict, epoch: int) -> tuple[float, float]:
+    """Both terms of one toy sample in numpy, from the definition of the toy."""
+    data = ToyData()
+    data.setup("fit")
+    values = data.datasets["train"].values[sample_id] + 0.01 * rng_for(0, epoch, sample_id).normal()
+    hidden = np.tanh(values[:, None] @ weights["model.0.weight"].T + weights["model.0.bias"])
+    each = (hidden @ weights["model.2.weight"].T + weights["model.2.bias"])[:, 0]
+    by_sum = (each.sum() - (values**2).sum()) ** 2
+    return by_sum, float(((each - values**2) ** 2).mean())
+
+
+def test_a_checkpoint_just_before_the_step_gives_the_ledgers_loss(run: Path, replayed) -> None:
+    content, output = replayed(run, 8)
+    line = ledger_lines(run)[7]
+    assert "checkpoint  previous.ckpt of step 7" in output
+    assert content["checkpoint_step"] == content["weights_step"] == 7
+    assert content["loss"] == pytest.approx(line["loss"], rel=1e-10)
+    assert sum(s["share"] for s in content["samples"]) == pytest.approx(line["loss"], rel=1e-10)
+    assert content["grad_norm"] == pytest.approx(line["grad_norm"], rel=1e-10)
+    assert set(content["grad_norms"]) == {"model.0", "model.2"}
+    total = sum(norm**2 for norm in content["grad_norms"].values()) ** 0.5
+    assert content["grad_norm"] == pytest.approx(total, rel=1e-12)
+    assert "finite      all losses" in output
+
+
+def test_each_sample_has_its_own_losses(run: Path, replayed) -> None:
+    content, output = replayed(run, 8)
+    state = read_checkpoint(run / "checkpoints/previous.ckpt")["state_dict"]
+    weights = {name: value.double().numpy() for name, value in state.items()}
+    lengths = ToyData().build("train").lengths
+    num_values = sum(lengths[s["sample_id"]] for s in content["samples"])
+    assert len(content["samples"]) == 8
+    for sample, words in zip(content["samples"], content["descriptions"], strict=True):
+        by_sum, by_value = losses_by_hand(run, sample["sample_id"], weights, epoch=1)
+        length = lengths[sample["sample_id"]]
+        assert words == {"length": str(length)}
+        assert sample["terms"]["sum"] == pytest.approx(by_sum, rel=1e-9)
+        assert sample["terms"]["values"] == pytest.approx(by_value, rel=1e-9)
+        share = 0.5 * by_sum / 8 + by_value * length / num_values
+        assert sample["share"] == pytest.approx(share, rel=1e-9)
+        assert re.search(rf"│ +{sample['sample_id']} │ {length} ", output)
+
+
+@pytest.mark.parametrize(("step", "start"), [(11, 7), (3, 0)])
+def test_steps_between_are_trained_on_request(run: Path, replayed, step: int, start: int) -> None:
+    line = ledger_lines(run)[step - 1]
+    content, output = replayed(run, step)
+    assert content["weights_step"] == start
+    assert f"{step - 1 - start} steps older" in output
+    assert content["loss"] != pytest.approx(line["loss"], rel=1e-6)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    content, output = replayed(run, step, "--advance=true")
+    assert content["weights_step"] == step - 1
+    assert content["way"] <= 1e-10
+    assert f"trained {step - 1 - start} steps to it" in output
+    assert content["loss"] == pytest.approx(line["loss"], rel=1e-10)
+    assert content["grad_norm"] == pytest.approx(line["grad_norm"], rel=1e-10)
+    assert sum(s["share"] for s in content["samples"]) == pytest.approx(line["loss"], rel=1e-10)
+    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def test_the_first_step_is_that_of_the_untrained_network(run: Path, replayed) -> None:
+    content, output = replayed(run, 1, "--samples=2")
+    assert content["loss"] == pytest.approx(ledger_lines(run)[0]["loss"], rel=1e-10)
+    assert "none before it: the untrained network (seed 1)" in output
+    assert "and 6 more" in output
+
+
+def test_a_run_of_other_batch_options_is_replayed_as_it_was(tmp_path: Path, replayed) -> None:
+    options = ["--data.batch_size=4", "--trainer.accumulate_grad_batches=2"]
+    run = fit(tmp_path, *options, "--trainer.max_steps=3", "--trainer.gradient_clip_val=0.5")
+    content, _ = replayed(run, 3, "--advance=true")
+    line = ledger_lines(run)[2]
+    assert content["loss"] == pytest.approx(line["loss"], rel=1e-10)
+    assert content["grad_norm"] == pytest.approx(line["grad_norm"], rel=1e-10)
+
+
+def test_a_nan_in_one_samples_data_is_found_and_named(tmp_path: Path, replayed) -> None:
+    run = fit(tmp_path, "--data.nan_sample=20", "--data.num_samples=30")
+    lines = ledger_lines(run)
+    step = next(line["step"] for line in lines if not line["is_finite"])
+    content, output = replayed(run, step, "--advance=true", status=1)
+    first, gradient = content["faults"]
+    assert (first["module"], first["kind"], first["tensor"]) == ("LitToy", "input", "values")
+    assert (first["holds"], first["count"], first["samples"]) == ("nan", 1, [20])
+    assert gradient["kind"] == "gradient"
+    assert gradient["samples"] == [20]
+    assert content["loss"] == "nan"
+    shown = " ".join(output.split())
+    assert "not finite input values of LitToy: nan in 1 of" in shown
+    assert "values; sample 20" in shown
+
+
+def test_a_nan_weight_is_found_in_all_samples(run: Path, replayed) -> None:
+    path = run / "checkpoints/previous.ckpt"
+    content = read_checkpoint(path)
+    content["state_dict"]["model.2.weight"][0, 1] = float("nan")
+    torch.save(content, path)
+    content, output = replayed(run, 8, status=1)
+    first = content["faults"][0]
+    assert (first["module"], first["kind"], first["tensor"]) == ("model.2", "weight", "weight")
+    assert sorted(first["samples"]) == sorted(s["sample_id"] for s in content["samples"])
+    assert "weight weight of model.2: nan in 1 of 4 values; all 8 samples" in " ".join(
+        output.split()
+    )
+
+
+def test_a_discarded_step_is_named_and_another_attempt_can_be_asked_for(
+    tmp_path: Path, replayed, unisono: Unisono
+) -> None:
+    run = fit(tmp_path, "--trainer.max_epochs=2", "--trainer.max_steps=10")
+    shutil.copy(run / "checkpoints/previous.ckpt", run / "checkpoints/at7.ckpt")
+    again = ["--trainer.max_steps=9", f"--ckpt_path={RUN}/checkpoints/at7.ckpt"]
+    fit(tmp_path, "--trainer.max_epochs=2", *again)
+    content, output = replayed(run, 8)
+    assert content["ledger"]["attempt"] == 2
+    assert not content["is_discarded"]
+    content, output = replayed(run, 8, "--attempt=1")
+    assert content["is_discarded"]
+    assert "discarded   a later attempt repeated it" in output
+    status, output = unisono("replay", str(run), "--step=10")
+    assert status == 1
+    assert "has no step 10: it has steps 1 to 9; attempt 1 has it, use --attempt=1" in " ".join(
+        output.split()
+    )
+    assert replayed(run, 10, "--attempt=1")[0]["is_discarded"]
+
+
+def test_the_coders_samples_are_shown_as_texts_and_codes(
+    folder_with_run: Path, tmp_path: Path, replayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(folder_with_run, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    run = Path("runs/mine")
+    content, output = replayed(run, 1)
+    line = ledger_lines(run)[0]
+    assert content["loss"] == pytest.approx(line["loss"], rel=1e-6)
+    assert content["grad_norm"] == pytest.approx(line["grad_norm"], rel=1e-5)
+    rows = {tuple(row.split(",")) for row in (tmp_path / "train.csv").read_text().splitlines()}
+    for words in content["descriptions"]:
+        assert (words["text"], words["language"], words["codes"]) in rows
+    assert "network.encoder.layers.0" in content["grad_norms"]
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["model"]["init_args"]["loss"] = {"flat_dropout": 0.25}
+    (run / "config-2.yaml").write_text(yaml.safe_dump(config))
+    content, output = replayed(run, 1)
+    assert content["dropout"] == 0.25
+    assert "dropout     up to 0.25 in the run, off here" in output
+    assert "config-2.yaml" in output
+
+
+def test_data_that_have_changed_are_refused(
+    folder_with_run: Path, tmp_path: Path, unisono: Unisono, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(folder_with_run, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    table = tmp_path / "train.csv"
+    table.write_text(table.read_text().replace("smith aa", "smith of Bergen"))
+    status, output = unisono("replay", "runs/mine", "--step=1")
+    assert status == 1
+    assert "the data are not those of runs/mine" in output
+    assert "fingerprint: " in " ".join(output.split())
+    table.unlink()
+    status, output = unisono("replay", "runs/mine", "--step=1")
+    assert status == 1
+    assert "train.csv does not exist" in " ".join(output.split())
+
+
+def test_a_step_that_used_other_samples_is_refused(run: Path, unisono: Unisono) -> None:
+    ledger = run / "ledger.jsonl"
+    digest = ledger_lines(run)[7]["digest"]
+    ledger.write_text(ledger.read_text().replace(digest, "0" * 16))
+    status, output = unisono("replay", RUN, "--step=8")
+    assert status == 1
+    assert f"used 8 samples with digest {'0' * 16}, but the plan has 8 with {digest}" in " ".join(
+        output.split()
+    )
+
+
+@pytest.mark.parametrize(
+    ("harm", "step", "message"),
+    [
+        (lambda run: run.rename(run.parent / "other"), 1, "there is no run folder runs/toy"),
+        (lambda run: (run / "ledger.jsonl").unlink(), 1, "holds no ledger.jsonl"),
+        (lambda run: (run / "config.yaml").unlink(), 1, "holds no config.yaml, from which"),
+        (lambda run: (run / "config.yaml").write_text("data: {}"), 1, "lacks model and data"),
+        (lambda run: (run / "config.yaml").write_text("data: ["), 1, "is not readable YAML"),
+        (lambda run: (run / "plan.json").unlink(), 1, "holds no plan.json"),
+        (lambda run: None, 15, "has no step 15: it has steps 1 to 14."),
+        (lambda run: None, 0, "has no step 0: it has steps 1 to 14."),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_what_is_missing_is_one_screen(
+    run: Path, unisono: Unisono, harm: Callable, step: int, message: str
+) -> None:
+    harm(run)
+    status, output = unisono("replay", RUN, f"--step={step}")
+    assert status == 1
+    assert message in " ".join(output.split())
+    assert len(output.splitlines()) < 24
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [("--samples=-1", "--samples must be 0 or more, got -1"), ("--json=no/x.json", "no folder no")],
+)
+def test_an_output_that_cannot_be_is_refused_before_the_work(
+    run: Path, unisono: Unisono, option: str, message: str
+) -> None:
+    status, output = unisono("replay", RUN, "--step=8", option)
+    assert status == 1
+    assert message in output
+
+
+def test_a_damaged_checkpoint_is_passed_over(run: Path, replayed) -> None:
+    (run / "checkpoints/previous.ckpt").write_bytes(b"")
+    (run / "checkpoints/best.ckpt").unlink(missing_ok=True)
+    content, output = replayed(run, 8)
+    assert content["checkpoint"] is None
+    assert "passed over: previous.ckpt" in output

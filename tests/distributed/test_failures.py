@@ -1,0 +1,44 @@
+"""One rank fails, is killed or hangs: all end soon, and one of them says where."""
+
+import json
+import time
+
+import pytest
+
+from tests.distributed.launch import run
+
+SCRIPT = ["-m", "tests.distributed.toy_run"]
+TWO = ["--devices", "2", "--strategy", "ddp"]
+pytestmark = pytest.mark.slow
+
+
+def test_a_rank_that_raises_ends_all_and_one_message_names_the_samples(tmp_path):
+    done = run(*SCRIPT, str(tmp_path), *TWO, "--fail_at", "9", "--fail_how", "raise")
+    assert done.returncode != 0
+    report = json.loads((tmp_path / "failure.json").read_text())
+    assert (report["rank"], report["verb"], report["epoch"]) == (1, "fit", 1)
+    assert report["error"] == "LookupError: a word that no dictionary has"
+    ids = ", ".join(map(str, report["sample_ids"]))
+    place = f"rank 1, fit, epoch 1, step {report['step']}, samples {ids}."
+    again = f"`unisono replay {tmp_path} --step {report['step']}` rebuilds"
+    assert done.stdout.count(f"{place} {again}") == 1, done.stdout
+    assert "Connection" not in done.stdout  # what the other rank heard
+
+
+def test_a_killed_rank_ends_the_others(tmp_path):
+    begin = time.monotonic()
+    done = run(*SCRIPT, str(tmp_path), *TWO, "--kill_at", "9")
+    assert done.returncode != 0
+    assert time.monotonic() - begin < 60  # most of it is the start of two processes
+    assert "the connection to another rank is lost; it was killed" in " ".join(done.stdout.split())
+
+
+def test_a_rank_that_hangs_ends_and_leaves_its_stack(tmp_path):
+    hanging = ["--fail_at", "9", "--fail_how", "hang", "--timeout_s", "8"]
+    done = run(*SCRIPT, str(tmp_path), *TWO, *hanging, timeout_s=90)
+    assert done.returncode != 0
+    stacks = [(tmp_path / "stacks" / f"rank-{rank}.txt").read_text() for rank in (0, 1)]
+    assert '"rank": 1, "verb": "fit", "epoch": 1, "step": 9' in stacks[1]
+    assert "in hang_for_ever" in stacks[1]
+    assert "in hang_for_ever" not in stacks[0]
+    assert '"rank": 0' in stacks[0]
