@@ -162,10 +162,18 @@ class PlannedDataModule(LightningDataModule):
     @property
     def batching(self) -> Batching:
         """The batching for this many devices."""
-        given = self._limits.accumulate_grad_batches if self._limits else 1
         return derive_batching(
-            self.num_replicas, self.global_batch_size, self.micro_batch_size, self.batch_size, given
+            self.num_replicas,
+            self.global_batch_size,
+            self.micro_batch_size,
+            self.batch_size,
+            self.given_accumulation,
         )
+
+    @property
+    def given_accumulation(self) -> int:
+        """The trainer's `accumulate_grad_batches` as the user gave it; 1 where it is derived."""
+        return self._limits.accumulate_grad_batches if self._limits else 1
 
     @property
     def evaluation_batching(self) -> Batching:

@@ -1,7 +1,7 @@
 """unisono fit|validate|test|predict: a LightningCLI that knows no family."""
 
 import os
-from typing import Any
+from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -9,8 +9,8 @@ from lightning.pytorch.strategies import StrategyRegistry
 
 from lit_models import checkpoint_values, config_files
 from lit_models.cli_errors import OneScreenErrors, UsageError, is_first_process, say, screen
-from lit_models.training import preflight
-from lit_models.training.callbacks import default_callbacks
+from lit_models.training import bitwise, preflight
+from lit_models.training.callbacks import BitwiseSum, ExactDropout, default_callbacks
 from lit_models.training.callbacks.ledger import ledger_of
 from lit_models.training.callbacks.progress import ProgressLine
 from lit_models.training.callbacks.run_config import RunConfig
@@ -60,6 +60,19 @@ class UnisonoCLI(LightningCLI):
             help="What to do about devices that are not there.",
         )
 
+        parser.add_argument(
+            "--exactness",
+            type=Literal["gradient", "bitwise"],
+            default="gradient",
+            help="What is equal on any number of devices: gradients but for rounding, or all bits.",
+        )
+        parser.add_argument(
+            "--exact_dropout",
+            type=bool,
+            default=False,
+            help="Key dropout masks by sample: the same on any number of devices.",
+        )
+
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         verb, *options = self.argv
         below = checkpoint_values.as_first_config(self.checkpoint_model)
@@ -95,6 +108,9 @@ class UnisonoCLI(LightningCLI):
         settings = preflight.settings_of(config)
         try:
             self.verdict = preflight.check(settings, preflight.this_machine(), os.environ, known)
+            if self.subcommand == "fit" and config.exactness == "bitwise":
+                precision, world_size = config.trainer.precision, self.verdict.world_size
+                bitwise.check_run(settings.strategy, precision, world_size)
         except (ValueError, FileNotFoundError) as error:
             raise UsageError(str(error)) from error
         if self.subcommand != "fit" and self.choice.ckpt_path is None:
@@ -113,6 +129,8 @@ class UnisonoCLI(LightningCLI):
         callbacks = list(callbacks) if isinstance(callbacks, list) else [callbacks]
         own: list[Callback] = [Topology(verdict.fallback, verdict.warnings)]
         own += [ProgressLine()] if given.enable_progress_bar is not False else []
+        own += [ExactDropout()] if self._get(self.config, "exact_dropout") else []
+        own += [BitwiseSum()] if self._get(self.config, "exactness") == "bitwise" else []
         missing = missing_kinds([*default_callbacks(), *own], callbacks)
         if given.logger is not False:
             named = given.logger if isinstance(given.logger, list) else [given.logger]

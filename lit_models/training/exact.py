@@ -53,6 +53,7 @@ class ExactModule(LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.step_record = StepRecord()
+        self.averages_replicas = True  # false where a callback adds their gradients instead
         self._early_weights: dict[str, Any] | None = None
 
     def save_hyperparameters(
@@ -138,7 +139,8 @@ class ExactModule(LightningModule):
         self.step_record.add(batch["sample_id"], batch["weight"], terms, share)
         # Finite gradients of a loss that is not would hide it from the ranks whose loss is.
         told = torch.where(torch.isfinite(share.detach()), 1.0, torch.nan)
-        return share * told * (self._num_replicas() * self.trainer.accumulate_grad_batches)
+        replicas = self._num_replicas() if self.averages_replicas else 1
+        return share * told * (replicas * self.trainer.accumulate_grad_batches)
 
     def configure_gradient_clipping(
         self,

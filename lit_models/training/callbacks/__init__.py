@@ -4,6 +4,8 @@ from lightning.pytorch import Callback
 
 from lit_models.training.callbacks.averaged_weights import AveragedWeights
 from lit_models.training.callbacks.best_checkpoint import BestCheckpoint
+from lit_models.training.callbacks.bitwise import BitwiseSum
+from lit_models.training.callbacks.exact_dropout import ExactDropout
 from lit_models.training.callbacks.failure import FailureReport
 from lit_models.training.callbacks.last_checkpoint import LastCheckpoint
 from lit_models.training.callbacks.ledger import Ledger
@@ -14,6 +16,8 @@ from lit_models.training.callbacks.preemption import Preemption
 __all__ = [
     "AveragedWeights",
     "BestCheckpoint",
+    "BitwiseSum",
+    "ExactDropout",
     "FailureReport",
     "LastCheckpoint",
     "Ledger",
