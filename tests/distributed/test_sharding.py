@@ -36,6 +36,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         job("kept", sharding={"reshard_after_forward": False}),
         job("recomputed", sharding={"activation_checkpointing": True}),
         job("ddp-2", "ddp"),
+        job("bf16", trainer={"precision": "bf16-mixed"}),
     ]
     run_jobs(folder, 2, two)
     run_jobs(folder, 1, [job("fsdp-2 to ddp-1", "ddp", resume=last("first-fsdp-2"))])
@@ -75,6 +76,14 @@ def test_a_run_goes_on_under_another_strategy_and_number_of_devices(runs, name):
     for parameter, value in weights(runs / name).items():
         expected = weights(runs / "one")[parameter]
         torch.testing.assert_close(value, expected, rtol=1e-8, atol=1e-10)
+
+
+def test_mixed_precision_uses_the_same_samples_and_nearly_the_same_losses(runs):
+    for expected, line in zip(ledger_lines(runs / "one"), ledger_lines(runs / "bf16"), strict=True):
+        assert line["digest"] == expected["digest"]
+        assert line["targets"] == expected["targets"]
+        assert line["loss"] == pytest.approx(expected["loss"], rel=2e-2)
+        assert line["loss"] != expected["loss"]
 
 
 def test_wrong_options_are_refused():

@@ -1,7 +1,12 @@
 """A folder that cannot be written: one screen, and what was there before is whole."""
 
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+from lit_models.training.checkpoint import damage
 from tests.conftest import TOY
 from tests.distributed.launch import run
 
@@ -41,3 +46,33 @@ def test_a_checkpoint_that_does_not_fit_leaves_no_broken_file(tmp_path: Path) ->
     assert "could not be written" in flat
     assert "free space" in flat
     assert not list((tmp_path / "run" / "checkpoints").glob("*"))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 kB, on which a run fills the disk for real."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("this user may not mount a file system")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills_up_stops_the_run_and_keeps_a_sound_checkpoint(
+    tmp_path: Path, small_disk: Path
+) -> None:
+    config = tmp_path / "toy.yaml"
+    config.write_text(TOY)
+    options = [f"--trainer.default_root_dir={small_disk / 'run'}", "--trainer.max_epochs=200"]
+    done = run("-m", "lit_models", "fit", "--config", str(config), *options)
+    flat = " ".join(done.stdout.split())
+    assert done.returncode == 1, done.stdout
+    assert "Traceback" not in done.stdout
+    assert "No space left on device" in flat
+    assert "free some space" in flat or "free space" in flat
+    kept = list((small_disk / "run" / "checkpoints").glob("*.ckpt"))
+    assert kept
+    assert all(damage(path) is None for path in kept)
