@@ -1,11 +1,8 @@
 """What every rank was doing: said once when a rank fails, written down when one hangs."""
 
 import contextlib
-import faulthandler
 import json
 import os
-import sys
-import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,8 +10,9 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lit_models.training.watch import STACKS, Watch
+
 FAILURE = "failure.json"
-STACKS = "stacks"
 SHOWN_IDS = 20
 # What gloo and nccl say on the ranks that are left when another one is gone.
 LOST = (
@@ -45,7 +43,7 @@ class FailureReport(Callback):
         self.timeout_s = timeout_s
         self._place: dict[str, Any] = {}
         self._batch: Any = None
-        self._watch: _Watch | None = None
+        self._watch: Watch | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._place = {"rank": trainer.global_rank, "verb": stage}
@@ -54,7 +52,7 @@ class FailureReport(Callback):
         timeout = getattr(trainer.strategy, "_timeout", None)
         seconds = self.timeout_s or (timeout.total_seconds() if timeout else None)
         if trainer.world_size > 1 and seconds and self._watch is None:
-            self._watch = _Watch(Path(trainer.default_root_dir), trainer.global_rank, seconds)
+            self._watch = Watch(Path(trainer.default_root_dir), trainer.global_rank, seconds)
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
@@ -132,39 +130,6 @@ class FailureReport(Callback):
         if self._watch is not None:
             self._watch.is_over.set()
             self._watch = None
-
-
-class _Watch:
-    """A thread that notices that the training thread makes no progress."""
-
-    def __init__(self, run: Path, rank: int, timeout_s: float) -> None:
-        self.run, self.rank, self.timeout_s = run, rank, timeout_s
-        self.beat: tuple[float, dict[str, Any]] | None = None  # none before the first batch
-        self.is_over = threading.Event()
-        threading.Thread(target=self._look, daemon=True, name="watch").start()
-
-    def _look(self) -> None:
-        wrote_at: float | None = None
-        while not self.is_over.wait(min(5.0, self.timeout_s / 20)):
-            if self.beat is None:
-                continue
-            since, place = self.beat
-            waited = time.monotonic() - since
-            if waited > 0.9 * self.timeout_s and wrote_at != since:
-                self._write(place, waited)
-                wrote_at = since
-            # Those who wait for this rank have ended by now; it must not stay behind alone.
-            if waited > 1.2 * self.timeout_s:
-                print(f"rank {self.rank} hangs in {place}; it ends.", file=sys.stderr, flush=True)
-                os._exit(1)
-
-    def _write(self, place: dict[str, Any], waited: float) -> None:
-        folder = self.run / STACKS
-        folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / f"rank-{self.rank}.txt", "w", encoding="utf-8") as file:
-            file.write(f"no progress for {waited:.0f} s; last: {json.dumps(place)}\n")
-            file.flush()
-            faulthandler.dump_traceback(file, all_threads=True)
 
 
 def is_echo(error: BaseException) -> bool:
