@@ -24,6 +24,7 @@ def topology(folder: Path) -> dict:
     return json.loads((folder / "topology.json").read_text())
 
 
+@pytest.mark.slow
 def test_ddp_children_resume_in_the_folder_that_their_launcher_chose(
     tmp_path: Path, unisono: Callable[..., tuple[int, str]]
 ) -> None:

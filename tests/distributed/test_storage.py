@@ -28,6 +28,7 @@ def fit(code: str, tmp_path: Path, folder: Path) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
+@pytest.mark.slow
 def test_a_read_only_folder_is_named_with_the_way_out(tmp_path: Path) -> None:
     parent = tmp_path / "kept"
     parent.mkdir(mode=0o555)
@@ -39,6 +40,7 @@ def test_a_read_only_folder_is_named_with_the_way_out(tmp_path: Path) -> None:
     assert list(parent.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_does_not_fit_leaves_no_broken_file(tmp_path: Path) -> None:
     status, output = fit(SMALL_FILES, tmp_path, tmp_path / "run")
     flat = " ".join(output.split())
