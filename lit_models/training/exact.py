@@ -80,8 +80,9 @@ class ExactModule(LightningModule):
     def own_callbacks(self) -> list[Callback]:
         """Return what a run of this module always has; a family adds its own to these."""
         from lit_models.training.callbacks.ledger import Ledger
+        from lit_models.training.callbacks.rehearsal import Rehearsal
 
-        return [Ledger()]
+        return [Ledger(), Rehearsal()]
 
     def configure_callbacks(self) -> list[Callback]:
         """Return the own callbacks that the trainer lacks: a plain script gets them too."""
@@ -157,6 +158,10 @@ class ExactModule(LightningModule):
         """Rewrite Lightning's progress: it counts micro-batches, whose number may now differ."""
         if self._trainer is None or self.trainer.state.fn != "fit":
             return
+        self.settle_progress(checkpoint)
+
+    def settle_progress(self, checkpoint: dict[str, Any]) -> None:
+        """Make a checkpoint's progress that of today's accumulation; twice is the same as once."""
         # Lightning restores the datamodule after the model: its state is read where it lies.
         datamodule = self.trainer.datamodule
         position = checkpoint.get(type(datamodule).__qualname__)
