@@ -298,9 +298,7 @@ def padding_share(plan: Plan, lengths: np.ndarray, batching: Batching, num_repli
     return 1 - used / padded if padded else 0.0
 
 
-def count_targets(
-    ids: np.ndarray, target_counts: dict[str, np.ndarray | None]
-) -> dict[str, float]:
+def count_targets(ids: np.ndarray, target_counts: dict[str, np.ndarray | None]) -> dict[str, float]:
     """Return term -> number of targets of these samples."""
     return {
         term: float(len(ids) if per_sample is None else per_sample[ids].sum())

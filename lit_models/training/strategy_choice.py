@@ -1,4 +1,4 @@
-"""`trainer.strategy: auto` on several devices: what it becomes, from the settings and the module."""
+"""What `trainer.strategy: auto` becomes on several devices, from the settings and the module."""
 
 import os
 from typing import Any

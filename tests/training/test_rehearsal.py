@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from lit_models.training.callbacks.last_checkpoint import LastCheckpoint
 from lit_models.training.callbacks.rehearsal import largest_that_fits
 from lit_models.training.callbacks.topology import Topology
 from lit_models.training.checkpoint import read_checkpoint
-from lit_models.training.meters import GIB, USABLE_SHARE, HostMeter
+from lit_models.training.meters import GIB, USABLE_SHARE, DeviceMeter, HostMeter
+from lit_models.training.optim import WarmupDecay
 from tests.toy import LitToy, ToyData, ledger_lines, toy_trainer
 
 BASE, PER_POSITION = 100, 10  # bytes of the hand-made memory
@@ -78,7 +80,7 @@ def fit(
     folder: Path, data: ToyData, module: Noisy | None = None, most: int = 20, **options: Any
 ) -> tuple[Noisy, Any]:
     """Train with the hand-made memory; return the module and the meter."""
-    module = module or Noisy()
+    module = module or Noisy(lr_scheduler=partial(WarmupDecay, warmup=3))
     resume = options.pop("resume", None)
     meter = HandMade(module, BASE + PER_POSITION * most)
     callbacks = [c for c in default_callbacks() if not isinstance(c, Rehearsal | LastCheckpoint)]
@@ -180,7 +182,7 @@ def test_the_plan_does_not_depend_on_what_was_found(tmp_path):
 
 
 def test_a_device_that_runs_out_of_memory_takes_less(tmp_path):
-    module, _ = fit(tmp_path, ToyData(), TooLong(), most=10**6)
+    fit(tmp_path, ToyData(), TooLong(), most=10**6)
     facts = json.loads((tmp_path / "topology.json").read_text())["plan"]
     assert facts["micro_batch_size"] == 2  # 2 rows of 9 positions, where 20 are there
     assert facts["rehearsal"]["micro_batch_size"] == 2
@@ -188,7 +190,8 @@ def test_a_device_that_runs_out_of_memory_takes_less(tmp_path):
 
 
 def test_a_sample_that_never_fits_is_named_with_the_way_out(tmp_path):
-    with pytest.raises(RuntimeError, match=r"longest sample, 11 of .* 9 positions, took .*max_length"):
+    words = "the longest sample, 11 of .* 9 positions, took .*max_length"
+    with pytest.raises(RuntimeError, match=words):
         fit(tmp_path / "meter", ToyData(), most=8)
     module = TooLong()
     module.most = 8
@@ -261,6 +264,19 @@ def test_a_run_keeps_to_the_budget_of_a_cpu(tmp_path):
     assert data.rehearsed.micro_batch_size == 2
     assert data.rehearsed.peak_gib <= data.rehearsed.memory_gib == pytest.approx(budget_gib * 0.9)
     assert peak.gib <= budget_gib
+
+
+def test_a_gpu_is_measured_by_its_allocator(monkeypatch):
+    reset = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60, 100))  # 40 in use
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 10)  # by this process
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset.append)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 33)
+    meter = DeviceMeter(torch.device("cuda", 0))
+    meter.start()
+    assert (meter.capacity_bytes, meter.peak_bytes()) == (63, 33)
+    assert reset == [torch.device("cuda", 0)]
 
 
 def test_a_wrong_budget_is_refused():

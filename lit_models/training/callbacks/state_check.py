@@ -1,4 +1,4 @@
-"""Compares the real size of a network with the memory of a device, where `auto` could not know it."""
+"""Compares the size of a network with the memory of a device, where `auto` did not know it."""
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
