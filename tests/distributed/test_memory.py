@@ -1,11 +1,13 @@
 """A rehearsal under ddp and fsdp: the rank with least room decides, and no trace is left."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.distributed.launch import run
 from tests.distributed.test_matrix import facts, run_jobs, weights
 from tests.toy import ledger_lines
 
@@ -43,3 +45,16 @@ def test_the_run_is_bit_for_bit_that_of_the_number_that_was_found(runs, family, 
         assert {**a, "seconds": 0} == {**b, "seconds": 0}
     for name, value in weights(given).items():
         assert torch.equal(value, weights(auto)[name]), name
+
+
+def test_the_command_says_once_which_strategy_and_which_micro_batch_it_chose(tmp_path):
+    options = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--data.memory_budget_gib=8"]
+    config = ["--config", "occupation_coder/debug.yaml", "--trainer.limit_val_batches=0"]
+    place = f"--trainer.default_root_dir={tmp_path / 'run'}"
+    done = run("-m", "lit_models", "fit", *config, *options, place)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert done.stdout.count("strategy ddp: the number of weights is known once the data") == 1
+    plan = json.loads((tmp_path / "run" / "topology.json").read_text())["plan"]
+    assert plan["rehearsal"]["micro_batch_size"] == plan["micro_batch_size"] == 8
+    assert 0 < plan["rehearsal"]["peak_gib"] < plan["rehearsal"]["memory_gib"]
+    assert f"{plan['rehearsal']['memory_gib']:.2f} GiB)" in done.stdout

@@ -16,7 +16,7 @@ from torchmetrics import SumMetric
 from datamodules.batching import derive_batching, smaller_shares
 from datamodules.heaviest import heaviest_ids
 from datamodules.plan import PlanOptions, PlanRequest, deal, make_plan
-from lit_models.training.callbacks import Rehearsal, default_callbacks
+from lit_models.training.callbacks import Rehearsal, default_callbacks, rehearsal
 from lit_models.training.callbacks.last_checkpoint import LastCheckpoint
 from lit_models.training.callbacks.rehearsal import largest_that_fits
 from lit_models.training.callbacks.topology import Topology
@@ -197,6 +197,19 @@ def test_a_sample_that_never_fits_is_named_with_the_way_out(tmp_path):
     module.most = 8
     with pytest.raises(RuntimeError, match=r"9 positions, ran out of memory .*fsdp"):
         fit(tmp_path / "memory", ToyData(), module, most=10**6)
+
+
+def test_a_rank_that_others_wait_for_says_so_and_ends(tmp_path, monkeypatch):
+    class Sharded(TooLong):
+        def setup(self, stage: str) -> None:
+            super().setup(stage)
+            self.trainer.strategy.strategy_name = "fsdp"
+
+    monkeypatch.setattr(rehearsal, "is_distributed", lambda: True)
+    monkeypatch.setattr(rehearsal, "largest_over_ranks", lambda value, device: value)
+    words = "micro-batch of 4 was rehearsed under fsdp.*Give --data.micro_batch_size=2"
+    with pytest.raises(RuntimeError, match=words):
+        fit(tmp_path, ToyData(), Sharded(), most=10**6)
 
 
 def test_limits_and_intervals_stay_global_steps(tmp_path):

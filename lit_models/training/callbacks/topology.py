@@ -88,7 +88,7 @@ def rehearsed_words(rehearsal: dict[str, Any] | None) -> str:
     """Returns what the rehearsal measured, in brackets; nothing where there was none."""
     if rehearsal is None:
         return ""
-    return f" (auto: {rehearsal['peak_gib']:.2f} of {rehearsal['memory_gib']:.2f} GiB)"
+    return f" (auto, {rehearsal['peak_gib']:.2f}/{rehearsal['memory_gib']:.2f} GiB)"
 
 
 def print_banner(facts: dict[str, Any], folder: str) -> None:
