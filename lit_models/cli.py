@@ -115,11 +115,12 @@ class UnisonoCLI(LightningCLI):
         callbacks = list(callbacks) if isinstance(callbacks, list) else [callbacks]
         own: list[Callback] = [Topology(verdict.fallback, verdict.warnings)]
         own += [ProgressLine()] if given.enable_progress_bar is not False else []
+        checks: list[Callback] = []
         chosen = self._chosen_strategy(verdict)
         if chosen is not None:
             kwargs["strategy"] = chosen.strategy
             if chosen.unchecked_bytes is not None:
-                own.append(StateCheck(chosen.unchecked_bytes))
+                checks.append(StateCheck(chosen.unchecked_bytes))
         missing = missing_kinds([*default_callbacks(), *own], callbacks)
         if given.logger is not False:
             named = given.logger if isinstance(given.logger, list) else [given.logger]
@@ -128,8 +129,9 @@ class UnisonoCLI(LightningCLI):
             defaults = default_loggers(self.choice.folder, step)
             kwargs["logger"] = [*missing_kinds(defaults, named), *named]
         kwargs |= {"accelerator": verdict.accelerator, "devices": verdict.devices}
-        # The ledger first: others ask it whether a step has ended.
-        return super().instantiate_trainer(callbacks=[*missing, *callbacks], **kwargs)
+        # The size of the state before the rehearsal, the ledger before those that ask it whether a
+        # step has ended.
+        return super().instantiate_trainer(callbacks=[*checks, *missing, *callbacks], **kwargs)
 
     def _chosen_strategy(self, verdict: preflight.Verdict) -> Choice | None:
         """Returns what `trainer.strategy: auto` becomes, and prints why; None where it stays."""

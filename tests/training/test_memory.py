@@ -27,6 +27,7 @@ from lit_models.training.memory import (
 from lit_models.training.preflight import Settings, Verdict
 from lit_models.training.state_size import moments_per_parameter, size_before_setup, size_of
 from lit_models.training.strategy_choice import choose, device_memory_bytes
+from tests.distributed.jobs import bytes_here
 from tests.toy import LitToy, ToyData, toy_trainer
 
 MILLION = 1_000_000
@@ -162,6 +163,13 @@ def test_a_module_is_counted_without_being_built():
     module.configure_model()
     assert size_of(module) == size_before_setup(module, None) == size
     assert size_before_setup(ShapedByData(), None) is None
+
+
+def test_the_formula_is_what_a_run_holds(tmp_path):
+    trainer = toy_trainer(tmp_path, max_steps=1)
+    trainer.fit(LitToy(), ToyData())
+    size = size_of(trainer.lightning_module)
+    assert bytes_here(trainer)["whole"] == parameter_bytes(size) + optimizer_bytes(size) == 13 * 24
 
 
 def test_auto_on_several_devices_becomes_ddp_or_fsdp_by_the_memory_there():

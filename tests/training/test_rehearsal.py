@@ -195,8 +195,18 @@ def test_a_sample_that_never_fits_is_named_with_the_way_out(tmp_path):
         fit(tmp_path / "meter", ToyData(), most=8)
     module = TooLong()
     module.most = 8
-    with pytest.raises(RuntimeError, match=r"9 positions, ran out of memory .*fsdp"):
+    with pytest.raises(RuntimeError, match=r"9 positions, ran out of the .*fsdp"):
         fit(tmp_path / "memory", ToyData(), module, most=10**6)
+
+
+def test_a_loss_that_couples_its_samples_is_tried_whole(tmp_path):
+    class Coupled(Noisy):
+        may_accumulate = False
+
+    _, meter = fit(tmp_path / "fits", ToyData(), Coupled(), most=10**6)
+    assert meter.tried == [8, 8]
+    with pytest.raises(RuntimeError, match="a micro-batch of 8 does not fit"):
+        fit(tmp_path / "too large", ToyData(), Coupled(), most=20)
 
 
 def test_a_rank_that_others_wait_for_says_so_and_ends(tmp_path, monkeypatch):

@@ -58,6 +58,8 @@ class Rehearsal(Callback):
         self, trainer: Trainer, module: LightningModule, data: PlannedDataModule, meter: Meter
     ) -> Rehearsed:
         sizes = smaller_shares(data.num_replicas, data.global_batch_size)
+        if not getattr(module, "may_accumulate", True):
+            sizes = sizes[-1:]
         with without_trace(trainer, module) as copied_bytes:
             # Copies of a CPU run lie in the memory that is measured; no real step has them.
             copied_bytes *= trainer.strategy.root_device.type == "cpu"
@@ -66,7 +68,7 @@ class Rehearsal(Callback):
             found = largest_that_fits(sizes, trial.load)
         meter.start()  # gives back what the trials took
         if found is None:
-            raise RuntimeError(_too_long(data, trial.loads.get(sizes[0], math.inf), meter))
+            raise RuntimeError(_too_large(data, meter, sizes[0], trial.loads[sizes[0]]))
         capacity_gib = meter.capacity_bytes / GIB
         return Rehearsed(found, trial.loads[found] * capacity_gib, capacity_gib)
 
@@ -119,7 +121,7 @@ class _Trial:
         """Where a forward pass is a collective, a rank that leaves it cannot join the next."""
         if is_distributed() and getattr(self.trainer.strategy, "strategy_name", "") == "fsdp":
             if not self.loads:
-                raise RuntimeError(_too_long(self.data, math.inf, self.meter))
+                raise RuntimeError(_too_large(self.data, self.meter, size, math.inf))
             raise RuntimeError(
                 f"this device ran out of memory while a micro-batch of {size} was rehearsed under "
                 "fsdp, where the others wait for it. Give --data.micro_batch_size="
@@ -171,13 +173,13 @@ def meter_for(trainer: Trainer, data: PlannedDataModule) -> Meter | None:
     return HostMeter(data.memory_budget_gib) if data.memory_budget_gib is not None else None
 
 
-def _too_long(data: PlannedDataModule, load: float, meter: Meter) -> str:
+def _too_large(data: PlannedDataModule, meter: Meter, size: int, load: float) -> str:
     lengths: Any = data.datasets["train"].lengths
     longest, capacity_gib = int(lengths.argmax()), meter.capacity_bytes / GIB
-    took = "ran out of memory" if math.isinf(load) else f"took {load * capacity_gib:.2f} GiB"
+    took = "ran out" if math.isinf(load) else f"took {load * capacity_gib:.2f} GiB"
     return (
-        f"a micro-batch of 1 does not fit: the longest sample, {longest} of the training split "
-        f"with {int(lengths[longest])} positions, {took} of {capacity_gib:.2f} GiB on a device. "
+        f"a micro-batch of {size} does not fit: the longest sample, {longest} of the training split "
+        f"with {int(lengths[longest])} positions, {took} of the {capacity_gib:.2f} GiB of a device. "
         "Lower max_length, use --trainer.precision=bf16-mixed or --trainer.strategy=fsdp, with "
         "its activation_checkpointing where that is not enough, or give each process more memory "
         "(data.memory_budget_gib on a CPU)."
