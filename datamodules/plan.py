@@ -261,6 +261,10 @@ def deal(
     length go to the replicas at the same time, in turns, so that none waits long for another.
     Where the number does not divide, the shortest sample is repeated with weight 0.
 
+    The cut depends on replicas x micro-batches alone, and where both are powers of two,
+    `turn_order` makes every replica's share one subtree of the same binary tree (see
+    `lit_models/training/bitwise.py`).
+
     Args:
         ids: [n] sample ids of the step.
         lengths: [N] positions of every sample of the split.
@@ -276,11 +280,28 @@ def deal(
     weights = np.zeros(len(filled), np.float32)
     weights[: len(ids)] = 1
     chunks = []
-    for turn in range(num_micro_batches):
+    for turn in turn_order(num_micro_batches):
         seat = replica if turn % 2 == 0 else num_replicas - 1 - replica
         start = (turn * num_replicas + seat) * rows
         chunks.append((filled[start : start + rows], weights[start : start + rows]))
     return chunks
+
+
+def turn_order(num_turns: int) -> list[int]:
+    """Return the turns of a deal in the order in which a replica takes them.
+
+    The first turn is joined by the last, the second by the last but one, and so on; then pairs are
+    joined in the same way. Taken in the order of this tree, partial sums need log2 memory. Seats
+    go there and back, so that turn t and its mirror image hold chunks c and C - 1 - c on any number
+    of replicas: half the replicas join in the same way. No such tree holds other numbers of turns.
+    """
+    if num_turns & (num_turns - 1):
+        return list(range(num_turns))
+    order = [0]
+    while len(order) < num_turns:
+        last = 2 * len(order) - 1
+        order = [t for turn in order for t in (turn, last - turn)]
+    return order
 
 
 def padding_share(plan: Plan, lengths: np.ndarray, batching: Batching, num_replicas: int) -> float:

@@ -120,8 +120,8 @@ class PlannedDataModule(LightningDataModule):
     @property
     def seeks_micro_batch(self) -> bool:
         """Whether the micro-batch of training is left to a rehearsal."""
-        given = self._limits.accumulate_grad_batches if self._limits else 1
-        return self.micro_batch_size == "auto" and self.batch_size is None and given == 1
+        is_open = self.micro_batch_size == "auto" and self.batch_size is None
+        return is_open and self.given_accumulation == 1
 
     def take_micro_batch(self, found: Rehearsed) -> None:
         """Deal with this micro-batch from now on; called before the loaders are made."""
@@ -188,11 +188,19 @@ class PlannedDataModule(LightningDataModule):
     @property
     def batching(self) -> Batching:
         """The batching for this many devices."""
-        given = self._limits.accumulate_grad_batches if self._limits else 1
         micro = self.rehearsed.micro_batch_size if self.rehearsed else self.micro_batch_size
         return derive_batching(
-            self.num_replicas, self.global_batch_size, micro, self.batch_size, given
+            self.num_replicas,
+            self.global_batch_size,
+            micro,
+            self.batch_size,
+            self.given_accumulation,
         )
+
+    @property
+    def given_accumulation(self) -> int:
+        """The trainer's `accumulate_grad_batches` as the user gave it; 1 where it is derived."""
+        return self._limits.accumulate_grad_batches if self._limits else 1
 
     @property
     def evaluation_batching(self) -> Batching:

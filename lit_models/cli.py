@@ -1,7 +1,7 @@
 """unisono fit|validate|test|predict: a LightningCLI that knows no family."""
 
 import os
-from typing import Any
+from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -9,8 +9,8 @@ from lightning.pytorch.strategies import StrategyRegistry
 
 from lit_models import checkpoint_values, config_files
 from lit_models.cli_errors import OneScreenErrors, UsageError, is_first_process, say, screen
-from lit_models.training import preflight, strategy_choice
-from lit_models.training.callbacks import default_callbacks
+from lit_models.training import bitwise, preflight, strategy_choice
+from lit_models.training.callbacks import BitwiseSum, ExactDropout, default_callbacks
 from lit_models.training.callbacks.ledger import ledger_of
 from lit_models.training.callbacks.progress import ProgressLine
 from lit_models.training.callbacks.run_config import RunConfig
@@ -62,6 +62,19 @@ class UnisonoCLI(LightningCLI):
             help="What to do about devices that are not there.",
         )
 
+        parser.add_argument(
+            "--exactness",
+            type=Literal["gradient", "bitwise"],
+            default="gradient",
+            help="What is equal on any number of devices: gradients but for rounding, or all bits.",
+        )
+        parser.add_argument(
+            "--exact_dropout",
+            type=bool,
+            default=False,
+            help="Key dropout masks by sample: the same on any number of devices.",
+        )
+
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         verb, *options = self.argv
         below = checkpoint_values.as_first_config(self.checkpoint_model)
@@ -97,6 +110,9 @@ class UnisonoCLI(LightningCLI):
         settings = preflight.settings_of(config)
         try:
             self.verdict = preflight.check(settings, preflight.this_machine(), os.environ, known)
+            if self.subcommand == "fit" and config.exactness == "bitwise":
+                precision, world_size = config.trainer.precision, self.verdict.world_size
+                bitwise.check_run(settings.strategy, precision, world_size)
         except (ValueError, FileNotFoundError) as error:
             raise UsageError(str(error)) from error
         if self.subcommand != "fit" and self.choice.ckpt_path is None:
@@ -115,13 +131,15 @@ class UnisonoCLI(LightningCLI):
         callbacks = list(callbacks) if isinstance(callbacks, list) else [callbacks]
         own: list[Callback] = [Topology(verdict.fallback, verdict.warnings)]
         own += [ProgressLine()] if given.enable_progress_bar is not False else []
-        checks: list[Callback] = []
+        # Before the rehearsal of the default ones: the size of the state, and the real dropout.
+        first: list[Callback] = [ExactDropout()] if self._get(self.config, "exact_dropout") else []
+        own += [BitwiseSum()] if self._get(self.config, "exactness") == "bitwise" else []
         chosen = self._chosen_strategy(verdict)
         if chosen is not None:
             kwargs["strategy"] = chosen.strategy
             if chosen.unchecked_bytes is not None:
-                checks.append(StateCheck(chosen.unchecked_bytes))
-        missing = missing_kinds([*default_callbacks(), *own], callbacks)
+                first.append(StateCheck(chosen.unchecked_bytes))
+        missing = missing_kinds([*first, *default_callbacks(), *own], callbacks)
         if given.logger is not False:
             named = given.logger if isinstance(given.logger, list) else [given.logger]
             named = [logger for logger in named if logger not in (None, True)]
@@ -129,9 +147,8 @@ class UnisonoCLI(LightningCLI):
             defaults = default_loggers(self.choice.folder, step)
             kwargs["logger"] = [*missing_kinds(defaults, named), *named]
         kwargs |= {"accelerator": verdict.accelerator, "devices": verdict.devices}
-        # The size of the state before the rehearsal, the ledger before those that ask it whether a
-        # step has ended.
-        return super().instantiate_trainer(callbacks=[*checks, *missing, *callbacks], **kwargs)
+        # The ledger before those that ask it whether a step has ended.
+        return super().instantiate_trainer(callbacks=[*missing, *callbacks], **kwargs)
 
     def _chosen_strategy(self, verdict: preflight.Verdict) -> Choice | None:
         """Returns what `trainer.strategy: auto` becomes, and prints why; None where it stays."""
@@ -141,6 +158,8 @@ class UnisonoCLI(LightningCLI):
             chosen = strategy_choice.choose(
                 settings, verdict, self.model, self.datamodule, is_training, precision
             )
+            if chosen is not None and is_training and config.exactness == "bitwise":
+                bitwise.check_run(chosen.strategy, precision, verdict.world_size)
         except ValueError as error:
             raise UsageError(str(error)) from error
         if chosen is not None and is_first_process():

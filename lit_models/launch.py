@@ -83,7 +83,7 @@ def forward_signals() -> None:
             if child.pid is not None:
                 os.kill(child.pid, signum)
         if not children:
-            signal.signal(signum, before[signum])
+            signal.signal(signum, before[signal.Signals(signum)])
             os.kill(os.getpid(), signum)
 
     before = {signum: signal.signal(signum, forward) for signum in FORWARDED}

@@ -94,9 +94,11 @@ class LitToy(ExactModule):
         optimizer: OptimizerCallable = partial(torch.optim.AdamW, lr=0.01),  # noqa: B008
         lr_scheduler: LRSchedulerCallable | None = None,
         init_from: str | None = None,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
+        self.dropout = dropout
         self.optimizer, self.lr_scheduler, self.init_from = optimizer, lr_scheduler, init_from
         self.model: nn.Module | None = None
         self.val_loss, self.test_loss = SumCount(), SumCount()
@@ -109,6 +111,8 @@ class LitToy(ExactModule):
             for parameter in self.model.parameters():
                 start = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
                 parameter.data.copy_(start)
+            if self.dropout:
+                self.model.insert(2, nn.Dropout(self.dropout))
             self.configure_model_from()
 
     def forward(self, batch: dict[str, Any]) -> Tensor:

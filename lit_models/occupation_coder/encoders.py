@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lit_models.occupation_coder.ngrams import SALT_SHIFT, frame, mix, ngram_keys
+
 CHARACTER_BUCKETS = (
     2048  # more than the letters of any one language pair; other scripts share buckets
 )
-TEXT_BEGIN, TEXT_END = 2, 3  # control characters that no cleaned text holds
 CANINE_MULTIPLE, CANINE_PADS = 4, 8
 BAG_SCALE = 0.2  # large against the heads' first steps, so that the bag stays nearly linear
 WEIGHT_RATE = 3.0  # the one weight of an n-gram must move faster than its vector
-_HASH_PRIME, _HASH_MASK = 1_000_003, (1 << 40) - 1
 
 
 class Encoder(nn.Module):
@@ -112,21 +112,10 @@ class NgramTable(nn.Module):
 
     def hashes(self, framed_ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Table rows [B, P, G] int64, and whether each n-gram lies inside its text, bool."""
-        positions = framed_ids.shape[1]
-        longest = max(self.sizes)
-        padded = F.pad(framed_ids, (0, longest))
-        rolling = torch.zeros_like(framed_ids)
-        start = torch.arange(positions, device=framed_ids.device)
-        row_ids, inside = [], []
-        for size in range(1, longest + 1):
-            rolling = rolling * _HASH_PRIME + padded[:, size - 1 : size - 1 + positions] + size
-            rolling = rolling & _HASH_MASK
-            if size not in self.sizes:
-                continue
-            for salt in range(self.num_hashes):
-                row_ids.append(_mix(rolling + (salt << 41)) % self.num_buckets)
-                inside.append(start[None, :] + size <= lengths[:, None])
-        return torch.stack(row_ids, -1), torch.stack(inside, -1)
+        keys, inside = ngram_keys(framed_ids, lengths, self.sizes)
+        salts = torch.arange(self.num_hashes, device=keys.device) << SALT_SHIFT
+        row_ids = mix(keys[..., None] + salts) % self.num_buckets
+        return row_ids.flatten(-2), inside.repeat_interleave(self.num_hashes, -1)
 
 
 class WeightedBag(nn.Module):
@@ -203,7 +192,7 @@ class CharacterEncoder(Encoder):
         framed_ids, lengths = frame(input_ids, attention_mask)
         mask = positions_up_to(lengths, framed_ids.shape[1])
         character_ids = torch.where(
-            framed_ids < 1024, framed_ids, 1024 + _mix(framed_ids) % (CHARACTER_BUCKETS - 1024)
+            framed_ids < 1024, framed_ids, 1024 + mix(framed_ids) % (CHARACTER_BUCKETS - 1024)
         )
         rows, inside = self.ngrams.hashes(framed_ids, lengths)
         hidden = self.characters(character_ids) + self.ngrams(rows, inside)  # [B, S + 2, D]
@@ -259,14 +248,6 @@ class CanineEncoder(Encoder):
         return [layer for stage in stages for layer in stage.layer]
 
 
-def frame(input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Texts with a begin and an end mark [B, S + 2], and their lengths with the marks [B]."""
-    lengths = attention_mask.sum(1) + 2
-    framed = F.pad(input_ids * attention_mask, (1, 1))
-    framed[:, 0] = TEXT_BEGIN
-    return framed.scatter(1, (lengths - 1)[:, None], TEXT_END), lengths
-
-
 def positions_up_to(lengths: Tensor, size: int) -> Tensor:
     """Mask [B, size] bool, True below each length."""
     return torch.arange(size, device=lengths.device)[None, :] < lengths[:, None]
@@ -299,10 +280,3 @@ def rotate(x_bhpk: Tensor, rotary: Tensor) -> Tensor:
     """Queries or keys turned by their positions."""
     first, second = x_bhpk.chunk(2, dim=-1)
     return x_bhpk * rotary[0] + torch.cat([-second, first], dim=-1) * rotary[1]
-
-
-def _mix(keys: Tensor) -> Tensor:
-    """Well-spread non-negative int64 of each key (multiply and shift, as in splitmix)."""
-    keys = (keys ^ (keys >> 30)) * -4658895280553007687
-    keys = (keys ^ (keys >> 27)) * -7723592293110705685
-    return (keys ^ (keys >> 31)) & 0x7FFFFFFFFFFFFFFF

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lit_models.occupation_coder.linear import LinearHead, LinearOptions, hinge
 from lit_models.occupation_coder.network import BlockDecoder, Memory
 from lit_models.occupation_coder.trie import NONE, CodeTrie
 from lit_models.training.record import LossSum
@@ -27,18 +28,30 @@ class LossOptions:
         seq2seq_weight: share of the decoder's loss, 0 to 1.
         label_smoothing: share of each symbol's target spread over all symbols.
         class_weights: code -> weight of its presence in the flat loss; 1 where not given.
-        flat_dropout: dropout before the flat head.
+        flat_dropout: dropout before the flat head; a linear one has none.
+        linear: makes the flat head a support vector machine, best where strings are few.
+        repeats: a text that stands in n training rows weighs n ** repeats in all, 0 to 1; at 0 a
+            common job teaches no more than a rare one, at 1 every row counts.
+        unused_codes: descriptions teach codes, too, that no training row has.
     """
 
     seq2seq_weight: float = 0.5
     label_smoothing: float = 0.0
     class_weights: dict[str, float] = field(default_factory=dict)
     flat_dropout: float = 0.0
+    linear: LinearOptions | None = None
+    repeats: float = 1.0
+    unused_codes: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("seq2seq_weight", "label_smoothing", "flat_dropout"):
+        for name in ("seq2seq_weight", "label_smoothing", "flat_dropout", "repeats"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie between 0 and 1, got {getattr(self, name)}.")
+
+    @property
+    def weighs_rows(self) -> bool:
+        """Whether training rows differ in weight."""
+        return self.repeats < 1 or not self.unused_codes
 
     @property
     def term_weights(self) -> dict[str, float]:
@@ -53,6 +66,8 @@ def occupation_losses(
     batch: Mapping[str, Any],
     label_smoothing: float = 0.0,
     class_weights: Tensor | None = None,
+    importance: Tensor | None = None,
+    linear: LinearHead | None = None,
 ) -> dict[str, LossSum]:
     """Both terms, "seq2seq" and "flat", each in nats per record.
 
@@ -63,16 +78,23 @@ def occupation_losses(
         batch: `code_ids` [B, K], NONE = no code; `weight` [B], 0 = counts nowhere.
         label_smoothing: share of the target spread over all symbols.
         class_weights: weight of each code's positive term in the flat loss [C].
+        importance: factor of each record's losses [B]; it counts as one record all the same.
+        linear: the head to train in its own way: "flat" is its hinge loss and penalty, not nats.
     """
     code_ids, weight = batch["code_ids"], batch["weight"]
     ordered = best_orders(decoder, memory, code_ids)
     nats = sequence_nats(decoder, memory, ordered, label_smoothing)
-    flat = flat_nats(flat_logits, code_ids, class_weights)
+    if linear is None:
+        flat = flat_nats(flat_logits, code_ids, class_weights)
+    else:
+        has_code = multi_hot(code_ids, flat_logits.shape[1])
+        flat = hinge(flat_logits, has_code, class_weights) + linear.penalty()
+    share = weight if importance is None else weight * importance
     count = weight.sum()
     # a filler of weight 0 may hold anything, and 0 x inf is not 0
     return {
-        "seq2seq": LossSum((nats * weight).masked_fill(weight == 0, 0.0).sum(), count),
-        "flat": LossSum((flat * weight).masked_fill(weight == 0, 0.0).sum(), count),
+        "seq2seq": LossSum((nats * share).masked_fill(weight == 0, 0.0).sum(), count),
+        "flat": LossSum((flat * share).masked_fill(weight == 0, 0.0).sum(), count),
     }
 
 

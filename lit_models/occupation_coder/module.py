@@ -19,6 +19,7 @@ from lit_models.occupation_coder.freezing import freeze_encoder, language_rows, 
 from lit_models.occupation_coder.loss import LossOptions, check_num_codes, occupation_losses
 from lit_models.occupation_coder.metrics import ConfusedPairs, OccupationMetrics
 from lit_models.occupation_coder.network import BlockDecoder, Memory, OccupationNetwork
+from lit_models.occupation_coder.row_weights import row_weights
 from lit_models.occupation_coder.trie import CodeTrie
 from lit_models.training.exact import ExactModule, LossSum
 from lit_models.training.metrics import SumCount
@@ -40,7 +41,7 @@ class LitOccupationCoder(ExactModule):
         lr_scheduler: factory; none keeps the rate constant.
         encoder: factory of the text encoder, given the number of languages.
         decoder: factory of the decoder, given the memory's width and the code book.
-        loss: weights of the two heads.
+        loss: weights of the two heads and of the training rows.
         decoding: how codes are read in validation, test and prediction.
         freeze: `none`, `encoder`, or the number of encoder layers from the lowest, embeddings too.
         layer_decay: factor of the learning rate per encoder layer below the top.
@@ -52,6 +53,7 @@ class LitOccupationCoder(ExactModule):
 
     monitor: ClassVar[str] = "val/f1"
     monitor_mode: ClassVar[str] = "max"
+    row_weights: Tensor | None
     # Only micro-batches with several codes per record search for the best order of them.
     calls_blocks_evenly: ClassVar[bool] = False
     export_keys: ClassVar[tuple[str, ...]] = (RECIPE_KEY,)
@@ -79,6 +81,8 @@ class LitOccupationCoder(ExactModule):
         self.init_from, self.init_from_part = init_from, init_from_part
         self.recipe: Any = None  # a dict of plain values, from the data or a checkpoint
         self.temperature = dict.fromkeys(TERMS, 1.0)
+        # [training rows], where they are not all 1
+        self.register_buffer("row_weights", None, persistent=False)
         self.network: Any = None  # an OccupationNetwork once the code book is known
 
     def blocks(self) -> list[nn.Module]:
@@ -92,6 +96,9 @@ class LitOccupationCoder(ExactModule):
         super().setup(stage)
         if self.recipe is None:
             self._take_recipe(self.trainer.datamodule.recipe)
+        if stage == "fit" and self.loss.weighs_rows:
+            weights = row_weights(self.trainer.datamodule.store, self.loss)
+            self.register_buffer("row_weights", weights, persistent=False)
 
     def configure_model(self) -> None:
         if self.network is None and self.recipe is not None:
@@ -104,7 +111,10 @@ class LitOccupationCoder(ExactModule):
         return self.network(batch["input_ids"], batch["attention_mask"], batch["language_id"])
 
     def training_terms(self, batch: OccupationBatch) -> dict[str, LossSum]:
-        return self._terms(self(batch), batch, self.loss.label_smoothing)
+        weights = None if self.row_weights is None else self.row_weights[batch["sample_id"]]
+        head = self.network.flat if self.loss.linear else None
+        options = {"label_smoothing": self.loss.label_smoothing, "importance": weights}
+        return self._terms(self(batch), batch, **options, linear=head)
 
     def term_weights(self) -> dict[str, float]:
         return self.loss.term_weights
@@ -182,7 +192,8 @@ class LitOccupationCoder(ExactModule):
         check_num_codes(trie)
         encoder = self.encoder_factory(len(languages))
         decoder = self.decoder_factory(encoder.width, trie)
-        self.network = OccupationNetwork(encoder, decoder, self.loss.flat_dropout)
+        dropout, linear = self.loss.flat_dropout, self.loss.linear
+        self.network = OccupationNetwork(encoder, decoder, dropout, linear)
         freeze_encoder(encoder, self.hparams.freeze)
         weights = torch.ones(len(book.codes))
         for code, weight in self.loss.class_weights.items():
@@ -196,10 +207,12 @@ class LitOccupationCoder(ExactModule):
         self.temperature_search = torch.nn.ModuleDict({t: TemperatureSearch() for t in TERMS})
 
     def _terms(
-        self, encoded: tuple[Memory, Tensor], batch: OccupationBatch, smoothing: float = 0.0
+        self, encoded: tuple[Memory, Tensor], batch: OccupationBatch, **training: Any
     ) -> dict[str, LossSum]:
         weights = self.class_weights if self.loss.class_weights else None
-        return occupation_losses(*encoded, self.network.decoder, batch, smoothing, weights)
+        return occupation_losses(
+            *encoded, self.network.decoder, batch, class_weights=weights, **training
+        )
 
     def _decode(self, memory: Memory, flat_logits: Tensor) -> Decoded:
         return decode(self.network, memory, flat_logits, self.decoding, self.temperature)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lit_models.occupation_coder.encoders import Encoder
+from lit_models.occupation_coder.linear import LinearHead, LinearOptions
 from lit_models.occupation_coder.trie import BEGIN, PAD, CodeTrie
 
 
@@ -272,20 +273,33 @@ class OccupationNetwork(nn.Module):
         encoder: text encoder.
         decoder: BlockDecoder over `encoder.width`.
         flat_dropout: dropout before the flat head.
+        linear: makes the flat head a linear model of n-grams, which does not see the memory.
     """
 
-    def __init__(self, encoder: Encoder, decoder: BlockDecoder, flat_dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        encoder: Encoder,
+        decoder: BlockDecoder,
+        flat_dropout: float = 0.0,
+        linear: LinearOptions | None = None,
+    ) -> None:
         super().__init__()
         self.encoder = encoder
         self.decoder = decoder
         self.trie = decoder.trie
-        self.flat = FlatHead(encoder.width, decoder.trie, flat_dropout)
+        self.flat: FlatHead | LinearHead = (
+            FlatHead(encoder.width, decoder.trie, flat_dropout)
+            if linear is None
+            else LinearHead(decoder.trie.num_codes, linear)
+        )
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, language_id: Tensor
     ) -> tuple[Memory, Tensor]:
         """Memory of the texts and flat logits [B, C]; arguments as in `Encoder.forward`."""
         memory = Memory(*self.encoder(input_ids, attention_mask, language_id))
+        if isinstance(self.flat, LinearHead):
+            return memory, widened(self.flat(input_ids, attention_mask))
         return memory, self.flat(memory)
 
     def blocks(self) -> list[nn.Module]:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lit_models.training.exported import is_exported, read_exported
 
+AVERAGED = "averaged_weights"  # key of a checkpoint: name -> tensor, absent without averaging
 Adapt = Callable[[dict[str, Any]], dict[str, Tensor]]
 
 
@@ -153,6 +154,11 @@ def checkpoint_to_use(run_folder: Path) -> Path | None:
     return best if damage(best) is None else newest_checkpoint(run_folder)
 
 
+def take_averaged(checkpoint: dict[str, Any]) -> None:
+    """Put the averaged weights of a checkpoint, if it has any, in the place of the last ones."""
+    checkpoint["state_dict"] = {**checkpoint["state_dict"], **checkpoint.get(AVERAGED, {})}
+
+
 def load_part(
     module: LightningModule, path: str, part: str | None = None, adapt: Adapt | None = None
 ) -> None:
@@ -168,6 +174,7 @@ def load_part(
         ValueError: names or shapes do not fit; the first differences are listed.
     """
     content = read_checkpoint(path)
+    take_averaged(content)
     weights = content["state_dict"] if adapt is None else adapt(content)
     own = module.state_dict()
     if part is not None:

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from torchmetrics import Metric
 
 from lit_models.training import strategies
-from lit_models.training.checkpoint import AtomicCheckpointIO, load_part
+from lit_models.training.checkpoint import AtomicCheckpointIO, load_part, take_averaged
 from lit_models.training.optim import gradients
 from lit_models.training.plain import plain_hyperparameters
 from lit_models.training.record import LossSum, StepRecord
@@ -55,6 +55,7 @@ class ExactModule(LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.step_record = StepRecord()
+        self.averages_replicas = True  # false where a callback adds their gradients instead
         self._early_weights: dict[str, Any] | None = None
 
     def save_hyperparameters(
@@ -141,7 +142,8 @@ class ExactModule(LightningModule):
         self.step_record.add(batch["sample_id"], batch["weight"], terms, share)
         # Finite gradients of a loss that is not would hide it from the ranks whose loss is.
         told = torch.where(torch.isfinite(share.detach()), 1.0, torch.nan)
-        return share * told * (self._num_replicas() * self.trainer.accumulate_grad_batches)
+        replicas = self._num_replicas() if self.averages_replicas else 1
+        return share * told * (replicas * self.trainer.accumulate_grad_batches)
 
     def configure_gradient_clipping(
         self,
@@ -157,8 +159,12 @@ class ExactModule(LightningModule):
         scale(gradients(optimizer), (gradient_clip_val / (norm + CLIP_EPSILON)).clamp(max=1.0))
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Rewrite Lightning's progress: it counts micro-batches, whose number may now differ."""
+        """Rewrite Lightning's progress: it counts micro-batches, whose number may now differ.
+
+        Whoever does not go on with the training takes the averaged weights, if there are any.
+        """
         if self._trainer is None or self.trainer.state.fn != "fit":
+            take_averaged(checkpoint)
             return
         self.settle_progress(checkpoint)
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, NoReturn
 
 from torch import Tensor
 
-from lit_models.training.checkpoint import read_checkpoint
+from lit_models.training.checkpoint import AVERAGED, read_checkpoint
 from lit_models.training.exact import ExactModule
 from lit_models.training.exported import (
     check_target,
@@ -19,7 +19,6 @@ from lit_models.training.exported import (
     write_exported,
 )
 
-AVERAGED = "averaged_weights"  # key of a checkpoint: name -> tensor, absent without averaging
 Weights = Literal["averaged", "last"]
 _START_ONLY = ("init_from", "init_from_part")  # weights that the checkpoint has replaced
 _VERSIONED = ("torch", "lightning", "safetensors")

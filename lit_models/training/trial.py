@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
+from lit_models.training.callbacks.exact_dropout import ExactDropout
 from lit_models.training.record import StepRecord
 from lit_models.training.sharding import local_parts
 
@@ -54,12 +55,20 @@ def try_batch(
     plugin = trainer.precision_plugin
     batch = module._on_before_batch_transfer(plugin.convert_input(batch))
     batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+    # Masks that are keyed by sample take more memory than those of a generator.
+    keyed = [callback for callback in trainer.callbacks if isinstance(callback, ExactDropout)]
+    for callback in keyed:
+        callback.on_train_batch_start(trainer, module, batch, 0)
     with plugin.train_step_context():
         output = module.training_step(batch, 0)
     loss = output["loss"] if isinstance(output, dict) else output
+    for callback in keyed:
+        callback.on_before_backward(trainer, module, loss)
     if not keeps_gradients:  # Lightning frees them only now
         module.zero_grad(set_to_none=True)
     loss.backward()
+    for callback in keyed:
+        callback.on_train_batch_end(trainer, module, output, batch, 0)
     for optimizer in trainer.optimizers:
         type(optimizer).step(optimizer)  # not the one that a schedule counts
 

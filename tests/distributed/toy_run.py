@@ -64,7 +64,7 @@ class FailsAt(Callback):
             time.sleep(1)
 
 
-def main() -> None:
+def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--devices", type=int, default=1)
@@ -80,8 +80,10 @@ def main() -> None:
     parser.add_argument("--timeout_s", type=float)
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--fit_only", action="store_true")
-    args = parser.parse_args()
-    torch.set_num_threads(1)
+    return parser.parse_args()
+
+
+def callbacks_of(args: argparse.Namespace) -> list[Callback]:
     callbacks = [c for c in default_callbacks() if not isinstance(c, LastCheckpoint)]
     callbacks.append(LastCheckpoint(every_n_steps=4, every_epoch=False))
     if args.kill_at:
@@ -90,6 +92,12 @@ def main() -> None:
         callbacks.append(SignalledAt(args.signal_at, args.signal, args.signal_rank))
     if args.fail_at:
         callbacks.append(FailsAt(args.fail_at, args.fail_how))
+    return callbacks
+
+
+def main() -> None:
+    args = options()
+    torch.set_num_threads(1)
     if args.timeout_s:
         args.strategy = DDPStrategy(timeout=timedelta(seconds=args.timeout_s))
     trainer = toy_trainer(
@@ -99,7 +107,7 @@ def main() -> None:
         precision=args.precision,
         max_epochs=4,
         max_steps=28,
-        callbacks=callbacks,
+        callbacks=callbacks_of(args),
     )
     last = args.folder / "checkpoints" / "last.ckpt"
     module = LitToy()

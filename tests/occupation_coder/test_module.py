@@ -10,6 +10,7 @@ from datamodules.occupation_rows import Columns
 from datamodules.occupations import OccupationDataModule
 from lit_models.occupation_coder.decoding import DecodingOptions
 from lit_models.occupation_coder.encoders import CharacterEncoder
+from lit_models.occupation_coder.linear import LinearOptions
 from lit_models.occupation_coder.loss import LossOptions
 from lit_models.occupation_coder.module import LitOccupationCoder
 from lit_models.occupation_coder.network import BlockDecoder
@@ -92,6 +93,25 @@ def test_one_batch_overfits_and_a_reloaded_coder_says_the_same(table, tmp_path):
         assert 0 < coded.set_confidence <= 1
 
 
+def test_a_linear_flat_head_overfits_and_comes_back_from_a_safe_checkpoint(table, tmp_path):
+    torch.manual_seed(0)
+    linear = LinearOptions(num_features=512, penalty=1e-4)
+    loss = LossOptions(linear=linear, repeats=0.5, unused_codes=False)
+    coder, trainer = small_coder(loss=loss), trainer_of(tmp_path)
+    trainer.fit(coder, data_of(table))
+    path = tmp_path / "coder.ckpt"
+    trainer.save_checkpoint(path)
+    torch.load(path, weights_only=True)
+    again = LitOccupationCoder.load_from_checkpoint(path)
+    texts = [text for text, _ in ROWS]
+    for method in ("flat", "mixed"):
+        results = again.code(texts, language="en", method=method)
+        for one, two in zip(coder.code(texts, language="en", method=method), results, strict=True):
+            assert one == two
+        for result, (_, codes) in zip(results, ROWS, strict=True):
+            assert set(result.codes) == set(codes.split(";"))
+
+
 def test_an_untrained_coder_says_how_to_get_a_trained_one():
     with pytest.raises(RuntimeError, match="load one with"):
         small_coder().code(["smith"])
@@ -111,7 +131,7 @@ def test_a_checkpoint_of_another_family_is_refused():
         small_coder().on_load_checkpoint({"state_dict": {}})
 
 
-@pytest.mark.parametrize("name", ["seq2seq_weight", "label_smoothing", "flat_dropout"])
+@pytest.mark.parametrize("name", ["seq2seq_weight", "label_smoothing", "flat_dropout", "repeats"])
 def test_shares_lie_between_0_and_1(name):
     with pytest.raises(ValueError, match=f"{name} must lie between 0 and 1, got 1.5"):
         LossOptions(**{name: 1.5})

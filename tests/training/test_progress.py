@@ -111,6 +111,13 @@ def test_the_banner_names_devices_and_plan(capsys: pytest.CaptureFixture[str]) -
         "lr_scale": 2.0,
         "fallback": "asked for 4 GPUs",
         "plan": plan,
+        "exactness": {
+            "level": "bitwise",
+            "exact_dropout": True,
+            "num_chunks": 8,
+            "num_threads": 1,
+            "gradient_copies": 3,
+        },
     }
     print_banner(facts, "runs/demo")
     shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
@@ -120,6 +127,8 @@ def test_the_banner_names_devices_and_plan(capsys: pytest.CaptureFixture[str]) -
         "host:rank:device a:0:cpu, a:1:cpu",
         "global batch 64 = 2 devices x 8 x 4 accumulated",
         "epoch 313 steps for 20000 samples, 4.3% padding, plan 0123456789ab",
+        "exactness bitwise: 8 chunks a step, 1 thread(s), 3 x the gradients",
+        "dropout keyed by seed, epoch and sample",
         "learning rate 0.003 at this step, scaled by 2",
         "fallback asked for 4 GPUs",
     ]

@@ -2,7 +2,10 @@
 
 from lightning.pytorch import Callback
 
+from lit_models.training.callbacks.averaged_weights import AveragedWeights
 from lit_models.training.callbacks.best_checkpoint import BestCheckpoint
+from lit_models.training.callbacks.bitwise import BitwiseSum
+from lit_models.training.callbacks.exact_dropout import ExactDropout
 from lit_models.training.callbacks.failure import FailureReport
 from lit_models.training.callbacks.last_checkpoint import LastCheckpoint
 from lit_models.training.callbacks.ledger import Ledger
@@ -12,7 +15,10 @@ from lit_models.training.callbacks.preemption import Preemption
 from lit_models.training.callbacks.rehearsal import Rehearsal
 
 __all__ = [
+    "AveragedWeights",
     "BestCheckpoint",
+    "BitwiseSum",
+    "ExactDropout",
     "FailureReport",
     "LastCheckpoint",
     "Ledger",

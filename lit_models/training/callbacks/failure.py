@@ -1,5 +1,6 @@
 """What every rank was doing: said once when a rank fails, written down when one hangs."""
 
+import contextlib
 import faulthandler
 import json
 import os
@@ -209,9 +210,6 @@ def write_once(path: Path, report: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(f".{os.getpid()}")
     temporary.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    try:
-        os.link(temporary, path)  # fails where the file is there: the first one stays
-    except FileExistsError:
-        pass
-    finally:
-        temporary.unlink()
+    with contextlib.suppress(FileExistsError):  # the first report stays
+        os.link(temporary, path)
+    temporary.unlink()

@@ -178,8 +178,9 @@ def _too_large(data: PlannedDataModule, meter: Meter, size: int, load: float) ->
     longest, capacity_gib = int(lengths.argmax()), meter.capacity_bytes / GIB
     took = "ran out" if math.isinf(load) else f"took {load * capacity_gib:.2f} GiB"
     return (
-        f"a micro-batch of {size} does not fit: the longest sample, {longest} of the training split "
-        f"with {int(lengths[longest])} positions, {took} of the {capacity_gib:.2f} GiB of a device. "
+        f"a micro-batch of {size} does not fit: the longest sample, {longest} of the training "
+        f"split with {int(lengths[longest])} positions, {took} of the {capacity_gib:.2f} GiB of a "
+        "device. "
         "Lower max_length, use --trainer.precision=bf16-mixed or --trainer.strategy=fsdp, with "
         "its activation_checkpointing where that is not enough, or give each process more memory "
         "(data.memory_budget_gib on a CPU)."

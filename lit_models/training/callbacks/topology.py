@@ -64,6 +64,7 @@ def topology_facts(trainer: Trainer, pl_module: LightningModule) -> dict[str, An
         "learning_rates": rates,
         "lr_scale": float(getattr(pl_module, "lr_scale", 1.0)),
         "plan": plan_facts(trainer),
+        "exactness": exactness_facts(trainer),
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
@@ -91,6 +92,14 @@ def rehearsed_words(rehearsal: dict[str, Any] | None) -> str:
     return f" (auto, {rehearsal['peak_gib']:.2f}/{rehearsal['memory_gib']:.2f} GiB)"
 
 
+def exactness_facts(trainer: Trainer) -> dict[str, Any]:
+    """Returns what callbacks do for sameness beyond the gradient of the one big batch."""
+    facts: dict[str, Any] = {"level": "gradient", "exact_dropout": False}
+    for callback in trainer.callbacks:
+        facts |= getattr(callback, "exactness_facts", {})
+    return facts
+
+
 def print_banner(facts: dict[str, Any], folder: str) -> None:
     """Prints the devices and then the plan, a line each."""
     table = Table.grid(padding=(0, 2))
@@ -115,6 +124,15 @@ def print_banner(facts: dict[str, Any], folder: str) -> None:
         )
     else:
         table.add_row("accumulation", str(plan["accumulate_grad_batches"]))
+    exactness = facts["exactness"]
+    if exactness["level"] == "bitwise":
+        table.add_row(
+            "exactness",
+            f"bitwise: {exactness['num_chunks']} chunks a step, {exactness['num_threads']} "
+            f"thread(s), {exactness['gradient_copies']} x the gradients",
+        )
+    if exactness["exact_dropout"]:
+        table.add_row("dropout", "keyed by seed, epoch and sample")
     rates = sorted(set(facts["learning_rates"]), reverse=True)
     shown = ", ".join(f"{rate:.3g}" for rate in rates[:3])
     table.add_row("learning rate", f"{shown} at this step, scaled by {facts['lr_scale']:g}")

@@ -138,7 +138,8 @@ class FullyShardedStrategy(ModelParallelStrategy):
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Take each rank's shard of whole weights."""
         options = StateDictOptions(full_state_dict=True, strict=strict)
-        set_model_state_dict(self.model, dict(checkpoint["state_dict"]), options=options)  # type: ignore[arg-type]
+        weights = dict(checkpoint["state_dict"])
+        set_model_state_dict(self.model, weights, options=options)  # type: ignore[arg-type]
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Return the whole state in the form of one device on rank 0; a collective."""

@@ -1,0 +1,252 @@
+"""Gradients added in one fixed binary tree: equal bits on 1, 2, 4 ... processes.
+
+Addition of floats depends on the order. An optimizer step is therefore cut into C chunks, a power
+of two, whatever the devices; chunk c and chunk C - 1 - c are added first, and their sums again in
+this way until one is left. `datamodules.plan.deal` gives each replica a subtree, in its order.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from lit_models.training.keyed_dropout import dropout_rate
+
+Gradients = list[Tensor | None]  # one per parameter; None where no loss has reached it
+
+
+class TreeSum:
+    """Adds gradients pairwise as they come: a binary counter whose digits are partial sums.
+
+    It keeps log2(n) + 1 gradients at most for n micro-batches.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._sums: list[tuple[int, Gradients]] = []  # sizes fall from left to right
+
+    def push(self, gradients: Gradients) -> None:
+        """Add the gradients of the next micro-batch; their tensors now belong to the sum."""
+        size = 1
+        while self._sums and self._sums[-1][0] == size:
+            _, earlier = self._sums.pop()
+            gradients = added(earlier, gradients)
+            size *= 2
+        self._sums.append((size, gradients))
+        self.count += 1
+
+    def pop(self) -> Gradients:
+        """Return the whole sum and start anew; the number of micro-batches is a power of two."""
+        ((_, gradients),) = self._sums
+        self.count, self._sums = 0, []
+        return gradients
+
+
+def added(left: Gradients, right: Gradients) -> Gradients:
+    """Return left + right, written into the tensors of `left`."""
+    both = [(a, b) for a, b in zip(left, right, strict=True) if a is not None and b is not None]
+    if both:
+        torch._foreach_add_([a for a, _ in both], [b for _, b in both])
+    return [b if a is None else a for a, b in zip(left, right, strict=True)]
+
+
+def added_over_ranks(
+    gradients: Gradients, parameters: list[nn.Parameter], rank: int, world_size: int
+) -> Gradients:
+    """Return the sum over all ranks in the order of the tree; a collective.
+
+    In each of log2(world_size) rounds two ranks swap their sums. Both add the same two numbers,
+    and a + b is b + a in every bit, so that nothing needs to be sent back.
+
+    Args:
+        gradients: this rank's subtree; its tensors are used up.
+        parameters: what they are gradients of, in the same order.
+        rank: of the process.
+        world_size: a power of two.
+    """
+    while world_size > 1:
+        partner = rank ^ (world_size - 1)
+        gradients = added(gradients, _swapped(gradients, parameters, partner))
+        world_size //= 2
+    return gradients
+
+
+def _swapped(gradients: Gradients, parameters: list[nn.Parameter], partner: int) -> Gradients:
+    """Send the gradients to a rank and return its own."""
+    mine = _packed(gradients, parameters)
+    theirs = torch.empty_like(mine)
+    swap = [dist.P2POp(dist.isend, mine, partner), dist.P2POp(dist.irecv, theirs, partner)]
+    for work in dist.batch_isend_irecv(swap):
+        work.wait()
+    return _unpacked(theirs, parameters)
+
+
+def _packed(gradients: Gradients, parameters: list[nn.Parameter]) -> Tensor:
+    """Return one vector: a 0 or 1 per parameter for whether it has a gradient, then those."""
+    present = parameters[0].new_tensor([float(g is not None) for g in gradients])
+    flat = [
+        torch.zeros_like(p).flatten() if g is None else g.flatten()
+        for g, p in zip(gradients, parameters, strict=True)
+    ]
+    return torch.cat([present, *flat])
+
+
+def _unpacked(vector: Tensor, parameters: list[nn.Parameter]) -> Gradients:
+    sizes = [len(parameters), *(p.numel() for p in parameters)]
+    present, *flat = vector.split(sizes)
+    return [
+        part.view_as(p).to(p.dtype) if is_there else None
+        for part, p, is_there in zip(flat, parameters, present.tolist(), strict=True)
+    ]
+
+
+@contextmanager
+def pinned(num_threads: int) -> Iterator[None]:
+    """Hold the threads of this process at a number, and kernels to one order of additions."""
+    threads = torch.get_num_threads()
+    is_on = torch.are_deterministic_algorithms_enabled()
+    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    fills = torch.utils.deterministic.fill_uninitialized_memory
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it
+    torch.set_num_threads(num_threads)
+    torch.use_deterministic_algorithms(True)
+    # It finds reads of memory that nobody wrote, and takes a fifth of a step.
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(is_on, warn_only=only_warns)
+        torch.utils.deterministic.fill_uninitialized_memory = fills
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a step is cut into chunks.
+
+    Args:
+        num_replicas: processes that train.
+        accumulate_grad_batches: micro-batches of each of them in a step.
+        global_batch_size: samples of a step.
+        micro_batch_size: as the data was given it.
+        batch_size: the conventional size per device, if the data was given it.
+        is_accumulation_given: the trainer was given `accumulate_grad_batches`.
+    """
+
+    num_replicas: int
+    accumulate_grad_batches: int
+    global_batch_size: int
+    micro_batch_size: int | Literal["auto"] = "auto"
+    batch_size: int | None = None
+    is_accumulation_given: bool = False
+
+    @property
+    def num_chunks(self) -> int:
+        return self.num_replicas * self.accumulate_grad_batches
+
+
+def check_run(strategy: str | None, precision: str | int | None, world_size: int) -> None:
+    """Refuse a run that cannot give equal bits, before its data is read.
+
+    Args:
+        strategy: name as the Trainer takes it, None where the configuration names a class.
+        precision: as the Trainer takes it.
+        world_size: processes.
+
+    Raises:
+        ValueError: another strategy, precision or number of processes than bits can be kept under.
+    """
+    if not (strategy or "auto").startswith(("auto", "ddp")):  # ddp_spawn, ddp_fork ... too
+        raise ValueError(
+            f"exactness: bitwise needs trainer.strategy ddp or ddp_spawn, got {strategy}, which "
+            "adds gradients in an order of its own; use ddp, or --exactness=gradient."
+        )
+    if str(precision).removesuffix("-true") not in ("None", "32", "64"):
+        raise ValueError(
+            f"exactness: bitwise needs trainer.precision 32-true or 64-true, got {precision}; use "
+            "one of them, or --exactness=gradient."
+        )
+    if not _is_power_of_two(world_size):
+        raise ValueError(
+            f"exactness: bitwise needs a power of two of processes, got {world_size}; use "
+            f"--trainer.devices={1 << (world_size.bit_length() - 1)}, or --exactness=gradient."
+        )
+
+
+def check_cut(cut: Cut) -> None:
+    """Refuse a step that is not cut alike on every number of devices.
+
+    Raises:
+        ValueError: the cut follows the devices, or is no power of two.
+    """
+    if cut.batch_size is not None:
+        raise ValueError(
+            f"exactness: bitwise needs one global batch on any number of devices, but "
+            f"data.batch_size {cut.batch_size} is per device; give data.global_batch_size and "
+            "data.micro_batch_size instead."
+        )
+    if cut.micro_batch_size == "auto" and not cut.is_accumulation_given:
+        raise ValueError(
+            f"exactness: bitwise cuts a step alike on any number of devices, but nothing says how: "
+            f"give data.micro_batch_size, for example {max(1, cut.global_batch_size // 8)} for 8 "
+            f"chunks of data.global_batch_size {cut.global_batch_size}."
+        )
+    if not _is_power_of_two(cut.num_chunks):
+        raise ValueError(
+            f"exactness: bitwise needs a power of two of micro-batches in a step, got "
+            f"{cut.num_replicas} devices x {cut.accumulate_grad_batches} accumulated = "
+            f"{cut.num_chunks}; change the devices, data.micro_batch_size or "
+            "data.global_batch_size."
+        )
+    _check_size(cut)
+
+
+def _check_size(cut: Cut) -> None:
+    """More devices than chunks of the given size would cut smaller ones."""
+    if cut.micro_batch_size == "auto" or cut.is_accumulation_given:
+        return
+    meant = -(-cut.global_batch_size // cut.micro_batch_size)
+    if cut.num_chunks != meant:
+        raise ValueError(
+            f"exactness: bitwise: data.micro_batch_size {cut.micro_batch_size} cuts "
+            f"data.global_batch_size {cut.global_batch_size} into {meant} chunks, but "
+            f"{cut.num_replicas} devices take {cut.num_chunks}; use at most {meant} devices, or a "
+            "smaller micro_batch_size for every run that shall be the same."
+        )
+
+
+def _is_power_of_two(number: int) -> bool:
+    return number > 0 and number & (number - 1) == 0
+
+
+def check_network(network: nn.Module, is_keyed: bool) -> None:
+    """Refuse modules whose results depend on more than a chunk and the weights.
+
+    Args:
+        network: what is trained.
+        is_keyed: dropout is keyed by sample.
+
+    Raises:
+        ValueError: dropout by a generator, running statistics, or sparse gradients.
+    """
+    if not is_keyed and dropout_rate(network) > 0:
+        raise ValueError(
+            f"exactness: bitwise: the network has dropout {dropout_rate(network)}, whose masks "
+            "follow each process's generator; add --exact_dropout=true, or set it to 0."
+        )
+    for name, module in network.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            raise ValueError(
+                f"exactness: bitwise: {name} ({type(module).__name__}) keeps running statistics, "
+                "which each process takes from its own samples; use LayerNorm or GroupNorm."
+            )
+        if getattr(module, "sparse", False) is True:
+            raise ValueError(
+                f"exactness: bitwise: {name} ({type(module).__name__}) has sparse gradients, whose "
+                "rows have no fixed order; build it with sparse=False."
+            )

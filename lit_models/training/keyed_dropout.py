@@ -1,0 +1,233 @@
+"""Dropout whose mask belongs to the sample, not to the device, the micro-batch or the padding.
+
+Whether an element is dropped is a hash of (seed, epoch, sample id, module, its n-th call in the
+step, position on every axis): no generator and no state, so a resumed run draws the same masks.
+Shapes: B samples of the micro-batch, R = B x O rows, O rows of each sample.
+"""
+
+from collections import Counter
+
+import torch
+from torch import Tensor, nn
+
+from lit_models.training.record import hash_ids
+
+_MIX_1, _MIX_2 = -1640531535, -2048144777  # odd; 2654435761 and 2246822519 as signed (xxHash32)
+_CHANNELS = -1  # the axis of a site's table of channels
+
+
+def mixed(*parts: int | Tensor) -> Tensor:
+    """Return a well-mixed int64 for a sequence of integers; tensors among them broadcast."""
+    key = torch.zeros((), dtype=torch.int64)
+    for part in parts:
+        key = hash_ids(key + part)
+    return key
+
+
+class SampleKeys:
+    """What the keyed dropouts of a network know about the micro-batch under way."""
+
+    def __init__(self) -> None:
+        self.rows: Tensor | None = None  # [B] int64 while a training step runs
+        self.is_backward = False
+        self._calls: Counter[int] = Counter()
+
+    def begin(self, key: int, sample_id: Tensor) -> None:
+        """Start a micro-batch. Args: key of seed and epoch; sample_id [B] int64."""
+        self.rows = mixed(key, sample_id)
+        self.is_backward = False
+        self._calls.clear()
+
+    def end(self) -> None:
+        self.rows = None
+
+    def next_call(self, module: int, place: str) -> int:
+        """Return which call of the module in this micro-batch this is, from 0.
+
+        Raises:
+            RuntimeError: a module with several calls is called again in the backward pass, where
+                activation checkpointing repeats them in another order.
+        """
+        if not self.is_backward:
+            self._calls[module] += 1
+            return self._calls[module] - 1
+        if self._calls[module] != 1:
+            raise RuntimeError(
+                f"exact_dropout: {place} was called {self._calls[module]} times in the forward "
+                "pass, and again in the backward pass (activation checkpointing): which call is "
+                "repeated cannot be told. Give each call an nn.Dropout of its own, or switch "
+                "checkpointing off."
+            )
+        return 0
+
+
+class KeyedDropout(nn.Dropout):
+    """`nn.Dropout` with the rate, the scale and the evaluation of nn.Dropout and masks by key.
+
+    Rows of one sample lie side by side: row r belongs to sample r // O. `key_dropout` makes these
+    out of the dropouts of a network.
+    """
+
+    index: int  # among the dropouts of the network
+    place: str  # its name there
+    keys: SampleKeys
+    tables: dict[tuple[int, int], Tensor]
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Args: values [R, ...], the last axis holds channels.
+
+        Raises:
+            ValueError: R is no multiple of the samples.
+            RuntimeError: called in training mode outside a training step.
+        """
+        if not self.training or self.p == 0 or values.numel() == 0:
+            return values
+        if self.p == 1:
+            return values * 0.0
+        rows = self._rows(values)
+        call = self.keys.next_call(self.index, self.place)
+        channels = values.shape[-1] if values.dim() > 1 else 1
+        for axis, size in enumerate([len(values) // len(rows), *values.shape[1:-1]]):
+            rows = rows[..., None] + self._table(call, axis, size, rows.device)
+        words = hash_ids(rows).to(torch.int32)[..., None]  # [B, O, ...] and an axis of size 1
+        words = words ^ self._table(call, _CHANNELS, channels, rows.device)
+        keep = _finalised(words) >= round(self.p * 2**32) - 2**31
+        noise = keep.view(values.shape).to(values.dtype).mul_(1 / (1 - self.p))
+        return values * noise
+
+    def _rows(self, values: Tensor) -> Tensor:
+        rows = self.keys.rows
+        if rows is None:
+            raise RuntimeError(
+                f"exact_dropout: {self.place} ran in training mode outside a training step, where "
+                "no sample is known; call eval() first."
+            )
+        if values.dim() == 0 or len(values) % len(rows):
+            raise ValueError(
+                f"exact_dropout: {self.place} got a tensor of shape {list(values.shape)} in a "
+                f"micro-batch of {len(rows)} samples; the first axis must hold the samples, or "
+                "several rows of each side by side. Reshape before this dropout, or leave "
+                "exact_dropout out."
+            )
+        return rows
+
+    def _table(self, call: int, axis: int, size: int, device: torch.device) -> Tensor:
+        """Return one key per index of an axis [size]; those of long axes are kept."""
+        table = self.tables.get((call, axis))
+        if table is None or len(table) < size or table.device != device:
+            site = int(mixed(self.index, call, axis))
+            table = mixed(site, torch.arange(size, device=device))
+            if axis == _CHANNELS:
+                table = table.to(torch.int32)
+            self.tables[call, axis] = table
+        return table[:size]
+
+
+def _finalised(words: Tensor) -> Tensor:
+    """Return 32 bits whose high ones depend on all bits of `words` int32, which is used up."""
+    words.mul_(_MIX_1)
+    words.bitwise_xor_((words >> 15).bitwise_and_((1 << 17) - 1))  # a logical shift
+    return words.mul_(_MIX_2)
+
+
+def key_dropout(network: nn.Module, keys: SampleKeys) -> list[nn.Dropout]:
+    """Turn every `nn.Dropout` of a network into a keyed one in place, and return them.
+
+    In place, since others may hold references to them, and hooks.
+
+    Raises:
+        ValueError: a module drops in a way that cannot be keyed.
+    """
+    check_keyable(network)
+    found = [(name, m) for name, m in network.named_modules() if type(m) is nn.Dropout]
+    for index, (place, module) in enumerate(found):
+        module.__class__ = KeyedDropout
+        module.index, module.place, module.keys, module.tables = index, place, keys, {}
+    return [module for _, module in found]
+
+
+def release_dropout(dropouts: list[nn.Dropout]) -> None:
+    """Make plain dropouts of keyed ones again."""
+    for module in dropouts:
+        module.__class__ = nn.Dropout
+        del module.index, module.place, module.keys, module.tables
+
+
+# Dropout on attention weights is drawn inside fused kernels, or has padding on two axes.
+ATTENTION_OPTIONS = (
+    "attention_probs_dropout_prob",
+    "attention_dropout",
+    "attn_pdrop",
+    "attn_dropout",
+)
+
+
+def check_keyable(network: nn.Module) -> None:
+    """Refuse a network that drops in a way that cannot be keyed.
+
+    Raises:
+        ValueError: the module and its rate.
+    """
+    for name, module in network.named_modules():
+        for option in ATTENTION_OPTIONS:
+            rate = getattr(getattr(module, "config", None), option, None)
+            if isinstance(rate, float | int) and rate > 0:
+                _refuse(name, module, f"config.{option}", rate)
+        rate = _unkeyable_rate(module)
+        if rate > 0:
+            _refuse(name, module, "dropout", rate)
+
+
+def _refuse(name: str, module: nn.Module, option: str, rate: float) -> None:
+    raise ValueError(
+        f"exact_dropout: {name or 'the network'} ({type(module).__name__}) has {option} {rate}, "
+        "which cannot be keyed by sample; set it to 0 (nn.Dropout modules can stay), or leave "
+        "exact_dropout out."
+    )
+
+
+def _unkeyable_rate(module: nn.Module) -> float:
+    if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
+        return module.dropout.p
+    if isinstance(module, nn.MultiheadAttention | nn.RNNBase):
+        return module.dropout
+    if isinstance(module, nn.RReLU):
+        return module.upper - module.lower
+    is_plain = type(module) in (nn.Dropout, KeyedDropout)
+    is_dropout = isinstance(module, nn.modules.dropout._DropoutNd)
+    return module.p if is_dropout and not is_plain else 0.0
+
+
+def dropout_rate(network: nn.Module) -> float:
+    """Return the highest rate of any dropout in a network."""
+    rates = [m.p for m in network.modules() if isinstance(m, nn.modules.dropout._DropoutNd)]
+    return max([0.0, *rates, *(_unkeyable_rate(module) for module in network.modules())])
+
+
+class DrawGuard:
+    """Notices random numbers that a training step draws from the device's generator."""
+
+    def __init__(self) -> None:
+        self._states: list[Tensor] = []
+
+    def begin(self, device: torch.device) -> None:
+        self._states = _generator_states(device)
+
+    def check(self, device: torch.device, option: str) -> None:
+        """Raise if numbers were drawn since `begin`.
+
+        Raises:
+            RuntimeError: something draws by an order that devices and micro-batches decide.
+        """
+        now = _generator_states(device)
+        if not all(torch.equal(a, b) for a, b in zip(self._states, now, strict=True)):
+            raise RuntimeError(
+                f"{option}: training_step drew random numbers that belong to no sample (a "
+                "functional dropout, layer drop, sampling); make it an nn.Dropout module and "
+                "use exact_dropout, set its rate to 0, or leave this option out."
+            )
+
+
+def _generator_states(device: torch.device) -> list[Tensor]:
+    states = [torch.get_rng_state()]
+    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states

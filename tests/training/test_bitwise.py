@@ -1,0 +1,225 @@
+"""The fixed tree: one expression on any number of replicas; what cannot keep it is refused."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from datamodules.plan import deal, turn_order
+from lit_models.training.bitwise import Cut, TreeSum, check_cut, check_network, check_run, pinned
+from lit_models.training.callbacks import BitwiseSum, ExactDropout, LastCheckpoint, Ledger
+from tests.toy import LitToy, ToyData, ledger_lines, toy_trainer
+
+CHUNKS = 16
+
+
+def chunks_of(num_replicas: int, replica: int) -> list[int]:
+    """Return the chunks of one replica in its order; every sample is its own chunk."""
+    ids = np.arange(CHUNKS)
+    dealt = deal(ids, CHUNKS - ids, num_replicas, replica, CHUNKS // num_replicas)
+    return [int(chunk[0]) for chunk, _ in dealt]
+
+
+def joined(parts: list) -> frozenset:
+    """Return the expression of a binary counter: a sum is the set of its two parts."""
+    if len(parts) == 1:
+        return parts[0]
+    return joined([frozenset(parts[i : i + 2]) for i in range(0, len(parts), 2)])
+
+
+def expression(num_replicas: int) -> frozenset:
+    sums = [joined(chunks_of(num_replicas, replica)) for replica in range(num_replicas)]
+    while len(sums) > 1:  # as ranks swap: with the mirror image
+        last = len(sums) - 1
+        sums = [frozenset([sums[i], sums[last - i]]) for i in range(len(sums) // 2)]
+    return sums[0]
+
+
+@pytest.mark.parametrize("num_replicas", [2, 4, 8, 16])
+def test_chunks_are_added_in_one_expression_on_any_number_of_replicas(num_replicas: int) -> None:
+    assert expression(num_replicas) == expression(1)
+
+
+def test_the_cut_of_a_step_does_not_depend_on_the_replicas() -> None:
+    ids, lengths = np.arange(37), np.random.default_rng(0).integers(1, 20, 37)
+    cuts = []
+    for replicas in (1, 2, 4, 8):
+        chunks = [
+            c for r in range(replicas) for c in deal(ids, lengths, replicas, r, 8 // replicas)
+        ]
+        cuts.append({(tuple(i.tolist()), tuple(w.tolist())) for i, w in chunks})
+    assert cuts[0] == cuts[1] == cuts[2] == cuts[3]
+
+
+def test_the_longest_rows_are_taken_first_and_joined_with_the_shortest() -> None:
+    assert turn_order(1) == [0]
+    assert turn_order(4) == [0, 3, 1, 2]
+    assert turn_order(8) == [0, 7, 3, 4, 1, 6, 2, 5]
+    assert turn_order(6) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_tree_sum_adds_neighbours_first_and_keeps_few_partial_sums() -> None:
+    values = [torch.randn(1000, generator=torch.Generator().manual_seed(i)) for i in range(8)]
+    tree = TreeSum()
+    for count, value in enumerate(values, 1):
+        tree.push([value.clone(), None])
+        assert len(tree._sums) == count.bit_count()
+    pairs = [values[i] + values[i + 1] for i in range(0, 8, 2)]
+    total, absent = tree.pop()
+    assert torch.equal(total, (pairs[0] + pairs[1]) + (pairs[2] + pairs[3]))
+    assert not torch.equal(total, sum(values[1:], values[0]))  # one after the other
+    assert absent is None
+    assert tree.count == 0
+
+
+def test_a_parameter_that_some_micro_batches_do_not_reach_keeps_its_gradient() -> None:
+    tree = TreeSum()
+    for gradient in (None, torch.tensor([2.0]), None, torch.tensor([3.0])):
+        tree.push([gradient])
+    assert tree.pop()[0].tolist() == [5.0]
+
+
+def test_threads_and_kernels_are_as_before_when_the_run_is_over(tmp_path) -> None:
+    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    with pinned(2):
+        assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == (2, True)
+    fit(tmp_path, max_steps=1)
+    assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == before
+
+
+def fit(folder, callbacks=None, module=None, micro_batch_size=2, ckpt_path=None, **options):
+    defaults = {"max_steps": 3, "precision": 32, "enable_checkpointing": False}
+    callbacks = [Ledger(), *([BitwiseSum()] if callbacks is None else callbacks)]
+    trainer = toy_trainer(folder, **{**defaults, **options}, callbacks=callbacks)
+    module = module or LitToy()
+    trainer.fit(module, ToyData(micro_batch_size=micro_batch_size), ckpt_path=ckpt_path)
+    return module
+
+
+def test_the_ledger_reads_the_norm_of_the_whole_sum(tmp_path) -> None:
+    fit(tmp_path / "tree")
+    fit(tmp_path / "plain", callbacks=[])
+    for a, b in zip(ledger_lines(tmp_path / "tree"), ledger_lines(tmp_path / "plain"), strict=True):
+        assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-5)
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("fsdp", None, 2), "needs trainer.strategy ddp or ddp_spawn, got fsdp"),
+        (("ddp", "bf16-mixed", 2), "32-true or 64-true, got bf16-mixed"),
+        (("ddp", "16-mixed", 2), "32-true or 64-true, got 16-mixed"),
+        (("ddp", 32, 3), "a power of two of processes, got 3; use --trainer.devices=2"),
+    ],
+)
+def test_a_run_that_cannot_keep_bits_is_refused(arguments, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_run(*arguments)
+    check_run("ddp_spawn", "64-true", 8)
+
+
+@pytest.mark.parametrize(
+    ("cut", "message"),
+    [
+        (Cut(2, 1, 8), "nothing says how: give data.micro_batch_size, for example 1 for 8 chunks"),
+        (Cut(2, 1, 8, batch_size=4), "data.batch_size 4 is per device; give data.global_batch"),
+        (Cut(2, 3, 12, 2), "2 devices x 3 accumulated = 6; change"),
+        (Cut(8, 1, 8, 2), "8 into 4 chunks, but 8 devices take 8; use at most 4 devices"),
+    ],
+)
+def test_a_cut_that_follows_the_devices_is_refused(cut: Cut, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_cut(cut)
+    check_cut(Cut(2, 4, 64, "auto", is_accumulation_given=True))
+    check_cut(Cut(4, 2, 64, 8))
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (nn.Dropout(0.1), "dropout 0.1.*add --exact_dropout=true"),
+        (nn.BatchNorm1d(2), r"0 \(BatchNorm1d\) keeps running statistics.*LayerNorm"),
+        (nn.Embedding(2, 2, sparse=True), r"0 \(Embedding\) has sparse gradients"),
+    ],
+)
+def test_a_network_that_depends_on_more_than_a_chunk_is_refused(module, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_network(nn.Sequential(module), is_keyed=False)
+
+
+def test_a_callback_in_a_plain_script_refuses_too(tmp_path) -> None:
+    with pytest.raises(ValueError, match="nothing says how"):
+        fit(tmp_path, micro_batch_size=None)
+    with pytest.raises(ValueError, match="got bf16-mixed"):
+        fit(tmp_path, precision="bf16-mixed")
+    with pytest.raises(ValueError, match="add --exact_dropout=true"):
+        fit(tmp_path, module=LitToy(dropout=0.1))
+    with pytest.raises(ValueError, match="num_threads must be at least 1, got 0"):
+        BitwiseSum(num_threads=0)
+
+
+def test_random_numbers_that_each_process_draws_itself_are_refused(tmp_path) -> None:
+    class Drawing(LitToy):
+        def forward(self, batch):
+            return nn.functional.dropout(super().forward(batch), 0.1)
+
+    for callback in (BitwiseSum(), ExactDropout()):
+        with pytest.raises(RuntimeError, match="drew random numbers that belong to no sample"):
+            fit(tmp_path, [callback], Drawing())
+
+
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
+def test_a_micro_batch_without_a_loss_is_refused(tmp_path) -> None:
+    class Skipping(LitToy):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            return None if batch_idx == 1 else loss
+
+    with pytest.raises(RuntimeError, match="a step ended after 3 of 4 micro-batches"):
+        fit(tmp_path, module=Skipping())
+
+
+def test_a_resume_with_another_cut_is_refused(tmp_path) -> None:
+    saver = LastCheckpoint(every_n_steps=2, every_epoch=False)
+    fit(tmp_path, [BitwiseSum(), saver], max_steps=2)
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    with pytest.raises(ValueError, match="had num_chunks 4, this one 2"):
+        fit(tmp_path, micro_batch_size=4, ckpt_path=last)
+    with pytest.raises(ValueError, match="had num_threads 1, this one 2"):
+        fit(tmp_path, [BitwiseSum(num_threads=2)], ckpt_path=last)
+
+
+def test_the_command_line_turns_it_on_and_topology_says_so(unisono, toy_config) -> None:
+    status, output = unisono(
+        "fit", "--config", "toy.yaml", "--exactness=bitwise", "--data.micro_batch_size=2",
+        "--model.dropout=0.2", "--exact_dropout=true", "--trainer.default_root_dir=run",
+    )  # fmt: skip
+    assert status == 0, output
+    facts = json.loads((toy_config.parent / "run" / "topology.json").read_text())["exactness"]
+    assert facts == {
+        "level": "bitwise",
+        "exact_dropout": True,
+        "num_chunks": 4,
+        "num_threads": 1,
+        "gradient_copies": 3,
+    }
+    assert "keyed by seed, epoch and sample" in output
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--trainer.devices=3", "power of two of processes, got 3"),
+        ("--trainer.precision=bf16-mixed", "got bf16-mixed"),
+        ("--trainer.strategy=fsdp", "got fsdp"),
+        ("--exactness=bits", "Did you mean bitwise"),
+    ],
+)
+def test_the_command_line_refuses_before_data_is_read(unisono, toy_config, option, message) -> None:
+    status, output = unisono("fit", "--config", "toy.yaml", "--exactness=bitwise", option)
+    assert status == 2
+    assert message in " ".join(output.split())
+    assert not (toy_config.parent / "runs").exists() or option.startswith("--exactness")
