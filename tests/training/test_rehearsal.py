@@ -16,7 +16,7 @@ from torchmetrics import SumMetric
 from datamodules.batching import derive_batching, smaller_shares
 from datamodules.heaviest import heaviest_ids
 from datamodules.plan import PlanOptions, PlanRequest, deal, make_plan
-from lit_models.training.callbacks import Rehearsal, default_callbacks, rehearsal
+from lit_models.training.callbacks import ExactDropout, Rehearsal, default_callbacks, rehearsal
 from lit_models.training.callbacks.last_checkpoint import LastCheckpoint
 from lit_models.training.callbacks.rehearsal import largest_that_fits
 from lit_models.training.callbacks.topology import Topology
@@ -43,7 +43,7 @@ class Noisy(LitToy):
         self.seen.update(batch["weight"].sum())
         self.running_mean.lerp_(batch["values"].mean(), 0.1)
         batch["values"] = self.noise(batch["values"])
-        self.log("train/noise", torch.rand(()))
+        self.log("train/rows", float(len(batch["weight"])))
         return super().training_step(batch, batch_idx)
 
 
@@ -81,9 +81,10 @@ def fit(
 ) -> tuple[Noisy, Any]:
     """Train with the hand-made memory; return the module and the meter."""
     module = module or Noisy(lr_scheduler=partial(WarmupDecay, warmup=3))
-    resume = options.pop("resume", None)
+    resume, first = options.pop("resume", None), options.pop("first", [])
     meter = HandMade(module, BASE + PER_POSITION * most)
-    callbacks = [c for c in default_callbacks() if not isinstance(c, Rehearsal | LastCheckpoint)]
+    own = [c for c in default_callbacks() if not isinstance(c, Rehearsal | LastCheckpoint)]
+    callbacks = [*first, *own]
     callbacks += [LastCheckpoint(every_n_steps=5, every_epoch=False), Topology()]
     callbacks.append(Rehearsal(meter))
     seed_everything(1, verbose=False)
@@ -144,16 +145,24 @@ def test_no_batch_of_any_epoch_is_longer_or_wider_than_the_heaviest(tokens, repl
         assert max(map(math.prod, heaviest)) == max(map(math.prod, dealt))
 
 
-@pytest.mark.parametrize("plan", [PlanOptions(3, 2), PlanOptions(3, 2, global_batch_tokens=40)])
-def test_the_run_is_bit_for_bit_that_of_the_number_that_was_found(tmp_path, plan):
-    module, meter = fit(tmp_path / "auto", ToyData(plan=plan))
+@pytest.mark.parametrize(
+    ("plan", "kinds"),
+    [
+        (PlanOptions(3, 2), []),
+        (PlanOptions(3, 2), [ExactDropout]),
+        (PlanOptions(3, 2, global_batch_tokens=40), []),
+    ],
+)
+def test_the_run_is_bit_for_bit_that_of_the_number_that_was_found(tmp_path, plan, kinds):
+    module, meter = fit(tmp_path / "auto", ToyData(plan=plan), first=[k() for k in kinds])
     assert max(rows * width for rows, width in module.shapes if rows) >= 9
     assert meter.tried[:3] == [1, 1, 2]
     facts = json.loads((tmp_path / "auto" / "topology.json").read_text())["plan"]
     found = facts["micro_batch_size"]
     assert 1 < found < 8
     assert facts["rehearsal"]["micro_batch_size"] == found
-    given, _ = fit(tmp_path / "given", ToyData(plan=plan, micro_batch_size=found))
+    data = ToyData(plan=plan, micro_batch_size=found)
+    given, _ = fit(tmp_path / "given", data, first=[k() for k in kinds])
     assert given.shapes == module.shapes[-len(given.shapes) :]
     assert_equal(tmp_path / "auto", tmp_path / "given")
 
