@@ -14,6 +14,30 @@ class Batching:
     accumulate_grad_batches: int
 
 
+@dataclass(frozen=True)
+class Rehearsed:
+    """What a rehearsal found for `micro_batch_size: auto`.
+
+    Args:
+        micro_batch_size: the largest that fits on every device.
+        peak_gib: memory that it took, on the device where it took the largest share.
+        memory_gib: what one device has for it.
+    """
+
+    micro_batch_size: int
+    peak_gib: float
+    memory_gib: float
+
+
+def smaller_shares(num_replicas: int, global_batch_size: int) -> list[int]:
+    """Return the micro-batches that `auto` may choose: a device's share halved again and again,
+    ascending from 1 to the whole share."""
+    sizes = [math.ceil(global_batch_size / num_replicas)]
+    while sizes[-1] > 1:
+        sizes.append(math.ceil(sizes[-1] / 2))
+    return sizes[::-1]
+
+
 def derive_batching(
     num_replicas: int,
     global_batch_size: int,
@@ -26,7 +50,8 @@ def derive_batching(
     Args:
         num_replicas: data-parallel replicas.
         global_batch_size: samples of one optimizer step, over all replicas.
-        micro_batch_size: samples of one forward call on one replica; `auto` is the whole share.
+        micro_batch_size: samples of one forward call on one replica; `auto` is the whole share,
+            which a rehearsal replaces by what fits.
         batch_size: the conventional size per device; given, the global batch grows with devices.
         accumulate_grad_batches: the trainer's; above 1 it is kept and the micro-batch follows.
 

@@ -319,6 +319,14 @@ def padding_share(plan: Plan, lengths: np.ndarray, batching: Batching, num_repli
     return 1 - used / padded if padded else 0.0
 
 
+def count_targets(ids: np.ndarray, target_counts: dict[str, np.ndarray | None]) -> dict[str, float]:
+    """Return term -> number of targets of these samples."""
+    return {
+        term: float(len(ids) if per_sample is None else per_sample[ids].sum())
+        for term, per_sample in target_counts.items()
+    }
+
+
 def iterate_micro_batches(
     plan: Plan,
     lengths: np.ndarray,
@@ -332,10 +340,7 @@ def iterate_micro_batches(
     """Yield the micro-batches of one replica from one step of the epoch on."""
     for step in range(first_step, plan.num_steps):
         ids = plan.step_ids(step)
-        denominators = {
-            term: float(len(ids) if per_sample is None else per_sample[ids].sum())
-            for term, per_sample in target_counts.items()
-        }
+        denominators = count_targets(ids, target_counts)
         accumulation = batching.accumulate_grad_batches
         for chunk, weights in deal(ids, lengths, num_replicas, replica, accumulation):
             yield MicroBatch(epoch, step, chunk, weights, denominators)

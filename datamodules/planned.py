@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from lightning.pytorch import LightningDataModule
 
-from datamodules.batching import Batching, derive_batching
+from datamodules.batching import Batching, Rehearsed, derive_batching
 from datamodules.loader import LoaderOptions, PlannedDataset, PlannedLoader, auto_workers
 from datamodules.plan import (
     MicroBatch,
@@ -50,6 +50,7 @@ class PlanFacts:
     padding_share: float
     plan_digest: str
     global_batch_grows_with_devices: bool
+    rehearsal: Rehearsed | None = None
 
 
 class PlannedDataModule(LightningDataModule):
@@ -57,11 +58,14 @@ class PlannedDataModule(LightningDataModule):
 
     Args:
         global_batch_size: samples of one optimizer step, over all devices.
-        micro_batch_size: samples of one forward call on one device; `auto`: the whole share of a
-            device. Accumulation is derived, unless the trainer is given one.
+        micro_batch_size: samples of one forward call on one device; `auto`: the largest that fits,
+            on a CPU without a budget the whole share of the device. Accumulation is derived,
+            unless the trainer is given one.
         batch_size: the conventional size per device; the global batch then grows with devices.
         plan: how an epoch is cut into steps.
         loader: how batches are made ready.
+        memory_budget_gib: what each process may take of the host's memory on a CPU, in GiB;
+            `micro_batch_size: auto` and `trainer.strategy: auto` keep to it. None sets no limit.
 
     Raises:
         ValueError: sizes below 1 or in conflict.
@@ -74,14 +78,22 @@ class PlannedDataModule(LightningDataModule):
         batch_size: int | None = None,
         plan: PlanOptions = PlanOptions(),  # noqa: B008 - frozen
         loader: LoaderOptions = LoaderOptions(),  # noqa: B008 - frozen
+        memory_budget_gib: float | None = None,
     ) -> None:
         super().__init__()
+        if memory_budget_gib is not None and memory_budget_gib <= 0:
+            raise ValueError(
+                f"memory_budget_gib must be above 0, got {memory_budget_gib}; leave it out to set "
+                "no limit."
+            )
         derive_batching(1, global_batch_size, micro_batch_size, batch_size)
         self.global_batch_size = global_batch_size
         self.micro_batch_size = micro_batch_size
         self.batch_size = batch_size
         self.plan_options = plan
         self.loader_options = loader
+        self.memory_budget_gib = memory_budget_gib
+        self.rehearsed: Rehearsed | None = None
         self.datasets: dict[Stage, PlannedDataset] = {}
         self.done_batches: frozenset[int] = frozenset()
         self.find_done_batches: Callable[[], frozenset[int]] = frozenset
@@ -100,9 +112,23 @@ class PlannedDataModule(LightningDataModule):
         if self.trainer is not None:
             if self._limits is None or self._limits.trainer is not self.trainer:
                 self._limits = RunLimits(self.trainer)
+                self.rehearsed = None
             if stage == "fit":
                 self.trainer.accumulate_grad_batches = self.batching.accumulate_grad_batches
             self._limits.convert(self)
+
+    @property
+    def seeks_micro_batch(self) -> bool:
+        """Whether the micro-batch of training is left to a rehearsal."""
+        is_open = self.micro_batch_size == "auto" and self.batch_size is None
+        return is_open and self.given_accumulation == 1
+
+    def take_micro_batch(self, found: Rehearsed) -> None:
+        """Deal with this micro-batch from now on; called before the loaders are made."""
+        assert self._limits is not None
+        self.rehearsed = found
+        self.trainer.accumulate_grad_batches = self.batching.accumulate_grad_batches
+        self._limits.convert(self)
 
     def train_dataloader(self) -> PlannedLoader:
         return self._loader("train")
@@ -162,10 +188,11 @@ class PlannedDataModule(LightningDataModule):
     @property
     def batching(self) -> Batching:
         """The batching for this many devices."""
+        micro = self.rehearsed.micro_batch_size if self.rehearsed else self.micro_batch_size
         return derive_batching(
             self.num_replicas,
             self.global_batch_size,
-            self.micro_batch_size,
+            micro,
             self.batch_size,
             self.given_accumulation,
         )
@@ -212,6 +239,7 @@ class PlannedDataModule(LightningDataModule):
             padding_share=padding_share(plan, lengths, batching, self.num_replicas),
             plan_digest=self.request("train").digest(),
             global_batch_grows_with_devices=self.batch_size is not None,
+            rehearsal=self.rehearsed,
         )
 
     def request(self, stage: Stage) -> PlanRequest:

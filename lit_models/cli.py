@@ -9,13 +9,15 @@ from lightning.pytorch.strategies import StrategyRegistry
 
 from lit_models import checkpoint_values, config_files
 from lit_models.cli_errors import OneScreenErrors, UsageError, is_first_process, say, screen
-from lit_models.training import bitwise, preflight
+from lit_models.training import bitwise, preflight, strategy_choice
 from lit_models.training.callbacks import BitwiseSum, ExactDropout, default_callbacks
 from lit_models.training.callbacks.ledger import ledger_of
 from lit_models.training.callbacks.progress import ProgressLine
 from lit_models.training.callbacks.run_config import RunConfig
+from lit_models.training.callbacks.state_check import StateCheck
 from lit_models.training.callbacks.topology import Topology
 from lit_models.training.loggers import default_loggers
+from lit_models.training.memory import Choice
 from lit_models.training.run_folder import Run
 
 
@@ -129,9 +131,15 @@ class UnisonoCLI(LightningCLI):
         callbacks = list(callbacks) if isinstance(callbacks, list) else [callbacks]
         own: list[Callback] = [Topology(verdict.fallback, verdict.warnings)]
         own += [ProgressLine()] if given.enable_progress_bar is not False else []
-        own += [ExactDropout()] if self._get(self.config, "exact_dropout") else []
+        # Before the rehearsal of the default ones: the size of the state, and the real dropout.
+        first: list[Callback] = [ExactDropout()] if self._get(self.config, "exact_dropout") else []
         own += [BitwiseSum()] if self._get(self.config, "exactness") == "bitwise" else []
-        missing = missing_kinds([*default_callbacks(), *own], callbacks)
+        chosen = self._chosen_strategy(verdict)
+        if chosen is not None:
+            kwargs["strategy"] = chosen.strategy
+            if chosen.unchecked_bytes is not None:
+                first.append(StateCheck(chosen.unchecked_bytes))
+        missing = missing_kinds([*first, *default_callbacks(), *own], callbacks)
         if given.logger is not False:
             named = given.logger if isinstance(given.logger, list) else [given.logger]
             named = [logger for logger in named if logger not in (None, True)]
@@ -139,8 +147,24 @@ class UnisonoCLI(LightningCLI):
             defaults = default_loggers(self.choice.folder, step)
             kwargs["logger"] = [*missing_kinds(defaults, named), *named]
         kwargs |= {"accelerator": verdict.accelerator, "devices": verdict.devices}
-        # The ledger first: others ask it whether a step has ended.
+        # The ledger before those that ask it whether a step has ended.
         return super().instantiate_trainer(callbacks=[*missing, *callbacks], **kwargs)
+
+    def _chosen_strategy(self, verdict: preflight.Verdict) -> Choice | None:
+        """Returns what `trainer.strategy: auto` becomes, and prints why; None where it stays."""
+        config, is_training = self.config[self.subcommand], self.subcommand == "fit"
+        settings, precision = preflight.settings_of(config), config.trainer.precision
+        try:
+            chosen = strategy_choice.choose(
+                settings, verdict, self.model, self.datamodule, is_training, precision
+            )
+            if chosen is not None and is_training and config.exactness == "bitwise":
+                bitwise.check_run(chosen.strategy, precision, verdict.world_size)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        if chosen is not None and is_first_process():
+            say(chosen.line)
+        return chosen
 
     def fit(self, **kwargs: Any) -> None:
         """Trains; with `test_after_fit` the best checkpoint is tested at the end."""

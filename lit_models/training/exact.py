@@ -46,6 +46,8 @@ class ExactModule(LightningModule):
     monitor_mode: ClassVar[str] = "min"
     # Whether every rank calls each block equally often in a training step.
     calls_blocks_evenly: ClassVar[bool] = True
+    # Whether a step may be cut into micro-batches: not where the loss couples its samples.
+    may_accumulate: ClassVar[bool] = True
     export_keys: ClassVar[tuple[str, ...]] = ()
     init_from: str | None = None
     init_from_part: str | None = None
@@ -81,8 +83,9 @@ class ExactModule(LightningModule):
     def own_callbacks(self) -> list[Callback]:
         """Return what a run of this module always has; a family adds its own to these."""
         from lit_models.training.callbacks.ledger import Ledger
+        from lit_models.training.callbacks.rehearsal import Rehearsal
 
-        return [Ledger()]
+        return [Ledger(), Rehearsal()]
 
     def configure_callbacks(self) -> list[Callback]:
         """Return the own callbacks that the trainer lacks: a plain script gets them too."""
@@ -163,6 +166,10 @@ class ExactModule(LightningModule):
         if self._trainer is None or self.trainer.state.fn != "fit":
             take_averaged(checkpoint)
             return
+        self.settle_progress(checkpoint)
+
+    def settle_progress(self, checkpoint: dict[str, Any]) -> None:
+        """Make a checkpoint's progress that of today's accumulation; twice is the same as once."""
         # Lightning restores the datamodule after the model: its state is read where it lies.
         datamodule = self.trainer.datamodule
         position = checkpoint.get(type(datamodule).__qualname__)

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import json
 import logging
 import math
 import warnings
@@ -170,8 +171,17 @@ def follow_one_device(
     micro = data.batch_size or data.micro_batch_size
     data.global_batch_size = request["global_batch_size"]
     if micro == "auto" or accumulation > 1:
-        micro = math.ceil(data.global_batch_size / slots)
+        micro = rehearsed_size(run) or math.ceil(data.global_batch_size / slots)
     data.batch_size, data.micro_batch_size = None, micro
+
+
+def rehearsed_size(run: Path) -> int | None:
+    """Return the micro-batch that `auto` found for a run, None where nothing was rehearsed."""
+    path = run / "topology.json"
+    if not path.exists():
+        return None
+    found = json.loads(path.read_text(encoding="utf-8"))["plan"].get("rehearsal")
+    return found["micro_batch_size"] if found else None
 
 
 class AtStep(Callback):

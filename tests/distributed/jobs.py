@@ -15,7 +15,7 @@ from lightning.pytorch import seed_everything
 from lightning.pytorch.strategies import StrategyRegistry
 from torch.distributed.tensor import DTensor
 
-from lit_models.training.callbacks import default_callbacks
+from lit_models.training.callbacks import Rehearsal, default_callbacks
 from lit_models.training.callbacks.last_checkpoint import LastCheckpoint
 from lit_models.training.strategies import FullyShardedStrategy
 from tests.distributed.families import FAMILIES
@@ -30,12 +30,17 @@ def run_job(folder: Path, job: dict[str, Any]) -> None:
     Args:
         folder: of the job.
         job: `family`, `strategy`, and perhaps `data` and `trainer` options, `sharding` options,
-            `resume` (a checkpoint).
+            `resume` (a checkpoint), `positions` (how many of them the memory of each rank holds).
     """
     folder.mkdir(parents=True, exist_ok=True)
     seed_everything(1, verbose=False)
     callbacks = [c for c in default_callbacks() if not isinstance(c, LastCheckpoint)]
     callbacks.append(LastCheckpoint(every_n_steps=job.get("save_every", 5), every_epoch=False))
+    module, data = FAMILIES[job["family"]](folder, job.get("data", {}))
+    if "positions" in job:
+        here = int(os.environ.get("RANK", "0"))
+        callbacks = [c for c in callbacks if not isinstance(c, Rehearsal)]
+        callbacks.append(Rehearsal(HandMade(module, job["positions"][here])))
     strategy = job["strategy"]
     if "sharding" in job:  # by name, since Lightning refuses float64 to an object of this kind
         strategy = f"fsdp-{job['name']}"
@@ -49,15 +54,35 @@ def run_job(folder: Path, job: dict[str, Any]) -> None:
         callbacks=callbacks,
         **{"max_steps": STEPS, "max_epochs": 9, "gradient_clip_val": 1.0, **job.get("trainer", {})},
     )
-    module, data = FAMILIES[job["family"]](folder, job.get("data", {}))
     trainer.fit(module, data, ckpt_path=job.get("resume"), weights_only=True)
     facts: dict[str, Any] = {"bytes": bytes_here(trainer), "world_size": trainer.world_size}
+    facts["micro_batch_size"] = data.batching.micro_batch_size
     facts["validation"] = trainer.validate(module, data, verbose=False)[0]
     facts["test"] = trainer.test(module, data, verbose=False)[0]
     trainer.predict(module, data, return_predictions=False)
     facts["bytes_after"] = bytes_here(trainer)
     name = "facts.json" if trainer.is_global_zero else f"facts-{trainer.global_rank}.json"
     (folder / name).write_text(json.dumps(facts))
+
+
+class HandMade:
+    """A memory of so many positions, in which a batch takes as many as it has."""
+
+    def __init__(self, module: Any, num_positions: int) -> None:
+        self.capacity_bytes, self.largest = num_positions * 10**9, 0
+        after_transfer = module.on_after_batch_transfer
+
+        def noted(batch: Any, dataloader_idx: int) -> Any:
+            self.largest = max(self.largest, batch["values"].numel())
+            return after_transfer(batch, dataloader_idx)
+
+        module.on_after_batch_transfer = noted
+
+    def start(self) -> None:
+        self.largest = 0
+
+    def peak_bytes(self) -> int:
+        return self.largest * 10**9  # beside which the copies of weights are nothing
 
 
 def bytes_here(trainer: Any) -> dict[str, int]:

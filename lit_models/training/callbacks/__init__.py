@@ -12,6 +12,7 @@ from lit_models.training.callbacks.ledger import Ledger
 from lit_models.training.callbacks.non_finite import NonFinite
 from lit_models.training.callbacks.predictions import PredictionWriter
 from lit_models.training.callbacks.preemption import Preemption
+from lit_models.training.callbacks.rehearsal import Rehearsal
 
 __all__ = [
     "AveragedWeights",
@@ -24,6 +25,7 @@ __all__ = [
     "NonFinite",
     "PredictionWriter",
     "Preemption",
+    "Rehearsal",
     "default_callbacks",
 ]
 
@@ -34,6 +36,7 @@ def default_callbacks() -> list[Callback]:
         Ledger(),
         NonFinite(),
         Preemption(),
+        Rehearsal(),
         FailureReport(),
         LastCheckpoint(),
         BestCheckpoint(),

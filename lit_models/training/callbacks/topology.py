@@ -85,6 +85,13 @@ def plan_facts(trainer: Trainer) -> dict[str, Any]:
     return asdict(facts) if is_dataclass(facts) and not isinstance(facts, type) else dict(facts)
 
 
+def rehearsed_words(rehearsal: dict[str, Any] | None) -> str:
+    """Returns what the rehearsal measured, in brackets; nothing where there was none."""
+    if rehearsal is None:
+        return ""
+    return f" (auto, {rehearsal['peak_gib']:.2f}/{rehearsal['memory_gib']:.2f} GiB)"
+
+
 def exactness_facts(trainer: Trainer) -> dict[str, Any]:
     """Returns what callbacks do for sameness beyond the gradient of the one big batch."""
     facts: dict[str, Any] = {"level": "gradient", "exact_dropout": False}
@@ -107,7 +114,8 @@ def print_banner(facts: dict[str, Any], folder: str) -> None:
         table.add_row(
             "global batch",
             f"{plan['global_batch_size']} = {plan['num_replicas']} devices x "
-            f"{plan['micro_batch_size']} x {plan['accumulate_grad_batches']} accumulated",
+            f"{plan['micro_batch_size']} x {plan['accumulate_grad_batches']} accumulated"
+            f"{rehearsed_words(plan.get('rehearsal'))}",
         )
         table.add_row(
             "epoch",

@@ -1,0 +1,84 @@
+"""How much memory a device has, and the most that was in use at a time: on the host, on a GPU."""
+
+import ctypes
+import gc
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+GIB = 2**30
+# What a rehearsal may fill: blocks whose sizes differ from step to step leave gaps, on a GPU in the
+# allocator's segments, on the host in the C library's heap (it keeps up to 64 MiB of freed blocks).
+USABLE_SHARE = 0.9
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_RESET_PEAK = "5"  # man 5 proc, /proc/pid/clear_refs
+
+
+class Meter(Protocol):
+    """Measures the peak of one stretch of work."""
+
+    capacity_bytes: int
+
+    def start(self) -> None:
+        """Begin a stretch."""
+
+    def peak_bytes(self) -> int:
+        """Return the most that was in use since `start`."""
+
+
+class HostMeter:
+    """The resident memory of this process against a budget; Linux.
+
+    Args:
+        budget_gib: what the process may take, its libraries and its data included.
+
+    Raises:
+        ValueError: the system does not tell the peak.
+    """
+
+    def __init__(self, budget_gib: float) -> None:
+        self.capacity_bytes = int(USABLE_SHARE * budget_gib * GIB)
+        if not _CLEAR.exists():
+            raise ValueError(
+                f"data.memory_budget_gib is {budget_gib}, but {_CLEAR} is missing here, from which "
+                "the peak is measured; leave it out and give data.micro_batch_size as a number."
+            )
+
+    def start(self) -> None:
+        gc.collect()
+        _trim_heap()
+        _CLEAR.write_text(_RESET_PEAK)
+
+    def peak_bytes(self) -> int:
+        line = next(x for x in _STATUS.read_text().splitlines() if x.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024
+
+
+class DeviceMeter:
+    """The memory of a GPU that this process may use; what others hold is not counted to it.
+
+    Args:
+        device: a CUDA device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        torch.cuda.empty_cache()
+        free, _ = torch.cuda.mem_get_info(device)
+        self.capacity_bytes = int(USABLE_SHARE * (free + torch.cuda.memory_reserved(device)))
+
+    def start(self) -> None:
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self.device)
+
+    def peak_bytes(self) -> int:
+        return torch.cuda.max_memory_allocated(self.device)
+
+
+def _trim_heap() -> None:
+    """Give freed memory back to the system, where the C library can: it would count as in use."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

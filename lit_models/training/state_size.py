@@ -1,0 +1,100 @@
+"""How large a module's network and optimizer are, counted before or after they are built."""
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import Tensor, nn
+
+from lit_models.training.memory import StateSize
+
+ADAM_MOMENTS = 2.0  # assumed of a module that makes its optimizer out of sight
+_PROBE_WIDTH = 64
+_TRUE_BYTES = {"64": 8, "16": 2}  # of `trainer.precision` with the ending -true; bf16 like 16
+
+
+def size_before_setup(module: LightningModule, precision: str | int | None) -> StateSize | None:
+    """Return the size of a module that is not built yet; None where the data decides it.
+
+    A copy is built on torch's `meta` device, whose tensors have shapes and no memory.
+
+    Args:
+        module: as its constructor left it.
+        precision: as the Trainer takes it.
+    """
+    if next(module.parameters(), None) is not None:
+        return size_of(module, precision)  # built in its constructor
+    sketch = copy.deepcopy(module)
+    if hasattr(sketch, "init_from"):
+        sketch.init_from = None  # the shapes are those of the network, not of the file
+    try:
+        with isolate_rng(), torch.device("meta"):
+            sketch.configure_model()
+    except Exception:
+        # It needs a trainer, data or a real device. What is wrong with it in itself, it says again
+        # when it is built for the run; until then its size is unknown.
+        return None
+    return size_of(sketch, precision)
+
+
+def size_of(module: LightningModule, precision: str | int | None = None) -> StateSize | None:
+    """Return the size of a module that is built; None where it has no parameters.
+
+    Args:
+        module: with its network.
+        precision: as the Trainer takes it, where the module is not yet converted to it.
+    """
+    parameters = list(module.parameters())
+    total = _count(parameters)
+    if not total:
+        return None
+    largest = max(parameters, key=Tensor.numel)
+    return StateSize(
+        num_parameters=total,
+        num_trained=_count(p for p in parameters if p.requires_grad),
+        gathered_parameters=gathered_parameters(module, total),
+        evaluated_parameters=total if is_overridden("validation_step", module) else 0,
+        bytes_per_parameter=_true_bytes(precision) or largest.element_size(),
+        moments_per_parameter=moments_per_parameter(getattr(module, "optimizer", None)),
+    )
+
+
+def gathered_parameters(module: LightningModule, total: int) -> int:
+    """Return the most parameters that fsdp has whole at a time: the largest block and those in
+    none, or all where ranks call the blocks unevenly."""
+    blocks = list(module.blocks()) if hasattr(module, "blocks") else []
+    if not blocks or not getattr(module, "calls_blocks_evenly", True):
+        return total
+    in_blocks = _count({p for block in blocks for p in block.parameters()})
+    return total - in_blocks + max(_count(block.parameters()) for block in blocks)
+
+
+def moments_per_parameter(factory: Any) -> float:
+    """Return how many values an optimizer keeps for each parameter, found by one step of it.
+
+    Args:
+        factory: parameter groups -> optimizer; anything else counts as Adam.
+    """
+    if not callable(factory):
+        return ADAM_MOMENTS
+    weight = nn.Parameter(torch.zeros(_PROBE_WIDTH, _PROBE_WIDTH))
+    weight.grad = torch.ones_like(weight)
+    with isolate_rng():
+        optimizer = factory([{"params": [("weight", weight)]}])
+        optimizer.step()
+    kept = [v for v in optimizer.state[weight].values() if isinstance(v, Tensor) and v.dim()]
+    return sum(value.numel() for value in kept) / weight.numel()
+
+
+def _true_bytes(precision: str | int | None) -> int | None:
+    name = str(precision).removeprefix("bf")
+    is_true = name.endswith("-true") or name == "64"
+    return _TRUE_BYTES.get(name.removesuffix("-true")) if is_true else None
+
+
+def _count(parameters: Iterable[Tensor]) -> int:
+    return sum(parameter.numel() for parameter in parameters)

@@ -1,0 +1,60 @@
+"""A rehearsal under ddp and fsdp: the rank with least room decides, and no trace is left."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.distributed.launch import run
+from tests.distributed.test_matrix import facts, run_jobs, weights
+from tests.toy import ledger_lines
+
+pytestmark = pytest.mark.slow
+STRATEGIES = ("ddp", "fsdp")
+FEW, MANY = 40, 80  # of 9 positions in the longest row: 4 rows fit, and all 8 of a device's share
+
+
+def job(family: str, strategy: str, name: str, data: dict[str, Any], **more: Any) -> dict[str, Any]:
+    data = {"global_batch_size": 16, **data}
+    named = {"name": f"{family}-{strategy}-{name}", "family": family, "strategy": strategy}
+    return {**named, "data": data, "trainer": {"max_steps": 5}, **more}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("memory")
+    jobs = []
+    for strategy in STRATEGIES:
+        for family in ("toy", "tied"):
+            jobs.append(job(family, strategy, "given", {"micro_batch_size": 4}))
+            jobs.append(job(family, strategy, "auto", {}, positions=[MANY, FEW]))
+        jobs.append(job("occupation_coder", strategy, "given", {"micro_batch_size": 8}))
+        jobs.append(job("occupation_coder", strategy, "auto", {"memory_budget_gib": 64.0}))
+    run_jobs(folder, 2, jobs)
+    return folder
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("family", "found"), [("toy", 4), ("tied", 4), ("occupation_coder", 8)])
+def test_the_run_is_bit_for_bit_that_of_the_number_that_was_found(runs, family, found, strategy):
+    auto, given = (runs / f"{family}-{strategy}-{name}" for name in ("auto", "given"))
+    assert facts(auto)["micro_batch_size"] == facts(given)["micro_batch_size"] == found
+    for a, b in zip(ledger_lines(auto), ledger_lines(given), strict=True):
+        assert {**a, "seconds": 0} == {**b, "seconds": 0}
+    for name, value in weights(given).items():
+        assert torch.equal(value, weights(auto)[name]), name
+
+
+def test_the_command_says_once_which_strategy_and_which_micro_batch_it_chose(tmp_path):
+    options = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--data.memory_budget_gib=8"]
+    config = ["--config", "occupation_coder/debug.yaml", "--trainer.limit_val_batches=0"]
+    place = f"--trainer.default_root_dir={tmp_path / 'run'}"
+    done = run("-m", "lit_models", "fit", *config, *options, place)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert done.stdout.count("strategy ddp: the number of weights is known once the data") == 1
+    plan = json.loads((tmp_path / "run" / "topology.json").read_text())["plan"]
+    assert plan["rehearsal"]["micro_batch_size"] == plan["micro_batch_size"] == 8
+    assert 0 < plan["rehearsal"]["peak_gib"] < plan["rehearsal"]["memory_gib"]
+    assert f"{plan['rehearsal']['memory_gib']:.2f} GiB)" in done.stdout
