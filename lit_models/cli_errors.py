@@ -249,7 +249,7 @@ def one_screen(error: BaseException) -> str | None:
         return _from_child(str(error))
     if isinstance(error, ModuleNotFoundError) and "wandb" in str(error):
         return "Weights & Biases is an extra: pip install 'unisono[wandb]', or -e '.[wandb]' here."
-    if isinstance(error, (ValueError, OSError, RuntimeError)):
+    if isinstance(error, (ValueError, OSError, RuntimeError, FloatingPointError)):
         frames = traceback.extract_tb(error.__traceback__)
         if frames and is_own_file(frames[-1].filename):
             return str(error)

@@ -290,3 +290,11 @@ def test_a_long_message_is_cut_to_one_screen() -> None:
     lines = screen("word " * 1000).splitlines()
     assert len(lines) < 24
     assert lines[-1].startswith("… (more")
+
+
+def test_a_step_that_is_not_finite_is_one_screen(unisono: Unisono, toy_config: Path) -> None:
+    status, output = unisono("fit", f"--config={toy_config}", "--data.nan_sample=20")
+    assert status == 1
+    assert "Traceback" not in output
+    assert re.search(r"error: step \d+: loss or gradient is not finite", output)
+    assert "Samples: " in output

@@ -140,6 +140,7 @@ def test_a_run_of_other_batch_options_is_replayed_as_it_was(tmp_path: Path, repl
     assert content["grad_norm"] == pytest.approx(line["grad_norm"], rel=1e-10)
 
 
+@pytest.mark.filterwarnings("ignore:.*its update was not applied")
 def test_a_nan_in_one_samples_data_is_found_and_named(tmp_path: Path, replayed) -> None:
     skipping = ["--trainer.callbacks+=lit_models.training.callbacks.NonFinite"]
     skipping += ["--trainer.callbacks.policy=skip"]
