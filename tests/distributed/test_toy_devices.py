@@ -83,7 +83,7 @@ def test_each_run_proves_that_it_used_each_sample_once(runs, name):
     ("before", "after"),
     [
         pytest.param("one", "ddp", id="1 to 2", marks=pytest.mark.slow),
-        pytest.param("ddp", "one", id="2 to 1", marks=pytest.mark.slow),
+        pytest.param("ddp", "one", id="2 to 1", marks=pytest.mark.soak),
     ],
 )
 def test_a_killed_run_goes_on_with_another_number_of_devices(runs, tmp_path, before, after):
