@@ -15,11 +15,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback
-from lightning.pytorch.strategies import DDPStrategy
 
 from lit_models.cli_errors import run_guarded
 from lit_models.training.callbacks import default_callbacks
 from lit_models.training.callbacks.last_checkpoint import LastCheckpoint
+from lit_models.training.strategies import ReplicatedStrategy
 from tests.toy import LitToy, ToyData, toy_trainer
 
 
@@ -91,7 +91,7 @@ def main() -> None:
     if args.fail_at:
         callbacks.append(FailsAt(args.fail_at, args.fail_how))
     if args.timeout_s:
-        args.strategy = DDPStrategy(timeout=timedelta(seconds=args.timeout_s))
+        args.strategy = ReplicatedStrategy(timeout=timedelta(seconds=args.timeout_s))
     trainer = toy_trainer(
         args.folder,
         devices=args.devices,
