@@ -14,25 +14,39 @@ MARK = "UNISONO_TEST_RUN"
 
 def run(*arguments: str, timeout_s: float = 150, **environ: str) -> subprocess.CompletedProcess:
     """Return the finished `python arguments`; no process of it is left, whatever happened."""
+    process, mark = started(*arguments, **environ)
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    finally:
+        ended(process, mark)
+    return subprocess.CompletedProcess(arguments, process.returncode, output)
+
+
+def started(*arguments: str, **environ: str) -> tuple[subprocess.Popen, str]:
+    """Start `python arguments` in a session of its own; return it and its mark."""
     inherited = {k: v for k, v in os.environ.items() if k not in ("LOCAL_RANK", "NODE_RANK")}
-    environ[MARK] = uuid.uuid4().hex
+    mark = uuid.uuid4().hex
     process = subprocess.Popen(
         [sys.executable, *arguments],
         cwd=ROOT,
-        env={**inherited, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **environ},
+        env={
+            **{**inherited, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
+            **{**environ, MARK: mark},
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
     )
-    try:
-        output, _ = process.communicate(timeout=timeout_s)
-    finally:
-        for pid in processes_of(environ[MARK]):
-            with contextlib.suppress(ProcessLookupError):  # it ended in between
-                os.kill(pid, signal.SIGKILL)
-        process.wait()
-    return subprocess.CompletedProcess(arguments, process.returncode, output)
+    return process, mark
+
+
+def ended(process: subprocess.Popen, mark: str) -> None:
+    """Kill what is left of a started command."""
+    for pid in processes_of(mark):
+        with contextlib.suppress(ProcessLookupError):  # it ended in between
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
 
 
 def processes_of(mark: str) -> list[int]:

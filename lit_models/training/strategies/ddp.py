@@ -44,9 +44,10 @@ class ReplicatedStrategy(ManagedProcesses, DDPStrategy):
             start_method=start_method,
             find_unused_parameters=find_unused_parameters,
             gradient_as_bucket_view=gradient_as_bucket_view,
-            broadcast_buffers=broadcast_buffers,
             bucket_cap_mb=bucket_cap_mb,
             static_graph=static_graph,
+            # torch 2.13 warns of the name wherever it is given, even with its default.
+            **({} if broadcast_buffers else {"broadcast_buffers": False}),
         )
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
