@@ -54,7 +54,7 @@ def print_banner(facts: dict[str, Any], folder: str) -> None:
     table.add_row("run", folder)
     table.add_row("devices", f"{world} ({facts['strategy']}{backend}, {facts['precision']})")
     table.add_row("host:rank:device", places)
-    for name, label in (("rendezvous",) * 2, ("visible_devices", "CUDA_VISIBLE_DEVICES")):
+    for name, label in (("rendezvous",) * 2, ("visible_devices", "visible GPUs")):
         if facts.get(name):
             table.add_row(label, facts[name])
     plan = facts["plan"]

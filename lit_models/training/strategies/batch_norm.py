@@ -29,7 +29,7 @@ class SyncedStatistics(LayerSync):
         return self._replace(model, _BatchNorm, self._synced)
 
     def revert(self, model: nn.Module) -> nn.Module:
-        return self._replace(model, SyncedBatchNorm, lambda layer: layer.plain)
+        return self._replace(model, SyncedBatchNorm, lambda layer: layer.plain.train(layer.training))
 
     def _synced(self, layer: Any) -> nn.Module:
         return layer if isinstance(layer, SyncedBatchNorm) else SyncedBatchNorm(layer, self)
