@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import uuid
@@ -10,6 +11,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 MARK = "UNISONO_TEST_RUN"
+# What an earlier run in this process, or whoever started the tests, may have left.
+LAUNCHERS = ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def run(*arguments: str, timeout_s: float = 150, **environ: str) -> subprocess.CompletedProcess:
@@ -24,7 +27,7 @@ def run(*arguments: str, timeout_s: float = 150, **environ: str) -> subprocess.C
 
 def started(*arguments: str, **environ: str) -> tuple[subprocess.Popen, str]:
     """Start `python arguments` in a session of its own; return it and its mark."""
-    inherited = {k: v for k, v in os.environ.items() if k not in ("LOCAL_RANK", "NODE_RANK")}
+    inherited = {k: v for k, v in os.environ.items() if k not in LAUNCHERS}
     mark = uuid.uuid4().hex
     process = subprocess.Popen(
         [sys.executable, *arguments],
@@ -57,3 +60,10 @@ def processes_of(mark: str) -> list[int]:
             if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes():
                 found.append(int(folder.name))
     return found
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,5 +1,6 @@
 """After a run, however it ended, no process, port or shared memory of it is left."""
 
+import json
 import os
 import signal
 import socket
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import TOY
-from tests.distributed.launch import ended, processes_of, started
+from tests.distributed.launch import ended, free_port, processes_of, started
 
 pytestmark = pytest.mark.slow
 FAILS = """
@@ -25,16 +26,11 @@ def command(folder: Path, strategy: str, extra: str = "", *options: str) -> list
     config = folder / "toy.yaml"
     config.write_text(TOY + extra)
     return [
-        *("-m", "lit_models", "fit", "--config", str(config), "--trainer.devices=2"),
-        *(f"--trainer.strategy={strategy}", f"--trainer.default_root_dir={folder / 'toy'}"),
+        *("-m", "lit_models", "fit", "--config", str(config)),
+        *("--config", f"hardware/{strategy}.yaml"),
+        *(f"--trainer.default_root_dir={folder / 'toy'}", "--trainer.accelerator=cpu"),
         *("--data.num_workers=1", *options),
     ]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def is_listening(port: int) -> bool:
@@ -84,8 +80,11 @@ def test_nothing_is_left(tmp_path: Path, strategy: str, how: str) -> None:
     finally:
         ended(process, mark)
     assert (process.returncode == 0) == (how == "finished"), output
+    facts = json.loads((tmp_path / "toy" / "topology.json").read_text())
+    assert (facts["strategy"], facts["world_size"]) == (strategy, 2)
+    assert facts["rendezvous"] == f"127.0.0.1:{port}"
     if how == "raising":
-        assert output.count("a word that no dictionary has") >= 1
+        assert "a word that no dictionary has" in output
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
