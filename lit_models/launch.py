@@ -4,6 +4,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import time
 import warnings
 from pathlib import Path
 from types import FrameType
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from lit_models import config_files
 from lit_models.cli import UnisonoCLI
 from lit_models.cli_errors import UsageError, is_first_process, say
+from lit_models.training.callbacks.preemption import REPEATED_WITHIN_S
 from lit_models.training.checkpoint import checkpoint_to_use, newest_checkpoint
 from lit_models.training.lineage import stop_reason
 from lit_models.training.run_folder import Run, check_writable, decide, settle, withdraw
@@ -107,8 +109,10 @@ def complete_rendezvous(environ: dict[str, str] | os._Environ[str], num_nodes: i
 
 def forward_signals() -> None:
     """Hands signals on to spawned processes, which train while this one waits for them."""
+    first_interrupt: float | None = None
 
     def forward(signum: int, frame: FrameType | None) -> None:
+        nonlocal first_interrupt
         # Those that prepare batches are daemons: what trains is this process then.
         children = [c for c in multiprocessing.active_children() if not c.daemon]
         for child in children:
@@ -117,6 +121,12 @@ def forward_signals() -> None:
         if not children:
             signal.signal(signum, before[signum])
             os.kill(os.getpid(), signum)
+        if signum == signal.SIGINT:
+            now, first = time.monotonic(), first_interrupt
+            first_interrupt = first or now
+            if first and now - first > REPEATED_WITHIN_S:
+                # The second one ends the children without a result, which this one waits for.
+                raise KeyboardInterrupt
 
     before = {signum: signal.signal(signum, forward) for signum in FORWARDED}
 

@@ -19,7 +19,7 @@ FAILS = """
     class_path: tests.distributed.toy_run.FailsAt
     init_args: {{step: 5, how: {}}}
 """
-REMAINS_S = 15.0  # loader workers look every few seconds whether their parent lives
+REMAINS_S = 20.0  # loader workers look every few seconds whether their parent lives
 
 
 def command(folder: Path, strategy: str, extra: str = "", *options: str) -> list[str]:
@@ -69,7 +69,9 @@ def interrupt_twice(process: subprocess.Popen, folder: Path) -> None:
 @pytest.mark.parametrize("how", ["finished", "raising", "interrupted"])
 @pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
 def test_nothing_is_left(tmp_path: Path, strategy: str, how: str) -> None:
-    extra = {"finished": "", "raising": FAILS.format("raise"), "interrupted": FAILS.format("hang")}
+    # Of ddp one rank hangs and the other waits for it; of ddp_spawn none is in a collective.
+    hangs = FAILS.format("hang" if strategy == "ddp" else "stall")
+    extra = {"finished": "", "raising": FAILS.format("raise"), "interrupted": hangs}
     port, before = free_port(), shared_memory()
     process, mark = started(*command(tmp_path, strategy, extra[how]), MASTER_PORT=str(port))
     if how == "interrupted":
@@ -87,13 +89,32 @@ def test_nothing_is_left(tmp_path: Path, strategy: str, how: str) -> None:
         assert "a word that no dictionary has" in output
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
-def test_a_port_that_is_taken_ends_all_and_is_one_screen(tmp_path: Path, strategy: str) -> None:
+def test_a_launching_process_that_is_killed_at_the_start_leaves_nothing(tmp_path: Path) -> None:
+    port, before = free_port(), shared_memory()
+    process, mark = started(*command(tmp_path, "ddp"), MASTER_PORT=str(port))
+    try:
+        end = time.monotonic() + 60
+        while not ranks_of(mark) and time.monotonic() < end:
+            time.sleep(0.05)
+        process.kill()
+        process.communicate(timeout=60)
+        assert_nothing_is_left(mark, port, before)
+    finally:
+        ended(process, mark)
+
+
+def ranks_of(mark: str) -> list[int]:
+    """Return the processes of a run that a launching process started."""
+    environ = [(pid, Path(f"/proc/{pid}/environ").read_bytes()) for pid in processes_of(mark)]
+    return [pid for pid, content in environ if b"LOCAL_RANK=1" in content]
+
+
+def test_a_port_that_is_taken_ends_all_and_is_one_screen(tmp_path: Path) -> None:
     with socket.socket() as other:
         other.bind(("0.0.0.0", 0))
         other.listen()
         port = other.getsockname()[1]
-        process, mark = started(*command(tmp_path, strategy), MASTER_PORT=str(port))
+        process, mark = started(*command(tmp_path, "ddp"), MASTER_PORT=str(port))
         try:
             output, _ = process.communicate(timeout=60)
             assert processes_of(mark) == []

@@ -48,13 +48,14 @@ class SignalledAt(Callback):
 
 
 class FailsAt(Callback):
-    """The last rank raises an error of its own, or stops making progress."""
+    """The last rank raises an error of its own, or hangs; `stall`: all of them do."""
 
     def __init__(self, step: int, how: str) -> None:
         self.step, self.how = step, how
 
     def on_train_batch_end(self, trainer, *_):
-        if trainer.global_step == self.step and trainer.global_rank == trainer.world_size - 1:
+        is_mine = trainer.global_rank == trainer.world_size - 1 or self.how == "stall"
+        if trainer.global_step == self.step and is_mine:
             if self.how == "raise":
                 raise LookupError("a word that no dictionary has")
             self.hang_for_ever()

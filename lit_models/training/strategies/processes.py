@@ -4,9 +4,11 @@ with their parent, and batch norm over all devices."""
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
+import sys
 import time
 from typing import Any
 
@@ -14,12 +16,16 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import ParallelStrategy
+from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
 from lit_models.training.strategies.batch_norm import SyncedStatistics
 
 BACKENDS = ("gloo", "nccl", "mpi")
 TAKEN = ("EADDRINUSE", "address already in use")
 GRACE_S = 10.0  # within which a rank that failed says so, or one that heard of it ends
+INTERRUPTED_GRACE_S = 2.0
+LAUNCHED_BY = "UNISONO_LAUNCHED_BY"
+PR_SET_PDEATHSIG = 1
 
 
 class ManagedProcesses(ParallelStrategy):
@@ -28,7 +34,11 @@ class ManagedProcesses(ParallelStrategy):
     def _configure_launcher(self) -> None:
         """Refuse a backend before any process starts."""
         check_backend(self._process_group_backend, self.root_device)
+        end_with_parent(os.environ)
         super()._configure_launcher()
+        if isinstance(self._launcher, _SubprocessScriptLauncher):
+            members = (self.cluster_environment, self.num_processes, self.num_nodes)
+            self._launcher = NamedLauncher(*members)
 
     def setup_environment(self) -> None:
         """Form the process group.
@@ -57,9 +67,22 @@ class ManagedProcesses(ParallelStrategy):
     def on_exception(self, exception: BaseException) -> None:
         """End the processes that this one started: they would wait for it."""
         super().on_exception(exception)
+        children = getattr(self.launcher, "procs", [])
         # Without a group nobody can have failed elsewhere: the others are still on their way to it.
-        may_speak = dist.is_initialized() and isinstance(exception, Exception)
-        end_children(getattr(self.launcher, "procs", []), GRACE_S if may_speak else 0.0)
+        has_group = dist.is_initialized() or not all(isinstance(c, subprocess.Popen) for c in children)
+        grace_s = GRACE_S if isinstance(exception, Exception) else INTERRUPTED_GRACE_S
+        end_children(children, grace_s if has_group else 0.0)
+
+
+class NamedLauncher(_SubprocessScriptLauncher):
+    """Tells the ranks that it starts which process it is."""
+
+    def _call_children_scripts(self) -> None:
+        os.environ[LAUNCHED_BY] = str(os.getpid())
+        try:
+            super()._call_children_scripts()
+        finally:
+            del os.environ[LAUNCHED_BY]
 
 
 def check_backend(backend: str | None, device: torch.device) -> None:
@@ -100,19 +123,39 @@ def port_taken(environ: os._Environ[str] | dict[str, str]) -> str:
     )
 
 
+def end_with_parent(environ: os._Environ[str] | dict[str, str]) -> None:
+    """Lets the kernel end a rank whose launching process is killed, which runs no handler.
+
+    Without it one that was killed before the process group had formed left ranks that waited for
+    it as long as ranks wait for each other.
+
+    Raises:
+        RuntimeError: it is gone already.
+    """
+    parent = environ.pop(LAUNCHED_BY, None)
+    if parent is None or sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent != str(os.getppid()):
+        raise RuntimeError("the process that started this rank is gone; start the run again.")
+
+
 def end_children(children: list[Any], grace_s: float) -> None:
     """Ends processes that a launcher started.
 
     Args:
-        children: of `subprocess`; others are ended by who started them.
+        children: of `subprocess` or `multiprocessing`.
         grace_s: time for them to end by themselves, in all.
     """
     deadline = time.monotonic() + grace_s
     for child in children:
-        if not isinstance(child, subprocess.Popen):
-            continue
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(max(0.0, deadline - time.monotonic()))
-            continue
-        child.send_signal(signal.SIGKILL)
-        child.wait()
+        left_s = max(0.0, deadline - time.monotonic())
+        if isinstance(child, subprocess.Popen):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(left_s)
+            child.kill()  # nothing where it has ended
+            child.wait()
+        else:
+            child.join(left_s)
+            child.kill()
+            child.join()
