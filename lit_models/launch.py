@@ -54,7 +54,9 @@ def launch(argv: list[str]) -> int:
         if any(a.split("=")[0].endswith(ONLY_PRINTS) for a in argv[1:]):
             UnisonoCLI(argv, Run("runs"))
             return 0
-        complete_rendezvous(os.environ, int(config_files.given_value(argv, "trainer.num_nodes") or 1))
+        complete_rendezvous(
+            os.environ, int(config_files.given_value(argv, "trainer.num_nodes") or 1)
+        )
         root = run_root(argv)
         ckpt_path = config_files.given_value(argv, "ckpt_path")
         newest = newest_checkpoint if argv[0] == "fit" else checkpoint_to_use
@@ -119,7 +121,7 @@ def forward_signals() -> None:
             if child.pid is not None:
                 os.kill(child.pid, signum)
         if not children:
-            signal.signal(signum, before[signum])
+            signal.signal(signum, before[signal.Signals(signum)])
             os.kill(os.getpid(), signum)
         if signum == signal.SIGINT:
             now, first = time.monotonic(), first_interrupt

@@ -102,10 +102,11 @@ def start_daemons(folder: Path, environ: dict[str, str], daemons: list[subproces
     key = folder / "munge.key"
     key.write_bytes(os.urandom(128))
     key.chmod(0o600)
+    munge = [f"--socket={folder}/munge.socket", f"--key-file={key}"]
+    munge += [f"--pid-file={folder}/munged.pid"]
+    munge += [f"--log-file={folder}/log/munged.log", f"--seed-file={folder}/munge.seed"]
     commands = [
-        ["munged", "--foreground", "--force", f"--socket={folder}/munge.socket"]
-        + [f"--key-file={key}", f"--pid-file={folder}/munged.pid"]
-        + [f"--log-file={folder}/log/munged.log", f"--seed-file={folder}/munge.seed"],
+        ["munged", "--foreground", "--force", *munge],
         ["slurmctld", "-D", "-c"],
         ["slurmd", "-D", "-N", "n1"],
         ["slurmd", "-D", "-N", "n2"],

@@ -62,9 +62,7 @@ def test_srun_makes_the_world_that_was_asked_for(slurm, one_device, tmp_path, la
     ranks = [place.split(":")[1:] for place in facts["host_rank_device"]]
     assert ranks == [[str(rank), "cpu"] for rank in range(nodes * tasks)]
     assert len(facts["memory"]) == nodes * tasks
-    for left, right in zip(
-        ledger_lines(one_device), ledger_lines(tmp_path / "run"), strict=True
-    ):
+    for left, right in zip(ledger_lines(one_device), ledger_lines(tmp_path / "run"), strict=True):
         assert left["digest"] == right["digest"]
         assert left["loss"] == pytest.approx(right["loss"], rel=1e-9)
     assert [p.name for p in tmp_path.iterdir()] == ["run"]

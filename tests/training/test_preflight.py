@@ -93,7 +93,9 @@ def test_a_strategy_of_other_times_names_its_successor(name: str, told: str) -> 
 def test_deepspeed_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="pip install 'unisono\\[deepspeed\\]'"):
-        check(Settings(strategy="deepspeed_stage_2"), NO_GPU, {}, [*STRATEGIES, "deepspeed_stage_2"])
+        check(
+            Settings(strategy="deepspeed_stage_2"), NO_GPU, {}, [*STRATEGIES, "deepspeed_stage_2"]
+        )
 
 
 def test_a_strategy_class_that_starts_its_own_processes_is_known_by_its_option() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import StrategyRegistry
 from torch import nn
@@ -13,7 +14,7 @@ from torch import nn
 from lit_models.launch import complete_rendezvous
 from lit_models.training import status
 from lit_models.training.strategies import FullyShardedStrategy, ReplicatedStrategy
-from lit_models.training.strategies.batch_norm import SyncedStatistics
+from lit_models.training.strategies.batch_norm import SyncedStatistics, warn_of_own_statistics
 from lit_models.training.strategies.processes import check_backend
 from tests.toy import LitToy, ToyData, toy_trainer
 
@@ -114,6 +115,14 @@ def test_a_batch_norm_over_something_else_than_samples_is_refused() -> None:
         model(torch.ones(6, 2))
 
 
+def test_batch_norms_of_their_own_are_warned_of() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(2))
+    with pytest.warns(UserWarning, match="the run depends on the number of devices"):
+        warn_of_own_statistics(model, 2)
+    warn_of_own_statistics(model, 1)  # warnings are errors
+    warn_of_own_statistics(nn.LayerNorm(2), 2)
+
+
 def test_the_status_of_a_plain_trainer_is_one_dictionary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,3 +138,48 @@ def test_the_status_of_a_plain_trainer_is_one_dictionary(
     assert used["resident_bytes"] > 2**20
     assert used["allocated_bytes"] is None
     json.dumps(facts)  # plain values
+
+
+OPTIONS = """
+trainer:
+  devices: 2
+  sync_batchnorm: true
+  strategy:
+    class_path: lit_models.training.strategies.ReplicatedStrategy
+    init_args:
+      process_group_backend: gloo
+      timeout: 0:01:30
+      start_method: spawn
+      find_unused_parameters: true
+      gradient_as_bucket_view: true
+      broadcast_buffers: false
+      bucket_cap_mb: 10
+      static_graph: true
+"""
+
+
+def test_every_option_is_a_key_of_a_yaml(unisono, toy_config: Path) -> None:
+    overlay = toy_config.with_name("overlay.yaml")
+    overlay.write_text(OPTIONS)
+    given = ["--config", "toy.yaml", "--config", "overlay.yaml"]
+    status_, output = unisono("fit", *given, "--print_config")
+    assert status_ == 0, output
+    shown = yaml.safe_load(output.partition("seed_everything")[2].partition("\n")[2])["trainer"]
+    expected = yaml.safe_load(OPTIONS)["trainer"]
+    assert shown["sync_batchnorm"] is True
+    wanted = {**expected["strategy"]["init_args"], "timeout": "0:01:30"}
+    assert {**shown["strategy"]["init_args"], "timeout": "0:01:30"} == wanted
+    status_, output = unisono("fit", *given, "--trainer.strategy.static_grap=true")
+    assert status_ == 2
+    assert "Did you mean" in output
+    assert "static_graph" in output
+
+
+def test_options_reach_ddp() -> None:
+    strategy = ReplicatedStrategy(
+        timeout=timedelta(seconds=90), broadcast_buffers=False, bucket_cap_mb=10
+    )
+    assert strategy._timeout.total_seconds() == 90
+    assert strategy._ddp_kwargs["broadcast_buffers"] is False
+    assert strategy._ddp_kwargs["bucket_cap_mb"] == 10
+    assert "broadcast_buffers" not in ReplicatedStrategy()._ddp_kwargs  # torch warns of the name

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lightning.pytorch.plugins import LayerSync
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.distributed.nn.functional import all_reduce
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -29,7 +30,9 @@ class SyncedStatistics(LayerSync):
         return self._replace(model, _BatchNorm, self._synced)
 
     def revert(self, model: nn.Module) -> nn.Module:
-        return self._replace(model, SyncedBatchNorm, lambda layer: layer.plain.train(layer.training))
+        return self._replace(
+            model, SyncedBatchNorm, lambda layer: layer.plain.train(layer.training)
+        )
 
     def _synced(self, layer: Any) -> nn.Module:
         return layer if isinstance(layer, SyncedBatchNorm) else SyncedBatchNorm(layer, self)
@@ -101,6 +104,15 @@ class SyncedBatchNorm(_BatchNorm):
         unbiased = variance * count / (count - 1).clamp(min=1)
         self.running_mean.lerp_(mean.to(self.running_mean), share)
         self.running_var.lerp_(unbiased.to(self.running_var), share)
+
+
+def warn_of_own_statistics(model: nn.Module, num_devices: int) -> None:
+    """Says that batch norms without `sync_batchnorm` make a run depend on the devices."""
+    if num_devices > 1 and any(isinstance(module, _BatchNorm) for module in model.modules()):
+        rank_zero_warn(
+            "batch norm layers take statistics of their own on each device, fillers included: the "
+            "run depends on the number of devices; trainer.sync_batchnorm=true changes that"
+        )
 
 
 def _over_devices(value: Tensor) -> Tensor:

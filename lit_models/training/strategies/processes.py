@@ -17,8 +17,9 @@ import torch.distributed as dist
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
+from lightning.pytorch.trainer.states import TrainerFn
 
-from lit_models.training.strategies.batch_norm import SyncedStatistics
+from lit_models.training.strategies.batch_norm import SyncedStatistics, warn_of_own_statistics
 
 BACKENDS = ("gloo", "nccl", "mpi")
 TAKEN = ("EADDRINUSE", "address already in use")
@@ -57,6 +58,8 @@ class ManagedProcesses(ParallelStrategy):
         """With `trainer.sync_batchnorm`, put layers in place that leave fillers out."""
         if self._layer_sync is not None and not isinstance(self._layer_sync, SyncedStatistics):
             self._layer_sync = SyncedStatistics()
+        if self._layer_sync is None and trainer.state.fn == TrainerFn.FITTING:
+            warn_of_own_statistics(trainer.lightning_module, self.world_size)
         super().setup(trainer)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -69,7 +72,9 @@ class ManagedProcesses(ParallelStrategy):
         super().on_exception(exception)
         children = getattr(self.launcher, "procs", [])
         # Without a group nobody can have failed elsewhere: the others are still on their way to it.
-        has_group = dist.is_initialized() or not all(isinstance(c, subprocess.Popen) for c in children)
+        has_group = dist.is_initialized() or not all(
+            isinstance(c, subprocess.Popen) for c in children
+        )
         grace_s = GRACE_S if isinstance(exception, Exception) else INTERRUPTED_GRACE_S
         end_children(children, grace_s if has_group else 0.0)
 
