@@ -92,7 +92,8 @@ def complete_rendezvous(environ: dict[str, str] | os._Environ[str], num_nodes: i
         ValueError: a variable is missing, or the numbers contradict each other.
     """
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    if "RANK" not in environ or "LOCAL_RANK" in environ or "SLURM_NTASKS" in environ:
+    is_launched = "LOCAL_RANK" in environ or "SLURM_NTASKS" in environ
+    if "RANK" not in environ or is_launched or environ.get("WORLD_SIZE") == "1":
         return
     missing = [name for name in names if not environ.get(name)]
     if missing:

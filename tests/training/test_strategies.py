@@ -66,6 +66,9 @@ def test_a_rank_started_by_hand_gets_the_rest_of_its_place():
     launched = {"RANK": "3", "LOCAL_RANK": "0"}
     complete_rendezvous(launched, num_nodes=1)
     assert launched == {"RANK": "3", "LOCAL_RANK": "0"}
+    alone = {"RANK": "0", "WORLD_SIZE": "1"}
+    complete_rendezvous(alone, num_nodes=1)
+    assert alone == {"RANK": "0", "WORLD_SIZE": "1"}
 
 
 def test_half_a_rendezvous_is_refused():

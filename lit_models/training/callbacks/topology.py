@@ -23,26 +23,27 @@ class Topology(Callback):
     def __init__(self, fallback: str | None = None, warnings: list[str] | None = None) -> None:
         self.fallback = fallback
         self.warnings = warnings or []
+        self.facts: dict[str, Any] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        facts = self._write(trainer)
+        self.facts = {**status(trainer), "fallback": self.fallback, "warnings": self.warnings}
+        self._write(trainer)
         if trainer.is_global_zero:
-            print_banner(facts, trainer.default_root_dir)
+            print_banner(self.facts, trainer.default_root_dir)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write it again: only now is it known how much memory the run took."""
+        self.facts["memory"] = status(trainer)["memory"]
         self._write(trainer)
 
-    def _write(self, trainer: Trainer) -> dict[str, Any]:
-        facts = {**status(trainer), "fallback": self.fallback, "warnings": self.warnings}
+    def _write(self, trainer: Trainer) -> None:
         if not trainer.is_global_zero:
-            return facts
+            return
         folder = Path(trainer.default_root_dir)
         folder.mkdir(parents=True, exist_ok=True)
         temporary = folder / "topology.json.tmp"
-        temporary.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        temporary.write_text(json.dumps(self.facts, indent=1) + "\n", encoding="utf-8")
         os.replace(temporary, folder / "topology.json")
-        return facts
 
 
 def print_banner(facts: dict[str, Any], folder: str) -> None:
