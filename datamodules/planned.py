@@ -6,7 +6,9 @@ an iterable around a DataLoader that Lightning leaves alone, and remembers the p
 """
 
 import math
+import multiprocessing
 import os
+import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -327,4 +329,7 @@ class PlannedDataModule(LightningDataModule):
         if workers:
             kwargs["prefetch_factor"] = options.prefetch_factor
             kwargs["persistent_workers"] = options.persistent_workers and stage == "train"
+            if sys.platform == "linux" and multiprocessing.get_start_method() == "spawn":
+                # A rank of ddp_spawn would import everything again in each worker (20 s, not 1).
+                kwargs["multiprocessing_context"] = "fork"
         return kwargs

@@ -23,7 +23,7 @@ CLASS_SOURCES = {
     "data": ["datamodules"],
     "trainer.callbacks": ["lightning.pytorch.callbacks"],
     "trainer.logger": ["lightning.pytorch.loggers"],
-    "trainer.strategy": ["lightning.pytorch.strategies"],
+    "trainer.strategy": ["lit_models.training.strategies", "lightning.pytorch.strategies"],
     "optimizer": ["torch.optim"],
     "lr_scheduler": ["torch.optim.lr_scheduler"],
 }

@@ -4,6 +4,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import time
 import warnings
 from pathlib import Path
 from types import FrameType
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from lit_models import config_files
 from lit_models.cli import UnisonoCLI
 from lit_models.cli_errors import UsageError, is_first_process, say
+from lit_models.training.callbacks.preemption import REPEATED_WITHIN_S
 from lit_models.training.checkpoint import checkpoint_to_use, newest_checkpoint
 from lit_models.training.lineage import stop_reason
 from lit_models.training.run_folder import Run, check_writable, decide, settle, withdraw
@@ -26,6 +28,7 @@ NOISE = (
     "`isinstance(treespec, LeafSpec)` is deprecated",
     "Checkpoint directory",
     "The number of training batches",
+    "The `srun` command is available on your system but is not used",
 )
 
 
@@ -51,6 +54,9 @@ def launch(argv: list[str]) -> int:
         if any(a.split("=")[0].endswith(ONLY_PRINTS) for a in argv[1:]):
             UnisonoCLI(argv, Run("runs"))
             return 0
+        complete_rendezvous(
+            os.environ, int(config_files.given_value(argv, "trainer.num_nodes") or 1)
+        )
         root = run_root(argv)
         ckpt_path = config_files.given_value(argv, "ckpt_path")
         newest = newest_checkpoint if argv[0] == "fit" else checkpoint_to_use
@@ -74,17 +80,56 @@ def launch(argv: list[str]) -> int:
     return exit_status(Path(run.folder)) if argv[0] == "fit" else 0
 
 
+def complete_rendezvous(environ: dict[str, str] | os._Environ[str], num_nodes: int) -> None:
+    """Fills in what a rank needs that was started by hand, as hand-written code is: with RANK,
+    WORLD_SIZE, MASTER_ADDR and MASTER_PORT alone.
+
+    Args:
+        environ: the environment; LOCAL_RANK and NODE_RANK are added.
+        num_nodes: machines, each with equally many ranks.
+
+    Raises:
+        ValueError: a variable is missing, or the numbers contradict each other.
+    """
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    is_launched = "LOCAL_RANK" in environ or "SLURM_NTASKS" in environ
+    if "RANK" not in environ or is_launched or environ.get("WORLD_SIZE") == "1":
+        return
+    missing = [name for name in names if not environ.get(name)]
+    if missing:
+        raise ValueError(
+            f"RANK={environ['RANK']} is set but {', '.join(missing)} is not: a rank started by "
+            f"hand needs {', '.join(names)}. Set all of them, or unset RANK."
+        )
+    rank, world_size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
+    if not 0 <= rank < world_size or world_size % num_nodes:
+        raise ValueError(
+            f"RANK={rank} of WORLD_SIZE={world_size} on trainer.num_nodes={num_nodes}: ranks count "
+            "from 0, and every node has equally many of them."
+        )
+    environ["NODE_RANK"], environ["LOCAL_RANK"] = map(str, divmod(rank, world_size // num_nodes))
+
+
 def forward_signals() -> None:
     """Hands signals on to spawned processes, which train while this one waits for them."""
+    first_interrupt: float | None = None
 
     def forward(signum: int, frame: FrameType | None) -> None:
-        children = multiprocessing.active_children()
+        nonlocal first_interrupt
+        # Those that prepare batches are daemons: what trains is this process then.
+        children = [c for c in multiprocessing.active_children() if not c.daemon]
         for child in children:
             if child.pid is not None:
                 os.kill(child.pid, signum)
         if not children:
             signal.signal(signum, before[signal.Signals(signum)])
             os.kill(os.getpid(), signum)
+        if signum == signal.SIGINT:
+            now, first = time.monotonic(), first_interrupt
+            first_interrupt = first or now
+            if first and now - first > REPEATED_WITHIN_S:
+                # The second one ends the children without a result, which this one waits for.
+                raise KeyboardInterrupt
 
     before = {signum: signal.signal(signum, forward) for signum in FORWARDED}
 

@@ -7,15 +7,25 @@ checks, and the worlds in which launchers silently train N copies of one run.
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+GONE = "the strategy `{}` is gone"
 GONE_STRATEGIES = {
-    "dp": "the strategy `dp` is gone (slow and inexact); `ddp` or `ddp_spawn` does it",
-    "ddp2": "the strategy `ddp2` is gone; `ddp` does it",
-    "ddp_cpu": "the strategy `ddp_cpu` is gone; use `ddp` with --trainer.accelerator=cpu",
+    "dp": f"{GONE} (slow and inexact); `ddp` or `ddp_spawn` does it",
+    "dataparallel": f"{GONE} (slow and inexact); `ddp` or `ddp_spawn` does it",
+    "distributeddataparallel": "`{}` is called `ddp` here",
+    "fullyshardeddataparallel": "`{}` is called `fsdp` here",
+    "ddp2": f"{GONE}; `ddp` does it",
+    "ddpcpu": f"{GONE}; use `ddp` with --trainer.accelerator=cpu",
+    "ddpsharded": f"{GONE}; `fsdp` shards",
+    "fairscale": f"{GONE}; `fsdp` shards",
+    "horovod": f"{GONE}; `ddp` does it, with srun or torchrun as launcher",
+    "bagua": f"{GONE}; `ddp` does it",
 }
 OnMissing = Literal["error", "fallback"]
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps", "tpu")
@@ -81,18 +91,26 @@ class Verdict:
 def settings_of(config: Any) -> Settings:
     """Returns the settings in a parsed command line of one verb."""
     trainer, data = config.trainer, config.data.get("init_args") or {}
-    strategy = trainer.strategy
     return Settings(
         accelerator=trainer.accelerator if isinstance(trainer.accelerator, str) else "cpu",
         devices=trainer.devices,
         num_nodes=trainer.num_nodes,
-        strategy=strategy if isinstance(strategy, str) else None,
+        strategy=_strategy_name(trainer.strategy),
         accumulate_grad_batches=trainer.accumulate_grad_batches,
         global_batch_size=data.get("global_batch_size"),
         micro_batch_size=data.get("micro_batch_size") or "auto",
         batch_size=data.get("batch_size"),
         on_missing_devices=config.on_missing_devices,
     )
+
+
+def _strategy_name(strategy: Any) -> str | None:
+    """Returns the name of a strategy that may be given as a class with options."""
+    if isinstance(strategy, str):
+        return strategy
+    options = (strategy or {}).get("init_args") or {}
+    start_method = options.get("start_method")
+    return f"ddp_{start_method}" if start_method in ("spawn", "fork") else None
 
 
 def this_machine() -> Machine:
@@ -131,10 +149,16 @@ def check_strategy(strategy: str | None, known: list[str]) -> None:
     Raises:
         ValueError: the name is gone or unknown.
     """
+    plain = re.sub("[-_ ]", "", strategy or "").lower()
+    if plain.startswith("deepspeed") and importlib.util.find_spec("deepspeed") is None:
+        raise ValueError(
+            f"trainer.strategy: `{strategy}` is an extra that is not installed: pip install "
+            "'unisono[deepspeed]', or -e '.[deepspeed]' here. `fsdp` shards without it."
+        )
     if strategy is None or strategy in ("auto", *known):
         return
-    if strategy in GONE_STRATEGIES:
-        raise ValueError(f"trainer.strategy: {GONE_STRATEGIES[strategy]}.")
+    if plain in GONE_STRATEGIES:
+        raise ValueError(f"trainer.strategy: {GONE_STRATEGIES[plain].format(strategy)}.")
     near = difflib.get_close_matches(strategy, known, n=3)
     hint = f" Did you mean {' or '.join(near)}?" if near else f" Known: {', '.join(sorted(known))}."
     raise ValueError(f"trainer.strategy: there is no strategy `{strategy}`.{hint}")
@@ -199,6 +223,10 @@ def _on_cpu(settings: Settings, machine: Machine, accelerator: str, count: int) 
             )
         return verdict
     verdict = _verdict(settings, accelerator, count, count)
+    if accelerator == "cpu" and _indices(settings.devices) is not None:
+        verdict.warnings.append(
+            f"trainer.devices={settings.devices} names GPUs; on the CPU it means {count} processes"
+        )
     if accelerator == "cpu" and count > machine.num_cpus:
         verdict.warnings.append(
             f"{count} processes share {machine.num_cpus} CPU cores: right, but slower than "

@@ -1,5 +1,6 @@
 """The loader and the datamodule without a trainer: workers, facts, batches in other processes."""
 
+import multiprocessing
 import os
 
 import pytest
@@ -57,3 +58,15 @@ def test_the_seed_comes_from_the_options_or_from_seed_everything(monkeypatch):
     monkeypatch.setenv("PL_GLOBAL_SEED", "77")
     assert ToyData(plan=PlanOptions()).seed == 77
     assert ToyData(plan=PlanOptions(seed=5)).seed == 5
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_persistent_workers_stay_from_one_epoch_to_the_next(is_kept):
+    data = ToyData(num_samples=8, num_workers=1)
+    data.loader_options = LoaderOptions(num_workers=1, persistent_workers=is_kept)
+    data.setup("fit")
+    loader, seen = data.train_dataloader(), []
+    for _ in range(2):
+        assert len(list(loader)) == 1
+        seen.append({child.pid for child in multiprocessing.active_children()})
+    assert (seen[0] == seen[1] != set()) == is_kept

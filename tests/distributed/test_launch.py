@@ -38,7 +38,7 @@ def test_ddp_children_resume_in_the_folder_that_their_launcher_chose(
     assert status == 0, output
     assert output.count("--ckpt_path auto resumes from") == 1
     facts = topology(tmp_path / "toy-2")
-    assert (facts["strategy"], facts["backend"], facts["world_size"]) == ("DDPStrategy", "gloo", 2)
+    assert (facts["strategy"], facts["backend"], facts["world_size"]) == ("ddp", "gloo", 2)
     places = [place.split(":")[1:] for place in facts["host_rank_device"]]
     assert places == [["0", "cpu"], ["1", "cpu"]]
     assert facts["plan"]["micro_batch_size"] == 4

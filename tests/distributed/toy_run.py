@@ -15,11 +15,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback
-from lightning.pytorch.strategies import DDPStrategy
 
 from lit_models.cli_errors import run_guarded
 from lit_models.training.callbacks import default_callbacks
 from lit_models.training.callbacks.last_checkpoint import LastCheckpoint
+from lit_models.training.strategies import ReplicatedStrategy
 from tests.toy import LitToy, ToyData, toy_trainer
 
 
@@ -48,13 +48,14 @@ class SignalledAt(Callback):
 
 
 class FailsAt(Callback):
-    """The last rank raises an error of its own, or stops making progress."""
+    """The last rank raises an error of its own, or hangs; `stall`: all of them do."""
 
     def __init__(self, step: int, how: str) -> None:
         self.step, self.how = step, how
 
     def on_train_batch_end(self, trainer, *_):
-        if trainer.global_step == self.step and trainer.global_rank == trainer.world_size - 1:
+        is_mine = trainer.global_rank == trainer.world_size - 1 or self.how == "stall"
+        if trainer.global_step == self.step and is_mine:
             if self.how == "raise":
                 raise LookupError("a word that no dictionary has")
             self.hang_for_ever()
@@ -99,7 +100,7 @@ def main() -> None:
     args = options()
     torch.set_num_threads(1)
     if args.timeout_s:
-        args.strategy = DDPStrategy(timeout=timedelta(seconds=args.timeout_s))
+        args.strategy = ReplicatedStrategy(timeout=timedelta(seconds=args.timeout_s))
     trainer = toy_trainer(
         args.folder,
         devices=args.devices,

@@ -343,7 +343,10 @@ def test_no_step_of_training_prepares_the_data(folder: Path, monkeypatch: Any) -
 
 def test_distributed_training_is_switched_on(folder: Path) -> None:
     two = build(folder, *FILES, "--trainer.devices=2", "--trainer.strategy=ddp_spawn")
-    assert (two.trainer.num_devices, type(two.trainer.strategy).__name__) == (2, "DDPStrategy")
+    assert (two.trainer.num_devices, type(two.trainer.strategy).__name__) == (
+        2,
+        "ReplicatedStrategy",
+    )
 
 
 def test_weights_and_biases_stands_beside_the_other_loggers(folder: Path) -> None:

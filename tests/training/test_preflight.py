@@ -1,9 +1,12 @@
 """What cannot run is refused before any data is read, and nothing falls back silently."""
 
+import re
 from typing import Any
 
 import pytest
+from jsonargparse import Namespace
 
+from lit_models.training import preflight
 from lit_models.training.preflight import (
     Machine,
     Settings,
@@ -59,6 +62,47 @@ def test_more_cpu_processes_than_cores_is_only_a_warning() -> None:
     assert got.warnings == [
         "4 processes share 2 CPU cores: right, but slower than --trainer.devices=2"
     ]
+
+
+def test_named_gpus_are_those_that_are_used() -> None:
+    eight = Machine(num_cpus=8, num_gpus=8)
+    got = verdict(eight, devices=[2, 3])
+    assert (got.accelerator, got.devices, got.world_size) == ("gpu", [2, 3], 2)
+    on_cpu = verdict(NO_GPU, accelerator="cpu", devices=[2, 3])
+    assert on_cpu.world_size == 2
+    assert "names GPUs; on the CPU it means 2 processes" in on_cpu.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("dp", "`dp` is gone (slow and inexact); `ddp` or `ddp_spawn` does it"),
+        ("DataParallel", "`DataParallel` is gone (slow and inexact); `ddp`"),
+        ("data_parallel", "`data_parallel` is gone (slow"),
+        ("DistributedDataParallel", "`DistributedDataParallel` is called `ddp` here"),
+        ("horovod", "`horovod` is gone; `ddp` does it, with srun or torchrun"),
+        ("ddp_sharded", "`ddp_sharded` is gone; `fsdp` shards"),
+        ("fdsp", "no strategy `fdsp`. Did you mean fsdp"),
+    ],
+)
+def test_a_strategy_of_other_times_names_its_successor(name: str, told: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(told)):
+        check(Settings(strategy=name), NO_GPU, {}, STRATEGIES)
+
+
+def test_deepspeed_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="pip install 'unisono\\[deepspeed\\]'"):
+        check(
+            Settings(strategy="deepspeed_stage_2"), NO_GPU, {}, [*STRATEGIES, "deepspeed_stage_2"]
+        )
+
+
+def test_a_strategy_class_that_starts_its_own_processes_is_known_by_its_option() -> None:
+    given = Namespace(class_path="ReplicatedStrategy", init_args={"start_method": "spawn"})
+    assert preflight._strategy_name(given) == "ddp_spawn"
+    assert preflight._strategy_name(Namespace(class_path="ReplicatedStrategy")) is None
+    assert preflight._strategy_name("fsdp") == "fsdp"
 
 
 def test_nodes_multiply_the_world() -> None:

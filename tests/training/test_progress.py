@@ -102,10 +102,12 @@ def test_the_banner_names_devices_and_plan(capsys: pytest.CaptureFixture[str]) -
         "plan_digest": "0123456789abcdef",
     }
     facts = {
-        "strategy": "DDPStrategy",
+        "strategy": "ddp",
         "backend": "gloo",
         "world_size": 2,
-        "host_rank_device": ["a:0:cpu", "a:1:cpu"],
+        "host_rank_device": ["a:2:cuda:2", "a:3:cuda:3"],
+        "rendezvous": "10.0.0.1:29500",
+        "visible_devices": "2,3",
         "precision": "32-true",
         "learning_rates": [0.003, 0.003],
         "lr_scale": 2.0,
@@ -123,8 +125,10 @@ def test_the_banner_names_devices_and_plan(capsys: pytest.CaptureFixture[str]) -
     shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert shown == [
         "run runs/demo",
-        "devices 2 (DDPStrategy, gloo, 32-true)",
-        "host:rank:device a:0:cpu, a:1:cpu",
+        "devices 2 (ddp, gloo, 32-true)",
+        "host:rank:device a:2:cuda:2, a:3:cuda:3",
+        "rendezvous 10.0.0.1:29500",
+        "visible GPUs 2,3",
         "global batch 64 = 2 devices x 8 x 4 accumulated",
         "epoch 313 steps for 20000 samples, 4.3% padding, plan 0123456789ab",
         "exactness bitwise: 8 chunks a step, 1 thread(s), 3 x the gradients",

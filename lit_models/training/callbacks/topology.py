@@ -2,18 +2,14 @@
 
 import json
 import os
-import platform
-import socket
-from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
-import lightning
-import torch
-import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.console import Console
 from rich.table import Table
+
+from lit_models.training import status
 
 
 class Topology(Callback):
@@ -27,62 +23,27 @@ class Topology(Callback):
     def __init__(self, fallback: str | None = None, warnings: list[str] | None = None) -> None:
         self.fallback = fallback
         self.warnings = warnings or []
+        self.facts: dict[str, Any] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        facts = {
-            **topology_facts(trainer, pl_module),
-            "fallback": self.fallback,
-            "warnings": self.warnings,
-        }
+        self.facts = {**status(trainer), "fallback": self.fallback, "warnings": self.warnings}
+        self._write(trainer)
+        if trainer.is_global_zero:
+            print_banner(self.facts, trainer.default_root_dir)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write it again: only now is it known how much memory the run took."""
+        self.facts["memory"] = status(trainer)["memory"]
+        self._write(trainer)
+
+    def _write(self, trainer: Trainer) -> None:
         if not trainer.is_global_zero:
             return
         folder = Path(trainer.default_root_dir)
         folder.mkdir(parents=True, exist_ok=True)
         temporary = folder / "topology.json.tmp"
-        temporary.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        temporary.write_text(json.dumps(self.facts, indent=1) + "\n", encoding="utf-8")
         os.replace(temporary, folder / "topology.json")
-        print_banner(facts, trainer.default_root_dir)
-
-
-def topology_facts(trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-    """Returns what topology.json holds; a collective where there is a process group."""
-    here = f"{socket.gethostname()}:{trainer.global_rank}:{trainer.strategy.root_device}"
-    places: list[Any] = [here]
-    backend = None
-    if dist.is_available() and dist.is_initialized():
-        places = [None] * dist.get_world_size()
-        dist.all_gather_object(places, here)
-        backend = dist.get_backend()
-    rates = [group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups]
-    return {
-        "strategy": type(trainer.strategy).__name__,
-        "backend": backend,
-        "world_size": trainer.world_size,
-        "num_nodes": trainer.num_nodes,
-        "host_rank_device": places,
-        "precision": str(trainer.precision),
-        "learning_rates": rates,
-        "lr_scale": float(getattr(pl_module, "lr_scale", 1.0)),
-        "plan": plan_facts(trainer),
-        "exactness": exactness_facts(trainer),
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "lightning": lightning.__version__,
-        },
-    }
-
-
-def plan_facts(trainer: Trainer) -> dict[str, Any]:
-    """Returns the plan's figures, or what a plain datamodule lets one know."""
-    data = getattr(trainer, "datamodule", None)
-    facts = getattr(data, "plan_facts", None)
-    if facts is None:
-        return {
-            "accumulate_grad_batches": trainer.accumulate_grad_batches,
-            "batches_per_epoch": str(trainer.num_training_batches),
-        }
-    return asdict(facts) if is_dataclass(facts) and not isinstance(facts, type) else dict(facts)
 
 
 def rehearsed_words(rehearsal: dict[str, Any] | None) -> str:
@@ -90,14 +51,6 @@ def rehearsed_words(rehearsal: dict[str, Any] | None) -> str:
     if rehearsal is None:
         return ""
     return f" (auto, {rehearsal['peak_gib']:.2f}/{rehearsal['memory_gib']:.2f} GiB)"
-
-
-def exactness_facts(trainer: Trainer) -> dict[str, Any]:
-    """Returns what callbacks do for sameness beyond the gradient of the one big batch."""
-    facts: dict[str, Any] = {"level": "gradient", "exact_dropout": False}
-    for callback in trainer.callbacks:
-        facts |= getattr(callback, "exactness_facts", {})
-    return facts
 
 
 def print_banner(facts: dict[str, Any], folder: str) -> None:
@@ -109,6 +62,9 @@ def print_banner(facts: dict[str, Any], folder: str) -> None:
     table.add_row("run", folder)
     table.add_row("devices", f"{world} ({facts['strategy']}{backend}, {facts['precision']})")
     table.add_row("host:rank:device", places)
+    for name, label in (("rendezvous",) * 2, ("visible_devices", "visible GPUs")):
+        if facts.get(name):
+            table.add_row(label, facts[name])
     plan = facts["plan"]
     if "global_batch_size" in plan:
         table.add_row(

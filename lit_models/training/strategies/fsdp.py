@@ -34,11 +34,13 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint as recomputed
 
 from lit_models.training.sharding import on_cpu, sharded_like, whole
+from lit_models.training.strategies.batch_norm import SyncedStatistics
+from lit_models.training.strategies.processes import ManagedProcesses
 
 EVALUATION_STEPS = ("validation_step", "test_step", "predict_step")
 
 
-class FullyShardedStrategy(ModelParallelStrategy):
+class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
     """Shards a module's `blocks()` one by one, and the rest of it as one more group.
 
     Validation, test and prediction gather all parameters for the length of a step: ranks may then
@@ -113,6 +115,9 @@ class FullyShardedStrategy(ModelParallelStrategy):
         assert module is not None
         self.precision_plugin.convert_module(module)
         if not isinstance(module, FSDPModule):  # a test after fit finds it sharded
+            if self._layer_sync is not None:
+                self._layer_sync = SyncedStatistics()
+                self._layer_sync.apply(module)
             self._shard(module)
         super().setup(trainer)
         for optimizer in self.optimizers:

@@ -1,0 +1,166 @@
+"""What all strategies of several processes share: a group that forms or says why, children that end
+with their parent, and batch norm over all devices."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import ParallelStrategy
+from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
+from lightning.pytorch.trainer.states import TrainerFn
+
+from lit_models.training.strategies.batch_norm import SyncedStatistics, warn_of_own_statistics
+
+BACKENDS = ("gloo", "nccl", "mpi")
+TAKEN = ("EADDRINUSE", "address already in use")
+GRACE_S = 10.0  # within which a rank that failed says so, or one that heard of it ends
+INTERRUPTED_GRACE_S = 2.0
+LAUNCHED_BY = "UNISONO_LAUNCHED_BY"
+PR_SET_PDEATHSIG = 1
+
+
+class ManagedProcesses(ParallelStrategy):
+    """Mixed into a parallel strategy, before Lightning's class."""
+
+    def _configure_launcher(self) -> None:
+        """Refuse a backend before any process starts."""
+        check_backend(self._process_group_backend, self.root_device)
+        end_with_parent(os.environ)
+        super()._configure_launcher()
+        if isinstance(self._launcher, _SubprocessScriptLauncher):
+            members = (self.cluster_environment, self.num_processes, self.num_nodes)
+            self._launcher = NamedLauncher(*members)
+
+    def setup_environment(self) -> None:
+        """Form the process group.
+
+        Raises:
+            RuntimeError: the port of the rendezvous belongs to another program.
+        """
+        try:
+            super().setup_environment()
+        except dist.DistNetworkError as error:
+            if not any(text in str(error) for text in TAKEN):
+                raise
+            raise RuntimeError(port_taken(os.environ)) from error
+
+    def setup(self, trainer: Trainer) -> None:
+        """With `trainer.sync_batchnorm`, put layers in place that leave fillers out."""
+        if self._layer_sync is not None and not isinstance(self._layer_sync, SyncedStatistics):
+            self._layer_sync = SyncedStatistics()
+        if self._layer_sync is None and trainer.state.fn == TrainerFn.FITTING:
+            warn_of_own_statistics(trainer.lightning_module, self.world_size)
+        super().setup(trainer)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self._layer_sync, SyncedStatistics):
+            self._layer_sync.enter(args[0])
+        return super().training_step(*args, **kwargs)
+
+    def on_exception(self, exception: BaseException) -> None:
+        """End the processes that this one started: they would wait for it."""
+        super().on_exception(exception)
+        children = getattr(self.launcher, "procs", [])
+        # Without a group nobody can have failed elsewhere: the others are still on their way to it.
+        has_group = dist.is_initialized() or not all(
+            isinstance(c, subprocess.Popen) for c in children
+        )
+        grace_s = GRACE_S if isinstance(exception, Exception) else INTERRUPTED_GRACE_S
+        end_children(children, grace_s if has_group else 0.0)
+
+
+class NamedLauncher(_SubprocessScriptLauncher):
+    """Tells the ranks that it starts which process it is."""
+
+    def _call_children_scripts(self) -> None:
+        os.environ[LAUNCHED_BY] = str(os.getpid())
+        try:
+            super()._call_children_scripts()
+        finally:
+            del os.environ[LAUNCHED_BY]
+
+
+def check_backend(backend: str | None, device: torch.device) -> None:
+    """Refuses a backend that this torch or this device does not have.
+
+    Raises:
+        ValueError: there is no such backend here.
+    """
+    if backend is None:
+        return
+    if backend not in BACKENDS:
+        raise ValueError(
+            f"process_group_backend must be one of {', '.join(BACKENDS)}, got {backend}; leave it "
+            "out and the device decides."
+        )
+    if backend == "mpi" and not dist.is_mpi_available():
+        raise ValueError(
+            f"process_group_backend is mpi, but torch {torch.__version__} was built without MPI. "
+            "Use gloo (CPU) or nccl (GPU), leave it out and the device decides, or build torch "
+            "from source on a machine with MPI."
+        )
+    if backend == "nccl" and device.type != "cuda":
+        raise ValueError(
+            f"process_group_backend is nccl, which joins GPUs, but the run is on {device.type}; "
+            "use gloo, or leave it out and the device decides."
+        )
+    if backend == "nccl" and not dist.is_nccl_available():
+        raise ValueError(f"torch {torch.__version__} was built without nccl; use gloo.")
+
+
+def port_taken(environ: os._Environ[str] | dict[str, str]) -> str:
+    """Returns what to tell the user whose rendezvous cannot listen."""
+    port = environ.get("MASTER_PORT", "?")
+    return (
+        f"port {port} is taken: another program on this machine listens there, perhaps what an "
+        "earlier run left behind. Set MASTER_PORT to a free one on all nodes, or unset it where "
+        "there is one node: a free one is then chosen."
+    )
+
+
+def end_with_parent(environ: os._Environ[str] | dict[str, str]) -> None:
+    """Lets the kernel end a rank whose launching process is killed, which runs no handler.
+
+    Without it one that was killed before the process group had formed left ranks that waited for
+    it as long as ranks wait for each other.
+
+    Raises:
+        RuntimeError: it is gone already.
+    """
+    parent = environ.pop(LAUNCHED_BY, None)
+    if parent is None or sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent != str(os.getppid()):
+        raise RuntimeError("the process that started this rank is gone; start the run again.")
+
+
+def end_children(children: list[Any], grace_s: float) -> None:
+    """Ends processes that a launcher started.
+
+    Args:
+        children: of `subprocess` or `multiprocessing`.
+        grace_s: time for them to end by themselves, in all.
+    """
+    deadline = time.monotonic() + grace_s
+    for child in children:
+        left_s = max(0.0, deadline - time.monotonic())
+        if isinstance(child, subprocess.Popen):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(left_s)
+            child.kill()  # nothing where it has ended
+            child.wait()
+        else:
+            child.join(left_s)
+            child.kill()
+            child.join()

@@ -1,0 +1,188 @@
+"""Options of the strategies that need no second process, and what is refused before one starts."""
+
+import json
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import StrategyRegistry
+from torch import nn
+
+from lit_models.launch import complete_rendezvous
+from lit_models.training import status
+from lit_models.training.strategies import FullyShardedStrategy, ReplicatedStrategy
+from lit_models.training.strategies.batch_norm import SyncedStatistics, warn_of_own_statistics
+from lit_models.training.strategies.processes import check_backend
+from tests.toy import LitToy, ToyData, toy_trainer
+
+CPU = torch.device("cpu")
+KINDS = [ReplicatedStrategy, FullyShardedStrategy]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_mpi_without_mpi_is_refused_before_a_process_starts(kind):
+    with pytest.raises(ValueError, match="was built without MPI. Use gloo"):
+        Trainer(accelerator="cpu", devices=2, strategy=kind(process_group_backend="mpi"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nccl_on_the_cpu_is_refused(kind):
+    with pytest.raises(ValueError, match="nccl, which joins GPUs, but the run is on cpu; use gloo"):
+        Trainer(accelerator="cpu", devices=2, strategy=kind(process_group_backend="nccl"))
+
+
+def test_an_unknown_backend_is_refused():
+    with pytest.raises(ValueError, match="must be one of gloo, nccl, mpi, got gluu"):
+        check_backend("gluu", CPU)
+    check_backend("gloo", CPU)
+    check_backend(None, CPU)
+
+
+@pytest.mark.parametrize(
+    ("name", "start_method", "finds"),
+    [
+        ("ddp", "popen", False),
+        ("ddp_spawn", "spawn", False),
+        ("ddp_notebook", "fork", False),
+        ("ddp_find_unused_parameters_true", "popen", True),
+        ("ddp_spawn_find_unused_parameters_true", "spawn", True),
+    ],
+)
+def test_the_names_of_ddp_mean_these_options(name, start_method, finds):
+    strategy = StrategyRegistry.get(name)
+    assert isinstance(strategy, ReplicatedStrategy)
+    assert strategy._start_method == start_method
+    assert strategy._ddp_kwargs["find_unused_parameters"] == finds
+    assert strategy._timeout == timedelta(minutes=10)
+
+
+def test_a_rank_started_by_hand_gets_the_rest_of_its_place():
+    environ = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    complete_rendezvous(environ, num_nodes=2)
+    assert (environ["NODE_RANK"], environ["LOCAL_RANK"]) == ("1", "1")
+    launched = {"RANK": "3", "LOCAL_RANK": "0"}
+    complete_rendezvous(launched, num_nodes=1)
+    assert launched == {"RANK": "3", "LOCAL_RANK": "0"}
+    alone = {"RANK": "0", "WORLD_SIZE": "1"}
+    complete_rendezvous(alone, num_nodes=1)
+    assert alone == {"RANK": "0", "WORLD_SIZE": "1"}
+
+
+def test_half_a_rendezvous_is_refused():
+    with pytest.raises(ValueError, match="RANK=0 is set but WORLD_SIZE, MASTER_PORT is not"):
+        complete_rendezvous({"RANK": "0", "MASTER_ADDR": "a"}, num_nodes=1)
+    whole = {"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    with pytest.raises(ValueError, match="RANK=2 of WORLD_SIZE=2 .* ranks count from 0"):
+        complete_rendezvous(whole, num_nodes=1)
+
+
+def normed(statistics: SyncedStatistics) -> nn.Module:
+    return statistics.apply(nn.Sequential(nn.BatchNorm1d(2)))
+
+
+def test_fillers_leave_no_trace_in_a_batch_norm() -> None:
+    rows = torch.tensor([[1.0, 5.0], [3.0, 9.0], [100.0, -100.0]])
+    statistics = SyncedStatistics()
+    model = normed(statistics)
+    statistics.enter({"weight": torch.tensor([1.0, 1.0, 0.0])})
+    out = model(rows)
+    torch.testing.assert_close(out[:2], torch.tensor([[-1.0, -1.0], [1.0, 1.0]]), rtol=0, atol=1e-4)
+    torch.testing.assert_close(model[0].running_mean, torch.tensor([0.2, 0.7]))
+    torch.testing.assert_close(model[0].running_var, torch.tensor([0.9 + 0.2, 0.9 + 0.8]))
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_without_fillers_it_is_torchs_batch_norm_and_turns_back_into_it(momentum) -> None:
+    rows = torch.randn(5, 2, 3, generator=torch.Generator().manual_seed(1))
+    expected = nn.Sequential(nn.BatchNorm1d(2, momentum=momentum))
+    statistics = SyncedStatistics()
+    model = statistics.apply(nn.Sequential(nn.BatchNorm1d(2, momentum=momentum)))
+    for batch in (rows, 2 * rows):
+        torch.testing.assert_close(model(batch), expected(batch))
+    model, expected = model.eval(), expected.eval()
+    torch.testing.assert_close(model(rows), expected(rows))
+    back = statistics.revert(model)
+    assert type(back[0]) is nn.BatchNorm1d
+    assert list(back.state_dict()) == list(model.state_dict()) == list(expected.state_dict())
+    torch.testing.assert_close(back(rows), expected(rows))
+
+
+def test_a_batch_norm_over_something_else_than_samples_is_refused() -> None:
+    statistics = SyncedStatistics()
+    model = normed(statistics)
+    statistics.enter({"weight": torch.ones(3)})
+    with pytest.raises(ValueError, match="got 6 rows for 3 samples"):
+        model(torch.ones(6, 2))
+
+
+def test_batch_norms_of_their_own_are_warned_of() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(2))
+    with pytest.warns(UserWarning, match="the run depends on the number of devices"):
+        warn_of_own_statistics(model, 2)
+    warn_of_own_statistics(model, 1)  # warnings are errors
+    warn_of_own_statistics(nn.LayerNorm(2), 2)
+
+
+def test_the_status_of_a_plain_trainer_is_one_dictionary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    trainer = toy_trainer(tmp_path, max_epochs=1)
+    trainer.fit(LitToy(), ToyData())
+    facts = status(trainer)
+    assert (facts["strategy"], facts["backend"]) == ("SingleDeviceStrategy", None)
+    assert (facts["world_size"], len(facts["host_rank_device"])) == (1, 1)
+    assert facts["visible_devices"] == "2,3"
+    assert facts["plan"]["steps_per_epoch"] == 7
+    (used,) = facts["memory"]
+    assert used["resident_bytes"] > 2**20
+    assert used["allocated_bytes"] is None
+    json.dumps(facts)  # plain values
+
+
+OPTIONS = """
+trainer:
+  devices: 2
+  sync_batchnorm: true
+  strategy:
+    class_path: lit_models.training.strategies.ReplicatedStrategy
+    init_args:
+      process_group_backend: gloo
+      timeout: 0:01:30
+      start_method: spawn
+      find_unused_parameters: true
+      gradient_as_bucket_view: true
+      broadcast_buffers: false
+      bucket_cap_mb: 10
+      static_graph: true
+"""
+
+
+def test_every_option_is_a_key_of_a_yaml(unisono, toy_config: Path) -> None:
+    overlay = toy_config.with_name("overlay.yaml")
+    overlay.write_text(OPTIONS)
+    given = ["--config", "toy.yaml", "--config", "overlay.yaml"]
+    status_, output = unisono("fit", *given, "--print_config")
+    assert status_ == 0, output
+    shown = yaml.safe_load(output.partition("seed_everything")[2].partition("\n")[2])["trainer"]
+    expected = yaml.safe_load(OPTIONS)["trainer"]
+    assert shown["sync_batchnorm"] is True
+    wanted = {**expected["strategy"]["init_args"], "timeout": "0:01:30"}
+    assert {**shown["strategy"]["init_args"], "timeout": "0:01:30"} == wanted
+    status_, output = unisono("fit", *given, "--trainer.strategy.static_grap=true")
+    assert status_ == 2
+    assert "Did you mean" in output
+    assert "static_graph" in output
+
+
+def test_options_reach_ddp() -> None:
+    strategy = ReplicatedStrategy(
+        timeout=timedelta(seconds=90), broadcast_buffers=False, bucket_cap_mb=10
+    )
+    assert strategy._timeout.total_seconds() == 90
+    assert strategy._ddp_kwargs["broadcast_buffers"] is False
+    assert strategy._ddp_kwargs["bucket_cap_mb"] == 10
+    assert "broadcast_buffers" not in ReplicatedStrategy()._ddp_kwargs  # torch warns of the name
