@@ -15,7 +15,7 @@ from lightning.pytorch import seed_everything
 from lightning.pytorch.strategies import StrategyRegistry
 from torch.distributed.tensor import DTensor
 
-from lit_models.training.callbacks import default_callbacks
+from lit_models.training.callbacks import AveragedWeights, default_callbacks
 from lit_models.training.callbacks.last_checkpoint import LastCheckpoint
 from lit_models.training.strategies import FullyShardedStrategy
 from tests.distributed.families import FAMILIES
@@ -30,12 +30,16 @@ def run_job(folder: Path, job: dict[str, Any]) -> None:
     Args:
         folder: of the job.
         job: `family`, `strategy`, and perhaps `data` and `trainer` options, `sharding` options,
-            `resume` (a checkpoint).
+            options of the `last` checkpoint, the `decay` of averaged weights, `resume` (a
+            checkpoint).
     """
     folder.mkdir(parents=True, exist_ok=True)
     seed_everything(1, verbose=False)
     callbacks = [c for c in default_callbacks() if not isinstance(c, LastCheckpoint)]
-    callbacks.append(LastCheckpoint(every_n_steps=job.get("save_every", 5), every_epoch=False))
+    every = {"every_n_steps": job.get("save_every", 5), "every_epoch": False}
+    callbacks.append(LastCheckpoint(**{**every, **job.get("last", {})}))
+    if "decay" in job:
+        callbacks.append(AveragedWeights(job["decay"]))
     strategy = job["strategy"]
     if "sharding" in job:  # by name, since Lightning refuses float64 to an object of this kind
         strategy = f"fsdp-{job['name']}"

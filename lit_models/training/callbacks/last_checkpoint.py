@@ -11,6 +11,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from lit_models.training.background import BackgroundWriter, written_behind
 from lit_models.training.callbacks.ledger import ledger_of
+from lit_models.training.sharded_checkpoint import put_in_place
 
 FRESH = "next.ckpt"
 
@@ -110,6 +111,7 @@ class LastCheckpoint(Callback):
     def _save(self, trainer: Trainer) -> None:
         if trainer.fast_dev_run:
             return
+        self._writer.wait()
         folder = Path(trainer.default_root_dir) / "checkpoints"
         rotate = partial(_rotate, folder) if trainer.is_global_zero else _nothing
         # The old ones give way when the new one is whole: a full disk takes none of them.
@@ -133,8 +135,8 @@ def _rotate(folder: Path) -> None:
     """Make the fresh checkpoint the last one, and that one the previous."""
     last = folder / "last.ckpt"
     if last.exists():
-        last.replace(folder / "previous.ckpt")
-    (folder / FRESH).replace(last)
+        put_in_place(last, folder / "previous.ckpt")
+    put_in_place(folder / FRESH, last)
 
 
 def _nothing() -> None:
