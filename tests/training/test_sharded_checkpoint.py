@@ -17,6 +17,7 @@ from lit_models.training.checkpoint import (
     read_checkpoint,
 )
 from lit_models.training.sharded_checkpoint import Part, prepare, put_in_place
+from lit_models.training.strategies import FullyShardedStrategy
 
 
 def parts(step, num_ranks=2):
@@ -149,6 +150,12 @@ def test_files_and_folders_take_each_other_s_place(tmp_path, source, target):
     assert os.listdir(tmp_path) == ["old"]
     kept = tmp_path / "old"
     assert [p.name for p in kept.iterdir()] == ["new"] if source == "folder" else kept.is_file()
+
+
+def test_who_writes_must_know_shards():
+    strategy = FullyShardedStrategy(sharded_checkpoint=True)
+    with pytest.raises(ValueError, match="TorchCheckpointIO does the writing, which knows no"):
+        strategy.setup_environment()
 
 
 def test_a_file_replaces_a_folder_of_an_earlier_run(tmp_path):

@@ -34,6 +34,7 @@ from torch.distributed.fsdp import (
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint as recomputed
 
+from lit_models.training.checkpoint import AtomicCheckpointIO
 from lit_models.training.sharded_checkpoint import Part, cut, prepare
 from lit_models.training.sharding import on_cpu, sharded_like, whole
 
@@ -60,8 +61,8 @@ class FullyShardedStrategy(ModelParallelStrategy):
         timeout: how long a rank waits for another.
 
     Raises:
-        ValueError: `replicate_size` below 1 or no divisor of the world, `cpu_offload` on a CPU, or
-            freeing after forward where the calls are uneven.
+        ValueError: `replicate_size` below 1 or no divisor of the world, `cpu_offload` on a CPU,
+            freeing after forward where the calls are uneven, or shards for another CheckpointIO.
     """
 
     strategy_name = "fsdp"
@@ -109,6 +110,11 @@ class FullyShardedStrategy(ModelParallelStrategy):
             raise ValueError(
                 "cpu_offload keeps shards in the host's memory, where a CPU run has them anyway; "
                 "leave it out."
+            )
+        if self.sharded_checkpoint and not isinstance(self.checkpoint_io, AtomicCheckpointIO):
+            raise ValueError(
+                f"sharded_checkpoint is true, but {type(self.checkpoint_io).__name__} does the "
+                "writing, which knows no shards; use AtomicCheckpointIO, or leave it out."
             )
         self._data_parallel_size = world_size
         super().setup_environment()
