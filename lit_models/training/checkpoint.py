@@ -20,6 +20,7 @@ from lit_models.training.sharded_checkpoint import (
     assemble,
     is_sharded,
     put_in_place,
+    remove,
     shard_damage,
     write_part,
 )
@@ -74,6 +75,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 def _write_file(checkpoint: dict[str, Any], target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = target.with_name(f".{target.name}.unfinished")
+    remove(unfinished)  # of a save that was killed: a file, or a folder under another strategy
     try:
         with open(unfinished, "wb") as file:
             torch.save(checkpoint, file)

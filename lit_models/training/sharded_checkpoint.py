@@ -90,7 +90,7 @@ def _is_first_copy(tensor: DTensor) -> bool:
 def prepare(target: Path) -> None:
     """Make the empty folder that all ranks write to; rank 0 does so before any of them begins."""
     unfinished = _unfinished(target)
-    shutil.rmtree(unfinished, ignore_errors=True)  # of a save that was killed
+    remove(unfinished)  # of a save that was killed: a folder, or a file under another strategy
     unfinished.mkdir(parents=True)
 
 
@@ -184,16 +184,17 @@ def put_in_place(source: Path, target: Path) -> None:
     """
     if target.is_dir() or (source.is_dir() and target.exists()):
         replaced = target.with_name(f".{target.name}.replaced")
-        _remove(replaced)
+        remove(replaced)
         target.replace(replaced)
         source.replace(target)
-        _remove(replaced)
+        remove(replaced)
     else:
         source.replace(target)
     sync(target.parent)
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if there is one."""
     if path.is_dir():
         shutil.rmtree(path)
     else:

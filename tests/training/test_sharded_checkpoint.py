@@ -152,6 +152,17 @@ def test_files_and_folders_take_each_other_s_place(tmp_path, source, target):
     assert [p.name for p in kept.iterdir()] == ["new"] if source == "folder" else kept.is_file()
 
 
+def test_what_a_killed_save_of_the_other_kind_left_is_in_nobody_s_way(tmp_path):
+    path = tmp_path / "last.ckpt"
+    prepare(path)  # and killed; a single device goes on
+    AtomicCheckpointIO().save_checkpoint({"state_dict": {}, "global_step": 4}, path)
+    assert read_checkpoint(path)["global_step"] == 4
+    (tmp_path / ".last.ckpt.unfinished").write_text("")  # killed again; two devices go on
+    save(path, 8)
+    assert read_checkpoint(path)["global_step"] == 8
+    assert os.listdir(tmp_path) == ["last.ckpt"]
+
+
 def test_who_writes_must_know_shards():
     strategy = FullyShardedStrategy(sharded_checkpoint=True)
     with pytest.raises(ValueError, match="TorchCheckpointIO does the writing, which knows no"):
