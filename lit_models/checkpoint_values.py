@@ -11,6 +11,7 @@ import yaml
 
 from lit_models.training.checkpoint import read_checkpoint
 from lit_models.training.exported import is_exported
+from lit_models.training.sharded_checkpoint import is_sharded
 
 START_ONLY = ("init_from", "init_from_part")  # weights that a checkpoint has replaced already
 NO_WEIGHTS = ("optimizer", "lr_scheduler")
@@ -26,7 +27,7 @@ def model_values(ckpt_path: str | None) -> dict[str, Any]:
     Raises:
         FileNotFoundError, ValueError: absent or damaged.
     """
-    if ckpt_path is None or not (Path(ckpt_path).is_file() or is_exported(ckpt_path)):
+    if ckpt_path is None or not (_is_checkpoint(ckpt_path) or is_exported(ckpt_path)):
         return {}
     values = dict(read_checkpoint(ckpt_path, mmap=True).get("hyper_parameters", {}))
     class_path = values.pop("_class_path", None)
@@ -35,6 +36,10 @@ def model_values(ckpt_path: str | None) -> dict[str, Any]:
         return {}
     kept = {k: v for k, v in values.items() if k not in START_ONLY}
     return {"class_path": class_path, "init_args": kept}
+
+
+def _is_checkpoint(path: str) -> bool:
+    return Path(path).is_file() or is_sharded(path)
 
 
 def start_values(config: Any) -> dict[str, Any]:
@@ -82,7 +87,7 @@ def check_start(init_from: str | None, part: str | None) -> None:
 
 def resumed_step(ckpt_path: str | None) -> int | None:
     """Returns the optimizer steps that a checkpoint holds, or None without one."""
-    if ckpt_path is None or not Path(ckpt_path).is_file():
+    if ckpt_path is None or not _is_checkpoint(ckpt_path):
         return None
     return int(read_checkpoint(ckpt_path, mmap=True).get("global_step", 0))
 

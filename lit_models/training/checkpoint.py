@@ -14,6 +14,16 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from lit_models.training.exported import is_exported, read_exported
+from lit_models.training.sharded_checkpoint import (
+    MARKER,
+    Part,
+    assemble,
+    is_sharded,
+    put_in_place,
+    remove,
+    shard_damage,
+    write_part,
+)
 
 AVERAGED = "averaged_weights"  # key of a checkpoint: name -> tensor, absent without averaging
 Adapt = Callable[[dict[str, Any]], dict[str, Tensor]]
@@ -33,21 +43,21 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     ) -> None:
         """Save, so that `path` is the old file or the whole new one at every moment.
 
+        Args:
+            checkpoint: what is saved; of `cut` where it is one rank's part.
+            path: of the file, or of the folder that the parts make up.
+            storage_options: the `Part` that is saved, none for a whole file.
+
         Raises:
             OSError: the folder cannot be written or the disk is full; the old file is kept.
         """
         target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = target.with_name(f".{target.name}.unfinished")
         try:
-            with open(unfinished, "wb") as file:
-                torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(unfinished, target)
-            _sync_folder(target.parent)
+            if isinstance(storage_options, Part):
+                write_part(checkpoint, target, storage_options)
+            else:
+                _write_file(checkpoint, target)
         except (OSError, RuntimeError) as error:
-            unfinished.unlink(missing_ok=True)
             refused = error.__context__  # torch's own error hides what the storage said
             reason = refused if isinstance(refused, OSError) else error
             raise OSError(
@@ -62,21 +72,30 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         return read_checkpoint(path)
 
 
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
+def _write_file(checkpoint: dict[str, Any], target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = target.with_name(f".{target.name}.unfinished")
+    remove(unfinished)  # of a save that was killed: a file, or a folder under another strategy
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        with open(unfinished, "wb") as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
+        put_in_place(unfinished, target)
+    except (OSError, RuntimeError):
+        unfinished.unlink(missing_ok=True)
+        raise
 
 
 def damage(path: Path, every_byte: bool = True) -> str | None:
-    """Return what is wrong with a checkpoint file, none if it is sound.
+    """Return what is wrong with a checkpoint, none if it is sound.
 
     Args:
-        path: the file.
+        path: a file, or a folder of shards.
         every_byte: compare all checksums; without, only what a file cut short lacks is looked for.
     """
+    if path.is_dir():
+        return _folder_damage(path, every_byte)
     if not path.is_file():
         return "it is not a file" if path.exists() else "it does not exist"
     if path.stat().st_size == 0:
@@ -89,13 +108,26 @@ def damage(path: Path, every_byte: bool = True) -> str | None:
     return f"the checksum of its record {broken} is wrong" if broken else None
 
 
+def _folder_damage(folder: Path, every_byte: bool) -> str | None:
+    if not is_sharded(folder):
+        return f"it is a folder without {MARKER}: a save that was not finished, or no checkpoint"
+    fault = damage(folder / MARKER)
+    if fault:
+        return f"of its {MARKER}: {fault}"
+    try:
+        return shard_damage(folder, _load(folder / MARKER), every_byte)
+    except ValueError as error:  # another program's
+        return str(error)
+
+
 def read_checkpoint(path: str | Path, mmap: bool = False) -> dict[str, Any]:
     """Return a checkpoint's content on the CPU.
 
     Args:
-        path: file written by this project or any Lightning checkpoint of plain values, or a
-            folder that `unisono export` wrote.
-        mmap: map the tensors instead of reading them, to look at the small parts of a large file.
+        path: file or folder of shards written by this project, or any Lightning checkpoint of
+            plain values, or a folder that `unisono export` wrote.
+        mmap: map the tensors instead of reading them, to look at the small parts of a large file;
+            those of a folder have no values then.
 
     Raises:
         FileNotFoundError: no such file.
@@ -115,8 +147,20 @@ def read_checkpoint(path: str | Path, mmap: bool = False) -> dict[str, Any]:
             f"the checkpoint {path} is damaged: {fault}. Use another one of its folder, or "
             "--ckpt_path auto, which takes the newest sound one."
         )
+    content = _load(path / MARKER if path.is_dir() else path, mmap)
+    if path.is_dir():
+        content = assemble(path, content, is_empty=mmap)
+    if not isinstance(content, dict) or "state_dict" not in content:
+        raise ValueError(
+            f"{path} holds no state_dict; it is no checkpoint of a module. Use one that "
+            "`unisono fit` wrote."
+        )
+    return content
+
+
+def _load(path: Path, mmap: bool = False) -> Any:
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except (pickle.UnpicklingError, RuntimeError) as error:
         named = re.search(r"Unsupported global: GLOBAL (\S+)", str(error))
         reason = f"it names {named[1]}" if named else str(error).splitlines()[0]
@@ -124,12 +168,6 @@ def read_checkpoint(path: str | Path, mmap: bool = False) -> dict[str, Any]:
             f"{path} cannot be read as a checkpoint of plain data: {reason}. Only plain data is "
             "loaded, never code; use a checkpoint that `unisono fit` wrote."
         ) from error
-    if not isinstance(content, dict) or "state_dict" not in content:
-        raise ValueError(
-            f"{path} holds no state_dict; it is no checkpoint of a module. Use one that "
-            "`unisono fit` wrote."
-        )
-    return content
 
 
 def newest_checkpoint(run_folder: Path) -> Path | None:
@@ -140,12 +178,17 @@ def newest_checkpoint(run_folder: Path) -> Path | None:
     from lightning.pytorch.utilities import rank_zero_warn
 
     files = [p for p in (run_folder / "checkpoints").glob("*.ckpt") if not p.name.startswith(".")]
-    for path in sorted(files, key=lambda p: p.stat().st_mtime_ns, reverse=True):
+    for path in sorted(files, key=_written_at, reverse=True):
         fault = damage(path)
         if fault is None:
             return path
         rank_zero_warn(f"{path} is damaged ({fault}); the one before it is used.")
     return None
+
+
+def _written_at(path: Path) -> int:
+    marker = path / MARKER if is_sharded(path) else path
+    return marker.stat().st_mtime_ns
 
 
 def checkpoint_to_use(run_folder: Path) -> Path | None:

@@ -15,7 +15,7 @@ from lightning.pytorch import seed_everything
 from lightning.pytorch.strategies import StrategyRegistry
 from torch.distributed.tensor import DTensor
 
-from lit_models.training.callbacks import Rehearsal, default_callbacks
+from lit_models.training.callbacks import AveragedWeights, Rehearsal, default_callbacks
 from lit_models.training.callbacks.last_checkpoint import LastCheckpoint
 from lit_models.training.strategies import FullyShardedStrategy
 from tests.distributed.families import FAMILIES
@@ -30,12 +30,16 @@ def run_job(folder: Path, job: dict[str, Any]) -> None:
     Args:
         folder: of the job.
         job: `family`, `strategy`, and perhaps `data` and `trainer` options, `sharding` options,
-            `resume` (a checkpoint), `positions` (how many of them the memory of each rank holds).
+            options of the `last` checkpoint, the `decay` of averaged weights, `resume` (a
+            checkpoint), `positions` (how many of them the memory of each rank holds).
     """
     folder.mkdir(parents=True, exist_ok=True)
     seed_everything(1, verbose=False)
     callbacks = [c for c in default_callbacks() if not isinstance(c, LastCheckpoint)]
-    callbacks.append(LastCheckpoint(every_n_steps=job.get("save_every", 5), every_epoch=False))
+    every = {"every_n_steps": job.get("save_every", 5), "every_epoch": False}
+    callbacks.append(LastCheckpoint(**{**every, **job.get("last", {})}))
+    if "decay" in job:
+        callbacks.append(AveragedWeights(job["decay"]))
     module, data = FAMILIES[job["family"]](folder, job.get("data", {}))
     if "positions" in job:
         here = int(os.environ.get("RANK", "0"))

@@ -72,9 +72,12 @@ class AveragedWeights(Callback):
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Add the whole averages; a collective where they are sharded."""
+        """Add the averages: whole, a collective, or as shards where the checkpoint has those."""
         if self._averages:
             self._advance(trainer, pl_module)  # another callback may save at the same step
+            if getattr(trainer.strategy, "sharded_checkpoint", False):
+                checkpoint[AVERAGED] = dict(self._averages)
+                return
             keeps = trainer.is_global_zero
             averages = {n: on_cpu(whole(value), keeps) for n, value in self._averages.items()}
             checkpoint[AVERAGED] = averages if keeps else {}

@@ -46,7 +46,7 @@ class FailureReport(Callback):
         self._watch: Watch | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._place = {"rank": trainer.global_rank, "verb": stage}
+        self._place, self._batch = {"rank": trainer.global_rank, "verb": stage}, None
         if trainer.is_global_zero and stage == "fit":
             (Path(trainer.default_root_dir) / FAILURE).unlink(missing_ok=True)
         timeout = getattr(trainer.strategy, "_timeout", None)

@@ -2,12 +2,18 @@
 
 import time
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
 
+from lit_models.training.background import BackgroundWriter, written_behind
 from lit_models.training.callbacks.ledger import ledger_of
+from lit_models.training.sharded_checkpoint import put_in_place
+
+FRESH = "next.ckpt"
 
 
 class LastCheckpoint(Callback):
@@ -20,9 +26,12 @@ class LastCheckpoint(Callback):
         every_n_steps: optimizer steps between saves; none for no such rule.
         every_n_minutes: minutes between saves; none for no such rule.
         every_epoch: save at the end of each epoch too.
+        asynchronous: take a copy of the state and let a thread write it while the training goes
+            on; needs the memory for one more copy on the host of rank 0.
 
     Raises:
         ValueError: an interval that is not positive.
+        OSError: at a step, a save or the end: the storage refused what was being written.
     """
 
     def __init__(
@@ -30,6 +39,7 @@ class LastCheckpoint(Callback):
         every_n_steps: int | None = None,
         every_n_minutes: float | None = 10.0,
         every_epoch: bool = True,
+        asynchronous: bool = False,
     ) -> None:
         for name, value in (("every_n_steps", every_n_steps), ("every_n_minutes", every_n_minutes)):
             if value is not None and value <= 0:
@@ -37,6 +47,8 @@ class LastCheckpoint(Callback):
         self.every_n_steps = every_n_steps
         self.every_n_minutes = every_n_minutes
         self.every_epoch = every_epoch
+        self.asynchronous = asynchronous
+        self._writer = BackgroundWriter()
         self._seen_step = self._saved_step = -1
         self._saved_at = time.monotonic()
 
@@ -48,6 +60,7 @@ class LastCheckpoint(Callback):
     ) -> None:
         if trainer.global_step == self._seen_step:
             return  # in the middle of an accumulation
+        self._writer.check()
         self._seen_step = trainer.global_step
         ledger = ledger_of(trainer)
         by_steps = self.every_n_steps and trainer.global_step % self.every_n_steps == 0
@@ -63,6 +76,32 @@ class LastCheckpoint(Callback):
         if self.every_epoch or is_left:
             self._save(trainer)
 
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A run that ends has its last checkpoint."""
+        self.settle(trainer)
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Let the thread end, without hiding why the run does."""
+        try:
+            self._writer.wait()
+        except Exception as error:
+            rank_zero_warn(str(error))
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._writer.wait()
+
+    def settle(self, trainer: Trainer) -> None:
+        """Return when all that was saved is on disk, on every rank; a collective.
+
+        Raises:
+            OSError: it could not be written.
+        """
+        self._writer.wait()
+        if self.asynchronous:
+            trainer.strategy.barrier("LastCheckpoint.settle")
+
     def _is_due(self, trainer: Trainer) -> bool:
         if self.every_n_minutes is None or not trainer.is_global_zero:
             return False
@@ -72,12 +111,33 @@ class LastCheckpoint(Callback):
     def _save(self, trainer: Trainer) -> None:
         if trainer.fast_dev_run:
             return
+        self._writer.wait()
         folder = Path(trainer.default_root_dir) / "checkpoints"
-        last, fresh = folder / "last.ckpt", folder / "next.ckpt"
+        rotate = partial(_rotate, folder) if trainer.is_global_zero else _nothing
         # The old ones give way when the new one is whole: a full disk takes none of them.
-        trainer.save_checkpoint(fresh, weights_only=False)
-        if trainer.is_global_zero:
-            if last.exists():
-                last.replace(folder / "previous.ckpt")
-            fresh.replace(last)
+        if self.asynchronous:
+            with written_behind(trainer.strategy, self._writer, rotate):
+                trainer.save_checkpoint(folder / FRESH, weights_only=False)
+        else:
+            trainer.save_checkpoint(folder / FRESH, weights_only=False)
+            rotate()
         self._saved_at, self._saved_step = time.monotonic(), trainer.global_step
+
+
+def settle_checkpoints(trainer: Trainer) -> None:
+    """Wait until all that a run saved so far can be read, on every rank; a collective."""
+    for callback in trainer.callbacks:
+        if isinstance(callback, LastCheckpoint):
+            callback.settle(trainer)
+
+
+def _rotate(folder: Path) -> None:
+    """Make the fresh checkpoint the last one, and that one the previous."""
+    last = folder / "last.ckpt"
+    if last.exists():
+        put_in_place(last, folder / "previous.ckpt")
+    put_in_place(folder / FRESH, last)
+
+
+def _nothing() -> None:
+    """What the ranks do that write nothing."""

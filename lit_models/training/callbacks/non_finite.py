@@ -9,6 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch.optim import Optimizer
 
+from lit_models.training.callbacks.last_checkpoint import settle_checkpoints
 from lit_models.training.callbacks.ledger import Ledger, is_distributed, ledger_of
 from lit_models.training.exact import ExactModule
 
@@ -97,6 +98,7 @@ class NonFinite(Callback):
         rank_zero_warn(f"{what} ({self.policy}). Samples: {names}.")
 
     def _roll_back(self, trainer: Trainer, ledger: Ledger) -> None:
+        settle_checkpoints(trainer)  # or one rank would take the last, another the one before
         path = Path(trainer.default_root_dir) / "checkpoints" / "last.ckpt"
         if not path.exists():
             raise FloatingPointError(

@@ -126,7 +126,9 @@ def _parts_folder(trainer: Trainer, pl_module: LightningModule) -> Path:
     ]
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     # Whole weights: sharded ones are whole on rank 0 alone, which tells the others.
-    for name, value in trainer.strategy.lightning_module_state_dict().items():
+    strategy = trainer.strategy
+    weights = getattr(strategy, "whole_state_dict", strategy.lightning_module_state_dict)()
+    for name, value in weights.items():
         key.update(name.encode())
         flat = value.detach().cpu().contiguous().reshape(-1)
         key.update(flat.view(torch.uint8).numpy().tobytes())

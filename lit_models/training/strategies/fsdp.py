@@ -10,6 +10,7 @@ import functools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -33,6 +34,8 @@ from torch.distributed.fsdp import (
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint as recomputed
 
+from lit_models.training.checkpoint import AtomicCheckpointIO
+from lit_models.training.sharded_checkpoint import Part, cut, prepare
 from lit_models.training.sharding import on_cpu, sharded_like, whole
 from lit_models.training.strategies.batch_norm import SyncedStatistics
 from lit_models.training.strategies.processes import ManagedProcesses
@@ -54,12 +57,14 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         activation_checkpointing: keep only the inputs of blocks and compute the rest again in
             the backward pass: less memory, about a third more time.
         cpu_offload: keep the shards in the memory of the host; needs a GPU.
+        sharded_checkpoint: every rank writes its own shards, and a checkpoint is a folder, which
+            any strategy and number of devices reads; else rank 0 gathers all and writes a file.
         process_group_backend: gloo, nccl or mpi; none takes the one for the device.
         timeout: how long a rank waits for another.
 
     Raises:
-        ValueError: `replicate_size` below 1 or no divisor of the world, `cpu_offload` on a CPU, or
-            freeing after forward where the calls are uneven.
+        ValueError: `replicate_size` below 1 or no divisor of the world, `cpu_offload` on a CPU,
+            freeing after forward where the calls are uneven, or shards for another CheckpointIO.
     """
 
     strategy_name = "fsdp"
@@ -70,6 +75,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         replicate_size: int = 1,
         activation_checkpointing: bool = False,
         cpu_offload: bool = False,
+        sharded_checkpoint: bool = False,
         process_group_backend: str | None = None,
         timeout: timedelta = timedelta(minutes=10),
     ) -> None:
@@ -85,6 +91,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         self.replicate_size = replicate_size
         self.activation_checkpointing = activation_checkpointing
         self.cpu_offload = cpu_offload
+        self.sharded_checkpoint = sharded_checkpoint
         self._blocks: list[FSDPModule] = []
         self._frees = False
 
@@ -105,6 +112,11 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
             raise ValueError(
                 "cpu_offload keeps shards in the host's memory, where a CPU run has them anyway; "
                 "leave it out."
+            )
+        if self.sharded_checkpoint and not isinstance(self.checkpoint_io, AtomicCheckpointIO):
+            raise ValueError(
+                f"sharded_checkpoint is true, but {type(self.checkpoint_io).__name__} does the "
+                "writing, which knows no shards; use AtomicCheckpointIO, or leave it out."
             )
         self._data_parallel_size = world_size
         super().setup_environment()
@@ -136,6 +148,12 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
             return super().predict_step(*args, **kwargs)
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
+        """Return what checkpoints hold: that of the shards, or the whole one."""
+        if not self.sharded_checkpoint:
+            return self.whole_state_dict()
+        return get_model_state_dict(self.model)  # type: ignore[arg-type]
+
+    def whole_state_dict(self) -> dict[str, Any]:
         """Return the whole state dict on rank 0, an empty one elsewhere; a collective."""
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         return get_model_state_dict(self.model, options=options)  # type: ignore[arg-type]
@@ -147,10 +165,13 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         set_model_state_dict(self.model, weights, options=options)  # type: ignore[arg-type]
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return the whole state in the form of one device on rank 0; a collective."""
+        """Return the whole state in the form of one device on rank 0, a collective; or that of
+        the shards, if they are what is saved."""
         if isinstance(optimizer, LightningOptimizer):
             optimizer = optimizer._optimizer
         state_dict = optimizer.state_dict()
+        if self.sharded_checkpoint:
+            return state_dict
         keeps = self.global_rank == 0
         gathered = {
             index: {name: on_cpu(whole(value), keeps) for name, value in state.items()}
@@ -163,6 +184,25 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         states = checkpoint["optimizer_states"]
         for optimizer, state in zip(self.optimizers, states, strict=True):
             optimizer.load_state_dict(state)
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None
+    ) -> None:
+        """Write a file on rank 0, or the shards on every rank; a collective.
+
+        Raises:
+            OSError: the storage refused; what was there before is kept.
+        """
+        if not self.sharded_checkpoint:
+            if self.is_global_zero:
+                self.checkpoint_io.save_checkpoint(checkpoint, filepath, storage_options)
+            return
+        path = Path(self.broadcast(filepath))
+        if self.is_global_zero:
+            prepare(path)
+        self.barrier("FullyShardedStrategy.save_checkpoint")
+        part = Part(self.global_rank, self.world_size)
+        self.checkpoint_io.save_checkpoint(cut(checkpoint, self.is_global_zero), path, part)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> Any:
         """Return the whole checkpoint; the shards are cut when it is applied."""
