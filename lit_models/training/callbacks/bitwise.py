@@ -22,8 +22,9 @@ from lit_models.training.bitwise import (
 from lit_models.training.callbacks.exact_dropout import ExactDropout
 from lit_models.training.exact import ExactModule
 from lit_models.training.keyed_dropout import DrawGuard
+from lit_models.training.strategies import ReplicatedStrategy
 
-STRATEGIES = {SingleDeviceStrategy: "auto", DDPStrategy: "ddp"}
+STRATEGIES = {SingleDeviceStrategy: "auto", DDPStrategy: "ddp", ReplicatedStrategy: "ddp"}
 
 
 class BitwiseSum(Callback):
