@@ -20,8 +20,10 @@ CODE_MINE = [
     "--data.predict_files=mine.csv",
 ]  # fmt: skip
 RESUME = [*FIT, "--ckpt_path=auto", "--trainer.max_steps=4", "--trainer.max_epochs=2"]
-# A resumed run adds lines to one, and replaces those of steps that run again in the other.
+# A resumed run adds lines to the first, replaces those of steps that run again in the second, and
+# says in the third what it runs on.
 LEDGER, METRICS = "runs/mine/ledger.jsonl", "runs/mine/metrics.csv"
+TOPOLOGY = "runs/mine/topology.json"
 
 
 class Limit(NamedTuple):
@@ -134,7 +136,7 @@ def test_refused_storage_is_one_screen_and_what_was_there_is_whole(outcomes, nam
     assert len(shown.splitlines()) <= 24
     assert max(map(len, shown.splitlines())) <= 80
     assert after[LEDGER].startswith(before[LEDGER])
-    kept = before.keys() - {LEDGER, METRICS}
+    kept = before.keys() - {LEDGER, METRICS, TOPOLOGY}
     assert {path: after.get(path) for path in kept} == {path: before[path] for path in kept}
     new = " ".join(after.keys() - before.keys())
     assert not re.search(r"unfinished|\.tmp|coded\.csv( |$)|\.ckpt", new), new
