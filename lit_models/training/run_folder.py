@@ -87,6 +87,10 @@ def _from_newest(verb: str, root: Path, newest: Callable[[Path], Path | None]) -
             f"--ckpt_path auto: no sound checkpoint in {root} or a later run of that name. Train "
             "first with `unisono fit`, or name a file: --ckpt_path runs/NAME/checkpoints/last.ckpt"
         )
+    begun = [folder for folder in siblings(root) if (folder / LEDGER).exists()]
+    if begun and not any((begun[-1] / "checkpoints").glob("*.ckpt")):
+        # It was killed before its first checkpoint: the same run begins again, with one ledger.
+        return Run(str(begun[-1]), None, f"--ckpt_path auto: {begun[-1]} begins again")
     folder, notice = free_folder(root)
     fresh = "--ckpt_path auto found no sound checkpoint: a fresh start"
     return Run(str(folder), None, f"{fresh}; {notice}" if notice else fresh)

@@ -158,3 +158,15 @@ def test_a_claim_of_an_earlier_launch_is_not_believed(tmp_path: Path) -> None:
     claim.write_text(json.dumps(old))
     with pytest.raises(RuntimeError, match="did not choose a run folder within 0 s"):
         wait_for_claim(claim, timeout_s=0.3)
+
+
+def test_auto_begins_a_run_again_that_has_no_checkpoint_yet(tmp_path: Path) -> None:
+    run = tmp_path / "demo"
+    run.mkdir()
+    (run / "ledger.jsonl").touch()
+    choice = decide("fit", run, "auto", lambda folder: None)
+    assert (choice.folder, choice.ckpt_path) == (str(run), None)
+    assert choice.notice == f"--ckpt_path auto: {run} begins again"
+    (run / "checkpoints").mkdir()
+    (run / "checkpoints" / "last.ckpt").touch()  # damaged, for nobody calls it sound
+    assert decide("fit", run, "auto", lambda folder: None).folder == f"{run}-2"
