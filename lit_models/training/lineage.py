@@ -107,7 +107,9 @@ def verify_run(run: Path) -> Verdict:
     request = PlanRequest(**plan["request"])
     if request.digest() != plan["digest"]:
         verdict.faults.append("plan.json does not match its own digest")
-    counted = {line["attempt"] for line in lineage.values()} or {row["attempt"] for row in starts[-1:]}
+    counted = {line["attempt"] for line in lineage.values()} or {
+        row["attempt"] for row in starts[-1:]
+    }
     for row in starts:
         if row["attempt"] in counted and row["plan_digest"] != plan["digest"]:
             verdict.faults.append(f"attempt {row['attempt']} followed another plan")

@@ -10,6 +10,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lit_models.training.strategies.processes import ManagedProcesses
 from lit_models.training.watch import STACKS, Watch
 
 FAILURE = "failure.json"
@@ -98,6 +99,8 @@ class FailureReport(Callback):
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Say what failed where, on the rank that failed first."""
+        if isinstance(trainer.strategy, ManagedProcesses):
+            trainer.strategy.unwatch_children()
         self._end_watch()
         if not isinstance(exception, Exception):
             return

@@ -67,6 +67,16 @@ class ManagedProcesses(ParallelStrategy):
             self._layer_sync.enter(args[0])
         return super().training_step(*args, **kwargs)
 
+    def unwatch_children(self) -> None:
+        """Keep Lightning's observer from killing this process while it says what happened.
+
+        The observer looks at a list every few seconds; the launcher goes on with a copy of it.
+        """
+        children = getattr(self.launcher, "procs", None)
+        if children:
+            self.launcher.procs = list(children)  # type: ignore[union-attr]
+            children.clear()
+
     def on_exception(self, exception: BaseException) -> None:
         """End the processes that this one started: they would wait for it."""
         super().on_exception(exception)
