@@ -75,7 +75,7 @@ class PredictionWriter(Callback):
         """Keep the rows of a batch; a filler batch, which only keeps ranks in step, is dropped."""
         if float(batch["weight"][0]) == 0:
             return
-        rows = {name: value.cpu().numpy() for name, value in outputs.items()}
+        rows = {name: as_array(value) for name, value in outputs.items()}
         self._rows.append({"sample_id": batch["sample_id"].cpu().numpy(), **rows})
         self._batches.append(int(batch["step_index"]))
         if len(self._batches) >= self.part_batches:
@@ -114,6 +114,12 @@ class PredictionWriter(Callback):
         finally:
             unfinished.unlink(missing_ok=True)
         self._rows, self._batches = [], []
+
+
+def as_array(value: torch.Tensor) -> np.ndarray:
+    """Return a tensor as an array; numpy has no bfloat16, whose values float32 holds exactly."""
+    value = value.cpu()
+    return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
 
 
 def _parts_folder(trainer: Trainer, pl_module: LightningModule) -> Path:
