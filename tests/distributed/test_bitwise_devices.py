@@ -63,8 +63,13 @@ def test_without_the_fixed_tree_bits_differ_while_gradients_agree(runs: Path) ->
             assert a["loss"] == pytest.approx(b["loss"], rel=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("extra", [(), DROPOUT], ids=["no dropout", "dropout"])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        pytest.param((), id="no dropout", marks=pytest.mark.soak),
+        pytest.param(DROPOUT, id="dropout", marks=pytest.mark.slow),
+    ],
+)
 def test_the_occupation_coder_has_the_same_bits_on_1_2_and_4_devices(
     tmp_path: Path, extra: tuple[str, ...]
 ) -> None:

@@ -30,8 +30,10 @@ def losses(folder: Path, *options: str) -> list[float]:
     return [line["loss"] for line in ledger_lines(folder)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("is_exact", [True, False])
+@pytest.mark.parametrize(
+    "is_exact",
+    [pytest.param(True, marks=pytest.mark.slow), pytest.param(False, marks=pytest.mark.soak)],
+)
 def test_losses_agree_over_devices_and_accumulation_if_dropout_is_keyed(
     tmp_path: Path, is_exact: bool
 ) -> None:

@@ -105,7 +105,7 @@ def evaluate(tables, folder, trained, number):
     return {k: v for k, v in last.items() if k.startswith("test/")}, coded.read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_metrics_count_alike_and_predictions_are_identical_on_1_2_and_3_devices(
     one, tables, tmp_path
 ):
@@ -173,10 +173,13 @@ def kill_at(step, folder, tables, *options):
     process.wait()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after", "precision", "tolerance"),
-    [(1, 2, "32-true", 1e-5), (1, 2, "64-true", 1e-8), (2, 1, "64-true", 1e-8)],
+    [
+        pytest.param(1, 2, "32-true", 1e-5, marks=pytest.mark.soak),
+        pytest.param(1, 2, "64-true", 1e-8, marks=pytest.mark.slow),
+        pytest.param(2, 1, "64-true", 1e-8, marks=pytest.mark.slow),
+    ],
 )
 def test_a_killed_run_resumed_on_other_devices_is_the_uninterrupted_run(
     tables, undisturbed, tmp_path, before, after, precision, tolerance

@@ -82,7 +82,7 @@ def test_each_run_proves_that_it_used_each_sample_once(runs, name):
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        pytest.param("one", "ddp", id="1 to 2", marks=pytest.mark.slow),
+        pytest.param("one", "ddp", id="1 to 2", marks=pytest.mark.soak),
         pytest.param("ddp", "one", id="2 to 1", marks=pytest.mark.soak),
     ],
 )
