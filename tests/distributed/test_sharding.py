@@ -28,7 +28,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def last(name: str) -> str:
         return str(folder / name / "checkpoints" / "last.ckpt")
 
-    run_jobs(folder, 1, [job("one", "ddp"), job("first-ddp-1", "ddp", trainer=HALF)])
+    single = job("one-32", "ddp", trainer={"precision": "32-true"})
+    run_jobs(folder, 1, [job("one", "ddp"), single, job("first-ddp-1", "ddp", trainer=HALF)])
     two = [
         job("sharded"),
         job("first-fsdp-2", trainer=HALF),
@@ -79,7 +80,8 @@ def test_a_run_goes_on_under_another_strategy_and_number_of_devices(runs, name):
 
 
 def test_mixed_precision_uses_the_same_samples_and_nearly_the_same_losses(runs):
-    for expected, line in zip(ledger_lines(runs / "one"), ledger_lines(runs / "bf16"), strict=True):
+    single = ledger_lines(runs / "one-32")  # float64 begins with other random weights
+    for expected, line in zip(single, ledger_lines(runs / "bf16"), strict=True):
         assert line["digest"] == expected["digest"]
         assert line["targets"] == expected["targets"]
         assert line["loss"] == pytest.approx(expected["loss"], rel=2e-2)
