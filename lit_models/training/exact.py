@@ -285,11 +285,12 @@ def settle_epoch(loop: dict[str, Any], is_whole: bool) -> None:
         is_whole: whether all steps of the epoch are done.
     """
     epochs, batches = loop["epoch_progress"], loop["epoch_loop.batch_progress"]
-    if epochs["current"]["processed"] != epochs["current"]["ready"]:
-        return  # written in the middle of it, or in the validation after it
+    if not is_whole and epochs["current"]["processed"] != epochs["current"]["ready"]:
+        return  # written in the middle of it
+    # Of a checkpoint of the last batch Lightning goes on with the next epoch without counting it
+    # as begun: the checkpoints after it would tell of an epoch too early.
     for counters in (epochs["current"], epochs["total"]):
-        if not is_whole:
-            counters["processed"] = counters["ready"] - 1
+        counters["processed"] = counters["ready"] - (not is_whole)
         counters["completed"] = counters["processed"]
     if is_whole:
         batches["current"] = dict.fromkeys(batches["current"], 0)

@@ -12,7 +12,7 @@ from lit_models.commands.verify import verify
 from lit_models.training.callbacks import LastCheckpoint, Ledger
 from lit_models.training.checkpoint import read_checkpoint
 from lit_models.training.lineage import verify_run
-from tests.toy import LitToy, ToyData, toy_trainer
+from tests.toy import LitToy, ToyData, ledger_lines, toy_trainer
 
 QUIET = {"enable_checkpointing": False}
 MICRO = {1: None, 2: 4, 4: 2}  # accumulation -> micro-batch size at a global batch of 8
@@ -189,3 +189,20 @@ def test_moments_find_their_parameter_by_name(tmp_path):
     trainer.fit(module, ToyData(), ckpt_path=tmp_path / "copy" / "checkpoints" / "last.ckpt")
     for name, value in module.state_dict().items():
         torch.testing.assert_close(value, same[name], rtol=1e-10, atol=1e-10)
+
+
+def test_a_checkpoint_of_an_epochs_last_batch_is_followed_by_the_next_epoch(tmp_path):
+    """The run is cut after the last batch of an epoch, and again in the epoch after it."""
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    for cut in (CutAt(7), CutAt(10), None):
+        saving = LastCheckpoint(every_n_steps=1, every_epoch=False)
+        callbacks = [Ledger(), saving, *([cut] if cut else [])]
+        trainer = toy_trainer(tmp_path, max_epochs=3, callbacks=callbacks)
+        resumed = {"ckpt_path": last if last.exists() else None, "weights_only": True}
+        if cut is None:
+            trainer.fit(LitToy(), ToyData(), **resumed)
+        else:
+            with pytest.raises(PowerCut):
+                trainer.fit(LitToy(), ToyData(), **resumed)
+    assert [line["epoch"] for line in ledger_lines(tmp_path)] == [0] * 7 + [1] * 7 + [2] * 7
+    assert verify_run(tmp_path).faults == []
