@@ -136,8 +136,13 @@ def undisturbed(tables, tmp_path_factory):
     return of
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("precision", "tolerance"), [("32-true", 1e-5), ("64-true", 1e-10)])
+@pytest.mark.parametrize(
+    ("precision", "tolerance"),
+    [
+        pytest.param("32-true", 1e-5, marks=pytest.mark.soak),
+        pytest.param("64-true", 1e-10, marks=pytest.mark.slow),
+    ],
+)
 def test_losses_agree_over_strategies_and_accumulation(
     tables, undisturbed, tmp_path, precision, tolerance
 ):
