@@ -3,15 +3,15 @@
 Read back it is the dict that a checkpoint gives, so that whatever takes weights takes it too.
 """
 
-import hashlib
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from lit_models.training.files import sha256_of, sync
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 FORMAT = "unisono export 1"
@@ -77,7 +77,7 @@ def write_exported(
             shutil.rmtree(replaced, ignore_errors=True)
             folder.replace(replaced)
         unfinished.replace(folder)
-        _sync(folder.parent)
+        sync(folder.parent)
     except SafetensorError as error:  # what the storage said is inside its text
         raise OSError(
             f"{folder} could not be written: {error}. Free space or name another folder with --to."
@@ -94,11 +94,11 @@ def _write_files(folder: Path, config: dict[str, Any], weights: dict[str, Tensor
 
     stored, tied = without_ties(weights)
     save_file(stored, folder / WEIGHTS, metadata={"format": "pt"})
-    config = {"format": FORMAT, **config, "tied": tied, "sha256": _digest(folder / WEIGHTS)}
+    config = {"format": FORMAT, **config, "tied": tied, "sha256": sha256_of(folder / WEIGHTS)}
     text = json.dumps(config, indent=1, ensure_ascii=False)
     (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
     for name in (WEIGHTS, CONFIG):
-        _sync(folder / name)
+        sync(folder / name)
 
 
 def read_exported(folder: str | Path) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def _read_weights(folder: Path, sha256: str) -> dict[str, Tensor]:
     path = folder / WEIGHTS
     if not path.is_file():
         raise FileNotFoundError(f"{folder} lacks {WEIGHTS}; export the checkpoint again.")
-    if _digest(path) != sha256:  # the format itself has no checksum
+    if sha256_of(path) != sha256:  # the format itself has no checksum
         raise ValueError(
             f"{path} is damaged, or of another export than its {CONFIG}: their checksums differ. "
             "Copy the whole folder again, or export the checkpoint again."
@@ -191,19 +191,6 @@ def _read_weights(folder: Path, sha256: str) -> dict[str, Tensor]:
         return load_file(path, device="cpu")
     except SafetensorError as error:
         raise ValueError(f"{path} cannot be read ({error}); export it again.") from error
-
-
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def plain_names(weights: dict[str, Any]) -> dict[str, Tensor]:

@@ -23,6 +23,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from lit_models.training.files import sha256_of, sync
+
 MARKER = "meta.pt"
 FORMAT = "unisono shards 1"
 _STANDS_FOR = "_sharded_tensor"
@@ -201,15 +203,6 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def sync(folder: Path) -> None:
-    """Let the names in a folder reach the disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def shard_damage(folder: Path, meta: dict[str, Any], every_byte: bool) -> str | None:
     """Return what is wrong with the shard files of a folder, none if they are sound.
 
@@ -226,11 +219,8 @@ def shard_damage(folder: Path, meta: dict[str, Any], every_byte: bool) -> str | 
             return f"its shard {name} is missing"
         if path.stat().st_size != expected["bytes"]:
             return f"its shard {name} is cut short or of another save"
-        if every_byte:
-            with open(path, "rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
-            if found != expected["sha256"]:
-                return f"the checksum of its shard {name} is wrong"
+        if every_byte and sha256_of(path) != expected["sha256"]:
+            return f"the checksum of its shard {name} is wrong"
     return None
 
 

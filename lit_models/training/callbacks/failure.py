@@ -58,7 +58,7 @@ class FailureReport(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        self._enter(trainer, "fit", batch)
+        self._enter(trainer, batch)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -73,27 +73,15 @@ class FailureReport(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        self._enter(trainer, "validate", batch)
+        self._enter(trainer, batch)
 
-    def on_test_batch_start(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        self._enter(trainer, "test", batch)
+    on_test_batch_start = on_predict_batch_start = on_validation_batch_start
 
-    def on_predict_batch_start(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        self._enter(trainer, "predict", batch)
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Merging may take rank 0 any time, and no rank waits for it: nothing hangs from here."""
+        self._end_watch()
+
+    on_train_end = on_predict_end
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
@@ -119,8 +107,9 @@ class FailureReport(Callback):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._end_watch()
 
-    def _enter(self, trainer: Trainer, verb: str, batch: Any) -> None:
-        step = trainer.global_step + (verb == "fit")
+    def _enter(self, trainer: Trainer, batch: Any) -> None:
+        verb = "fit" if trainer.training else str(trainer.state.stage)
+        step = trainer.global_step + trainer.training
         self._place |= {"verb": verb, "epoch": trainer.current_epoch, "step": step}
         self._batch = batch
         self._beat()
