@@ -16,7 +16,10 @@ _HOME = {
     "PlannedDataModule": "datamodules.planned",
     "PlannedDataset": "datamodules.planned",
     "SplitOptions": "datamodules.splitting",
+    "TextDataModule": "datamodules.text",
     "TextOptions": "datamodules.occupation_request",
+    "TextSplit": "datamodules.token_writer",
+    "TokenizerOptions": "datamodules.tokenizers.text_tokenizer",
 }
 
 __all__ = [
@@ -32,7 +35,10 @@ __all__ = [
     "PlannedDataModule",
     "PlannedDataset",
     "SplitOptions",
+    "TextDataModule",
     "TextOptions",
+    "TextSplit",
+    "TokenizerOptions",
 ]
 
 

@@ -1,6 +1,7 @@
 """The contract between datamodules and modules: one TypedDict per kind of batch.
 
-Shape legend: B samples in the micro-batch, S characters, K codes of the richest record.
+Shape legend: B samples in the micro-batch, S characters, K codes of the richest record; R rows of
+tokens, T positions.
 """
 
 from typing import NotRequired, TypedDict
@@ -26,3 +27,13 @@ class OccupationBatch(PlannedBatch):
     code_ids: NotRequired[Tensor]  # [B, K] int64, index in the code book, -100 = none
     is_seen_text: NotRequired[Tensor]  # [B] bool, evaluation only: the string occurs in training
     is_seen_code: NotRequired[Tensor]  # [B] bool, evaluation only: all its codes occur in training
+
+
+class TextBatch(PlannedBatch):
+    """Rows of tokens. A row holds one document, or several that must not see each other."""
+
+    input_ids: Tensor  # [R, T] int64
+    labels: Tensor  # [R, T] int64, the token that follows each position; -100 = not trained on
+    position_ids: Tensor  # [R, T] int64, from 0 in every document
+    document_ids: Tensor  # [R, T] int64, counted over the batch, ascending in a row; -1 = padding
+    sample_index: Tensor  # [R, T] int64, entry of `weight` that the position belongs to

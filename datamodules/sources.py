@@ -66,12 +66,15 @@ def raise_bad_row(bad: BadRow) -> None:
     raise ValueError(str(bad))
 
 
-def expand_files(files: str | Sequence[str] | None, option: str) -> list[Path]:
+def expand_files(
+    files: str | Sequence[str] | None, option: str, suffixes: Sequence[str] = SUFFIXES
+) -> list[Path]:
     """The files that these paths and patterns name, in the given order, patterns sorted.
 
     Args:
         files: a path or a pattern such as data/*.csv, or several.
         option: name of the option that holds them, for messages.
+        suffixes: of the files that can be read.
 
     Raises:
         FileNotFoundError: a path does not exist or a pattern matches nothing.
@@ -92,25 +95,28 @@ def expand_files(files: str | Sequence[str] | None, option: str) -> list[Path]:
         else:
             found.append(path)
     for path in found:
-        check_file(path, option)
+        check_file(path, option, suffixes)
     twice = next((p for i, p in enumerate(found) if p in found[:i]), None)
     if twice is not None:
         raise ValueError(f"{option} names {twice} twice; its rows would count double.")
     return found
 
 
-def check_file(path: Path, option: str = "the table") -> None:
-    """Raises unless this is a file with a known suffix."""
+def check_file(
+    path: Path, option: str = "the table", suffixes: Sequence[str] = SUFFIXES
+) -> None:
+    """Raises unless this is a file with one of these suffixes."""
     if path.is_dir():
         raise ValueError(f"{option}: {path} is a folder; name its files, such as {path}/*.csv.")
     if not path.exists():
         near = difflib.get_close_matches(path.name, _neighbours(path), n=1)
         hint = f'Did you mean "{path.parent / near[0]}"?' if near else "Name a file that is there."
         raise FileNotFoundError(f"{option}: {path} does not exist. {hint}")
-    if path.suffix.lower() not in SUFFIXES:
+    if path.suffix.lower() not in suffixes:
+        kind = "table" if suffixes is SUFFIXES else "file"
         raise ValueError(
-            f'{option}: {path} ends in "{path.suffix}", which is none of {", ".join(SUFFIXES)}; '
-            "save the table as one of these."
+            f'{option}: {path} ends in "{path.suffix}", which is none of {", ".join(suffixes)}; '
+            f"save the {kind} as one of these."
         )
 
 

@@ -3,9 +3,12 @@
 import importlib
 from typing import Any
 
-_HOME = {"LitOccupationCoder": "lit_models.occupation_coder.module"}
+_HOME = {
+    "LitCausalLM": "lit_models.causal_lm.module",
+    "LitOccupationCoder": "lit_models.occupation_coder.module",
+}
 
-__all__ = ["LitOccupationCoder"]
+__all__ = ["LitCausalLM", "LitOccupationCoder"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,91 @@
+"""Causal attention in which documents of a row do not see each other.
+
+Shapes: R rows, T positions, H heads, K head size.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Span(NamedTuple):
+    """A document's place: positions start to end of these rows."""
+
+    start: int
+    end: int
+    rows: list[int]
+
+
+class Documents(NamedTuple):
+    """Which positions may see each other, found once per batch and used by every layer.
+
+    Args:
+        spans: the documents, equal places of several rows together; none where a mask is used.
+        mask: [R, 1, T, T] bool, true where a position sees another; none where every row is one
+            document.
+    """
+
+    spans: list[Span] | None = None
+    mask: Tensor | None = None
+
+
+def documents_of(document_ids: Tensor) -> Documents:
+    """Return which positions see each other.
+
+    On a CPU documents are computed one by one, which costs no more than their own positions; on a
+    GPU a mask says the same without asking the device for numbers.
+
+    Args:
+        document_ids: [R, T] int64, ascending in a row; -1 = padding, at its end.
+    """
+    if document_ids.device.type != "cpu":
+        length = document_ids.shape[1]
+        causal = torch.ones(length, length, dtype=torch.bool, device=document_ids.device).tril()
+        same = document_ids[:, None, :, None] == document_ids[:, None, None, :]
+        return Documents(mask=same & causal)
+    places: dict[tuple[int, int], list[int]] = {}
+    for row, ids in enumerate(document_ids):
+        _, counts = torch.unique_consecutive(ids, return_counts=True)
+        start = 0
+        for count in counts.tolist():
+            places.setdefault((start, start + count), []).append(row)
+            start += count
+    whole = (0, document_ids.shape[1])
+    if list(places) == [whole]:
+        return Documents()
+    return Documents(spans=[Span(*place, rows) for place, rows in places.items()])
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
+    """Return the attention's output [R, H, T, K].
+
+    Args:
+        q: [R, H, T, K].
+        k: [R, H or fewer, T, K]; fewer heads are each used by several of q.
+        v: as k.
+        documents: of the batch.
+    """
+    grouped = k.shape[1] != q.shape[1]
+    if documents.mask is not None:
+        return F.scaled_dot_product_attention(q, k, v, documents.mask, enable_gqa=grouped)
+    if documents.spans is None:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+    if all(len(span.rows) == len(q) for span in documents.spans):  # one row, or all cut alike
+        parts = [
+            F.scaled_dot_product_attention(
+                *(x[:, :, span.start : span.end] for x in (q, k, v)),
+                is_causal=True,
+                enable_gqa=grouped,
+            )
+            for span in documents.spans
+        ]
+        return torch.cat(parts, dim=2)
+    out = torch.empty_like(q)
+    for start, end, rows in documents.spans:
+        parts_of = (x[rows, :, start:end] for x in (q, k, v))
+        out[rows, :, start:end] = F.scaled_dot_product_attention(
+            *parts_of, is_causal=True, enable_gqa=grouped
+        )
+    return out

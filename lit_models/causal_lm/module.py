@@ -1,0 +1,105 @@
+"""Language models as a LightningModule. Batch: TextBatch."""
+
+from dataclasses import asdict, replace
+from typing import Any, Literal
+
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor, nn
+
+from datamodules.batches import TextBatch
+from datamodules.tokenizers.text_tokenizer import TextTokenizer
+from lit_models.causal_lm.loss import LossOptions, language_model_loss
+from lit_models.causal_lm.network import Decoder, DecoderConfig
+from lit_models.causal_lm.presets import named_network
+from lit_models.training.exact import ExactModule, LossSum
+from lit_models.training.metrics import SumCount
+from lit_models.training.optim import configured, parameter_groups
+
+RECIPE_KEY = "text_recipe"
+TERM = "tokens"
+
+
+class LitCausalLM(ExactModule):
+    """Next-token prediction. Logs losses in nats per target token.
+
+    Args:
+        optimizer: factory; it has no default, so that a rate is always chosen in the YAML.
+        lr_scheduler: factory; none keeps the rate constant.
+        network: name of a preset, or the shape of a decoder.
+        loss: what is trained on.
+        lr_scaling: how the rate follows a global batch that grows with the devices.
+        base_global_batch_size: the global batch for which the rate was chosen.
+        init_from: checkpoint to take weights from.
+    """
+
+    export_keys = (RECIPE_KEY,)
+
+    def __init__(
+        self,
+        optimizer: OptimizerCallable,
+        lr_scheduler: LRSchedulerCallable | None = None,
+        network: str | DecoderConfig = "llama-tiny",
+        loss: LossOptions | None = None,
+        lr_scaling: Literal["none", "linear", "sqrt"] = "none",
+        base_global_batch_size: int | None = None,
+        init_from: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
+        self.config = named_network(network) if isinstance(network, str) else network
+        self.loss = loss or LossOptions()
+        self.init_from = init_from
+        self.recipe: Any = None  # a dict of plain values, from the data or a checkpoint
+        self.network: Any = None  # a Decoder once the vocabulary is known
+        self.val_loss, self.test_loss = SumCount(), SumCount()
+
+    def blocks(self) -> list[nn.Module]:
+        return list(self.network.layers)
+
+    def setup(self, stage: str) -> None:
+        """Take the tokenizer that the data was read with."""
+        super().setup(stage)
+        if self.recipe is None:
+            tokenizer: TextTokenizer = self.trainer.datamodule.tokenizer
+            size = self.config.vocab_size or tokenizer.vocab_size
+            self.config = replace(self.config, vocab_size=size)
+            self.recipe = {"tokenizer": tokenizer.to_dict(), "network": asdict(self.config)}
+
+    def configure_model(self) -> None:
+        if self.network is None and self.recipe is not None:
+            self.network = Decoder(DecoderConfig(**self.recipe["network"]))
+            if self.trainer.state.fn == "fit":
+                self.configure_model_from()
+
+    def forward(self, batch: TextBatch) -> Tensor:
+        """Return the hidden states [R, T, D]."""
+        return self.network(batch["input_ids"], batch["position_ids"], batch["document_ids"])
+
+    def training_terms(self, batch: TextBatch) -> dict[str, LossSum]:
+        return {TERM: language_model_loss(self(batch), self.network.head.weight, batch)}
+
+    def validation_step(self, batch: TextBatch, batch_idx: int) -> None:
+        self.val_loss.update(*self.training_terms(batch)[TERM])
+        self.log("val/loss", self.val_loss)
+
+    def test_step(self, batch: TextBatch, batch_idx: int) -> None:
+        self.test_loss.update(*self.training_terms(batch)[TERM])
+        self.log("test/loss", self.test_loss)
+
+    def configure_optimizers(self) -> Any:
+        return configured(self, self.optimizer(parameter_groups(self)), self.lr_scheduler)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint[RECIPE_KEY] = self.recipe
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_load_checkpoint(checkpoint)
+        if RECIPE_KEY not in checkpoint:
+            raise ValueError(
+                "the checkpoint holds no text recipe: it is of another family; give one of "
+                "LitCausalLM."
+            )
+        self.recipe = checkpoint[RECIPE_KEY]
+        if self.network is None:
+            self.network = Decoder(DecoderConfig(**self.recipe["network"]))
