@@ -63,8 +63,11 @@ class Clock(Callback):
 class RaggedData(PlannedDataModule):
     """The documents as samples of their own."""
 
-    def __init__(self, documents: list[np.ndarray], **options: Any) -> None:
+    def __init__(
+        self, documents: list[np.ndarray], longest: int = LONGEST, **options: Any
+    ) -> None:
         super().__init__(**options)
+        self.longest = longest
         tokens = np.concatenate(documents).astype(np.uint16)
         sizes = np.array([len(ids) for ids in documents])
         self.stream = TokenStream(tokens, np.cumsum(sizes) - sizes, sizes - 1)
@@ -72,10 +75,12 @@ class RaggedData(PlannedDataModule):
 
     def build(self, stage: Stage) -> PlannedDataset:
         digest = hashlib.sha256(self.stream.tokens.tobytes()).hexdigest()
-        return TokenDataset(self.stream, digest, LONGEST, "documents")
+        return TokenDataset(self.stream, digest, self.longest, "documents")
 
 
-def fit(folder: Path, module: LitCausalLM, data: PlannedDataModule, steps: int) -> Clock:
+def fit(
+    folder: Path, module: LitCausalLM, data: PlannedDataModule, steps: int, *callbacks: Callback
+) -> Clock:
     """Train as the command line does: ledger, checkpoints, loggers, progress."""
     clock = Clock()
     trainer = Trainer(
@@ -86,7 +91,7 @@ def fit(folder: Path, module: LitCausalLM, data: PlannedDataModule, steps: int) 
         logger=default_loggers(folder, None),
         enable_model_summary=False,
         default_root_dir=str(folder),
-        callbacks=[*default_callbacks(), ProgressLine(), clock],
+        callbacks=[*default_callbacks(), ProgressLine(), clock, *callbacks],
     )
     trainer.fit(module, data)
     return clock
