@@ -85,8 +85,13 @@ def plain_loop(
 
 def hugging_face_trainer(documents: list[np.ndarray], is_grouped: bool, steps: int) -> float:
     """Return the useful tokens per second of the Trainer of transformers on a Llama."""
-    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback
-    from transformers import TrainingArguments
+    from transformers import (
+        LlamaConfig,
+        LlamaForCausalLM,
+        Trainer,
+        TrainerCallback,
+        TrainingArguments,
+    )
 
     model = LlamaForCausalLM(
         LlamaConfig(
@@ -118,7 +123,11 @@ def hugging_face_trainer(documents: list[np.ndarray], is_grouped: bool, steps: i
             ids[row, :size] = torch.from_numpy(example["input_ids"])
             mask[row, :size] = 1
         useful.append(int(mask.sum()) - len(examples))  # the first token of each is no target
-        return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+        return {
+            "input_ids": ids,
+            "attention_mask": mask,
+            "labels": ids.masked_fill(mask == 0, -100),
+        }
 
     arguments = TrainingArguments(
         output_dir="trainer",

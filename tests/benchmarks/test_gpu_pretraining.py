@@ -86,7 +86,10 @@ def test_pretraining_on_one_gpu(tmp_path: Path) -> None:
     ceiling = matmul_ceiling("cuda", 8192)
     table = Table("tokens/s", "MFU of 989 TFLOP/s", "of the matmul ceiling", "ceiling, TFLOP/s")
     table.add_row(
-        f"{speed:,.0f}", f"{used / PEAK_FLOPS:.3f}", f"{used / ceiling:.3f}", f"{ceiling / 1e12:.0f}"
+        f"{speed:,.0f}",
+        f"{used / PEAK_FLOPS:.3f}",
+        f"{used / ceiling:.3f}",
+        f"{ceiling / 1e12:.0f}",
     )
     Console().print(torch.cuda.get_device_name(), table)
 

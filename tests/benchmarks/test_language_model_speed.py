@@ -55,7 +55,9 @@ class Clock(Callback):
         self.ends: list[float] = []
         self.tokens: list[int] = []
 
-    def on_train_batch_end(self, trainer: Trainer, module: Any, outputs: Any, batch: Any, _) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, module: Any, outputs: Any, batch: Any, _
+    ) -> None:
         self.ends.append(time.perf_counter())
         self.tokens.append(int((batch["labels"] != -100).sum()))
 
@@ -63,9 +65,7 @@ class Clock(Callback):
 class RaggedData(PlannedDataModule):
     """The documents as samples of their own."""
 
-    def __init__(
-        self, documents: list[np.ndarray], longest: int = LONGEST, **options: Any
-    ) -> None:
+    def __init__(self, documents: list[np.ndarray], longest: int = LONGEST, **options: Any) -> None:
         super().__init__(**options)
         self.longest = longest
         tokens = np.concatenate(documents).astype(np.uint16)
