@@ -69,4 +69,6 @@ def _parquet_rows(path: Path) -> Iterator[JsonRow]:
                     line += 1
                     yield JsonRow(path, line, values)
     except (pa.ArrowInvalid, OSError) as error:
-        raise ValueError(f"{path} is no readable parquet file ({error}); write it again.") from error
+        raise ValueError(
+            f"{path} is no readable parquet file ({error}); write it again."
+        ) from error

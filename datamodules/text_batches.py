@@ -151,9 +151,7 @@ def _empty(num_rows: int, width: int) -> dict[str, np.ndarray]:
     return {name: np.full((num_rows, width), fill, np.int64) for name, fill in fills.items()}
 
 
-def _fill(
-    batch: dict[str, np.ndarray], row: int, start: int, piece: Piece, document: int
-) -> None:
+def _fill(batch: dict[str, np.ndarray], row: int, start: int, piece: Piece, document: int) -> None:
     end = start + len(piece.labels)
     batch["input_ids"][row, start:end] = piece.input_ids
     batch["labels"][row, start:end] = piece.labels
