@@ -75,30 +75,30 @@ def demo_instructions(cache_dir: Path) -> Path:
 
 
 def _texts() -> Iterator[dict[str, str]]:
-    for name, text in documentation_texts.topics().items():
-        yield {"text": text.strip() + "\n", "source": f"topic {name}"}
     known = set()
+    for name, text in documentation_texts.topics().items():
+        if text not in known:
+            known.add(text)
+            yield {"text": text.strip() + "\n", "source": f"topic {name}"}
     for found in documentation_texts.documented():
-        if len(found.docstring) < SHORTEST_TEXT or found.docstring in known:
-            continue
-        known.add(found.docstring)
-        heading = f"{found.module}: {found.signature}" if found.name else found.module
-        yield {"text": f"{heading}\n\n{found.docstring}\n", "source": found.source}
+        if len(found.docstring) >= SHORTEST_TEXT and found.docstring not in known:
+            known.add(found.docstring)
+            heading = f"{found.module}: {found.signature}" if found.name else found.module
+            yield {"text": f"{heading}\n\n{found.docstring}\n", "source": found.source}
 
 
 def _instructions() -> Iterator[dict[str, str]]:
     known = set()
     for found in documentation_texts.documented():
-        summary = found.summary
-        if not SHORTEST_SUMMARY <= len(summary) <= LONGEST_SUMMARY or summary in known:
-            continue
-        known.add(summary)
         question = {
             "module": f"What is the module {found.module} for?",
             "class": f"What is the class {found.name} of the module {found.module}?",
             "function": f"What does {found.name} of the module {found.module} do?",
         }[found.kind]
-        yield {"prompt": question, "completion": summary}
+        has_length = SHORTEST_SUMMARY <= len(found.summary) <= LONGEST_SUMMARY
+        if has_length and not {question, found.summary} & known:
+            known |= {question, found.summary}
+            yield {"prompt": question, "completion": found.summary}
 
 
 # --- the cache ---

@@ -95,9 +95,7 @@ class TokenizerOptions:
     def __post_init__(self) -> None:
         kinds = ("characters", "bytes", "bpe", "folder")
         if self.kind not in kinds:
-            raise ValueError(
-                f'tokenizer.kind must be one of {", ".join(kinds)}, got "{self.kind}".'
-            )
+            raise ValueError(f'tokenizer.kind must be one of {", ".join(kinds)}, got "{self.kind}".')
 
 
 def byte_tokenizer() -> TextTokenizer:
