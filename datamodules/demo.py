@@ -62,7 +62,7 @@ SHORTEST_TEXT, SHORTEST_SUMMARY, LONGEST_SUMMARY = 80, 20, 400
 
 
 def demo_text(cache_dir: Path) -> Path:
-    """A jsonl of {"text", "source"}: topics of the language reference, and docstrings.
+    """A jsonl of {"text", "source"}: topics of the language reference, and docstrings, in ASCII.
 
     Another version of Python has other words, and a file of its own.
     """
@@ -75,20 +75,22 @@ def demo_instructions(cache_dir: Path) -> Path:
 
 
 def _texts() -> Iterator[dict[str, str]]:
-    known = set()
+    known: set[str] = set()
     for name, text in documentation_texts.topics().items():
-        if text not in known:
+        if text not in known and text.isascii():
             known.add(text)
             yield {"text": text.strip() + "\n", "source": f"topic {name}"}
     for found in documentation_texts.documented():
-        if len(found.docstring) >= SHORTEST_TEXT and found.docstring not in known:
+        is_long = len(found.docstring) >= SHORTEST_TEXT
+        # A rare letter would be unknown to a tokenizer of the other documents' characters.
+        if is_long and found.docstring.isascii() and found.docstring not in known:
             known.add(found.docstring)
             heading = f"{found.module}: {found.signature}" if found.name else found.module
             yield {"text": f"{heading}\n\n{found.docstring}\n", "source": found.source}
 
 
 def _instructions() -> Iterator[dict[str, str]]:
-    known = set()
+    known: set[str] = set()
     for found in documentation_texts.documented():
         question = {
             "module": f"What is the module {found.module} for?",

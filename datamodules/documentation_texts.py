@@ -119,8 +119,11 @@ def _documented(
         text = inspect.cleandoc(docstring)
         yield Documented(module, outer, kind, _signature(node, outer), text)
     for child in node.body:
-        is_public = isinstance(child, ast.ClassDef | ast.FunctionDef) and child.name[0] != "_"
-        if is_public and not isinstance(node, ast.FunctionDef):
+        if isinstance(node, ast.FunctionDef) or not isinstance(
+            child, ast.ClassDef | ast.FunctionDef
+        ):
+            continue
+        if not child.name.startswith("_"):
             yield from _documented(module, f"{outer}.{child.name}".lstrip("."), child)
 
 
