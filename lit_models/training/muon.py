@@ -190,9 +190,9 @@ def _check(values: dict[str, Any]) -> None:
     for name in ("lr", "adamw_factor", "weight_decay", "eps"):
         if values[name] < 0:
             raise ValueError(f"{name} must be 0 or more, got {values[name]}.")
-    for name, value in (("momentum", values["momentum"]), *zip("bb", values["betas"])):
+    decays = [("momentum", values["momentum"]), *(("each of betas", b) for b in values["betas"])]
+    for name, value in decays:
         if not 0 <= value < 1:
-            name = "each of betas" if name == "b" else name
             raise ValueError(f"{name} must be 0 to below 1, got {value}.")
     if values["ns_steps"] < 1:
         raise ValueError(f"ns_steps must be at least 1, got {values['ns_steps']}; usual is 5.")
