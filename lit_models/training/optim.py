@@ -1,6 +1,7 @@
 """Parameter groups and the warm-up schedule that families share; rates come from the YAML."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from lightning.pytorch import LightningModule
@@ -10,17 +11,23 @@ from torch.optim.lr_scheduler import LRScheduler
 
 
 def parameter_groups(
-    module: nn.Module, layer_decay: float = 1.0, depths: dict[str, int] | None = None
+    module: nn.Module,
+    layer_decay: float = 1.0,
+    depths: dict[str, int] | None = None,
+    heads: Sequence[Tensor] = (),
 ) -> list[dict[str, Any]]:
     """Return groups with and without weight decay, every parameter with its name.
 
     Vectors (biases, norm scales) and embeddings do not decay. The names let a checkpoint find
-    the moments of a parameter by name instead of by position.
+    the moments of a parameter by name instead of by position. The `kind` of a group tells an
+    optimizer what its parameters are: "matrices" between hidden states, "heads", or "others".
 
     Args:
         module: whose trainable parameters are grouped.
         layer_decay: factor of the learning rate per layer below the top, in (0, 1].
         depths: name prefix of a layer -> layers above it; others train at the full rate.
+        heads: weights that turn hidden states into scores of a vocabulary; one that is tied to an
+            embedding counts as that.
 
     Raises:
         ValueError: layer_decay outside (0, 1].
@@ -30,13 +37,16 @@ def parameter_groups(
     tables = {
         id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)
     }
-    groups: dict[tuple[bool, int], dict[str, Any]] = {}
+    scorers = {id(weight) for weight in heads}
+    groups: dict[tuple[str, int], dict[str, Any]] = {}
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
             continue
         depth = max((d for p, d in (depths or {}).items() if name.startswith(p)), default=0)
         decays = parameter.ndim > 1 and id(parameter) not in tables
-        group = groups.setdefault((decays, depth), {"params": [], "lr_factor": layer_decay**depth})
+        kind = ("heads" if id(parameter) in scorers else "matrices") if decays else "others"
+        new = {"params": [], "lr_factor": layer_decay**depth, "kind": kind}
+        group = groups.setdefault((kind, depth), new)
         if not decays:
             group["weight_decay"] = 0.0
         group["params"].append((name, parameter))
