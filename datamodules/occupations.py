@@ -1,13 +1,11 @@
 """Tables of job descriptions become planned batches for the occupation coder."""
 
 import logging
-import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from datamodules.augmentation import Augmentation
 from datamodules.bad_rows import hand_over_rejected
@@ -26,6 +24,7 @@ from datamodules.occupation_writer import open_store
 from datamodules.planned import PlannedDataModule, PlannedDataset, Stage
 from datamodules.predict_output import REVIEW_BELOW, default_output, write_coded_table
 from datamodules.predict_rows import PredictIndex, open_index
+from datamodules.recipes import checkpoint_recipe
 from datamodules.sources import expand_files
 from datamodules.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, SplitOptions
 from datamodules.table_writer import check_suffix
@@ -273,20 +272,4 @@ def recipe_of_checkpoint(path: Path) -> dict[str, Any]:
         FileNotFoundError: there is no such checkpoint.
         ValueError: it is damaged, or of another family.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"checkpoint {path} does not exist; check --ckpt_path.")
-    try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(
-            f"checkpoint {path} is damaged or no checkpoint ({reason}); use another one of its "
-            "folder."
-        ) from error
-    if not isinstance(checkpoint, dict) or RECIPE_KEY not in checkpoint:
-        keys = ", ".join(map(str, list(checkpoint)[:8])) if isinstance(checkpoint, dict) else "none"
-        raise ValueError(
-            f"checkpoint {path} is of another family: it keeps no occupation recipe (its keys: "
-            f"{keys}); give a checkpoint of LitOccupationCoder."
-        )
-    return checkpoint[RECIPE_KEY]
+    return checkpoint_recipe(path, RECIPE_KEY, "occupation", "LitOccupationCoder")

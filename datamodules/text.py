@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from datamodules.documents import SUFFIXES
-from datamodules.planned import PlannedDataModule, PlannedDataset, Stage
+from datamodules.planned import PlannedDataset, Stage
+from datamodules.prompted import PromptedDataModule
 from datamodules.sources import expand_files
 from datamodules.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
 from datamodules.text_batches import BlockDataset, Layout, TokenDataset
@@ -15,7 +16,7 @@ from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOption
 Files = str | list[str] | None
 
 
-class TextDataModule(PlannedDataModule):
+class TextDataModule(PromptedDataModule):
     """Tokenises text once and deals it in rows; `global_batch_size` counts these rows.
 
     Args:
@@ -28,7 +29,8 @@ class TextDataModule(PlannedDataModule):
             the stream of all documents into equal blocks, `documents` makes each document a
             sample of its own and joins those of a micro-batch without padding.
         split: how training files are divided.
-        planned: batch sizes, plan and loader, see `PlannedDataModule`.
+        planned: prompts of prediction, see `PromptedDataModule`; batch sizes, plan and loader, see
+            `PlannedDataModule`.
 
     After `setup`, `tokenizer` is what a model needs to know of the data.
     """
@@ -56,18 +58,20 @@ class TextDataModule(PlannedDataModule):
 
     def prepare_data(self) -> None:
         """Tokenise into the cache."""
-        open_token_store(self.request_tokens())
+        if not self.is_predicting:
+            open_token_store(self.request_tokens())
 
     def setup(self, stage: str) -> None:
         """Open the cache and build the datasets of the stage."""
-        if self.store is None:
+        if self.store is None and stage != "predict":
             self.store = open_token_store(self.request_tokens())
         super().setup(stage)
 
     @property
     def tokenizer(self) -> TextTokenizer:
-        """The tokenizer of the data; there after `setup`."""
-        assert self.store is not None
+        """The tokenizer of the data, for prediction the model's; there after `setup`."""
+        if self.store is None:
+            return self.prompt_tokenizer()
         return self.store.tokenizer
 
     def build(self, stage: Stage) -> PlannedDataset:
@@ -76,6 +80,8 @@ class TextDataModule(PlannedDataModule):
         Raises:
             ValueError: no text belongs to it.
         """
+        if stage == "predict":
+            return self.build_prompts()
         assert self.store is not None
         part = PART_NAMES.index(stage)
         stream, fingerprint = self.store.stream(part), f"{self.store.fingerprint}-{part}"

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lit_models.causal_lm.attention import Documents, attend, documents_of
+from lit_models.causal_lm.cache import KeyValueCache
 
 INITIAL_STD = 0.02
 
@@ -150,15 +151,22 @@ class Decoder(nn.Module):
         self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self._initialise()
 
-    def forward(self, input_ids: Tensor, position_ids: Tensor, document_ids: Tensor) -> Tensor:
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        document_ids: Tensor,
+        cache: KeyValueCache | None = None,
+    ) -> Tensor:
         """Return the hidden states [R, T, D] from which `head` makes logits.
 
         Args:
             input_ids: [R, T] int64.
             position_ids: [R, T] int64, from 0 in every document.
             document_ids: [R, T] int64, ascending in a row, -1 = padding.
+            cache: of generation, where every row is one document; `position_ids` go on from it.
         """
-        documents = documents_of(document_ids)
+        documents = documents_of(document_ids) if cache is None else Documents()
         hidden = self.embedding(input_ids)  # [R, T, D]
         rotation = None
         if self.positions is None:
@@ -166,7 +174,9 @@ class Decoder(nn.Module):
         else:
             hidden = hidden + self.positions(position_ids)
         hidden = self.dropout(hidden)
-        for layer in self.layers:
+        for index, layer in enumerate(self.layers):
+            if cache is not None:
+                documents = Documents(None, cache.places.mask, cache.layers[index])
             hidden = layer(hidden, rotation, documents)
         return self.norm(hidden)
 
