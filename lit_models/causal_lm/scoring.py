@@ -66,7 +66,8 @@ def _log_probabilities(network: nn.Module, hidden: Tensor, labels: Tensor) -> tu
     nats, best = [], []
     pairs = zip(hidden.split(POSITIONS_AT_ONCE), labels.split(POSITIONS_AT_ONCE), strict=True)
     for some, wanted in pairs:
-        logits = network.head(some).float()  # type: ignore[operator]
+        logits: Tensor = network.head(some)  # type: ignore[operator]
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         own = logits.gather(1, wanted[:, None])[:, 0]
         nats.append(own.double() - logits.logsumexp(1).double())
         best.append(logits.argmax(1) == wanted)
