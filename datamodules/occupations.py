@@ -25,6 +25,7 @@ from datamodules.occupation_writer import open_store
 from datamodules.planned import PlannedDataModule, PlannedDataset, Stage
 from datamodules.predict_output import REVIEW_BELOW, default_output, write_coded_table
 from datamodules.predict_rows import PredictIndex, open_index
+from datamodules.checkpoint_recipe import read_recipe
 from datamodules.sources import expand_files
 from datamodules.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, SplitOptions
 from datamodules.table_writer import check_suffix

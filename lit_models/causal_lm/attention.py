@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lit_models.causal_lm.cache import LayerCache
+
 
 class Span(NamedTuple):
     """A document's place: positions start to end of these rows."""
@@ -25,10 +27,12 @@ class Documents(NamedTuple):
         spans: the documents, equal places of several rows together; none where a mask is used.
         mask: [R, 1, T, T] bool, true where a position sees another; none where every row is one
             document.
+        past: of the layer, keys and values of the positions before these (generation).
     """
 
     spans: list[Span] | None = None
     mask: Tensor | None = None
+    past: LayerCache | None = None
 
 
 def has_single_documents(document_ids: Tensor) -> bool:
@@ -86,6 +90,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
         documents: of the batch.
     """
     grouped = k.shape[1] != q.shape[1]
+    if documents.past is not None:
+        k, v = documents.past.extended(k, v)
     if documents.mask is not None:
         return F.scaled_dot_product_attention(q, k, v, documents.mask, enable_gqa=grouped)
     if documents.spans is None:

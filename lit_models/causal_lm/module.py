@@ -1,14 +1,16 @@
 """Language models as a LightningModule. Batch: TextBatch."""
 
 from dataclasses import asdict, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
-from datamodules.batches import TextBatch
+from datamodules.batches import ChoiceBatch, PromptBatch, TextBatch
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from lit_models.causal_lm.loss import PLAIN, TERM, LossOptions, language_model_loss
+from lit_models.causal_lm.generation import GenerationOptions, complete
 from lit_models.causal_lm.network import Decoder, DecoderConfig
 from lit_models.causal_lm.presets import named_network
 from lit_models.training.exact import ExactModule, LossSum
@@ -26,6 +28,7 @@ class LitCausalLM(ExactModule):
         lr_scheduler: factory; none keeps the rate constant.
         network: name of a preset, or the shape of a decoder.
         loss: what is trained on.
+        generation: what prediction does with prompts.
         lr_scaling: how the rate follows a global batch that grows with the devices.
         base_global_batch_size: the global batch for which the rate was chosen.
         init_from: checkpoint to take weights from.
@@ -39,6 +42,7 @@ class LitCausalLM(ExactModule):
         lr_scheduler: LRSchedulerCallable | None = None,
         network: str | DecoderConfig = "llama-tiny",
         loss: LossOptions | None = None,
+        generation: GenerationOptions | None = None,
         lr_scaling: Literal["none", "linear", "sqrt"] = "none",
         base_global_batch_size: int | None = None,
         init_from: str | None = None,
@@ -47,7 +51,7 @@ class LitCausalLM(ExactModule):
         self.save_hyperparameters()
         self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
         self.config = named_network(network) if isinstance(network, str) else network
-        self.loss = loss or LossOptions()
+        self.loss, self.generation = loss or LossOptions(), generation or GenerationOptions()
         self.init_from = init_from
         self.recipe: Any = None  # a dict of plain values, from the data or a checkpoint
         self.network: Any = None  # a Decoder once the vocabulary is known
@@ -59,8 +63,10 @@ class LitCausalLM(ExactModule):
     def setup(self, stage: str) -> None:
         """Take the tokenizer that the data was read with."""
         super().setup(stage)
+        if self.recipe is None and stage == "predict":
+            self.recipe = self.trainer.datamodule.model_recipe()
         if self.recipe is None:
-            tokenizer: TextTokenizer = self.trainer.datamodule.tokenizer
+            tokenizer = self.trainer.datamodule.tokenizer
             size = self.config.vocab_size or tokenizer.vocab_size
             self.config = replace(self.config, vocab_size=size)
             self.recipe = {"tokenizer": tokenizer.to_dict(), "network": asdict(self.config)}
@@ -90,6 +96,19 @@ class LitCausalLM(ExactModule):
     def test_step(self, batch: TextBatch, batch_idx: int) -> None:
         self.test_loss.update(*self.training_terms(batch)[TERM])
         self.log("test/loss", self.test_loss)
+
+    def predict_step(
+        self,
+        batch: PromptBatch | ChoiceBatch,
+        batch_idx: int,
+        options: GenerationOptions | None = None,
+    ) -> dict[str, Tensor]:
+        return complete(self.network, self.tokenizer, batch, options or self.generation)
+
+    @cached_property
+    def tokenizer(self) -> TextTokenizer:
+        """The tokenizer that the model was trained with; there after `setup`."""
+        return TextTokenizer.from_dict(self.recipe["tokenizer"])
 
     def configure_optimizers(self) -> Any:
         return configured(self, self.optimizer(parameter_groups(self)), self.lr_scheduler)

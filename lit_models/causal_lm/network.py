@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lit_models.causal_lm.attention import Documents, attend, documents_of
+from lit_models.causal_lm.cache import KeyValueCache
 from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.rotary import frequencies, rotate, rotations
 
@@ -140,6 +141,7 @@ class Decoder(nn.Module):
         position_ids: Tensor,
         document_ids: Tensor,
         has_single_documents: bool = False,
+        cache: KeyValueCache | None = None,
     ) -> Tensor:
         """Return the hidden states [R, T, D] from which `head` makes logits.
 
@@ -148,8 +150,10 @@ class Decoder(nn.Module):
             position_ids: [R, T] int64, from 0 in every document.
             document_ids: [R, T] int64, ascending in a row, -1 = padding.
             has_single_documents: no row holds two documents, see `documents_of`.
+            cache: of generation, where every row is one document; `position_ids` go on from it.
         """
-        documents = documents_of(document_ids, has_single_documents, self._is_compiled)
+        is_alone = has_single_documents or cache is not None
+        documents = documents_of(document_ids, is_alone, self._is_compiled)
         hidden = self.embedding(input_ids)  # [R, T, D]
         rotation = None
         if self.positions is None:
@@ -157,7 +161,9 @@ class Decoder(nn.Module):
         else:
             hidden = hidden + self.positions(position_ids)
         hidden = self.dropout(hidden)
-        for layer in self.layers:
+        for index, layer in enumerate(self.layers):
+            if cache is not None:
+                documents = Documents(None, cache.places.mask, cache.layers[index])
             hidden = layer(hidden, rotation, documents)
         return self.norm(hidden)
 

@@ -1,0 +1,198 @@
+"""Prompts in and completions out: which tokens, which place in an error, which columns."""
+
+import datetime
+import json
+from decimal import Decimal
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from datamodules.json_rows import JsonRow
+from datamodules.loader import collated
+from datamodules.plan import MicroBatch
+from datamodules.prompt_output import check_output, write_completions, write_scores
+from datamodules.prompt_rows import PromptRequest, read_rows, recent
+from datamodules.prompts import PromptDataset
+from datamodules.tokenizers.text_tokenizer import TextTokenizer, byte_tokenizer
+
+TOKENIZER = byte_tokenizer()
+BEGIN = TOKENIZER.begin_id
+
+
+class ChatTokenizer(TextTokenizer):
+    """Writes chats as lines."""
+
+    def render(self, messages, add_generation_prompt):
+        lines = [f"{m['role']}: {m['content']}\n" for m in messages]
+        return "".join(lines) + ("assistant: " if add_generation_prompt else "")
+
+
+CHATS = ChatTokenizer(TOKENIZER.backend, TOKENIZER.end_id, BEGIN, "a template")
+TALK = [{"role": "user", "content": "Hi"}]
+
+
+def written(folder: Path, rows: list) -> Path:
+    path = folder / "mine.jsonl"
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def dataset(folder, rows, tokenizer=TOKENIZER, **options) -> PromptDataset:
+    return PromptDataset(PromptRequest([written(folder, rows)], tokenizer, **options))
+
+
+def ids_of(data: PromptDataset, sample: int) -> list[int]:
+    return data.example(sample, 0)[0].ids
+
+
+def test_prompts_begin_documents_and_chats_begin_as_their_template_writes_them(tmp_path):
+    rows = [{"prompt": "Hello"}, {"prompt": ""}, {"messages": TALK}, {"prompt": "Hello"}]
+    data = dataset(tmp_path, rows, CHATS)
+    assert ids_of(data, 0) == [BEGIN, *TOKENIZER.encode("Hello")]
+    assert ids_of(data, 1) == [BEGIN]
+    assert ids_of(data, 2) == TOKENIZER.encode("user: Hi\nassistant: ").tolist()
+    assert data.lengths.tolist() == [6, 1, 20, 6]  # equal rows are samples of their own
+    batch = collated(data, MicroBatch(0, 3, np.array([1, 0]), np.ones(2, np.float32), {}))
+    assert batch["input_ids"].tolist() == [[BEGIN, 0, 0, 0, 0, 0], ids_of(data, 0)]
+    assert batch["lengths"].tolist() == [1, 6]
+    assert batch["sample_id"].tolist() == [1, 0]
+
+
+def test_a_tokenizer_without_a_begin_token_adds_one_only_where_there_is_nothing(tmp_path):
+    bare = TextTokenizer(TOKENIZER.backend, TOKENIZER.end_id)
+    data = dataset(tmp_path, [{"prompt": "Hello"}, {"prompt": ""}], bare)
+    assert ids_of(data, 0) == TOKENIZER.encode("Hello").tolist()
+    assert ids_of(data, 1) == [TOKENIZER.end_id]
+
+
+def test_parquet_and_jsonl_are_read_alike(tmp_path):
+    rows = [{"question": "a"}, {"question": "b"}]
+    pq.write_table(pa.table({"question": ["a", "b"]}), tmp_path / "mine.parquet")
+    request = PromptRequest([tmp_path / "mine.parquet"], TOKENIZER, "question")
+    assert PromptDataset(request).fingerprint == (
+        dataset(tmp_path, rows, column="question").fingerprint
+    )
+
+
+def test_the_fingerprint_tells_other_prompts(tmp_path):
+    first = dataset(tmp_path, [{"prompt": "ab"}, {"prompt": "c"}]).fingerprint
+    assert first == dataset(tmp_path, [{"prompt": "ab", "id": 1}, {"prompt": "c"}]).fingerprint
+    assert first != dataset(tmp_path, [{"prompt": "a"}, {"prompt": "bc"}]).fingerprint
+
+
+def test_a_long_prompt_is_an_error_or_loses_its_beginning(tmp_path):
+    rows = [{"prompt": "abc"}, {"prompt": "abcdefghij"}]
+    with pytest.raises(ValueError, match=r"mine.jsonl:2: the prompt has 11 tokens and the network"):
+        dataset(tmp_path, rows, max_positions=8)
+    data = dataset(tmp_path, rows, max_positions=8, max_new_tokens=3, cuts=True)
+    assert ids_of(data, 1) == TOKENIZER.encode("fghij").tolist()
+    assert data.num_cut.tolist() == [0, 6]
+    assert recent(list(range(20)), 8, 100) == [16, 17, 18, 19]
+
+
+@pytest.mark.parametrize(
+    ("row", "options", "message"),
+    [
+        ({"text": "a"}, {}, '2: the row has neither of "prompt" and "messages" .it has "text".'),
+        ({"prompt": "a", "messages": TALK}, {}, '2: the row has both of "prompt" and "messages"'),
+        ({"prompt": "a"}, {"column": "ask"}, '2: the row has no "ask" .it has "prompt".; name'),
+        ({"prompt": 3}, {}, '2: "prompt" is 3; it must be a text, or a list of messages'),
+        ({"prompt": None}, {}, '2: "prompt" is None; it must be a text'),
+        ({"messages": []}, {}, r'2: "messages" is \[\]; it must be a text'),
+        ({"messages": [{"role": "user"}]}, {}, '2: "messages" is .* it must be a text'),
+        ({"messages": TALK}, {}, '2: "messages" holds messages, but the tokenizer has no chat'),
+        ({"prompt": "a"}, {"mode": "score"}, '2: mode score needs "choices", .* has "prompt"'),
+        ({"prompt": "a", "choices": []}, {"mode": "score"}, r"2: mode score .* the row has \[\]"),
+        ({"prompt": "a", "choices": "b"}, {"mode": "score"}, "2: mode score .* the row has 'b'"),
+        ({"prompt": "a", "choices": [""]}, {"mode": "score"}, "2: a continuation adds no token"),
+        ("{", {}, "2: the line is no JSON"),
+    ],
+)
+def test_a_wrong_row_is_named_with_its_place(tmp_path, row, options, message):
+    good = {"prompt": "x", "ask": "x", "choices": ["y"]}
+    with pytest.raises(ValueError, match="mine.jsonl:" + message):
+        dataset(tmp_path, [good, row], **options)
+
+
+def test_a_file_without_rows_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="mine.jsonl: there is no row; write at least one prompt"):
+        dataset(tmp_path, [])
+
+
+def results_of(texts: list[str]) -> dict[str, np.ndarray]:
+    ids = np.full((len(texts), 9), -1)
+    for row, text in zip(ids, texts, strict=True):
+        row[: len(text)] = TOKENIZER.encode(text)
+    lengths = np.array([len(text) for text in texts])
+    reasons = np.arange(len(texts)) % 4
+    return {
+        "completion_ids": ids,
+        "num_tokens": lengths,
+        "num_characters": np.maximum(lengths - 1, 0),
+        "finish_reason": reasons,
+    }
+
+
+def test_completions_stand_in_the_rows_that_asked_for_them(tmp_path, caplog):
+    path = written(tmp_path, [{"prompt": "ä", "num_tokens": 3}, {"id": [1], "prompt": "b"}])
+    out = tmp_path / "new" / "out.jsonl"
+    num_cut = np.array([0, 4])
+    write_completions(read_rows([path]), results_of(["one.", ""]), out, TOKENIZER, num_cut)
+    assert [json.loads(line) for line in out.read_text("utf-8").splitlines()] == [
+        {"prompt": "ä", "input_num_tokens": 3, "completion": "one", "num_tokens": 4}
+        | {"finish_reason": "end", "prompt_tokens_cut": 0},
+        {"id": [1], "prompt": "b", "completion": "", "num_tokens": 0}
+        | {"finish_reason": "stop", "prompt_tokens_cut": 4},
+    ]
+    assert 'column "num_tokens" is written as "input_num_tokens"' in caplog.text
+    assert "ä" in out.read_text("utf-8")  # as it was written, not as an escape
+    with pytest.raises(FileExistsError, match=r"out.jsonl exists and is not overwritten"):
+        write_completions(read_rows([path]), results_of(["a", "b"]), out, TOKENIZER, num_cut)
+
+
+def test_scores_are_lists_with_the_place_of_the_best(tmp_path):
+    path = written(tmp_path, [{"prompt": "a", "choices": ["b", "c"]}, {"continuation": "d"}])
+    results = {
+        "scores": np.array([[-3.5, -1.25], [-2.0, np.nan]]),
+        "num_tokens": np.array([[2, 1], [1, 0]]),
+        "is_greedy": np.array([[False, True], [False, False]]),
+    }
+    write_scores(read_rows([path]), results, tmp_path / "out.jsonl", np.zeros(2, np.int64))
+    first, second = map(json.loads, (tmp_path / "out.jsonl").read_text("utf-8").splitlines())
+    assert (first["scores"], first["num_tokens"]) == ([-3.5, -1.25], [2, 1])
+    assert (first["is_greedy"], first["best"]) == ([False, True], 1)
+    assert (second["scores"], second["best"], second["prompt_tokens_cut"]) == ([-2.0], 0, 0)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_a_file_that_changed_meanwhile_is_not_written(tmp_path, num_rows):
+    path = written(tmp_path, [{"prompt": "a"}] * num_rows)
+    with pytest.raises(RuntimeError, match=f"the files hold {num_rows} rows, 2 were predicted"):
+        write_completions(
+            read_rows([path]), results_of(["a", "b"]), tmp_path / "o.jsonl", TOKENIZER, np.zeros(2)
+        )
+    assert [file.name for file in tmp_path.iterdir()] == ["mine.jsonl"]
+
+
+def test_results_of_another_step_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="predict_step must return scores, num_tokens, is_greedy"):
+        write_scores([], results_of(["a"]), tmp_path / "out.jsonl", np.zeros(1))
+    with pytest.raises(ValueError, match=r'out.csv ends in ".csv"; name a file in .jsonl or'):
+        check_output(tmp_path / "out.csv")
+
+
+def test_values_that_json_does_not_know(tmp_path):
+    values = {"day": datetime.date(2024, 2, 29), "price": Decimal("1.50"), "prompt": "a"}
+    row = JsonRow(tmp_path / "mine.parquet", 1, values)
+    write_completions(
+        [row], results_of(["b"]), tmp_path / "out.jsonl", TOKENIZER, np.zeros(1, np.int64)
+    )
+    got = json.loads((tmp_path / "out.jsonl").read_text("utf-8"))
+    assert (got["day"], got["price"]) == ("2024-02-29", "1.50")
+    pq.write_table(pa.table({"prompt": ["a"], "raw": [b"x"]}), tmp_path / "mine.parquet")
+    with pytest.raises(ValueError, match="mine.parquet:1: a value is of type bytes, and the outp"):
+        PromptDataset(PromptRequest([tmp_path / "mine.parquet"], TOKENIZER))
