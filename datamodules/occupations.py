@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from datamodules.audits import Audit
 from datamodules.augmentation import Augmentation
 from datamodules.bad_rows import hand_over_rejected
 from datamodules.cache import cache_root
@@ -148,6 +149,13 @@ class OccupationDataModule(PlannedDataModule):
                 f"data.split.{stage}_share above {getattr(self.split, stage + '_share', 0)}."
             )
         return dataset
+
+    def audit(self) -> Audit:
+        """Return what is in the tables, and what is wrong with them."""
+        from datamodules.occupation_audit import audit_tables
+
+        predict_files = expand_files(self.predict_files, "data.predict_files")
+        return audit_tables(self.store_request(), predict_files)
 
     @property
     def predict_output_path(self) -> Path:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from datamodules.audits import Audit
 from datamodules.documents import SUFFIXES
 from datamodules.planned import PlannedDataModule, PlannedDataset, Stage
 from datamodules.sources import expand_files
@@ -88,6 +89,14 @@ class TextDataModule(PlannedDataModule):
             seed = self.seed if stage == "train" else None
             return BlockDataset(stream, fingerprint, self.context_length, seed)
         return TokenDataset(stream, fingerprint, self.context_length, self.layout)
+
+    def audit(self) -> Audit:
+        """Return what is in the files."""
+        from datamodules.text_audit import audit_text
+
+        if self.store is None:
+            self.store = open_token_store(self.request_tokens())
+        return audit_text(self)
 
     def request_tokens(self) -> TokenRequest:
         """Return what is read and how.
