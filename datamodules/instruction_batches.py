@@ -14,6 +14,7 @@ from datamodules.text_batches import IGNORED, TERM, Piece, one_row, padded_rows
 
 TooLong = Literal["cut", "leave_out", "error"]
 Layout = Literal["packed", "documents"]
+LONG_WAY_OUT = "Raise it, or set data.too_long to cut (drops the beginning) or leave_out."
 
 
 class Fitted(NamedTuple):
@@ -49,7 +50,7 @@ def fitted(part: InstructionPart, context_length: int, too_long: TooLong) -> Fit
     before = count_trained(part.is_trained, part.starts + 1, part.sizes - 1)
     targets = before.copy()
     targets[is_long] = count_trained(part.is_trained, starts[is_long] + 1, sizes[is_long])
-    stays = ~is_long if too_long == "leave_out" else np.ones(len(sizes), bool)
+    stays = np.ones(len(sizes), bool) if too_long == "cut" else ~is_long
     used = np.flatnonzero(stays & (targets > 0))
     return Fitted(
         used,
@@ -145,8 +146,7 @@ def _long_ones(
     longest = int(part.sizes.argmax())
     return (
         f"{count} samples are longer than data.context_length {context_length}; the longest, "
-        f"{store.place(part, longest)}, has {part.sizes[longest] - 1} positions. Raise it, or set "
-        "data.too_long to cut (drops the beginning) or leave_out."
+        f"{store.place(part, longest)}, has {part.sizes[longest] - 1} positions. {LONG_WAY_OUT}"
     )
 
 

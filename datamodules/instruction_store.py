@@ -155,7 +155,11 @@ class InstructionStore:
 
     def place(self, part: InstructionPart, sample: int) -> str:
         """Return the file and line of a sample."""
-        return f"{self.facts['files'][part.files[sample]]}:{part.lines[sample]}"
+        return f"{self.file_of(part, sample)}:{part.lines[sample]}"
+
+    def file_of(self, part: InstructionPart, sample: int) -> str:
+        """Return the file of a sample."""
+        return self.facts["files"][part.files[sample]]
 
 
 def open_instruction_store(request: InstructionRequest) -> InstructionStore:

@@ -1,14 +1,19 @@
 """What is in the tokens of a language model's data: lengths, repetition, packing, targets."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from datamodules.instruction_batches import InstructionDataset, TooLong, fitted
-from datamodules.instruction_store import InstructionStore
+from datamodules.instruction_batches import (
+    LONG_WAY_OUT,
+    InstructionDataset,
+    TooLong,
+    fitted,
+)
+from datamodules.instruction_store import InstructionPart, InstructionStore
 from datamodules.planned import PlannedDataset
 from datamodules.sources import BadRow
 from datamodules.splitting import PART_NAMES, TRAIN
@@ -94,7 +99,7 @@ class TextAudit:
     layout: str
     too_long: TooLong | None = None
     warnings: list[str] = field(default_factory=list)
-    bad_rows: Sequence[BadRow] = ()
+    bad_rows: list[BadRow] = field(default_factory=list)
     excerpt: list[Run] = field(default_factory=list)
 
     def overlap(self, part: PartAudit) -> int:
@@ -142,7 +147,7 @@ def audit_instructions(data: "InstructionDataModule", store: InstructionStore) -
     audit = TextAudit(
         "samples", [], tokenizer.vocab_size, data.context_length, data.layout, data.too_long
     )
-    audit.bad_rows = store.bad_rows
+    audit.bad_rows = list(store.bad_rows)
     for number, name in enumerate(PART_NAMES):
         samples = store.part(number)
         if not len(samples.sizes):
@@ -157,6 +162,8 @@ def audit_instructions(data: "InstructionDataModule", store: InstructionStore) -
             found.num_too_long,
             found.num_answers_cut,
         )
+        if data.too_long == "error":
+            audit.bad_rows += _long_rows(store, samples, data.context_length)
         if not len(found.samples):
             audit.parts.append(part)
             continue
@@ -195,6 +202,17 @@ def _add(
     if part.name == PART_NAMES[TRAIN]:
         audit.excerpt = runs_of(dataset.example(0, 0), tokenizer)
     audit.parts.append(part)
+
+
+def _long_rows(
+    store: InstructionStore, part: InstructionPart, context_length: int
+) -> Iterator[BadRow]:
+    for i in np.flatnonzero(part.sizes - 1 > context_length).tolist():
+        rule = (
+            f"the sample has {part.sizes[i] - 1} positions, more than data.context_length "
+            f"{context_length}. {LONG_WAY_OUT}"
+        )
+        yield BadRow(store.file_of(part, i), int(part.lines[i]), "", rule, "too long")
 
 
 def _instruction_warnings(store: InstructionStore) -> list[str]:

@@ -61,17 +61,16 @@ def _show_lengths(console: "Console", audit: "TextAudit") -> None:
     say(
         console,
         "lengths",
-        f"median {middle:,} tokens, 95 % up to {high:,}, longest {most:,}; "
-        f"{audit.noun} per length:",
+        f"median {middle:,} tokens, 95 % up to {high:,}, longest {most:,}",
     )
     powers = np.ceil(np.log2(np.maximum(lengths, 1))).astype(int)
     counts = np.bincount(powers)
     for power in range(int(powers.min()), len(counts)):
         first, last = 2**power // 2 + 1, 2**power
         label = f"{first:,}–{last:,}" if power else "1"
-        bar = _bar(counts[power] / counts.max())
+        bar = _bar(counts[power] / counts.max()) + " " * bool(counts[power])
         beyond = " beyond the context" if first > audit.context_length + 1 else ""
-        console.print(f"{label:>17} {bar} {counts[power]:,}{beyond}", markup=False)
+        console.print(f"{label:>17} {bar}{counts[power]:,}{beyond}", markup=False)
 
 
 def _bar(share: float) -> str:
@@ -87,17 +86,19 @@ def _show_losses(console: "Console", audit: "TextAudit", part: "PartAudit") -> N
         fate = {
             "cut": "they lose their beginning",
             "leave_out": "they are left out",
-            "error": "a run stops there; set data.too_long or raise data.context_length",
+            "error": "a run stops at them",
             None: "they are cut into pieces, and nothing is lost"
             if audit.layout != "blocks"
             else "blocks cut them anywhere, and nothing is lost",
         }[audit.too_long]
         lost = f"; {part.num_answers_cut:,} lose a part of an answer" * bool(part.num_answers_cut)
         style = "yellow" if audit.too_long else ""
-        found = f"{part.num_too_long:,} of {part.name} are longer than the context: {fate}{lost}"
+        found = f"{part.num_too_long:,} {part.name} {audit.noun} exceed the context: {fate}{lost}"
         say(console, "too long", found, style)
     if part.num_without_target:
-        found = f"{part.num_without_target:,} of {part.name} have no target and teach nothing"
+        found = (
+            f"{part.num_without_target:,} {part.name} {audit.noun} have no target and are left out"
+        )
         say(console, "no target", found, "yellow")
 
 
