@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from datamodules.audits import Audit
 from datamodules.augmentation import Augmentation
 from datamodules.bad_rows import hand_over_rejected
 from datamodules.cache import cache_root
@@ -25,7 +26,6 @@ from datamodules.occupation_writer import open_store
 from datamodules.planned import PlannedDataModule, PlannedDataset, Stage
 from datamodules.predict_output import REVIEW_BELOW, default_output, write_coded_table
 from datamodules.predict_rows import PredictIndex, open_index
-from datamodules.checkpoint_recipe import read_recipe
 from datamodules.sources import expand_files
 from datamodules.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, SplitOptions
 from datamodules.table_writer import check_suffix
@@ -148,6 +148,13 @@ class OccupationDataModule(PlannedDataModule):
                 f"data.split.{stage}_share above {getattr(self.split, stage + '_share', 0)}."
             )
         return dataset
+
+    def audit(self) -> Audit:
+        """Return what is in the tables, and what is wrong with them."""
+        from datamodules.occupation_audit import audit_tables
+
+        predict_files = expand_files(self.predict_files, "data.predict_files")
+        return audit_tables(self.store_request(), predict_files)
 
     @property
     def predict_output_path(self) -> Path:

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from datamodules.checkpoint_recipe import read_recipe
 from datamodules.json_rows import SUFFIXES
 from datamodules.planned import PlannedDataModule
 from datamodules.prompt_output import check_output, write_completions, write_scores
 from datamodules.prompt_rows import PromptRequest, read_rows
 from datamodules.prompts import ChoiceDataset, PromptDataset
-from datamodules.checkpoint_recipe import read_recipe
 from datamodules.sources import expand_files
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any, get_args
 
+from datamodules.audits import Audit
 from datamodules.cache import cache_root
 from datamodules.documents import DocumentsBy, Reading, text_files
 from datamodules.planned import PlannedDataset, Stage
@@ -112,6 +113,14 @@ class TextDataModule(PromptedDataModule):
             seed = self.seed if stage == "train" else None
             return BlockDataset(stream, fingerprint, self.context_length, self.tokenizer, seed)
         return TokenDataset(stream, fingerprint, self.context_length, self.layout, self.tokenizer)
+
+    def audit(self) -> Audit:
+        """Return what is in the files."""
+        from datamodules.text_audit import audit_text
+
+        if self.store is None:
+            self.store = self._open_store("fit")
+        return audit_text(self)
 
     def request_tokens(self, is_trained: bool = False) -> TokenRequest:
         """Return what is read and how; the demo text where no file is named.

@@ -43,6 +43,11 @@ def folder_tokenizer(folder: Path, chat_template: str | None = None) -> TextToke
             f'{folder}: the end-of-text token "{special["eos_token"]}" of {CONFIG_FILE} is not '
             f"in the vocabulary; name one that is."
         )
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    # A template writes them into the text, where they must be found.
+    backend.add_special_tokens(
+        [t for n, t in special.items() if ids[n] is not None and t not in known]
+    )
     return TextTokenizer(
         backend,
         ids["eos_token"],

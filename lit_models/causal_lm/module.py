@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from datamodules.batches import ChoiceBatch, PromptBatch, TextBatch
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
-from lit_models.causal_lm.loss import PLAIN, TERM, LossOptions, language_model_loss
 from lit_models.causal_lm.generation import GenerationOptions, complete
+from lit_models.causal_lm.loss import PLAIN, TERM, LossOptions, language_model_loss
 from lit_models.causal_lm.network import Decoder, DecoderConfig
 from lit_models.causal_lm.presets import named_network
 from lit_models.training.exact import ExactModule, LossSum
