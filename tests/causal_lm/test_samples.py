@@ -6,7 +6,6 @@ import pytest
 import torch
 from lightning.pytorch import seed_everything
 from lightning.pytorch.loggers import TensorBoardLogger
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from datamodules.text import TextDataModule
 from lit_models.causal_lm.generation import GenerationOptions
@@ -14,6 +13,7 @@ from lit_models.causal_lm.module import LitCausalLM
 from lit_models.causal_lm.network import DecoderConfig
 from lit_models.causal_lm.samples import Samples, evaluating
 from lit_models.training.callbacks import default_callbacks
+from tests.causal_lm.events import texts_of
 from tests.toy import ledger_lines, toy_trainer
 
 TEXT = "the cat sat on the mat and the dog sat on the log, so they sat and sat. " * 20
@@ -38,16 +38,6 @@ def fit(folder, callbacks=(), **options):
     )
     trainer.fit(module, data)
     return module
-
-
-def texts_of(folder):
-    """Return (tag, step) -> text of the events."""
-    board = EventAccumulator(str(folder / "board"), size_guidance={"tensors": 0}).Reload()
-    return {
-        (tag, event.step): event.tensor_proto.string_val[0].decode()
-        for tag in board.Tags()["tensors"]
-        for event in board.Tensors(tag)
-    }
 
 
 def test_a_run_with_samples_is_the_run_without_them(tmp_path, capsys):
