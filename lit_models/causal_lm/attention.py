@@ -86,8 +86,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
         documents: of the batch.
     """
     if documents.mask is not None:
-        grouped = k.shape[1] != q.shape[1]
-        return F.scaled_dot_product_attention(q, k, v, documents.mask, enable_gqa=grouped)
+        return F.scaled_dot_product_attention(q, *_one_each(q, k, v), documents.mask)
     if documents.spans is None:
         return _causal(q, k, v)
     if all(len(span.rows) == len(q) for span in documents.spans):  # one row, or all cut alike
@@ -101,5 +100,20 @@ def attend(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    is_half = v.dtype in (torch.bfloat16, torch.float16)
+    if q.device.type != "cpu" and not is_half:
+        k, v = _one_each(q, k, v)
     grouped = k.shape[1] != q.shape[1]
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+
+
+def _one_each(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Return k and v with a head for each of q.
+
+    On a GPU only the flash kernel, which takes half precision and no mask, shares heads; in its
+    place comes one that keeps all scores [R, H, T, T].
+    """
+    share = q.shape[1] // k.shape[1]
+    if share == 1:
+        return k, v
+    return k.repeat_interleave(share, dim=1), v.repeat_interleave(share, dim=1)

@@ -115,10 +115,10 @@ def test_it_leaves_no_trace_and_takes_no_time():
     weights = {name: value.clone() for name, value in network.state_dict().items()}
     state = torch.get_rng_state()
     check_isolation(network)
-    start = time.perf_counter()
+    start = time.process_time()
     with torch.no_grad():
         check_isolation(network)
-    assert time.perf_counter() - start < 0.2
+    assert time.process_time() - start < 0.2
     assert torch.equal(state, torch.get_rng_state())
     assert modes == [module.training for module in network.modules()]
     assert all(p.grad is None for p in network.parameters())
