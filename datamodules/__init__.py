@@ -19,7 +19,7 @@ _HOME = {
     "SplitOptions": "datamodules.splitting",
     "TextDataModule": "datamodules.text",
     "TextOptions": "datamodules.occupation_request",
-    "TextSplit": "datamodules.token_writer",
+    "TextSplit": "datamodules.text_split",
     "TokenizerOptions": "datamodules.tokenizers.text_tokenizer",
 }
 

@@ -1,18 +1,17 @@
 """Tables of job descriptions become planned batches for the occupation coder."""
 
 import logging
-import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from datamodules.audits import Audit
 from datamodules.augmentation import Augmentation
 from datamodules.bad_rows import hand_over_rejected
 from datamodules.cache import cache_root
+from datamodules.checkpoint_recipe import read_recipe
 from datamodules.languages import UNKNOWN
 from datamodules.occupation_batches import DistinctInputs, OccupationDataset
 from datamodules.occupation_request import (
@@ -275,26 +274,5 @@ class OccupationDataModule(PlannedDataModule):
 
 
 def recipe_of_checkpoint(path: Path) -> dict[str, Any]:
-    """Return what a checkpoint keeps of its data: normalisation, languages, code book, …
-
-    Raises:
-        FileNotFoundError: there is no such checkpoint.
-        ValueError: it is damaged, or of another family.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f"checkpoint {path} does not exist; check --ckpt_path.")
-    try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(
-            f"checkpoint {path} is damaged or no checkpoint ({reason}); use another one of its "
-            "folder."
-        ) from error
-    if not isinstance(checkpoint, dict) or RECIPE_KEY not in checkpoint:
-        keys = ", ".join(map(str, list(checkpoint)[:8])) if isinstance(checkpoint, dict) else "none"
-        raise ValueError(
-            f"checkpoint {path} is of another family: it keeps no occupation recipe (its keys: "
-            f"{keys}); give a checkpoint of LitOccupationCoder."
-        )
-    return checkpoint[RECIPE_KEY]
+    """Return what a checkpoint keeps of its data; raises as `read_recipe`."""
+    return read_recipe(path, RECIPE_KEY, "occupation", "LitOccupationCoder")
