@@ -1,6 +1,5 @@
 """The dataset that gives `TextBatch` of instructions, and what happens to over-long samples."""
 
-from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -162,7 +161,7 @@ class InstructionDataset(PlannedDataset):
             shown["trained on"].append(repr(decoded))
         return {name: "\n".join(lines) for name, lines in shown.items()}
 
-    def _instructions(self, sample_id: int) -> Sequence[int]:
+    def _instructions(self, sample_id: int) -> np.ndarray:
         return self.order[self.offsets[sample_id] : self.offsets[sample_id + 1]]
 
     def _piece(self, i: int) -> Piece:
