@@ -10,6 +10,7 @@ _HOME = {
     "CodeBookOptions": "datamodules.occupation_request",
     "CodeSystem": "datamodules.tokenizers.code_systems",
     "Columns": "datamodules.occupation_rows",
+    "InstructionDataModule": "datamodules.instructions",
     "LoaderOptions": "datamodules.planned",
     "OccupationDataModule": "datamodules.occupations",
     "PlanOptions": "datamodules.plan",
@@ -18,7 +19,7 @@ _HOME = {
     "SplitOptions": "datamodules.splitting",
     "TextDataModule": "datamodules.text",
     "TextOptions": "datamodules.occupation_request",
-    "TextSplit": "datamodules.token_writer",
+    "TextSplit": "datamodules.text_split",
     "TokenizerOptions": "datamodules.tokenizers.text_tokenizer",
 }
 
@@ -29,6 +30,7 @@ __all__ = [
     "CodeBookOptions",
     "CodeSystem",
     "Columns",
+    "InstructionDataModule",
     "LoaderOptions",
     "OccupationDataModule",
     "PlanOptions",

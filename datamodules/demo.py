@@ -3,12 +3,14 @@
 import csv
 import hashlib
 import io
+import json
 import os
+import platform
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from datamodules import occupation_grammar
+from datamodules import documentation_texts, occupation_grammar
 from datamodules.splitting import PART_NAMES, SplitOptions, split_by_stem
 
 # SHA-256 of each file; its first digits stand in the name, so that no old file is taken for new.
@@ -53,7 +55,66 @@ def _occupation_code_rows() -> Iterable[Sequence[str]]:
     yield from occupation_grammar.code_book().items()
 
 
+# --- language models: the documentation that Python carries ---
+
+TEXT_VERSION = 1  # of the functions below
+SHORTEST_TEXT, SHORTEST_SUMMARY, LONGEST_SUMMARY = 80, 20, 400
+
+
+def demo_text(cache_dir: Path) -> Path:
+    """A jsonl of {"text", "source"}: topics of the language reference, and docstrings, in ASCII.
+
+    Another version of Python has other words, and a file of its own.
+    """
+    return _cached_lines(cache_dir, "text", _texts)
+
+
+def demo_instructions(cache_dir: Path) -> Path:
+    """A jsonl of {"prompt", "completion"}: what is asked of a name, and its first paragraph."""
+    return _cached_lines(cache_dir, "instructions", _instructions)
+
+
+def _texts() -> Iterator[dict[str, str]]:
+    known: set[str] = set()
+    for name, text in documentation_texts.topics().items():
+        if text not in known and text.isascii():
+            known.add(text)
+            yield {"text": text.strip() + "\n", "source": f"topic {name}"}
+    for found in documentation_texts.documented():
+        is_long = len(found.docstring) >= SHORTEST_TEXT
+        # A rare letter would be unknown to a tokenizer of the other documents' characters.
+        if is_long and found.docstring.isascii() and found.docstring not in known:
+            known.add(found.docstring)
+            heading = f"{found.module}: {found.signature}" if found.name else found.module
+            yield {"text": f"{heading}\n\n{found.docstring}\n", "source": found.source}
+
+
+def _instructions() -> Iterator[dict[str, str]]:
+    known: set[str] = set()
+    for found in documentation_texts.documented():
+        question = {
+            "module": f"What is the module {found.module} for?",
+            "class": f"What is the class {found.name} of the module {found.module}?",
+            "function": f"What does {found.name} of the module {found.module} do?",
+        }[found.kind]
+        has_length = SHORTEST_SUMMARY <= len(found.summary) <= LONGEST_SUMMARY
+        if has_length and not {question, found.summary} & known:
+            known |= {question, found.summary}
+            yield {"prompt": question, "completion": found.summary}
+
+
 # --- the cache ---
+
+
+def _cached_lines(cache_dir: Path, name: str, rows: Callable[[], Iterator[dict[str, str]]]) -> Path:
+    """The jsonl of this name for this Python, made where it is missing."""
+    sources = documentation_texts.sources_digest().encode()
+    digest = hashlib.sha256(f"{TEXT_VERSION} ".encode() + sources).hexdigest()[:8]
+    path = Path(cache_dir) / f"demo-{name}-{platform.python_version()}-{digest}.jsonl"
+    if not path.is_file():
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows()]
+        _write_atomically(path, "".join(lines).encode("utf-8"))
+    return path
 
 
 def _cached(cache_dir: Path, name: str, rows: Callable[[], Iterable[Sequence[str]]]) -> Path:

@@ -1,7 +1,8 @@
-"""Rows of nested values in: jsonl and parquet files become dicts with the place where they stand."""
+"""Rows of nested values in: jsonl and parquet files become dicts with the place they stand at."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from datamodules.sources import PARQUET_SUFFIXES
 
 JSON_SUFFIXES = (".jsonl", ".ndjson")
 SUFFIXES = (*JSON_SUFFIXES, *PARQUET_SUFFIXES)
-ROWS_PER_BATCH = 4096
+ROWS_PER_BATCH = 1024
 
 
 class JsonRow(NamedTuple):
@@ -28,19 +29,55 @@ class JsonRow(NamedTuple):
         return f"{self.file}:{self.line}"
 
 
-def read_json_rows(path: Path) -> Iterator[JsonRow]:
-    """Yield the rows of one file; blank lines of a jsonl file are passed over.
+def read_json_rows(
+    path: Path,
+    start: int = 0,
+    end: int | None = None,
+    first_line: int = 1,
+    columns: Sequence[str] = (),
+) -> Iterator[JsonRow]:
+    """Yield the rows of one file, or of a part of it; blank lines of jsonl are passed over.
+
+    Args:
+        path: jsonl or parquet.
+        start: byte at which a line begins, or first row group.
+        end: byte behind the last line, or row group behind the last; none is all.
+        first_line: number of the line or row at the start.
+        columns: enough of a parquet file, if it has them; none is all.
 
     Raises:
         ValueError: a line is no JSON object or not UTF-8, or the parquet file is damaged.
     """
     if path.suffix.lower() in PARQUET_SUFFIXES:
-        yield from _parquet_rows(path)
+        groups = None if end is None else range(start, end)
+        yield from _parquet_rows(path, groups, first_line, columns)
         return
     with path.open("rb") as file:
-        for line, content in enumerate(file, start=1):
+        file.seek(start)
+        position = start
+        for line, content in enumerate(file, start=first_line):
+            if end is not None and position >= end:
+                return
+            position += len(content)
             if content.strip():
                 yield JsonRow(path, line, _parsed(path, line, content))
+
+
+@contextmanager
+def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
+    """Open a parquet file.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    try:
+        with pq.ParquetFile(path) as file:
+            yield file
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise ValueError(
+            f"{path} is no readable parquet file ({reason}); write it again."
+        ) from error
 
 
 def _parsed(path: Path, line: int, content: bytes) -> dict[str, Any]:
@@ -60,13 +97,16 @@ def _parsed(path: Path, line: int, content: bytes) -> dict[str, Any]:
     return values
 
 
-def _parquet_rows(path: Path) -> Iterator[JsonRow]:
-    try:
-        with pq.ParquetFile(path) as file:
-            line = 0
-            for batch in file.iter_batches(ROWS_PER_BATCH):
-                for values in batch.to_pylist():
-                    line += 1
-                    yield JsonRow(path, line, values)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise ValueError(f"{path} is no readable parquet file ({error}); write it again.") from error
+def _parquet_rows(
+    path: Path, groups: range | None, first_row: int, columns: Sequence[str]
+) -> Iterator[JsonRow]:
+    with open_parquet(path) as file:
+        has_them = bool(columns) and set(columns) <= set(file.schema_arrow.names)
+        batches = file.iter_batches(
+            ROWS_PER_BATCH,
+            row_groups=list(range(file.num_row_groups) if groups is None else groups),
+            columns=list(columns) if has_them else None,
+        )
+        rows = (values for batch in batches for values in batch.to_pylist())
+        for row, values in enumerate(rows, start=first_row):
+            yield JsonRow(path, row, values)

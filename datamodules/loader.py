@@ -20,11 +20,13 @@ class PlannedDataset(ABC):
         lengths: [N] integers, positions of each sample before augmentation.
         fingerprint: hex digest of the content that the plan depends on.
         target_counts: term -> [N] number of targets of each sample; none for one per sample.
+        is_padded: whether samples of a micro-batch are padded to the longest of them.
     """
 
     lengths: np.ndarray
     fingerprint: str
     target_counts: dict[str, np.ndarray | None]
+    is_padded: bool = True
 
     @abstractmethod
     def example(self, sample_id: int, epoch: int) -> Any:

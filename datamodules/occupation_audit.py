@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,6 +18,9 @@ from datamodules.tokenizers.codes import (
     build_code_book,
     lost_zero_suspects,
 )
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 @dataclass
@@ -63,10 +67,11 @@ class Audit:
         """Distinct texts that are cut."""
         return int((self.lengths > self.max_length).sum())
 
-    @property
-    def bad_kinds(self) -> Counter[str]:
-        """Bad rows per kind of fault."""
-        return Counter(row.kind for row in self.bad_rows)
+    def show(self, console: "Console") -> None:
+        """Print the findings."""
+        from datamodules.occupation_audit_view import show_audit
+
+        show_audit(console, self)
 
 
 def audit_tables(request: StoreRequest, predict_files: list[Path]) -> Audit:

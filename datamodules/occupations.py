@@ -7,9 +7,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from datamodules.audits import Audit
 from datamodules.augmentation import Augmentation
 from datamodules.bad_rows import hand_over_rejected
 from datamodules.cache import cache_root
+from datamodules.checkpoint_recipe import read_recipe
 from datamodules.languages import UNKNOWN
 from datamodules.occupation_batches import DistinctInputs, OccupationDataset
 from datamodules.occupation_request import (
@@ -24,7 +26,6 @@ from datamodules.occupation_writer import open_store
 from datamodules.planned import PlannedDataModule, PlannedDataset, Stage
 from datamodules.predict_output import REVIEW_BELOW, default_output, write_coded_table
 from datamodules.predict_rows import PredictIndex, open_index
-from datamodules.recipes import checkpoint_recipe
 from datamodules.sources import expand_files
 from datamodules.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, SplitOptions
 from datamodules.table_writer import check_suffix
@@ -148,6 +149,13 @@ class OccupationDataModule(PlannedDataModule):
             )
         return dataset
 
+    def audit(self) -> Audit:
+        """Return what is in the tables, and what is wrong with them."""
+        from datamodules.occupation_audit import audit_tables
+
+        predict_files = expand_files(self.predict_files, "data.predict_files")
+        return audit_tables(self.store_request(), predict_files)
+
     @property
     def predict_output_path(self) -> Path:
         """Where the coded table goes."""
@@ -266,10 +274,5 @@ class OccupationDataModule(PlannedDataModule):
 
 
 def recipe_of_checkpoint(path: Path) -> dict[str, Any]:
-    """Return what a checkpoint keeps of its data: normalisation, languages, code book, …
-
-    Raises:
-        FileNotFoundError: there is no such checkpoint.
-        ValueError: it is damaged, or of another family.
-    """
-    return checkpoint_recipe(path, RECIPE_KEY, "occupation", "LitOccupationCoder")
+    """Return what a checkpoint keeps of its data; raises as `read_recipe`."""
+    return read_recipe(path, RECIPE_KEY, "occupation", "LitOccupationCoder")

@@ -1,4 +1,4 @@
-"""Ragged documents into rows of equal length: best fit, longest first, the same on every machine."""
+"""Ragged documents into rows of equal length: best fit, longest first, everywhere the same."""
 
 from bisect import bisect_left, insort
 
@@ -9,7 +9,8 @@ def best_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray
     """Return rows of pieces, filled so that little room is left.
 
     Pieces are taken from the longest to the shortest, equal ones in their order, each into the row
-    with the least room that still holds it.
+    with the least room that still holds it. Equal pieces are laid at once, so that the time
+    depends on the number of lengths more than on that of the pieces.
 
     Args:
         lengths: [N] positions of each piece, 1 to capacity.
@@ -18,29 +19,60 @@ def best_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray
     Returns:
         order [N] int64, the pieces row by row in ascending order, and offsets [rows + 1] int64:
         row r holds order[offsets[r]:offsets[r + 1]].
+
+    Source: best-fit decreasing (Johnson 1973); for language models Ding et al. 2024.
     """
-    row_of = np.empty(len(lengths), np.int64)
-    rooms: list[int] = []  # the different amounts of room, ascending
-    rows_with: dict[int, list[int]] = {}
-    num_rows = 0
-    sizes = lengths.tolist()
-    for piece in np.argsort(-lengths.astype(np.int64), kind="stable").tolist():
-        size = sizes[piece]
-        place = bisect_left(rooms, size)
-        if place == len(rooms):
-            row, room = num_rows, capacity
-            num_rows += 1
-        else:
-            room = rooms[place]
-            row = rows_with[room].pop()
-            if not rows_with[room]:
-                del rows_with[room], rooms[place]
-        row_of[piece] = row
-        if room > size:
-            if room - size not in rows_with:
-                rows_with[room - size] = []
-                insort(rooms, room - size)
-            rows_with[room - size].append(row)
+    if len(lengths) and not 1 <= int(lengths.min()) <= int(lengths.max()) <= capacity:
+        raise ValueError(
+            f"pieces must have 1 to {capacity} positions, got {lengths.min()} to {lengths.max()}."
+        )
+    by_length = np.argsort(-lengths.astype(np.int64), kind="stable")
+    sizes, firsts = np.unique(-lengths[by_length].astype(np.int64), return_index=True)
+    row_of, rows = np.empty(len(lengths), np.int64), _Rows(capacity)
+    for size, pieces in zip((-sizes).tolist(), np.split(by_length, firsts[1:]), strict=True):
+        done = 0
+        while done < len(pieces):
+            done += rows.lay(size, pieces[done:], row_of)
     order = np.argsort(row_of, kind="stable")
-    offsets = np.concatenate([[0], np.cumsum(np.bincount(row_of, minlength=num_rows))])
-    return order.astype(np.int64), offsets.astype(np.int64)
+    counts = np.bincount(row_of, minlength=rows.num_rows)
+    return order, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+
+class _Rows:
+    """The rows that have room, by the amount of it."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity, self.num_rows = capacity, 0
+        self.rooms: list[int] = []  # ascending
+        self.with_room: dict[int, list[np.ndarray]] = {}
+
+    def lay(self, size: int, pieces: np.ndarray, row_of: np.ndarray) -> int:
+        """Lay as many pieces of one size as rows of one amount of room take; return how many."""
+        room, rows = self._taken(size, len(pieces))
+        each = room // size
+        count = min(len(pieces), each * len(rows))
+        row_of[pieces[:count]] = np.repeat(rows, each)[:count]
+        full, rest = divmod(count, each)
+        self._give(room - each * size, rows[:full])
+        if rest:
+            self._give(room - rest * size, rows[full : full + 1])
+            full += 1
+        self._give(room, rows[full:])
+        return count
+
+    def _taken(self, size: int, num_pieces: int) -> tuple[int, np.ndarray]:
+        """Return the rows with the least room that holds a piece, new ones where there is none."""
+        place = bisect_left(self.rooms, size)
+        if place < len(self.rooms):
+            room = self.rooms.pop(place)
+            return room, np.concatenate(self.with_room.pop(room))
+        needed = -(-num_pieces // (self.capacity // size))
+        self.num_rows += needed
+        return self.capacity, np.arange(self.num_rows - needed, self.num_rows)
+
+    def _give(self, room: int, rows: np.ndarray) -> None:
+        if not room or not len(rows):
+            return
+        if room not in self.with_room:
+            insort(self.rooms, room)
+        self.with_room.setdefault(room, []).append(rows)

@@ -231,6 +231,7 @@ class PlannedDataModule(LightningDataModule):
         """What the banner and topology.json say; training only."""
         batching, lengths = self.batching, self.datasets["train"].lengths
         plan = self.plan("train", 0)
+        is_padded = self.datasets["train"].is_padded
         return PlanFacts(
             num_samples=len(lengths),
             num_replicas=self.num_replicas,
@@ -238,7 +239,9 @@ class PlannedDataModule(LightningDataModule):
             micro_batch_size=batching.micro_batch_size,
             accumulate_grad_batches=batching.accumulate_grad_batches,
             steps_per_epoch=self.steps_per_epoch,
-            padding_share=padding_share(plan, lengths, batching, self.num_replicas),
+            padding_share=(
+                padding_share(plan, lengths, batching, self.num_replicas) if is_padded else 0.0
+            ),
             plan_digest=self.request("train").digest(),
             global_batch_grows_with_devices=self.batch_size is not None,
             rehearsal=self.rehearsed,

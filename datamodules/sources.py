@@ -94,11 +94,12 @@ def expand_files(
             found += matches
         else:
             found.append(path)
+    known: set[Path] = set()
     for path in found:
         check_file(path, option, suffixes)
-    twice = next((p for i, p in enumerate(found) if p in found[:i]), None)
-    if twice is not None:
-        raise ValueError(f"{option} names {twice} twice; its rows would count double.")
+        if path in known:
+            raise ValueError(f"{option} names {path} twice; its rows would count double.")
+        known.add(path)
     return found
 
 

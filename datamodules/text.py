@@ -1,38 +1,50 @@
 """Text files become planned batches of tokens for language models."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from datamodules.documents import SUFFIXES
+from datamodules.audits import Audit
+from datamodules.cache import cache_root
+from datamodules.documents import DocumentsBy, Reading, text_files
 from datamodules.planned import PlannedDataset, Stage
 from datamodules.prompted import PromptedDataModule
-from datamodules.sources import expand_files
 from datamodules.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
 from datamodules.text_batches import BlockDataset, Layout, TokenDataset
+from datamodules.text_split import TextSplit
 from datamodules.token_store import TokenStore
-from datamodules.token_writer import TextSplit, TokenRequest, open_token_store
+from datamodules.token_writer import TokenRequest, open_token_store
 from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions
+from datamodules.tokenizers.wanted import model_options, trained_tokenizer
 
 Files = str | list[str] | None
 
 
 class TextDataModule(PromptedDataModule):
-    """Tokenises text once and deals it in rows; `global_batch_size` counts these rows.
+    """Tokenises text once and deals it in rows; without any file, embedded demo text.
+
+    `global_batch_size` counts rows, with `layout: documents` documents.
 
     Args:
-        train_files: txt; a path, a pattern, or several.
+        train_files: txt, jsonl or parquet; a path, a pattern or a folder, or several.
         validation_files: none divides the training files.
-        test_files: as validation_files.
-        tokenizer: how text becomes tokens; a pretrained model brings its own.
+        test_files: as validation_files; with validation files and none here, nothing is tested.
+        tokenizer: how text becomes tokens; none takes that of a pretrained model, else bytes. A
+            checkpoint's own wins in evaluation.
         context_length: most positions of a row; longer documents are cut into pieces.
         layout: `packed` fills rows with whole documents that do not see each other, `blocks` cuts
             the stream of all documents into equal blocks, `documents` makes each document a
             sample of its own and joins those of a micro-batch without padding.
         split: how training files are divided.
-        planned: prompts of prediction, see `PromptedDataModule`; batch sizes, plan and loader, see
+        text_column: of jsonl and parquet files, whose rows are documents.
+        documents_by: a txt file is one document (`file`), or holds several, between blank lines
+            (`blank_line`) or one in each line (`line`).
+        planned: files of prediction, see `PromptedDataModule`; batch sizes, plan and loader, see
             `PlannedDataModule`.
 
-    After `setup`, `tokenizer` is what a model needs to know of the data.
+    After `setup`, `tokenizer` is what a model needs to know of the data, and `store` what it holds.
+
+    Raises:
+        ValueError: an option is out of its range, or in conflict with another.
     """
 
     def __init__(
@@ -40,10 +52,12 @@ class TextDataModule(PromptedDataModule):
         train_files: Files = None,
         validation_files: Files = None,
         test_files: Files = None,
-        tokenizer: TokenizerOptions = TokenizerOptions(),  # noqa: B008 - frozen
+        tokenizer: TokenizerOptions | None = None,
         context_length: int = 256,
         layout: Layout = "packed",
         split: TextSplit = TextSplit(),  # noqa: B008 - frozen
+        text_column: str = "text",
+        documents_by: DocumentsBy = "file",
         **planned: Any,
     ) -> None:
         super().__init__(**planned)
@@ -54,22 +68,27 @@ class TextDataModule(PromptedDataModule):
         }
         self.tokenizer_options = tokenizer
         self.context_length, self.layout, self.split = context_length, layout, split
+        self.reading = Reading(text_column, documents_by)
         self.store: TokenStore | None = None
+        self._check()
 
     def prepare_data(self) -> None:
         """Tokenise into the cache."""
         if not self.is_predicting:
-            open_token_store(self.request_tokens())
+            self._open_store(self._trainer_stage())
 
     def setup(self, stage: str) -> None:
         """Open the cache and build the datasets of the stage."""
-        if self.store is None and stage != "predict":
-            self.store = open_token_store(self.request_tokens())
+        if stage != "predict":
+            store = self._open_store(stage)
+            if self.store is None or store.folder != self.store.folder:
+                self.store = store
+                self.datasets.clear()
         super().setup(stage)
 
     @property
     def tokenizer(self) -> TextTokenizer:
-        """The tokenizer of the data, for prediction the model's; there after `setup`."""
+        """The tokenizer of the data, the model's in prediction; there after `setup`."""
         if self.store is None:
             return self.prompt_tokenizer()
         return self.store.tokenizer
@@ -92,17 +111,68 @@ class TextDataModule(PromptedDataModule):
             )
         if self.layout == "blocks":
             seed = self.seed if stage == "train" else None
-            return BlockDataset(stream, fingerprint, self.context_length, seed)
-        return TokenDataset(stream, fingerprint, self.context_length, self.layout)
+            return BlockDataset(stream, fingerprint, self.context_length, self.tokenizer, seed)
+        return TokenDataset(stream, fingerprint, self.context_length, self.layout, self.tokenizer)
 
-    def request_tokens(self) -> TokenRequest:
-        """Return what is read and how.
+    def audit(self) -> Audit:
+        """Return what is in the files."""
+        from datamodules.text_audit import audit_text
+
+        self.store = self._open_store("fit")
+        return audit_text(self)
+
+    def request_tokens(self, is_trained: bool = False) -> TokenRequest:
+        """Return what is read and how; the demo text where no file is named.
+
+        Args:
+            is_trained: the training files may then be missing where validation has its own.
 
         Raises:
             FileNotFoundError: a named file does not exist.
         """
-        files = {part: self._paths(part) for part in self.files}
-        return TokenRequest(files, self.tokenizer_options, self.split)
+        files = {part: self._paths(part) for part in (VALIDATION, TEST)}
+        try:
+            files = {TRAIN: self._paths(TRAIN), **files}
+        except FileNotFoundError:
+            if not is_trained or not files[VALIDATION]:
+                raise
+        reading = self.reading
+        if not any(files.values()):
+            from datamodules import demo  # made only where it is asked for
+
+            files[TRAIN] = [demo.demo_text(cache_root())]
+            reading = Reading()
+        options = model_options(self.trainer, self.tokenizer_options)
+        return TokenRequest(files, options, self.split, None, reading)
+
+    def _open_store(self, stage: str) -> TokenStore:
+        given = None if stage == "fit" else trained_tokenizer(self.trainer)
+        if given is None and stage != "fit" and self.store is not None:
+            return self.store
+        request = self.request_tokens(is_trained=given is not None)
+        if given is not None:
+            made = request.folder()  # by training on the same files, most likely
+            if made.exists() and TokenStore(made).tokenizer.digest == given.digest:
+                return TokenStore(made)
+            request.given = given
+            if request.files[VALIDATION]:
+                request.files.pop(TRAIN, None)  # nothing of it is held out
+        return open_token_store(request)
+
+    def _check(self) -> None:
+        if self.context_length < 1:
+            raise ValueError(f"context_length must be at least 1, got {self.context_length}.")
+        if self.layout not in get_args(Layout):
+            raise ValueError(
+                f'layout must be one of {", ".join(get_args(Layout))}, got "{self.layout}".'
+            )
+        if not self.files[TRAIN] and self.files[VALIDATION] and not self.files[TEST]:
+            raise ValueError("validation_files are given without train_files; name both.")
 
     def _paths(self, part: int) -> list[Path]:
-        return expand_files(self.files[part], f"data.{PART_NAMES[part]}_files", SUFFIXES)
+        return text_files(self.files[part], f"data.{PART_NAMES[part]}_files")
+
+    def _trainer_stage(self) -> str:
+        if self.trainer is None or self.trainer.state.fn is None:
+            return "fit"
+        return self.trainer.state.fn.value

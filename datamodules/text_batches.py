@@ -1,6 +1,6 @@
 """The datasets that give `TextBatch`: blocks of a stream, packed rows, or single documents.
 
-Shapes: R rows of the micro-batch, T positions of its longest.
+Shapes: R rows of the micro-batch, T positions of its longest; D documents, N pieces of them.
 """
 
 from typing import Literal, NamedTuple
@@ -13,6 +13,7 @@ from datamodules.packing import best_fit
 from datamodules.plan import rng_for
 from datamodules.planned import PlannedDataset
 from datamodules.token_store import TokenStream
+from datamodules.tokenizers.text_tokenizer import TextTokenizer
 
 IGNORED = -100
 Layout = Literal["blocks", "packed", "documents"]
@@ -33,22 +34,36 @@ class TokenDataset(PlannedDataset):
         stream: the tokens.
         fingerprint: of the store and the part.
         context_length: most positions of a row.
-        layout: see `TextDataModule`.
+        layout: `packed` or `documents`, see `TextDataModule`.
+        tokenizer: that of the stream, for `describe`.
     """
 
     def __init__(
-        self, stream: TokenStream, fingerprint: str, context_length: int, layout: Layout
+        self,
+        stream: TokenStream,
+        fingerprint: str,
+        context_length: int,
+        layout: Layout,
+        tokenizer: TextTokenizer,
     ) -> None:
         self.stream, self.layout, self.context_length = stream, layout, context_length
+        self.tokenizer = tokenizer
+        self.is_padded = layout != "documents"
         self.starts, self.sizes = cut_into_pieces(stream, context_length)
         if layout == "packed":
             self.order, self.offsets = best_fit(self.sizes, context_length)
         else:
             self.order = np.arange(len(self.sizes))
             self.offsets = np.arange(len(self.sizes) + 1)
-        self.lengths = np.add.reduceat(self.sizes[self.order], self.offsets[:-1])
+        before = np.concatenate([[0], np.cumsum(self.sizes[self.order])])
+        self.lengths = np.diff(before[self.offsets])
         self.fingerprint = f"{fingerprint}-{layout}-{context_length}"
         self.target_counts = {TERM: self.lengths}
+
+    @property
+    def packing_efficiency(self) -> float:
+        """Share of the positions of all rows that hold a token."""
+        return float(self.lengths.sum() / max(1, len(self.lengths) * self.context_length))
 
     def example(self, sample_id: int, epoch: int) -> list[Piece]:
         """Return the pieces of one row."""
@@ -57,9 +72,16 @@ class TokenDataset(PlannedDataset):
 
     def collate(self, examples: list[list[Piece]]) -> dict[str, Tensor]:
         """Return the rows; samples of single documents follow each other in one row, unpadded."""
-        if self.layout == "documents":
-            return one_row(examples)
-        return padded_rows(examples)
+        return padded_rows(examples) if self.is_padded else one_row(examples)
+
+    def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
+        """Return the text of each document of the row, special tokens included."""
+        texts = {"positions": str(self.lengths[sample_id])}
+        for number, piece in enumerate(self.example(sample_id, epoch), start=1):
+            tokens = np.append(piece.input_ids, piece.labels[-1:])
+            text = self.tokenizer.decode(tokens, skip_special_tokens=False)
+            texts[f"document {number}"] = text
+        return texts
 
     def _piece(self, start: int, size: int) -> Piece:
         tokens = self.stream.tokens[start : start + size + 1].astype(np.int64)
@@ -76,25 +98,30 @@ class BlockDataset(TokenDataset):
         stream: the tokens.
         fingerprint: of the store and the part.
         context_length: positions of a block; the last one may be shorter.
+        tokenizer: that of the stream, for `describe`.
         seed: key of the places; none always cuts from the beginning (evaluation).
     """
 
     def __init__(
-        self, stream: TokenStream, fingerprint: str, context_length: int, seed: int | None
+        self,
+        stream: TokenStream,
+        fingerprint: str,
+        context_length: int,
+        tokenizer: TextTokenizer,
+        seed: int | None,
     ) -> None:
-        self.stream, self.layout, self.seed = stream, "blocks", seed
+        self.stream, self.layout, self.context_length = stream, "blocks", context_length
+        self.tokenizer, self.seed, self.is_padded = tokenizer, seed, True
         self.num_positions = max(0, len(stream.tokens) - 1)
         self.starts = np.arange(0, self.num_positions, context_length)
         self.lengths = np.minimum(context_length, self.num_positions - self.starts)
         self.fingerprint = f"{fingerprint}-blocks-{context_length}"
         self.target_counts = {TERM: self.lengths}
+        self._phase_of: tuple[int, int] = (-1, 0)
 
     def example(self, sample_id: int, epoch: int) -> list[Piece]:
         """Return one block, in two pieces where it passes the end of the stream."""
-        phase = 0
-        if self.seed is not None:
-            phase = int(rng_for(self.seed, epoch, 0).integers(self.num_positions))
-        start = (int(self.starts[sample_id]) + phase) % self.num_positions
+        start = (int(self.starts[sample_id]) + self.phase(epoch)) % self.num_positions
         size = int(self.lengths[sample_id])
         before_end = min(size, self.num_positions - start)
         pieces = [self._piece(start, before_end)]
@@ -102,9 +129,18 @@ class BlockDataset(TokenDataset):
             pieces.append(self._piece(0, size - before_end))
         return pieces
 
+    def phase(self, epoch: int) -> int:
+        """Return the position at which the blocks of an epoch begin."""
+        if self.seed is None:
+            return 0
+        if self._phase_of[0] != epoch:
+            phase = int(rng_for(self.seed, epoch, 0).integers(self.num_positions))
+            self._phase_of = epoch, phase
+        return self._phase_of[1]
+
 
 def cut_into_pieces(stream: TokenStream, longest: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return starts [N] and sizes [N] of the pieces of all documents, none longer than `longest`."""
+    """Return starts [N] and sizes [N] of the pieces of all documents, 1 to `longest` positions."""
     counts = -(-stream.num_positions // longest)  # [D]
     number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     before = number * longest
@@ -115,47 +151,39 @@ def cut_into_pieces(stream: TokenStream, longest: int) -> tuple[np.ndarray, np.n
 
 def padded_rows(examples: list[list[Piece]]) -> dict[str, Tensor]:
     """Return one row per sample, its pieces one after the other, padded to the longest row."""
-    widths = [sum(len(piece.labels) for piece in pieces) for pieces in examples]
-    batch = _empty(len(examples), max(widths))
-    document = 0
-    for row, pieces in enumerate(examples):
-        position = 0
-        batch["sample_index"][row] = row
-        for piece in pieces:
-            _fill(batch, row, position, piece, document)
-            position, document = position + len(piece.labels), document + 1
-    return {name: torch.from_numpy(values) for name, values in batch.items()}
+    flat, widths = _joined(examples)
+    width = int(widths.max())
+    flat["sample_index"] = np.repeat(np.arange(len(widths)), widths)
+    if int(widths.min()) == width:
+        return {n: torch.from_numpy(v.reshape(len(widths), width)) for n, v in flat.items()}
+    fills = dict.fromkeys(flat, 0) | {"labels": IGNORED, "document_ids": -1}
+    is_token = np.arange(width) < widths[:, None]  # [R, T]
+    batch = {}
+    for name, values in flat.items():
+        rows = np.full(is_token.shape, fills[name], np.int64)
+        rows[is_token] = values
+        batch[name] = torch.from_numpy(rows)
+    batch["sample_index"][:] = torch.arange(len(widths))[:, None]
+    return batch
 
 
 def one_row(examples: list[list[Piece]]) -> dict[str, Tensor]:
     """Return all samples in one row, without any padding."""
-    batch = _empty(1, sum(len(piece.labels) for pieces in examples for piece in pieces))
-    document = position = 0
-    for sample, pieces in enumerate(examples):
-        for piece in pieces:
-            end = position + len(piece.labels)
-            batch["sample_index"][0, position:end] = sample
-            _fill(batch, 0, position, piece, document)
-            position, document = end, document + 1
-    return {name: torch.from_numpy(values) for name, values in batch.items()}
+    flat, widths = _joined(examples)
+    flat["sample_index"] = np.repeat(np.arange(len(widths)), widths)
+    return {name: torch.from_numpy(values[None]) for name, values in flat.items()}
 
 
-def _empty(num_rows: int, width: int) -> dict[str, np.ndarray]:
-    fills = {
-        "input_ids": 0,
-        "labels": IGNORED,
-        "position_ids": 0,
-        "document_ids": -1,
-        "sample_index": 0,
+def _joined(examples: list[list[Piece]]) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Return the positions of all samples one after the other, and how many each has, [B]."""
+    pieces = [piece for example in examples for piece in example]
+    sizes = np.array([len(piece.labels) for piece in pieces])
+    widths = [sum(len(piece.labels) for piece in example) for example in examples]
+    document_ids = np.repeat(np.arange(len(pieces)), sizes)
+    flat = {
+        "input_ids": np.concatenate([piece.input_ids for piece in pieces]),
+        "labels": np.concatenate([piece.labels for piece in pieces]),
+        "position_ids": np.arange(len(document_ids)) - (np.cumsum(sizes) - sizes)[document_ids],
+        "document_ids": document_ids,
     }
-    return {name: np.full((num_rows, width), fill, np.int64) for name, fill in fills.items()}
-
-
-def _fill(
-    batch: dict[str, np.ndarray], row: int, start: int, piece: Piece, document: int
-) -> None:
-    end = start + len(piece.labels)
-    batch["input_ids"][row, start:end] = piece.input_ids
-    batch["labels"][row, start:end] = piece.labels
-    batch["position_ids"][row, start:end] = np.arange(end - start)
-    batch["document_ids"][row, start:end] = document
+    return flat, np.array(widths)

@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,16 @@ from datamodules.splitting import PART_NAMES
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 
 
-@dataclass(frozen=True)
+class PartFacts(NamedTuple):
+    """What a part holds; bytes are those of the text in UTF-8."""
+
+    num_documents: int
+    num_tokens: int
+    num_characters: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, eq=False)
 class TokenStream:
     """The tokens of one part.
 
@@ -24,11 +33,18 @@ class TokenStream:
         tokens: [n] uint16 or uint32.
         starts: [D] int64, first position of each document.
         num_positions: [D] int64, positions that predict a token.
+        place: store and part whose files these arrays map; pickled is then the place alone.
     """
 
     tokens: np.ndarray
     starts: np.ndarray
     num_positions: np.ndarray
+    place: tuple[Path, int] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.place is None:
+            return TokenStream, (self.tokens, self.starts, self.num_positions)
+        return _stream, self.place
 
 
 class TokenStore:
@@ -55,9 +71,23 @@ class TokenStore:
 
     def stream(self, part: int) -> TokenStream:
         """Return the stream of one part: 0 train, 1 validation, 2 test."""
-        name = PART_NAMES[part]
-        arrays = (
-            np.load(self.folder / f"{name}.{kind}.npy", mmap_mode="r")
-            for kind in ("tokens", "starts", "num_positions")
-        )
-        return TokenStream(*arrays)
+        return _stream(self.folder, part)
+
+    def hashes(self, part: int) -> np.ndarray:
+        """Return [D] uint64, equal for documents of equal text."""
+        return _opened(self.folder, part, "hashes")
+
+    def part_facts(self, part: int) -> PartFacts:
+        """Return what one part holds."""
+        return PartFacts(**self.facts["parts"][PART_NAMES[part]])
+
+
+def _stream(folder: Path, part: int) -> TokenStream:
+    tokens, starts, sizes = (
+        _opened(folder, part, kind) for kind in ("tokens", "starts", "num_positions")
+    )
+    return TokenStream(tokens, starts, sizes, (folder, part))
+
+
+def _opened(folder: Path, part: int, kind: str) -> np.ndarray:
+    return np.load(folder / f"{PART_NAMES[part]}.{kind}.npy", mmap_mode="r")

@@ -6,6 +6,7 @@ Torch-free: `unisono --help` and every usage error come from here in well under 
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,27 @@ def expand_configs(argv: list[str]) -> list[str]:
             out += argv[i : i + used]
         i += used
     return out
+
+
+def join_groups(argv: list[str]) -> list[str]:
+    """Returns the arguments with the options of one group in one: --data.plan={"seed": 1, …}.
+
+    Of several options such as --data.plan.seed, the parser of a plain dict keeps the last alone.
+    """
+    out: list[str] = []
+    groups: dict[str, dict[str, Any]] = {}
+    i = 0
+    for option, value, used in _tokens(argv):
+        outer, *inner = option.split(".")
+        if outer.startswith("--") and len(inner) > 1 and value is not None:
+            node = groups.setdefault(f"{outer}.{inner[0]}", {})
+            for name in inner[1:-1]:
+                node = node.setdefault(name, {})
+            node[inner[-1]] = yaml.safe_load(value)
+        else:
+            out += argv[i : i + used]
+        i += used
+    return [*out, *(f"{group}={json.dumps(values)}" for group, values in groups.items())]
 
 
 def read_config(path: Path) -> dict[str, Any]:

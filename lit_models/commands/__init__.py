@@ -29,13 +29,13 @@ def run_command(name: str, argv: list[str]) -> Any:
     from jsonargparse import ArgumentParser, auto_cli
 
     from lit_models.cli_errors import OneScreenErrors, UsageError
-    from lit_models.config_files import expand_configs
+    from lit_models.config_files import expand_configs, join_groups
 
     class CommandParser(OneScreenErrors, ArgumentParser):
         pass
 
     try:
-        argv = expand_configs(argv)
+        argv = join_groups(expand_configs(argv))
     except (ValueError, FileNotFoundError) as error:
         raise UsageError(str(error)) from error
     function_name = name.replace("-", "_")

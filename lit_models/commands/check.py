@@ -3,15 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from datamodules.occupation_audit import Audit
-    from datamodules.occupations import OccupationDataModule
-
-WIDTH = 80
-NUM_BAD_SHOWN = 20
-NUM_CONFLICTS_SHOWN = 5
-NUM_LANGUAGES_SHOWN = 12
+    from lightning.pytorch import LightningDataModule
 
 
 # Plain `dict`: the parser would build each class_path inside a `dict[str, Any]`, optimizers too.
@@ -23,10 +15,10 @@ def check(
     test_after_fit: bool | None = None,
     on_missing_devices: str | None = None,
 ) -> int:
-    """Read all tables of a config to their end, train nothing, and say what is wrong with them.
+    """Read all files of a config to their end, train nothing, and say what is wrong with them.
 
     Args:
-        data: the datamodule of a run, or options of it such as --data.train_files=mine.csv.
+        data: the datamodule of a run, and options of it such as --data.train_files=mine.csv.
         model: not used; accepted so that a run's config can be given as it is.
         trainer: not used.
         seed_everything: not used.
@@ -38,21 +30,22 @@ def check(
     """
     from rich.console import Console
 
-    from datamodules.occupation_audit import audit_tables
-    from datamodules.sources import expand_files
+    from datamodules.audits import WIDTH, show_bad_rows
 
     module = datamodule_of(data or {})
-    predict_files = expand_files(module.predict_files, "data.predict_files")
-    audit = audit_tables(module.store_request(), predict_files)
+    if not hasattr(module, "audit"):
+        raise ValueError(
+            f"`unisono check` asks a datamodule for its audit, and {type(module).__name__} has "
+            "none; give a config of one of Unisono's, or write the method."
+        )
+    audit = module.audit()
     console = Console(width=WIDTH, highlight=False)
-    _show_tables(console, audit)
-    _show_texts(console, audit)
-    _show_codes(console, audit)
-    _show_conflicts(console, audit)
-    return _show_bad_rows(console, audit)
+    audit.show(console)
+    show_bad_rows(console, audit.bad_rows)
+    return 1 if audit.bad_rows else 0
 
 
-def datamodule_of(data: dict[str, Any]) -> "OccupationDataModule":
+def datamodule_of(data: dict[str, Any]) -> "LightningDataModule":
     """Returns the datamodule that a config describes.
 
     Args:
@@ -60,27 +53,25 @@ def datamodule_of(data: dict[str, Any]) -> "OccupationDataModule":
 
     Raises:
         SystemExit: an option is unknown or wrong; the parser has named it.
-        ValueError: the datamodule is none that can be checked.
+        ValueError: there is no class_path.
     """
     from lightning.pytorch import LightningDataModule
 
-    from datamodules.occupations import OccupationDataModule
     from lit_models.cli import UnisonoParser
 
+    if "class_path" not in data:
+        raise ValueError(
+            "`unisono check` needs a datamodule; give the config of a run with --config, or name "
+            "one with --data.class_path=datamodules.TextDataModule."
+        )
     options = {key: value for key, value in data.items() if key not in ("class_path", "init_args")}
     spec = {
-        "class_path": data.get("class_path", "datamodules.OccupationDataModule"),
+        "class_path": data["class_path"],
         "init_args": _merged(data.get("init_args") or {}, options),
     }
     parser = UnisonoParser()
     parser.add_lightning_class_args(LightningDataModule, "data", subclass_mode=True)
-    module = parser.instantiate_classes(parser.parse_object({"data": spec})).data
-    if not isinstance(module, OccupationDataModule):
-        raise ValueError(
-            f"`unisono check` audits OccupationDataModule, the config has "
-            f"{type(module).__name__}; give a config of the occupation coder."
-        )
-    return module
+    return parser.instantiate_classes(parser.parse_object({"data": spec})).data
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
@@ -92,83 +83,3 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
             value = _merged(under, value)
         merged[key] = value
     return merged
-
-
-def _show_tables(console: "Console", audit: "Audit") -> None:
-    from rich.table import Table
-
-    table = Table(width=WIDTH, title="tables", title_justify="left", title_style="bold")
-    table.add_column("file", overflow="fold")
-    table.add_column("part")
-    for name in ("sound rows", "bad rows"):
-        table.add_column(name, justify="right")
-    for entry in audit.tables:
-        table.add_row(entry.file, entry.part, f"{entry.num_rows:,}", f"{entry.num_bad:,}")
-    console.print(table)
-
-
-def _show_texts(console: "Console", audit: "Audit") -> None:
-    import numpy as np
-
-    if len(audit.lengths):
-        middle, high, most = np.quantile(audit.lengths, [0.5, 0.95, 1]).round().astype(int)
-        console.print(
-            f"texts      {len(audit.lengths):,} distinct; characters: median {middle}, "
-            f"95 % up to {high}, longest {most}"
-        )
-    console.print(f"truncated  {audit.num_truncated:,} longer than {audit.max_length} characters")
-    shown = audit.languages.most_common(NUM_LANGUAGES_SHOWN)
-    more = len(audit.languages) - len(shown)
-    names = ", ".join(f"{name} {count:,}" for name, count in shown)
-    console.print(f"languages  {names}{f', {more} more' if more else ''}")
-    for part, count in audit.overlap.items():
-        console.print(f"overlap    {count:,} distinct {part} texts also occur in training")
-
-
-def _show_codes(console: "Console", audit: "Audit") -> None:
-    if not audit.codes:
-        return
-    once = sum(count == 1 for count in audit.codes.values())
-    console.print(
-        f"codes      {len(audit.codes):,} distinct, {once:,} of them once; rows with two or more "
-        f"codes: {audit.num_several:,}"
-    )
-    if audit.num_unseen_codes is not None:
-        console.print(f"code book  {audit.num_unseen_codes:,} of its codes occur in no row")
-    if audit.suspects:
-        shown = ", ".join(audit.suspects[:10])
-        console.print(
-            f"[yellow]warning[/yellow]    {len(audit.suspects)} codes may have lost a leading "
-            f"zero: {shown}"
-        )
-
-
-def _show_conflicts(console: "Console", audit: "Audit") -> None:
-    if not audit.conflicts:
-        return
-    console.print(
-        f"[yellow]warning[/yellow]    {len(audit.conflicts):,} texts have different codes in "
-        "different rows; the most frequent:"
-    )
-    ranked = sorted(audit.conflicts.items(), key=lambda item: (-item[1].total(), item[0]))
-    for text, sets in ranked[:NUM_CONFLICTS_SHOWN]:
-        shown = "; ".join(f"{'+'.join(codes)} × {n}" for codes, n in sets.most_common(4))
-        console.print(f"  {text[:40]}: {shown}", markup=False, no_wrap=True, overflow="ellipsis")
-
-
-def _show_bad_rows(console: "Console", audit: "Audit") -> int:
-    if not audit.bad_rows:
-        console.print("[green]sound[/green]      every row can be used")
-        return 0
-    kinds = ", ".join(f"{kind} {count:,}" for kind, count in audit.bad_kinds.most_common())
-    console.print(f"[red]errors[/red]     {len(audit.bad_rows):,} bad rows ({kinds})")
-    for row in audit.bad_rows[:NUM_BAD_SHOWN]:
-        console.print(f"  {row}", markup=False)
-    more = len(audit.bad_rows) - NUM_BAD_SHOWN
-    if more > 0:
-        console.print(f"  … and {more:,} more")
-    console.print(
-        "Correct them, or leave them out of a run with --data.on_bad_rows=reject, which writes "
-        "them to rejected.csv."
-    )
-    return 1

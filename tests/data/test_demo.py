@@ -1,11 +1,12 @@
 import csv
 import hashlib
+import json
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from datamodules import demo
+from datamodules import demo, documentation_texts
 from datamodules.occupation_grammar import LANGUAGES, Head, code_book, heads, records
 from datamodules.splitting import stem_key
 
@@ -114,3 +115,43 @@ def test_material_words_form_compounds_as_in_each_language() -> None:
 
 def test_another_seed_gives_other_records() -> None:
     assert records(50, seed=1) == records(50, seed=1) != records(50, seed=2)
+
+
+def test_the_demo_text_holds_topics_and_docstrings_once_each(tmp_path: Path) -> None:
+    path = demo.demo_text(tmp_path)
+    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    assert all(set(row) == {"text", "source"} and row["text"].strip() for row in rows)
+    texts = {row["source"]: row["text"] for row in rows}
+    assert texts["topic assert"].startswith('The "assert" statement\n***')
+    assert texts["shutil.copytree"].startswith("shutil: copytree(src, dst, symlinks=False, ")
+    assert len({row["text"] for row in rows}) == len(rows) > 1_500
+    assert 1_000_000 < path.stat().st_size < 4_000_000
+
+
+def test_demo_instructions_ask_for_a_name_and_answer_in_words(tmp_path: Path) -> None:
+    path = demo.demo_instructions(tmp_path)
+    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    answers = {row["prompt"]: row["completion"] for row in rows}
+    found = answers["What does FTP.storbinary of the module ftplib do?"]
+    assert found == "Store a file in binary mode. A new port is created for you."
+    assert len(set(answers.values())) == len(rows) > 2_000
+    assert max(map(len, answers.values())) <= 400
+
+
+def test_the_demo_of_language_models_is_made_once_and_the_same_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = demo.demo_text(tmp_path / "a")
+    again = demo.demo_text(tmp_path / "b")
+    assert path.name == again.name
+    assert path.read_bytes() == again.read_bytes()
+    monkeypatch.setattr(demo, "_texts", None)  # making it would now fail
+    assert demo.demo_text(tmp_path / "a") == path
+
+
+def test_a_python_without_its_documentation_names_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"stdlib": str(tmp_path)})
+    with pytest.raises(FileNotFoundError, match="which the demo text is made of; name your own"):
+        documentation_texts.topics()

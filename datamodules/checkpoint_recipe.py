@@ -1,4 +1,4 @@
-"""What a checkpoint keeps of the data that its model was trained on."""
+"""What a checkpoint keeps of its data, read without the model."""
 
 import pickle
 from pathlib import Path
@@ -7,14 +7,14 @@ from typing import Any
 import torch
 
 
-def checkpoint_recipe(path: Path, key: str, kind: str, family: str) -> dict[str, Any]:
-    """Return the recipe of a checkpoint.
+def read_recipe(path: Path, key: str, kind: str, module: str) -> dict[str, Any]:
+    """Return the recipe that a checkpoint keeps under a key.
 
     Args:
-        path: a checkpoint file.
-        key: under which the family keeps it.
-        kind: of the recipe, for messages, such as "occupation".
-        family: name of the LightningModule, for messages.
+        path: the checkpoint.
+        key: where a family keeps its recipe.
+        kind: what that is called, for messages.
+        module: class whose checkpoints have it, for messages.
 
     Raises:
         FileNotFoundError: there is no such checkpoint.
@@ -34,6 +34,6 @@ def checkpoint_recipe(path: Path, key: str, kind: str, family: str) -> dict[str,
         keys = ", ".join(map(str, list(checkpoint)[:8])) if isinstance(checkpoint, dict) else "none"
         raise ValueError(
             f"checkpoint {path} is of another family: it keeps no {kind} recipe (its keys: "
-            f"{keys}); give a checkpoint of {family}."
+            f"{keys}); give a checkpoint of {module}."
         )
     return checkpoint[key]

@@ -1,0 +1,56 @@
+"""What `unisono check` says of a datamodule's files: the part that all audits share."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from datamodules.sources import BadRow
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WIDTH = 80
+NUM_BAD_SHOWN = 20
+LABEL = 11  # columns of the word that a line begins with
+
+
+class Audit(Protocol):
+    """Findings over all files of a datamodule, which its `audit()` returns."""
+
+    @property
+    def bad_rows(self) -> Sequence[BadRow]:
+        """Every row that breaks a rule, in order."""
+
+    def show(self, console: "Console") -> None:
+        """Print the findings, `WIDTH` columns wide, without the bad rows."""
+
+
+def say(console: "Console", label: str, text: str, style: str = "") -> None:
+    """Print one finding: its label, and its text in a column of its own."""
+    from rich.table import Table
+    from rich.text import Text
+
+    line = Table.grid(padding=0)
+    line.add_column(width=LABEL, no_wrap=True)
+    line.add_column(width=WIDTH - LABEL)
+    line.add_row(Text(label, style=style), Text(text))
+    console.print(line)
+
+
+def show_bad_rows(console: "Console", rows: Sequence[BadRow]) -> None:
+    """Print how many rows break a rule, and the first of them."""
+    if not rows:
+        say(console, "sound", "every row can be used", "green")
+        return
+    kinds = Counter(row.kind for row in rows).most_common()
+    counts = ", ".join(f"{kind} {count:,}" for kind, count in kinds)
+    say(console, "errors", f"{len(rows):,} bad rows ({counts})", "red")
+    for row in rows[:NUM_BAD_SHOWN]:
+        console.print(f"  {row}", markup=False)
+    more = len(rows) - NUM_BAD_SHOWN
+    if more > 0:
+        console.print(f"  … and {more:,} more")
+    console.print(
+        "Correct them, or leave them out of a run with --data.on_bad_rows=reject, which writes "
+        "them to rejected.csv."
+    )

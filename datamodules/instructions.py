@@ -1,0 +1,189 @@
+"""Prompts with answers, and chats, become planned batches of tokens for language models."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from datamodules.audits import Audit
+from datamodules.bad_rows import BadRows, hand_over_rejected
+from datamodules.cache import cache_root
+from datamodules.chat import TrainOn
+from datamodules.instruction_batches import InstructionDataset, Layout, TooLong, fitted
+from datamodules.instruction_store import (
+    InstructionRequest,
+    InstructionStore,
+    open_instruction_store,
+)
+from datamodules.json_rows import SUFFIXES
+from datamodules.planned import PlannedDataset, Stage
+from datamodules.prompted import PromptedDataModule
+from datamodules.sources import expand_files
+from datamodules.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
+from datamodules.text_split import TextSplit
+from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions
+from datamodules.tokenizers.wanted import model_options, trained_tokenizer
+
+log = logging.getLogger(__name__)
+Files = str | list[str] | None
+
+
+class InstructionDataModule(PromptedDataModule):
+    """Tokenises instructions once and deals them; without any file, embedded demo data.
+
+    Args:
+        train_files: jsonl or parquet; a path, a pattern, or several. A row has prompt and
+            completion, or messages, each with role and content.
+        validation_files: none divides the training files.
+        test_files: as validation_files.
+        tokenizer: how text becomes tokens; none takes that of a pretrained model, else bytes. A
+            checkpoint's own wins in evaluation. Chats need one with a chat template.
+        context_length: most positions of a row.
+        layout: `packed` fills rows with whole samples that do not see each other, `documents`
+            keeps samples apart and joins those of a micro-batch without padding.
+        train_on: `answers` only, each with its end, or `all` tokens.
+        too_long: a sample beyond context_length is `cut` at its beginning, so that the end of the
+            answer stays, or left out (`leave_out`), or an `error`.
+        separator: stands between a prompt and its completion.
+        split: how training files are divided, by a hash of the text.
+        on_bad_rows: `error` names the first 20, `reject` writes all to rejected.csv.
+        planned: files of prediction, see `PromptedDataModule`; batch sizes, plan and loader, see
+            `PlannedDataModule`.
+
+    After `setup`, `tokenizer` is what a model needs to know of the data.
+
+    Raises:
+        ValueError: options are wrong or in conflict.
+    """
+
+    def __init__(
+        self,
+        train_files: Files = None,
+        validation_files: Files = None,
+        test_files: Files = None,
+        tokenizer: TokenizerOptions | None = None,
+        context_length: int = 512,
+        layout: Layout = "packed",
+        train_on: TrainOn = "answers",
+        too_long: TooLong = "cut",
+        separator: str = "",
+        split: TextSplit = TextSplit(),  # noqa: B008 - frozen
+        on_bad_rows: Literal["error", "reject"] = "error",
+        **planned: Any,
+    ) -> None:
+        super().__init__(**planned)
+        self.files: dict[int, Files] = {
+            TRAIN: train_files,
+            VALIDATION: validation_files,
+            TEST: test_files,
+        }
+        self.tokenizer_options, self.split = tokenizer, split
+        self.context_length, self.layout, self.too_long = context_length, layout, too_long
+        self.train_on, self.separator, self.on_bad_rows = train_on, separator, on_bad_rows
+        self.store: InstructionStore | None = None
+        self._check()
+
+    def prepare_data(self) -> None:
+        """Tokenise into the cache; say what does not fit, and copy rejected rows to the run."""
+        if self.is_predicting:
+            return
+        store = self._open(self._trainer_stage())
+        run_folder = self.trainer.default_root_dir if self.trainer is not None else "."
+        hand_over_rejected(store.folder, Path(run_folder))
+        for number, name in enumerate(PART_NAMES):
+            found = fitted(store.part(number), self.context_length, self.too_long)
+            for loss in found.losses(name, self.context_length, self.too_long):
+                log.warning(loss.sentence)
+
+    def setup(self, stage: str) -> None:
+        """Open the cache and build the datasets of the stage."""
+        if stage != "predict":
+            store = self._open(stage)
+            if self.store is None or store.folder != self.store.folder:
+                self.store = store
+                self.datasets.clear()
+        super().setup(stage)
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        """The tokenizer of the data, the model's in prediction; there after `setup`."""
+        if self.store is None:
+            return self.prompt_tokenizer()
+        return self.store.tokenizer
+
+    def build(self, stage: Stage) -> PlannedDataset:
+        """Return the dataset of one stage.
+
+        Raises:
+            ValueError: no sample belongs to it, or one is too long and must not be.
+        """
+        if stage == "predict":
+            return self.build_prompts(self.separator)
+        assert self.store is not None
+        part = PART_NAMES.index(stage)
+        return InstructionDataset(self.store, part, self.context_length, self.layout, self.too_long)
+
+    def audit(self) -> Audit:
+        """Return what is in the files, and what is wrong with them."""
+        from datamodules.text_audit import audit_instructions
+
+        return audit_instructions(self, open_instruction_store(self.request_instructions()))
+
+    def request_instructions(self) -> InstructionRequest:
+        """Return what is read and how; the demo samples where no file is named.
+
+        Raises:
+            FileNotFoundError: a named file does not exist.
+        """
+        files = {part: self._paths(part) for part in self.files}
+        if not any(files.values()):
+            from datamodules import demo  # made only where it is asked for
+
+            files[TRAIN] = [demo.demo_instructions(cache_root())]
+        options = model_options(self.trainer, self.tokenizer_options)
+        return InstructionRequest(files, options, self.split, self.train_on, self.separator)
+
+    def _open(self, stage: str) -> InstructionStore:
+        given = None if stage == "fit" else trained_tokenizer(self.trainer)
+        if given is None and stage != "fit" and self.store is not None:
+            return self.store
+        request = self.request_instructions()
+        if given is not None:
+            made = request.folder()  # by training on the same files, most likely
+            if not made.exists() or InstructionStore(made).tokenizer.digest != given.digest:
+                request = replace(request, given=given)
+        store = open_instruction_store(request)
+        if store.bad_rows and self.on_bad_rows == "error":
+            found = BadRows("error")
+            for row in store.bad_rows:
+                found.add(row)
+            raise ValueError(found.message())
+        return store
+
+    def _check(self) -> None:
+        if self.context_length < 1:
+            raise ValueError(f"context_length must be at least 1, got {self.context_length}.")
+        choices = {
+            "layout": ("packed", "documents"),
+            "train_on": ("answers", "all"),
+            "too_long": ("cut", "leave_out", "error"),
+            "on_bad_rows": ("error", "reject"),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(
+                    f'{name} must be {" or ".join(allowed)}, got "{getattr(self, name)}".'
+                )
+        if self.split.by != "documents":
+            raise ValueError(
+                f'split.by "{self.split.by}" would cut samples apart; instructions are divided by '
+                "documents."
+            )
+
+    def _paths(self, part: int) -> list[Path]:
+        return expand_files(self.files[part], f"data.{PART_NAMES[part]}_files", SUFFIXES)
+
+    def _trainer_stage(self) -> str:
+        if self.trainer is None or self.trainer.state.fn is None:
+            return "fit"
+        return self.trainer.state.fn.value

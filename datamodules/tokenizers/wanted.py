@@ -1,0 +1,50 @@
+"""Whose tokenizer is used: that of a trained model, of a pretrained one, or the options' own."""
+
+from pathlib import Path
+from typing import Any
+
+from datamodules.checkpoint_recipe import read_recipe
+from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions
+
+TEXT_RECIPE_KEY = "text_recipe"
+
+
+def trained_tokenizer(trainer: Any) -> TextTokenizer | None:
+    """Return the tokenizer with which the model of an evaluation was trained; none if unknown.
+
+    Raises:
+        FileNotFoundError: there is no such checkpoint.
+        ValueError: the checkpoint is damaged, or of another family.
+    """
+    if trainer is None:
+        return None
+    recipe = getattr(trainer.lightning_module, "recipe", None)
+    if trainer.ckpt_path:
+        path = Path(trainer.ckpt_path)
+        recipe = read_recipe(path, TEXT_RECIPE_KEY, "text", "LitCausalLM")
+    return TextTokenizer.from_dict(recipe["tokenizer"]) if recipe else None
+
+
+def model_options(trainer: Any, given: TokenizerOptions | None) -> TokenizerOptions:
+    """Return the options of the tokenizer for training.
+
+    Args:
+        trainer: whose module may bring a tokenizer, the folder that `wanted_tokenizer()` returns.
+        given: by the user; none takes the model's, else bytes.
+
+    Raises:
+        ValueError: the user's tokenizer is not the model's.
+    """
+    wanted = getattr(getattr(trainer, "lightning_module", None), "wanted_tokenizer", None)
+    folder = wanted() if wanted is not None else None
+    if folder is None:
+        return given or TokenizerOptions()
+    if given is None:
+        return TokenizerOptions(kind="folder", path=str(folder))
+    if given.path is None or Path(given.path).resolve() != Path(folder).resolve():
+        named = given.path or f"kind {given.kind}"
+        raise ValueError(
+            f"data.tokenizer is {named}, and the pretrained model in {folder} was trained with "
+            "its own; leave data.tokenizer out."
+        )
+    return given
