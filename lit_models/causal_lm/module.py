@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from datamodules.batches import ChoiceBatch, PromptBatch, TextBatch
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from lit_models.causal_lm.generation import GenerationOptions, complete
-from lit_models.causal_lm.loss import LossOptions, language_model_loss
+from lit_models.causal_lm.loss import PLAIN, TERM, LossOptions, language_model_loss
 from lit_models.causal_lm.network import Decoder, DecoderConfig
 from lit_models.causal_lm.presets import named_network
 from lit_models.training.exact import ExactModule, LossSum
@@ -18,7 +18,6 @@ from lit_models.training.metrics import SumCount
 from lit_models.training.optim import configured, parameter_groups
 
 RECIPE_KEY = "text_recipe"
-TERM = "tokens"
 
 
 class LitCausalLM(ExactModule):
@@ -83,7 +82,12 @@ class LitCausalLM(ExactModule):
         return self.network(batch["input_ids"], batch["position_ids"], batch["document_ids"])
 
     def training_terms(self, batch: TextBatch) -> dict[str, LossSum]:
-        return {TERM: language_model_loss(self(batch), self.network.head.weight, batch)}
+        return language_model_loss(
+            self(batch), self.network.head.weight, batch, self.loss, training=self.training
+        )
+
+    def term_weights(self) -> dict[str, float]:
+        return {PLAIN: 0.0}
 
     def validation_step(self, batch: TextBatch, batch_idx: int) -> None:
         self.val_loss.update(*self.training_terms(batch)[TERM])

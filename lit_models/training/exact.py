@@ -111,7 +111,8 @@ class ExactModule(LightningModule):
         raise NotImplementedError(f"{type(self).__name__} must implement training_terms(batch).")
 
     def term_weights(self) -> dict[str, float]:
-        """Return the factor of each term in the loss; 1 where a term is not named."""
+        """Return the factor of each term in the loss, 0 where a term is only reported; 1 where it
+        is not named."""
         return {}
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -243,6 +244,8 @@ def share_of_step(
     its micro-batches sum to that loss. Arguments as in `ExactModule.exact_mean`."""
     share = torch.zeros((), device=batch["weight"].device)
     for name, (total, _) in terms.items():
+        if term_weights.get(name) == 0:
+            continue  # reported beside the loss; the plan need not count it
         # A term that counts nothing in this step has total 0: a zero loss, never NaN.
         count = batch["step_denominators"][name].clamp(min=1).to(total)
         share = share + term_weights.get(name, 1.0) * total / count
