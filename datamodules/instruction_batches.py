@@ -1,6 +1,5 @@
 """The dataset that gives `TextBatch` of instructions, and what happens to over-long samples."""
 
-from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -17,6 +16,13 @@ Layout = Literal["packed", "documents"]
 LONG_WAY_OUT = "Raise it, or set data.too_long to cut (drops the beginning) or leave_out."
 
 
+class Loss(NamedTuple):
+    """A label of one or two words, and what is lost in how many samples."""
+
+    label: str
+    sentence: str
+
+
 class Fitted(NamedTuple):
     """The samples that are used, K of them, and how many are not.
 
@@ -31,6 +37,32 @@ class Fitted(NamedTuple):
     num_too_long: int
     num_without_target: int
     num_answers_cut: int  # samples that lose some of their targets
+
+    def losses(self, name: str, context_length: int, too_long: TooLong) -> list[Loss]:
+        """Return what a user should hear of samples that are cut or left out.
+
+        Args:
+            name: of the part.
+            context_length: as `fitted` took it.
+            too_long: as `fitted` took it.
+        """
+        found = []
+        if self.num_too_long:
+            fate = {"cut": "their beginnings are cut off", "leave_out": "they are left out"}.get(
+                too_long, "a run stops at them"
+            )
+            lost = f", {self.num_answers_cut:,} lose a part of an answer" * bool(
+                self.num_answers_cut
+            )
+            sentence = (
+                f"{self.num_too_long:,} {name} samples exceed data.context_length "
+                f"{context_length:,}: {fate}{lost}"
+            )
+            found.append(Loss("too long", sentence))
+        if self.num_without_target:
+            sentence = f"{self.num_without_target:,} {name} samples have no target: left out"
+            found.append(Loss("no target", sentence))
+        return found
 
 
 def fitted(part: InstructionPart, context_length: int, too_long: TooLong) -> Fitted:
@@ -92,7 +124,8 @@ class InstructionDataset(PlannedDataset):
         layout: Layout,
         too_long: TooLong,
     ) -> None:
-        self.store, self.layout, self.part = store, layout, store.part(part)
+        self.store, self.part = store, store.part(part)
+        self.is_padded = layout != "documents"
         self.fitted = fitted(self.part, context_length, too_long)
         if too_long == "error" and self.fitted.num_too_long:
             raise ValueError(_long_ones(store, self.part, context_length, self.fitted.num_too_long))
@@ -114,7 +147,7 @@ class InstructionDataset(PlannedDataset):
 
     def collate(self, examples: list[list[Piece]]) -> dict[str, Tensor]:
         """Return the rows; samples of single documents follow each other in one row, unpadded."""
-        return one_row(examples) if self.layout == "documents" else padded_rows(examples)
+        return padded_rows(examples) if self.is_padded else one_row(examples)
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
         """Return the places, the texts and what is trained on, one line per instruction."""
@@ -128,7 +161,7 @@ class InstructionDataset(PlannedDataset):
             shown["trained on"].append(repr(decoded))
         return {name: "\n".join(lines) for name, lines in shown.items()}
 
-    def _instructions(self, sample_id: int) -> Sequence[int]:
+    def _instructions(self, sample_id: int) -> np.ndarray:
         return self.order[self.offsets[sample_id] : self.offsets[sample_id + 1]]
 
     def _piece(self, i: int) -> Piece:

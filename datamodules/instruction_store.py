@@ -5,7 +5,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -19,7 +19,7 @@ from datamodules.chat import MarkedText, Marker, TrainedTokens, TrainOn
 from datamodules.instruction_rows import Instruction, read_instructions
 from datamodules.sources import BadRow
 from datamodules.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, keyed_hashes
-from datamodules.token_writer import TextSplit
+from datamodules.text_split import Fragments, TextSplit, cuts_of
 from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions, make_tokenizer
 
 STORE_VERSION = 1
@@ -63,9 +63,10 @@ class InstructionRequest:
     Args:
         files: per part (train, validation, test) the files.
         tokenizer: which tokenizer.
-        split: how training samples are divided where the other parts have no files.
+        split: how training samples are divided where validation has no files.
         train_on: see `Marker`.
         separator: see `Marker`.
+        given: a tokenizer that is there already, such as a checkpoint's; wins over `tokenizer`.
     """
 
     files: dict[int, list[Path]]
@@ -73,6 +74,7 @@ class InstructionRequest:
     split: TextSplit
     train_on: TrainOn
     separator: str
+    given: TextTokenizer | None = None
 
     def folder(self) -> Path:
         """Return the store's place in the cache, a digest of all that it depends on."""
@@ -83,21 +85,12 @@ class InstructionRequest:
                 PART_NAMES[part]: [[str(p), file_digest(p, root)] for p in paths]
                 for part, paths in self.files.items()
             },
-            "tokenizer": self.tokenizer.facts(),
+            "tokenizer": self.given.digest if self.given else self.tokenizer.facts(),
             "split": vars(self.split),
             "train_on": self.train_on,
             "separator": self.separator,
         }
         return root / "instructions" / digest_of(facts)
-
-    def part_of(self, row: Instruction, part: int) -> int:
-        """Return the part of a row from a file of this part; the same text falls to the same."""
-        if part != TRAIN:
-            return part
-        tested = 0.0 if self.files.get(TEST) else self.split.test_share
-        validated = 0.0 if self.files.get(VALIDATION) else self.split.validation_share
-        lot = float(keyed_hashes([row.key], self.split.seed)[0]) / 2.0**64
-        return TEST if lot < tested else VALIDATION if lot < tested + validated else TRAIN
 
     def rows(self, bad_rows: BadRows) -> Iterator[tuple[int, int, Instruction]]:
         """Yield the part, the number of the file and the row of all sound rows."""
@@ -105,8 +98,23 @@ class InstructionRequest:
         for part, paths in self.files.items():
             for path in paths:
                 for row in read_instructions(path, bad_rows):
-                    yield self.part_of(row, part), number, row
+                    yield part, number, row
                 number += 1
+
+    def divided(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the part [N] int8 and the key [N] uint64 of each row, equal texts together."""
+        files, keys = [], []
+        for part, _, row in self.rows(BadRows("collect")):
+            files.append(part)
+            keys.append(row.key)
+        hashes = keyed_hashes(keys, 0)
+        parts, whole = np.array(files, np.int8), np.ones(len(files), bool)
+        split = None if self.files.get(VALIDATION) else self.split
+        if split is not None and self.files.get(TEST):
+            split = replace(split, test_share=0.0)
+        ones = np.ones(len(files), np.int64)  # a sample is not cut: all of it, or nothing
+        cuts = cuts_of(Fragments(parts, ones, hashes, whole, whole), split)
+        return np.where(cuts[:, 0], TRAIN, np.where(cuts[:, 1], VALIDATION, TEST)), hashes
 
 
 class InstructionStore:
@@ -176,7 +184,8 @@ class _Writer:
     def __init__(self, request: InstructionRequest, folder: Path) -> None:
         self.request, self.folder = request, folder
         self.bad_rows = BadRows("reject")
-        self.tokenizer = make_tokenizer(request.tokenizer, self._training_texts())
+        self.parts, self.keys = request.divided()
+        self.tokenizer = request.given or make_tokenizer(request.tokenizer, self._training_texts())
         self.marker = Marker(self.tokenizer, request.train_on, request.separator)
         self.dtype = np.dtype(np.uint16 if self.tokenizer.vocab_size <= 2**16 else np.uint32)
         self.content = hashlib.sha256()
@@ -193,13 +202,14 @@ class _Writer:
                 ]
                 for name in PART_NAMES
             ]
-            for part, number, row, tokens in self._tokenised():
+            for index, number, row, tokens in self._tokenised():
+                part = int(self.parts[index])
                 tokens.ids.astype(self.dtype).tofile(files[part][0])
                 tokens.is_trained.tofile(files[part][1])
                 sample = columns[part]
                 sample["starts"].append(sum(sample["sizes"][-1:] + sample["starts"][-1:]))
                 sample["sizes"].append(len(tokens.ids))
-                sample["keys"].append(int(keyed_hashes([row.key], 0)[0]))
+                sample["keys"].append(int(self.keys[index]))
                 sample["files"].append(number)
                 sample["lines"].append(row.line)
                 for values in (tokens.ids, tokens.is_trained, np.array([part])):
@@ -231,16 +241,16 @@ class _Writer:
         marked = self._marked()
         while batch := list(islice(marked, ROWS_PER_BATCH)):
             tokens = self.marker.tokens([text for _, _, _, text in batch])
-            for (part, number, row, _), found in zip(batch, tokens, strict=True):
+            for (index, number, row, _), found in zip(batch, tokens, strict=True):
                 self.counts["begins_inside_token"] += found.begins_inside_token
                 self.counts["holds_special_token"] += self.marker.holds_special_token(row)
-                yield part, number, row, found
+                yield index, number, row, found
 
     def _marked(self) -> Iterator[tuple[int, int, Instruction, MarkedText]]:
-        for part, number, row in self.request.rows(self.bad_rows):
+        for index, (_, number, row) in enumerate(self.request.rows(self.bad_rows)):
             self.marker.check_template(row)
             try:
-                yield part, number, row, self.marker.marked(row)
+                yield index, number, row, self.marker.marked(row)
             except ValueError as error:
                 self.bad_rows.add(BadRow(row.file, row.line, "", str(error), "template"))
 
@@ -249,8 +259,8 @@ class _Writer:
         template = TokenizerOptions(chat_template=self.request.tokenizer.chat_template)
         renderer = make_tokenizer(template, iter(()))
         marker = Marker(renderer, "all", self.request.separator)
-        for part, _, row in self.request.rows(BadRows("collect")):
-            if part != TRAIN:
+        for index, (_, _, row) in enumerate(self.request.rows(BadRows("collect"))):
+            if self.parts[index] != TRAIN:
                 continue
             marker.check_template(row)
             try:

@@ -1,6 +1,7 @@
 """Prompts with answers, and chats, become planned batches of tokens for language models."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,17 +16,19 @@ from datamodules.instruction_store import (
     open_instruction_store,
 )
 from datamodules.json_rows import SUFFIXES
-from datamodules.planned import PlannedDataModule, PlannedDataset, Stage
+from datamodules.planned import PlannedDataset, Stage
+from datamodules.prompted import PromptedDataModule
 from datamodules.sources import expand_files
 from datamodules.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
-from datamodules.token_writer import TextSplit
+from datamodules.text_split import TextSplit
 from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions
+from datamodules.tokenizers.wanted import model_options, trained_tokenizer
 
 log = logging.getLogger(__name__)
 Files = str | list[str] | None
 
 
-class InstructionDataModule(PlannedDataModule):
+class InstructionDataModule(PromptedDataModule):
     """Tokenises instructions once and deals them; without any file, embedded demo data.
 
     Args:
@@ -33,7 +36,8 @@ class InstructionDataModule(PlannedDataModule):
             completion, or messages, each with role and content.
         validation_files: none divides the training files.
         test_files: as validation_files.
-        tokenizer: how text becomes tokens; chats need one with a chat template.
+        tokenizer: how text becomes tokens; none takes that of a pretrained model, else bytes. A
+            checkpoint's own wins in evaluation. Chats need one with a chat template.
         context_length: most positions of a row.
         layout: `packed` fills rows with whole samples that do not see each other, `documents`
             keeps samples apart and joins those of a micro-batch without padding.
@@ -43,7 +47,8 @@ class InstructionDataModule(PlannedDataModule):
         separator: stands between a prompt and its completion.
         split: how training files are divided, by a hash of the text.
         on_bad_rows: `error` names the first 20, `reject` writes all to rejected.csv.
-        planned: batch sizes, plan and loader, see `PlannedDataModule`.
+        planned: files of prediction, see `PromptedDataModule`; batch sizes, plan and loader, see
+            `PlannedDataModule`.
 
     After `setup`, `tokenizer` is what a model needs to know of the data.
 
@@ -56,7 +61,7 @@ class InstructionDataModule(PlannedDataModule):
         train_files: Files = None,
         validation_files: Files = None,
         test_files: Files = None,
-        tokenizer: TokenizerOptions = TokenizerOptions(),  # noqa: B008 - frozen
+        tokenizer: TokenizerOptions | None = None,
         context_length: int = 512,
         layout: Layout = "packed",
         train_on: TrainOn = "answers",
@@ -80,38 +85,30 @@ class InstructionDataModule(PlannedDataModule):
 
     def prepare_data(self) -> None:
         """Tokenise into the cache; say what does not fit, and copy rejected rows to the run."""
-        store = self._open()
+        if self.is_predicting:
+            return
+        store = self._open(self._trainer_stage())
         run_folder = self.trainer.default_root_dir if self.trainer is not None else "."
         hand_over_rejected(store.folder, Path(run_folder))
         for number, name in enumerate(PART_NAMES):
             found = fitted(store.part(number), self.context_length, self.too_long)
-            if found.num_too_long:
-                log.warning(
-                    "%d samples of the %s part are longer than context_length %d: %s",
-                    found.num_too_long,
-                    name,
-                    self.context_length,
-                    {"cut": "their beginnings are cut off", "leave_out": "they are left out"}.get(
-                        self.too_long, "an error"
-                    ),
-                )
-            if found.num_without_target:
-                log.warning(
-                    "%d samples of the %s part have no target and are left out",
-                    found.num_without_target,
-                    name,
-                )
+            for loss in found.losses(name, self.context_length, self.too_long):
+                log.warning(loss.sentence)
 
     def setup(self, stage: str) -> None:
         """Open the cache and build the datasets of the stage."""
-        if self.store is None:
-            self.store = self._open()
+        if stage != "predict":
+            store = self._open(stage)
+            if self.store is None or store.folder != self.store.folder:
+                self.store = store
+                self.datasets.clear()
         super().setup(stage)
 
     @property
     def tokenizer(self) -> TextTokenizer:
-        """The tokenizer of the data; there after `setup`."""
-        assert self.store is not None
+        """The tokenizer of the data, the model's in prediction; there after `setup`."""
+        if self.store is None:
+            return self.prompt_tokenizer()
         return self.store.tokenizer
 
     def build(self, stage: Stage) -> PlannedDataset:
@@ -120,6 +117,8 @@ class InstructionDataModule(PlannedDataModule):
         Raises:
             ValueError: no sample belongs to it, or one is too long and must not be.
         """
+        if stage == "predict":
+            return self.build_prompts(self.separator)
         assert self.store is not None
         part = PART_NAMES.index(stage)
         return InstructionDataset(self.store, part, self.context_length, self.layout, self.too_long)
@@ -141,12 +140,19 @@ class InstructionDataModule(PlannedDataModule):
             from datamodules import demo  # made only where it is asked for
 
             files[TRAIN] = [demo.demo_instructions(cache_root())]
-        return InstructionRequest(
-            files, self.tokenizer_options, self.split, self.train_on, self.separator
-        )
+        options = model_options(self.trainer, self.tokenizer_options)
+        return InstructionRequest(files, options, self.split, self.train_on, self.separator)
 
-    def _open(self) -> InstructionStore:
-        store = open_instruction_store(self.request_instructions())
+    def _open(self, stage: str) -> InstructionStore:
+        given = None if stage == "fit" else trained_tokenizer(self.trainer)
+        if given is None and stage != "fit" and self.store is not None:
+            return self.store
+        request = self.request_instructions()
+        if given is not None:
+            made = request.folder()  # by training on the same files, most likely
+            if not made.exists() or InstructionStore(made).tokenizer.digest != given.digest:
+                request = replace(request, given=given)
+        store = open_instruction_store(request)
         if store.bad_rows and self.on_bad_rows == "error":
             found = BadRows("error")
             for row in store.bad_rows:
@@ -176,3 +182,8 @@ class InstructionDataModule(PlannedDataModule):
 
     def _paths(self, part: int) -> list[Path]:
         return expand_files(self.files[part], f"data.{PART_NAMES[part]}_files", SUFFIXES)
+
+    def _trainer_stage(self) -> str:
+        if self.trainer is None or self.trainer.state.fn is None:
+            return "fit"
+        return self.trainer.state.fn.value

@@ -27,6 +27,7 @@ class PromptRequest:
         files: jsonl or parquet.
         tokenizer: of the model.
         column: of the prompt, a text or messages; none takes `prompt` or `messages`.
+        separator: stands behind a prompt that is a text.
         mode: `generate`, or `score` for rows with choices or a continuation.
         max_positions: most positions of the network; none for no limit.
         max_new_tokens: that will be generated.
@@ -36,6 +37,7 @@ class PromptRequest:
     files: Sequence[Path]
     tokenizer: TextTokenizer
     column: str | None = None
+    separator: str = ""
     mode: str = "generate"
     max_positions: int | None = None
     max_new_tokens: int = 1
@@ -167,7 +169,7 @@ def _text(row: JsonRow, request: PromptRequest) -> _Text:
     value = row.values[column]
     choices = _choices(row) if request.mode == "score" else []
     if isinstance(value, str):
-        return _Text(row, value, False, choices)
+        return _Text(row, value + request.separator, False, choices)
     return _Text(row, _rendered(row, column, value, request.tokenizer), True, choices)
 
 
@@ -194,7 +196,7 @@ def _rendered(row: JsonRow, column: str, value: Any, tokenizer: TextTokenizer) -
             f'{row.place}: "{column}" holds messages, but the tokenizer has no chat template; '
             "write the prompt as a text, or use a model that was trained on chats."
         )
-    return tokenizer.render(value, add_generation_prompt=True)  # type: ignore[attr-defined]
+    return tokenizer.render(value, add_generation_prompt=True)
 
 
 def _is_message(value: Any) -> bool:

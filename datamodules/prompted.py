@@ -14,9 +14,9 @@ from datamodules.prompt_rows import PromptRequest, read_rows
 from datamodules.prompts import ChoiceDataset, PromptDataset
 from datamodules.sources import expand_files
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
+from datamodules.tokenizers.wanted import TEXT_RECIPE_KEY
 
 log = logging.getLogger(__name__)
-RECIPE_KEY = "text_recipe"
 Files = str | list[str] | None
 
 
@@ -69,7 +69,7 @@ class PromptedDataModule(PlannedDataModule):
         """
         path = getattr(self.trainer, "ckpt_path", None)
         if path:
-            return read_recipe(Path(path), RECIPE_KEY, "text", "LitCausalLM")
+            return read_recipe(Path(path), TEXT_RECIPE_KEY, "text", "LitCausalLM")
         return getattr(getattr(self.trainer, "lightning_module", None), "recipe", None)
 
     def prompt_tokenizer(self) -> TextTokenizer:
@@ -80,19 +80,24 @@ class PromptedDataModule(PlannedDataModule):
         """
         return TextTokenizer.from_dict(self._trained_recipe()["tokenizer"])
 
-    def build_prompts(self) -> PromptDataset:
+    def build_prompts(self, separator: str = "") -> PromptDataset:
         """Return the dataset of prediction.
+
+        Args:
+            separator: that training put between a prompt and its completion.
 
         Raises:
             ValueError: there is no trained model, no file, or a row breaks a rule.
         """
-        options = self.trainer.lightning_module.generation
+        model, recipe = self.trainer.lightning_module, self._trained_recipe()
+        options = model.generation
         request = PromptRequest(
             self._predict_paths(),
-            self.prompt_tokenizer(),
+            TextTokenizer.from_dict(recipe["tokenizer"]),
             self.prompt_column,
+            separator,
             options.mode,
-            self._trained_recipe()["network"].get("max_positions"),
+            model.max_positions(recipe),
             options.max_new_tokens,
             cuts=options.context == "recent",
         )

@@ -38,7 +38,7 @@ class TextDataModule(PromptedDataModule):
         text_column: of jsonl and parquet files, whose rows are documents.
         documents_by: a txt file is one document (`file`), or holds several, between blank lines
             (`blank_line`) or one in each line (`line`).
-        planned: prompts of prediction, see `PromptedDataModule`; batch sizes, plan and loader, see
+        planned: files of prediction, see `PromptedDataModule`; batch sizes, plan and loader, see
             `PlannedDataModule`.
 
     After `setup`, `tokenizer` is what a model needs to know of the data, and `store` what it holds.
@@ -88,7 +88,7 @@ class TextDataModule(PromptedDataModule):
 
     @property
     def tokenizer(self) -> TextTokenizer:
-        """The tokenizer of the data, for prediction the model's; there after `setup`."""
+        """The tokenizer of the data, the model's in prediction; there after `setup`."""
         if self.store is None:
             return self.prompt_tokenizer()
         return self.store.tokenizer
@@ -118,8 +118,7 @@ class TextDataModule(PromptedDataModule):
         """Return what is in the files."""
         from datamodules.text_audit import audit_text
 
-        if self.store is None:
-            self.store = self._open_store("fit")
+        self.store = self._open_store("fit")
         return audit_text(self)
 
     def request_tokens(self, is_trained: bool = False) -> TokenRequest:

@@ -1,6 +1,5 @@
 """What is in the tokens of a language model's data: lengths, repetition, packing, targets."""
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -10,6 +9,7 @@ import numpy as np
 from datamodules.instruction_batches import (
     LONG_WAY_OUT,
     InstructionDataset,
+    Loss,
     TooLong,
     fitted,
 )
@@ -18,7 +18,6 @@ from datamodules.planned import PlannedDataset
 from datamodules.sources import BadRow
 from datamodules.splitting import PART_NAMES, TRAIN
 from datamodules.text_batches import IGNORED, TERM, Piece
-from datamodules.token_store import TokenStream
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
@@ -39,9 +38,7 @@ class PartAudit:
         lengths: [N] tokens of each document or sample, special ones included.
         keys: [N] uint64, equal for equal ones.
         num_bytes: of UTF-8 that the tokens spell; none where they do not spell the text.
-        num_without_target: documents or samples from which nothing is learnt.
-        num_too_long: those longer than the context.
-        num_answers_cut: samples that lose targets because they are cut.
+        losses: what is cut or teaches nothing.
         num_targets: tokens that are predicted, after cutting.
         num_rows: rows of a batch that they fill.
         used_share: of the positions of these rows, 0 to 1; none where rows have no fixed length.
@@ -51,9 +48,7 @@ class PartAudit:
     lengths: np.ndarray
     keys: np.ndarray
     num_bytes: int | None
-    num_without_target: int
-    num_too_long: int
-    num_answers_cut: int = 0
+    losses: list[Loss]
     num_targets: int = 0
     num_rows: int = 0
     used_share: float | None = None
@@ -86,10 +81,9 @@ class TextAudit:
         vocab_size: of the tokenizer.
         context_length: most positions of a row.
         layout: of the rows.
-        too_long: what happens to longer samples; none where documents are cut into pieces.
         warnings: one line each.
         bad_rows: rows that break a rule.
-        excerpt: the first row of training.
+        excerpt: a row of training.
     """
 
     noun: str
@@ -97,7 +91,6 @@ class TextAudit:
     vocab_size: int
     context_length: int
     layout: str
-    too_long: TooLong | None = None
     warnings: list[str] = field(default_factory=list)
     bad_rows: list[BadRow] = field(default_factory=list)
     excerpt: list[Run] = field(default_factory=list)
@@ -122,19 +115,18 @@ def audit_text(data: "TextDataModule") -> TextAudit:
     """
     store, tokenizer = data.store, data.tokenizer
     assert store is not None
-    bytes_of = tokenizer.byte_lengths()
     audit = TextAudit("documents", [], tokenizer.vocab_size, data.context_length, data.layout)
     for number, name in enumerate(PART_NAMES):
         stream = store.stream(number)
         if not stream.num_positions.sum():
             continue
+        num_long = int((stream.num_positions > data.context_length).sum())
         part = PartAudit(
             name,
             stream.num_positions + 1,
-            _document_keys(stream),
-            _spelled_bytes(stream.tokens, bytes_of),
-            int((stream.num_positions < 1).sum()),
-            int((stream.num_positions > data.context_length).sum()),
+            store.hashes(number),
+            store.part_facts(number).num_bytes,
+            _losses_of_text(name, num_long, int((stream.num_positions < 1).sum()), data.layout),
         )
         _add(audit, part, data.build(name), tokenizer)  # type: ignore[arg-type]
     return audit
@@ -144,9 +136,7 @@ def audit_instructions(data: "InstructionDataModule", store: InstructionStore) -
     """Return what is in the store of an `InstructionDataModule`, bad rows included."""
     tokenizer = store.tokenizer
     bytes_of = tokenizer.byte_lengths()
-    audit = TextAudit(
-        "samples", [], tokenizer.vocab_size, data.context_length, data.layout, data.too_long
-    )
+    audit = TextAudit("samples", [], tokenizer.vocab_size, data.context_length, data.layout)
     audit.bad_rows = list(store.bad_rows)
     for number, name in enumerate(PART_NAMES):
         samples = store.part(number)
@@ -158,9 +148,7 @@ def audit_instructions(data: "InstructionDataModule", store: InstructionStore) -
             samples.sizes,
             samples.keys,
             _spelled_bytes(samples.tokens, bytes_of),
-            found.num_without_target,
-            found.num_too_long,
-            found.num_answers_cut,
+            found.losses(name, data.context_length, data.too_long),
         )
         if data.too_long == "error":
             audit.bad_rows += _long_rows(store, samples, data.context_length)
@@ -200,8 +188,18 @@ def _add(
     if audit.layout != "documents":
         part.used_share = float(dataset.lengths.sum() / (part.num_rows * audit.context_length))
     if part.name == PART_NAMES[TRAIN]:
-        audit.excerpt = runs_of(dataset.example(0, 0), tokenizer)
+        audit.excerpt = runs_of(dataset.example(part.num_rows // 2, 0), tokenizer)
     audit.parts.append(part)
+
+
+def _losses_of_text(name: str, num_long: int, num_empty: int, layout: str) -> list[Loss]:
+    losses = []
+    if num_long and layout != "blocks":
+        found = f"{num_long:,} {name} documents exceed the context; they are cut into pieces"
+        losses.append(Loss("too long", found))
+    if num_empty:
+        losses.append(Loss("no target", f"{num_empty:,} {name} documents teach nothing"))
+    return losses
 
 
 def _long_rows(
@@ -229,15 +227,6 @@ def _instruction_warnings(store: InstructionStore) -> list[str]:
             f"{special:,} samples have a special token written in their text; it counts as one."
         )
     return warnings
-
-
-def _document_keys(stream: TokenStream) -> np.ndarray:
-    documents = zip(stream.starts.tolist(), stream.num_positions.tolist(), strict=True)
-    digests = b"".join(
-        hashlib.blake2b(stream.tokens[start : start + n + 1].tobytes(), digest_size=8).digest()
-        for start, n in documents
-    )
-    return np.frombuffer(digests, np.uint64)
 
 
 def _spelled_bytes(tokens: np.ndarray, bytes_of: np.ndarray | None) -> int | None:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from datamodules.text_audit import PartAudit, Run, TextAudit
+    from datamodules.text_audit import Run, TextAudit
 
 BAR = 40  # columns of the longest bar
 NUM_CHARACTERS = 1200  # of the excerpt
@@ -22,8 +22,8 @@ def show_audit(console: "Console", audit: "TextAudit") -> None:
     """Print counts, lengths, what is lost, repetition, packing and an excerpt."""
     _show_parts(console, audit)
     _show_lengths(console, audit)
-    for part in audit.parts:
-        _show_losses(console, audit, part)
+    for loss in (loss for part in audit.parts for loss in part.losses):
+        say(console, loss.label, loss.sentence, "yellow")
     _show_repetition(console, audit)
     for warning in audit.warnings:
         say(console, "warning", warning, "yellow")
@@ -81,27 +81,6 @@ def _bar(share: float) -> str:
     return "█" * (eighths // 8) + rest
 
 
-def _show_losses(console: "Console", audit: "TextAudit", part: "PartAudit") -> None:
-    if part.num_too_long:
-        fate = {
-            "cut": "they lose their beginning",
-            "leave_out": "they are left out",
-            "error": "a run stops at them",
-            None: "they are cut into pieces, and nothing is lost"
-            if audit.layout != "blocks"
-            else "blocks cut them anywhere, and nothing is lost",
-        }[audit.too_long]
-        lost = f"; {part.num_answers_cut:,} lose a part of an answer" * bool(part.num_answers_cut)
-        style = "yellow" if audit.too_long else ""
-        found = f"{part.num_too_long:,} {part.name} {audit.noun} exceed the context: {fate}{lost}"
-        say(console, "too long", found, style)
-    if part.num_without_target:
-        found = (
-            f"{part.num_without_target:,} {part.name} {audit.noun} have no target and are left out"
-        )
-        say(console, "no target", found, "yellow")
-
-
 def _show_repetition(console: "Console", audit: "TextAudit") -> None:
     counts = ", ".join(f"{part.name} {part.num_duplicates:,}" for part in audit.parts)
     say(console, "duplicates", f"{counts} ({audit.noun} that repeat an earlier one exactly)")
@@ -116,7 +95,7 @@ def _show_excerpt(console: "Console", audit: "TextAudit") -> None:
 
     if not audit.excerpt:
         return
-    title = f"the first row of training: {OPENS}trained on{CLOSES}, not trained on"
+    title = f"a row of training: {OPENS}trained on{CLOSES}, not trained on"
     console.print(Panel(_marked(audit.excerpt), title=title, title_align="left", width=WIDTH))
 
 

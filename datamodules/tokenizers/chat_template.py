@@ -61,7 +61,7 @@ class Renderer:
         from jinja2 import TemplateError
 
         try:
-            return self._tokenizer.apply_chat_template(
+            text = self._tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
@@ -71,3 +71,5 @@ class Renderer:
                 f"the chat template refuses these messages ({error}); correct them, or name "
                 "another template with data.tokenizer.chat_template."
             ) from error
+        assert isinstance(text, str)
+        return text

@@ -76,6 +76,7 @@ def bpe_tokenizer(
 def _with_end(backend: Tokenizer, chat_template: str | None) -> TextTokenizer:
     backend.add_special_tokens([END_OF_TEXT])
     end_id = backend.token_to_id(END_OF_TEXT)
+    assert end_id is not None
     special = (("bos_token", END_OF_TEXT), ("eos_token", END_OF_TEXT), ("pad_token", END_OF_TEXT))
     return TextTokenizer(backend, end_id, end_id, chat_template, special)
 

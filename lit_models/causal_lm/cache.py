@@ -117,7 +117,7 @@ class DecoderReader:
         self.lengths, self.longest, self.room = lengths, input_ids.shape[1], room
         self.cache = KeyValueCache(len(self.network.layers), room)
         positions = torch.arange(self.longest, device=input_ids.device).expand_as(input_ids)
-        hidden = self.network(input_ids, positions, positions, self.cache)  # [R, S, D]
+        hidden = self._read(input_ids, positions)  # [R, S, D]
         rows = torch.arange(len(hidden), device=hidden.device)
         return self.network.head(hidden[rows, lengths - 1])
 
@@ -128,14 +128,16 @@ class DecoderReader:
         self.longest = min(self.longest + 1, self.room)
         self.lengths = self.lengths + 1
         self.cache.places.advance(places, self.longest)
-        column = places[:, None]
-        hidden = self.network(tokens[:, None], column, torch.zeros_like(column), self.cache)
-        return self.network.head(hidden[:, 0])
+        return self.network.head(self._read(tokens[:, None], places[:, None])[:, 0])
 
     def keep(self, rows: Tensor) -> None:
         """See `Reader`."""
         self.lengths = self.lengths[rows]
         self.cache.keep(rows)
+
+    def _read(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+        documents = torch.zeros_like(input_ids)
+        return self.network(input_ids, position_ids, documents, True, self.cache)
 
 
 class PretrainedReader:

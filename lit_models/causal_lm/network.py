@@ -152,8 +152,7 @@ class Decoder(nn.Module):
             has_single_documents: no row holds two documents, see `documents_of`.
             cache: of generation, where every row is one document; `position_ids` go on from it.
         """
-        is_alone = has_single_documents or cache is not None
-        documents = documents_of(document_ids, is_alone, self._is_compiled)
+        documents = documents_of(document_ids, has_single_documents, self._is_compiled)
         hidden = self.embedding(input_ids)  # [R, T, D]
         rotation = None
         if self.positions is None:
@@ -171,9 +170,13 @@ class Decoder(nn.Module):
         config = self.config
         return frequencies(config.head_size, config.rope_theta, config.rope_scaling, device)
 
-    def _initialise(self) -> None:
+    def tie_head(self) -> None:
+        """Make the head share the embedding's weights where the config says so."""
         if self.config.tied:
             self.head.weight = self.embedding.weight
+
+    def _initialise(self) -> None:
+        self.tie_head()
         for name, parameter in self.named_parameters():
             if name.endswith(".bias"):
                 nn.init.zeros_(parameter)
