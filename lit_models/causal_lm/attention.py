@@ -31,7 +31,20 @@ class Documents(NamedTuple):
     mask: Tensor | None = None
 
 
-def documents_of(document_ids: Tensor) -> Documents:
+def has_single_documents(document_ids: Tensor) -> bool:
+    """Return whether each row holds one document and at most padding after it.
+
+    It reads the values: ask before a batch goes to a GPU, which would have to be waited for.
+
+    Args:
+        document_ids: [R, T] int64, ascending in a row; -1 = padding, at its end.
+    """
+    return bool(((document_ids == document_ids[:, :1]) | (document_ids < 0)).all())
+
+
+def documents_of(
+    document_ids: Tensor, are_single: bool = False, as_mask: bool = False
+) -> Documents:
     """Return which positions see each other.
 
     On a CPU documents are computed one by one, which costs no more than their own positions; on a
@@ -39,8 +52,13 @@ def documents_of(document_ids: Tensor) -> Documents:
 
     Args:
         document_ids: [R, T] int64, ascending in a row; -1 = padding, at its end.
+        are_single: `has_single_documents` of them. A document does not see what comes after it, so
+            that causal attention over the row is enough: the fastest kernels take no mask.
+        as_mask: a mask on a CPU too.
     """
-    if document_ids.device.type != "cpu":
+    if are_single:
+        return Documents()
+    if as_mask or document_ids.device.type != "cpu":
         length = document_ids.shape[1]
         causal = torch.ones(length, length, dtype=torch.bool, device=document_ids.device).tril()
         same = document_ids[:, None, :, None] == document_ids[:, None, None, :]
