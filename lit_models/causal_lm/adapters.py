@@ -17,9 +17,10 @@ from lit_models.causal_lm.adapter_names import (
     LayerAdapter,
     hugging_face_layers,
     network_layers,
-    own_layout,
 )
+from lit_models.causal_lm.layout_configs import layout_of
 from lit_models.causal_lm.lora import A, B, is_conv1d, layer_size, linear_layers
+from lit_models.causal_lm.network import Decoder
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -127,7 +128,7 @@ def adapter_files(network: nn.Module, adapter: Adapter) -> tuple[dict[str, Any],
             ranks[name] = len(a)
         if alpha != adapter.alpha:
             alphas[name] = alpha
-    is_own_gpt2 = own_layout(network) == "gpt2"
+    is_own_gpt2 = isinstance(network, Decoder) and layout_of(network.config) == "gpt2"
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
