@@ -85,25 +85,35 @@ def attend(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
         v: as k.
         documents: of the batch.
     """
-    grouped = k.shape[1] != q.shape[1]
     if documents.mask is not None:
-        return F.scaled_dot_product_attention(q, k, v, documents.mask, enable_gqa=grouped)
+        return F.scaled_dot_product_attention(q, *_one_each(q, k, v), documents.mask)
     if documents.spans is None:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+        return _causal(q, k, v)
     if all(len(span.rows) == len(q) for span in documents.spans):  # one row, or all cut alike
-        parts = [
-            F.scaled_dot_product_attention(
-                *(x[:, :, span.start : span.end] for x in (q, k, v)),
-                is_causal=True,
-                enable_gqa=grouped,
-            )
-            for span in documents.spans
-        ]
-        return torch.cat(parts, dim=2)
+        places = [slice(span.start, span.end) for span in documents.spans]
+        return torch.cat([_causal(q[:, :, at], k[:, :, at], v[:, :, at]) for at in places], dim=2)
     out = torch.empty_like(q)
     for start, end, rows in documents.spans:
-        parts_of = (x[rows, :, start:end] for x in (q, k, v))
-        out[rows, :, start:end] = F.scaled_dot_product_attention(
-            *parts_of, is_causal=True, enable_gqa=grouped
-        )
+        at = slice(start, end)
+        out[rows, :, at] = _causal(q[rows, :, at], k[rows, :, at], v[rows, :, at])
     return out
+
+
+def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    is_half = v.dtype in (torch.bfloat16, torch.float16)
+    if q.device.type != "cpu" and not is_half:
+        k, v = _one_each(q, k, v)
+    grouped = k.shape[1] != q.shape[1]
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+
+
+def _one_each(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Return k and v with a head for each of q.
+
+    On a GPU only the flash kernel, which takes half precision and no mask, shares heads; in its
+    place comes one that keeps all scores [R, H, T, T].
+    """
+    share = q.shape[1] // k.shape[1]
+    if share == 1:
+        return k, v
+    return k.repeat_interleave(share, dim=1), v.repeat_interleave(share, dim=1)

@@ -108,7 +108,7 @@ def read_hugging_face(
     for name in shapes:
         weight = _taken(stored, _place(model_type, name))
         if not name.endswith(KEY_BIAS):
-            weights[name] = weight.to(dtype or weight.dtype)
+            weights[name] = weight.to(dtype or weight.dtype, copy=True)  # off the file
         elif model_type == "llama" and weight.any():  # with rotary positions they matter
             raise ValueError(
                 f"{folder} has key biases, which the own decoder has not; read it with backend: "

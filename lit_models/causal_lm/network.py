@@ -165,9 +165,13 @@ class Decoder(nn.Module):
         config = self.config
         return frequencies(config.head_size, config.rope_theta, config.rope_scaling, device)
 
-    def _initialise(self) -> None:
+    def tie_head(self) -> None:
+        """Make the head share the embedding's weights where the config says so."""
         if self.config.tied:
             self.head.weight = self.embedding.weight
+
+    def _initialise(self) -> None:
+        self.tie_head()
         for name, parameter in self.named_parameters():
             if name.endswith(".bias"):
                 nn.init.zeros_(parameter)

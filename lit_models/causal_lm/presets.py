@@ -2,11 +2,16 @@
 
 from lit_models.causal_lm.decoder_config import DecoderConfig
 
-_GPT2 = {"norm": "layer", "positions": "learned", "activation": "gelu", "bias": True}
-
 PRESETS = {
     "gpt2-124m": DecoderConfig(
-        vocab_size=50_257, hidden_size=768, num_layers=12, num_heads=12, **_GPT2
+        vocab_size=50_257,
+        hidden_size=768,
+        num_layers=12,
+        num_heads=12,
+        norm="layer",
+        positions="learned",
+        activation="gelu",
+        bias=True,
     ),
     "llama-tiny": DecoderConfig(hidden_size=64, num_layers=2, num_heads=4, num_kv_heads=2),
     "shakespeare-cpu": DecoderConfig(max_positions=64, hidden_size=128, num_layers=4, num_heads=4),

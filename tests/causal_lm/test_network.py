@@ -159,7 +159,7 @@ def test_recomputed_blocks_draw_the_same_keyed_dropout():
 @pytest.mark.parametrize("recomputes", [False, True])
 def test_compiled_in_place_names_and_results_stay(recomputes):
     plain, compiled = made(SMALL), made(SMALL)
-    compiled.compile_blocks(backend="aot_eager")
+    compiled.compile_blocks(backend="eager")
     if recomputes:
         compiled.recompute_blocks()
     for batch in (packed([[3, 5], [8]]), packed([[9], [4, 3]])):
