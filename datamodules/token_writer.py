@@ -14,8 +14,7 @@ from datamodules.token_store import TokenStore
 from datamodules.tokenizers.text_tokenizer import (
     TextTokenizer,
     TokenizerOptions,
-    byte_tokenizer,
-    character_tokenizer,
+    make_tokenizer,
 )
 
 STORE_VERSION = 1
@@ -64,7 +63,7 @@ class TokenRequest:
                 PART_NAMES[part]: [[str(p), file_digest(p, root)] for p in paths]
                 for part, paths in self.files.items()
             },
-            "tokenizer": self.given.digest if self.given else asdict(self.tokenizer),
+            "tokenizer": self.given.digest if self.given else self.tokenizer.facts(),
             "split": asdict(self.split),
         }
         return root / "tokens" / digest_of(facts)
@@ -89,7 +88,9 @@ def _write(request: TokenRequest, folder: Path) -> None:
                 texts[TRAIN].append((text[:kept], True, kept == len(text)))
                 texts[VALIDATION].append((text[kept:middle], False, middle == len(text)))
                 texts[TEST].append((text[middle:], False, True))
-    tokenizer = request.given or _made(request, [t for t, _, _ in texts[TRAIN]])
+    tokenizer = request.given or make_tokenizer(
+        request.tokenizer, (text for text, _, _ in texts[TRAIN])
+    )
     content = hashlib.sha256()
     for part, name in enumerate(PART_NAMES):
         tokens, starts, sizes = [], [], []
@@ -113,9 +114,3 @@ def _write(request: TokenRequest, folder: Path) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer.to_dict()), "utf-8")
     facts = {"fingerprint": content.hexdigest()[:32]}
     (folder / "facts.json").write_text(json.dumps(facts), "utf-8")
-
-
-def _made(request: TokenRequest, texts: list[str]) -> TextTokenizer:
-    if request.tokenizer.kind == "characters":
-        return character_tokenizer(texts)
-    return byte_tokenizer()

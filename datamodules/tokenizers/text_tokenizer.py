@@ -1,22 +1,28 @@
 """Text to tokens and back: one class around a `tokenizers` pipeline, whichever way it was made."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Encoding, Tokenizer
 
-from datamodules.cache import digest_of
+from datamodules.cache import cache_root, digest_of, file_digest
+from datamodules.tokenizers.chat_template import Message, Renderer, named_template
+from datamodules.tokenizers.hugging_face import files_of
+from datamodules.tokenizers.spelling import byte_lengths, closed_alphabet
 
-END_OF_TEXT = "<|endoftext|>"
+DEFAULT_VOCAB_SIZE = 8000
+SMALLEST_VOCAB_SIZE = 257
 
 
 @dataclass(frozen=True, eq=False)
 class TextTokenizer:
     """A tokenizer with the special tokens that language models need.
+
+    A special token that stands in a text counts as that token.
 
     Args:
         backend: the pipeline; it adds no special token of its own.
@@ -37,18 +43,70 @@ class TextTokenizer:
         """Number of token ids, special ones included."""
         return max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
 
+    @cached_property
+    def special_ids(self) -> np.ndarray:
+        """Ids of the special tokens, ascending int64; a text is decoded without them."""
+        added = self.backend.get_added_tokens_decoder().items()
+        return np.array(sorted(i for i, token in added if token.special), np.int64)
+
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the token ids of each text, [n] int64, without special tokens."""
+        """Return the token ids of each text, [n] int64, without special tokens around it.
+
+        Raises:
+            ValueError: a text holds a character that the vocabulary cannot spell.
+        """
+        self._check_alphabet(texts)
         encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, np.int64) for encoding in encodings]
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the token ids of one text, [n] int64, without special tokens."""
+        """Return the token ids of one text, [n] int64, as `encode_batch`."""
         return self.encode_batch([text])[0]
+
+    def encode_with_offsets(self, texts: Sequence[str]) -> list[Encoding]:
+        """Return `ids` of each text and `offsets`, the characters from which each token comes."""
+        self._check_alphabet(texts)
+        return self.backend.encode_batch(list(texts), add_special_tokens=False)
 
     def decode(self, ids: Sequence[int] | np.ndarray, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids."""
         return self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
+
+    def render(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
+        """Return the text of a chat, special tokens included.
+
+        Args:
+            messages: each with a role and its content.
+            add_generation_prompt: end where the assistant's answer begins.
+
+        Raises:
+            ValueError: there is no chat template, or it refuses these messages.
+        """
+        if self._renderer is None:
+            raise ValueError(
+                "the tokenizer has no chat template, which turns messages into text; name one "
+                "with data.tokenizer.chat_template: a Jinja file, or plain."
+            )
+        return self._renderer(messages, add_generation_prompt)
+
+    def byte_lengths(self) -> np.ndarray | None:
+        """Return how many UTF-8 bytes each token spells, [V] int64; special tokens spell none.
+
+        Over the tokens of a text they add up to the bytes of the text as the tokenizer normalises
+        it, with the space that some put before its first word. None where tokens do not spell the
+        text, such as pieces that hold no spaces.
+        """
+        return byte_lengths(self.backend)
+
+    def hugging_face_files(self) -> dict[str, str]:
+        """Return file name -> content of a folder that transformers' AutoTokenizer reads."""
+        return files_of(self.backend, dict(self.special_tokens), self.chat_template)
+
+    def save(self, folder: Path) -> None:
+        """Write the files of `hugging_face_files`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in self.hugging_face_files().items():
+            (folder / name).write_text(content, "utf-8")
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values from which `from_dict` makes the same tokenizer."""
@@ -76,6 +134,35 @@ class TextTokenizer:
         """Hex digest of all that decides the tokens of a text."""
         return digest_of(self.to_dict())
 
+    @cached_property
+    def _renderer(self) -> Renderer | None:
+        if self.chat_template is None:
+            return None
+        return Renderer(self.chat_template, dict(self.special_tokens))
+
+    @cached_property
+    def _alphabet(self) -> frozenset[str] | None:
+        return closed_alphabet(self.backend)
+
+    def _check_alphabet(self, texts: Sequence[str]) -> None:
+        """The pipeline drops a character that it does not know, without a word."""
+        if self._alphabet is None:
+            return
+        for text in texts:
+            if self._alphabet.issuperset(text):
+                continue
+            for token in self.backend.get_added_tokens_decoder().values():
+                text = text.replace(token.content, "")
+            for position, character in enumerate(text):
+                if character not in self._alphabet:
+                    near = text[max(0, position - 15) : position + 15]
+                    raise ValueError(
+                        f'the tokenizer does not know the character "{character}" '
+                        f"(U+{ord(character):04X}) in {near!r}: no training text has it; add a "
+                        "text with it, or use data.tokenizer.kind bytes or bpe, which spell "
+                        "every character."
+                    )
+
 
 @dataclass(frozen=True)
 class TokenizerOptions:
@@ -84,40 +171,83 @@ class TokenizerOptions:
     Args:
         kind: `characters` of the training text, `bytes`, byte pairs trained on the training text
             (`bpe`), or that of a Hugging Face folder (`folder`).
-        vocab_size: of `bpe`, end-of-text included.
+        vocab_size: of `bpe`, end-of-text included, at least 257; a short text gives fewer. None
+            is 8000.
         path: of `folder`.
+        chat_template: a Jinja file that turns messages into text, or the built-in `plain`; none
+            keeps that of the folder.
     """
 
-    kind: str = "bytes"
-    vocab_size: int = 8000
+    kind: Literal["characters", "bytes", "bpe", "folder"] = "bytes"
+    vocab_size: int | None = None
     path: str | None = None
+    chat_template: str | None = None
 
     def __post_init__(self) -> None:
         kinds = ("characters", "bytes", "bpe", "folder")
         if self.kind not in kinds:
-            raise ValueError(f'tokenizer.kind must be one of {", ".join(kinds)}, got "{self.kind}".')
+            raise ValueError(
+                f'tokenizer.kind must be one of {", ".join(kinds)}, got "{self.kind}".'
+            )
+        if self.vocab_size is not None and self.kind != "bpe":
+            raise ValueError(
+                f"tokenizer.vocab_size {self.vocab_size} has no effect on tokenizer.kind "
+                f"{self.kind}, whose vocabulary is what it is; leave it out, or choose bpe."
+            )
+        if self.vocab_size is not None and self.vocab_size < SMALLEST_VOCAB_SIZE:
+            raise ValueError(
+                f"tokenizer.vocab_size must be at least {SMALLEST_VOCAB_SIZE} (256 bytes and "
+                f"end-of-text), got {self.vocab_size}; raise it, or choose tokenizer.kind bytes."
+            )
+        if self.path is not None and self.kind != "folder":
+            raise ValueError(
+                f'tokenizer.path "{self.path}" has no effect on tokenizer.kind {self.kind}; leave '
+                "it out, or choose folder."
+            )
+        if self.path is None and self.kind == "folder":
+            raise ValueError(
+                "tokenizer.kind folder needs tokenizer.path, a folder with a tokenizer.json."
+            )
+
+    def facts(self) -> dict[str, Any]:
+        """Return plain values on which the tokenizer depends, besides the texts.
+
+        Raises:
+            FileNotFoundError: the folder or the template does not exist.
+        """
+        facts = asdict(self)
+        if self.kind == "bpe":
+            facts["vocab_size"] = self.vocab_size or DEFAULT_VOCAB_SIZE
+        if self.path is not None:
+            from datamodules.tokenizers.pretrained import tokenizer_files
+
+            root = cache_root()
+            facts["path"] = [[f.name, file_digest(f, root)] for f in tokenizer_files(self.path)]
+        if self.chat_template is not None:
+            facts["chat_template"] = named_template(self.chat_template)
+        return facts
 
 
-def byte_tokenizer() -> TextTokenizer:
-    """Return the tokenizer whose tokens are the 256 bytes of UTF-8, and end-of-text."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE({symbol: i for i, symbol in enumerate(alphabet)}, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    return _with_end(backend)
+def make_tokenizer(options: TokenizerOptions, texts: Iterator[str]) -> TextTokenizer:
+    """Return the tokenizer that the options describe.
 
+    Args:
+        options: which one.
+        texts: of training; read where the vocabulary comes from them (characters, bpe).
 
-def character_tokenizer(texts: Sequence[str]) -> TextTokenizer:
-    """Return the tokenizer whose tokens are the characters of these texts, and end-of-text."""
-    alphabet = sorted(set().union(*map(set, texts)))
-    vocabulary = {symbol: i for i, symbol in enumerate(alphabet)}
-    backend = Tokenizer(models.BPE(vocabulary, []))
-    backend.decoder = decoders.Fuse()
-    return _with_end(backend)
+    Raises:
+        FileNotFoundError: the folder or the template does not exist.
+        ValueError: there is no text to take the vocabulary from, or the folder is incomplete.
+    """
+    template = None if options.chat_template is None else named_template(options.chat_template)
+    if options.path is not None:
+        from datamodules.tokenizers.pretrained import folder_tokenizer  # it needs this class
 
+        return folder_tokenizer(Path(options.path).expanduser(), template)
+    from datamodules.tokenizers import trained
 
-def _with_end(backend: Tokenizer) -> TextTokenizer:
-    backend.add_special_tokens([END_OF_TEXT])
-    end_id = backend.token_to_id(END_OF_TEXT)
-    special = (("bos_token", END_OF_TEXT), ("eos_token", END_OF_TEXT), ("pad_token", END_OF_TEXT))
-    return TextTokenizer(backend, end_id, end_id, None, special)
+    if options.kind == "characters":
+        return trained.character_tokenizer(texts, template)
+    if options.kind == "bpe":
+        return trained.bpe_tokenizer(texts, options.vocab_size or DEFAULT_VOCAB_SIZE, template)
+    return trained.byte_tokenizer(template)

@@ -1,0 +1,76 @@
+"""What the tokens of a `tokenizers` pipeline spell: bytes of each, and characters without a token.
+
+A pipeline is read as the JSON that its tokenizer.json holds.
+"""
+
+import json
+import re
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer, pre_tokenizers
+
+SPACE_MARK = "▁"  # of SentencePiece
+BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+
+
+def byte_lengths(backend: Tokenizer) -> np.ndarray | None:
+    """Return the UTF-8 bytes of each token, see `TextTokenizer.byte_lengths`."""
+    measure = _measure(json.loads(backend.to_str()))
+    if measure is None:
+        return None
+    vocabulary = backend.get_vocab(with_added_tokens=True)
+    lengths = np.zeros(max(vocabulary.values()) + 1, np.int64)
+    for token, i in vocabulary.items():
+        lengths[i] = measure(token)
+    for i, added in backend.get_added_tokens_decoder().items():
+        lengths[i] = 0 if added.special else len(added.content.encode())
+    return lengths
+
+
+def closed_alphabet(backend: Tokenizer) -> frozenset[str] | None:
+    """Return the only characters that a pipeline of characters can spell; none for others."""
+    pipeline = json.loads(backend.to_str())
+    model = pipeline["model"]
+    is_of_characters = (
+        model["type"] == "BPE"
+        and not model["merges"]
+        and model.get("unk_token") is None
+        and not model.get("byte_fallback")
+        and pipeline["pre_tokenizer"] is None
+        and pipeline["normalizer"] is None
+    )
+    return frozenset(model["vocab"]) if is_of_characters else None
+
+
+def _measure(pipeline: dict[str, Any]) -> Any:
+    """Return the function that gives the bytes of one token; none where tokens spell no text."""
+    model, steps = pipeline["model"], _steps(pipeline["decoder"])
+    kinds = {step["type"] for step in steps}
+    if model["type"] not in ("BPE", "Unigram") or model.get("end_of_word_suffix"):
+        return None
+    if "ByteLevel" in kinds:
+        alphabet = frozenset(pre_tokenizers.ByteLevel.alphabet())
+        # A token of another alphabet, such as a byte piece, would spell something else.
+        return lambda token: len(token) if alphabet.issuperset(token) else len(token.encode())
+    is_marked = "Metaspace" in kinds or any(
+        step["type"] == "Replace" and step["pattern"] == {"String": SPACE_MARK} for step in steps
+    )
+    if is_marked:
+        return _bytes_of_piece
+    spells_itself = kinds <= {"Fuse"} and pipeline["pre_tokenizer"] is None
+    return (lambda token: len(token.encode())) if spells_itself and kinds else None
+
+
+def _bytes_of_piece(token: str) -> int:
+    if BYTE_PIECE.fullmatch(token):
+        return 1
+    return len(token.replace(SPACE_MARK, " ").encode())
+
+
+def _steps(step: dict[str, Any] | None) -> list[dict[str, Any]]:
+    if step is None:
+        return []
+    if step["type"] != "Sequence":
+        return [step]
+    return [part for inner in step["decoders"] for part in _steps(inner)]

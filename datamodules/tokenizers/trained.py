@@ -1,0 +1,87 @@
+"""Tokenizers whose vocabulary needs no download: characters, bytes, byte pairs of the own text."""
+
+from collections.abc import Iterable
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from datamodules.tokenizers.text_tokenizer import TextTokenizer
+
+END_OF_TEXT = "<|endoftext|>"
+
+
+def byte_tokenizer(chat_template: str | None = None) -> TextTokenizer:
+    """Return the tokenizer whose tokens are the 256 bytes of UTF-8, and end-of-text."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE({symbol: i for i, symbol in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    return _with_end(backend, chat_template)
+
+
+def character_tokenizer(texts: Iterable[str], chat_template: str | None = None) -> TextTokenizer:
+    """Return the tokenizer whose tokens are the characters of these texts, and end-of-text.
+
+    Raises:
+        ValueError: there is no text.
+    """
+    alphabet: set[str] = set()
+    for text in texts:
+        alphabet.update(text)
+    if not alphabet:
+        raise ValueError(_no_text("characters"))
+    backend = Tokenizer(models.BPE({symbol: i for i, symbol in enumerate(sorted(alphabet))}, []))
+    backend.decoder = decoders.Fuse()
+    return _with_end(backend, chat_template)
+
+
+def bpe_tokenizer(
+    texts: Iterable[str], vocab_size: int, chat_template: str | None = None
+) -> TextTokenizer:
+    """Return the tokenizer of the most frequent byte pairs of these texts, and end-of-text.
+
+    Texts are cut into words as GPT-2 does it; the same texts in any order give the same tokens.
+
+    Args:
+        texts: any number, read once.
+        vocab_size: end-of-text included; fewer tokens where the texts have no more pairs.
+        chat_template: see `TextTokenizer`.
+
+    Raises:
+        ValueError: there is no text.
+
+    Source: Sennrich, Haddow, Birch 2016; bytes as in Radford et al. 2019, section 2.2.
+    """
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - 1,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    num_characters = 0
+
+    def counted() -> Iterable[str]:
+        nonlocal num_characters
+        for text in texts:
+            num_characters += len(text)
+            yield text
+
+    backend.train_from_iterator(counted(), trainer)
+    if not num_characters:
+        raise ValueError(_no_text("bpe"))
+    return _with_end(backend, chat_template)
+
+
+def _with_end(backend: Tokenizer, chat_template: str | None) -> TextTokenizer:
+    backend.add_special_tokens([END_OF_TEXT])
+    end_id = backend.token_to_id(END_OF_TEXT)
+    special = (("bos_token", END_OF_TEXT), ("eos_token", END_OF_TEXT), ("pad_token", END_OF_TEXT))
+    return TextTokenizer(backend, end_id, end_id, chat_template, special)
+
+
+def _no_text(kind: str) -> str:
+    return (
+        f"tokenizer.kind {kind} takes its vocabulary from the training text, and there is none; "
+        "name files with data.train_files, or use tokenizer.kind bytes."
+    )
