@@ -80,7 +80,9 @@ def export_checkpoint(
     }
     layout = module_class.exported_layout(content, chosen, adapter)
     if layout is not None:
-        config, chosen = {**config, **_plain(layout.values, path)}, layout.weights
+        needed = {k: v for k, v in init_args.items() if k not in layout.replaced}
+        config |= {"init_args": needed, **_plain(layout.values, path)}
+        chosen = layout.weights
     write_exported(folder, config, chosen, overwrite, layout)
     return Export(
         class_path,

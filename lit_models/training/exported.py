@@ -32,6 +32,7 @@ class Layout:
         weights: name -> tensor, under that program's names.
         texts: file name -> content.
         values: keys of the export's config -> what they hold instead, such as "extra".
+        replaced: arguments of the module's constructor that are not needed with these values.
         reader: how that program loads the folder; `{folder}` stands for it.
         weights_file: name of the file with the weights.
         is_whole: whether a module can be made of the folder alone.
@@ -40,6 +41,7 @@ class Layout:
     weights: dict[str, Tensor]
     texts: dict[str, str]
     values: Mapping[str, Any] = field(default_factory=dict)
+    replaced: tuple[str, ...] = ()
     reader: str = ""
     weights_file: str = WEIGHTS
     is_whole: bool = True
