@@ -1,6 +1,6 @@
 """Language models as a LightningModule. Batch: TextBatch."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from datamodules.batches import ChoiceBatch, PromptBatch, TextBatch
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
-from lit_models.causal_lm.generation import GenerationOptions, complete
+from lit_models.causal_lm.decoder_config import DecoderConfig
+from lit_models.causal_lm.generation import GenerationOptions, complete, most_positions
 from lit_models.causal_lm.loss import PLAIN, TERM, LossOptions, language_model_loss
-from lit_models.causal_lm.network import Decoder, DecoderConfig
 from lit_models.causal_lm.presets import named_network
+from lit_models.causal_lm.pretrained import network_from_config, own_recipe
 from lit_models.training.exact import ExactModule, LossSum
 from lit_models.training.metrics import SumCount
 from lit_models.training.optim import configured, parameter_groups
@@ -69,11 +70,11 @@ class LitCausalLM(ExactModule):
             tokenizer = self.trainer.datamodule.tokenizer
             size = self.config.vocab_size or tokenizer.vocab_size
             self.config = replace(self.config, vocab_size=size)
-            self.recipe = {"tokenizer": tokenizer.to_dict(), "network": asdict(self.config)}
+            self.recipe = {"tokenizer": tokenizer.to_dict(), "network": own_recipe(self.config)}
 
     def configure_model(self) -> None:
         if self.network is None and self.recipe is not None:
-            self.network = Decoder(DecoderConfig(**self.recipe["network"]))
+            self.network = network_from_config(self.recipe["network"])
             if self.trainer.state.fn == "fit":
                 self.configure_model_from()
 
@@ -105,6 +106,10 @@ class LitCausalLM(ExactModule):
     ) -> dict[str, Tensor]:
         return complete(self.network, self.tokenizer, batch, options or self.generation)
 
+    def max_positions(self, recipe: dict[str, Any]) -> int | None:
+        """Return the most positions that a text may have in prediction; none for no limit."""
+        return most_positions(recipe["network"], self.generation.context)
+
     @cached_property
     def tokenizer(self) -> TextTokenizer:
         """The tokenizer that the model was trained with; there after `setup`."""
@@ -125,4 +130,4 @@ class LitCausalLM(ExactModule):
             )
         self.recipe = checkpoint[RECIPE_KEY]
         if self.network is None:
-            self.network = Decoder(DecoderConfig(**self.recipe["network"]))
+            self.network = network_from_config(self.recipe["network"])

@@ -8,16 +8,19 @@ import torch
 from lightning.pytorch import seed_everything
 
 from datamodules.text import TextDataModule
+from datamodules.text_split import TextSplit
+from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.generation import GenerationOptions
 from lit_models.causal_lm.module import LitCausalLM
-from lit_models.causal_lm.network import DecoderConfig
 from lit_models.training.callbacks.ledger import Ledger
 from lit_models.training.callbacks.predictions import PredictionWriter
 from tests.causal_lm.tiny import completed
 from tests.toy import toy_trainer
 
 PROMPTS = ["a", "", "longer than the others", "a", "b c", "d e f", "ghi"]
-NETWORK = DecoderConfig(max_positions=40, hidden_size=16, num_layers=1, num_heads=2)
+NETWORK = DecoderConfig(
+    max_positions=40, hidden_size=16, num_layers=1, num_heads=2, positions="learned"
+)
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +30,8 @@ def trained(tmp_path_factory):
     (folder / "text.txt").write_text("abcdefghijklmnopqrstuvwxyz. " * 40, encoding="utf-8")
     seed_everything(1)
     module = LitCausalLM(partial(torch.optim.AdamW, lr=0.1), network=NETWORK)
-    data = TextDataModule(str(folder / "text.txt"), context_length=40, global_batch_size=4)
+    text, tail = str(folder / "text.txt"), TextSplit(by="tail")
+    data = TextDataModule(text, context_length=40, global_batch_size=4, split=tail)
     trainer = toy_trainer(
         folder, max_epochs=-1, max_steps=2, callbacks=[Ledger()], enable_checkpointing=False
     )

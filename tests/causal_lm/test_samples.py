@@ -8,9 +8,10 @@ from lightning.pytorch import seed_everything
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from datamodules.text import TextDataModule
+from datamodules.text_split import TextSplit
+from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.generation import GenerationOptions
 from lit_models.causal_lm.module import LitCausalLM
-from lit_models.causal_lm.network import DecoderConfig
 from lit_models.causal_lm.samples import Samples, evaluating
 from lit_models.training.callbacks import default_callbacks
 from tests.causal_lm.events import texts_of
@@ -27,9 +28,8 @@ def fit(folder, callbacks=(), **options):
     shape = {"max_positions": 16, "hidden_size": 16, "num_layers": 1, "num_heads": 2}
     network = DecoderConfig(dropout=0.1, **shape)
     module = LitCausalLM(partial(torch.optim.AdamW, lr=0.01), network=network)
-    data = TextDataModule(
-        str(text), layout="blocks", context_length=16, global_batch_size=8, micro_batch_size=4
-    )
+    sizes = {"context_length": 16, "global_batch_size": 8, "micro_batch_size": 4}
+    data = TextDataModule(str(text), layout="blocks", split=TextSplit(by="tail"), **sizes)
     trainer = toy_trainer(
         folder,
         max_epochs=1,

@@ -16,7 +16,8 @@ from datamodules.plan import MicroBatch
 from datamodules.prompt_output import check_output, write_completions, write_scores
 from datamodules.prompt_rows import PromptRequest, read_rows, recent
 from datamodules.prompts import PromptDataset
-from datamodules.tokenizers.text_tokenizer import TextTokenizer, byte_tokenizer
+from datamodules.tokenizers.text_tokenizer import TextTokenizer
+from datamodules.tokenizers.trained import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 BEGIN = TOKENIZER.begin_id
