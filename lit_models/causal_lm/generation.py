@@ -153,6 +153,13 @@ def generate(
     return _completions(rows, tokenizer, options.max_new_tokens, input_ids.device)
 
 
+def reader_of(network: Network) -> Reader:
+    """Return what reads with a network and its cache."""
+    if isinstance(network, Decoder):
+        return DecoderReader(network)
+    return PretrainedReader(network.model)
+
+
 def most_positions(recipe: Recipe, context: Context) -> int | None:
     """Return the most positions that a text may have at once; none for no limit.
 
@@ -252,11 +259,7 @@ class _Reading:
     """The rows that a network reads at the moment, and the logits of what follows them."""
 
     def __init__(self, network: Network, device: torch.device) -> None:
-        self.reader: Reader = (
-            DecoderReader(network)
-            if isinstance(network, Decoder)
-            else PretrainedReader(network.model)
-        )
+        self.reader = reader_of(network)
         self.device = device
         self.rows: list[_Row] = []
 

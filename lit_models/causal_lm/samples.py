@@ -87,7 +87,7 @@ class Samples(Callback):
         self, trainer: Trainer, pl_module: LightningModule, prompts: Sequence[str]
     ) -> list[str]:
         """Return the completions of prompts, on every rank; a collective."""
-        tokenizer = TextTokenizer.from_dict(pl_module.recipe["tokenizer"])
+        tokenizer: TextTokenizer = pl_module.tokenizer
         batch = prompt_batch(tokenizer, prompts, pl_module.device)
         with evaluating(pl_module), torch.no_grad():
             found = trainer.strategy.predict_step(batch, 0, options=self.options)

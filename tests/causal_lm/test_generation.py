@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from datamodules.plan import rng_for
-from lit_models.causal_lm.generation import GenerationOptions, most_positions
+from lit_models.causal_lm.generation import GenerationOptions, most_positions, reader_of
 from lit_models.causal_lm.pretrained import recipe_of
 from lit_models.causal_lm.sampling import draw
 from tests.causal_lm.tiny import (
@@ -71,6 +71,18 @@ def test_positions_end_a_text_or_it_goes_on_from_its_recent_half(make, context):
     assert ("length" in reasons) == (not is_table or context == "recent")
 
 
+@pytest.mark.parametrize("make", [own_gpt2, own_llama, transformers_llama])
+def test_half_precision_has_a_cache_too(make):
+    network, text = make().float(), list(range(60, 76))
+    exact = next_logits(network, text)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        reader = reader_of(network)
+        reader.prompts(torch.tensor([text[:-4]]), torch.tensor([12]), 16)
+        for token in text[-4:]:
+            logits = reader.token(torch.tensor([token]))
+    assert torch.nn.functional.cosine_similarity(logits[0].float(), exact, dim=0) > 0.999
+
+
 def test_a_batch_neighbour_changes_nothing():
     network, options = own_llama(), GenerationOptions(10, 0.8, top_k=40, top_p=0.9, seed=1)
     together = completed(network, PROMPTS, options)
@@ -88,6 +100,17 @@ def test_a_prompt_and_a_seed_decide_the_text():
     assert completed(network, [[7]], options, [5]) != completed(
         network, [[7]], replace(options, seed=2), [5]
     )
+
+
+def test_a_compiled_network_is_not_compiled_for_each_length():
+    network, options = own_llama(), GenerationOptions(5)
+    expected = completed(network, PROMPTS, options)
+
+    def backend(*_):
+        raise AssertionError("it was compiled")
+
+    network.compile_blocks(backend)
+    assert completed(network, PROMPTS, options) == expected
 
 
 def test_the_global_generators_are_not_touched():
