@@ -147,6 +147,7 @@ def generate(
     prompts = [
         row[:length] for row, length in zip(input_ids.tolist(), lengths.tolist(), strict=True)
     ]
+    check_lengths([len(prompt) for prompt in prompts], limit, options)
     rows = [_Row(p, k, options, limit, stops) for p, k in zip(prompts, keys, strict=True)]
     with _without_compiling(network):
         _complete_rows(_Reading(network, input_ids.device), rows, tokenizer.vocab_size)
@@ -175,6 +176,26 @@ def most_positions(recipe: Recipe, context: Context) -> int | None:
         ends = is_recent or config["positions"] == "learned"
         return config["max_positions"] if ends else None
     return trained_positions(config) if is_recent else position_limit(config)
+
+
+def check_lengths(lengths: Sequence[int], limit: int | None, options: GenerationOptions) -> None:
+    """Refuse prompts that cannot be completed.
+
+    Args:
+        lengths: tokens of each prompt.
+        limit: as `most_positions` returns it.
+        options: of the completions.
+
+    Raises:
+        ValueError: a prompt is empty, or too long and not to be cut.
+    """
+    if not min(lengths):
+        raise ValueError("a prompt has no token; begin it with the begin-of-text token.")
+    if limit is not None and max(lengths) > limit and options.context == "whole":
+        raise ValueError(
+            f"a prompt has {max(lengths)} tokens and the network {limit} positions; shorten it, "
+            "or go on from its end with context=recent."
+        )
 
 
 class _Stops:
@@ -211,13 +232,6 @@ class _Row:
         limit: int | None,
         stops: _Stops,
     ) -> None:
-        if not prompt:
-            raise ValueError("a prompt has no token; begin it with the begin-of-text token.")
-        if limit is not None and len(prompt) > limit and options.context == "whole":
-            raise ValueError(
-                f"a prompt has {len(prompt)} tokens and the network {limit} positions; shorten it, "
-                "or go on from its end with context=recent."
-            )
         self.options, self.limit, self.stops = options, limit, stops
         self.uniforms = rng_for(options.seed, 0, key).random(options.max_new_tokens)
         self.context = prompt  # what the next token follows
