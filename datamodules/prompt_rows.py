@@ -6,6 +6,7 @@ which is what stands before a document.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -75,16 +76,15 @@ def read_prompts(request: PromptRequest) -> Iterator[list[Prompt]]:
     """
     texts = (_text(row, request) for row in read_rows(request.files))
     while some := list(islice(texts, ROWS_AT_ONCE)):
-        prompts = request.tokenizer.encode_batch([text.prompt for text in some])
+        prompts = _encoded(request.tokenizer, [(text.row, text.prompt) for text in some])
         if request.mode == "generate":
             for text, ids in zip(some, prompts, strict=True):
-                yield [_prompt(text, ids.tolist(), request)]
+                yield [_prompt(text, ids, request)]
             continue
-        both = [text.prompt + choice for text in some for choice in text.choices]
-        joint = iter(request.tokenizer.encode_batch(both))
+        both = [(text.row, text.prompt + choice) for text in some for choice in text.choices]
+        joint = iter(_encoded(request.tokenizer, both))
         for text, ids in zip(some, prompts, strict=True):
-            own = ids.tolist()
-            yield [_choice(text, own, next(joint).tolist(), request) for _ in text.choices]
+            yield [_choice(text, ids, next(joint), request) for _ in text.choices]
 
 
 def prompt_tokens(tokenizer: TextTokenizer, prompts: Sequence[str]) -> list[list[int]]:
@@ -112,6 +112,26 @@ def recent(tokens: list[int], max_positions: int, num_new: int) -> list[int]:
     """Return the end of a text that is longer than `max_positions`: as much as leaves room for
     `num_new` tokens, but half of the positions at least."""
     return tokens[-max(max_positions // 2, max_positions - num_new, 1) :]
+
+
+def _encoded(tokenizer: TextTokenizer, texts: list[tuple[JsonRow, str]]) -> list[list[int]]:
+    """Return the tokens of texts that stand in rows; an error names the row."""
+    try:
+        return [ids.tolist() for ids in tokenizer.encode_batch([text for _, text in texts])]
+    except ValueError:
+        for row, text in texts:
+            with _at(row):
+                tokenizer.encode(text)
+        raise
+
+
+@contextmanager
+def _at(row: JsonRow) -> Iterator[None]:
+    """Begin the message of an error with the place of a row."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{row.place}: {error}") from error
 
 
 def _prompt(text: _Text, ids: list[int], request: PromptRequest) -> Prompt:
@@ -196,7 +216,8 @@ def _rendered(row: JsonRow, column: str, value: Any, tokenizer: TextTokenizer) -
             f'{row.place}: "{column}" holds messages, but the tokenizer has no chat template; '
             "write the prompt as a text, or use a model that was trained on chats."
         )
-    return tokenizer.render(value, add_generation_prompt=True)
+    with _at(row):
+        return tokenizer.render(value, add_generation_prompt=True)
 
 
 def _is_message(value: Any) -> bool:

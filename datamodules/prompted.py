@@ -89,10 +89,11 @@ class PromptedDataModule(PlannedDataModule):
         Raises:
             ValueError: there is no trained model, no file, or a row breaks a rule.
         """
-        model, recipe = self.trainer.lightning_module, self._trained_recipe()
+        files, recipe = self._predict_paths(), self._trained_recipe()
+        model = self.trainer.lightning_module
         options = model.generation
         request = PromptRequest(
-            self._predict_paths(),
+            files,
             TextTokenizer.from_dict(recipe["tokenizer"]),
             self.prompt_column,
             separator,

@@ -5,6 +5,7 @@ Shapes: N rows, P texts of all rows, B samples, S positions, R rows of tokens, C
 
 import hashlib
 import json
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -12,10 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from datamodules.batches import PromptBatch
 from datamodules.packing import best_fit
 from datamodules.planned import PlannedDataset
-from datamodules.prompt_rows import Prompt, PromptRequest, read_prompts
+from datamodules.prompt_rows import Prompt, PromptRequest, prompt_tokens, read_prompts
 from datamodules.text_batches import IGNORED, Piece, padded_rows
+from datamodules.tokenizers.text_tokenizer import TextTokenizer
 
 
 class PromptDataset(PlannedDataset):
@@ -59,9 +62,8 @@ class PromptDataset(PlannedDataset):
 
     def collate(self, examples: list[list[Prompt]]) -> dict[str, Tensor]:
         """Return input_ids [B, S], padded at the right, and lengths [B]."""
-        rows = [torch.tensor(prompts[0].ids) for prompts in examples]
-        input_ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-        return {"input_ids": input_ids, "lengths": torch.tensor([len(row) for row in rows])}
+        input_ids, lengths = _padded([torch.tensor(prompts[0].ids) for prompts in examples])
+        return {"input_ids": input_ids, "lengths": lengths}
 
     def _text(self, number: int) -> Prompt:
         start, end = self.text_offsets[number : number + 2]
@@ -104,6 +106,25 @@ class ChoiceDataset(PromptDataset):
         samples = torch.from_numpy(sample_of_text[order])  # of each document
         batch["sample_index"] = samples[batch["document_ids"].clamp(min=0)]
         return {**batch, "choice_documents": torch.from_numpy(choices)}
+
+
+def prompt_batch(tokenizer: TextTokenizer, prompts: Sequence[str]) -> PromptBatch:
+    """Return prompts that no chat template wrote as one batch; sample ids count from 0."""
+    rows = [torch.tensor(ids) for ids in prompt_tokens(tokenizer, prompts)]
+    input_ids, lengths = _padded(rows)
+    return PromptBatch(
+        input_ids=input_ids,
+        lengths=lengths,
+        sample_id=torch.arange(len(rows)),
+        weight=torch.ones(len(rows)),
+        step_index=torch.zeros((), dtype=torch.int64),
+        step_denominators={},
+    )
+
+
+def _padded(rows: list[Tensor]) -> tuple[Tensor, Tensor]:
+    input_ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    return input_ids, torch.tensor([len(row) for row in rows])
 
 
 def _piece(prompt: Prompt) -> Piece:

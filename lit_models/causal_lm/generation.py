@@ -6,7 +6,7 @@ Shapes: B prompts, S positions of the longest, N tokens at most, V vocabulary.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -19,8 +19,11 @@ from datamodules.prompt_rows import recent
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from lit_models.causal_lm.cache import DecoderReader, PretrainedReader, Reader
 from lit_models.causal_lm.network import Decoder
+from lit_models.causal_lm.pretrained import Network, Recipe, recipe_of
 from lit_models.causal_lm.sampling import draw
+from lit_models.causal_lm.transformers_model import position_limit, trained_positions
 
+Context = Literal["whole", "recent"]
 END, STOP, LENGTH, POSITIONS = range(len(FINISH_REASONS))
 
 
@@ -36,8 +39,9 @@ class GenerationOptions:
         stop: texts that end a completion and do not belong to it, besides the end-of-text token.
         seed: of the draws; each prompt has its own numbers, whatever stands beside it.
         mode: `generate` completes prompts, `score` rates the continuations that the file names.
-        context: `whole` refuses a prompt that is longer than the network's positions, and ends a
-            completion where they do; `recent` goes on from the most recent half of the text.
+        context: `whole` refuses a prompt that is longer than a network's learned positions, and
+            ends a completion where they do; `recent` goes on from the most recent part of a text
+            that is longer than the positions the network was made for, learned or not.
 
     Raises:
         ValueError: a value outside its range.
@@ -50,7 +54,7 @@ class GenerationOptions:
     stop: list[str] = field(default_factory=list)
     seed: int = 0
     mode: Literal["generate", "score"] = "generate"
-    context: Literal["whole", "recent"] = "whole"
+    context: Context = "whole"
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -95,7 +99,7 @@ class Completions(NamedTuple):
 
 
 def complete(
-    network: nn.Module,
+    network: Network,
     tokenizer: TextTokenizer,
     batch: PromptBatch | ChoiceBatch,
     options: GenerationOptions,
@@ -115,7 +119,7 @@ def complete(
 
 @torch.no_grad()
 def generate(
-    network: nn.Module,
+    network: Network,
     tokenizer: TextTokenizer,
     input_ids: Tensor,
     lengths: Tensor,
@@ -125,7 +129,7 @@ def generate(
     """Return completions of prompts.
 
     Args:
-        network: a `Decoder`, or a causal model of transformers; in eval mode.
+        network: in eval mode.
         tokenizer: of the network.
         input_ids: [B, S] int64, padded at the right.
         lengths: [B] int64, tokens of each prompt, from 1.
@@ -137,23 +141,61 @@ def generate(
             is `whole`.
         RuntimeError: the network returns logits that are not finite.
     """
-    limit = max_positions(network)
+    limit = most_positions(recipe_of(network), options.context)
     stops = _Stops(tokenizer, options.stop)
     keys = [int(i) for i in sample_ids]
     prompts = [
         row[:length] for row, length in zip(input_ids.tolist(), lengths.tolist(), strict=True)
     ]
+    check_lengths([len(prompt) for prompt in prompts], limit, options)
     rows = [_Row(p, k, options, limit, stops) for p, k in zip(prompts, keys, strict=True)]
     with _without_compiling(network):
         _complete_rows(_Reading(network, input_ids.device), rows, tokenizer.vocab_size)
     return _completions(rows, tokenizer, options.max_new_tokens, input_ids.device)
 
 
-def max_positions(network: nn.Module) -> int | None:
-    """Return the most positions that a network is made for; none where it names no limit."""
-    config: Any = network.config
-    name = "max_positions" if isinstance(network, Decoder) else "max_position_embeddings"
-    return getattr(config, name, None)
+def reader_of(network: Network) -> Reader:
+    """Return what reads with a network and its cache."""
+    if isinstance(network, Decoder):
+        return DecoderReader(network)
+    return PretrainedReader(network.model)
+
+
+def most_positions(recipe: Recipe, context: Context) -> int | None:
+    """Return the most positions that a text may have at once; none for no limit.
+
+    A table of learned positions ends. Rotary ones go on, at distances that the network was not
+    trained for: `recent` does not go there.
+
+    Args:
+        recipe: of the network, see `pretrained`.
+        context: see `GenerationOptions`.
+    """
+    config, is_recent = recipe["config"], context == "recent"
+    if recipe["kind"] == "own":
+        ends = is_recent or config["positions"] == "learned"
+        return config["max_positions"] if ends else None
+    return trained_positions(config) if is_recent else position_limit(config)
+
+
+def check_lengths(lengths: Sequence[int], limit: int | None, options: GenerationOptions) -> None:
+    """Refuse prompts that cannot be completed.
+
+    Args:
+        lengths: tokens of each prompt.
+        limit: as `most_positions` returns it.
+        options: of the completions.
+
+    Raises:
+        ValueError: a prompt is empty, or too long and not to be cut.
+    """
+    if not min(lengths):
+        raise ValueError("a prompt has no token; begin it with the begin-of-text token.")
+    if limit is not None and max(lengths) > limit and options.context == "whole":
+        raise ValueError(
+            f"a prompt has {max(lengths)} tokens and the network {limit} positions; shorten it, "
+            "or go on from its end with context=recent."
+        )
 
 
 class _Stops:
@@ -190,13 +232,6 @@ class _Row:
         limit: int | None,
         stops: _Stops,
     ) -> None:
-        if not prompt:
-            raise ValueError("a prompt has no token; begin it with the begin-of-text token.")
-        if limit is not None and len(prompt) > limit and options.context == "whole":
-            raise ValueError(
-                f"a prompt has {len(prompt)} tokens and the network {limit} positions; shorten it, "
-                "or go on from its end with context=recent."
-            )
         self.options, self.limit, self.stops = options, limit, stops
         self.uniforms = rng_for(options.seed, 0, key).random(options.max_new_tokens)
         self.context = prompt  # what the next token follows
@@ -237,9 +272,8 @@ class _Row:
 class _Reading:
     """The rows that a network reads at the moment, and the logits of what follows them."""
 
-    def __init__(self, network: nn.Module, device: torch.device) -> None:
-        is_own = isinstance(network, Decoder)
-        self.reader: Reader = DecoderReader(network) if is_own else PretrainedReader(network)
+    def __init__(self, network: Network, device: torch.device) -> None:
+        self.reader = reader_of(network)
         self.device = device
         self.rows: list[_Row] = []
 

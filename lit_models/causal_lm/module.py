@@ -4,7 +4,6 @@ from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
-from lit_models.causal_lm.isolation import check_isolation
 from torch import Tensor, nn
 
 from datamodules.batches import ChoiceBatch, PromptBatch, TextBatch
@@ -18,7 +17,8 @@ from lit_models.causal_lm.building import (
 )
 from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.freezing import freeze as freeze_parameters
-from lit_models.causal_lm.generation import GenerationOptions, complete
+from lit_models.causal_lm.generation import GenerationOptions, complete, most_positions
+from lit_models.causal_lm.isolation import check_isolation
 from lit_models.causal_lm.lora import LoraOptions
 from lit_models.causal_lm.loss import PLAIN, TERM, LossOptions, language_model_loss
 from lit_models.causal_lm.metrics import TextMetrics, byte_table
@@ -144,6 +144,10 @@ class LitCausalLM(ExactModule):
         options: GenerationOptions | None = None,
     ) -> dict[str, Tensor]:
         return complete(self.network, self.tokenizer, batch, options or self.generation)
+
+    def max_positions(self, recipe: dict[str, Any]) -> int | None:
+        """Return the most positions that a text may have in prediction; none for no limit."""
+        return most_positions(recipe["network"], self.generation.context)
 
     def configure_optimizers(self) -> Any:
         groups = parameter_groups(self, heads=[self.network.head.weight])

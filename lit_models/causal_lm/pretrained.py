@@ -42,6 +42,13 @@ def own_recipe(config: DecoderConfig) -> Recipe:
     return {"kind": "own", "config": asdict(config)}
 
 
+def recipe_of(network: Network) -> Recipe:
+    """Return the recipe of a network."""
+    if isinstance(network, Decoder):
+        return own_recipe(network.config)
+    return {"kind": "transformers", "config": network.content}
+
+
 def read_recipe(folder: str | Path, backend: Backend = "auto") -> Recipe:
     """Return the recipe of a model's folder, from its config.json alone.
 

@@ -11,11 +11,12 @@ from rich.console import Console
 from rich.text import Text
 from torch import nn
 
-from datamodules.batches import PromptBatch
 from datamodules.prompt_output import completion_text
 from datamodules.prompt_rows import prompt_tokens
+from datamodules.prompts import prompt_batch
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
-from lit_models.causal_lm.generation import GenerationOptions
+from lit_models.causal_lm.generation import GenerationOptions, check_lengths, most_positions
+from lit_models.causal_lm.pretrained import recipe_of
 from lit_models.training.callbacks.ledger import ledger_of
 
 OPTIONS = GenerationOptions(max_new_tokens=200, temperature=0.8, context="recent")
@@ -32,7 +33,7 @@ class Samples(Callback):
 
     Raises:
         ValueError: no prompt, an interval below 1, options for scores; at the start of training,
-            no logger that takes text.
+            no logger that takes text, or a prompt that the model cannot read.
     """
 
     def __init__(
@@ -59,6 +60,9 @@ class Samples(Callback):
                 "Samples has nowhere to write: the trainer has no TensorBoardLogger. Give it one, "
                 "or leave Samples out."
             )
+        lengths = [len(ids) for ids in prompt_tokens(pl_module.tokenizer, self.prompts)]
+        limit = most_positions(recipe_of(pl_module.network), self.options.context)
+        check_lengths(lengths, limit, self.options)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -87,27 +91,14 @@ class Samples(Callback):
         self, trainer: Trainer, pl_module: LightningModule, prompts: Sequence[str]
     ) -> list[str]:
         """Return the completions of prompts, on every rank; a collective."""
-        tokenizer = TextTokenizer.from_dict(pl_module.recipe["tokenizer"])
-        batch = prompt_batch(tokenizer, prompts, pl_module.device)
+        tokenizer: TextTokenizer = pl_module.tokenizer
+        batch = pl_module.transfer_batch_to_device(
+            prompt_batch(tokenizer, prompts), pl_module.device, 0
+        )
         with evaluating(pl_module), torch.no_grad():
             found = trainer.strategy.predict_step(batch, 0, options=self.options)
         ids, characters = found["completion_ids"].cpu().numpy(), found["num_characters"].tolist()
         return [completion_text(tokenizer, *pair) for pair in zip(ids, characters, strict=True)]
-
-
-def prompt_batch(
-    tokenizer: TextTokenizer, prompts: Sequence[str], device: torch.device
-) -> PromptBatch:
-    """Return prompts as a batch of prediction."""
-    rows = [torch.tensor(ids) for ids in prompt_tokens(tokenizer, prompts)]
-    return PromptBatch(
-        input_ids=nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device),
-        lengths=torch.tensor([len(row) for row in rows], device=device),
-        sample_id=torch.arange(len(rows), device=device),
-        weight=torch.ones(len(rows), device=device),
-        step_index=torch.zeros((), dtype=torch.int64, device=device),
-        step_denominators={},
-    )
 
 
 @contextmanager

@@ -6,10 +6,11 @@ Shapes: R rows, T positions, D hidden, V vocabulary, N labels of all rows, B sam
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from datamodules.batches import ChoiceBatch
 from lit_models.causal_lm.loss import IGNORED
+from lit_models.causal_lm.pretrained import Network
 
 POSITIONS_AT_ONCE = 1024
 
@@ -30,15 +31,14 @@ class Scores(NamedTuple):
 
 
 @torch.no_grad()
-def score(network: nn.Module, batch: ChoiceBatch) -> Scores:
+def score(network: Network, batch: ChoiceBatch) -> Scores:
     """Return the scores of all choices of a batch.
 
     A continuation's tokens are the labels of its document; the datamodule decides which they are,
     see `datamodules.prompt_rows.joint_tokens`.
 
     Args:
-        network: gives hidden states for `input_ids`, `position_ids` and `document_ids`, and has
-            a `head`; in eval mode.
+        network: in eval mode.
         batch: documents of prompt and continuation.
     """
     hidden = network(batch["input_ids"], batch["position_ids"], batch["document_ids"])
@@ -61,7 +61,7 @@ def score(network: nn.Module, batch: ChoiceBatch) -> Scores:
     )
 
 
-def _log_probabilities(network: nn.Module, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def _log_probabilities(network: Network, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return the log-probability of each label [N] float64, and whether it is the greatest."""
     nats, best = [], []
     pairs = zip(hidden.split(POSITIONS_AT_ONCE), labels.split(POSITIONS_AT_ONCE), strict=True)

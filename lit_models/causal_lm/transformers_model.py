@@ -201,6 +201,11 @@ def position_limit(content: Content) -> int | None:
     return getattr(config, "max_position_embeddings", None)
 
 
+def trained_positions(content: Content) -> int | None:
+    """Return the longest context that a model was made for; none where its config names none."""
+    return getattr(_config(content).get_text_config(), "max_position_embeddings", None)
+
+
 def _config(content: Content) -> Any:
     """Return transformers' configuration, with every dropout at 0."""
     from transformers import CONFIG_MAPPING

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from datamodules.plan import rng_for
-from lit_models.causal_lm.generation import GenerationOptions, max_positions
+from lit_models.causal_lm.generation import GenerationOptions, most_positions, reader_of
+from lit_models.causal_lm.pretrained import recipe_of
 from lit_models.causal_lm.sampling import draw
 from tests.causal_lm.tiny import (
     PROMPTS,
@@ -59,13 +60,27 @@ def test_a_cache_gives_what_a_whole_forward_per_token_gives(make, temperature):
 @pytest.mark.parametrize("context", ["whole", "recent"])
 def test_positions_end_a_text_or_it_goes_on_from_its_recent_half(make, context):
     network = make(max_positions=12)
-    assert max_positions(network) == 12
+    is_table = make in (own_gpt2, transformers_gpt2)
+    limit = 12 if is_table or context == "recent" else None
+    assert most_positions(recipe_of(network), context) == limit
     options = GenerationOptions(30, 1.0, context=context)
-    expected = [slowly(network, p, options, key, 12) for key, p in enumerate(PROMPTS)]
+    expected = [slowly(network, p, options, key, limit) for key, p in enumerate(PROMPTS)]
     assert [got[:2] for got in completed(network, PROMPTS, options)] == expected
     reasons = {reason for _, reason in expected}
-    assert ("positions" in reasons) == (context == "whole")
-    assert ("length" in reasons) == (context == "recent")
+    assert ("positions" in reasons) == (is_table and context == "whole")
+    assert ("length" in reasons) == (not is_table or context == "recent")
+
+
+@pytest.mark.parametrize("make", [own_gpt2, own_llama, transformers_llama])
+def test_half_precision_has_a_cache_too(make):
+    network, text = make().float(), list(range(60, 76))
+    exact = next_logits(network, text)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        reader = reader_of(network)
+        reader.prompts(torch.tensor([text[:-4]]), torch.tensor([12]), 16)
+        for token in text[-4:]:
+            logits = reader.token(torch.tensor([token]))
+    assert torch.nn.functional.cosine_similarity(logits[0].float(), exact, dim=0) > 0.999
 
 
 def test_a_batch_neighbour_changes_nothing():
@@ -87,6 +102,17 @@ def test_a_prompt_and_a_seed_decide_the_text():
     )
 
 
+def test_a_compiled_network_is_not_compiled_for_each_length():
+    network, options = own_llama(), GenerationOptions(5)
+    expected = completed(network, PROMPTS, options)
+
+    def backend(*_):
+        raise AssertionError("it was compiled")
+
+    network.compile_blocks(backend)
+    assert completed(network, PROMPTS, options) == expected
+
+
 def test_the_global_generators_are_not_touched():
     network, before = own_llama(), torch.random.get_rng_state()
     completed(network, PROMPTS, GenerationOptions(4, 1.0))
@@ -95,7 +121,7 @@ def test_the_global_generators_are_not_touched():
 
 def test_a_prompt_must_fit():
     with pytest.raises(ValueError, match="a prompt has 11 tokens and the network 8 positions"):
-        completed(own_llama(8), PROMPTS, GenerationOptions(2))
+        completed(own_gpt2(8), PROMPTS, GenerationOptions(2))
     with pytest.raises(ValueError, match="a prompt has no token; begin it with"):
         completed(own_llama(), [[]], GenerationOptions(2))
     network = own_llama()

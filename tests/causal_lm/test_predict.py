@@ -7,17 +7,22 @@ import pytest
 import torch
 from lightning.pytorch import seed_everything
 
+from datamodules.instructions import InstructionDataModule
 from datamodules.text import TextDataModule
+from datamodules.text_split import TextSplit
+from datamodules.tokenizers.text_tokenizer import TokenizerOptions
+from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.generation import GenerationOptions
 from lit_models.causal_lm.module import LitCausalLM
-from lit_models.causal_lm.network import DecoderConfig
 from lit_models.training.callbacks.ledger import Ledger
 from lit_models.training.callbacks.predictions import PredictionWriter
 from tests.causal_lm.tiny import completed
 from tests.toy import toy_trainer
 
 PROMPTS = ["a", "", "longer than the others", "a", "b c", "d e f", "ghi"]
-NETWORK = DecoderConfig(max_positions=40, hidden_size=16, num_layers=1, num_heads=2)
+NETWORK = DecoderConfig(
+    max_positions=40, hidden_size=16, num_layers=1, num_heads=2, positions="learned"
+)
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +32,8 @@ def trained(tmp_path_factory):
     (folder / "text.txt").write_text("abcdefghijklmnopqrstuvwxyz. " * 40, encoding="utf-8")
     seed_everything(1)
     module = LitCausalLM(partial(torch.optim.AdamW, lr=0.1), network=NETWORK)
-    data = TextDataModule(str(folder / "text.txt"), context_length=40, global_batch_size=4)
+    text, tail = str(folder / "text.txt"), TextSplit(by="tail")
+    data = TextDataModule(text, context_length=40, global_batch_size=4, split=tail)
     trainer = toy_trainer(
         folder, max_epochs=-1, max_steps=2, callbacks=[Ledger()], enable_checkpointing=False
     )
@@ -102,3 +108,29 @@ def test_prediction_needs_prompts_and_a_model(tmp_path, trained):
         trainer.predict(module, data)
     with pytest.raises(ValueError, match="name a file in .jsonl or .ndjson"):
         TextDataModule(predict_output="out.csv")
+
+
+def test_instructions_are_asked_as_they_were_trained(tmp_path):
+    rows = [{"prompt": f"{i} + 1 =", "completion": f" {i + 1}"} for i in range(40)]
+    train, asked = tmp_path / "train.jsonl", tmp_path / "asked.jsonl"
+    train.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    chat = [{"role": "user", "content": "1 + 1 ="}]
+    asked.write_text(f'{{"prompt": "1 + 1 ="}}\n{json.dumps({"messages": chat})}\n', "utf-8")
+    data = InstructionDataModule(
+        str(train),
+        tokenizer=TokenizerOptions(chat_template="plain"),
+        context_length=40,
+        separator="\n",
+        predict_files=str(asked),
+        global_batch_size=4,
+    )
+    generation = GenerationOptions(max_new_tokens=3)
+    module = LitCausalLM(partial(torch.optim.AdamW, lr=0.1), network=NETWORK, generation=generation)
+    quiet = {"enable_checkpointing": False, "callbacks": [Ledger(), PredictionWriter()]}
+    trainer = toy_trainer(tmp_path, max_epochs=1, **quiet)
+    trainer.fit(module, data)
+    trainer.predict(module, data, return_predictions=False)
+    dataset, tokenizer = data.datasets["predict"], module.tokenizer
+    texts = [tokenizer.decode(dataset.example(i, 0)[0].ids, False) for i in (0, 1)]
+    assert texts == ["<|endoftext|>1 + 1 =\n", "user:\n1 + 1 =\n\nassistant:\n"]
+    assert len((tmp_path / "asked.completed.jsonl").read_text("utf-8").splitlines()) == 2

@@ -8,9 +8,10 @@ from lightning.pytorch import seed_everything
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from datamodules.text import TextDataModule
+from datamodules.text_split import TextSplit
+from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.generation import GenerationOptions
 from lit_models.causal_lm.module import LitCausalLM
-from lit_models.causal_lm.network import DecoderConfig
 from lit_models.causal_lm.samples import Samples, evaluating
 from lit_models.training.callbacks import default_callbacks
 from tests.causal_lm.events import texts_of
@@ -19,17 +20,16 @@ from tests.toy import ledger_lines, toy_trainer
 TEXT = "the cat sat on the mat and the dog sat on the log, so they sat and sat. " * 20
 
 
-def fit(folder, callbacks=(), **options):
+def fit(folder, callbacks=(), positions="rotary", **options):
     folder.mkdir(exist_ok=True)
     text = folder.parent / "text.txt"
     text.write_text(TEXT, encoding="utf-8")
     seed_everything(1)
     shape = {"max_positions": 16, "hidden_size": 16, "num_layers": 1, "num_heads": 2}
-    network = DecoderConfig(dropout=0.1, **shape)
+    network = DecoderConfig(dropout=0.1, positions=positions, **shape)
     module = LitCausalLM(partial(torch.optim.AdamW, lr=0.01), network=network)
-    data = TextDataModule(
-        str(text), layout="blocks", context_length=16, global_batch_size=8, micro_batch_size=4
-    )
+    sizes = {"context_length": 16, "global_batch_size": 8, "micro_batch_size": 4}
+    data = TextDataModule(str(text), layout="blocks", split=TextSplit(by="tail"), **sizes)
     trainer = toy_trainer(
         folder,
         max_epochs=1,
@@ -70,6 +70,9 @@ def test_each_part_of_a_module_gets_its_own_mode_back():
 def test_samples_need_a_place_and_prompts(tmp_path):
     with pytest.raises(ValueError, match="Samples has nowhere to write: the trainer has no Tensor"):
         fit(tmp_path / "run", [Samples(["a"])], logger=False)
+    long = Samples(["a" * 17], generation=GenerationOptions())
+    with pytest.raises(ValueError, match="a prompt has 18 tokens and the network 16 positions"):
+        fit(tmp_path / "run", [long], positions="learned")
     with pytest.raises(ValueError, match=r'prompts must be a list such as \["Once upon"\], got'):
         Samples([])
     with pytest.raises(ValueError, match="every_n_steps must be at least 1, got 0"):

@@ -12,6 +12,7 @@ from datamodules.plan import rng_for
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from lit_models.causal_lm.generation import GenerationOptions
 from lit_models.causal_lm.sampling import draw, filtered
+from lit_models.causal_lm.transformers_model import PretrainedDecoder
 from tests.causal_lm.tiny import TOKENIZER, completed
 
 
@@ -49,10 +50,14 @@ def test_frequencies_are_those_of_the_softmax():
     assert chi_square < 24.3  # the 99.9 % quantile with 7 degrees of freedom
 
 
-class Recites(nn.Module):
-    """Says one text, whatever it is asked: a network of ten lines."""
+def recites(tokens: list[int], vocabulary: int = 300) -> PretrainedDecoder:
+    """Return a network that says one text, whatever it is asked."""
+    model = Recites(tokens, vocabulary)
+    return PretrainedDecoder(model, model.config.to_dict())
 
-    def __init__(self, tokens: list[int], vocabulary: int = 300) -> None:
+
+class Recites(nn.Module):
+    def __init__(self, tokens: list[int], vocabulary: int) -> None:
         from transformers import LlamaConfig
 
         super().__init__()
@@ -77,7 +82,7 @@ class Recites(nn.Module):
     ],
 )
 def test_a_stop_text_ends_a_completion_and_is_cut_off(stop, text, reason, num_tokens):
-    network = Recites([*TOKENIZER.encode("one.\n\ntwo").tolist(), TOKENIZER.end_id])
+    network = recites([*TOKENIZER.encode("one.\n\ntwo").tolist(), TOKENIZER.end_id])
     got = completed(network, [[65]], GenerationOptions(40, stop=stop))
     assert [(len(ids), reason, text) for ids, reason, text in got] == [(num_tokens, reason, text)]
 
@@ -94,12 +99,12 @@ def test_a_stop_text_may_begin_in_a_token_or_be_one():
         ([0, 4, 3, 7, 6], "x.", ([0, 4, 3, 7], "end", "xy.!")),
     ):
         assert completed(
-            Recites(ids, 8), [[0]], GenerationOptions(9, stop=[stop]), [0], tokenizer
+            recites(ids, 8), [[0]], GenerationOptions(9, stop=[stop]), [0], tokenizer
         ) == [expected]
 
 
 def test_tokens_that_the_tokenizer_does_not_know_are_never_drawn():
-    [(ids, _, _)] = completed(Recites([280]), [[65]], GenerationOptions(1))
+    [(ids, _, _)] = completed(recites([280]), [[65]], GenerationOptions(1))
     assert ids == [0]  # 280 is left out, and all others are equal
 
 

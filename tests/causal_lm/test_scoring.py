@@ -14,7 +14,15 @@ from datamodules.prompts import ChoiceDataset
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from lit_models.causal_lm.generation import GenerationOptions, complete
 from lit_models.causal_lm.scoring import score
-from tests.causal_lm.tiny import TOKENIZER, completed, next_logits, own_gpt2, own_llama
+from tests.causal_lm.tiny import (
+    TOKENIZER,
+    completed,
+    next_logits,
+    own_gpt2,
+    own_llama,
+    transformers_gpt2,
+    transformers_llama,
+)
 
 ROWS = [
     {"prompt": "The sky is", "choices": [" blue", " a fish that flies", " b"]},
@@ -45,7 +53,7 @@ def slowly(network, prompt: str, choice: str) -> tuple[float, int, bool]:
     return total, len(rest), greedy
 
 
-@pytest.mark.parametrize("make", [own_gpt2, own_llama])
+@pytest.mark.parametrize("make", [own_gpt2, own_llama, transformers_gpt2, transformers_llama])
 def test_scores_are_those_of_one_forward_per_token(tmp_path, make):
     network = make()
     data = dataset(tmp_path, ROWS)

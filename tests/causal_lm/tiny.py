@@ -4,9 +4,11 @@ import torch
 from torch import Tensor, nn
 
 from datamodules.prompt_output import FINISH_REASONS, completion_text
-from datamodules.tokenizers.text_tokenizer import byte_tokenizer
+from datamodules.tokenizers.trained import byte_tokenizer
+from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.generation import generate
-from lit_models.causal_lm.network import Decoder, DecoderConfig
+from lit_models.causal_lm.network import Decoder
+from lit_models.causal_lm.transformers_model import PretrainedDecoder
 
 TOKENIZER = byte_tokenizer()
 SHAPE = {"vocab_size": 257, "hidden_size": 32, "num_layers": 2, "num_heads": 4}
@@ -45,7 +47,7 @@ def transformers_llama(max_positions: int = 64) -> nn.Module:
         max_position_embeddings=max_positions,
         initializer_range=0.4,
     )
-    return LlamaForCausalLM(config).double().eval()
+    return PretrainedDecoder(LlamaForCausalLM(config), config.to_dict()).double().eval()
 
 
 def transformers_gpt2(max_positions: int = 64) -> nn.Module:
@@ -54,7 +56,7 @@ def transformers_gpt2(max_positions: int = 64) -> nn.Module:
     torch.manual_seed(0)
     shape = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": max_positions}
     config = GPT2Config(vocab_size=257, initializer_range=0.4, **shape)
-    return GPT2LMHeadModel(config).double().eval()
+    return PretrainedDecoder(GPT2LMHeadModel(config), config.to_dict()).double().eval()
 
 
 @torch.no_grad()
@@ -64,7 +66,7 @@ def next_logits(network: nn.Module, ids: list[int]) -> Tensor:
     if isinstance(network, Decoder):
         positions = torch.arange(len(ids))[None]
         return network.head(network(row, positions, torch.zeros_like(row)))[0, -1]
-    return network(row, use_cache=False).logits[0, -1]
+    return network.model(row, use_cache=False).logits[0, -1]
 
 
 def completed(network, prompts, options, keys=None, tokenizer=TOKENIZER):

@@ -1,8 +1,6 @@
-"""Prompts in and completions out: which tokens, which place in an error, which columns."""
+"""Prompts in: which tokens they become, and which place an error names."""
 
-import datetime
 import json
-from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from datamodules.json_rows import JsonRow
 from datamodules.loader import collated
 from datamodules.plan import MicroBatch
-from datamodules.prompt_output import check_output, write_completions, write_scores
-from datamodules.prompt_rows import PromptRequest, read_rows, recent
+from datamodules.prompt_rows import PromptRequest, recent
 from datamodules.prompts import PromptDataset
-from datamodules.tokenizers.text_tokenizer import TextTokenizer, byte_tokenizer
+from datamodules.tokenizers.text_tokenizer import TextTokenizer
+from datamodules.tokenizers.trained import byte_tokenizer, character_tokenizer
 
 TOKENIZER = byte_tokenizer()
 BEGIN = TOKENIZER.begin_id
@@ -118,81 +115,22 @@ def test_a_wrong_row_is_named_with_its_place(tmp_path, row, options, message):
         dataset(tmp_path, [good, row], **options)
 
 
+def test_what_a_tokenizer_refuses_is_named_with_its_place(tmp_path):
+    letters = character_tokenizer(iter(["abc"]))
+    for row, mode in (({"prompt": "abX"}, "generate"), ({"prompt": "", "choices": ["X"]}, "score")):
+        with pytest.raises(ValueError, match="mine.jsonl:2: .* does not know the character .X."):
+            dataset(tmp_path, [{"prompt": "a", "choices": ["b"]}, row], letters, mode=mode)
+    picky = byte_tokenizer("{{ raise_exception('no system please') }}")
+    with pytest.raises(ValueError, match="mine.jsonl:1: the chat template refuses .*no system pl"):
+        dataset(tmp_path, [{"messages": TALK}], picky)
+
+
 def test_a_file_without_rows_is_refused(tmp_path):
     with pytest.raises(ValueError, match="mine.jsonl: there is no row; write at least one prompt"):
         dataset(tmp_path, [])
 
 
-def results_of(texts: list[str]) -> dict[str, np.ndarray]:
-    ids = np.full((len(texts), 9), -1)
-    for row, text in zip(ids, texts, strict=True):
-        row[: len(text)] = TOKENIZER.encode(text)
-    lengths = np.array([len(text) for text in texts])
-    reasons = np.arange(len(texts)) % 4
-    return {
-        "completion_ids": ids,
-        "num_tokens": lengths,
-        "num_characters": np.maximum(lengths - 1, 0),
-        "finish_reason": reasons,
-    }
-
-
-def test_completions_stand_in_the_rows_that_asked_for_them(tmp_path, caplog):
-    path = written(tmp_path, [{"prompt": "ä", "num_tokens": 3}, {"id": [1], "prompt": "b"}])
-    out = tmp_path / "new" / "out.jsonl"
-    num_cut = np.array([0, 4])
-    write_completions(read_rows([path]), results_of(["one.", ""]), out, TOKENIZER, num_cut)
-    assert [json.loads(line) for line in out.read_text("utf-8").splitlines()] == [
-        {"prompt": "ä", "input_num_tokens": 3, "completion": "one", "num_tokens": 4}
-        | {"finish_reason": "end", "prompt_tokens_cut": 0},
-        {"id": [1], "prompt": "b", "completion": "", "num_tokens": 0}
-        | {"finish_reason": "stop", "prompt_tokens_cut": 4},
-    ]
-    assert 'column "num_tokens" is written as "input_num_tokens"' in caplog.text
-    assert "ä" in out.read_text("utf-8")  # as it was written, not as an escape
-    with pytest.raises(FileExistsError, match=r"out.jsonl exists and is not overwritten"):
-        write_completions(read_rows([path]), results_of(["a", "b"]), out, TOKENIZER, num_cut)
-
-
-def test_scores_are_lists_with_the_place_of_the_best(tmp_path):
-    path = written(tmp_path, [{"prompt": "a", "choices": ["b", "c"]}, {"continuation": "d"}])
-    results = {
-        "scores": np.array([[-3.5, -1.25], [-2.0, np.nan]]),
-        "num_tokens": np.array([[2, 1], [1, 0]]),
-        "is_greedy": np.array([[False, True], [False, False]]),
-    }
-    write_scores(read_rows([path]), results, tmp_path / "out.jsonl", np.zeros(2, np.int64))
-    first, second = map(json.loads, (tmp_path / "out.jsonl").read_text("utf-8").splitlines())
-    assert (first["scores"], first["num_tokens"]) == ([-3.5, -1.25], [2, 1])
-    assert (first["is_greedy"], first["best"]) == ([False, True], 1)
-    assert (second["scores"], second["best"], second["prompt_tokens_cut"]) == ([-2.0], 0, 0)
-
-
-@pytest.mark.parametrize("num_rows", [1, 3])
-def test_a_file_that_changed_meanwhile_is_not_written(tmp_path, num_rows):
-    path = written(tmp_path, [{"prompt": "a"}] * num_rows)
-    with pytest.raises(RuntimeError, match=f"the files hold {num_rows} rows, 2 were predicted"):
-        write_completions(
-            read_rows([path]), results_of(["a", "b"]), tmp_path / "o.jsonl", TOKENIZER, np.zeros(2)
-        )
-    assert [file.name for file in tmp_path.iterdir()] == ["mine.jsonl"]
-
-
-def test_results_of_another_step_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="predict_step must return scores, num_tokens, is_greedy"):
-        write_scores([], results_of(["a"]), tmp_path / "out.jsonl", np.zeros(1))
-    with pytest.raises(ValueError, match=r'out.csv ends in ".csv"; name a file in .jsonl or'):
-        check_output(tmp_path / "out.csv")
-
-
-def test_values_that_json_does_not_know(tmp_path):
-    values = {"day": datetime.date(2024, 2, 29), "price": Decimal("1.50"), "prompt": "a"}
-    row = JsonRow(tmp_path / "mine.parquet", 1, values)
-    write_completions(
-        [row], results_of(["b"]), tmp_path / "out.jsonl", TOKENIZER, np.zeros(1, np.int64)
-    )
-    got = json.loads((tmp_path / "out.jsonl").read_text("utf-8"))
-    assert (got["day"], got["price"]) == ("2024-02-29", "1.50")
+def test_a_value_that_json_does_not_know_is_found_before_any_work(tmp_path):
     pq.write_table(pa.table({"prompt": ["a"], "raw": [b"x"]}), tmp_path / "mine.parquet")
     with pytest.raises(ValueError, match="mine.parquet:1: a value is of type bytes, and the outp"):
         PromptDataset(PromptRequest([tmp_path / "mine.parquet"], TOKENIZER))

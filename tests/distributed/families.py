@@ -178,7 +178,7 @@ def causal_lm(
         **{"global_batch_size": 8, **options},
     )
     module = LitCausalLM(
-        partial(MuonAdamW, lr=0.02, adamw_lr=0.01),
+        partial(MuonAdamW, lr=0.02, adamw_factor=0.5),
         network=DecoderConfig(max_positions=64, hidden_size=16, num_layers=2, num_heads=2),
         generation=GenerationOptions(max_new_tokens=6, temperature=1.0),
     )

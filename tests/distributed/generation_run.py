@@ -15,9 +15,10 @@ from lightning.pytorch import seed_everything
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from datamodules.text import TextDataModule
+from datamodules.text_split import TextSplit
+from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.generation import GenerationOptions
 from lit_models.causal_lm.module import LitCausalLM
-from lit_models.causal_lm.network import DecoderConfig
 from lit_models.causal_lm.samples import Samples
 from lit_models.cli_errors import run_guarded
 from lit_models.training.callbacks import default_callbacks
@@ -48,6 +49,7 @@ def main() -> None:
         str(text),
         context_length=32,
         layout="blocks",
+        split=TextSplit(by="tail"),
         global_batch_size=8,
         predict_files=str(prompts),
         predict_output=str(folder / "out.jsonl"),
