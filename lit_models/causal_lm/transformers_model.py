@@ -34,6 +34,9 @@ class PretrainedDecoder(nn.Module):
         super().__init__()
         self.model = model
         self.content = content
+        # A token of padding is often a text's end as well, which must learn; padding itself is in
+        # no loss.
+        self.embedding.padding_idx = None
 
     @property
     def embedding(self) -> nn.Module:
