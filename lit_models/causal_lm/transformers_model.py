@@ -7,6 +7,7 @@ Shapes: R rows, T positions, D hidden.
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,18 @@ class PretrainedDecoder(nn.Module):
     Args:
         model: of a ...ForCausalLM class.
         content: of its config.json, as it is exported.
+
+    Raises:
+        ValueError: the model takes no positions.
     """
 
     def __init__(self, model: Any, content: Content) -> None:
         super().__init__()
+        if "position_ids" not in signature(model.base_model.forward).parameters:
+            raise ValueError(
+                f"{type(model).__name__} takes no position_ids, so documents of one row cannot be "
+                "told apart; take a model with rotary or learned positions, such as Llama or GPT-2."
+            )
         self.model = model
         self.content = content
         # A token of padding is often a text's end as well, which must learn; padding itself is in
