@@ -31,11 +31,16 @@ class PretrainedDecoder(nn.Module):
         content: of its config.json, as it is exported.
 
     Raises:
-        ValueError: the model takes no positions.
+        ValueError: the model takes no positions, or does not say where its hidden states are.
     """
 
     def __init__(self, model: Any, content: Content) -> None:
         super().__init__()
+        if model.base_model is model:
+            raise ValueError(
+                f"{type(model).__name__} does not say which part of it makes the hidden states "
+                "(base_model), so they are out of reach; take another class, such as Llama or Qwen."
+            )
         if "position_ids" not in signature(model.base_model.forward).parameters:
             raise ValueError(
                 f"{type(model).__name__} takes no position_ids, so documents of one row cannot be "

@@ -73,10 +73,17 @@ def test_models_without_causal_attention_are_refused():
         check_isolation(network)
 
 
-@pytest.mark.parametrize("kind", ["Mamba", "Bloom"])
-def test_models_without_positions_are_refused(kind):
-    model = bare(kind)
-    with pytest.raises(ValueError, match=f"{type(model).__name__} takes no position_ids"):
+@pytest.mark.parametrize(
+    ("kind", "sizes", "message"),
+    [
+        ("Mamba", {}, "takes no position_ids"),
+        ("Bloom", {}, "takes no position_ids"),
+        ("Llama4Text", {"num_attention_heads": 2, "pad_token_id": 0}, "does not say which part"),
+    ],
+)
+def test_models_that_cannot_tell_documents_apart_are_refused(kind, sizes, message):
+    model = bare(kind, **sizes)
+    with pytest.raises(ValueError, match=f"{type(model).__name__} {message}"):
         PretrainedDecoder(model, {})
 
 
