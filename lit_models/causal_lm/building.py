@@ -4,6 +4,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+
+from datamodules.tokenizers.text_tokenizer import TextTokenizer
+from lit_models.causal_lm.adapters import adapted_recipe, load_adapter
+from lit_models.causal_lm.decoder_config import DecoderConfig
+from lit_models.causal_lm.lora import LoraOptions, add_lora, lora_recipe
 from lit_models.causal_lm.pretrained import (
     Backend,
     Network,
@@ -13,11 +18,6 @@ from lit_models.causal_lm.pretrained import (
     own_recipe,
     read_recipe,
 )
-
-from datamodules.tokenizers.text_tokenizer import TextTokenizer
-from lit_models.causal_lm.adapters import adapted_recipe, load_adapter
-from lit_models.causal_lm.decoder_config import DecoderConfig
-from lit_models.causal_lm.lora import LoraOptions, add_lora, lora_recipe
 
 Recipe = dict[str, Any]
 

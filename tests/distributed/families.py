@@ -21,8 +21,8 @@ from lit_models.occupation_coder.encoders import CharacterEncoder
 from lit_models.occupation_coder.network import BlockDecoder
 from lit_models.training.exact import ExactModule, LossSum
 from lit_models.training.metrics import SumCount
-from lit_models.training.optim import configured, parameter_groups
 from lit_models.training.muon import MuonAdamW
+from lit_models.training.optim import configured, parameter_groups
 from tests.distributed.text_gradient import write_documents
 from tests.toy import LitToy, ToyData
 
@@ -107,12 +107,24 @@ class LitTied(ExactModule):
         return configured(self, adamw(parameter_groups(self)), None)
 
 
+class LitMuon(LitTied):
+    """The same, whose hidden matrices Muon moves."""
+
+    def configure_optimizers(self) -> Any:
+        groups = parameter_groups(self, heads=[self.output.weight])
+        return configured(self, MuonAdamW(groups, lr=0.01), None)
+
+
 def toy(folder: Path, options: dict[str, Any]) -> tuple[ExactModule, PlannedDataModule]:
     return LitToy(), ToyData(predict_output=str(folder / "coded.csv"), **options)
 
 
 def tied(folder: Path, options: dict[str, Any]) -> tuple[ExactModule, PlannedDataModule]:
     return LitTied(), ToyData(predict_output=str(folder / "coded.csv"), **options)
+
+
+def muon(folder: Path, options: dict[str, Any]) -> tuple[ExactModule, PlannedDataModule]:
+    return LitMuon(), ToyData(predict_output=str(folder / "coded.csv"), **options)
 
 
 def occupation_table(path: Path) -> None:
@@ -191,3 +203,4 @@ FAMILIES: dict[str, Family] = {
     "occupation_coder": occupation_coder,
     "causal_lm": causal_lm,
 }
+SPECIAL: dict[str, Family] = {"muon": muon}  # not in every test
