@@ -95,8 +95,11 @@ class Marker:
         for i, message in enumerate(messages):
             if message["role"] != ASSISTANT:
                 continue
-            before = self.tokenizer.render(messages[:i], add_generation_prompt=True)
             through = self.tokenizer.render(messages[: i + 1])
+            if i:
+                before = self.tokenizer.render(messages[:i], add_generation_prompt=True)
+            else:  # nothing to render yet: the answer begins with what it says
+                before = through.partition(message["content"].strip())[0]
             if not (text.startswith(through) and through.startswith(before)):
                 raise ValueError(
                     f"the chat template writes the turns before message {i + 1} in another way "
