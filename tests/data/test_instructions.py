@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from tokenizers import processors
 
 from datamodules import InstructionDataModule, PlanOptions, TextSplit, TokenizerOptions
 from datamodules.instruction_batches import InstructionDataset
@@ -57,6 +58,7 @@ def chatml(tmp_path: Path) -> TokenizerOptions:
     tokenizer = bpe_tokenizer([SENTENCE], 300)
     tokenizer.backend.add_special_tokens(["<|im_start|>", "<|im_end|>"])
     tokenizer.backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer.backend.post_processor = processors.ByteLevel(trim_offsets=True)
     config = {"eos_token": "<|im_end|>", "chat_template": CHATML}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     return TokenizerOptions("folder", path=str(tmp_path))
@@ -129,10 +131,32 @@ def test_an_answer_without_an_end_token_gets_end_of_text(make: Make, tmp_path: P
     assert trained_runs(dataset) == ["Yes\n", "No\n<|endoftext|>"]
 
 
+def test_no_token_of_a_completion_is_lost(make: Make, tmp_path: Path) -> None:
+    tokenizer = bpe_tokenizer([SENTENCE], 300)
+    tokenizer.backend.post_processor = processors.ByteLevel(trim_offsets=True)  # GPT-2's
+    tokenizer.save(tmp_path)
+    options = TokenizerOptions("folder", path=str(tmp_path))
+    completion = "  Yes<|endoftext|> hens \n "
+    dataset = opened(make([{"prompt": "hens?", "completion": completion}], tokenizer=options))
+    assert trained_runs(dataset) == [completion + "<|endoftext|>"]
+
+
 def test_a_chat_may_begin_with_an_answer(make: Make, chatml: TokenizerOptions) -> None:
     greeting = {"role": "assistant", "content": "Hello!"}
     dataset = opened(make([{"messages": [greeting, *TWO_TURNS[1:3]]}], tokenizer=chatml))
     assert trained_runs(dataset) == ["Hello!<|im_end|>", "Yes<|im_end|>"]
+
+
+def test_the_last_answer_may_have_room_for_thoughts(
+    make: Make, chatml: TokenizerOptions, tmp_path: Path
+) -> None:
+    thinks = CHATML.replace(
+        "{{ m.content }}",
+        "{% if loop.last and m.role == 'assistant' %}<think></think>{% endif %}{{ m.content }}",
+    )
+    (tmp_path / "chat_template.jinja").write_text(thinks)
+    dataset = opened(make([{"messages": TWO_TURNS}], tokenizer=chatml, context_length=256))
+    assert trained_runs(dataset) == ["Yes<|im_end|>", "<think></think>No<|im_end|>"]
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused(make: Make, tmp_path: Path) -> None:
