@@ -84,14 +84,17 @@ def topics() -> dict[str, str]:
     return {name: text.translate(_MARKS) for name, text in ast.literal_eval(table).items()}
 
 
-def documented() -> Iterator[Documented]:
-    """Yield what the modules document, in the order of the list and of the sources."""
+@cache
+def documented() -> tuple[Documented, ...]:
+    """Return what the modules document, in the order of the list and of the sources."""
+    found: list[Documented] = []
     for name in MODULES:
         path = _library() / f"{name}.py"
         if path.is_file():
             # decimal's Python source is _pydecimal, and so on
             module = name.removesuffix("/__init__").replace("/", ".").replace("_py", "")
-            yield from _documented(module, "", ast.parse(path.read_bytes()))
+            found += _documented(module, "", ast.parse(path.read_bytes()))
+    return tuple(found)
 
 
 @cache

@@ -9,6 +9,7 @@ that starts it, nor runs its main module again.
 import hashlib
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
@@ -239,11 +240,13 @@ def main(folder: str, stage: str, rotation: str, first: str, step: str, parent: 
                 return 0
             do_jobs(jobs, stage, [(number + int(rotation)) % len(jobs)])
     except (ValueError, OSError) as error:
-        print(json.dumps({"kind": type(error).__name__, "message": str(error)}))
+        errno = getattr(error, "errno", None)
+        print(json.dumps({"kind": type(error).__name__, "message": str(error), "errno": errno}))
         return FAILED
     return 0
 
 
 if __name__ == "__main__":
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends this one
     sys.exit(main(*sys.argv[1:]))

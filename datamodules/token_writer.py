@@ -29,7 +29,7 @@ log = logging.getLogger("lightning.pytorch.datamodules")  # Lightning shows its 
 STORE_VERSION = 2
 IN_PROCESS_BYTES = 8 << 20
 MAX_PROCESSES = 64
-POLL_S = 0.02
+POLL_S, PROGRESS_S = 0.02, 60.0
 
 
 @dataclass
@@ -167,7 +167,7 @@ def _run(jobs: Jobs, stage: str, rotation: int) -> None:
         for first in range(num)
     ]
     try:
-        _wait(processes)
+        _wait(processes, jobs, stage)
     finally:
         for process in processes:
             process.kill()
@@ -175,14 +175,18 @@ def _run(jobs: Jobs, stage: str, rotation: int) -> None:
             process.stdout.close()
 
 
-def _wait(processes: "list[subprocess.Popen[str]]") -> None:
-    running = processes
+def _wait(processes: "list[subprocess.Popen[str]]", jobs: Jobs, stage: str) -> None:
+    running, said = processes, time.monotonic()
     while running:
         for process in running:
             if process.poll():
                 _raise(process)
         running = [process for process in running if process.poll() is None]
         time.sleep(POLL_S)
+        if stage == TOKENS and time.monotonic() - said > PROGRESS_S:
+            done = sum(jobs.path(stage, job).exists() for job in range(len(jobs)))
+            log.info(f"Tokenised {done / len(jobs):.0%} of the text.")
+            said = time.monotonic()
 
 
 def _raise(process: "subprocess.Popen[str]") -> None:
@@ -193,6 +197,8 @@ def _raise(process: "subprocess.Popen[str]") -> None:
             "for its memory, give the run more of it. What is done is kept."
         )
     error = json.loads(output.splitlines()[-1])
+    if error["errno"] is not None:
+        raise OSError(error["errno"], error["message"])
     kinds = {"FileNotFoundError": FileNotFoundError, "ValueError": ValueError}
     raise kinds.get(error["kind"], RuntimeError)(error["message"])
 

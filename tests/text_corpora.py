@@ -1,5 +1,7 @@
 """Small text corpora and their token stores, for tests."""
 
+import json
+
 import numpy as np
 
 from datamodules.splitting import TEST, TRAIN, VALIDATION
@@ -39,3 +41,19 @@ def same(a, b):
         for x, y in zip(streams(a), streams(b), strict=True)
         for name in ("tokens", "starts", "num_positions")
     )
+
+
+TEXTS = [f"Document {i} has {'some ' * (i % 5)}words.\n" for i in range(20)]
+
+
+def text_rows(folder):
+    """Write the texts to a jsonl file with a second column; return its path."""
+    lines = [json.dumps({"text": text, "body": [1]}) + "\n" for text in TEXTS]
+    return str(text_file(folder / "corpus.jsonl", "".join(lines)))
+
+
+def text_module(files, **options):
+    """Return a TextDataModule of small batches."""
+    from datamodules import TextDataModule  # Lightning, which the subprocesses of tests do without
+
+    return TextDataModule(files, **{"global_batch_size": 4, "context_length": 32, **options})

@@ -117,8 +117,8 @@ def test_another_seed_gives_other_records() -> None:
     assert records(50, seed=1) == records(50, seed=1) != records(50, seed=2)
 
 
-def test_the_demo_text_holds_topics_and_docstrings_once_each(tmp_path: Path) -> None:
-    path = demo.demo_text(tmp_path)
+def test_the_demo_text_holds_topics_and_docstrings_once_each(folder: Path) -> None:
+    path = demo.demo_text(folder)
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     assert all(set(row) == {"text", "source"} and row["text"].strip() for row in rows)
     texts = {row["source"]: row["text"] for row in rows}
@@ -128,8 +128,8 @@ def test_the_demo_text_holds_topics_and_docstrings_once_each(tmp_path: Path) -> 
     assert 1_000_000 < path.stat().st_size < 4_000_000
 
 
-def test_demo_instructions_ask_for_a_name_and_answer_in_words(tmp_path: Path) -> None:
-    path = demo.demo_instructions(tmp_path)
+def test_demo_instructions_ask_for_a_name_and_answer_in_words(folder: Path) -> None:
+    path = demo.demo_instructions(folder)
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     answers = {row["prompt"]: row["completion"] for row in rows}
     found = answers["What does FTP.storbinary of the module ftplib do?"]

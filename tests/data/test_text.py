@@ -1,24 +1,19 @@
-"""Text files become batches; whose tokenizer is used; wrong inputs are named."""
+"""Text files become batches; wrong inputs are named."""
 
-import json
 import logging
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 from datamodules import TextDataModule, TextSplit, TokenizerOptions, token_writer
 from datamodules.cache import cache_root
 from datamodules.splitting import TEST, TRAIN, VALIDATION
 from datamodules.text_batches import BlockDataset
-from datamodules.tokenizers.text_tokenizer import make_tokenizer
-from tests.text_corpora import text_file, texts_of
+from tests.text_corpora import TEXTS, text_file, text_module, text_rows, texts_of
 
 CHARACTERS = TokenizerOptions(kind="characters")
-TEXTS = [f"Document {i} has {'some ' * (i % 5)}words.\n" for i in range(20)]
 
 
 @pytest.fixture(autouse=True)
@@ -28,22 +23,7 @@ def _cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def corpus(tmp_path):
-    """A jsonl of twenty documents."""
-    lines = [json.dumps({"text": text, "body": [1]}) + "\n" for text in TEXTS]
-    return str(text_file(tmp_path / "corpus.jsonl", "".join(lines)))
-
-
-def trainer_of(stage, ckpt_path=None, **module):
-    """Return what of a Trainer decides the tokenizer."""
-    return SimpleNamespace(
-        state=SimpleNamespace(fn=SimpleNamespace(value=stage)),
-        ckpt_path=ckpt_path,
-        lightning_module=SimpleNamespace(**module),
-    )
-
-
-def text_module(files, **options):
-    return TextDataModule(files, **{"global_batch_size": 4, "context_length": 32, **options})
+    return text_rows(tmp_path)
 
 
 def test_txt_jsonl_parquet_and_folders_give_the_same_tokens(tmp_path, corpus):
@@ -86,7 +66,8 @@ def test_an_epoch_has_every_target_once(corpus, layout):
     assert isinstance(data.datasets["validation"], BlockDataset) == (layout == "blocks")
 
 
-def test_without_files_the_demo_text_is_divided_by_documents():
+def test_without_files_the_demo_text_is_divided_by_documents(monkeypatch):
+    monkeypatch.undo()  # the cache of all tests has the demo, most likely
     data = TextDataModule(split=TextSplit(0.1, 0.05))
     data.setup("fit")
     counts = [data.store.part_facts(part).num_documents for part in (TRAIN, VALIDATION, TEST)]
@@ -115,69 +96,6 @@ def test_a_second_start_reads_nothing(corpus, monkeypatch):
     data.prepare_data()
     data.setup("fit")
     assert data.tokenizer.vocab_size > 20
-
-
-@pytest.mark.parametrize("is_checkpoint", [True, False])
-def test_evaluation_uses_the_tokenizer_of_the_model(tmp_path, corpus, is_checkpoint):
-    trained = make_tokenizer(CHARACTERS, iter([*TEXTS, "zß"]))
-    recipe = {"tokenizer": trained.to_dict()}
-    torch.save({"text_recipe": recipe}, tmp_path / "a.ckpt")
-    source = {"ckpt_path": str(tmp_path / "a.ckpt")} if is_checkpoint else {"recipe": recipe}
-    data = text_module(corpus, tokenizer=CHARACTERS)
-    data.trainer = trainer_of("validate", **source)
-    data.prepare_data()
-    store = data._open_store("validate")
-    assert store.tokenizer.digest == trained.digest
-    data.trainer = trainer_of("fit", **source)
-    assert data._open_store("fit").tokenizer.backend.token_to_id("ß") is None
-
-
-def test_evaluation_takes_the_store_of_training_and_needs_no_training_text(tmp_path, corpus):
-    held = str(text_file(tmp_path / "held.txt", "Document words"))
-    data = text_module(corpus, tokenizer=CHARACTERS, validation_files=held)
-    data.prepare_data()
-    data.setup("fit")
-    recipe = {"tokenizer": data.tokenizer.to_dict()}
-    again = text_module(corpus, tokenizer=CHARACTERS, validation_files=held)
-    again.trainer = trainer_of("validate", recipe=recipe)
-    assert again._open_store("validate").folder == data.store.folder
-    elsewhere = text_module(str(tmp_path / "gone.txt"), validation_files=held)
-    elsewhere.trainer = trainer_of("validate", recipe=recipe)
-    store = elsewhere._open_store("validate")
-    assert store.tokenizer.digest == data.tokenizer.digest
-    assert store.part_facts(VALIDATION) == data.store.part_facts(VALIDATION)
-    assert store.part_facts(TRAIN).num_tokens == 0
-    elsewhere.trainer = None
-    with pytest.raises(FileNotFoundError, match=r"data.train_files: .*gone.txt does not exist"):
-        elsewhere.prepare_data()
-
-
-def test_a_pretrained_model_brings_its_tokenizer(tmp_path, corpus):
-    folder = tmp_path / "pretrained"
-    make_tokenizer(CHARACTERS, iter([*TEXTS, "q"])).save(folder)
-    data = text_module(corpus)
-    data.trainer = trainer_of("fit", wanted_tokenizer=lambda: str(folder))
-    data.prepare_data()
-    assert data._open_store("fit").tokenizer.backend.token_to_id("q") is not None
-    data.tokenizer_options = TokenizerOptions(kind="folder", path=str(folder))
-    assert data._open_store("fit").tokenizer.backend.token_to_id("q") is not None
-    data.tokenizer_options = CHARACTERS
-    with pytest.raises(
-        ValueError, match=r"data.tokenizer is kind characters, and the pretrained mo"
-    ):
-        data.prepare_data()
-    data.trainer = trainer_of("fit", wanted_tokenizer=lambda: None)
-    assert data._open_store("fit").tokenizer.backend.token_to_id("q") is None
-
-
-def test_a_checkpoint_of_another_family_is_named(tmp_path, corpus):
-    torch.save({"state_dict": {}}, tmp_path / "a.ckpt")
-    data = text_module(corpus)
-    data.trainer = trainer_of("validate", str(tmp_path / "a.ckpt"))
-    with pytest.raises(
-        ValueError, match=r"keeps no text recipe .* give a checkpoint of LitCausalLM"
-    ):
-        data.prepare_data()
 
 
 def test_a_part_without_text_names_the_option(corpus):

@@ -1,12 +1,13 @@
 """Every token of every document is a target once; rows say what belongs together."""
 
+import pickle
 import time
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datamodules.plan import PlanOptions
@@ -58,6 +59,7 @@ SIZES = st.lists(st.integers(1, 30), min_size=1, max_size=12)
 LAYOUTS = st.sampled_from(["packed", "documents"])
 
 
+@settings(deadline=None)
 @given(SIZES, st.integers(1, 17), LAYOUTS)
 def test_every_token_of_every_document_is_a_target_once(sizes, context, layout):
     stream = stream_of(sizes)
@@ -75,6 +77,7 @@ def test_every_token_of_every_document_is_a_target_once(sizes, context, layout):
     assert int(begins.sum()) == len(data.sizes) == int(batch["document_ids"].max()) + 1
 
 
+@settings(deadline=None)
 @given(SIZES, st.integers(1, 17), LAYOUTS)
 def test_batches_are_those_of_a_plain_loop(sizes, context, layout):
     data = TokenDataset(stream_of(sizes), "x", context, layout, TOKENIZER)
@@ -92,6 +95,7 @@ def test_batches_are_those_of_a_plain_loop(sizes, context, layout):
         assert padding["sample_index"] <= {number}
 
 
+@settings(deadline=None)
 @given(SIZES, st.integers(1, 17), st.integers(0, 5), st.integers(0, 3))
 def test_blocks_use_each_position_once_in_every_epoch(sizes, context, seed, epoch):
     stream = stream_of(sizes)
@@ -155,9 +159,15 @@ def test_describe_shows_the_text_with_its_special_tokens():
     assert data.packing_efficiency == 7 / 8
 
 
-class Given(PlannedDataModule):
-    """Deals one dataset."""
+def test_a_dataset_that_is_sent_to_a_process_gives_the_same():
+    data = BlockDataset(stream_of([20, 30]), "x", 8, TOKENIZER, 1)
+    sent = pickle.loads(pickle.dumps(data))
+    assert str([data.example(i, 2) for i in range(7)]) == str(
+        [sent.example(i, 2) for i in range(7)]
+    )
 
+
+class Given(PlannedDataModule):
     def __init__(self, data, **planned):
         super().__init__(**planned)
         self.data = data

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datamodules.splitting import TEST, TRAIN, VALIDATION
@@ -36,6 +36,7 @@ def test_shares_of_distinct_documents_are_held_out():
     assert parts != other
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 30), min_size=1), st.randoms(use_true_random=False))
 def test_equal_documents_share_a_part_whatever_the_order(hashes, random):
     split = TextSplit(0.3, 0.2)

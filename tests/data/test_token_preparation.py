@@ -1,5 +1,6 @@
 """Token stores are prepared once, by several processes, and a kill in the middle loses little."""
 
+import errno
 import json
 import os
 import signal
@@ -158,7 +159,9 @@ def test_a_worker_ends_when_its_parent_is_gone(tmp_path):
     assert len(list(tmp_path.glob("scan*"))) == 1
 
 
-def test_a_worker_that_was_killed_is_named():
+def test_a_worker_that_was_killed_is_named(tmp_path):
+    token_jobs.write_jobs(tmp_path, {TRAIN: [corpus(tmp_path)]}, Reading())
+    jobs = token_jobs.Jobs(tmp_path)
     code = "import os; os.kill(os.getpid(), 9)"
     with (
         subprocess.Popen(
@@ -166,4 +169,32 @@ def test_a_worker_that_was_killed_is_named():
         ) as process,
         pytest.raises(RuntimeError, match="ended with status -9; if it was killed for its mem"),
     ):
-        token_writer._wait([process])
+        token_writer._wait([process], jobs, "scan")
+
+
+def test_a_worker_says_what_it_could_not_write(tmp_path, monkeypatch, capsys):
+    def refuse(path, write):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    token_jobs.write_jobs(tmp_path, {TRAIN: [corpus(tmp_path)]}, Reading())
+    jobs = token_jobs.Jobs(tmp_path)
+    monkeypatch.setattr(token_jobs, "replace_file", refuse)
+    parent = str(os.getppid())
+    assert token_jobs.main(str(tmp_path), "scan", "0", "0", "1", parent) == token_jobs.FAILED
+    code = f"print({capsys.readouterr().out!r}); raise SystemExit({token_jobs.FAILED})"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    with process, pytest.raises(OSError, match="No space left on device") as found:
+        token_writer._wait([process], jobs, "scan")
+    assert found.value.errno == errno.ENOSPC
+
+
+def test_progress_of_a_long_preparation_is_said(tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO", logger=token_writer.log.name)
+    monkeypatch.setattr(token_writer, "PROGRESS_S", 0.0)
+    token_jobs.write_jobs(tmp_path, {TRAIN: [corpus(tmp_path)]}, Reading())
+    code = "import time; time.sleep(0.2)"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
+    ) as process:
+        token_writer._wait([process], token_jobs.Jobs(tmp_path), "tokens")
+    assert "Tokenised 0% of the text." in caplog.messages

@@ -1,0 +1,95 @@
+"""Whose tokenizer is used: that of a trained model, of a pretrained one, or the options' own."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from datamodules import TokenizerOptions
+from datamodules.splitting import TRAIN, VALIDATION
+from datamodules.tokenizers.text_tokenizer import make_tokenizer
+from tests.text_corpora import TEXTS, text_file, text_module, text_rows
+
+CHARACTERS = TokenizerOptions(kind="characters")
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    return text_rows(tmp_path)
+
+
+def trainer_of(stage, ckpt_path=None, **module):
+    """Return what of a Trainer decides the tokenizer."""
+    return SimpleNamespace(
+        state=SimpleNamespace(fn=SimpleNamespace(value=stage)),
+        ckpt_path=ckpt_path,
+        lightning_module=SimpleNamespace(**module),
+    )
+
+
+@pytest.mark.parametrize("is_checkpoint", [True, False])
+def test_evaluation_uses_the_tokenizer_of_the_model(tmp_path, corpus, is_checkpoint):
+    trained = make_tokenizer(CHARACTERS, iter([*TEXTS, "zß"]))
+    recipe = {"tokenizer": trained.to_dict()}
+    torch.save({"text_recipe": recipe}, tmp_path / "a.ckpt")
+    source = {"ckpt_path": str(tmp_path / "a.ckpt")} if is_checkpoint else {"recipe": recipe}
+    data = text_module(corpus, tokenizer=CHARACTERS)
+    data.trainer = trainer_of("validate", **source)
+    data.prepare_data()
+    store = data._open_store("validate")
+    assert store.tokenizer.digest == trained.digest
+    data.trainer = trainer_of("fit", **source)
+    assert data._open_store("fit").tokenizer.backend.token_to_id("ß") is None
+
+
+def test_evaluation_takes_the_store_of_training_and_needs_no_training_text(tmp_path, corpus):
+    held = str(text_file(tmp_path / "held.txt", "Document words"))
+    data = text_module(corpus, tokenizer=CHARACTERS, validation_files=held)
+    data.prepare_data()
+    data.setup("fit")
+    recipe = {"tokenizer": data.tokenizer.to_dict()}
+    again = text_module(corpus, tokenizer=CHARACTERS, validation_files=held)
+    again.trainer = trainer_of("validate", recipe=recipe)
+    assert again._open_store("validate").folder == data.store.folder
+    elsewhere = text_module(str(tmp_path / "gone.txt"), validation_files=held)
+    elsewhere.trainer = trainer_of("validate", recipe=recipe)
+    store = elsewhere._open_store("validate")
+    assert store.tokenizer.digest == data.tokenizer.digest
+    assert store.part_facts(VALIDATION) == data.store.part_facts(VALIDATION)
+    assert store.part_facts(TRAIN).num_tokens == 0
+    elsewhere.trainer = None
+    with pytest.raises(FileNotFoundError, match=r"data.train_files: .*gone.txt does not exist"):
+        elsewhere.prepare_data()
+
+
+def test_a_pretrained_model_brings_its_tokenizer(tmp_path, corpus):
+    folder = tmp_path / "pretrained"
+    make_tokenizer(CHARACTERS, iter([*TEXTS, "q"])).save(folder)
+    data = text_module(corpus)
+    data.trainer = trainer_of("fit", wanted_tokenizer=lambda: str(folder))
+    data.prepare_data()
+    assert data._open_store("fit").tokenizer.backend.token_to_id("q") is not None
+    data.tokenizer_options = TokenizerOptions(kind="folder", path=str(folder))
+    assert data._open_store("fit").tokenizer.backend.token_to_id("q") is not None
+    data.tokenizer_options = CHARACTERS
+    with pytest.raises(
+        ValueError, match=r"data.tokenizer is kind characters, and the pretrained mo"
+    ):
+        data.prepare_data()
+    data.trainer = trainer_of("fit", wanted_tokenizer=lambda: None)
+    assert data._open_store("fit").tokenizer.backend.token_to_id("q") is None
+
+
+def test_a_checkpoint_of_another_family_is_named(tmp_path, corpus):
+    torch.save({"state_dict": {}}, tmp_path / "a.ckpt")
+    data = text_module(corpus)
+    data.trainer = trainer_of("validate", str(tmp_path / "a.ckpt"))
+    with pytest.raises(
+        ValueError, match=r"keeps no text recipe .* give a checkpoint of LitCausalLM"
+    ):
+        data.prepare_data()
