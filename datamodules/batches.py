@@ -37,6 +37,7 @@ class TextBatch(PlannedBatch):
     position_ids: Tensor  # [R, T] int64, from 0 in every document
     document_ids: Tensor  # [R, T] int64, counted over the batch, ascending in a row; -1 = padding
     sample_index: Tensor  # [R, T] int64, entry of `weight` that the position belongs to
+    has_single_documents: bool  # every row is one document; known before a device has the batch
 
 
 class PromptBatch(PlannedBatch):

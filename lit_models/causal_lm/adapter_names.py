@@ -4,16 +4,16 @@ The own decoder has three layers where transformers' GPT-2 has one, `c_attn`; ad
 translated exactly in both directions. Shapes: r rank.
 """
 
-import re
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from torch import Tensor, nn
 
-FUSED, PARTS = "c_attn", ("q_proj", "k_proj", "v_proj")
-LLAMA = {"attention": "self_attn", "feed_forward": "mlp"}
-GPT2 = {"attention.o_proj": "attn.c_proj", "feed_forward.up_proj": "mlp.c_fc"}
-GPT2 |= {"feed_forward.down_proj": "mlp.c_proj"}
+from lit_models.causal_lm.layout_configs import layout_of
+from lit_models.causal_lm.layouts import NAMES
+from lit_models.causal_lm.lora import linear_layers
+from lit_models.causal_lm.network import Decoder
 
 
 class LayerAdapter(NamedTuple):
@@ -24,26 +24,31 @@ class LayerAdapter(NamedTuple):
     alpha: float
 
 
+def module_names(network: nn.Module) -> dict[str, str]:
+    """Return name of a linear layer -> that of transformers' module which does its work.
+
+    Raises:
+        ValueError: transformers has no model of the own decoder's shape.
+    """
+    names = list(linear_layers(network))
+    if isinstance(network, Decoder):
+        parts = NAMES[layout_of(network.config)]
+        return {name: ".".join(parts.get(p, p) for p in name.split(".")) for name in names}
+    models = (n for n, m in network.named_modules() if hasattr(m, "get_output_embeddings"))
+    prefix = next(models, "")
+    return {name: name.removeprefix(f"{prefix}.") for name in names}
+
+
 def hugging_face_layers(
     network: nn.Module, layers: Mapping[str, LayerAdapter]
 ) -> dict[str, LayerAdapter]:
     """Return adapters of a network's layers under the names of transformers' modules."""
-    layout = own_layout(network)
-    if layout is None:
-        prefix = _transformers_prefix(network)
-        return {name.removeprefix(prefix): layer for name, layer in layers.items()}
-    if layout == "llama":
-        return {_llama_theirs(name): layer for name, layer in layers.items()}
-    found: dict[str, LayerAdapter] = {}
-    fused: dict[str, dict[str, LayerAdapter]] = {}
-    for name, layer in layers.items():
-        block, part = re.fullmatch(r"layers\.(\d+)\.(.*)", name).groups()  # type: ignore[union-attr]
-        if part in GPT2:
-            found[f"transformer.h.{block}.{GPT2[part]}"] = layer
-        else:
-            home = f"transformer.h.{block}.attn.{FUSED}"
-            fused.setdefault(home, {})[part.rpartition(".")[2]] = layer
-    return found | {name: _joined(parts) for name, parts in fused.items()}
+    found = {}
+    for module, parts in _parts(network).items():
+        present = [layers.get(part) for part in parts]
+        if any(layer is not None for layer in present):
+            found[module] = present[0] if len(parts) == 1 else _joined(present)
+    return found
 
 
 def network_layers(
@@ -54,92 +59,57 @@ def network_layers(
     Args:
         network: own decoder or transformers' model.
         layers: name of a module -> adapter; a name that is unknown stays as it is.
-        rank: of most layers; three times that tells that q, k and v have each their own.
+        rank: of most layers; a multiple of it tells that the parts of a module have each their own.
     """
-    layout = own_layout(network)
-    if layout is None:
-        prefix = _transformers_prefix(network)
-        return {f"{prefix}{name}": layer for name, layer in layers.items()}
-    if layout == "llama":
-        return {_llama_own(name): layer for name, layer in layers.items()}
-    return {
-        own: part
-        for name, layer in layers.items()
-        for own, part in _gpt2_own(name, layer, rank).items()
-    }
-
-
-def own_layout(network: nn.Module) -> str | None:
-    """Return whose names an own decoder maps to, gpt2 or llama; none for others' models."""
-    positions = getattr(getattr(network, "config", None), "positions", None)
-    return {"learned": "gpt2", "rotary": "llama"}.get(positions or "")
-
-
-def _joined(parts: dict[str, LayerAdapter]) -> LayerAdapter:
-    """Return the adapter of `c_attn` [q; k; v] that does what those of its thirds do.
-
-    Each third has its own rows of A and columns of B; all have as many, an absent one has zeros.
-    """
-    rank = max(len(layer.a) for layer in parts.values())
-    first = next(iter(parts.values()))
-    size = len(first.b)
-    scale = first.alpha / len(first.a)
-    a = first.a.new_zeros(3 * rank, first.a.shape[1])
-    b = first.b.new_zeros(3 * size, 3 * rank)
-    for index, name in enumerate(PARTS):
-        if name not in parts:
+    parts_of, found = _parts(network), {}
+    for module, layer in layers.items():
+        parts = parts_of.get(module, [module])
+        if len(parts) == 1 or len(layer.b) % len(parts):
+            found[parts[0]] = layer
             continue
-        layer = parts[name]
-        own, at = len(layer.a), index * rank
-        a[at : at + own] = layer.a
-        b[index * size : (index + 1) * size, at : at + own] = layer.b * (layer.alpha / own / scale)
-    return LayerAdapter(a, b, scale * 3 * rank)
+        cut = zip(parts, _cut(layer, len(parts), rank), strict=True)
+        found |= {part: own for part, own in cut if own is not None}
+    return found
 
 
-def _gpt2_own(name: str, layer: LayerAdapter, rank: int) -> dict[str, LayerAdapter]:
-    """Return the own adapters of a GPT-2 module: three of `c_attn`, one of any other."""
-    match = re.fullmatch(r"transformer\.h\.(\d+)\.(.*)", name)
-    if match is None:
-        return {name: layer}
-    block, part = match.groups()
-    own = {theirs: ours for ours, theirs in GPT2.items()}
-    if part in own:
-        return {f"layers.{block}.{own[part]}": layer}
-    if part != f"attn.{FUSED}" or len(layer.b) % 3:
-        return {name: layer}
-    thirds = zip(PARTS, _thirds(layer, rank), strict=True)
-    return {f"layers.{block}.attention.{n}": third for n, third in thirds if third is not None}
+def _parts(network: nn.Module) -> dict[str, list[str]]:
+    """Return name of transformers' module -> those of the layers that do its work, in order."""
+    parts = defaultdict(list)
+    for name, module in module_names(network).items():
+        parts[module].append(name)
+    return parts
 
 
-def _thirds(layer: LayerAdapter, rank: int) -> list[LayerAdapter | None]:
-    """Return the adapters of q, k and v: they share A, unless each has rows of its own."""
-    blocks = layer.b.chunk(3)
-    parts = [slice(i * rank, (i + 1) * rank) for i in range(3)]
-    inside = sum(block[:, part].count_nonzero() for block, part in zip(blocks, parts, strict=True))
-    if len(layer.a) != 3 * rank or inside != layer.b.count_nonzero():
+def _joined(parts: list[LayerAdapter | None]) -> LayerAdapter:
+    """Return the adapter of a module that does what those of its parts, of one size, do.
+
+    Each part has its own rows of A and columns of B; all have as many, an absent one has zeros.
+    """
+    present = [layer for layer in parts if layer is not None]
+    rank, size = max(len(layer.a) for layer in present), len(present[0].b)
+    scale = present[0].alpha / len(present[0].a)
+    a = present[0].a.new_zeros(len(parts) * rank, present[0].a.shape[1])
+    b = present[0].b.new_zeros(len(parts) * size, len(parts) * rank)
+    for index, layer in enumerate(parts):
+        if layer is None:
+            continue
+        own, row = len(layer.a), index * rank
+        a[row : row + own] = layer.a
+        factor = layer.alpha / own / scale
+        b[index * size : (index + 1) * size, row : row + own] = layer.b * factor
+    return LayerAdapter(a, b, scale * len(a))
+
+
+def _cut(layer: LayerAdapter, count: int, rank: int) -> list[LayerAdapter | None]:
+    """Return the adapters of a module's parts: they share A, unless each has rows of its own."""
+    blocks = layer.b.chunk(count)
+    rows = [slice(i * rank, (i + 1) * rank) for i in range(count)]
+    inside = sum(int(b[:, part].count_nonzero()) for b, part in zip(blocks, rows, strict=True))
+    if len(layer.a) != count * rank or inside != layer.b.count_nonzero():
         return [LayerAdapter(layer.a, block.contiguous(), layer.alpha) for block in blocks]
     return [
-        LayerAdapter(layer.a[part], block[:, part].contiguous(), layer.alpha / 3)
+        LayerAdapter(layer.a[part], block[:, part].contiguous(), layer.alpha / count)
         if layer.a[part].any() or block[:, part].any()
         else None
-        for block, part in zip(blocks, parts, strict=True)
+        for block, part in zip(blocks, rows, strict=True)
     ]
-
-
-def _llama_theirs(name: str) -> str:
-    for ours, theirs in LLAMA.items():
-        name = name.replace(f".{ours}.", f".{theirs}.")
-    return f"model.{name}"
-
-
-def _llama_own(name: str) -> str:
-    for ours, theirs in LLAMA.items():
-        name = name.replace(f".{theirs}.", f".{ours}.")
-    return name.removeprefix("model.")
-
-
-def _transformers_prefix(network: nn.Module) -> str:
-    for name, module in network.named_modules():
-        if hasattr(module, "get_output_embeddings"):
-            return f"{name}." if name else ""
-    return ""

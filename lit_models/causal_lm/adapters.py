@@ -17,9 +17,10 @@ from lit_models.causal_lm.adapter_names import (
     LayerAdapter,
     hugging_face_layers,
     network_layers,
-    own_layout,
 )
+from lit_models.causal_lm.layout_configs import layout_of
 from lit_models.causal_lm.lora import A, B, is_conv1d, layer_size, linear_layers
+from lit_models.causal_lm.network import Decoder
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -56,7 +57,7 @@ class Adapter:
 
 
 def adapted_recipe(
-    network: nn.Module, recipe: dict[str, Any], folder: str | Path, base: str | None = None
+    network: nn.Module, recipe: dict[str, Any], folder: str | Path
 ) -> dict[str, Any]:
     """Return a recipe of `lora_recipe` whose layers have the sizes of an adapter that is there.
 
@@ -64,14 +65,13 @@ def adapted_recipe(
         network: own decoder or transformers' model, before its layers are replaced.
         recipe: what the user asked for.
         folder: of the adapter.
-        base: name or path of the model that is adapted, if it has one.
 
     Raises:
         FileNotFoundError: no adapter is there.
         ValueError: it is damaged, of another base, or not what the recipe says.
     """
     adapter = read_adapter(folder)
-    layers = own_layers(network, adapter, folder, base)
+    layers = own_layers(network, adapter, folder, recipe["base"])
     asked, found = list(recipe["layers"]), list(layers)
     same_size = (adapter.rank, adapter.alpha) == (recipe["rank"], recipe["alpha"])
     if not same_size or set(asked) != set(found):
@@ -86,14 +86,15 @@ def adapted_recipe(
     return {**recipe, "layers": sizes}
 
 
-def load_adapter(network: nn.Module, folder: str | Path, base: str | None = None) -> None:
-    """Copy an adapter's values into a network that `add_lora` has prepared for it.
+def load_adapter(network: nn.Module, recipe: Mapping[str, Any], folder: str | Path) -> None:
+    """Copy an adapter's values into a network that `add_lora` has prepared by the same recipe.
 
     Raises:
         FileNotFoundError: no adapter is there.
         ValueError: it is damaged, or of another base.
     """
-    for name, (a, b, _) in own_layers(network, read_adapter(folder), folder, base).items():
+    layers = own_layers(network, read_adapter(folder), folder, recipe["base"])
+    for name, (a, b, _) in layers.items():
         layer = network.get_submodule(name)
         with torch.no_grad():
             layer.lora_A.copy_(a)
@@ -101,7 +102,7 @@ def load_adapter(network: nn.Module, folder: str | Path, base: str | None = None
 
 
 def adapter_of(
-    network: nn.Module, recipe: Mapping[str, Any], weights: Mapping[str, Tensor], base: str | None
+    network: nn.Module, recipe: Mapping[str, Any], weights: Mapping[str, Tensor]
 ) -> Adapter:
     """Return the adapter of some weights, under the names of transformers' modules.
 
@@ -109,14 +110,13 @@ def adapter_of(
         network: own decoder or transformers' model; may be on the meta device.
         recipe: of `lora_recipe`.
         weights: the network's state_dict.
-        base: name or path of the model that was adapted.
     """
     layers = {
         name: LayerAdapter(weights[f"{name}.{A}"], weights[f"{name}.{B}"], alpha)
         for name, (_, alpha) in recipe["layers"].items()
     }
     sizes = (recipe["rank"], recipe["alpha"], recipe["dropout"])
-    return Adapter(hugging_face_layers(network, layers), *sizes, base)
+    return Adapter(hugging_face_layers(network, layers), *sizes, recipe["base"])
 
 
 def adapter_files(network: nn.Module, adapter: Adapter) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -127,7 +127,7 @@ def adapter_files(network: nn.Module, adapter: Adapter) -> tuple[dict[str, Any],
             ranks[name] = len(a)
         if alpha != adapter.alpha:
             alphas[name] = alpha
-    is_own_gpt2 = own_layout(network) == "gpt2"
+    is_own_gpt2 = isinstance(network, Decoder) and layout_of(network.config) == "gpt2"
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

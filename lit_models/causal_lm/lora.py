@@ -87,12 +87,15 @@ class LoraLinear(nn.Module):
         return f"{size}, rank={len(self.lora_A)}, scale={self.scale:g}"
 
 
-def lora_recipe(network: nn.Module, options: LoraOptions) -> dict[str, Any]:
+def lora_recipe(
+    network: nn.Module, options: LoraOptions, base: str | None = None
+) -> dict[str, Any]:
     """Return plain values from which `add_lora` makes the same layers without any file.
 
     Args:
         network: before its layers are replaced; the weights do not matter.
         options: an adapter that they name is not read here, but by `adapters.adapted_recipe`.
+        base: name or folder of the model that is adapted, if it has one.
 
     Raises:
         ValueError: a target fits no linear layer.
@@ -104,6 +107,7 @@ def lora_recipe(network: nn.Module, options: LoraOptions) -> dict[str, Any]:
         "alpha": options.alpha,
         "dropout": options.dropout,
         "base_dtype": options.base_dtype,
+        "base": base,
         "layers": {name: [options.rank, options.alpha] for name in names},
     }
 

@@ -6,7 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from datamodules.batches import TextBatch
+from lit_models.causal_lm.loss import IGNORED
 from lit_models.training.metrics import SumCount
+from lit_models.training.record import LossSum
 
 
 class Perplexity(SumCount):
@@ -39,20 +42,20 @@ class TextMetrics(nn.ModuleDict):
         if byte_lengths is not None:
             self["bits_per_byte"] = BitsPerByte()
 
-    def add_batch(self, nats: Tensor, labels: Tensor, weights: Tensor) -> None:
+    def add_batch(self, nats: LossSum, batch: TextBatch) -> None:
         """Add one batch.
 
         Args:
-            nats: [] float, summed over the targets that count.
-            labels: [R, T] int64.
-            weights: [R, T] of each position, 0 where it does not count.
+            nats: sum over its targets that count, and their number.
+            batch: whose labels they are.
         """
-        count = weights.double().sum()
         for name in ("loss", "perplexity"):
-            self[name].update(nats, count)
+            self[name].update(*nats)
         if "bits_per_byte" in self:
-            spelled = self.byte_lengths[labels.clamp(min=0)]
-            self["bits_per_byte"].update(nats, (spelled * weights).double().sum())
+            labels = batch["labels"]
+            weights = batch["weight"][batch["sample_index"]] * (labels != IGNORED)
+            spelled = self.byte_lengths[labels.clamp(min=0)]  # [R, T]
+            self["bits_per_byte"].update(nats.total, (spelled * weights).double().sum())
 
 
 def byte_table(byte_lengths: Any, vocab_size: int) -> Tensor | None:

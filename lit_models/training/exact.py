@@ -21,6 +21,7 @@ from torchmetrics import Metric
 
 from lit_models.training import strategies
 from lit_models.training.checkpoint import AtomicCheckpointIO, load_part, take_averaged
+from lit_models.training.exported import Layout
 from lit_models.training.optim import gradients
 from lit_models.training.plain import plain_hyperparameters
 from lit_models.training.record import LossSum, StepRecord
@@ -223,6 +224,39 @@ class ExactModule(LightningModule):
                 f"{type(module).__name__}.from_exported, or name another folder."
             )
         return module
+
+    @classmethod
+    def exported_layout(
+        cls, content: dict[str, Any], weights: dict[str, Tensor], adapter: bool
+    ) -> Layout | None:
+        """Return another program's files for `unisono export`; none has its own two written.
+
+        A family that overrides it implements `restored_weights`, too.
+
+        Args:
+            content: of a checkpoint.
+            weights: those that are exported, under the names of the module.
+            adapter: the adapter alone is asked for.
+
+        Raises:
+            ValueError: there is no adapter, or that program cannot express the module.
+        """
+        if adapter:
+            raise ValueError(f"a {cls.__name__} has no adapters; leave --adapter out.")
+        return None
+
+    @classmethod
+    def restored_weights(
+        cls, folder: Path, stored: dict[str, Tensor], extra: dict[str, Any]
+    ) -> dict[str, Tensor]:
+        """Return the module's weights from those that `exported_layout` had stored.
+
+        Args:
+            folder: that was exported.
+            stored: its tensors under their names there, tied ones included.
+            extra: values of `export_keys`.
+        """
+        raise NotImplementedError(f"{cls.__name__} must implement restored_weights.")
 
     def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
         """Return the weights that `init_from` takes; a family whose shapes follow the data

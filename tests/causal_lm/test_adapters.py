@@ -60,9 +60,8 @@ def adapt(network: nn.Module, targets: list[str], **options: Any) -> dict[str, A
 def write(
     folder: Path, network: nn.Module, recipe: dict[str, Any], base: str | None = "models/tiny"
 ) -> Path:
-    config, weights = adapter_files(
-        network, adapter_of(network, recipe, network.state_dict(), base)
-    )
+    adapter = adapter_of(network, {**recipe, "base": base}, network.state_dict())
+    config, weights = adapter_files(network, adapter)
     folder.mkdir(exist_ok=True)
     (folder / ADAPTER_CONFIG).write_text(json.dumps(config))
     save_file(weights, folder / ADAPTER_WEIGHTS)
@@ -84,10 +83,10 @@ def test_an_adapter_that_was_written_is_read_as_it_was(make, targets, tmp_path):
     folder = write(tmp_path / "a", first, adapt(first, targets))
     second = make()
     options = LoraOptions(targets, rank=2, alpha=6.0)
-    recipe = adapted_recipe(second, lora_recipe(second, options), folder, "elsewhere/tiny")
+    recipe = adapted_recipe(second, lora_recipe(second, options, "elsewhere/tiny"), folder)
     assert all(size == [2, 6.0] for size in recipe["layers"].values())
     add_lora(second, recipe)
-    load_adapter(second, folder)
+    load_adapter(second, recipe, folder)
     assert all(
         torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True)
     )
@@ -144,7 +143,7 @@ def test_one_layer_of_transformers_becomes_three_that_share_a(tmp_path):
     recipe = adapted_recipe(network, lora_recipe(network, options), folder)
     before = {n: t.clone() for n, t in network.state_dict().items()}
     add_lora(network, recipe)
-    load_adapter(network, folder)
+    load_adapter(network, recipe, folder)
     merged = merged_weights(network, network.state_dict())
     for block in range(2):
         names = [f"layers.{block}.attention.{part}_proj.weight" for part in "qkv"]
@@ -158,7 +157,7 @@ def test_one_layer_of_transformers_becomes_three_that_share_a(tmp_path):
 
 def asked(network: nn.Module, folder: Path, base: str | None = None, **options: Any) -> None:
     given = LoraOptions(**{"targets": ["q_proj"], "rank": 2, "alpha": 6.0, **options})
-    adapted_recipe(network, lora_recipe(network, given), folder, base)
+    adapted_recipe(network, lora_recipe(network, given, base), folder)
 
 
 def test_an_adapter_of_another_base_is_refused(tmp_path):
@@ -224,6 +223,7 @@ def test_peft_computes_the_same(make, targets, tmp_path):
     theirs.save_pretrained(str(tmp_path / "theirs"))
     second = make()
     options = LoraOptions(targets, rank=2, alpha=6.0)
-    add_lora(second, adapted_recipe(second, lora_recipe(second, options), tmp_path / "theirs"))
-    load_adapter(second, tmp_path / "theirs")
+    recipe = adapted_recipe(second, lora_recipe(second, options), tmp_path / "theirs")
+    add_lora(second, recipe)
+    load_adapter(second, recipe, tmp_path / "theirs")
     assert torch.equal(outputs(second), outputs(network))

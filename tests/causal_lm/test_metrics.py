@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from lit_models.causal_lm.metrics import TextMetrics, byte_table
+from lit_models.training.record import LossSum
 
 
 def values(metrics: TextMetrics) -> dict[str, float]:
@@ -14,9 +15,12 @@ def values(metrics: TextMetrics) -> dict[str, float]:
 
 def test_figures_by_hand():
     metrics = TextMetrics(torch.tensor([1, 2, 4]))
-    labels = torch.tensor([[0, 1, -100], [2, 2, 2]])
-    weights = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]])  # the second row is a filler
-    metrics.add_batch(torch.tensor(math.log(16.0)), labels, weights)
+    batch = {
+        "labels": torch.tensor([[0, 1, -100], [2, 2, 2]]),
+        "sample_index": torch.tensor([[0, 0, 0], [1, 1, 1]]),
+        "weight": torch.tensor([1.0, 0.0]),  # the second row is a filler
+    }
+    metrics.add_batch(LossSum(torch.tensor(math.log(16.0)), torch.tensor(2.0)), batch)
     found = values(metrics)
     assert found["loss"] == pytest.approx(math.log(16) / 2)
     assert found["perplexity"] == pytest.approx(4.0)
@@ -25,8 +29,8 @@ def test_figures_by_hand():
 
 def test_the_perplexity_of_two_batches_is_that_of_their_union():
     metrics = TextMetrics(None)
-    metrics.add_batch(torch.tensor(6.0), torch.zeros(1, 2), torch.ones(1, 2))
-    metrics.add_batch(torch.tensor(1.0), torch.zeros(1, 5), torch.ones(1, 5))
+    for total, count in ((6.0, 2.0), (1.0, 5.0)):
+        metrics.add_batch(LossSum(torch.tensor(total), torch.tensor(count)), {})
     assert values(metrics) == {"loss": 1.0, "perplexity": pytest.approx(math.e)}
 
 

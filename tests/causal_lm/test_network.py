@@ -131,10 +131,13 @@ def test_recomputed_blocks_have_the_same_gradients(config):
     batch, gradients = packed([[4, 5], [8]]), []
     for recomputes in (False, True):
         network = made(replace(config, dropout=0.3)).train()
+        calls: list[int] = []
+        network.layers[0].attention.register_forward_hook(lambda *given, to=calls: to.append(1))
         if recomputes:
             network.recompute_blocks()
         torch.manual_seed(7)
         logits(network, batch).square().sum().backward()
+        assert len(calls) == 1 + recomputes
         gradients.append([p.grad for p in network.parameters()])
     assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
 

@@ -1,0 +1,215 @@
+"""Tokenizers: nothing of a text is lost, bytes add up, transformers reads what is saved."""
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions, make_tokenizer
+from datamodules.tokenizers.trained import bpe_tokenizer, byte_tokenizer
+
+TEXTS = [
+    "The hen sat on the mat. The hen sat, and sat: again and again!\n\n\tThe end  ",
+    "Søren naïvely ate 日本 rice 😀 with a ▁ and \x00.",
+    "def f(x):\n    return x + 1\r\n",
+]
+CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]
+KINDS = {
+    "characters": TokenizerOptions("characters", chat_template="plain"),
+    "bytes": TokenizerOptions("bytes", chat_template="plain"),
+    "bpe": TokenizerOptions("bpe", vocab_size=300, chat_template="plain"),
+}
+
+
+def made(kind: str) -> TextTokenizer:
+    return make_tokenizer(KINDS[kind], iter(TEXTS))
+
+
+def sentencepiece() -> Tokenizer:
+    """The form of Llama 2's tokenizer: ▁ for spaces, pieces of bytes for what has no piece."""
+    pieces = ["<unk>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "▁", "h", "e", "n", "he"]
+    pieces += ["hen", "▁hen"]
+    merges = [("h", "e"), ("he", "n"), ("▁", "hen")]
+    model = models.BPE(
+        {piece: i for i, piece in enumerate(pieces)}, merges, unk_token="<unk>", byte_fallback=True
+    )
+    backend = Tokenizer(model)
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence(steps)
+    backend.add_special_tokens(["<unk>", "</s>"])
+    return backend
+
+
+def folder_of(backend: Tokenizer, folder: Path, **config: object) -> TokenizerOptions:
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return TokenizerOptions("folder", path=str(folder))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_comes_back_and_its_bytes_add_up(kind: str) -> None:
+    tokenizer = made(kind)
+    lengths = tokenizer.byte_lengths()
+    assert lengths is not None
+    assert lengths.shape == (tokenizer.vocab_size,)
+    for text, ids in zip(TEXTS, tokenizer.encode_batch(TEXTS), strict=True):
+        assert ids.dtype == np.int64
+        assert tokenizer.decode(ids) == text
+        assert lengths[ids].sum() == len(text.encode())
+    assert lengths[tokenizer.end_id] == 0
+    assert tokenizer.special_ids.tolist() == [tokenizer.end_id]
+    again = TextTokenizer.from_dict(tokenizer.to_dict())
+    assert again.digest == tokenizer.digest
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_transformers_reads_the_saved_folder_and_so_do_we(kind: str, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = made(kind)
+    tokenizer.save(tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    for text in [*TEXTS, f"{TEXTS[0]}<|endoftext|>{TEXTS[2]}"]:
+        assert theirs(text)["input_ids"] == tokenizer.encode(text).tolist()
+    assert theirs.eos_token_id == tokenizer.end_id
+    rendered = theirs.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
+    assert rendered == tokenizer.render(CHAT, add_generation_prompt=True)
+    ours = make_tokenizer(TokenizerOptions("folder", path=str(tmp_path)), iter(()))
+    assert ours.to_dict() == tokenizer.to_dict()
+
+
+def test_byte_pairs_depend_on_the_texts_alone() -> None:
+    texts = [" ".join(random.Random(i).choices(TEXTS[0].split(), k=20)) for i in range(50)]
+    tokenizer = bpe_tokenizer(texts, 275)
+    assert tokenizer.vocab_size == 275
+    assert tokenizer.end_id == 274
+    assert bpe_tokenizer(reversed(texts), 275).digest == tokenizer.digest
+    assert len(tokenizer.encode(" sat")) == 1  # a frequent word
+    assert bpe_tokenizer(["aaaa"], 275).vocab_size < 275  # there is no more to join
+
+
+def test_the_plain_template_ends_answers_only() -> None:
+    text = made("bytes").render(CHAT)
+    assert text == "user:\nHi\n\nassistant:\nYes<|endoftext|>\n\n"
+
+
+def test_a_template_sees_the_special_tokens_and_runs_in_a_sandbox(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jinja"
+    path.write_text("{{ bos_token }}{% for m in messages %}[{{ m.content }}]{% endfor %}")
+    options = TokenizerOptions("bytes", chat_template=str(path))
+    assert make_tokenizer(options, iter(())).render(CHAT) == "<|endoftext|>[Hi][Yes]"
+    path.write_text("{{ ''.__class__.__mro__ }}")
+    with pytest.raises(ValueError, match="chat template refuses these messages .*__class__"):
+        make_tokenizer(options, iter(())).render(CHAT)
+    path.write_text("{% if true %}")
+    with pytest.raises(ValueError, match="chat template refuses .*end of template"):
+        make_tokenizer(options, iter(())).render(CHAT)
+
+
+def test_a_character_that_is_not_in_the_vocabulary_is_named() -> None:
+    tokenizer = made("characters")
+    with pytest.raises(ValueError, match=r'does not know the character "Z" \(U\+005A\).*bytes or'):
+        tokenizer.encode("The Zebra")
+    with pytest.raises(ValueError, match="does not know"):
+        tokenizer.encode_with_offsets(["fine", "Z"])
+    # The characters of a special token need not be there one by one: it is found as a whole.
+    assert tokenizer.encode("The<|endoftext|>")[-1] == tokenizer.end_id
+
+
+def test_pieces_of_sentencepiece_spell_their_bytes(tmp_path: Path) -> None:
+    options = folder_of(sentencepiece(), tmp_path, eos_token="</s>")
+    tokenizer = make_tokenizer(options, iter(()))
+    lengths = tokenizer.byte_lengths()
+    assert lengths is not None
+    text = "hen hen é日"
+    ids = tokenizer.encode(text)
+    assert lengths[ids].tolist() == [3, 4, 1, 1, 1, 1, 1, 1]  # hen, ▁hen, ▁, bytes of é and 日
+    assert tokenizer.decode(ids) == text
+    assert lengths[tokenizer.end_id] == 0
+    assert tokenizer.begin_id is None
+
+
+def test_pieces_that_spell_no_spaces_have_no_byte_lengths(tmp_path: Path) -> None:
+    backend = Tokenizer(models.WordPiece({"[UNK]": 0, "hen": 1, "[SEP]": 2}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    options = folder_of(backend, tmp_path, eos_token={"content": "[SEP]"})
+    assert make_tokenizer(options, iter(())).byte_lengths() is None
+
+
+def test_a_folder_neither_cuts_nor_adds_tokens_and_knows_its_template(tmp_path: Path) -> None:
+    backend = sentencepiece()
+    backend.enable_truncation(2)
+    backend.enable_padding(length=9)
+    backend.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", 1)])
+    options = folder_of(backend, tmp_path, eos_token="</s>", chat_template="old")
+    assert make_tokenizer(options, iter(())).encode("hen hen hen").tolist() == [263, 264, 264]
+    assert make_tokenizer(options, iter(())).chat_template == "old"
+    (tmp_path / "chat_template.jinja").write_text("new")
+    assert make_tokenizer(options, iter(())).chat_template == "new"
+    given = TokenizerOptions("folder", path=str(tmp_path), chat_template="plain")
+    assert "assistant" in str(make_tokenizer(given, iter(())).chat_template)
+
+
+def test_a_folder_without_a_pipeline_is_built_by_transformers(tmp_path: Path) -> None:
+    tokenizer = made("bpe")
+    tokenizer.backend.model.save(str(tmp_path))  # vocab.json and merges.txt, as GPT-2 came
+    config = {"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|endoftext|>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    built = make_tokenizer(TokenizerOptions("folder", path=str(tmp_path)), iter(()))
+    assert built.encode(TEXTS[0]).tolist() == tokenizer.encode(TEXTS[0]).tolist()
+    assert built.end_id == tokenizer.end_id
+
+
+def test_a_changed_folder_or_template_changes_the_facts(tmp_path: Path) -> None:
+    options = folder_of(sentencepiece(), tmp_path, eos_token="</s>")
+    before = options.facts()
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<unk>"}')
+    assert options.facts() != before
+    assert KINDS["bpe"].facts()["chat_template"].startswith("{%")
+    assert TokenizerOptions("bpe").facts() == TokenizerOptions("bpe", vocab_size=8000).facts()
+
+
+def test_a_folder_without_files_or_without_an_end_is_refused(tmp_path: Path) -> None:
+    options = TokenizerOptions("folder", path=str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="holds no tokenizer .*copy its files there"):
+        make_tokenizer(options, iter(()))
+    folder_of(sentencepiece(), tmp_path)
+    with pytest.raises(ValueError, match='no end-of-text token.*add "eos_token" to its tokenizer_'):
+        make_tokenizer(options, iter(()))
+    folder_of(sentencepiece(), tmp_path, eos_token="<end>")
+    with pytest.raises(ValueError, match='token "<end>" .* is not in the vocabulary'):
+        make_tokenizer(options, iter(()))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match="cannot be read by the tokenizers library"):
+        make_tokenizer(options, iter(()))
+    with pytest.raises(FileNotFoundError, match="is no folder; .*Nothing is downloaded"):
+        make_tokenizer(TokenizerOptions("folder", path="gpt2"), iter(()))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"kind": "words"}, 'kind must be one of characters,.* got "words"'),
+        ({"kind": "bytes", "vocab_size": 300}, "vocab_size 300 has no effect on tokenizer.kind b"),
+        ({"kind": "bpe", "vocab_size": 256}, "vocab_size must be at least 257"),
+        ({"kind": "bpe", "path": "x"}, 'path "x" has no effect on tokenizer.kind bpe'),
+        ({"kind": "folder"}, "folder needs tokenizer.path"),
+    ],
+)
+def test_options_without_effect_are_refused(values: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TokenizerOptions(**values)
+
+
+def test_no_text_and_no_template_are_refused() -> None:
+    for kind in ("characters", "bpe"):
+        with pytest.raises(ValueError, match=f"kind {kind} takes .* training text, and there is n"):
+            make_tokenizer(TokenizerOptions(kind), iter([""]))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="no chat template.*data.tokenizer.chat_template: a Jinja"):
+        byte_tokenizer().render(CHAT)
+    with pytest.raises(FileNotFoundError, match='"plan" is no file and none of the .*plain'):
+        make_tokenizer(TokenizerOptions("bytes", chat_template="plan"), iter(()))
