@@ -13,8 +13,12 @@ from datamodules.prompt_output import check_output, write_completions, write_sco
 from datamodules.prompt_rows import PromptRequest, read_rows
 from datamodules.prompts import ChoiceDataset, PromptDataset
 from datamodules.sources import expand_files
-from datamodules.tokenizers.text_tokenizer import TextTokenizer
-from datamodules.tokenizers.wanted import TEXT_RECIPE_KEY
+from datamodules.tokenizers.text_tokenizer import (
+    TextTokenizer,
+    TokenizerOptions,
+    make_tokenizer,
+)
+from datamodules.tokenizers.wanted import TEXT_RECIPE_KEY, trained_tokenizer
 
 log = logging.getLogger(__name__)
 Files = str | list[str] | None
@@ -73,12 +77,21 @@ class PromptedDataModule(PlannedDataModule):
         return getattr(getattr(self.trainer, "lightning_module", None), "recipe", None)
 
     def prompt_tokenizer(self) -> TextTokenizer:
-        """Return the model's tokenizer.
+        """Return the model's tokenizer: of its checkpoint, or of its pretrained folder.
 
         Raises:
             ValueError: there is no trained model.
         """
-        return TextTokenizer.from_dict(self._trained_recipe()["tokenizer"])
+        trained = trained_tokenizer(self.trainer)
+        if trained is not None:
+            return trained
+        folder = self.trainer.lightning_module.wanted_tokenizer()
+        if folder is None:
+            raise ValueError(
+                "predict needs a trained model: give --ckpt_path or --model.pretrained, in a "
+                "script set trainer.ckpt_path or pass LitCausalLM.load_from_checkpoint(path)."
+            )
+        return make_tokenizer(TokenizerOptions(kind="folder", path=folder), iter(()))
 
     def build_prompts(self, separator: str = "") -> PromptDataset:
         """Return the dataset of prediction.
@@ -89,16 +102,15 @@ class PromptedDataModule(PlannedDataModule):
         Raises:
             ValueError: there is no trained model, no file, or a row breaks a rule.
         """
-        files, recipe = self._predict_paths(), self._trained_recipe()
         model = self.trainer.lightning_module
         options = model.generation
         request = PromptRequest(
-            files,
-            TextTokenizer.from_dict(recipe["tokenizer"]),
+            self._predict_paths(),
+            self.prompt_tokenizer(),
             self.prompt_column,
             separator,
             options.mode,
-            model.max_positions(recipe),
+            model.max_positions(self.model_recipe()),
             options.max_new_tokens,
             cuts=options.context == "recent",
         )
@@ -132,15 +144,6 @@ class PromptedDataModule(PlannedDataModule):
             write_scores(rows, results, path, dataset.num_cut)
         else:
             write_completions(rows, results, path, self.prompt_tokenizer(), dataset.num_cut)
-
-    def _trained_recipe(self) -> dict[str, Any]:
-        recipe = self.model_recipe()
-        if recipe is None:
-            raise ValueError(
-                "predict needs a trained model: give --ckpt_path, in a script set "
-                "trainer.ckpt_path or pass LitCausalLM.load_from_checkpoint(path)."
-            )
-        return recipe
 
     def _predict_paths(self) -> list[Path]:
         files = expand_files(self.predict_files, "data.predict_files", SUFFIXES)

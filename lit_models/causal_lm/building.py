@@ -73,7 +73,7 @@ def new_recipe(request: NetworkRequest, tokenizer: TextTokenizer, context_length
         ValueError: data and network do not fit each other, or a target of LoRA fits no layer.
     """
     if request.pretrained is not None:
-        network = read_recipe(request.pretrained, request.computation.backend)
+        network = pretrained_recipe(request)
     else:
         size = request.config.vocab_size or tokenizer.vocab_size
         network = own_recipe(replace(request.config, vocab_size=size))
@@ -89,6 +89,17 @@ def new_recipe(request: NetworkRequest, tokenizer: TextTokenizer, context_length
                 bare, recipe["lora"], request.lora.adapter, request.pretrained
             )
     return recipe
+
+
+def pretrained_recipe(request: NetworkRequest) -> Recipe:
+    """Return the recipe of the pretrained network that is asked for.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        ValueError: it holds nothing that can be computed.
+    """
+    assert request.pretrained is not None
+    return read_recipe(request.pretrained, request.computation.backend)
 
 
 def network_of(recipe: Recipe) -> Network:

@@ -14,6 +14,7 @@ from lit_models.causal_lm.building import (
     network_of,
     new_network,
     new_recipe,
+    pretrained_recipe,
 )
 from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.freezing import freeze as freeze_parameters
@@ -145,9 +146,11 @@ class LitCausalLM(ExactModule):
     ) -> dict[str, Tensor]:
         return complete(self.network, self.tokenizer, batch, options or self.generation)
 
-    def max_positions(self, recipe: dict[str, Any]) -> int | None:
-        """Return the most positions that a text may have in prediction; none for no limit."""
-        return most_positions(recipe["network"], self.generation.context)
+    def max_positions(self, recipe: dict[str, Any] | None) -> int | None:
+        """Return the most positions of a text in prediction, none for no limit; of a trained
+        model's recipe, or of the pretrained model."""
+        network = recipe["network"] if recipe else pretrained_recipe(self.request)
+        return most_positions(network, self.generation.context)
 
     def configure_optimizers(self) -> Any:
         groups = parameter_groups(self, heads=[self.network.head.weight])

@@ -41,7 +41,8 @@ def score(network: Network, batch: ChoiceBatch) -> Scores:
         network: in eval mode.
         batch: documents of prompt and continuation.
     """
-    hidden = network(batch["input_ids"], batch["position_ids"], batch["document_ids"])
+    inputs = [batch[name] for name in ("input_ids", "position_ids", "document_ids")]
+    hidden = network(*inputs, batch["has_single_documents"])
     is_label = batch["labels"] != IGNORED  # [R, T]
     labels, documents = batch["labels"][is_label], batch["document_ids"][is_label]
     nats, best = _log_probabilities(network, hidden[is_label], labels)

@@ -11,11 +11,13 @@ from datamodules.instructions import InstructionDataModule
 from datamodules.text import TextDataModule
 from datamodules.text_split import TextSplit
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions
+from datamodules.tokenizers.trained import byte_tokenizer
 from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.generation import GenerationOptions
 from lit_models.causal_lm.module import LitCausalLM
 from lit_models.training.callbacks.ledger import Ledger
 from lit_models.training.callbacks.predictions import PredictionWriter
+from tests.causal_lm.folders import saved
 from tests.causal_lm.tiny import completed
 from tests.toy import toy_trainer
 
@@ -134,3 +136,24 @@ def test_instructions_are_asked_as_they_were_trained(tmp_path):
     texts = [tokenizer.decode(dataset.example(i, 0)[0].ids, False) for i in (0, 1)]
     assert texts == ["<|endoftext|>1 + 1 =\n", "user:\n1 + 1 =\n\nassistant:\n"]
     assert len((tmp_path / "asked.completed.jsonl").read_text("utf-8").splitlines()) == 2
+
+
+@pytest.mark.parametrize("kind", ["GPT2", "Llama", "Qwen2"])
+def test_a_pretrained_folder_completes_as_transformers_does(tmp_path, kind):
+    folder, tokenizer = tmp_path / "model", byte_tokenizer()
+    options = {"vocab_size": 257, "bos_token_id": 256, "eos_token_id": 256}
+    theirs = saved(folder, kind, **options).double()
+    tokenizer.save(folder)
+    texts, prompts = ["ab", "longer", ""], tmp_path / "mine.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": t}) + "\n" for t in texts), "utf-8")
+    generation = GenerationOptions(max_new_tokens=5)
+    module = LitCausalLM(torch.optim.AdamW, pretrained=str(folder), generation=generation)
+    data = TextDataModule(predict_files=str(prompts), context_length=12)
+    trainer = toy_trainer(tmp_path, callbacks=[PredictionWriter()], enable_checkpointing=False)
+    trainer.predict(module, data, return_predictions=False)
+    lines = (tmp_path / "mine.completed.jsonl").read_text("utf-8").splitlines()
+    for text, line in zip(texts, lines, strict=True):
+        ids = torch.tensor([[256, *tokenizer.encode(text)]])
+        mask = torch.ones_like(ids)
+        whole = theirs.generate(ids, attention_mask=mask, max_new_tokens=5, do_sample=False)
+        assert json.loads(line)["completion"] == tokenizer.decode(whole[0, ids.shape[1] :])
