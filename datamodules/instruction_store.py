@@ -103,11 +103,14 @@ class InstructionRequest:
 
     def divided(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the part [N] int8 and the key [N] uint64 of each row, equal texts together."""
-        files, keys = [], []
-        for part, _, row in self.rows(BadRows("collect")):
-            files.append(part)
-            keys.append(row.key)
-        hashes = keyed_hashes(keys, 0)
+        files: list[int] = []
+
+        def keys() -> Iterator[str]:
+            for part, _, row in self.rows(BadRows("collect")):
+                files.append(part)
+                yield row.key
+
+        hashes = keyed_hashes(keys(), 0)
         parts, whole = np.array(files, np.int8), np.ones(len(files), bool)
         split = None if self.files.get(VALIDATION) else self.split
         if split is not None and self.files.get(TEST):
