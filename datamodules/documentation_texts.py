@@ -1,7 +1,7 @@
 """The documentation that every Python carries, as texts: the source of the demo of language models.
 
 Sources are parsed and never imported, so that nothing of them runs. Versions of Python differ in
-their wording: the same Python gives the same texts.
+their wording: the same Python gives the same texts. Quotation marks and dashes are those of ASCII.
 """
 
 import ast
@@ -51,6 +51,11 @@ MODULES = (
 )
 
 
+_MARKS = str.maketrans(
+    {"’": "'", "‘": "'", "´": "'", "“": '"', "”": '"', "–": "-", "—": " - ", "…": "..."}
+)
+
+
 class Documented(NamedTuple):
     """One documented thing: its module, its name in it ("" for the module), kind and docstring."""
 
@@ -76,7 +81,7 @@ def topics() -> dict[str, str]:
     tree = ast.parse((_library() / TOPICS).read_text("utf-8"))
     table = next(n.value for n in tree.body if isinstance(n, ast.Assign | ast.AnnAssign))
     assert table is not None
-    return ast.literal_eval(table)
+    return {name: text.translate(_MARKS) for name, text in ast.literal_eval(table).items()}
 
 
 def documented() -> Iterator[Documented]:
@@ -116,7 +121,7 @@ def _documented(
     docstring = ast.get_docstring(node)
     if docstring and docstring.strip():
         kind = {ast.Module: "module", ast.ClassDef: "class"}.get(type(node), "function")
-        text = inspect.cleandoc(docstring)
+        text = inspect.cleandoc(docstring).translate(_MARKS)
         yield Documented(module, outer, kind, _signature(node, outer), text)
     for child in node.body:
         if isinstance(node, ast.FunctionDef) or not isinstance(

@@ -17,7 +17,7 @@ from datamodules.sources import PARQUET_SUFFIXES, expand_files
 
 TEXT_SUFFIXES = (".txt",)
 SUFFIXES = (*TEXT_SUFFIXES, *JSON_SUFFIXES, *PARQUET_SUFFIXES)
-SECTION_BYTES = 16 << 20
+SECTION_BYTES = 4 << 20
 DocumentsBy = Literal["file", "blank_line", "line"]
 
 
@@ -197,11 +197,11 @@ def _end_of_block(file: BinaryIO) -> int:
 def _end_of_stretch(file: BinaryIO) -> int:
     """A line's end, or a character's where the line is very long: seldom inside a token."""
     start = file.tell()
-    line = file.readline(SECTION_BYTES)
-    if line.endswith(b"\n") or len(line) < SECTION_BYTES:
+    limit = max(SECTION_BYTES, 8)
+    line = file.readline(limit)
+    if line.endswith(b"\n") or len(line) < limit:
         return file.tell()
-    inside = next(i for i in range(1, 5) if line[i] & 0xC0 != 0x80)
-    return start + inside
+    return start + next((i for i in range(1, 4) if line[i] & 0xC0 != 0x80), 4)
 
 
 def _num_lines(path: Path, start: int, end: int) -> int:

@@ -20,9 +20,14 @@ def best_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray
         order [N] int64, the pieces row by row in ascending order, and offsets [rows + 1] int64:
         row r holds order[offsets[r]:offsets[r + 1]].
 
+    Raises:
+        ValueError: a piece does not fit in a row, or is empty.
+
     Source: best-fit decreasing (Johnson 1973); for language models Ding et al. 2024.
     """
-    if len(lengths) and not 1 <= int(lengths.min()) <= int(lengths.max()) <= capacity:
+    if not len(lengths):
+        return np.empty(0, np.int64), np.zeros(1, np.int64)
+    if not 1 <= int(lengths.min()) <= int(lengths.max()) <= capacity:
         raise ValueError(
             f"pieces must have 1 to {capacity} positions, got {lengths.min()} to {lengths.max()}."
         )

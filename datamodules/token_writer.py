@@ -5,6 +5,7 @@ is used by the next one, and two that run at the same time share the work.
 """
 
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -14,7 +15,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from datamodules.cache import cache_root, digest_of, file_digest, made_once
 from datamodules.documents import Reading
@@ -25,6 +25,7 @@ from datamodules.token_store import TokenStore
 from datamodules.token_streams import write_streams
 from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions, make_tokenizer
 
+log = logging.getLogger("lightning.pytorch.datamodules")  # Lightning shows its own at this level
 STORE_VERSION = 2
 IN_PROCESS_BYTES = 8 << 20
 MAX_PROCESSES = 64
@@ -153,7 +154,7 @@ def _run(jobs: Jobs, stage: str, rotation: int) -> None:
         return
     if stage == TOKENS:
         size = f"{jobs.num_bytes / 1e6:,.0f} MB"
-        rank_zero_info(f"Tokenising {size} of text, once, in {num} processes.")
+        log.info(f"Tokenising {size} of text, once, in {num} processes.")
     command = [sys.executable, "-m", "datamodules.token_jobs", str(jobs.folder), stage]
     paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
     processes = [
@@ -170,7 +171,8 @@ def _run(jobs: Jobs, stage: str, rotation: int) -> None:
     finally:
         for process in processes:
             process.kill()
-            process.communicate()
+            process.wait()
+            process.stdout.close()
 
 
 def _wait(processes: "list[subprocess.Popen[str]]") -> None:
@@ -184,7 +186,7 @@ def _wait(processes: "list[subprocess.Popen[str]]") -> None:
 
 
 def _raise(process: "subprocess.Popen[str]") -> None:
-    output = process.communicate()[0].strip()
+    output = process.stdout.read().strip()
     if not output:
         raise RuntimeError(
             f"a process that tokenised ended with status {process.returncode}; if it was killed "
@@ -232,7 +234,7 @@ def _report(facts: dict, seconds: float) -> None:
             f"; {facts['num_empty']:,} documents without a text are left out, the first at "
             f"{facts['first_empty']}"
         )
-    rank_zero_info(text + ".")
+    log.info(text + ".")
 
 
 def _loaded(path: Path) -> dict[str, np.ndarray]:

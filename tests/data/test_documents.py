@@ -1,0 +1,150 @@
+"""Files become documents with their places; cutting long files into sections changes nothing."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from datamodules import documents
+from datamodules.documents import Fragment, Reading, read_section, sections_of, text_files
+
+TEXT = "First line.\nSecond, löng — line.\n\n \t \nThird 🙂 line,\nfourth line.\n\n\nThe end.\n"
+
+
+def read(path, reading=Reading()):  # noqa: B008 - frozen
+    return [f for s in sections_of(path, reading) for f in read_section(s, reading)]
+
+
+def place_of(fragments):
+    return [(f.place.rsplit(":", 1)[1], f.text) for f in fragments]
+
+
+def test_a_text_file_is_one_document_or_several(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text(TEXT, "utf-8")
+    assert read(path) == [Fragment(f"{path}:1", TEXT)]
+    assert place_of(read(path, Reading(documents_by="blank_line"))) == [
+        ("1", "First line.\nSecond, löng — line."),
+        ("5", "Third 🙂 line,\nfourth line."),
+        ("9", "The end."),
+    ]
+    assert place_of(read(path, Reading(documents_by="line"))) == [
+        ("1", "First line."),
+        ("2", "Second, löng — line."),
+        ("5", "Third 🙂 line,"),
+        ("6", "fourth line."),
+        ("9", "The end."),
+    ]
+
+
+@pytest.mark.parametrize("unit", ["file", "blank_line", "line"])
+@pytest.mark.parametrize("section_bytes", [1, 2, 5, 13, 31])
+def test_sections_of_any_size_give_the_same_documents(tmp_path, monkeypatch, unit, section_bytes):
+    path, reading = tmp_path / "a.txt", Reading(documents_by=unit)
+    path.write_bytes(TEXT.replace("\n", "\r\n").encode())
+    whole = read(path, reading)
+    monkeypatch.setattr(documents, "SECTION_BYTES", section_bytes)
+    sections = sections_of(path, reading)
+    assert len(sections) > 1
+    found = read(path, reading)
+    if unit == "file":
+        assert [f.begins for f in found] == [True] + [False] * (len(sections) - 1)
+        assert [f.ends for f in found] == [False] * (len(sections) - 1) + [True]
+        assert "".join(f.text for f in found) == TEXT
+    else:
+        assert found == whole
+
+
+def test_a_line_longer_than_a_section_is_cut_between_characters(tmp_path, monkeypatch):
+    path = tmp_path / "a.txt"
+    path.write_text("ä🙂" * 50, "utf-8")
+    monkeypatch.setattr(documents, "SECTION_BYTES", 16)
+    found = read(path)
+    assert len(found) > 10
+    assert "".join(f.text for f in found) == "ä🙂" * 50
+
+
+@pytest.mark.parametrize("section_bytes", [3, 40, 1 << 20])
+def test_rows_of_jsonl_are_documents_with_their_line(tmp_path, monkeypatch, section_bytes):
+    path = tmp_path / "a.jsonl"
+    lines = [json.dumps({"text": f"row {i}", "n": i}) for i in range(5)]
+    path.write_text("\ufeff" + "\n".join([*lines[:2], "", *lines[2:]]), "utf-8")
+    monkeypatch.setattr(documents, "SECTION_BYTES", section_bytes)
+    expected = [(str(i + 1 + (i > 1)), f"row {i}") for i in range(5)]
+    assert place_of(read(path)) == expected
+
+
+@pytest.mark.parametrize("section_bytes", [1, 1 << 20])
+def test_rows_of_parquet_are_documents_with_their_row(tmp_path, monkeypatch, section_bytes):
+    path = tmp_path / "a.parquet"
+    rows = [f"row {i}" for i in range(7)]
+    table = pa.table({"body": rows, "other": [[i] for i in range(7)]})
+    pq.write_table(table, path, row_group_size=3)
+    monkeypatch.setattr(documents, "SECTION_BYTES", section_bytes)
+    reading = Reading(text_column="body")
+    assert len(sections_of(path, reading)) == (3 if section_bytes == 1 else 1)
+    assert place_of(read(path, reading)) == [(str(i + 1), row) for i, row in enumerate(rows)]
+
+
+def test_folders_give_all_their_text_files_in_order(tmp_path):
+    for name in ("b.txt", "a/z.jsonl", "a/b/c.parquet", "a/notes.md", ".git/x.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    names = [str(p.relative_to(tmp_path)) for p in text_files(str(tmp_path), "data.train_files")]
+    assert names == ["a/b/c.parquet", "a/z.jsonl", "b.txt"]
+    found = text_files([str(tmp_path / "a"), str(tmp_path / "*.txt")], "data.train_files")
+    assert [p.name for p in found] == ["c.parquet", "z.jsonl", "b.txt"]
+
+
+def test_missing_files_and_folders_without_text_are_named(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "notes.md").write_text("x")
+    with pytest.raises(
+        FileNotFoundError, match=r"data.train_files: the folder .*empty holds no te"
+    ):
+        text_files(str(tmp_path / "empty"), "data.train_files")
+    (tmp_path / "corpus.txt").write_text("x")
+    with pytest.raises(
+        FileNotFoundError, match=r'corpsu.txt does not exist. Did you mean ".*corpus'
+    ):
+        text_files(str(tmp_path / "corpsu.txt"), "data.train_files")
+    with pytest.raises(ValueError, match=r'notes.md ends in ".md", which is none of .txt, .jsonl'):
+        text_files(str(tmp_path / "empty" / "notes.md"), "data.train_files")
+    with pytest.raises(ValueError, match=r"data.train_files names .*corpus.txt twice"):
+        text_files([str(tmp_path / "corpus.txt"), str(tmp_path)], "data.train_files")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"body": "x"}', r'a.jsonl:2: the row has no "text"; it has: body. Name .*text_column'),
+        ('{"text": 5}', r'a.jsonl:2: "text" holds int \(5\), and a document must be a text; wri'),
+        ('{"text": ["x"]}', r'a.jsonl:2: "text" holds list'),
+        ('["x"]', r"a.jsonl:2: the line is a JSON list; every line must be an object"),
+        ('{"text": "x"', r"a.jsonl:2: the line is no JSON"),
+    ],
+)
+def test_a_wrong_row_is_named_with_file_line_and_way_out(tmp_path, line, message):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "good"}\n' + line + "\n")
+    with pytest.raises(ValueError, match=message):
+        read(path)
+
+
+def test_no_text_in_a_row_is_an_empty_document(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": null}\n{"text": ""}\n')
+    assert place_of(read(path)) == [("1", ""), ("2", "")]
+
+
+def test_text_that_is_not_utf_8_is_named_with_its_line(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"good\nna\xefve\n")
+    with pytest.raises(ValueError, match=r"a.txt:2: the text is not UTF-8 \(byte 7 of the file\)"):
+        read(path)
+
+
+def test_an_unknown_unit_is_refused():
+    with pytest.raises(ValueError, match='documents_by must be one of file, .*got "page"'):
+        Reading(documents_by="page")  # type: ignore[arg-type]

@@ -1,0 +1,156 @@
+"""Token stores hold every token once, with begin and end tokens where they belong."""
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+
+from datamodules import documents, token_jobs, token_writer
+from datamodules.cache import cache_root
+from datamodules.splitting import TEST, TRAIN, VALIDATION
+from datamodules.text_split import TextSplit
+from datamodules.token_store import TokenStream
+from datamodules.token_writer import open_token_store
+from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions, make_tokenizer
+from tests.text_corpora import request, same, text_file, texts_of
+
+END = 256
+BYTES = make_tokenizer(TokenizerOptions(), iter(()))
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / "cache"))
+
+
+def test_one_end_token_stands_between_two_documents(tmp_path):
+    files = [text_file(tmp_path / "a.txt", "Hi"), text_file(tmp_path / "b.txt", "you")]
+    stream = open_token_store(request(files)).stream(TRAIN)
+    ids = BYTES.encode("Hi").tolist(), BYTES.encode("you").tolist()
+    assert stream.tokens.tolist() == [END, *ids[0], END, *ids[1], END]
+    assert stream.starts.tolist() == [0, 3]
+    assert stream.num_positions.tolist() == [3, 4]  # H i end, y o u end
+    assert stream.tokens.dtype == np.uint16
+
+
+@pytest.mark.parametrize(("begin_id", "expected"), [
+    (None, "Hi<|endoftext|>you<|endoftext|>"),
+    (72, None),
+])  # fmt: skip
+def test_other_begin_tokens_stand_before_each_document_or_nowhere(tmp_path, begin_id, expected):
+    files = [text_file(tmp_path / "a.txt", "Hi"), text_file(tmp_path / "b.txt", "you")]
+    given = TextTokenizer(BYTES.backend, END, begin_id)
+    store = open_token_store(request(files, given=given))
+    stream = store.stream(TRAIN)
+    sign = [] if begin_id is None else [begin_id]
+    ids = BYTES.encode("Hi").tolist(), BYTES.encode("you").tolist()
+    assert stream.tokens.tolist() == [*sign, *ids[0], END, *sign, *ids[1], END]
+    assert stream.starts.tolist() == [0, 3 + len(sign)]
+    assert stream.num_positions.tolist() == [2 + len(sign), 3 + len(sign)]
+    if expected:
+        assert "".join(texts_of(store)) == expected
+
+
+def test_a_tail_has_no_begin_token_and_ends_with_the_document(tmp_path):
+    files = [text_file(tmp_path / "a.txt", "abcdefgh"), text_file(tmp_path / "b.txt", "ABCDEFGH")]
+    store = open_token_store(request(files, TextSplit(0.25, 0.25, by="tail")))
+    sign = "<|endoftext|>"
+    assert texts_of(store) == [sign + "abcd", sign + "ABCD"]
+    assert texts_of(store, VALIDATION) == ["ef", "EF"]
+    assert texts_of(store, TEST) == ["gh" + sign, "GH" + sign]
+    facts = [tuple(store.part_facts(part)) for part in (TRAIN, VALIDATION, TEST)]
+    assert facts == [(2, 10, 8, 8), (2, 4, 4, 4), (2, 6, 4, 4)]
+
+
+@pytest.mark.parametrize("by", ["documents", "tail"])
+def test_jobs_and_stretches_of_any_size_give_the_same_store(tmp_path, monkeypatch, by):
+    rows = [{"text": f"row {i} " + "wörd " * (i % 7)} for i in range(20)]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    files = [
+        text_file(tmp_path / "a.txt", "One line.\nAnd anöther line.\n" * 10),
+        text_file(tmp_path / "b.jsonl", lines),
+        text_file(tmp_path / "c.txt", "The end."),
+    ]
+    split = TextSplit(0.3, 0.1, by=by)
+    whole = open_token_store(request(files, split))
+    for size in (7, 500):
+        monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / f"cache-{size}"))
+        monkeypatch.setattr(documents, "SECTION_BYTES", size)
+        monkeypatch.setattr(token_jobs, "SECTION_BYTES", size)
+        monkeypatch.setattr(token_jobs, "STRETCH_CHARACTERS", size)
+        cut = open_token_store(request(files, split))
+        if by == "tail":
+            assert same(cut, whole)
+        else:  # the hash of a long document depends on where it is cut
+            parts = (TRAIN, VALIDATION, TEST)
+            found = [sorted(t for p in parts for t in texts_of(s, p)) for s in (cut, whole)]
+            assert found[0] == found[1]
+        assert [p.name for p in (cache_root() / "tokens").iterdir()] == [cut.folder.name]
+
+
+def test_a_vocabulary_comes_from_training_documents_alone(tmp_path):
+    files = {
+        TRAIN: [text_file(tmp_path / "a.txt", "abc")],
+        VALIDATION: [text_file(tmp_path / "b.txt", "ab")],
+    }
+    options = TokenizerOptions(kind="characters")
+    assert open_token_store(request(files, options=options)).tokenizer.vocab_size == 4
+    text_file(tmp_path / "b.txt", "abd")
+    with pytest.raises(ValueError, match=r'b.txt:1: the tokenizer does not know the character "d"'):
+        open_token_store(request(files, options=options))
+
+
+def test_validation_files_leave_the_training_files_whole(tmp_path):
+    files = {part: [text_file(tmp_path / f"{part}.txt", f"text {part}")] for part in range(3)}
+    split = TextSplit(0.4, 0.4, by="tail")
+    assert request(files, split).effective_split() is None
+    assert request({TRAIN: files[TRAIN], TEST: files[TEST]}, split).effective_split() == (
+        TextSplit(0.4, 0.0, by="tail")
+    )
+    store = open_token_store(request(files, split))
+    assert [store.part_facts(part).num_characters for part in range(3)] == [6, 6, 6]
+
+
+def test_documents_without_text_are_counted_and_said(tmp_path, caplog):
+    caplog.set_level("INFO", logger=token_writer.log.name)
+    path = text_file(tmp_path / "a.jsonl", '{"text": "a"}\n{"text": " "}\n{"text": null}\n')
+    store = open_token_store(request([path]))
+    assert store.part_facts(TRAIN).num_documents == 1
+    (said,) = caplog.messages
+    assert said.startswith("Tokenised 1 documents, 3 tokens, in ")
+    assert said.endswith(f"; 2 documents without a text are left out, the first at {path}:2.")
+
+
+def test_no_text_at_all_is_an_error(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"1 documents, all without a text, the first at .*a.txt:1"
+    ):
+        open_token_store(request([text_file(tmp_path / "a.txt", "\n")]))
+    with pytest.raises(ValueError, match=r"the files hold no document; give them at least one"):
+        open_token_store(request([text_file(tmp_path / "a.jsonl", "")]))
+    assert not list((cache_root() / "tokens").iterdir())
+
+
+def test_half_a_character_and_foreign_tokens_are_named(tmp_path):
+    path = text_file(tmp_path / "a.jsonl", '{"text": "a"}\n{"text": "ab\\ud83d"}\n')
+    with pytest.raises(ValueError, match=r"a.jsonl:2: character 3 is half of a surrogate pair"):
+        open_token_store(request([path]))
+
+
+def test_tokens_beyond_the_vocabulary_are_refused(tmp_path, monkeypatch):
+    path = text_file(tmp_path / "a.txt", "text")
+    monkeypatch.setattr(TextTokenizer, "vocab_size", 70)
+    with pytest.raises(
+        ValueError, match=r"a.txt:1: the tokenizer gave the token 8\d, .* has 70; its"
+    ):
+        open_token_store(request([path]))
+
+
+def test_a_stream_is_pickled_by_its_place(tmp_path):
+    store = open_token_store(request([text_file(tmp_path / "a.txt", "text " * 1000)]))
+    content = pickle.dumps(store.stream(TRAIN))
+    assert len(content) < 500
+    assert np.array_equal(pickle.loads(content).tokens, store.stream(TRAIN).tokens)
+    plain = TokenStream(np.arange(3), np.zeros(1), np.full(1, 2))
+    assert pickle.loads(pickle.dumps(plain)).tokens.tolist() == [0, 1, 2]
