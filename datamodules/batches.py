@@ -37,3 +37,17 @@ class TextBatch(PlannedBatch):
     position_ids: Tensor  # [R, T] int64, from 0 in every document
     document_ids: Tensor  # [R, T] int64, counted over the batch, ascending in a row; -1 = padding
     sample_index: Tensor  # [R, T] int64, entry of `weight` that the position belongs to
+    has_single_documents: bool  # every row is one document; known before a device has the batch
+
+
+class PromptBatch(PlannedBatch):
+    """Texts to go on from."""
+
+    input_ids: Tensor  # [B, S] int64, padded at the right with 0
+    lengths: Tensor  # [B] int64, tokens of each prompt, at least 1
+
+
+class ChoiceBatch(TextBatch):
+    """Continuations to rate: each is a document with its prompt, and its tokens are the labels."""
+
+    choice_documents: Tensor  # [B, C] int64, document of each choice; -1 = the sample has fewer

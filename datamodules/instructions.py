@@ -13,7 +13,8 @@ from datamodules.instruction_batches import InstructionDataset, Layout, TooLong,
 from datamodules.instruction_store import InstructionStore
 from datamodules.instruction_writer import InstructionRequest, open_instruction_store
 from datamodules.json_rows import SUFFIXES
-from datamodules.planned import PlannedDataModule, PlannedDataset, Stage
+from datamodules.planned import PlannedDataset, Stage
+from datamodules.prompted import PromptedDataModule
 from datamodules.sources import expand_files
 from datamodules.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
 from datamodules.text_split import TextSplit
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 Files = str | list[str] | None
 
 
-class InstructionDataModule(PlannedDataModule):
+class InstructionDataModule(PromptedDataModule):
     """Tokenises instructions once and deals them; without any file, embedded demo data.
 
     Args:
@@ -43,7 +44,8 @@ class InstructionDataModule(PlannedDataModule):
         separator: stands between a prompt and its completion.
         split: how training files are divided, by a hash of the text.
         on_bad_rows: `error` names the first 20, `reject` writes all to rejected.csv.
-        planned: batch sizes, plan and loader, see `PlannedDataModule`.
+        planned: files of prediction, see `PromptedDataModule`; batch sizes, plan and loader, see
+            `PlannedDataModule`.
 
     After `setup`, `tokenizer` is what a model needs to know of the data.
 
@@ -80,6 +82,8 @@ class InstructionDataModule(PlannedDataModule):
 
     def prepare_data(self) -> None:
         """Tokenise into the cache; say what does not fit, and copy rejected rows to the run."""
+        if self.is_predicting:
+            return
         store = self._open(self._trainer_stage())
         run_folder = self.trainer.default_root_dir if self.trainer is not None else "."
         hand_over_rejected(store.folder, Path(run_folder))
@@ -90,16 +94,18 @@ class InstructionDataModule(PlannedDataModule):
 
     def setup(self, stage: str) -> None:
         """Open the cache and build the datasets of the stage."""
-        store = self._open(stage)
-        if self.store is None or store.folder != self.store.folder:
-            self.store = store
-            self.datasets.clear()
+        if stage != "predict":
+            store = self._open(stage)
+            if self.store is None or store.folder != self.store.folder:
+                self.store = store
+                self.datasets.clear()
         super().setup(stage)
 
     @property
     def tokenizer(self) -> TextTokenizer:
-        """The tokenizer of the data; there after `setup`."""
-        assert self.store is not None
+        """The tokenizer of the data, the model's in prediction; there after `setup`."""
+        if self.store is None:
+            return self.prompt_tokenizer()
         return self.store.tokenizer
 
     def build(self, stage: Stage) -> PlannedDataset:
@@ -109,10 +115,7 @@ class InstructionDataModule(PlannedDataModule):
             ValueError: no sample belongs to it, or one is too long and must not be.
         """
         if stage == "predict":
-            raise ValueError(
-                "InstructionDataModule has no prompts to predict from; it is for fit, validate "
-                "and test."
-            )
+            return self.build_prompts(self.separator)
         assert self.store is not None
         part = PART_NAMES.index(stage)
         return InstructionDataset(self.store, part, self.context_length, self.layout, self.too_long)

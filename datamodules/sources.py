@@ -103,9 +103,7 @@ def expand_files(
     return found
 
 
-def check_file(
-    path: Path, option: str = "the table", suffixes: Sequence[str] = SUFFIXES
-) -> None:
+def check_file(path: Path, option: str = "the table", suffixes: Sequence[str] = SUFFIXES) -> None:
     """Raises unless this is a file with one of these suffixes."""
     if path.is_dir():
         raise ValueError(f"{option}: {path} is a folder; name its files, such as {path}/*.csv.")

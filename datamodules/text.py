@@ -6,7 +6,8 @@ from typing import Any, get_args
 from datamodules.audits import Audit
 from datamodules.cache import cache_root
 from datamodules.documents import DocumentsBy, Reading, text_files
-from datamodules.planned import PlannedDataModule, PlannedDataset, Stage
+from datamodules.planned import PlannedDataset, Stage
+from datamodules.prompted import PromptedDataModule
 from datamodules.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
 from datamodules.text_batches import BlockDataset, Layout, TokenDataset
 from datamodules.text_split import TextSplit
@@ -18,7 +19,7 @@ from datamodules.tokenizers.wanted import model_options, trained_tokenizer
 Files = str | list[str] | None
 
 
-class TextDataModule(PlannedDataModule):
+class TextDataModule(PromptedDataModule):
     """Tokenises text once and deals it in rows; without any file, embedded demo text.
 
     `global_batch_size` counts rows, with `layout: documents` documents.
@@ -37,7 +38,8 @@ class TextDataModule(PlannedDataModule):
         text_column: of jsonl and parquet files, whose rows are documents.
         documents_by: a txt file is one document (`file`), or holds several, between blank lines
             (`blank_line`) or one in each line (`line`).
-        planned: batch sizes, plan and loader, see `PlannedDataModule`.
+        planned: files of prediction, see `PromptedDataModule`; batch sizes, plan and loader, see
+            `PlannedDataModule`.
 
     After `setup`, `tokenizer` is what a model needs to know of the data, and `store` what it holds.
 
@@ -72,20 +74,23 @@ class TextDataModule(PlannedDataModule):
 
     def prepare_data(self) -> None:
         """Tokenise into the cache."""
-        self._open_store(self._trainer_stage())
+        if not self.is_predicting:
+            self._open_store(self._trainer_stage())
 
     def setup(self, stage: str) -> None:
         """Open the cache and build the datasets of the stage."""
-        store = self._open_store(stage)
-        if self.store is None or store.folder != self.store.folder:
-            self.store = store
-            self.datasets.clear()
+        if stage != "predict":
+            store = self._open_store(stage)
+            if self.store is None or store.folder != self.store.folder:
+                self.store = store
+                self.datasets.clear()
         super().setup(stage)
 
     @property
     def tokenizer(self) -> TextTokenizer:
-        """The tokenizer of the data; there after `setup`."""
-        assert self.store is not None
+        """The tokenizer of the data, the model's in prediction; there after `setup`."""
+        if self.store is None:
+            return self.prompt_tokenizer()
         return self.store.tokenizer
 
     def build(self, stage: Stage) -> PlannedDataset:
@@ -95,9 +100,7 @@ class TextDataModule(PlannedDataModule):
             ValueError: no text belongs to it.
         """
         if stage == "predict":
-            raise ValueError(
-                "TextDataModule has no prompts to predict from; it is for fit, validate and test."
-            )
+            return self.build_prompts()
         assert self.store is not None
         part = PART_NAMES.index(stage)
         stream, fingerprint = self.store.stream(part), f"{self.store.fingerprint}-{part}"

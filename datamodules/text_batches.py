@@ -3,11 +3,10 @@
 Shapes: R rows of the micro-batch, T positions of its longest; D documents, N pieces of them.
 """
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from datamodules.packing import best_fit
 from datamodules.plan import rng_for
@@ -70,7 +69,7 @@ class TokenDataset(PlannedDataset):
         pieces = self.order[self.offsets[sample_id] : self.offsets[sample_id + 1]]
         return [self._piece(int(self.starts[i]), int(self.sizes[i])) for i in pieces]
 
-    def collate(self, examples: list[list[Piece]]) -> dict[str, Tensor]:
+    def collate(self, examples: list[list[Piece]]) -> dict[str, Any]:
         """Return the rows; samples of single documents follow each other in one row, unpadded."""
         return padded_rows(examples) if self.is_padded else one_row(examples)
 
@@ -149,16 +148,18 @@ def cut_into_pieces(stream: TokenStream, longest: int) -> tuple[np.ndarray, np.n
     return starts, sizes
 
 
-def padded_rows(examples: list[list[Piece]]) -> dict[str, Tensor]:
+def padded_rows(examples: list[list[Piece]]) -> dict[str, Any]:
     """Return one row per sample, its pieces one after the other, padded to the longest row."""
     flat, widths = _joined(examples)
+    has_single_documents = all(len(pieces) == 1 for pieces in examples)
     width = int(widths.max())
     flat["sample_index"] = np.repeat(np.arange(len(widths)), widths)
     if int(widths.min()) == width:
-        return {n: torch.from_numpy(v.reshape(len(widths), width)) for n, v in flat.items()}
+        rows_of = {n: torch.from_numpy(v.reshape(len(widths), width)) for n, v in flat.items()}
+        return {**rows_of, "has_single_documents": has_single_documents}
     fills = dict.fromkeys(flat, 0) | {"labels": IGNORED, "document_ids": -1}
     is_token = np.arange(width) < widths[:, None]  # [R, T]
-    batch = {}
+    batch: dict[str, Any] = {"has_single_documents": has_single_documents}
     for name, values in flat.items():
         rows = np.full(is_token.shape, fills[name], np.int64)
         rows[is_token] = values
@@ -167,11 +168,12 @@ def padded_rows(examples: list[list[Piece]]) -> dict[str, Tensor]:
     return batch
 
 
-def one_row(examples: list[list[Piece]]) -> dict[str, Tensor]:
+def one_row(examples: list[list[Piece]]) -> dict[str, Any]:
     """Return all samples in one row, without any padding."""
     flat, widths = _joined(examples)
     flat["sample_index"] = np.repeat(np.arange(len(widths)), widths)
-    return {name: torch.from_numpy(values[None]) for name, values in flat.items()}
+    row = {name: torch.from_numpy(values[None]) for name, values in flat.items()}
+    return {**row, "has_single_documents": sum(map(len, examples)) == 1}
 
 
 def _joined(examples: list[list[Piece]]) -> tuple[dict[str, np.ndarray], np.ndarray]:

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lit_models.causal_lm.cache import LayerCache
+
 
 class Span(NamedTuple):
     """A document's place: positions start to end of these rows."""
@@ -25,13 +27,28 @@ class Documents(NamedTuple):
         spans: the documents, equal places of several rows together; none where a mask is used.
         mask: [R, 1, T, T] bool, true where a position sees another; none where every row is one
             document.
+        past: of the layer, keys and values of the positions before these (generation).
     """
 
     spans: list[Span] | None = None
     mask: Tensor | None = None
+    past: LayerCache | None = None
 
 
-def documents_of(document_ids: Tensor) -> Documents:
+def has_single_documents(document_ids: Tensor) -> bool:
+    """Return whether each row holds one document and at most padding after it.
+
+    It reads the values: ask before a batch goes to a GPU, which would have to be waited for.
+
+    Args:
+        document_ids: [R, T] int64, ascending in a row; -1 = padding, at its end.
+    """
+    return bool(((document_ids == document_ids[:, :1]) | (document_ids < 0)).all())
+
+
+def documents_of(
+    document_ids: Tensor, are_single: bool = False, as_mask: bool = False
+) -> Documents:
     """Return which positions see each other.
 
     On a CPU documents are computed one by one, which costs no more than their own positions; on a
@@ -39,8 +56,13 @@ def documents_of(document_ids: Tensor) -> Documents:
 
     Args:
         document_ids: [R, T] int64, ascending in a row; -1 = padding, at its end.
+        are_single: `has_single_documents` of them. A document does not see what comes after it, so
+            that causal attention over the row is enough: the fastest kernels take no mask.
+        as_mask: a mask on a CPU too.
     """
-    if document_ids.device.type != "cpu":
+    if are_single:
+        return Documents()
+    if as_mask or document_ids.device.type != "cpu":
         length = document_ids.shape[1]
         causal = torch.ones(length, length, dtype=torch.bool, device=document_ids.device).tril()
         same = document_ids[:, None, :, None] == document_ids[:, None, None, :]
@@ -67,25 +89,37 @@ def attend(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
         v: as k.
         documents: of the batch.
     """
-    grouped = k.shape[1] != q.shape[1]
+    if documents.past is not None:
+        k, v = documents.past.extended(k, v)
     if documents.mask is not None:
-        return F.scaled_dot_product_attention(q, k, v, documents.mask, enable_gqa=grouped)
+        return F.scaled_dot_product_attention(q, *_one_each(q, k, v), documents.mask)
     if documents.spans is None:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+        return _causal(q, k, v)
     if all(len(span.rows) == len(q) for span in documents.spans):  # one row, or all cut alike
-        parts = [
-            F.scaled_dot_product_attention(
-                *(x[:, :, span.start : span.end] for x in (q, k, v)),
-                is_causal=True,
-                enable_gqa=grouped,
-            )
-            for span in documents.spans
-        ]
-        return torch.cat(parts, dim=2)
+        places = [slice(span.start, span.end) for span in documents.spans]
+        return torch.cat([_causal(q[:, :, at], k[:, :, at], v[:, :, at]) for at in places], dim=2)
     out = torch.empty_like(q)
     for start, end, rows in documents.spans:
-        parts_of = (x[rows, :, start:end] for x in (q, k, v))
-        out[rows, :, start:end] = F.scaled_dot_product_attention(
-            *parts_of, is_causal=True, enable_gqa=grouped
-        )
+        at = slice(start, end)
+        out[rows, :, at] = _causal(q[rows, :, at], k[rows, :, at], v[rows, :, at])
     return out
+
+
+def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    is_half = v.dtype in (torch.bfloat16, torch.float16)
+    if q.device.type != "cpu" and not is_half:
+        k, v = _one_each(q, k, v)
+    grouped = k.shape[1] != q.shape[1]
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+
+
+def _one_each(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Return k and v with a head for each of q.
+
+    On a GPU only the flash kernel, which takes half precision and no mask, shares heads; in its
+    place comes one that keeps all scores [R, H, T, T].
+    """
+    share = q.shape[1] // k.shape[1]
+    if share == 1:
+        return k, v
+    return k.repeat_interleave(share, dim=1), v.repeat_interleave(share, dim=1)

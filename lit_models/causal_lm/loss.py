@@ -1,54 +1,244 @@
-"""The loss of a language model as sums and counts over target tokens.
+"""The loss of a language model as sums and counts over target tokens, logits never held whole.
 
-Shapes: R rows, T positions, D hidden, V vocabulary.
+Shapes: R rows, T positions, N positions with a target, D hidden, V vocabulary.
 """
 
 from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from datamodules.batches import TextBatch
 from lit_models.training.record import LossSum
 
 IGNORED = -100
+TERM, PLAIN = "tokens", "nats"
+# What the logits of one chunk take where `chunk_size` is auto; a GPU needs larger products.
+CHUNK_BYTES, CHUNK_BYTES_ON_GPU = 64 << 20, 512 << 20
+_HALVES = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
 class LossOptions:
-    """What is trained on.
+    """What is trained on, and in which portions it is computed.
 
     Args:
         label_smoothing: share of a target's mass that goes to all tokens alike, 0 to below 1.
-        z_loss: factor of the squared logarithm of the softmax's normaliser.
+        z_loss: factor of the squared logarithm of the softmax's normaliser (PaLM, Chowdhery et
+            al. 2022, section 5); 0 leaves it out.
+        chunk_size: positions whose logits are there at the same time; auto takes as many as fit
+            in 64 MiB, in 512 MiB on a GPU.
+
+    Raises:
+        ValueError: one of them is outside its range.
     """
 
     label_smoothing: float = 0.0
     z_loss: float = 0.0
+    chunk_size: int | Literal["auto"] = "auto"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(
+                f"loss.label_smoothing must be 0 to below 1, got {self.label_smoothing}; usual is "
+                "0 or 0.1."
+            )
+        if self.z_loss < 0:
+            raise ValueError(f"loss.z_loss must be 0 or more, got {self.z_loss}; usual is 1e-4.")
+        if self.chunk_size != "auto" and self.chunk_size < 1:
+            raise ValueError(
+                f"loss.chunk_size must be at least 1 position, got {self.chunk_size}; leave it at "
+                "auto."
+            )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the objective is the cross-entropy and nothing else."""
+        return not (self.label_smoothing or self.z_loss)
 
 
-def token_nats(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """Return the negative log-likelihood of each label in nats [R, T], 0 where it is ignored.
+def language_model_loss(
+    hidden: Tensor,
+    head_weight: Tensor,
+    batch: TextBatch,
+    options: LossOptions,
+    training: bool,
+) -> dict[str, LossSum]:
+    """Return sums over the target tokens of weight-1 samples, and their number.
+
+    In training "tokens" is the objective, with label smoothing and z-loss; where it has one of
+    these, "nats" is the plain cross-entropy beside it, to be reported only (its weight in the loss
+    is 0). In evaluation "tokens" is the plain cross-entropy.
 
     Args:
         hidden: [R, T, D].
-        weight: [V, D], of the head.
-        labels: [R, T] int64.
+        head_weight: [V, D].
+        batch: its labels, `sample_index` and `weight`.
+        options: of the objective.
+        training: whether the objective or the plain cross-entropy is asked for.
     """
-    logits = F.linear(hidden, weight).float() if hidden.dtype != weight.dtype else F.linear(
-        hidden, weight
-    )
-    nats = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
-    return nats.view_as(labels)
+    options = options if training else LossOptions(chunk_size=options.chunk_size)
+    is_target = batch["labels"] != IGNORED
+    is_target &= batch["weight"][batch["sample_index"]] > 0
+    places = is_target.flatten().nonzero().squeeze(1)  # [N]
+    objective, nats = _at_places(hidden, head_weight, batch["labels"], places, options)
+    count = torch.full_like(objective, len(places), dtype=torch.float64)
+    terms = {TERM: LossSum(objective, count)}
+    return terms if options.is_plain else {**terms, PLAIN: LossSum(nats.sum(), count)}
 
 
-def counted(batch: TextBatch) -> Tensor:
-    """Return the weight of each position [R, T]: that of its sample, 0 without a label."""
-    return batch["weight"][batch["sample_index"]] * (batch["labels"] != IGNORED)
+def token_nats(
+    hidden: Tensor, head_weight: Tensor, labels: Tensor, chunk_size: int | Literal["auto"] = "auto"
+) -> Tensor:
+    """Return the negative log-likelihood of each label in nats [R, T], 0 where it is ignored; it
+    has no gradient.
+
+    Args:
+        hidden: [R, T, D].
+        head_weight: [V, D].
+        labels: [R, T] int64.
+        chunk_size: as in `LossOptions`.
+    """
+    places = (labels != IGNORED).flatten().nonzero().squeeze(1)
+    with torch.no_grad():
+        options = LossOptions(chunk_size=chunk_size)
+        _, nats = _at_places(hidden, head_weight, labels, places, options)
+    return nats.new_zeros(labels.numel()).index_copy_(0, places, nats).view_as(labels)
 
 
-def language_model_loss(hidden: Tensor, weight: Tensor, batch: TextBatch) -> LossSum:
-    """Return the sum of nats over target tokens and their number."""
-    weights = counted(batch)
-    nats = token_nats(hidden, weight, batch["labels"])
-    return LossSum((nats * weights.to(nats)).sum(), weights.sum())
+def _at_places(
+    hidden: Tensor, head_weight: Tensor, labels: Tensor, places: Tensor, options: LossOptions
+) -> tuple[Tensor, Tensor]:
+    """Return the objective's sum [] and nats [N] of some positions of the flattened rows."""
+    rows, targets = hidden.flatten(0, 1), labels.flatten()
+    if len(places) < len(rows):
+        rows, targets = rows.index_select(0, places), targets.index_select(0, places)
+    return _ChunkedObjective.apply(rows, head_weight, targets, options, torch.is_grad_enabled())
+
+
+class _ChunkedObjective(torch.autograd.Function):
+    """Objective and nats of rows of hidden states, chunk by chunk.
+
+    A chunk's logits are turned into the gradients while they are there: nothing is computed twice,
+    and no tensor but those of the shape of the head's weight grows with the vocabulary.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        options: LossOptions,
+        keeps_graph: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """Args: rows [N, D]; weight [V, D]; targets [N] int64; keeps_graph: gradients are due."""
+        wants_rows, wants_weight = (keeps_graph and wanted for wanted in ctx.needs_input_grad[:2])
+        dtype = _product_dtype(rows, weight)
+        with torch.autocast(rows.device.type, enabled=False):
+            sums = _Sums.zeros(rows, weight, wants_rows, wants_weight)
+            head, size = weight.to(dtype), _chunk_size(options, weight)
+            for start in range(0, len(rows), size):
+                part = slice(start, start + size)
+                sums.add(part, _Chunk(rows[part].to(dtype), head, targets[part]), options)
+        ctx.save_for_backward(sums.grad_rows, sums.grad_weight)
+        ctx.mark_non_differentiable(sums.nats)
+        return sums.objective, sums.nats
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_objective: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        gradients = [
+            None if saved is None else saved * grad_objective.to(saved.dtype)
+            for saved in ctx.saved_tensors
+        ]
+        return (*gradients, None, None, None)
+
+
+class _Sums(NamedTuple):
+    """What the chunks fill in: objective [], nats [N], gradients [N, D] and [V, D] or none."""
+
+    objective: Tensor
+    nats: Tensor
+    grad_rows: Tensor | None
+    grad_weight: Tensor | None
+
+    @classmethod
+    def zeros(cls, rows: Tensor, weight: Tensor, wants_rows: bool, wants_weight: bool) -> "_Sums":
+        dtype = _softmax_dtype(_product_dtype(rows, weight))
+        return cls(
+            rows.new_zeros((), dtype=dtype),
+            rows.new_zeros(len(rows), dtype=dtype),
+            torch.empty_like(rows) if wants_rows else None,
+            torch.zeros_like(weight) if wants_weight else None,
+        )
+
+    def add(self, part: slice, chunk: "_Chunk", options: LossOptions) -> None:
+        """Take in the chunk at some of the rows."""
+        self.nats[part] = chunk.nats
+        self.objective.add_(chunk.objective(options))
+        if self.grad_rows is None and self.grad_weight is None:
+            return
+        grad = chunk.gradient(options)
+        if self.grad_rows is not None:
+            self.grad_rows[part] = grad @ chunk.head
+        if self.grad_weight is not None and self.grad_weight.dtype == grad.dtype:
+            self.grad_weight.addmm_(grad.T, chunk.rows, beta=float(part.start > 0))
+        elif self.grad_weight is not None:
+            self.grad_weight.add_(grad.T @ chunk.rows)
+
+
+class _Chunk:
+    """The logarithms of the softmax [n, V] of some positions; logits are there only meanwhile."""
+
+    def __init__(self, rows: Tensor, head: Tensor, targets: Tensor) -> None:
+        self.rows, self.head, self.targets = rows, head, targets.unsqueeze(1)
+        logits = F.linear(rows, head)
+        logits = logits.to(_softmax_dtype(logits.dtype))
+        self.logs = logits.log_softmax(1)
+        self.nats = -self.logs.gather(1, self.targets).squeeze(1)
+        self.normaliser = logits.gather(1, self.targets).squeeze(1) + self.nats  # [n]
+
+    def objective(self, options: LossOptions) -> Tensor:
+        """Return the sum [] of what is minimised."""
+        total = self.nats.sum()
+        if options.label_smoothing:
+            everywhere = -self.logs.mean(1).sum()
+            total = total + options.label_smoothing * (everywhere - total)
+        if options.z_loss:
+            total = total + options.z_loss * self.normaliser.square().sum()
+        return total
+
+    def gradient(self, options: LossOptions) -> Tensor:
+        """Return the objective's gradient [n, V] in place of the logarithms, which are used up."""
+        smoothing, num_tokens = options.label_smoothing, self.logs.shape[1]
+        grad = self.logs.exp_()  # the softmax
+        if options.z_loss:
+            grad.mul_(1 + 2 * options.z_loss * self.normaliser.unsqueeze(1))
+        if smoothing:
+            grad.sub_(smoothing / num_tokens)
+        share = grad.new_full((), smoothing - 1).expand(self.targets.shape)
+        return grad.scatter_add_(1, self.targets, share).to(self.rows.dtype)
+
+
+def _product_dtype(rows: Tensor, weight: Tensor) -> torch.dtype:
+    """Return the dtype of the products: that of autocast where it is on."""
+    kind = rows.device.type
+    if torch.is_autocast_enabled(kind) and rows.dtype != torch.float64:
+        return torch.get_autocast_dtype(kind)
+    return torch.promote_types(rows.dtype, weight.dtype)
+
+
+def _softmax_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in _HALVES else dtype
+
+
+def _chunk_size(options: LossOptions, weight: Tensor) -> int:
+    if options.chunk_size != "auto":
+        return options.chunk_size
+    num_bytes = CHUNK_BYTES if weight.device.type == "cpu" else CHUNK_BYTES_ON_GPU
+    element = torch.finfo(_softmax_dtype(weight.dtype)).bits // 8
+    return max(1, num_bytes // (weight.shape[0] * element))

@@ -1,22 +1,32 @@
 """Language models as a LightningModule. Batch: TextBatch."""
 
-from dataclasses import asdict, replace
-from typing import Any, Literal
+from functools import cached_property
+from typing import Any, ClassVar, Literal
 
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
-from datamodules.batches import TextBatch
+from datamodules.batches import ChoiceBatch, PromptBatch, TextBatch
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
-from lit_models.causal_lm.loss import LossOptions, language_model_loss
-from lit_models.causal_lm.network import Decoder, DecoderConfig
+from lit_models.causal_lm.building import (
+    ComputationOptions,
+    NetworkRequest,
+    network_of,
+    new_network,
+    new_recipe,
+)
+from lit_models.causal_lm.decoder_config import DecoderConfig
+from lit_models.causal_lm.freezing import freeze as freeze_parameters
+from lit_models.causal_lm.generation import GenerationOptions, complete, most_positions
+from lit_models.causal_lm.isolation import check_isolation
+from lit_models.causal_lm.lora import LoraOptions
+from lit_models.causal_lm.loss import PLAIN, TERM, LossOptions, language_model_loss
+from lit_models.causal_lm.metrics import TextMetrics, byte_table
 from lit_models.causal_lm.presets import named_network
 from lit_models.training.exact import ExactModule, LossSum
-from lit_models.training.metrics import SumCount
 from lit_models.training.optim import configured, parameter_groups
 
 RECIPE_KEY = "text_recipe"
-TERM = "tokens"
 
 
 class LitCausalLM(ExactModule):
@@ -26,20 +36,30 @@ class LitCausalLM(ExactModule):
         optimizer: factory; it has no default, so that a rate is always chosen in the YAML.
         lr_scheduler: factory; none keeps the rate constant.
         network: name of a preset, or the shape of a decoder.
+        pretrained: folder of a Hugging Face model to start from, instead of `network`.
         loss: what is trained on.
+        lora: adapters on named layers; everything else stands still.
+        freeze: parameters that stand still, by patterns of their names.
+        generation: what prediction does with prompts.
+        computation: compiling, recomputing, and who computes a pretrained model.
         lr_scaling: how the rate follows a global batch that grows with the devices.
         base_global_batch_size: the global batch for which the rate was chosen.
         init_from: checkpoint to take weights from.
     """
 
-    export_keys = (RECIPE_KEY,)
+    export_keys: ClassVar[tuple[str, ...]] = (RECIPE_KEY,)
 
     def __init__(
         self,
         optimizer: OptimizerCallable,
         lr_scheduler: LRSchedulerCallable | None = None,
         network: str | DecoderConfig = "llama-tiny",
+        pretrained: str | None = None,
         loss: LossOptions | None = None,
+        lora: LoraOptions | None = None,
+        freeze: list[str] | None = None,
+        generation: GenerationOptions | None = None,
+        computation: ComputationOptions | None = None,
         lr_scaling: Literal["none", "linear", "sqrt"] = "none",
         base_global_batch_size: int | None = None,
         init_from: str | None = None,
@@ -47,48 +67,91 @@ class LitCausalLM(ExactModule):
         super().__init__()
         self.save_hyperparameters()
         self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
-        self.config = named_network(network) if isinstance(network, str) else network
-        self.loss = loss or LossOptions()
+        self.loss, self.generation = loss or LossOptions(), generation or GenerationOptions()
+        self.request = NetworkRequest(
+            named_network(network) if isinstance(network, str) else network,
+            pretrained,
+            lora,
+            computation or ComputationOptions(),
+        )
         self.init_from = init_from
         self.recipe: Any = None  # a dict of plain values, from the data or a checkpoint
-        self.network: Any = None  # a Decoder once the vocabulary is known
-        self.val_loss, self.test_loss = SumCount(), SumCount()
+        self.is_trained = False  # whether a checkpoint's weights are to come
+        self.network: Any = None  # a Decoder or a PretrainedDecoder once the recipe is known
 
     def blocks(self) -> list[nn.Module]:
-        return list(self.network.layers)
+        return self.network.blocks()
+
+    def wanted_tokenizer(self) -> str | None:
+        """Return the folder of the tokenizer that the data must be read with, if there is one."""
+        return self.request.pretrained
+
+    @cached_property
+    def tokenizer(self) -> TextTokenizer:
+        """The tokenizer that the model was trained with; there after `setup`."""
+        return TextTokenizer.from_dict(self.recipe["tokenizer"])
 
     def setup(self, stage: str) -> None:
-        """Take the tokenizer that the data was read with."""
+        """Take the recipe of the checkpoint, or make one for the data."""
         super().setup(stage)
         if self.recipe is None:
-            tokenizer: TextTokenizer = self.trainer.datamodule.tokenizer
-            size = self.config.vocab_size or tokenizer.vocab_size
-            self.config = replace(self.config, vocab_size=size)
-            self.recipe = {"tokenizer": tokenizer.to_dict(), "network": asdict(self.config)}
+            data = self.trainer.datamodule
+            self.recipe = data.model_recipe()
+            self.is_trained = self.recipe is not None
+            if self.recipe is None:
+                self.recipe = new_recipe(self.request, data.tokenizer, data.context_length)
 
     def configure_model(self) -> None:
-        if self.network is None and self.recipe is not None:
-            self.network = Decoder(DecoderConfig(**self.recipe["network"]))
-            if self.trainer.state.fn == "fit":
-                self.configure_model_from()
+        if self.network is not None or self.recipe is None:
+            return
+        is_fitting = self.trainer.state.fn == "fit"
+        self._build(None if self.is_trained else self.request)
+        if is_fitting:
+            check_isolation(self.network)
+            self.configure_model_from()
+        if is_fitting and self.hparams.freeze:
+            freeze_parameters(self.network, self.hparams.freeze)
+        if is_fitting and self.request.computation.activation_checkpointing:
+            self.network.recompute_blocks()
+        if self.request.computation.compile:
+            self.network.compile_blocks()
 
     def forward(self, batch: TextBatch) -> Tensor:
         """Return the hidden states [R, T, D]."""
-        return self.network(batch["input_ids"], batch["position_ids"], batch["document_ids"])
+        return self.network(
+            batch["input_ids"],
+            batch["position_ids"],
+            batch["document_ids"],
+            batch["has_single_documents"],
+        )
 
     def training_terms(self, batch: TextBatch) -> dict[str, LossSum]:
-        return {TERM: language_model_loss(self(batch), self.network.head.weight, batch)}
+        return self._terms(batch, training=True)
+
+    def term_weights(self) -> dict[str, float]:
+        return {PLAIN: 0.0}
 
     def validation_step(self, batch: TextBatch, batch_idx: int) -> None:
-        self.val_loss.update(*self.training_terms(batch)[TERM])
-        self.log("val/loss", self.val_loss)
+        self._evaluate("val", batch)
 
     def test_step(self, batch: TextBatch, batch_idx: int) -> None:
-        self.test_loss.update(*self.training_terms(batch)[TERM])
-        self.log("test/loss", self.test_loss)
+        self._evaluate("test", batch)
+
+    def predict_step(
+        self,
+        batch: PromptBatch | ChoiceBatch,
+        batch_idx: int,
+        options: GenerationOptions | None = None,
+    ) -> dict[str, Tensor]:
+        return complete(self.network, self.tokenizer, batch, options or self.generation)
+
+    def max_positions(self, recipe: dict[str, Any]) -> int | None:
+        """Return the most positions that a text may have in prediction; none for no limit."""
+        return most_positions(recipe["network"], self.generation.context)
 
     def configure_optimizers(self) -> Any:
-        return configured(self, self.optimizer(parameter_groups(self)), self.lr_scheduler)
+        groups = parameter_groups(self, heads=[self.network.head.weight])
+        return configured(self, self.optimizer(groups), self.lr_scheduler)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint[RECIPE_KEY] = self.recipe
@@ -102,4 +165,39 @@ class LitCausalLM(ExactModule):
             )
         self.recipe = checkpoint[RECIPE_KEY]
         if self.network is None:
-            self.network = Decoder(DecoderConfig(**self.recipe["network"]))
+            self._build(None)
+
+    def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the weights that `init_from` takes, if their tokens are those of the data.
+
+        Raises:
+            ValueError: the checkpoint was trained with another tokenizer.
+        """
+        trained = checkpoint.get(RECIPE_KEY)
+        if (
+            trained
+            and TextTokenizer.from_dict(trained["tokenizer"]).digest != self.tokenizer.digest
+        ):
+            raise ValueError(
+                f"model.init_from {self.init_from} was trained with another tokenizer than that of "
+                "the data; `unisono export` it, and give the folder as model.pretrained instead."
+            )
+        return checkpoint["state_dict"]
+
+    def _build(self, request: NetworkRequest | None) -> None:
+        self.network = (
+            network_of(self.recipe) if request is None else new_network(request, self.recipe)
+        )
+        size = self.network.head.weight.shape[0]
+        table = byte_table(self.tokenizer.byte_lengths(), size)
+        self.val_metrics, self.test_metrics = TextMetrics(table), TextMetrics(table)
+
+    def _terms(self, batch: TextBatch, training: bool) -> dict[str, LossSum]:
+        weight = self.network.head.weight
+        return language_model_loss(self(batch), weight, batch, self.loss, training)
+
+    def _evaluate(self, split: Literal["val", "test"], batch: TextBatch) -> None:
+        metrics: TextMetrics = getattr(self, f"{split}_metrics")
+        metrics.add_batch(self._terms(batch, training=False)[TERM], batch)
+        for name, metric in metrics.items():
+            self.log(f"{split}/{name}", metric, on_step=False, on_epoch=True)

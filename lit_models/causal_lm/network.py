@@ -3,69 +3,17 @@
 Shapes: R rows, T positions, D hidden, H heads, G key and value heads, K head size, V vocabulary.
 """
 
-from dataclasses import dataclass
-from typing import Literal
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from lit_models.causal_lm.attention import Documents, attend, documents_of
+from lit_models.causal_lm.cache import KeyValueCache
+from lit_models.causal_lm.decoder_config import DecoderConfig
+from lit_models.causal_lm.rotary import frequencies, rotate, rotations
 
 INITIAL_STD = 0.02
-
-
-@dataclass(frozen=True)
-class DecoderConfig:
-    """The shape of a decoder.
-
-    Args:
-        vocab_size: rows of the embedding; none takes the tokenizer's.
-        max_positions: longest document that it is made for.
-        hidden_size: D.
-        num_layers: blocks.
-        num_heads: H.
-        num_kv_heads: G, a divisor of H; none is H.
-        feed_forward: inner width of the feed-forward part; none is 4 D, or 8/3 D for swiglu.
-        norm: RMSNorm or LayerNorm.
-        norm_eps: its epsilon.
-        positions: rotary, or a learned table of max_positions rows.
-        rope_theta: base of the rotary frequencies.
-        activation: swiglu, or gelu in its tanh form.
-        bias: of linear layers; keys have none, since it changes nothing.
-        tied: the head shares the embedding's weights.
-        dropout: after embedding, attention and feed-forward.
-    """
-
-    vocab_size: int | None = None
-    max_positions: int = 1024
-    hidden_size: int = 256
-    num_layers: int = 4
-    num_heads: int = 4
-    num_kv_heads: int | None = None
-    feed_forward: int | None = None
-    norm: Literal["rms", "layer"] = "rms"
-    norm_eps: float = 1e-5
-    positions: Literal["rotary", "learned"] = "rotary"
-    rope_theta: float = 10_000.0
-    activation: Literal["swiglu", "gelu"] = "swiglu"
-    bias: bool = False
-    tied: bool = True
-    dropout: float = 0.0
-
-    @property
-    def kv_heads(self) -> int:
-        """G."""
-        return self.num_kv_heads or self.num_heads
-
-    @property
-    def inner_size(self) -> int:
-        """Inner width of the feed-forward part."""
-        if self.feed_forward is not None:
-            return self.feed_forward
-        if self.activation == "gelu":
-            return 4 * self.hidden_size
-        return -(-8 * self.hidden_size // 3 // 8) * 8
 
 
 class Attention(nn.Module):
@@ -74,7 +22,7 @@ class Attention(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.num_heads, self.num_kv_heads = config.num_heads, config.kv_heads
-        self.head_size = config.hidden_size // config.num_heads
+        self.head_size = config.head_size
         width, narrow = config.hidden_size, self.num_kv_heads * self.head_size
         self.q_proj = nn.Linear(width, width, bias=config.bias)
         self.k_proj = nn.Linear(width, narrow, bias=False)
@@ -115,20 +63,34 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each after a norm and beside a residual path."""
+    """Attention and feed-forward, each after a norm and beside a residual path.
+
+    Attributes:
+        recomputes: in training keep no activations, and compute them again in the backward pass.
+    """
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
+        self.recomputes = False
         self.attention_norm, self.attention = _norm(config), Attention(config)
+        self.attention_dropout = nn.Dropout(config.dropout)
         self.feed_forward_norm, self.feed_forward = _norm(config), FeedForward(config)
-        self.dropout = nn.Dropout(config.dropout)
+        self.feed_forward_dropout = nn.Dropout(config.dropout)
 
     def forward(
         self, hidden: Tensor, rotation: tuple[Tensor, Tensor] | None, documents: Documents
     ) -> Tensor:
+        if self.recomputes and self.training:  # inside the block, so that fsdp gathers it once
+            return checkpoint(self._computed, hidden, rotation, documents, use_reentrant=False)
+        return self._computed(hidden, rotation, documents)
+
+    def _computed(
+        self, hidden: Tensor, rotation: tuple[Tensor, Tensor] | None, documents: Documents
+    ) -> Tensor:
         attended = self.attention(self.attention_norm(hidden), rotation, documents)
-        hidden = hidden + self.dropout(attended)
-        return hidden + self.dropout(self.feed_forward(self.feed_forward_norm(hidden)))
+        hidden = hidden + self.attention_dropout(attended)
+        transformed = self.feed_forward(self.feed_forward_norm(hidden))
+        return hidden + self.feed_forward_dropout(transformed)
 
 
 class Decoder(nn.Module):
@@ -138,6 +100,7 @@ class Decoder(nn.Module):
         super().__init__()
         assert config.vocab_size is not None
         self.config = config
+        self._is_compiled = False
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         self.positions = (
             nn.Embedding(config.max_positions, config.hidden_size)
@@ -150,29 +113,70 @@ class Decoder(nn.Module):
         self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self._initialise()
 
-    def forward(self, input_ids: Tensor, position_ids: Tensor, document_ids: Tensor) -> Tensor:
+    def blocks(self) -> list[nn.Module]:
+        """Return the repeated layers from the lowest to the highest."""
+        return list(self.layers)
+
+    def recompute_blocks(self) -> None:
+        """Keep only the blocks' inputs in training: less memory, a third more work, equal results.
+
+        A block computes the rest again in the backward pass, with the same dropout.
+        """
+        for layer in self.layers:
+            layer.recomputes = True
+
+    def compile_blocks(self, backend: str = "inductor") -> None:
+        """Compile each block in place, which leaves names and parameters as they are.
+
+        Documents are then told apart by a mask on a CPU too: code that is made for the documents
+        of one batch would not fit the next.
+        """
+        self._is_compiled = True
+        for layer in self.layers:
+            layer.compile(backend=backend)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        document_ids: Tensor,
+        has_single_documents: bool = False,
+        cache: KeyValueCache | None = None,
+    ) -> Tensor:
         """Return the hidden states [R, T, D] from which `head` makes logits.
 
         Args:
             input_ids: [R, T] int64.
             position_ids: [R, T] int64, from 0 in every document.
             document_ids: [R, T] int64, ascending in a row, -1 = padding.
+            has_single_documents: no row holds two documents, see `documents_of`.
+            cache: of generation, where every row is one document; `position_ids` go on from it.
         """
-        documents = documents_of(document_ids)
+        documents = documents_of(document_ids, has_single_documents, self._is_compiled)
         hidden = self.embedding(input_ids)  # [R, T, D]
         rotation = None
         if self.positions is None:
-            rotation = rotations(self.config, position_ids, hidden.dtype)
+            rotation = rotations(position_ids, self._frequencies(hidden.device), hidden.dtype)
         else:
             hidden = hidden + self.positions(position_ids)
         hidden = self.dropout(hidden)
-        for layer in self.layers:
+        for index, layer in enumerate(self.layers):
+            if cache is not None:
+                documents = Documents(None, cache.places.mask, cache.layers[index])
             hidden = layer(hidden, rotation, documents)
         return self.norm(hidden)
 
-    def _initialise(self) -> None:
+    def _frequencies(self, device: torch.device) -> Tensor:
+        config = self.config
+        return frequencies(config.head_size, config.rope_theta, config.rope_scaling, device)
+
+    def tie_head(self) -> None:
+        """Make the head share the embedding's weights where the config says so."""
         if self.config.tied:
             self.head.weight = self.embedding.weight
+
+    def _initialise(self) -> None:
+        self.tie_head()
         for name, parameter in self.named_parameters():
             if name.endswith(".bias"):
                 nn.init.zeros_(parameter)
@@ -180,26 +184,6 @@ class Decoder(nn.Module):
                 is_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
                 depth = 2 * self.config.num_layers if is_residual else 1
                 nn.init.normal_(parameter, std=INITIAL_STD / depth**0.5)
-
-
-def rotations(
-    config: DecoderConfig, position_ids: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Return cosine and sine [R, 1, T, K / 2] of the angle of each position and frequency.
-
-    Source: Su et al. 2021, section 3.2.2.
-    """
-    size = config.hidden_size // config.num_heads
-    exponents = torch.arange(0, size, 2, dtype=torch.float64, device=position_ids.device) / size
-    angles = position_ids.unsqueeze(-1) * config.rope_theta**-exponents
-    angles = angles.unsqueeze(1)
-    return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
-def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Return x [R, H, T, K] with the pairs (i, i + K / 2) of each head turned by their angle."""
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
 
 
 def _norm(config: DecoderConfig) -> nn.Module:

@@ -21,6 +21,7 @@ from torchmetrics import Metric
 
 from lit_models.training import strategies
 from lit_models.training.checkpoint import AtomicCheckpointIO, load_part, take_averaged
+from lit_models.training.exported import Layout
 from lit_models.training.optim import gradients
 from lit_models.training.plain import plain_hyperparameters
 from lit_models.training.record import LossSum, StepRecord
@@ -111,7 +112,8 @@ class ExactModule(LightningModule):
         raise NotImplementedError(f"{type(self).__name__} must implement training_terms(batch).")
 
     def term_weights(self) -> dict[str, float]:
-        """Return the factor of each term in the loss; 1 where a term is not named."""
+        """Return the factor of each term in the loss, 0 where a term is only reported; 1 where it
+        is not named."""
         return {}
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -223,6 +225,39 @@ class ExactModule(LightningModule):
             )
         return module
 
+    @classmethod
+    def exported_layout(
+        cls, content: dict[str, Any], weights: dict[str, Tensor], adapter: bool
+    ) -> Layout | None:
+        """Return another program's files for `unisono export`; none has its own two written.
+
+        A family that overrides it implements `restored_weights`, too.
+
+        Args:
+            content: of a checkpoint.
+            weights: those that are exported, under the names of the module.
+            adapter: the adapter alone is asked for.
+
+        Raises:
+            ValueError: there is no adapter, or that program cannot express the module.
+        """
+        if adapter:
+            raise ValueError(f"a {cls.__name__} has no adapters; leave --adapter out.")
+        return None
+
+    @classmethod
+    def restored_weights(
+        cls, folder: Path, stored: dict[str, Tensor], extra: dict[str, Any]
+    ) -> dict[str, Tensor]:
+        """Return the module's weights from those that `exported_layout` had stored.
+
+        Args:
+            folder: that was exported.
+            stored: its tensors under their names there, tied ones included.
+            extra: values of `export_keys`.
+        """
+        raise NotImplementedError(f"{cls.__name__} must implement restored_weights.")
+
     def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
         """Return the weights that `init_from` takes; a family whose shapes follow the data
         overrides it."""
@@ -243,6 +278,8 @@ def share_of_step(
     its micro-batches sum to that loss. Arguments as in `ExactModule.exact_mean`."""
     share = torch.zeros((), device=batch["weight"].device)
     for name, (total, _) in terms.items():
+        if term_weights.get(name) == 0:
+            continue  # reported beside the loss; the plan need not count it
         # A term that counts nothing in this step has total 0: a zero loss, never NaN.
         count = batch["step_denominators"][name].clamp(min=1).to(total)
         share = share + term_weights.get(name, 1.0) * total / count

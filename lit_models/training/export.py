@@ -3,6 +3,7 @@
 import importlib
 import json
 import platform
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -26,7 +27,8 @@ _VERSIONED = ("torch", "lightning", "safetensors")
 
 @dataclass(frozen=True)
 class Export:
-    """What was written: class, which weights, their number and bytes, and files they need."""
+    """What was written: class, which weights, their number and bytes, the files they need, and how
+    another program reads it, if one does."""
 
     class_path: str
     weights: Weights
@@ -35,6 +37,7 @@ class Export:
     num_parameters: int
     num_bytes: int
     files_needed: list[str]
+    reader: str | None
 
 
 def export_checkpoint(
@@ -43,8 +46,9 @@ def export_checkpoint(
     weights: Weights | None = None,
     class_path: str | None = None,
     overwrite: bool = False,
+    adapter: bool = False,
 ) -> Export:
-    """Write a checkpoint as a plain folder that `load_exported` reads.
+    """Write a checkpoint as a plain folder that `load_exported` reads, in the layout of its family.
 
     Args:
         path: checkpoint of this project.
@@ -52,6 +56,7 @@ def export_checkpoint(
         weights: which of them; none takes the averaged ones where there are any.
         class_path: of the module, where the checkpoint does not name it.
         overwrite: replace an export that the folder holds.
+        adapter: the adapter alone, of a family that has some.
 
     Raises:
         FileNotFoundError: no such checkpoint.
@@ -73,7 +78,12 @@ def export_checkpoint(
         "versions": {"python": platform.python_version(), **_versions()},
         "extra": _extra(module_class, content, path),
     }
-    write_exported(folder, config, chosen, overwrite)
+    layout = module_class.exported_layout(content, chosen, adapter)
+    if layout is not None:
+        needed = {k: v for k, v in init_args.items() if k not in layout.replaced}
+        config |= {"init_args": needed, **_plain(layout.values, path)}
+        chosen = layout.weights
+    write_exported(folder, config, chosen, overwrite, layout)
     return Export(
         class_path,
         which,
@@ -81,7 +91,8 @@ def export_checkpoint(
         len(chosen),
         sum(tensor.numel() for tensor in chosen.values()),
         sum(file.stat().st_size for file in folder.iterdir()),
-        sorted(_paths_in(init_args)),
+        sorted(_paths_in(config["init_args"])),
+        None if layout is None else layout.reader.format(folder=folder),
     )
 
 
@@ -182,11 +193,14 @@ def _extra(module_class: type[ExactModule], content: dict[str, Any], path: Path)
             f"{path} lacks {', '.join(absent)}, without which a {module_class.__name__} cannot "
             "run; give a checkpoint of that class that `unisono fit` wrote."
         )
-    extra = {key: content[key] for key in module_class.export_keys}
+    return _plain({key: content[key] for key in module_class.export_keys}, path)
+
+
+def _plain(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
     try:
-        return json.loads(json.dumps(extra))
+        return json.loads(json.dumps(dict(values)))
     except TypeError as error:
-        raise ValueError(f"{path}: {', '.join(extra)} are no plain values ({error}).") from error
+        raise ValueError(f"{path}: {', '.join(values)} are no plain values ({error}).") from error
 
 
 def _paths_in(value: Any) -> set[str]:

@@ -1,10 +1,14 @@
 """The folder that `unisono export` writes: `model.safetensors` and `config.json`, plain data only.
 
-Read back it is the dict that a checkpoint gives, so that whatever takes weights takes it too.
+A family may write the files of another program instead; what the config holds is then in
+`unisono.json`. Read back it is the dict that a checkpoint gives, so that whatever takes weights
+takes it too.
 """
 
 import json
 import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +18,38 @@ from torch import Tensor
 from lit_models.training.files import sha256_of, sync
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+OWN_CONFIG = "unisono.json"  # where config.json belongs to another program
 FORMAT = "unisono export 1"
 KEYS = ("class_path", "init_args", "source", "tied", "extra", "sha256")
 _INSTANTIATOR = "lightning.pytorch.cli.instantiate_module"
 
 
+@dataclass(frozen=True)
+class Layout:
+    """The files of another program's folder, which hold a module's weights in its form.
+
+    Args:
+        weights: name -> tensor, under that program's names.
+        texts: file name -> content.
+        values: keys of the export's config -> what they hold instead, such as "extra".
+        replaced: arguments of the module's constructor that are not needed with these values.
+        reader: how that program loads the folder; `{folder}` stands for it.
+        weights_file: name of the file with the weights.
+        is_whole: whether a module can be made of the folder alone.
+    """
+
+    weights: dict[str, Tensor]
+    texts: dict[str, str]
+    values: Mapping[str, Any] = field(default_factory=dict)
+    replaced: tuple[str, ...] = ()
+    reader: str = ""
+    weights_file: str = WEIGHTS
+    is_whole: bool = True
+
+
 def is_exported(path: str | Path) -> bool:
     """Return whether a path is a folder with the config of an export."""
-    return (Path(path) / CONFIG).is_file()
+    return any((Path(path) / name).is_file() for name in (CONFIG, OWN_CONFIG))
 
 
 def check_target(folder: Path, overwrite: bool) -> None:
@@ -35,7 +63,7 @@ def check_target(folder: Path, overwrite: bool) -> None:
     held = sorted(p.name for p in folder.iterdir()) if folder.exists() else []
     if not held:
         return
-    foreign = [name for name in held if name not in (CONFIG, WEIGHTS)]
+    foreign = [name for name in held if name not in _own_files(folder)]
     if foreign:
         raise ValueError(
             f"--to {folder} holds other files ({', '.join(foreign[:3])}) and is never replaced; "
@@ -48,8 +76,32 @@ def check_target(folder: Path, overwrite: bool) -> None:
         )
 
 
+def _own_files(folder: Path) -> list[str]:
+    """Return the names of files that an export wrote, or may have written before it was damaged."""
+    path = folder / OWN_CONFIG
+    if not path.is_file():
+        return [WEIGHTS] if _is_foreign_config(folder / CONFIG) else [CONFIG, WEIGHTS]
+    return [OWN_CONFIG, *_read_config(folder).get("files", [])]
+
+
+def _is_foreign_config(path: Path) -> bool:
+    """Return whether a config.json is sound and another program's: transformers names its own so.
+
+    One that cannot be read may be of a damaged export, which is replaced.
+    """
+    try:
+        config = json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return False
+    return not isinstance(config, dict) or "format" not in config
+
+
 def write_exported(
-    folder: Path, config: dict[str, Any], weights: dict[str, Tensor], overwrite: bool = False
+    folder: Path,
+    config: dict[str, Any],
+    weights: dict[str, Tensor],
+    overwrite: bool = False,
+    layout: Layout | None = None,
 ) -> None:
     """Write the folder so that it is absent or whole at every moment.
 
@@ -58,6 +110,7 @@ def write_exported(
         config: what `config.json` holds; `tied` and `sha256` are added.
         weights: name -> tensor on the CPU; tensors that share memory are stored once.
         overwrite: replace an export that is there.
+        layout: files of another program instead of config.json and these weights.
 
     Raises:
         ValueError: the folder must not be written.
@@ -72,7 +125,10 @@ def write_exported(
     shutil.rmtree(unfinished, ignore_errors=True)  # of an export that was killed
     unfinished.mkdir(parents=True)
     try:
-        _write_files(unfinished, config, weights)
+        if layout is None:
+            _write_files(unfinished, config, weights)
+        else:
+            _write_layout(unfinished, config, layout)
         if folder.exists():
             shutil.rmtree(replaced, ignore_errors=True)
             folder.replace(replaced)
@@ -90,15 +146,40 @@ def write_exported(
 
 
 def _write_files(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]) -> None:
+    tied = _write_weights(folder / WEIGHTS, weights)
+    config = {"format": FORMAT, **config, "tied": tied, "sha256": sha256_of(folder / WEIGHTS)}
+    _write_text(folder / CONFIG, json.dumps(config, indent=1, ensure_ascii=False) + "\n")
+
+
+def _write_layout(folder: Path, config: dict[str, Any], layout: Layout) -> None:
+    tied = _write_weights(folder / layout.weights_file, layout.weights)
+    for name, text in layout.texts.items():
+        _write_text(folder / name, text)
+    config = {
+        "format": FORMAT,
+        **config,
+        "files": sorted([layout.weights_file, *layout.texts]),
+        "weights_file": layout.weights_file,
+        "is_whole": layout.is_whole,
+        "tied": tied,
+        "sha256": sha256_of(folder / layout.weights_file),
+    }
+    _write_text(folder / OWN_CONFIG, json.dumps(config, indent=1, ensure_ascii=False) + "\n")
+
+
+def _write_weights(path: Path, weights: dict[str, Tensor]) -> dict[str, str]:
+    """Write the tensors; return those that are left out as the double of another."""
     from safetensors.torch import save_file
 
     stored, tied = without_ties(weights)
-    save_file(stored, folder / WEIGHTS, metadata={"format": "pt"})
-    config = {"format": FORMAT, **config, "tied": tied, "sha256": sha256_of(folder / WEIGHTS)}
-    text = json.dumps(config, indent=1, ensure_ascii=False)
-    (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
-    for name in (WEIGHTS, CONFIG):
-        sync(folder / name)
+    save_file(stored, path, metadata={"format": "pt"})
+    sync(path)
+    return tied
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+    sync(path)
 
 
 def read_exported(folder: str | Path) -> dict[str, Any]:
@@ -110,11 +191,16 @@ def read_exported(folder: str | Path) -> dict[str, Any]:
     """
     folder = Path(folder)
     config = _read_config(folder)
-    weights = _read_weights(folder, config["sha256"])
+    weights = _read_weights(folder, config)
     missing = [kept for kept in config["tied"].values() if kept not in weights]
     if missing:
         raise ValueError(f"{folder / CONFIG} names tied tensors that are absent: {missing[:3]}.")
     weights |= {name: weights[kept] for name, kept in config["tied"].items()}
+    if "weights_file" in config:
+        from lit_models.training.export import class_of  # which imports this file
+
+        restore = class_of(config["class_path"]).restored_weights
+        weights = restore(folder, weights, config["extra"])
     hyperparameters = {**config["init_args"], "_instantiator": _INSTANTIATOR}
     return {
         "state_dict": weights,
@@ -153,7 +239,8 @@ def without_ties(weights: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[st
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / CONFIG
+    path = folder / OWN_CONFIG
+    path = path if path.is_file() else folder / CONFIG
     if not path.is_file():
         what = "holds no config.json" if folder.is_dir() else "is no folder"
         raise FileNotFoundError(
@@ -175,17 +262,23 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _read_weights(folder: Path, sha256: str) -> dict[str, Tensor]:
+def _read_weights(folder: Path, config: dict[str, Any]) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    path = folder / WEIGHTS
-    if not path.is_file():
-        raise FileNotFoundError(f"{folder} lacks {WEIGHTS}; export the checkpoint again.")
-    if sha256_of(path) != sha256:  # the format itself has no checksum
+    if not config.get("is_whole", True):
         raise ValueError(
-            f"{path} is damaged, or of another export than its {CONFIG}: their checksums differ. "
-            "Copy the whole folder again, or export the checkpoint again."
+            f"{folder} holds an adapter alone, without the weights of its base; export the "
+            "checkpoint without --adapter, or train on with the adapter (model.lora.adapter)."
+        )
+    path = folder / config.get("weights_file", WEIGHTS)
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} lacks {path.name}; export the checkpoint again.")
+    if sha256_of(path) != config["sha256"]:  # the format itself has no checksum
+        described = OWN_CONFIG if "weights_file" in config else CONFIG
+        raise ValueError(
+            f"{path} is damaged, or of another export than its {described}: their checksums "
+            "differ. Copy the whole folder again, or export the checkpoint again."
         )
     try:
         return load_file(path, device="cpu")

@@ -1,6 +1,7 @@
 """Parameter groups and the warm-up schedule that families share; rates come from the YAML."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from lightning.pytorch import LightningModule
@@ -10,17 +11,23 @@ from torch.optim.lr_scheduler import LRScheduler
 
 
 def parameter_groups(
-    module: nn.Module, layer_decay: float = 1.0, depths: dict[str, int] | None = None
+    module: nn.Module,
+    layer_decay: float = 1.0,
+    depths: dict[str, int] | None = None,
+    heads: Sequence[Tensor] = (),
 ) -> list[dict[str, Any]]:
     """Return groups with and without weight decay, every parameter with its name.
 
     Vectors (biases, norm scales) and embeddings do not decay. The names let a checkpoint find
-    the moments of a parameter by name instead of by position.
+    the moments of a parameter by name instead of by position. The `kind` of a group tells an
+    optimizer what its parameters are: "matrices" between hidden states, "heads", or "others".
 
     Args:
         module: whose trainable parameters are grouped.
         layer_decay: factor of the learning rate per layer below the top, in (0, 1].
         depths: name prefix of a layer -> layers above it; others train at the full rate.
+        heads: weights that turn hidden states into scores of a vocabulary; one that is tied to an
+            embedding counts as that.
 
     Raises:
         ValueError: layer_decay outside (0, 1].
@@ -30,13 +37,16 @@ def parameter_groups(
     tables = {
         id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)
     }
-    groups: dict[tuple[bool, int], dict[str, Any]] = {}
+    scorers = {id(weight) for weight in heads}
+    groups: dict[tuple[str, int], dict[str, Any]] = {}
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
             continue
         depth = max((d for p, d in (depths or {}).items() if name.startswith(p)), default=0)
         decays = parameter.ndim > 1 and id(parameter) not in tables
-        group = groups.setdefault((decays, depth), {"params": [], "lr_factor": layer_decay**depth})
+        kind = ("heads" if id(parameter) in scorers else "matrices") if decays else "others"
+        new = {"params": [], "lr_factor": layer_decay**depth, "kind": kind}
+        group = groups.setdefault((kind, depth), new)
         if not decays:
             group["weight_decay"] = 0.0
         group["params"].append((name, parameter))
@@ -54,10 +64,12 @@ class WarmupDecay(LRScheduler):
         warmup: steps from 0 to the full rate; a fraction below 1 is a share of the run.
         decay: shape after the warm-up.
         final_factor: share of the full rate at the last step.
+        hold: steps at the full rate between warm-up and decay; a fraction below 1 is a share of
+            the run.
         total_steps: length of the run; the module sets it from the plan.
 
     Raises:
-        ValueError: a negative warm-up, or one longer than the run.
+        ValueError: a negative warm-up or hold, or both together longer than the run.
     """
 
     def __init__(
@@ -67,10 +79,13 @@ class WarmupDecay(LRScheduler):
         decay: Literal["cosine", "linear", "constant"] = "cosine",
         final_factor: float = 0.0,
         total_steps: int | None = None,
+        hold: float = 0.0,
     ) -> None:
-        if warmup < 0:
-            raise ValueError(f"warmup must be 0 or more, got {warmup}.")
-        self.warmup, self.decay, self.final_factor = warmup, decay, final_factor
+        for name, value in (("warmup", warmup), ("hold", hold)):
+            if value < 0:
+                raise ValueError(f"{name} must be 0 or more, got {value}.")
+        self.warmup, self.hold = warmup, hold
+        self.decay, self.final_factor = decay, final_factor
         self.total_steps = total_steps
         super().__init__(optimizer)
 
@@ -89,16 +104,23 @@ class WarmupDecay(LRScheduler):
                 f"warmup is {self.warmup:g} steps, but the run has {total_steps}; give fewer, or a "
                 "share below 1."
             )
+        whole = _in_steps(self.warmup, total_steps) + _in_steps(self.hold, total_steps)
+        if whole > total_steps:
+            raise ValueError(
+                f"warmup {self.warmup:g} and hold {self.hold:g} together take {whole:g} steps, but "
+                f"the run has {total_steps}; lower one of them."
+            )
         self.total_steps = total_steps
         self._apply()
 
     def factor(self, step: int) -> float:
         """Return the share of the full rate at an optimizer step, from 0."""
         total = self.total_steps or 1
-        warmup = self.warmup if self.warmup >= 1 else self.warmup * total
+        warmup = _in_steps(self.warmup, total)
         if step < warmup:
             return (step + 1) / (warmup + 1)
-        progress = min(1.0, (step - warmup) / max(1, total - warmup))
+        begin = warmup + _in_steps(self.hold, total)
+        progress = min(1.0, max(0.0, step - begin) / max(1, total - begin))
         if self.decay == "constant":
             return 1.0
         if self.decay == "linear":
@@ -123,6 +145,11 @@ class WarmupDecay(LRScheduler):
         self._last_lr = self.get_lr()
         for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
             group["lr"] = rate
+
+
+def _in_steps(given: float, total_steps: int) -> float:
+    """Return steps, of which a fraction below 1 names a share of the run."""
+    return given if given >= 1 else given * total_steps
 
 
 def gradients(optimizer: Optimizer) -> list[Tensor]:

@@ -40,10 +40,10 @@ class Kill:
     ended_after_s: float
 
 
-def command(folder: Path, devices: int, strategy: str) -> list[str]:
+def command(folder: Path, family: str, devices: int, strategy: str) -> list[str]:
     """Return the command of every attempt: the same but for the devices."""
     return [
-        *(sys.executable, "-m", "lit_models", "fit", "--config", "occupation_coder/debug.yaml"),
+        *(sys.executable, "-m", "lit_models", "fit", "--config", f"{family}/debug.yaml"),
         *("--ckpt_path=auto", f"--trainer.default_root_dir={folder}", "--trainer.precision=64"),
         *(f"--trainer.max_epochs={EPOCHS}", f"--trainer.limit_train_batches={STEPS_PER_EPOCH}"),
         *(f"--trainer.devices={devices}", f"--trainer.strategy={strategy}"),
@@ -52,13 +52,13 @@ def command(folder: Path, devices: int, strategy: str) -> list[str]:
     ]
 
 
-def start(folder: Path, devices: int, strategy: str, mark: str) -> subprocess.Popen:
+def start(folder: Path, family: str, devices: int, strategy: str, mark: str) -> subprocess.Popen:
     """Return the running command; its output goes to a file beside the run."""
     environ = {k: v for k, v in os.environ.items() if k not in ("LOCAL_RANK", "NODE_RANK")}
     environ |= {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", MARK: mark}
     with open(folder.with_suffix(".log"), "a", encoding="utf-8") as log:
         return subprocess.Popen(
-            command(folder, devices, strategy),
+            command(folder, family, devices, strategy),
             cwd=ROOT,
             env=environ,
             stdout=log,
@@ -116,10 +116,12 @@ def wait_for_moment(
     return wait_for(looks[moment], process, 60)
 
 
-def attempt(folder: Path, world: tuple[int, str], moment: str, rng: np.random.Generator) -> Kill:
+def attempt(
+    folder: Path, family: str, world: tuple[int, str], moment: str, rng: np.random.Generator
+) -> Kill:
     """Start the run in one world, kill it at a moment, and wait for its end."""
     mark, begun, began_at = uuid.uuid4().hex, len(steps_of(folder)), time.monotonic()
-    process = start(folder, *world, mark)
+    process = start(folder, family, *world, mark)
     delay_s = float(rng.uniform(0, 1.0))
     try:
         if not wait_for_moment(moment, folder, process, begun, delay_s):
@@ -147,18 +149,21 @@ def attempt(folder: Path, world: tuple[int, str], moment: str, rng: np.random.Ge
         process.wait()
 
 
-def finish(folder: Path, world: tuple[int, str]) -> None:
+def finish(folder: Path, family: str, world: tuple[int, str]) -> None:
     """Let the run go on to its end."""
-    process = start(folder, *world, uuid.uuid4().hex)
+    process = start(folder, family, *world, uuid.uuid4().hex)
     if process.wait(timeout=600):
         raise RuntimeError(folder.with_suffix(".log").read_text(encoding="utf-8")[-4000:])
 
 
-def chaos(folder: Path, seed: int, worlds: list[tuple[int, str]], moments: list[str]) -> list[Kill]:
+def chaos(
+    folder: Path, family: str, seed: int, worlds: list[tuple[int, str]], moments: list[str]
+) -> list[Kill]:
     """Kill a run once per moment, in random worlds and order, then let it end.
 
     Args:
         folder: of the run.
+        family: whose debug.yaml is run.
         seed: of the order, worlds, delays and victims.
         worlds: devices and strategies to draw from; the last attempt takes the first one.
         moments: when to kill.
@@ -167,20 +172,21 @@ def chaos(folder: Path, seed: int, worlds: list[tuple[int, str]], moments: list[
     kills = []
     for moment in rng.permutation(moments):
         world = worlds[int(rng.integers(len(worlds)))]
-        kill = attempt(folder, world, str(moment), rng)
+        kill = attempt(folder, family, world, str(moment), rng)
         print(kill, flush=True)
         kills.append(kill)
-    finish(folder, worlds[0])
+    finish(folder, family, worlds[0])
     return kills
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--family", default="occupation_coder")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     args.folder.parent.mkdir(parents=True, exist_ok=True)
-    chaos(args.folder, args.seed, WORLDS, MOMENTS)
+    chaos(args.folder, args.family, args.seed, WORLDS, MOMENTS)
     subprocess.run([sys.executable, "-m", "lit_models", "verify", str(args.folder)], check=True)
 
 

@@ -1,5 +1,6 @@
 """Small runs of every family that lives on the shared code, for the tests beside it."""
 
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,15 +11,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from datamodules import OccupationDataModule, SplitOptions
+from datamodules import OccupationDataModule, SplitOptions, TextDataModule
 from datamodules.occupation_rows import Columns
 from datamodules.planned import LoaderOptions, PlannedDataModule
-from lit_models import LitOccupationCoder
+from lit_models import LitCausalLM, LitOccupationCoder
+from lit_models.causal_lm.decoder_config import DecoderConfig
+from lit_models.causal_lm.generation import GenerationOptions
 from lit_models.occupation_coder.encoders import CharacterEncoder
 from lit_models.occupation_coder.network import BlockDecoder
 from lit_models.training.exact import ExactModule, LossSum
 from lit_models.training.metrics import SumCount
+from lit_models.training.muon import MuonAdamW
 from lit_models.training.optim import configured, parameter_groups
+from tests.distributed.text_gradient import write_documents
 from tests.toy import LitToy, ToyData
 
 TRADES = {"baker": "77610", "smith": "83110", "weaver": "75400", "sailor": "98135"}
@@ -102,12 +107,24 @@ class LitTied(ExactModule):
         return configured(self, adamw(parameter_groups(self)), None)
 
 
+class LitMuon(LitTied):
+    """The same, whose hidden matrices Muon moves."""
+
+    def configure_optimizers(self) -> Any:
+        groups = parameter_groups(self, heads=[self.output.weight])
+        return configured(self, MuonAdamW(groups, lr=0.01), None)
+
+
 def toy(folder: Path, options: dict[str, Any]) -> tuple[ExactModule, PlannedDataModule]:
     return LitToy(), ToyData(predict_output=str(folder / "coded.csv"), **options)
 
 
 def tied(folder: Path, options: dict[str, Any]) -> tuple[ExactModule, PlannedDataModule]:
     return LitTied(), ToyData(predict_output=str(folder / "coded.csv"), **options)
+
+
+def muon(folder: Path, options: dict[str, Any]) -> tuple[ExactModule, PlannedDataModule]:
+    return LitMuon(), ToyData(predict_output=str(folder / "coded.csv"), **options)
 
 
 def occupation_table(path: Path) -> None:
@@ -147,4 +164,43 @@ def occupation_coder(
     return module, data
 
 
-FAMILIES: dict[str, Family] = {"toy": toy, "tied": tied, "occupation_coder": occupation_coder}
+def text_files(folder: Path) -> None:
+    """Write 60 documents, some longer than a row, and 9 prompts, two of them equal."""
+    write_documents(folder / "documents.jsonl", number=60)
+    prompts = [f"the {word}" for word in ("old", "baker", "old", "", "b", "salt by", "and so on")]
+    rows = [json.dumps({"prompt": f"{prompt} "}) for prompt in [*prompts, "x", "y"]]
+    (folder / "prompts.jsonl").write_text("\n".join(rows) + "\n")
+
+
+def causal_lm(
+    folder: Path, options: dict[str, Any], layout: str = "packed"
+) -> tuple[ExactModule, PlannedDataModule]:
+    documents = str(folder.parent / "documents.jsonl")
+    options = {**options}
+    options.pop("num_samples", None)
+    data = TextDataModule(
+        train_files=documents,
+        validation_files=documents,
+        test_files=documents,
+        predict_files=str(folder.parent / "prompts.jsonl"),
+        predict_output=str(folder / "coded.jsonl"),
+        context_length=32,
+        layout=layout,
+        loader=LoaderOptions(num_workers=0),
+        **{"global_batch_size": 8, **options},
+    )
+    module = LitCausalLM(
+        partial(MuonAdamW, lr=0.02, adamw_factor=0.5),
+        network=DecoderConfig(max_positions=64, hidden_size=16, num_layers=2, num_heads=2),
+        generation=GenerationOptions(max_new_tokens=6, temperature=1.0),
+    )
+    return module, data
+
+
+FAMILIES: dict[str, Family] = {
+    "toy": toy,
+    "tied": tied,
+    "occupation_coder": occupation_coder,
+    "causal_lm": causal_lm,
+}
+SPECIAL: dict[str, Family] = {"muon": muon}  # not in every test

@@ -1,5 +1,7 @@
 """Twenty kills in one run: each sample once, and the weights of a run that nobody disturbed."""
 
+import functools
+
 import pytest
 import torch
 
@@ -13,9 +15,15 @@ ONE = (1, "auto")
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("undisturbed") / "run"
-    finish(folder, ONE)
-    return weights(folder)
+    """Returns family -> the weights of a run of it that nobody disturbed."""
+
+    @functools.cache
+    def weights_of(family):
+        folder = tmp_path_factory.mktemp(family) / "run"
+        finish(folder, family, ONE)
+        return weights(folder)
+
+    return weights_of
 
 
 def weights(folder):
@@ -32,25 +40,29 @@ def assert_proven(folder, capsys):
 
 
 @pytest.mark.parametrize(
-    "seed",
+    ("family", "seed"),
     [
-        pytest.param(1, marks=pytest.mark.slow),
-        pytest.param(2, marks=pytest.mark.soak),
-        pytest.param(3, marks=pytest.mark.soak),
+        pytest.param("occupation_coder", 1, marks=pytest.mark.slow),
+        pytest.param("occupation_coder", 2, marks=pytest.mark.soak),
+        pytest.param("occupation_coder", 3, marks=pytest.mark.soak),
+        pytest.param("causal_lm", 1, marks=pytest.mark.soak),
     ],
 )
-def test_twenty_kills_on_changing_devices_leave_no_trace(tmp_path, undisturbed, seed, capsys):
-    kills = chaos(tmp_path / "run", seed, WORLDS, MOMENTS)
+def test_twenty_kills_on_changing_devices_leave_no_trace(
+    tmp_path, undisturbed, family, seed, capsys
+):
+    kills = chaos(tmp_path / "run", family, seed, WORLDS, MOMENTS)
     assert len(kills) == 20
     assert len({(kill.devices, kill.strategy) for kill in kills}) >= 3
     assert_proven(tmp_path / "run", capsys)
     for name, value in weights(tmp_path / "run").items():
-        torch.testing.assert_close(value, undisturbed[name], rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(value, undisturbed(family)[name], rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.slow
 def test_kills_on_the_same_device_change_no_bit(tmp_path, undisturbed, capsys):
-    chaos(tmp_path / "run", 4, [ONE], ["seconds", "checkpoint", "validation"])
+    moments = ["seconds", "checkpoint", "validation"]
+    chaos(tmp_path / "run", "causal_lm", 4, [ONE], moments)
     assert_proven(tmp_path / "run", capsys)
     for name, value in weights(tmp_path / "run").items():
-        assert torch.equal(value, undisturbed[name]), name
+        assert torch.equal(value, undisturbed("causal_lm")[name]), name

@@ -28,6 +28,12 @@ def test_warmup_in_steps_and_as_a_share_are_the_same_ramp():
     assert rates(10, 20, warmup=0.15) == rates(10, 20, warmup=3)
 
 
+def test_a_rate_that_is_held_decays_in_what_is_left():
+    held = rates(10, 10, warmup=2, hold=4, decay="linear")
+    assert held == pytest.approx([1 / 3, 2 / 3, 1, 1, 1, 1, 1, 0.75, 0.5, 0.25])
+    assert held == pytest.approx(rates(10, 10, warmup=0.2, hold=0.4, decay="linear"))
+
+
 def test_decay_follows_its_formula():
     linear = rates(11, 10, decay="linear", final_factor=0.2)
     assert linear == pytest.approx([1 - 0.08 * step for step in range(11)])
@@ -61,6 +67,10 @@ def test_wrong_schedules_are_refused(tmp_path):
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
     with pytest.raises(ValueError, match="warmup must be 0 or more, got -1"):
         WarmupDecay(optimizer, warmup=-1)
+    with pytest.raises(ValueError, match="hold must be 0 or more, got -2"):
+        WarmupDecay(optimizer, hold=-2)
+    with pytest.raises(ValueError, match="warmup 3 and hold 0.9 together take 21.9 steps, but"):
+        rates(1, 21, warmup=3, hold=0.9)
     with pytest.raises(ValueError, match="warmup is 30 steps, but the run has 14"):
         toy_trainer(tmp_path).fit(LitToy(lr_scheduler=partial(WarmupDecay, warmup=30)), ToyData())
 

@@ -19,7 +19,9 @@ class Terminal(io.StringIO):
 def trainer(**values: Any) -> Any:
     known = {
         "global_step": 40,
-        "current_epoch": 0,
+        "fit_loop": SimpleNamespace(
+            epoch_progress=SimpleNamespace(current=SimpleNamespace(started=1))
+        ),
         "max_epochs": 3,
         "max_steps": -1,
         "num_training_batches": 200,

@@ -77,9 +77,8 @@ class ProgressLine(ProgressBar):
         done = step - self._first_step
         epochs = f"/{trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
         steps = f"/{total}" if total else ""
-        epoch = trainer.current_epoch + 1
-        if (trainer.max_epochs or -1) > 0:  # Lightning counts it up before training has ended
-            epoch = min(epoch, int(trainer.max_epochs or 0))
+        # Not `current_epoch`, which Lightning counts up before training has ended.
+        epoch = max(1, trainer.fit_loop.epoch_progress.current.started)
         parts = [f"epoch {epoch}{epochs}", f"step {step}{steps}"]
         loss = latest_loss(trainer)
         if loss is not None:

@@ -1,0 +1,186 @@
+"""What a language model made of prompts, as a jsonl file: each input row, in order, and more.
+
+Shapes: N rows, M most tokens of a completion, C most choices of a row.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import date, time
+from decimal import Decimal
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from datamodules.json_rows import JSON_SUFFIXES, JsonRow
+from datamodules.predict_output import free_names
+from datamodules.table_writer import naming
+from datamodules.tokenizers.text_tokenizer import TextTokenizer
+
+FINISH_REASONS = ("end", "stop", "length", "positions")
+NO_TOKEN = -1
+COMPLETED = ("completion_ids", "num_tokens", "num_characters", "finish_reason")
+COMPLETED_COLUMNS = ("completion", "num_tokens", "finish_reason", "prompt_tokens_cut")
+SCORED = ("scores", "num_tokens", "is_greedy")
+SCORED_COLUMNS = (*SCORED, "best", "prompt_tokens_cut")
+
+
+def completion_text(tokenizer: TextTokenizer, ids: np.ndarray, num_characters: int) -> str:
+    """Return the text of a completion.
+
+    Args:
+        tokenizer: of the model.
+        ids: [M] token ids, -1 after the end.
+        num_characters: that belong to it; a stop text may begin within the last tokens.
+    """
+    return tokenizer.decode(ids[ids != NO_TOKEN])[:num_characters]
+
+
+def write_completions(
+    rows: Iterable[JsonRow],
+    results: dict[str, np.ndarray],
+    path: Path,
+    tokenizer: TextTokenizer,
+    num_cut: np.ndarray,
+) -> None:
+    """Write each row with its completion, its tokens and the reason of its end; whole or not at
+    all, and never over an existing file.
+
+    Args:
+        rows: all rows that were predicted, in their order.
+        results: completion_ids [N, M], num_tokens [N], num_characters [N] and finish_reason [N],
+            index in `FINISH_REASONS`.
+        path: .jsonl.
+        tokenizer: of the model.
+        num_cut: [N] tokens at the beginning of a prompt that the model did not see.
+
+    Raises:
+        FileExistsError: the file exists.
+        ValueError: a result is missing.
+        RuntimeError: there are more or fewer rows than results.
+    """
+    _check_results(results, COMPLETED)
+
+    def added(number: int) -> tuple[Any, ...]:
+        characters = int(results["num_characters"][number])
+        text = completion_text(tokenizer, results["completion_ids"][number], characters)
+        reason = FINISH_REASONS[int(results["finish_reason"][number])]
+        return text, int(results["num_tokens"][number]), reason, int(num_cut[number])
+
+    _write(rows, added, COMPLETED_COLUMNS, len(results["num_tokens"]), path)
+
+
+def write_scores(
+    rows: Iterable[JsonRow], results: dict[str, np.ndarray], path: Path, num_cut: np.ndarray
+) -> None:
+    """Write each row with the scores of its choices and the place of the best one, from 0.
+
+    Args:
+        rows: see `write_completions`.
+        results: scores [N, C] in nats, NaN where a row has fewer choices, num_tokens [N, C] and
+            is_greedy [N, C].
+        path: .jsonl.
+        num_cut: see `write_completions`, of the choice that lost most.
+
+    Raises:
+        FileExistsError, ValueError, RuntimeError: see `write_completions`.
+    """
+    _check_results(results, SCORED)
+
+    def added(number: int) -> tuple[Any, ...]:
+        scores = results["scores"][number]
+        there = ~np.isnan(scores)
+        lists = [results[name][number][there].tolist() for name in SCORED]
+        return (*lists, int(np.argmax(scores[there])), int(num_cut[number]))
+
+    _write(rows, added, SCORED_COLUMNS, len(results["scores"]), path)
+
+
+def check_output(path: Path) -> None:
+    """Raise unless completions can be written under this name.
+
+    Raises:
+        ValueError: the suffix is unknown.
+    """
+    if path.suffix.lower() not in JSON_SUFFIXES:
+        raise ValueError(
+            f'{path} ends in "{path.suffix}"; name a file in {" or ".join(JSON_SUFFIXES)}.'
+        )
+
+
+def json_line(row: JsonRow, values: dict[str, Any]) -> str:
+    """Return values as one line of JSON; dates and decimal numbers of parquet files become text.
+
+    Raises:
+        ValueError: a value has no such form.
+    """
+    try:
+        return json.dumps(values, ensure_ascii=False, default=_as_json)
+    except TypeError as error:
+        raise ValueError(
+            f"{row.place}: {error}, and the output is JSON; leave that column out."
+        ) from error
+
+
+def _as_json(value: Any) -> str:
+    if isinstance(value, date | time | Decimal):  # a datetime is a date
+        return value.isoformat() if not isinstance(value, Decimal) else str(value)
+    raise TypeError(f"a value is of type {type(value).__name__}")
+
+
+def _check_results(results: dict[str, np.ndarray], names: tuple[str, ...]) -> None:
+    missing = [name for name in names if name not in results]
+    if missing:
+        raise ValueError(
+            f"predict_step must return {', '.join(names)}; it returned {', '.join(results)}."
+        )
+
+
+def _write(
+    rows: Iterable[JsonRow], added: Any, columns: tuple[str, ...], num_results: int, path: Path
+) -> None:
+    names: dict[tuple[str, ...], list[str]] = {}
+    number = -1
+    with _new_file(path) as file:
+        for number, row in enumerate(rows):
+            keys = tuple(row.values)
+            if keys not in names:
+                names[keys] = free_names(list(keys), list(columns))
+            if number < num_results:
+                values = dict(zip(names[keys], row.values.values(), strict=True))
+                values |= zip(columns, added(number), strict=True)
+                with naming(path):
+                    file.write(json_line(row, values) + "\n")
+        if number + 1 != num_results:
+            raise RuntimeError(
+                f"the files hold {number + 1} rows, {num_results} were predicted: a file changed "
+                "meanwhile; start the prediction again."
+            )
+
+
+@contextmanager
+def _new_file(path: Path) -> Iterator[IO[str]]:
+    """Give a file that gets its name when all went well."""
+    check_output(path)
+    _check_free(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with naming(path), open(unfinished, "w", encoding="utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        _check_free(path)
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _check_free(path: Path) -> None:
+    if path.exists():
+        raise FileExistsError(
+            f"{path} exists and is not overwritten; move it away, or name another file with "
+            "--data.predict_output."
+        )

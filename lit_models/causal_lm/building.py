@@ -1,0 +1,116 @@
+"""From options and data to a network: first a recipe of plain values, then the layers."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from datamodules.tokenizers.text_tokenizer import TextTokenizer
+from lit_models.causal_lm.adapters import adapted_recipe, load_adapter
+from lit_models.causal_lm.decoder_config import DecoderConfig
+from lit_models.causal_lm.lora import LoraOptions, add_lora, lora_recipe
+from lit_models.causal_lm.pretrained import (
+    Backend,
+    Network,
+    check_recipe,
+    load_network,
+    network_from_config,
+    own_recipe,
+    read_recipe,
+)
+
+Recipe = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ComputationOptions:
+    """How a network is computed; the result is the same but for rounding.
+
+    Args:
+        compile: compile each block.
+        activation_checkpointing: keep only the inputs of blocks for the backward pass.
+        backend: who computes a pretrained model; auto takes the own decoder where it can.
+    """
+
+    compile: bool = False
+    activation_checkpointing: bool = False
+    backend: Backend = "auto"
+
+    def __post_init__(self) -> None:
+        if self.backend not in ("auto", "own", "transformers"):
+            raise ValueError(
+                f'computation.backend must be auto, own or transformers, got "{self.backend}".'
+            )
+
+
+@dataclass(frozen=True)
+class NetworkRequest:
+    """What the user asks for.
+
+    Args:
+        config: of a network from scratch.
+        pretrained: folder of a model, instead of it.
+        lora: adapters on it.
+        computation: how it is computed.
+    """
+
+    config: DecoderConfig
+    pretrained: str | None
+    lora: LoraOptions | None
+    computation: ComputationOptions
+
+
+def new_recipe(request: NetworkRequest, tokenizer: TextTokenizer, context_length: int) -> Recipe:
+    """Return what a checkpoint keeps, so that it can be read without any other file.
+
+    Args:
+        request: of the user.
+        tokenizer: of the data.
+        context_length: positions of the longest document.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        ValueError: data and network do not fit each other, or a target of LoRA fits no layer.
+    """
+    if request.pretrained is not None:
+        network = read_recipe(request.pretrained, request.computation.backend)
+    else:
+        size = request.config.vocab_size or tokenizer.vocab_size
+        network = own_recipe(replace(request.config, vocab_size=size))
+    check_recipe(network, context_length, tokenizer.vocab_size)
+    recipe: Recipe = {"tokenizer": tokenizer.to_dict(), "network": network, "lora": None}
+    if request.lora is not None:
+        with torch.device("meta"):
+            bare = network_from_config(network)
+        recipe["lora"] = lora_recipe(bare, request.lora)
+        recipe["base"] = request.pretrained
+        if request.lora.adapter is not None:
+            recipe["lora"] = adapted_recipe(
+                bare, recipe["lora"], request.lora.adapter, request.pretrained
+            )
+    return recipe
+
+
+def network_of(recipe: Recipe) -> Network:
+    """Return the network of a recipe, its weights to come from a checkpoint."""
+    network = network_from_config(recipe["network"])
+    if recipe["lora"]:
+        add_lora(network, recipe["lora"])
+    return network
+
+
+def new_network(request: NetworkRequest, recipe: Recipe) -> Network:
+    """Return the network that a training starts from: pretrained, or with random weights.
+
+    Raises:
+        FileNotFoundError: a file of the pretrained model or of the adapter is missing.
+        ValueError: one of them is damaged.
+    """
+    if request.pretrained is None:
+        return network_of(recipe)
+    network = load_network(request.pretrained, request.computation.backend)
+    if recipe["lora"]:
+        add_lora(network, recipe["lora"])
+        if request.lora is not None and request.lora.adapter is not None:
+            load_adapter(network, request.lora.adapter, request.pretrained)
+    return network

@@ -1,0 +1,179 @@
+"""Language models beside a plain loop and beside the Trainer of transformers, in turns."""
+
+import hashlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Callback, Trainer, seed_everything
+from rich.console import Console
+from rich.table import Table
+
+from datamodules import TextDataModule, TextSplit, TokenizerOptions
+from datamodules.planned import PlannedDataModule, PlannedDataset, Stage
+from datamodules.text_batches import TokenDataset
+from datamodules.token_store import TokenStream
+from datamodules.tokenizers.text_tokenizer import TextTokenizer, byte_tokenizer
+from lit_models import LitCausalLM
+from lit_models.causal_lm.network import Decoder, DecoderConfig
+from lit_models.causal_lm.presets import PRESETS
+from lit_models.training.callbacks import default_callbacks
+from lit_models.training.callbacks.progress import ProgressLine
+from lit_models.training.loggers import default_loggers
+from lit_models.training.optim import WarmupDecay
+from tests.benchmarks.language_model_peers import (
+    BATCH,
+    LONGEST,
+    RAGGED,
+    VOCABULARY,
+    WARM_UP,
+    median_ms,
+    plain_loop,
+    ragged_documents,
+)
+
+pytestmark = pytest.mark.benchmark
+ROOT = Path(__file__).parents[2]
+SHAKESPEARE = ROOT.parent / "shared" / "data" / "shakespeare" / "input.txt"
+ROUNDS, STEPS, RAGGED_STEPS = 3, 150, 25
+adamw = partial(torch.optim.AdamW, lr=1e-3, fused=True)
+
+
+class Clock(Callback):
+    """Notes when each step ended, and how many tokens it trained on."""
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+        self.tokens: list[int] = []
+
+    def on_train_batch_end(
+        self, trainer: Trainer, module: Any, outputs: Any, batch: Any, _
+    ) -> None:
+        self.ends.append(time.perf_counter())
+        self.tokens.append(int((batch["labels"] != -100).sum()))
+
+
+class RaggedData(PlannedDataModule):
+    """The documents as samples of their own."""
+
+    def __init__(self, documents: list[np.ndarray], longest: int = LONGEST, **options: Any) -> None:
+        super().__init__(**options)
+        self.longest = longest
+        tokens = np.concatenate(documents).astype(np.uint16)
+        sizes = np.array([len(ids) for ids in documents])
+        self.stream = TokenStream(tokens, np.cumsum(sizes) - sizes, sizes - 1)
+        self.tokenizer: TextTokenizer = byte_tokenizer()  # of which only the checkpoint hears
+
+    def build(self, stage: Stage) -> PlannedDataset:
+        digest = hashlib.sha256(self.stream.tokens.tobytes()).hexdigest()
+        return TokenDataset(self.stream, digest, self.longest, "documents")
+
+
+def fit(
+    folder: Path, module: LitCausalLM, data: PlannedDataModule, steps: int, *callbacks: Callback
+) -> Clock:
+    """Train as the command line does: ledger, checkpoints, loggers, progress."""
+    clock = Clock()
+    trainer = Trainer(
+        accelerator="cpu",
+        max_steps=steps,
+        limit_val_batches=0,
+        gradient_clip_val=1.0,
+        logger=default_loggers(folder, None),
+        enable_model_summary=False,
+        default_root_dir=str(folder),
+        callbacks=[*default_callbacks(), ProgressLine(), clock, *callbacks],
+    )
+    trainer.fit(module, data)
+    return clock
+
+
+def seconds_of_steps(folder: Path, text: Path) -> list[float]:
+    """Return the seconds of each step of the published Shakespeare run."""
+    seed_everything(0, verbose=False)
+    module = LitCausalLM(adamw, partial(WarmupDecay, warmup=10), network="shakespeare-cpu")
+    data = TextDataModule(
+        str(text),
+        tokenizer=TokenizerOptions("characters"),
+        context_length=64,
+        layout="blocks",
+        split=TextSplit(by="tail"),
+        global_batch_size=12,
+    )
+    ends = fit(folder, module, data, STEPS).ends
+    return np.diff(ends).tolist()
+
+
+@pytest.mark.real_data
+@pytest.mark.skipif(not SHAKESPEARE.exists(), reason="needs ../shared/data/shakespeare")
+def test_cost_of_a_step_beside_a_plain_loop(tmp_path: Path) -> None:
+    torch.set_num_threads(2)
+    letters = sorted(set(SHAKESPEARE.read_text("utf-8")))
+    number = {letter: i for i, letter in enumerate(letters)}
+    text = torch.tensor([number[letter] for letter in SHAKESPEARE.read_text("utf-8")])
+    config = DecoderConfig(**{**vars(PRESETS["shakespeare-cpu"]), "vocab_size": len(letters) + 1})
+    times: dict[str, list[float]] = {"plain": [], "unisono": []}
+    for turn in range(ROUNDS):
+        torch.manual_seed(0)
+        seconds = plain_loop(Decoder(config), text, 12, 64, STEPS, adamw)
+        times["plain"].append(median_ms(seconds[WARM_UP:]))
+        seconds = seconds_of_steps(tmp_path / str(turn), SHAKESPEARE)
+        times["unisono"].append(median_ms(seconds[WARM_UP:]))
+    plain, ours = (statistics.median(times[name]) for name in ("plain", "unisono"))
+    table = Table("plain loop, ms", "unisono, ms", "more, ms", "ratio")
+    table.add_row(f"{plain:.2f}", f"{ours:.2f}", f"{ours - plain:.2f}", f"{ours / plain:.3f}")
+    Console().print(table)
+
+
+def unisono_speed(folder: Path, documents: list[np.ndarray]) -> float:
+    """Return the useful tokens per second of a run here."""
+    seed_everything(0, verbose=False)
+    config = DecoderConfig(vocab_size=VOCABULARY, max_positions=LONGEST, **RAGGED)
+    data = RaggedData(documents, global_batch_size=BATCH)
+    clock = fit(folder, LitCausalLM(adamw, network=config), data, RAGGED_STEPS)
+    return sum(clock.tokens[WARM_UP:]) / (clock.ends[-1] - clock.ends[WARM_UP - 1])
+
+
+def peer_speed(folder: Path, packages: Path, way: str) -> float:
+    """Return that of the Trainer of transformers, in a process of its own."""
+    command = [sys.executable, "-m", "tests.benchmarks.language_model_peers"]
+    environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{packages}"}
+    done = subprocess.run(
+        [*command, str(folder / "documents.npz"), way, str(RAGGED_STEPS)],
+        env=environ,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])["tokens_per_second"]
+
+
+def test_ragged_documents_beside_the_trainer_of_transformers(tmp_path: Path) -> None:
+    torch.set_num_threads(2)
+    packages = tmp_path / "packages"
+    install = ["pip", "install", "-q", "--no-deps", "--target", str(packages), "accelerate"]
+    subprocess.run([sys.executable, "-m", *install], check=True)
+    documents = ragged_documents(2000, seed=0)
+    lengths = [len(ids) for ids in documents]
+    np.savez(tmp_path / "documents.npz", tokens=np.concatenate(documents), lengths=lengths)
+    speeds: dict[str, list[float]] = {"pad": [], "group": [], "unisono": []}
+    for turn in range(ROUNDS):
+        for way in ("pad", "group"):
+            speeds[way].append(peer_speed(tmp_path, packages, way))
+        speeds["unisono"].append(unisono_speed(tmp_path / str(turn), documents))
+    median = {name: statistics.median(values) for name, values in speeds.items()}
+    table = Table("trainer", "useful tokens/s", "unisono is")
+    for name, value in median.items():
+        table.add_row(name, f"{value:,.0f}", f"{median['unisono'] / value:.2f} x")
+    Console().print(table)

@@ -1,0 +1,227 @@
+"""A checkpoint of a language model becomes a folder that transformers reads alone, and back."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from datamodules.tokenizers.trained import byte_tokenizer
+from lit_models.causal_lm.adapters import adapted_recipe, load_adapter
+from lit_models.causal_lm.exported_model import RECIPE_KEY, model_layout, restored_weights
+from lit_models.causal_lm.lora import LoraOptions, add_lora, lora_recipe
+from lit_models.causal_lm.network import DecoderConfig
+from lit_models.causal_lm.pretrained import network_from_config, own_recipe
+from lit_models.training.exact import ExactModule
+from lit_models.training.export import export_checkpoint, load_exported
+from tests.causal_lm.test_lora import trained
+from tests.toy import LitToy, ToyData, toy_trainer
+
+SIZES = {"vocab_size": 260, "hidden_size": 8, "num_layers": 2, "num_heads": 2}
+OWN_GPT2 = {"norm": "layer", "positions": "learned", "activation": "gelu", "bias": True}
+GPT2 = {"model_type": "gpt2", "vocab_size": 260, "n_positions": 64, "n_embd": 8, "n_layer": 2}
+LLAMA = {"model_type": "llama", "vocab_size": 260, "hidden_size": 8, "num_hidden_layers": 2}
+LLAMA |= {"num_attention_heads": 2, "intermediate_size": 16, "num_key_value_heads": 1}
+NETWORKS = {
+    "own gpt2": own_recipe(DecoderConfig(**SIZES, **OWN_GPT2)),
+    "own llama": own_recipe(DecoderConfig(**SIZES, num_kv_heads=1, tied=False)),
+    "gpt2": {"kind": "transformers", "config": {**GPT2, "n_head": 2, "eos_token_id": [7, 256]}},
+    "llama": {"kind": "transformers", "config": {**LLAMA, "tie_word_embeddings": False}},
+}
+TARGETS = {"own gpt2": ["q_proj", "v_proj"], "gpt2": ["c_attn"]}
+PROMPT = "Ask, and it shall be given you"
+
+
+class LitTiny(ExactModule):
+    """What LitCausalLM does about folders, without data and training."""
+
+    export_keys = (RECIPE_KEY,)
+
+    def __init__(self, network: str = "", lora: dict[str, Any] | None = None) -> None:
+        super().__init__()
+        self.network: Any = None
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        recipe = checkpoint[RECIPE_KEY]
+        self.network = network_from_config(recipe["network"])
+        if recipe["lora"]:
+            add_lora(self.network, recipe["lora"])
+
+    @classmethod
+    def exported_layout(cls, content, weights, adapter):
+        return model_layout(content, weights, adapter)
+
+    @classmethod
+    def restored_weights(cls, folder, stored, extra):
+        return restored_weights(folder, stored, extra[RECIPE_KEY])
+
+
+def checkpoint(path: Path, kind: str, has_lora: bool = True, **options: Any) -> nn.Module:
+    """Write a checkpoint as a run would; return its network."""
+    torch.manual_seed(1)
+    network = network_from_config(NETWORKS[kind])
+    for parameter in network.parameters():  # biases and norms, too
+        nn.init.normal_(parameter, std=0.3)
+    recipe: dict[str, Any] = {"tokenizer": byte_tokenizer().to_dict(), "network": NETWORKS[kind]}
+    recipe["lora"] = None
+    if has_lora:
+        wanted = LoraOptions(TARGETS.get(kind, ["*"]), rank=2, alpha=6.0, **options)
+        recipe["lora"] = lora_recipe(network, wanted, "bases/tiny")
+        add_lora(network, recipe["lora"])
+        trained(network)
+    content = {
+        "state_dict": {f"network.{name}": t for name, t in network.state_dict().items()},
+        "hyper_parameters": {
+            "_class_path": f"{__name__}.LitTiny",
+            "network": "bases/tiny",
+            "lora": {"targets": ["*"]},
+        },
+        "global_step": 7,
+        "epoch": 1,
+        RECIPE_KEY: recipe,
+    }
+    torch.save(content, path)
+    return network.eval()
+
+
+def logits(network: nn.Module, ids: Tensor) -> Tensor:
+    positions = torch.arange(ids.shape[1])[None]
+    with torch.no_grad():
+        return network.head(network(ids, positions, torch.zeros_like(ids)))
+
+
+@pytest.mark.parametrize("has_lora", [True, False])
+@pytest.mark.parametrize("kind", list(NETWORKS))
+def test_transformers_and_this_project_read_the_folder(kind, has_lora, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    network = checkpoint(tmp_path / "a.ckpt", kind, has_lora)
+    done = export_checkpoint(tmp_path / "a.ckpt", tmp_path / "model")
+    (tmp_path / "a.ckpt").unlink()
+    assert done.reader == f'transformers: AutoModelForCausalLM.from_pretrained("{tmp_path}/model")'
+    assert done.files_needed == []
+
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    ids = tokenizer(PROMPT, return_tensors="pt").input_ids
+    assert ids[0].tolist() == byte_tokenizer().encode(PROMPT).tolist()
+    theirs, report = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "model", output_loading_info=True
+    )
+    assert not report["missing_keys"] | report["unexpected_keys"]
+    with torch.no_grad():
+        found = theirs.eval()(ids).logits
+    expected = logits(network, ids)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert expected.std() > 0.1
+    end = byte_tokenizer().end_id
+    assert theirs.config.eos_token_id == ([7, 256] if kind == "gpt2" else end)
+
+    ours = LitTiny.from_exported(tmp_path / "model")
+    torch.testing.assert_close(logits(ours.network, ids), expected, rtol=1e-4, atol=1e-5)
+    assert not [name for name in ours.state_dict() if "lora" in name]
+
+
+def test_unisono_json_says_where_the_folder_comes_from(tmp_path):
+    checkpoint(tmp_path / "a.ckpt", "own llama")
+    export_checkpoint(tmp_path / "a.ckpt", tmp_path / "model")
+    told = json.loads((tmp_path / "model" / "unisono.json").read_text())
+    assert told["class_path"].endswith("LitTiny")
+    assert told["source"] == {
+        "checkpoint": str(tmp_path / "a.ckpt"),
+        "global_step": 7,
+        "epoch": 1,
+    }
+    assert told["init_args"] == {}
+    assert told["extra"][RECIPE_KEY]["lora"] is None
+    files = {path.name for path in (tmp_path / "model").iterdir()}
+    assert files == {"unisono.json", *told["files"]}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} < files
+
+
+@pytest.mark.parametrize("kind", list(NETWORKS))
+def test_an_adapter_alone_goes_on_where_it_was(kind, tmp_path):
+    network = checkpoint(tmp_path / "a.ckpt", kind)
+    done = export_checkpoint(tmp_path / "a.ckpt", tmp_path / "lora", adapter=True)
+    assert done.reader == (
+        f'PEFT: PeftModel.from_pretrained(model, "{tmp_path}/lora"), or '
+        f"--model.lora.adapter={tmp_path}/lora"
+    )
+    base = network_from_config(NETWORKS[kind])
+    base.load_state_dict(network.state_dict(), strict=False)
+    options = LoraOptions(TARGETS.get(kind, ["*"]), rank=2, alpha=6.0)
+    recipe = adapted_recipe(base, lora_recipe(base, options, "there/tiny"), tmp_path / "lora")
+    add_lora(base, recipe)
+    load_adapter(base, recipe, tmp_path / "lora")
+    ids = torch.arange(12)[None]
+    assert torch.equal(logits(base.eval(), ids), logits(network, ids))
+    with pytest.raises(ValueError, match="holds an adapter alone, without the weights of its base"):
+        load_exported(tmp_path / "lora")
+
+
+def test_the_command_says_who_reads_what_it_wrote(tmp_path, unisono):
+    checkpoint(tmp_path / "a.ckpt", "llama")
+    status, output = unisono("export", str(tmp_path / "a.ckpt"), f"--to={tmp_path / 'model'}")
+    assert status == 0, output
+    assert f'transformers: AutoModelForCausalLM.from_pretrained("{tmp_path}/model")' in output
+    assert f'LitTiny.from_exported("{tmp_path}/model")' in output
+    options = [f"--to={tmp_path / 'lora'}", "--adapter=true"]
+    status, output = unisono("export", str(tmp_path / "a.ckpt"), *options)
+    assert status == 0, output
+    assert "PEFT: PeftModel" in output
+    assert "from_exported" not in output
+
+
+def test_a_base_in_bfloat16_is_exported_in_full(tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    checkpoint(tmp_path / "a.ckpt", "llama", base_dtype="bfloat16")
+    export_checkpoint(tmp_path / "a.ckpt", tmp_path / "model")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert {p.dtype for p in theirs.parameters()} == {torch.float32}
+
+
+def test_only_an_export_is_ever_replaced(tmp_path):
+    checkpoint(tmp_path / "a.ckpt", "gpt2")
+    model, path = tmp_path / "model", tmp_path / "a.ckpt"
+    export_checkpoint(path, model)
+    before = (model / "model.safetensors").read_bytes()
+    with pytest.raises(ValueError, match=r"holds an export already.*--overwrite=true"):
+        export_checkpoint(path, model)
+    export_checkpoint(path, model, overwrite=True)
+    export_checkpoint(path, model, overwrite=True, adapter=True)  # its files are others
+    assert not (model / "model.safetensors").exists()
+    export_checkpoint(path, model, overwrite=True)
+    assert (model / "model.safetensors").read_bytes() == before
+    (model / "mine.txt").touch()
+    with pytest.raises(ValueError, match=r"holds other files \(mine.txt\) and is never replaced"):
+        export_checkpoint(path, model, overwrite=True)
+    (model / "mine.txt").unlink()
+    for file in model.iterdir():  # as if transformers had written it
+        if file.name not in ("config.json", "model.safetensors"):
+            file.unlink()
+    with pytest.raises(ValueError, match=r"holds other files \(config.json\) and is never"):
+        export_checkpoint(path, model, overwrite=True)
+    assert (model / "model.safetensors").read_bytes() == before
+
+
+def test_a_damaged_folder_is_named(tmp_path):
+    checkpoint(tmp_path / "a.ckpt", "own gpt2")
+    export_checkpoint(tmp_path / "a.ckpt", tmp_path / "model")
+    file = tmp_path / "model" / "model.safetensors"
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(ValueError, match=r"of another export than its unisono.json: their check"):
+        load_exported(tmp_path / "model")
+
+
+def test_an_adapter_that_is_not_there_is_refused(tmp_path):
+    checkpoint(tmp_path / "a.ckpt", "own gpt2", has_lora=False)
+    with pytest.raises(ValueError, match="was trained without LoRA and has no adapter"):
+        export_checkpoint(tmp_path / "a.ckpt", tmp_path / "lora", adapter=True)
+    toy_trainer(tmp_path, max_steps=1, limit_val_batches=0).fit(LitToy(), ToyData())
+    toy = tmp_path / "checkpoints" / "last.ckpt"
+    with pytest.raises(ValueError, match="a LitToy has no adapters; leave --adapter out"):
+        export_checkpoint(toy, tmp_path / "lora", class_path="tests.toy.LitToy", adapter=True)
+    assert not (tmp_path / "lora").exists()

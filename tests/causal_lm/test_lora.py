@@ -1,0 +1,175 @@
+"""Low-rank adapters beside layers that stand still, and freezing by name."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lit_models.causal_lm.freezing import freeze
+from lit_models.causal_lm.lora import (
+    LoraLinear,
+    LoraOptions,
+    add_lora,
+    lora_recipe,
+    merged_weights,
+    target_layers,
+)
+from lit_models.causal_lm.network import Decoder, DecoderConfig
+
+CONFIG = DecoderConfig(vocab_size=11, hidden_size=8, num_layers=2, num_heads=2, num_kv_heads=1)
+IDS = torch.tensor([[1, 2, 3, 4]])
+
+
+def decoder() -> Decoder:
+    torch.manual_seed(1)
+    return Decoder(CONFIG)
+
+
+def gpt2() -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(1)
+    shape = {"vocab_size": 11, "n_positions": 8, "n_embd": 8, "n_layer": 2, "n_head": 2}
+    config = GPT2Config(**shape, bos_token_id=0, eos_token_id=0)
+    return GPT2LMHeadModel(config).eval()
+
+
+def outputs(network: nn.Module) -> Tensor:
+    if isinstance(network, Decoder):
+        return network(IDS, torch.arange(4)[None], torch.zeros_like(IDS))
+    return network(IDS).logits
+
+
+def with_lora(network: nn.Module, **options: object) -> nn.Module:
+    add_lora(network, lora_recipe(network, LoraOptions(**{"targets": ["*"], **options})))
+    return network
+
+
+def trained(network: nn.Module) -> nn.Module:
+    """Give the adapters some values, as a training would."""
+    for name, parameter in network.named_parameters():
+        if parameter.requires_grad:
+            nn.init.normal_(parameter, std=0.2)
+            assert name.endswith(("lora_A", "lora_B"))
+    return network
+
+
+@pytest.mark.parametrize("make", [decoder, gpt2])
+def test_new_adapters_change_nothing_and_only_they_learn(make):
+    plain, adapted = make(), with_lora(make())
+    assert torch.equal(outputs(adapted), outputs(plain))
+    names = {name for name, _ in plain.named_parameters()}
+    more = {n for n, _ in adapted.named_parameters()} - names
+    assert {n for n, p in adapted.named_parameters() if p.requires_grad} == more
+    outputs(adapted).square().sum().backward()
+    assert all(p.grad is not None for n, p in adapted.named_parameters() if n in more)
+    adapted.load_state_dict(plain.state_dict(), strict=False)  # under the names of the base
+    layers = [m for m in adapted.modules() if isinstance(m, LoraLinear)]
+    assert len(layers) == {decoder: 14, gpt2: 8}[make]
+    for layer in layers:
+        bound = layer.in_features**-0.5  # of PEFT: Kaiming's with a = sqrt(5)
+        assert 0.5 * bound < layer.lora_A.abs().max() <= bound
+        assert layer.lora_B.eq(0).all()
+
+
+@pytest.mark.parametrize("make", [decoder, gpt2])
+def test_the_merged_network_computes_the_same(make):
+    adapted = trained(with_lora(make(), rank=3, alpha=5.0, dropout=0.5)).eval()
+    plain = make()
+    assert (outputs(adapted) - outputs(plain)).abs().max() > 0.01
+    with torch.device("meta"):
+        shape = with_lora(make(), rank=3, alpha=5.0)
+    plain.load_state_dict(merged_weights(shape, adapted.state_dict()))
+    torch.testing.assert_close(outputs(adapted), outputs(plain), rtol=1e-5, atol=1e-6)
+
+
+def test_a_hand_worked_layer():
+    base = nn.Linear(2, 1)
+    layer = LoraLinear(base, rank=1, alpha=3.0, dropout=0.0)
+    for parameter, values in (
+        (base.weight, [[1.0, 2.0]]),
+        (base.bias, [0.5]),
+        (layer.lora_A, [[1.0, -1.0]]),
+        (layer.lora_B, [[2.0]]),
+    ):
+        parameter.data = torch.tensor(values)
+    # 1 * 3 + 2 * 4 + 0.5, and 3 * 2 * (3 - 4) beside it
+    assert layer(torch.tensor([[3.0, 4.0]])).tolist() == [[5.5]]
+
+
+def test_dropout_hits_the_adapter_alone():
+    adapted = trained(with_lora(decoder(), dropout=0.5))
+    adapted.train()
+    assert not torch.equal(outputs(adapted), outputs(adapted))
+    adapted.eval()
+    assert torch.equal(outputs(adapted), outputs(adapted))
+    assert {type(m) for m in adapted.modules() if isinstance(m, nn.Dropout)} == {nn.Dropout}
+
+
+def test_a_base_in_bfloat16_has_adapters_in_float32():
+    adapted = with_lora(decoder(), base_dtype="bfloat16")
+    kinds = {n.rpartition(".")[2]: p.dtype for n, p in adapted.named_parameters()}
+    assert kinds == {
+        "weight": torch.bfloat16,
+        "lora_A": torch.float32,
+        "lora_B": torch.float32,
+    }
+    assert adapted.head.weight is adapted.embedding.weight
+    assert outputs(adapted).dtype == torch.bfloat16
+    outputs(adapted).sum().backward()
+    merged = merged_weights(adapted, adapted.state_dict())
+    assert {t.dtype for t in merged.values()} == {torch.float32}
+
+
+def test_targets_are_ends_of_names_or_patterns_and_never_the_head():
+    network = decoder()
+    assert target_layers(network, ["q_proj", "1.feed_forward.*"]) == [
+        "layers.0.attention.q_proj",
+        "layers.1.attention.q_proj",
+        "layers.1.feed_forward.up_proj",
+        "layers.1.feed_forward.down_proj",
+        "layers.1.feed_forward.gate_proj",
+    ]
+    assert not any("head" in name for name in target_layers(network, ["*"]))
+    assert not any("head" in name for name in target_layers(gpt2(), ["*"]))
+    for wrong in ("query", "head", "proj"):
+        message = f'lora.targets names "{wrong}", which fits no linear layer.*down_proj.*v_proj'
+        with pytest.raises(ValueError, match=message):
+            target_layers(network, [wrong])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"targets": []}, "lora.targets names no layer"),
+        ({"rank": 0}, "lora.rank must be at least 1, got 0"),
+        ({"alpha": 0.0}, "lora.alpha must be above 0, got 0.0"),
+        ({"dropout": 1.0}, "lora.dropout must be 0 to below 1, got 1.0"),
+    ],
+)
+def test_wrong_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        LoraOptions(**{"targets": ["q_proj"], **options})
+
+
+def test_names_that_fit_a_pattern_stand_still():
+    network = decoder()
+    frozen = freeze(network, ["layers.0.*", "embedding.weight"])
+    assert "layers.0.attention.q_proj.weight" in frozen
+    assert frozen == sorted(n for n, p in network.named_parameters() if not p.requires_grad)
+    assert network.layers[1].attention.q_proj.weight.requires_grad
+    tied = decoder()
+    freeze(tied, ["head.weight"])  # by either of its names
+    assert not tied.embedding.weight.requires_grad
+
+
+def test_freezing_nothing_or_everything_is_refused():
+    with pytest.raises(ValueError, match='"layer.0.*", which fits no parameter; near .*layers.0.'):
+        freeze(decoder(), ["layer.0.*"])
+    with pytest.raises(ValueError, match="leaves nothing to train"):
+        freeze(decoder(), ["*"])
+
+
+def test_a_pattern_of_a_model_of_transformers_freezes_it_as_well():
+    network = gpt2()
+    freeze(network, ["transformer.wte.*"])
+    assert not network.lm_head.weight.requires_grad  # tied

@@ -1,0 +1,177 @@
+"""The decoder: neighbours, padding and the future change nothing; the ways to run it agree."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from lit_models.causal_lm.decoder_config import DecoderConfig
+from lit_models.causal_lm.network import Decoder
+from lit_models.causal_lm.rotary import frequencies, rotate, rotations
+from lit_models.training.keyed_dropout import SampleKeys, key_dropout, release_dropout
+
+SMALL = DecoderConfig(
+    vocab_size=31, max_positions=16, hidden_size=16, num_layers=2, num_heads=4, num_kv_heads=2
+)
+LEARNED = DecoderConfig(
+    vocab_size=31,
+    max_positions=16,
+    hidden_size=16,
+    num_layers=2,
+    num_heads=2,
+    norm="layer",
+    positions="learned",
+    activation="gelu",
+    bias=True,
+)
+BOTH = pytest.mark.parametrize("config", [SMALL, LEARNED], ids=["llama", "gpt2"])
+Batch = tuple[Tensor, Tensor, Tensor]
+
+
+def made(config: DecoderConfig) -> Decoder:
+    torch.manual_seed(0)
+    network = Decoder(config).double()
+    for parameter in network.parameters():  # no zeros, that would hide a bias or a leak
+        torch.nn.init.normal_(parameter, std=0.3)
+    return network
+
+
+def packed(rows: list[list[int]], width: int = 0) -> Batch:
+    """Rows of documents of the given lengths; the tokens are drawn."""
+    width = max([width, *map(sum, rows)])
+    tokens = torch.randint(31, (len(rows), width), generator=torch.Generator().manual_seed(1))
+    positions, ids = torch.zeros_like(tokens), torch.full_like(tokens, -1)
+    document = 0
+    for row, lengths in enumerate(rows):
+        start = 0
+        for length in lengths:
+            positions[row, start : start + length] = torch.arange(length)
+            ids[row, start : start + length] = document
+            start, document = start + length, document + 1
+    return tokens, positions, ids
+
+
+def logits(network: Decoder, batch: Batch) -> Tensor:
+    return network.head(network(*batch))
+
+
+@BOTH
+@torch.no_grad()
+def test_a_document_in_a_row_has_the_logits_it_has_alone(config):
+    network = made(config)
+    tokens, positions, ids = packed([[3, 5, 1], [9], [2, 6]], width=11)
+    together = logits(network, (tokens, positions, ids))
+    for document in range(6):
+        own = ids == document
+        alone = (tokens[own][None], positions[own][None], torch.zeros_like(ids[own])[None])
+        torch.testing.assert_close(together[own], logits(network, alone)[0], rtol=0, atol=1e-12)
+
+
+@BOTH
+@torch.no_grad()
+def test_the_future_and_padding_change_nothing(config):
+    network = made(config)
+    tokens, positions, ids = packed([[6, 3], [7]], width=10)
+    before = logits(network, (tokens, positions, ids))
+    for place in (4, 9):
+        changed = tokens.clone()
+        changed[:, place:] = (changed[:, place:] + 5) % 31
+        after = logits(network, (changed, positions, ids))
+        assert torch.equal(before[:, :place], after[:, :place])
+        assert not torch.equal(before[:, place], after[:, place])
+
+
+@BOTH
+@torch.no_grad()
+def test_a_mask_and_single_rows_give_the_same(config):
+    network = made(config)
+    batch = packed([[3, 5], [8]])
+    expected = logits(network, batch)
+    network.compile_blocks(backend="eager")  # masks
+    torch.testing.assert_close(logits(network, batch), expected, rtol=0, atol=1e-12)
+    single = packed([[8], [5]])
+    whole = network.head(network(*single, has_single_documents=True))
+    real = single[2] >= 0
+    expected = logits(network, single)[real]
+    torch.testing.assert_close(whole[real], expected, rtol=0, atol=1e-12)
+
+
+@torch.no_grad()
+def test_grouped_heads_are_repeated_heads():
+    grouped = made(SMALL)
+    repeated = made(replace(SMALL, num_kv_heads=4))
+    weights = grouped.state_dict()
+    for name in weights:
+        if "k_proj" in name or "v_proj" in name:
+            heads = weights[name].unflatten(0, (2, 4))  # [G, K, D]
+            weights[name] = heads.repeat_interleave(2, dim=0).flatten(0, 1)
+    repeated.load_state_dict(weights)
+    batch = packed([[4, 4], [7]])
+    assert torch.allclose(logits(grouped, batch), logits(repeated, batch), rtol=0, atol=1e-12)
+
+
+def test_rotary_attention_depends_on_distance_alone():
+    q, k = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64)
+    frequency = frequencies(8, 100.0, None, q.device)
+    products = []
+    for first, second in ((5, 2), (9, 6), (3, 0)):
+        turned = [
+            rotate(x, *rotations(torch.tensor([[place]]), frequency, torch.float64))
+            for x, place in ((q, first), (k, second))
+        ]
+        products.append((turned[0] * turned[1]).sum())
+    torch.testing.assert_close(products[0], products[1])
+    torch.testing.assert_close(products[0], products[2])
+    assert frequency.tolist() == pytest.approx([1, 100**-0.25, 0.1, 100**-0.75])
+
+
+@BOTH
+def test_recomputed_blocks_have_the_same_gradients(config):
+    batch, gradients = packed([[4, 5], [8]]), []
+    for recomputes in (False, True):
+        network = made(replace(config, dropout=0.3)).train()
+        calls: list[int] = []
+        network.layers[0].attention.register_forward_hook(lambda *given, to=calls: to.append(1))
+        if recomputes:
+            network.recompute_blocks()
+        torch.manual_seed(7)
+        logits(network, batch).square().sum().backward()
+        assert len(calls) == 1 + recomputes
+        gradients.append([p.grad for p in network.parameters()])
+    assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
+
+
+def test_recomputed_blocks_draw_the_same_keyed_dropout():
+    batch, gradients, keys = packed([[9], [8]]), [], SampleKeys()
+    for recomputes in (False, True):
+        network = made(replace(SMALL, dropout=0.3)).train()
+        if recomputes:
+            network.recompute_blocks()
+        dropouts = key_dropout(network, keys)
+        keys.begin(5, torch.tensor([0, 1]))
+        loss = logits(network, batch).square().sum()
+        keys.is_backward = True
+        loss.backward()
+        release_dropout(dropouts)
+        gradients.append([p.grad for p in network.parameters()])
+    assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_compiled_in_place_names_and_results_stay(recomputes):
+    plain, compiled = made(SMALL), made(SMALL)
+    compiled.compile_blocks(backend="eager")
+    if recomputes:
+        compiled.recompute_blocks()
+    for batch in (packed([[3, 5], [8]]), packed([[9], [4, 3]])):
+        for network in (plain, compiled):
+            logits(network, batch).square().sum().backward()
+    for (name, one), (same, other) in zip(
+        plain.named_parameters(), compiled.named_parameters(), strict=True
+    ):
+        assert name == same
+        torch.testing.assert_close(one.grad, other.grad)
+    assert list(compiled.state_dict()) == list(plain.state_dict())
+    assert compiled.blocks() == list(compiled.layers)

@@ -1,0 +1,136 @@
+"""From a checkpoint and a file of prompts to a file of completions or scores."""
+
+import json
+from functools import partial
+
+import pytest
+import torch
+from lightning.pytorch import seed_everything
+
+from datamodules.instructions import InstructionDataModule
+from datamodules.text import TextDataModule
+from datamodules.text_split import TextSplit
+from datamodules.tokenizers.text_tokenizer import TokenizerOptions
+from lit_models.causal_lm.decoder_config import DecoderConfig
+from lit_models.causal_lm.generation import GenerationOptions
+from lit_models.causal_lm.module import LitCausalLM
+from lit_models.training.callbacks.ledger import Ledger
+from lit_models.training.callbacks.predictions import PredictionWriter
+from tests.causal_lm.tiny import completed
+from tests.toy import toy_trainer
+
+PROMPTS = ["a", "", "longer than the others", "a", "b c", "d e f", "ghi"]
+NETWORK = DecoderConfig(
+    max_positions=40, hidden_size=16, num_layers=1, num_heads=2, positions="learned"
+)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with text.txt and a checkpoint of two steps."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "text.txt").write_text("abcdefghijklmnopqrstuvwxyz. " * 40, encoding="utf-8")
+    seed_everything(1)
+    module = LitCausalLM(partial(torch.optim.AdamW, lr=0.1), network=NETWORK)
+    text, tail = str(folder / "text.txt"), TextSplit(by="tail")
+    data = TextDataModule(text, context_length=40, global_batch_size=4, split=tail)
+    trainer = toy_trainer(
+        folder, max_epochs=-1, max_steps=2, callbacks=[Ledger()], enable_checkpointing=False
+    )
+    trainer.fit(module, data)
+    trainer.save_checkpoint(folder / "a.ckpt")
+    return folder
+
+
+def predict(folder, trained, rows, size=3, **options):
+    """Predict from the checkpoint, as the command line does; return the rows of the output."""
+    folder.mkdir(exist_ok=True)
+    prompts = folder / "mine.jsonl"
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    generation = GenerationOptions(**options)
+    module = LitCausalLM(torch.optim.AdamW, network=NETWORK, generation=generation)
+    trainer = toy_trainer(folder, callbacks=[PredictionWriter()], enable_checkpointing=False)
+    trainer.ckpt_path = str(trained / "a.ckpt")
+    data = TextDataModule(predict_files=str(prompts), global_batch_size=size)
+    trainer.predict(module, data, return_predictions=False, weights_only=True)
+    kind = "scored" if generation.mode == "score" else "completed"
+    lines = (folder / f"mine.{kind}.jsonl").read_text("utf-8").splitlines()
+    return [json.loads(line) for line in lines], module
+
+
+def test_completions_stand_beside_their_prompts_whatever_the_batch(tmp_path, trained):
+    rows = [{"prompt": text, "id": i} for i, text in enumerate(PROMPTS)]
+    options = {"max_new_tokens": 9, "temperature": 1.0, "seed": 2}
+    got, module = predict(tmp_path / "three", trained, rows, **options)
+    assert [{"prompt": row["prompt"], "id": row["id"]} for row in got] == rows
+    again, _ = predict(tmp_path / "all", trained, rows, size=64, **options)
+    assert again == got
+    assert got[0]["completion"] != got[3]["completion"]  # equal prompts have their own numbers
+    tokenizer = module.tokenizer
+    ids = [[tokenizer.begin_id, *tokenizer.encode(text).tolist()] for text in PROMPTS]
+    expected = completed(module.network.eval(), ids, GenerationOptions(**options))
+    assert [(row["finish_reason"], row["completion"], row["num_tokens"]) for row in got] == [
+        (reason, text, len(ids)) for ids, reason, text in expected
+    ]
+
+
+def test_choices_are_scored(tmp_path, trained):
+    rows = [
+        {"prompt": "abc", "choices": ["def", "zzz", "d"]},
+        {"prompt": "", "continuation": "abc"},
+    ]
+    (first, second), _ = predict(tmp_path, trained, rows, mode="score")
+    assert first["num_tokens"] == [3, 3, 1]
+    assert first["best"] == first["scores"].index(max(first["scores"]))
+    assert first["scores"][0] < first["scores"][2] < 0  # more tokens are less probable
+    assert second["num_tokens"] == [3]
+
+
+def test_a_long_prompt_stops_everything_before_any_work_or_is_cut_and_counted(
+    tmp_path, trained, caplog
+):
+    rows = [{"prompt": "a"}, {"prompt": "b" * 50}]
+    with pytest.raises(ValueError, match=r"mine.jsonl:2: the prompt has 51 tokens and the network"):
+        predict(tmp_path / "whole", trained, rows)
+    got, _ = predict(tmp_path / "recent", trained, rows, context="recent", max_new_tokens=4)
+    assert [row["prompt_tokens_cut"] for row in got] == [0, 15]
+    assert "1 of 2 prompts are longer than the network's 40 positions" in caplog.text
+
+
+def test_prediction_needs_prompts_and_a_model(tmp_path, trained):
+    trainer = toy_trainer(tmp_path, callbacks=[PredictionWriter()], enable_checkpointing=False)
+    module = LitCausalLM(torch.optim.AdamW, network=NETWORK)
+    with pytest.raises(ValueError, match="predict needs prompts: name them with --data.predict_f"):
+        trainer.predict(module, TextDataModule())
+    (tmp_path / "mine.jsonl").write_text('{"prompt": "a"}\n')
+    data = TextDataModule(predict_files=str(tmp_path / "mine.jsonl"))
+    with pytest.raises(ValueError, match="predict needs a trained model: give --ckpt_path"):
+        trainer.predict(module, data)
+    with pytest.raises(ValueError, match="name a file in .jsonl or .ndjson"):
+        TextDataModule(predict_output="out.csv")
+
+
+def test_instructions_are_asked_as_they_were_trained(tmp_path):
+    rows = [{"prompt": f"{i} + 1 =", "completion": f" {i + 1}"} for i in range(40)]
+    train, asked = tmp_path / "train.jsonl", tmp_path / "asked.jsonl"
+    train.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    chat = [{"role": "user", "content": "1 + 1 ="}]
+    asked.write_text(f'{{"prompt": "1 + 1 ="}}\n{json.dumps({"messages": chat})}\n', "utf-8")
+    data = InstructionDataModule(
+        str(train),
+        tokenizer=TokenizerOptions(chat_template="plain"),
+        context_length=40,
+        separator="\n",
+        predict_files=str(asked),
+        global_batch_size=4,
+    )
+    generation = GenerationOptions(max_new_tokens=3)
+    module = LitCausalLM(partial(torch.optim.AdamW, lr=0.1), network=NETWORK, generation=generation)
+    quiet = {"enable_checkpointing": False, "callbacks": [Ledger(), PredictionWriter()]}
+    trainer = toy_trainer(tmp_path, max_epochs=1, **quiet)
+    trainer.fit(module, data)
+    trainer.predict(module, data, return_predictions=False)
+    dataset, tokenizer = data.datasets["predict"], module.tokenizer
+    texts = [tokenizer.decode(dataset.example(i, 0)[0].ids, False) for i in (0, 1)]
+    assert texts == ["<|endoftext|>1 + 1 =\n", "user:\n1 + 1 =\n\nassistant:\n"]
+    assert len((tmp_path / "asked.completed.jsonl").read_text("utf-8").splitlines()) == 2
