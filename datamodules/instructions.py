@@ -10,11 +10,8 @@ from datamodules.bad_rows import BadRows, hand_over_rejected
 from datamodules.cache import cache_root
 from datamodules.chat import TrainOn
 from datamodules.instruction_batches import InstructionDataset, Layout, TooLong, fitted
-from datamodules.instruction_store import (
-    InstructionRequest,
-    InstructionStore,
-    open_instruction_store,
-)
+from datamodules.instruction_store import InstructionStore
+from datamodules.instruction_writer import InstructionRequest, open_instruction_store
 from datamodules.json_rows import SUFFIXES
 from datamodules.planned import PlannedDataset, Stage
 from datamodules.prompted import PromptedDataModule

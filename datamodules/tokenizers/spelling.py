@@ -1,4 +1,4 @@
-"""What the tokens of a `tokenizers` pipeline spell: bytes of each, and characters without a token.
+"""What the tokens of a `tokenizers` pipeline spell: bytes of each, and characters that have none.
 
 A pipeline is read as the JSON that its tokenizer.json holds.
 """
@@ -28,19 +28,25 @@ def byte_lengths(backend: Tokenizer) -> np.ndarray | None:
     return lengths
 
 
-def closed_alphabet(backend: Tokenizer) -> frozenset[str] | None:
-    """Return the only characters that a pipeline of characters can spell; none for others."""
+def may_drop(backend: Tokenizer) -> bool:
+    """Whether the pipeline drops a character that it does not know, without a word.
+
+    Byte pairs do, where no token stands for the unknown and the bytes are not all there.
+    """
     pipeline = json.loads(backend.to_str())
     model = pipeline["model"]
-    is_of_characters = (
-        model["type"] == "BPE"
-        and not model["merges"]
-        and model.get("unk_token") is None
-        and not model.get("byte_fallback")
-        and pipeline["pre_tokenizer"] is None
-        and pipeline["normalizer"] is None
-    )
-    return frozenset(model["vocab"]) if is_of_characters else None
+    if model["type"] != "BPE" or model.get("unk_token") or model.get("byte_fallback"):
+        return False
+    is_of_bytes = "ByteLevel" in {step["type"] for step in _steps(pipeline["decoder"])}
+    has_all = set(pre_tokenizers.ByteLevel.alphabet()) <= model["vocab"].keys()
+    return pipeline["normalizer"] is None and not (is_of_bytes and has_all)
+
+
+def spells(backend: Tokenizer, character: str) -> bool:
+    """Whether a pipeline without normaliser can spell a character; some hold no white space."""
+    if character.isspace() and backend.pre_tokenizer is not None:
+        return True
+    return character in backend.decode(backend.encode(character, add_special_tokens=False).ids)
 
 
 def _measure(pipeline: dict[str, Any]) -> Any:

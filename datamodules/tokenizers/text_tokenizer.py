@@ -12,7 +12,7 @@ from tokenizers import Encoding, Tokenizer
 from datamodules.cache import cache_root, digest_of, file_digest
 from datamodules.tokenizers.chat_template import Message, Renderer, named_template
 from datamodules.tokenizers.hugging_face import files_of
-from datamodules.tokenizers.spelling import byte_lengths, closed_alphabet
+from datamodules.tokenizers.spelling import byte_lengths, may_drop, spells
 
 DEFAULT_VOCAB_SIZE = 8000
 SMALLEST_VOCAB_SIZE = 257
@@ -55,7 +55,7 @@ class TextTokenizer:
         Raises:
             ValueError: a text holds a character that the vocabulary cannot spell.
         """
-        self._check_alphabet(texts)
+        self._check_characters(texts)
         encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, np.int64) for encoding in encodings]
 
@@ -65,7 +65,7 @@ class TextTokenizer:
 
     def encode_with_offsets(self, texts: Sequence[str]) -> list[Encoding]:
         """Return `ids` of each text and `offsets`, the characters from which each token comes."""
-        self._check_alphabet(texts)
+        self._check_characters(texts)
         return self._with_exact_offsets.encode_batch(list(texts), add_special_tokens=False)
 
     def decode(self, ids: Sequence[int] | np.ndarray, skip_special_tokens: bool = True) -> str:
@@ -148,25 +148,29 @@ class TextTokenizer:
         return copy
 
     @cached_property
-    def _alphabet(self) -> frozenset[str] | None:
-        return closed_alphabet(self.backend)
+    def _known_characters(self) -> set[str] | None:
+        """Those found to be spelled so far; none where every character is."""
+        return set() if may_drop(self.backend) else None
 
-    def _check_alphabet(self, texts: Sequence[str]) -> None:
-        """The pipeline drops a character that it does not know, without a word."""
-        if self._alphabet is None:
+    def _check_characters(self, texts: Sequence[str]) -> None:
+        known = self._known_characters
+        if known is None:
             return
         for text in texts:
-            if self._alphabet.issuperset(text):
+            for character in set(text) - known:
+                if spells(self.backend, character):
+                    known.add(character)
+            if known.issuperset(text):
                 continue
             for token in self.backend.get_added_tokens_decoder().values():
                 text = text.replace(token.content, "")
             for position, character in enumerate(text):
-                if character not in self._alphabet:
+                if character not in known:
                     near = text[max(0, position - 15) : position + 15]
                     raise ValueError(
                         f'the tokenizer does not know the character "{character}" '
-                        f"(U+{ord(character):04X}) in {near!r}: no training text has it; add a "
-                        "text with it, or use data.tokenizer.kind bytes or bpe, which spell "
+                        f"(U+{ord(character):04X}) in {near!r}, and would drop it; add a training "
+                        "text that has it, or use data.tokenizer.kind bytes or bpe, which spell "
                         "every character."
                     )
 

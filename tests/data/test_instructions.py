@@ -16,7 +16,7 @@ from tokenizers import processors
 
 from datamodules import InstructionDataModule, PlanOptions, TextSplit, TokenizerOptions
 from datamodules.instruction_batches import InstructionDataset
-from datamodules.instruction_store import open_instruction_store
+from datamodules.instruction_writer import open_instruction_store
 from datamodules.text_batches import IGNORED
 from datamodules.tokenizers.trained import bpe_tokenizer, byte_tokenizer
 

@@ -120,6 +120,16 @@ def test_a_character_that_is_not_in_the_vocabulary_is_named() -> None:
     assert tokenizer.encode("The<|endoftext|>")[-1] == tokenizer.end_id
 
 
+def test_a_folder_whose_bytes_are_not_all_there_drops_nothing_either(tmp_path: Path) -> None:
+    backend = Tokenizer(models.BPE({"h": 0, "e": 1, "n": 2, "Ġ": 3, "Ã": 4, "</s>": 5}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = make_tokenizer(folder_of(backend, tmp_path, eos_token="</s>"), iter(()))
+    assert tokenizer.encode("hen hen</s>").tolist() == [0, 1, 2, 3, 0, 1, 2, 5]
+    with pytest.raises(ValueError, match=r'the character "é" \(U\+00E9\) in \'hené\''):
+        tokenizer.encode("hené")  # its first byte is there, its second is not
+
+
 def test_pieces_of_sentencepiece_spell_their_bytes(tmp_path: Path) -> None:
     options = folder_of(sentencepiece(), tmp_path, eos_token="</s>")
     tokenizer = make_tokenizer(options, iter(()))
