@@ -18,6 +18,7 @@ from lit_models.causal_lm.pretrained import (
     save_network,
 )
 from tests.causal_lm.folders import (
+    made,
     packed_logits,
     ragged_logits,
     saved,
@@ -32,7 +33,7 @@ def test_packed_documents_have_the_logits_that_transformers_gives_each(tmp_path,
     model = saved(tmp_path, kind, **({"head_dim": 4} if kind == "Qwen3" else {}))
     network = load_network(tmp_path, "transformers")
     assert isinstance(network, PretrainedDecoder)
-    assert network.training
+    assert all(module.training for module in network.modules())
     assert worst_difference(packed_logits(network), ragged_logits(model)) < 1e-5
     assert len(network.blocks()) == 2
     tokens = torch.arange(8).view(2, 4)
@@ -117,6 +118,11 @@ def test_recomputed_and_compiled_blocks_change_nothing(tmp_path):
         assert list(network.state_dict()) == names
     for plain, *others in zip(*gradients, strict=True):
         assert all(torch.allclose(plain, other, rtol=1e-4, atol=1e-6) for other in others)
+
+
+def test_a_model_comes_in_training_mode():
+    network = PretrainedDecoder(made("Qwen2").eval(), {})
+    assert all(module.training for module in network.modules())
 
 
 def test_the_token_of_padding_learns_too(tmp_path):
