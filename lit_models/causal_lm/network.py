@@ -3,6 +3,9 @@
 Shapes: R rows, T positions, D hidden, H heads, G key and value heads, K head size, V vocabulary.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -125,7 +128,7 @@ class Decoder(nn.Module):
         for layer in self.layers:
             layer.recomputes = True
 
-    def compile_blocks(self, backend: str = "inductor") -> None:
+    def compile_blocks(self, backend: str | Callable[..., Any] = "inductor") -> None:
         """Compile each block in place, which leaves names and parameters as they are.
 
         Documents are then told apart by a mask on a CPU too: code that is made for the documents

@@ -142,7 +142,7 @@ def load_network(
     weight_files(folder)  # refuses pickles
     network = PretrainedDecoder(loaded_model(folder, recipe["config"], dtype), recipe["config"])
     check_head(network, str(folder))
-    return network.train()
+    return network
 
 
 def save_network(network: Network, folder: Path) -> None:

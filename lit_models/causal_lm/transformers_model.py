@@ -5,7 +5,7 @@ Shapes: R rows, T positions, D hidden.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from inspect import signature
 from pathlib import Path
@@ -46,7 +46,7 @@ class PretrainedDecoder(nn.Module):
                 f"{type(model).__name__} takes no position_ids, so documents of one row cannot be "
                 "told apart; take a model with rotary or learned positions, such as Llama or GPT-2."
             )
-        self.model = model
+        self.model = model.train()  # it comes in evaluation mode, and Lightning keeps modes
         self.content = content
         # A token of padding is often a text's end as well, which must learn; padding itself is in
         # no loss.
@@ -88,7 +88,7 @@ class PretrainedDecoder(nn.Module):
         else:  # before transformers 5.20
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
 
-    def compile_blocks(self, backend: str = "inductor") -> None:
+    def compile_blocks(self, backend: str | Callable[..., Any] = "inductor") -> None:
         """Compile each block in place, which leaves names and parameters as they are."""
         for block in self.blocks():
             block.compile(backend=backend)

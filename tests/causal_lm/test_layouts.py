@@ -109,6 +109,16 @@ def test_half_weights_are_read_as_float32_unless_asked(tmp_path):
     assert kinds == {torch.bfloat16}
 
 
+def test_weights_do_not_follow_the_file(tmp_path):
+    saved(tmp_path, "Llama")
+    weights = read_hugging_face(tmp_path)[1]
+    before = {name: tensor.clone() for name, tensor in weights.items()}
+    path = tmp_path / "model.safetensors"
+    with path.open("r+b") as file:  # in place, as an export into the same folder might
+        file.write(bytes(path.stat().st_size))
+    assert all(torch.equal(weights[name], before[name]) for name in weights)
+
+
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [

@@ -175,3 +175,13 @@ def test_compiled_in_place_names_and_results_stay(recomputes):
         torch.testing.assert_close(one.grad, other.grad)
     assert list(compiled.state_dict()) == list(plain.state_dict())
     assert compiled.blocks() == list(compiled.layers)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo
+def test_what_is_compiled_fits_other_documents():
+    graphs: list[int] = []
+    network = made(SMALL)
+    network.compile_blocks(backend=lambda graph, inputs: graphs.append(1) or graph)
+    for rows in ([[3, 5], [8]], [[8], [1, 7]], [[2, 2, 4], [4, 4]]):
+        logits(network, packed(rows))
+        assert len(graphs) == 1  # of all layers

@@ -1,23 +1,18 @@
 """Models of transformers as networks: packed rows, recipes without folders, what is refused."""
 
 import json
-import shutil
 
 import pytest
 import torch
 
-from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.network import Decoder
 from lit_models.causal_lm.pretrained import (
     PretrainedDecoder,
-    check_recipe,
     load_network,
-    network_from_config,
-    own_recipe,
-    read_recipe,
     save_network,
 )
 from tests.causal_lm.folders import (
+    made,
     packed_logits,
     ragged_logits,
     saved,
@@ -32,7 +27,7 @@ def test_packed_documents_have_the_logits_that_transformers_gives_each(tmp_path,
     model = saved(tmp_path, kind, **({"head_dim": 4} if kind == "Qwen3" else {}))
     network = load_network(tmp_path, "transformers")
     assert isinstance(network, PretrainedDecoder)
-    assert network.training
+    assert all(module.training for module in network.modules())
     assert worst_difference(packed_logits(network), ragged_logits(model)) < 1e-5
     assert len(network.blocks()) == 2
     tokens = torch.arange(8).view(2, 4)
@@ -59,22 +54,6 @@ def test_auto_takes_the_own_decoder_where_it_can(tmp_path):
     assert type(load_network(tmp_path / "wide")) is PretrainedDecoder
     with pytest.raises(ValueError, match="has head_dim 8"):
         load_network(tmp_path / "wide", "own")
-
-
-@pytest.mark.parametrize("backend", ["own", "transformers"])
-@pytest.mark.parametrize("tied", [True, False])
-def test_a_recipe_rebuilds_the_network_where_the_folder_has_gone(tmp_path, backend, tied):
-    saved(tmp_path / "base", "Llama", tie_word_embeddings=tied)
-    recipe = json.loads(json.dumps(read_recipe(tmp_path / "base", backend)))
-    assert recipe["kind"] == backend
-    network = load_network(tmp_path / "base", backend)
-    assert (network.head.weight is network.embedding.weight) == tied
-    shutil.rmtree(tmp_path / "base")
-    again = network_from_config(recipe)
-    again.load_state_dict(network.state_dict())
-    assert worst_difference(packed_logits(network), packed_logits(again)) == 0
-    names = [name for name, _ in network.named_parameters()]
-    assert names == [name for name, _ in again.named_parameters()]
 
 
 @pytest.mark.parametrize("kind", ["GPT2", "Qwen2"])
@@ -117,6 +96,11 @@ def test_recomputed_and_compiled_blocks_change_nothing(tmp_path):
         assert list(network.state_dict()) == names
     for plain, *others in zip(*gradients, strict=True):
         assert all(torch.allclose(plain, other, rtol=1e-4, atol=1e-6) for other in others)
+
+
+def test_a_model_comes_in_training_mode():
+    network = PretrainedDecoder(made("Qwen2").eval(), {})
+    assert all(module.training for module in network.modules())
 
 
 def test_the_token_of_padding_learns_too(tmp_path):
@@ -180,25 +164,6 @@ def test_weights_may_be_sharded(tmp_path):
     model = saved(tmp_path, "Qwen2", max_shard_size="4KB")
     network = load_network(tmp_path)
     assert worst_difference(packed_logits(network), ragged_logits(model)) < 1e-5
-
-
-def test_data_that_does_not_fit_is_refused(tmp_path):
-    check_recipe(own_recipe(DecoderConfig()), 10_000, 300)  # rotary, and it takes the tokenizer's
-    for backend, words in (("own", "network's 12 learned"), ("transformers", "model's 12")):
-        saved(tmp_path, "GPT2")
-        recipe = read_recipe(tmp_path, backend)
-        check_recipe(recipe, 12, 29)
-        with pytest.raises(ValueError, match=f"context_length 13 is longer than the {words} pos"):
-            check_recipe(recipe, 13, 29)
-        with pytest.raises(ValueError, match="the tokenizer has 30 tokens and the network embeds"):
-            check_recipe(recipe, 12, 30)
-    saved(tmp_path, "Qwen2")
-    check_recipe(read_recipe(tmp_path), 10_000, 29)
-
-
-def test_a_recipe_of_another_kind_is_refused():
-    with pytest.raises(ValueError, match='kind "own" or "transformers" and a config, got \'x\''):
-        network_from_config({"kind": "x", "config": {}})
 
 
 def test_a_hub_name_says_what_to_do():
