@@ -24,7 +24,7 @@ from lit_models.training.exported import Layout
 
 RECIPE_KEY = "text_recipe"
 NETWORK, MODEL = "network.", "model."  # where LitCausalLM and PretrainedDecoder keep theirs
-REPLACED = ("network", "lora", "freeze")  # arguments that the recipe of the folder makes needless
+REPLACED = ("network", "pretrained", "lora", "freeze")  # which the recipe of the folder replaces
 
 
 def model_layout(

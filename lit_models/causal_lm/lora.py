@@ -184,6 +184,12 @@ def layer_size(layer: nn.Module) -> tuple[int, int]:
     return (rows, columns) if is_transposed else (columns, rows)
 
 
+def adapter_weights(module: nn.Module) -> dict[str, Tensor]:
+    """Return name -> tensor of all adapters in a module."""
+    weights = module.state_dict()
+    return {name: t for name, t in weights.items() if name.rpartition(".")[2] in (A, B)}
+
+
 def merged_weights(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return weights of the plain network that computes the same: adapters added to their bases.
 

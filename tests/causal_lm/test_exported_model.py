@@ -39,7 +39,7 @@ class LitTiny(ExactModule):
 
     export_keys = (RECIPE_KEY,)
 
-    def __init__(self, network: str = "", lora: dict[str, Any] | None = None) -> None:
+    def __init__(self, pretrained: str = "", lora: dict[str, Any] | None = None) -> None:
         super().__init__()
         self.network: Any = None
 
@@ -75,7 +75,7 @@ def checkpoint(path: Path, kind: str, has_lora: bool = True, **options: Any) -> 
         "state_dict": {f"network.{name}": t for name, t in network.state_dict().items()},
         "hyper_parameters": {
             "_class_path": f"{__name__}.LitTiny",
-            "network": "bases/tiny",
+            "pretrained": "bases/tiny",
             "lora": {"targets": ["*"]},
         },
         "global_step": 7,
