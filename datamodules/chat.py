@@ -1,5 +1,6 @@
 """Which tokens of an instruction are answers: spans of its text, then of its tokens."""
 
+import re
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -17,14 +18,14 @@ class MarkedText(NamedTuple):
     Args:
         text: as it is tokenised.
         spans: first and past-the-last character of each.
-        begins: whether the begin token goes before it; a chat template brings its own.
+        is_chat: written by a template, which brings its own begin token.
         ends: whether end-of-text goes behind it.
         is_end_trained: whether that is trained on.
     """
 
     text: str
     spans: list[tuple[int, int]]
-    begins: bool
+    is_chat: bool
     ends: bool
     is_end_trained: bool
 
@@ -42,7 +43,7 @@ class Marker:
 
     A prompt is followed by the separator, the completion and end-of-text. A chat becomes what the
     template makes of it; an answer lasts from where the template would let the assistant begin to
-    its last special token, or to the next turn where the template has none. A chat that ends in no
+    its last special token, or to the next turn where there is none. A chat that ends in no
     special token gets end-of-text, so that there is always an end to learn.
 
     Args:
@@ -55,6 +56,7 @@ class Marker:
         self.tokenizer, self.train_on, self.separator = tokenizer, train_on, separator
         added = tokenizer.backend.get_added_tokens_decoder().values()
         self.special = tuple(token.content for token in added if token.special)
+        self.special_behind = re.compile(rf"\s*({'|'.join(map(re.escape, self.special))})")
 
     def marked(self, row: Instruction) -> MarkedText:
         """Return the text of one instruction.
@@ -67,7 +69,7 @@ class Marker:
         before = row.prompt + self.separator
         text = before + row.completion
         start = 0 if self.train_on == "all" else len(before)
-        return MarkedText(text, [(start, len(text))], True, True, True)
+        return MarkedText(text, [(start, len(text))], False, True, True)
 
     def check_template(self, row: Instruction) -> None:
         """Raise ValueError where the row is a chat and the tokenizer cannot write any."""
@@ -90,21 +92,35 @@ class Marker:
         text = self.tokenizer.render(messages)
         ends = not text.rstrip().endswith(self.special)
         if self.train_on == "all":
-            return MarkedText(text, [(0, len(text))], False, ends, True)
-        spans = []
-        for i, message in enumerate(messages):
-            if message["role"] != ASSISTANT:
-                continue
+            return MarkedText(text, [(0, len(text))], True, ends, True)
+        spans = [
+            self._answer(messages, i, text)
+            for i, message in enumerate(messages)
+            if message["role"] == ASSISTANT
+        ]
+        return MarkedText(text, spans, True, ends, messages[-1]["role"] == ASSISTANT)
+
+    def _answer(self, messages: tuple[dict, ...], i: int, text: str) -> tuple[int, int]:
+        """Return where answer i of the chat stands in its text."""
+        through, said = self.tokenizer.render(messages[: i + 1]), messages[i]["content"].strip()
+        if i or not said:
             before = self.tokenizer.render(messages[:i], add_generation_prompt=True)
-            through = self.tokenizer.render(messages[: i + 1])
-            if not (text.startswith(through) and through.startswith(before)):
-                raise ValueError(
-                    f"the chat template writes the turns before message {i + 1} in another way "
-                    "once it is there, so that its answer cannot be told apart; name another "
-                    "template with data.tokenizer.chat_template, or set data.train_on to all."
-                )
-            spans.append((len(before), len(through)))
-        return MarkedText(text, spans, False, ends, messages[-1]["role"] == ASSISTANT)
+        else:  # nothing to render yet: the answer begins with what it says
+            before = through.partition(said)[0]
+        if text.startswith(before):
+            start = len(before)
+            if text.startswith(through) and through.startswith(before):
+                return start, len(through)
+            # Some templates write the last answer in another way, with room for thoughts.
+            place = text.find(said, start)
+            end = self.special_behind.match(text, place + len(said)) if place >= 0 else None
+            if end is not None:
+                return start, end.end()
+        raise ValueError(
+            f"the chat template writes the turns before message {i + 1} in another way once it is "
+            "there, so that its answer cannot be told apart; name another template with "
+            "data.tokenizer.chat_template, or set data.train_on to all."
+        )
 
     def _trained(self, text: MarkedText, ids: np.ndarray, offsets: np.ndarray) -> TrainedTokens:
         is_trained, is_inside = np.zeros(len(ids), bool), False
@@ -112,16 +128,15 @@ class Marker:
             found = np.flatnonzero((offsets[:, 1] > start) & (offsets[:, 0] < end))
             if not len(found):
                 continue
-            first = found[0]
-            is_inside |= bool(offsets[first, 0] < start)
-            # A pipeline may leave a token's leading space out of its offsets.
-            is_inside |= bool(first > 0 and offsets[first - 1, 1] < start)
-            if self.train_on == "answers":
-                special = np.flatnonzero(np.isin(ids[found], self.tokenizer.special_ids))
-                found = found[: special[-1] + 1] if len(special) else found
+            is_inside |= bool(offsets[found[0], 0] < start)
+            special = np.flatnonzero(np.isin(ids[found], self.tokenizer.special_ids))
+            if text.is_chat and self.train_on == "answers" and len(special):
+                last = found[special[-1]]
+                if not text.text[offsets[last, 1] : end].strip():  # a template's line break
+                    found = found[found <= last]
             is_trained[found] = True
         begin_id = self.tokenizer.begin_id
-        if text.begins and begin_id is not None:
+        if not text.is_chat and begin_id is not None:
             ids, is_trained = np.append(begin_id, ids), np.append(False, is_trained)
         if text.ends:
             ids = np.append(ids, self.tokenizer.end_id)

@@ -57,7 +57,7 @@ def _occupation_code_rows() -> Iterable[Sequence[str]]:
 
 # --- language models: the documentation that Python carries ---
 
-TEXT_VERSION = 1  # of the functions below
+TEXT_VERSION = 2  # of the functions below
 SHORTEST_TEXT, SHORTEST_SUMMARY, LONGEST_SUMMARY = 80, 20, 400
 
 

@@ -17,7 +17,7 @@ from datamodules.sources import PARQUET_SUFFIXES, expand_files
 
 TEXT_SUFFIXES = (".txt",)
 SUFFIXES = (*TEXT_SUFFIXES, *JSON_SUFFIXES, *PARQUET_SUFFIXES)
-SECTION_BYTES = 16 << 20
+SECTION_BYTES = 4 << 20
 DocumentsBy = Literal["file", "blank_line", "line"]
 
 

@@ -61,7 +61,7 @@ def _checked(row: JsonRow) -> Instruction:
         return Instruction(str(row.file), row.line, "", "", _messages(values["messages"]))
     for name in ("prompt", "completion"):
         if name not in values:
-            keys = ", ".join(row.values) or "nothing"
+            keys = ", ".join(values) or "nothing"
             raise _Fault("keys", keys, f'the row has no "{name}"; a row must be {SHAPES}.')
         if not isinstance(values[name], str):
             raise _Fault(

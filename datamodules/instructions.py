@@ -174,6 +174,8 @@ class InstructionDataModule(PromptedDataModule):
                 raise ValueError(
                     f'{name} must be {" or ".join(allowed)}, got "{getattr(self, name)}".'
                 )
+        if not self.files[TRAIN] and self.files[VALIDATION] and not self.files[TEST]:
+            raise ValueError("validation_files are given without train_files; name both.")
         if self.split.by != "documents":
             raise ValueError(
                 f'split.by "{self.split.by}" would cut samples apart; instructions are divided by '

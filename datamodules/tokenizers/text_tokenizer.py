@@ -66,7 +66,7 @@ class TextTokenizer:
     def encode_with_offsets(self, texts: Sequence[str]) -> list[Encoding]:
         """Return `ids` of each text and `offsets`, the characters from which each token comes."""
         self._check_alphabet(texts)
-        return self.backend.encode_batch(list(texts), add_special_tokens=False)
+        return self._with_exact_offsets.encode_batch(list(texts), add_special_tokens=False)
 
     def decode(self, ids: Sequence[int] | np.ndarray, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids."""
@@ -139,6 +139,13 @@ class TextTokenizer:
         if self.chat_template is None:
             return None
         return Renderer(self.chat_template, dict(self.special_tokens))
+
+    @cached_property
+    def _with_exact_offsets(self) -> Tokenizer:
+        """A copy whose tokens keep their spaces: processors may trim these from the offsets."""
+        copy = Tokenizer.from_str(self.backend.to_str())
+        copy.post_processor = None  # type: ignore[assignment]
+        return copy
 
     @cached_property
     def _alphabet(self) -> frozenset[str] | None:

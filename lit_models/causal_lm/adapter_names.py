@@ -43,11 +43,13 @@ def hugging_face_layers(
     network: nn.Module, layers: Mapping[str, LayerAdapter]
 ) -> dict[str, LayerAdapter]:
     """Return adapters of a network's layers under the names of transformers' modules."""
-    found = {}
+    found: dict[str, LayerAdapter] = {}
     for module, parts in _parts(network).items():
-        present = [layers.get(part) for part in parts]
-        if any(layer is not None for layer in present):
-            found[module] = present[0] if len(parts) == 1 else _joined(present)
+        present = [layers[part] for part in parts if part in layers]
+        if len(parts) > 1 and present:
+            found[module] = _joined([layers.get(part) for part in parts])
+        elif present:
+            found[module] = present[0]
     return found
 
 

@@ -186,35 +186,36 @@ class _Sums(NamedTuple):
         if self.grad_rows is not None:
             self.grad_rows[part] = grad @ chunk.head
         if self.grad_weight is not None and self.grad_weight.dtype == grad.dtype:
-            self.grad_weight.addmm_(grad.T, chunk.rows)
+            self.grad_weight.addmm_(grad.T, chunk.rows, beta=float(part.start > 0))
         elif self.grad_weight is not None:
             self.grad_weight.add_(grad.T @ chunk.rows)
 
 
 class _Chunk:
-    """The logits [n, V] of some positions, of which at most two copies are there."""
+    """The logarithms of the softmax [n, V] of some positions; logits are there only meanwhile."""
 
     def __init__(self, rows: Tensor, head: Tensor, targets: Tensor) -> None:
         self.rows, self.head, self.targets = rows, head, targets.unsqueeze(1)
         logits = F.linear(rows, head)
-        self.logits = logits.to(_softmax_dtype(logits.dtype))
-        self.normaliser = self.logits.logsumexp(1)  # [n]
-        self.nats = self.normaliser - self.logits.gather(1, self.targets).squeeze(1)
+        logits = logits.to(_softmax_dtype(logits.dtype))
+        self.logs = logits.log_softmax(1)
+        self.nats = -self.logs.gather(1, self.targets).squeeze(1)
+        self.normaliser = logits.gather(1, self.targets).squeeze(1) + self.nats  # [n]
 
     def objective(self, options: LossOptions) -> Tensor:
         """Return the sum [] of what is minimised."""
-        smoothing = options.label_smoothing
-        total = (1 - smoothing) * self.nats.sum()
-        if smoothing:
-            total = total + smoothing * (self.normaliser - self.logits.mean(1)).sum()
+        total = self.nats.sum()
+        if options.label_smoothing:
+            everywhere = -self.logs.mean(1).sum()
+            total = total + options.label_smoothing * (everywhere - total)
         if options.z_loss:
             total = total + options.z_loss * self.normaliser.square().sum()
         return total
 
     def gradient(self, options: LossOptions) -> Tensor:
-        """Return the objective's gradient [n, V] in place of the logits, which are used up."""
-        smoothing, num_tokens = options.label_smoothing, self.logits.shape[1]
-        grad = self.logits.sub_(self.normaliser.unsqueeze(1)).exp_()  # the softmax
+        """Return the objective's gradient [n, V] in place of the logarithms, which are used up."""
+        smoothing, num_tokens = options.label_smoothing, self.logs.shape[1]
+        grad = self.logs.exp_()  # the softmax
         if options.z_loss:
             grad.mul_(1 + 2 * options.z_loss * self.normaliser.unsqueeze(1))
         if smoothing:

@@ -7,6 +7,7 @@ Shapes: R rows, T positions, D hidden.
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,28 @@ class PretrainedDecoder(nn.Module):
     Args:
         model: of a ...ForCausalLM class.
         content: of its config.json, as it is exported.
+
+    Raises:
+        ValueError: the model takes no positions, or does not say where its hidden states are.
     """
 
     def __init__(self, model: Any, content: Content) -> None:
         super().__init__()
+        if model.base_model is model:
+            raise ValueError(
+                f"{type(model).__name__} does not say which part of it makes the hidden states "
+                "(base_model), so they are out of reach; take another class, such as Llama or Qwen."
+            )
+        if "position_ids" not in signature(model.base_model.forward).parameters:
+            raise ValueError(
+                f"{type(model).__name__} takes no position_ids, so documents of one row cannot be "
+                "told apart; take a model with rotary or learned positions, such as Llama or GPT-2."
+            )
         self.model = model
         self.content = content
+        # A token of padding is often a text's end as well, which must learn; padding itself is in
+        # no loss.
+        self.embedding.padding_idx = None
 
     @property
     def embedding(self) -> nn.Module:

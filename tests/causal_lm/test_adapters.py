@@ -207,23 +207,3 @@ def test_a_damaged_adapter_is_named(name, harm, message, tmp_path):
         (folder / name).write_bytes(harm(content))
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         read_adapter(folder)
-
-
-@pytest.mark.filterwarnings("ignore")  # of PEFT
-@pytest.mark.parametrize(
-    ("make", "targets"),
-    [(gpt2, ["c_attn", "mlp.c_proj"]), (llama, ["[qv]_proj", "down_proj"])],
-)
-def test_peft_computes_the_same(make, targets, tmp_path):
-    peft = pytest.importorskip("peft", reason="extra: peft")
-    network = make()
-    folder = write(tmp_path / "ours", network, adapt(network, targets), base=None)
-    theirs = peft.PeftModel.from_pretrained(make(), str(folder)).eval()
-    torch.testing.assert_close(outputs(theirs), outputs(network), rtol=1e-5, atol=1e-6)
-    theirs.save_pretrained(str(tmp_path / "theirs"))
-    second = make()
-    options = LoraOptions(targets, rank=2, alpha=6.0)
-    recipe = adapted_recipe(second, lora_recipe(second, options), tmp_path / "theirs")
-    add_lora(second, recipe)
-    load_adapter(second, recipe, tmp_path / "theirs")
-    assert torch.equal(outputs(second), outputs(network))

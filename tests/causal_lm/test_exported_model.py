@@ -160,6 +160,19 @@ def test_an_adapter_alone_goes_on_where_it_was(kind, tmp_path):
         load_exported(tmp_path / "lora")
 
 
+def test_the_command_says_who_reads_what_it_wrote(tmp_path, unisono):
+    checkpoint(tmp_path / "a.ckpt", "llama")
+    status, output = unisono("export", str(tmp_path / "a.ckpt"), f"--to={tmp_path / 'model'}")
+    assert status == 0, output
+    assert f'transformers: AutoModelForCausalLM.from_pretrained("{tmp_path}/model")' in output
+    assert f'LitTiny.from_exported("{tmp_path}/model")' in output
+    options = [f"--to={tmp_path / 'lora'}", "--adapter=true"]
+    status, output = unisono("export", str(tmp_path / "a.ckpt"), *options)
+    assert status == 0, output
+    assert "PEFT: PeftModel" in output
+    assert "from_exported" not in output
+
+
 def test_a_base_in_bfloat16_is_exported_in_full(tmp_path):
     from transformers import AutoModelForCausalLM
 

@@ -59,16 +59,32 @@ def test_models_of_transformers_that_leak_are_refused(kind, leaking):
         check_isolation(leaking(model, {}))
 
 
-@pytest.mark.parametrize("kind", ["Bert", "Mamba"])
-def test_models_without_causal_attention_are_refused(kind):
+def bare(kind, **sizes):
     import transformers
 
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 29}
-    heads = {"num_attention_heads": 2, "intermediate_size": 16} if kind == "Bert" else {}
-    config = getattr(transformers, f"{kind}Config")(**sizes, **heads)
-    model = transformers.AutoModelForCausalLM.from_config(config)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 29, **sizes}
+    config = getattr(transformers, f"{kind}Config")(**sizes)
+    return transformers.AutoModelForCausalLM.from_config(config)
+
+
+def test_models_without_causal_attention_are_refused():
+    network = PretrainedDecoder(bare("Bert", num_attention_heads=2, intermediate_size=16), {})
     with pytest.raises(RuntimeError, match="lets a token see what it must not"):
-        check_isolation(PretrainedDecoder(model, {}))
+        check_isolation(network)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "message"),
+    [
+        ("Mamba", {}, "takes no position_ids"),
+        ("Bloom", {}, "takes no position_ids"),
+        ("Llama4Text", {"num_attention_heads": 2, "pad_token_id": 0}, "does not say which part"),
+    ],
+)
+def test_models_that_cannot_tell_documents_apart_are_refused(kind, sizes, message):
+    model = bare(kind, **sizes)
+    with pytest.raises(ValueError, match=f"{type(model).__name__} {message}"):
+        PretrainedDecoder(model, {})
 
 
 def everything(document_ids, *options):

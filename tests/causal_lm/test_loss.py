@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lit_models.causal_lm.loss import LossOptions, language_model_loss, token_nats
+from lit_models.training.exact import share_of_step
 
 R, T, D, V = 3, 7, 5, 11
 SMOOTH = LossOptions(label_smoothing=0.1, z_loss=0.01)
@@ -134,6 +134,15 @@ def test_evaluation_reports_plain_nats_and_builds_no_graph():
         assert not terms["tokens"].total.requires_grad
 
 
+def test_plain_nats_are_reported_beside_the_objective_and_change_no_gradient():
+    terms = language_model_loss(*inputs(), a_batch(), SMOOTH, training=True)
+    planned = {**a_batch(), "step_denominators": {"tokens": torch.tensor(40.0)}}
+    share = share_of_step(terms, planned, {"nats": 0.0})
+    assert share.item() == pytest.approx(terms["tokens"].total.item() / 40)
+    with pytest.raises(KeyError, match="nats"):  # of which the plan has no count
+        share_of_step(terms, planned, {})
+
+
 def test_each_token_has_its_nats():
     hidden, head = inputs()
     batch = a_batch()
@@ -158,51 +167,6 @@ def test_a_tied_head_gets_both_gradients():
         ).sum().backward()
         grads.append(table.grad)
     torch.testing.assert_close(*grads, rtol=1e-12, atol=1e-12)
-
-
-def test_autocast_multiplies_in_half_and_sums_in_full_precision():
-    batch = a_batch()
-    hidden, head = inputs(torch.float32)
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = language_model_loss(hidden, head, batch, LossOptions(chunk_size=4), True)["tokens"]
-    assert loss.total.dtype == torch.float32
-    loss.total.backward()
-    assert hidden.grad.dtype == head.grad.dtype == torch.float32
-    reference = inputs(torch.float32)
-    rounded = [x.bfloat16().float() for x in reference]
-    expected = direct(*rounded, batch, LossOptions())
-    assert loss.total.item() == pytest.approx(expected.item(), rel=5e-3)
-    expected.backward()
-    torch.testing.assert_close(head.grad, reference[1].grad, rtol=0.05, atol=0.05)
-
-
-class Largest(TorchDispatchMode):
-    """Keeps the largest number of elements of any tensor that an operation returned."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        result = func(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, tuple | list) else [result]:
-            if isinstance(tensor, Tensor):
-                self.elements = max(self.elements, tensor.untyped_storage().nbytes() // 8)
-        return result
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_no_tensor_is_larger_than_a_chunk_or_the_head(training):
-    num_tokens, chunk = 400, 2
-    batch = a_batch(num_tokens=num_tokens)
-    hidden, head = inputs(num_tokens=num_tokens)
-    with Largest() as seen, torch.set_grad_enabled(training):
-        options = LossOptions(0.1, 0.01, chunk)
-        total = language_model_loss(hidden, head, batch, options, training)["tokens"].total
-        if training:
-            total.backward()
-    assert seen.elements <= max(num_tokens * D, num_tokens * chunk)
-    with Largest() as seen:
-        direct(hidden, head, batch, LossOptions())
-    assert seen.elements >= R * T * num_tokens
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,14 @@ def test_recomputed_and_compiled_blocks_change_nothing(tmp_path):
         assert all(torch.allclose(plain, other, rtol=1e-4, atol=1e-6) for other in others)
 
 
+def test_the_token_of_padding_learns_too(tmp_path):
+    saved(tmp_path, "Qwen2", pad_token_id=2)
+    network = load_network(tmp_path)
+    places = torch.arange(3)[None]
+    network(torch.tensor([[1, 2, 3]]), places, torch.zeros_like(places)).sin().sum().backward()
+    assert network.embedding.weight.grad[2].any()
+
+
 def test_a_dtype_is_asked_for(tmp_path):
     saved(tmp_path, "Qwen2", dtype="bfloat16").bfloat16().save_pretrained(tmp_path)
     for dtype, found in ((torch.float32, torch.float32), (None, torch.bfloat16)):

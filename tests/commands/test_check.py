@@ -102,6 +102,26 @@ def test_a_mistyped_option_and_a_missing_file_are_named(data, capsys):
         )
 
 
-def test_another_familys_data_are_refused():
-    with pytest.raises(ValueError, match="audits OccupationDataModule, the config has Boring"):
+def test_data_without_an_audit_or_without_a_class_are_refused():
+    with pytest.raises(ValueError, match="BoringDataModule has none; give a config of one of U"):
         check({"class_path": "lightning.pytorch.demos.boring_classes.BoringDataModule"})
+    with pytest.raises(ValueError, match="needs a datamodule; give the config of a run with --c"):
+        check({"train_files": "x.csv"})
+
+
+def test_text_and_instructions_are_audited_by_the_same_command(tmp_path, capsys):
+    text, rows = tmp_path / "mine.txt", tmp_path / "mine.jsonl"
+    text.write_text("A hen sat on a mat. " * 20)
+    rows.write_text('{"prompt": "Hen?", "completion": " Yes."}\n{"prompt": "x"}\n')
+    options = ["--data.tokenizer.kind=bpe", "--data.tokenizer.vocab_size=262"]
+    argv = ["--data.class_path=datamodules.TextDataModule", f"--data.train_files={text}", *options]
+    assert run_command("check", [*argv, "--data.split.by=tail"]) == 0
+    shown = capsys.readouterr().out
+    assert "262 tokens" in shown  # both options of the group arrive
+    assert "validation" in shown
+    argv = ["--data.class_path=datamodules.InstructionDataModule", f"--data.train_files={rows}"]
+    assert run_command("check", argv) == 1
+    shown = capsys.readouterr().out
+    assert "1 bad rows (keys 1)" in shown
+    assert "Hen?⟦ Yes.<|endoftext|>⟧" in shown
+    assert max(len(line) for line in shown.splitlines()) <= 80

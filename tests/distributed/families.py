@@ -107,12 +107,24 @@ class LitTied(ExactModule):
         return configured(self, adamw(parameter_groups(self)), None)
 
 
+class LitMuon(LitTied):
+    """The same, whose hidden matrices Muon moves."""
+
+    def configure_optimizers(self) -> Any:
+        groups = parameter_groups(self, heads=[self.output.weight])
+        return configured(self, MuonAdamW(groups, lr=0.01), None)
+
+
 def toy(folder: Path, options: dict[str, Any]) -> tuple[ExactModule, PlannedDataModule]:
     return LitToy(), ToyData(predict_output=str(folder / "coded.csv"), **options)
 
 
 def tied(folder: Path, options: dict[str, Any]) -> tuple[ExactModule, PlannedDataModule]:
     return LitTied(), ToyData(predict_output=str(folder / "coded.csv"), **options)
+
+
+def muon(folder: Path, options: dict[str, Any]) -> tuple[ExactModule, PlannedDataModule]:
+    return LitMuon(), ToyData(predict_output=str(folder / "coded.csv"), **options)
 
 
 def occupation_table(path: Path) -> None:
@@ -178,7 +190,7 @@ def causal_lm(
         **{"global_batch_size": 8, **options},
     )
     module = LitCausalLM(
-        partial(MuonAdamW, lr=0.02, adamw_lr=0.01),
+        partial(MuonAdamW, lr=0.02, adamw_factor=0.5),
         network=DecoderConfig(max_positions=64, hidden_size=16, num_layers=2, num_heads=2),
         generation=GenerationOptions(max_new_tokens=6, temperature=1.0),
     )
@@ -191,3 +203,4 @@ FAMILIES: dict[str, Family] = {
     "occupation_coder": occupation_coder,
     "causal_lm": causal_lm,
 }
+SPECIAL: dict[str, Family] = {"muon": muon}  # not in every test

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from lit_models.training.callbacks import AveragedWeights, Rehearsal, default_callbacks
 from lit_models.training.callbacks.last_checkpoint import LastCheckpoint
 from lit_models.training.strategies import FullyShardedStrategy
-from tests.distributed.families import FAMILIES
+from tests.distributed.families import FAMILIES, SPECIAL
 from tests.toy import toy_trainer
 
 STEPS = 10
@@ -40,7 +40,7 @@ def run_job(folder: Path, job: dict[str, Any]) -> None:
     callbacks.append(LastCheckpoint(**{**every, **job.get("last", {})}))
     if "decay" in job:
         callbacks.append(AveragedWeights(job["decay"]))
-    module, data = FAMILIES[job["family"]](folder, job.get("data", {}))
+    module, data = {**FAMILIES, **SPECIAL}[job["family"]](folder, job.get("data", {}))
     if "positions" in job:
         here = int(os.environ.get("RANK", "0"))
         callbacks = [c for c in callbacks if not isinstance(c, Rehearsal)]

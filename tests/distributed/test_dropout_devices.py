@@ -46,7 +46,7 @@ def test_losses_agree_over_devices_and_accumulation_if_dropout_is_keyed(
         assert (found == pytest.approx(expected, rel=1e-3)) is is_exact
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_run_resumed_on_two_devices_in_mid_epoch_is_the_uninterrupted_one(tmp_path: Path) -> None:
     expected = losses(tmp_path / "whole", "--exact_dropout=true")
     short = (*SAVING, "--trainer.max_steps=12")

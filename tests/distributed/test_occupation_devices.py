@@ -140,7 +140,7 @@ def undisturbed(tables, tmp_path_factory):
     ("precision", "tolerance"),
     [
         pytest.param("32-true", 1e-5, marks=pytest.mark.soak),
-        pytest.param("64-true", 1e-10, marks=pytest.mark.slow),
+        pytest.param("64-true", 1e-10, marks=pytest.mark.soak),
     ],
 )
 def test_losses_agree_over_strategies_and_accumulation(
@@ -183,7 +183,7 @@ def kill_at(step, folder, tables, *options):
     [
         pytest.param(1, 2, "32-true", 1e-5, marks=pytest.mark.soak),
         pytest.param(1, 2, "64-true", 1e-8, marks=pytest.mark.slow),
-        pytest.param(2, 1, "64-true", 1e-8, marks=pytest.mark.slow),
+        pytest.param(2, 1, "64-true", 1e-8, marks=pytest.mark.soak),
     ],
 )
 def test_a_killed_run_resumed_on_other_devices_is_the_uninterrupted_run(

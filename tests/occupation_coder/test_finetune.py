@@ -103,7 +103,7 @@ def encoder_of(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return {k: v for k, v in weights.items() if k.startswith(mark) and "languages" not in k}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_trained_encoder_beats_one_from_scratch_on_200_rows_of_another_code_system(
     source: Path, own_environment: None
 ) -> None:

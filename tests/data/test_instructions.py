@@ -1,0 +1,261 @@
+"""Instructions: exactly the answers are trained on, with their ends, and nothing goes unsaid."""
+
+import json
+import logging
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from tokenizers import processors
+
+from datamodules import InstructionDataModule, PlanOptions, TextSplit, TokenizerOptions
+from datamodules.instruction_batches import InstructionDataset
+from datamodules.instruction_store import open_instruction_store
+from datamodules.text_batches import IGNORED
+from datamodules.tokenizers.trained import bpe_tokenizer, byte_tokenizer
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+REWRITES = (  # earlier answers are shortened, as by templates that drop thoughts
+    "{% for m in messages %}{{ m.role }}: {{ m.content if loop.last else m.content[:1] }}\n"
+    "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+)
+SENTENCE = "hens sat in the mat and drank all of its milk at night"
+WORDS = SENTENCE.split()
+NO_SPLIT = TextSplit(validation_share=0)
+TWO_TURNS = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hen?"},
+    {"role": "assistant", "content": "Yes"},
+    {"role": "user", "content": "Cow?"},
+    {"role": "assistant", "content": "No"},
+]
+Make = Callable[..., InstructionDataModule]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    def made(rows: list[dict], name: str = "rows.jsonl", **options: Any) -> InstructionDataModule:
+        path = tmp_path / name
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        options = {"split": NO_SPLIT, "context_length": 64, **options}
+        return InstructionDataModule(str(path), plan=PlanOptions(seed=1), **options)
+
+    return made
+
+
+@pytest.fixture
+def chatml(tmp_path: Path) -> TokenizerOptions:
+    """A folder whose answers end with another token than documents of the base model."""
+    tokenizer = bpe_tokenizer([SENTENCE], 300)
+    tokenizer.backend.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    tokenizer.backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer.backend.post_processor = processors.ByteLevel(trim_offsets=True)
+    config = {"eos_token": "<|im_end|>", "chat_template": CHATML}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    return TokenizerOptions("folder", path=str(tmp_path))
+
+
+def template(text: str, tmp_path: Path) -> TokenizerOptions:
+    (tmp_path / "template.jinja").write_text(text)
+    return TokenizerOptions("bytes", chat_template=str(tmp_path / "template.jinja"))
+
+
+def opened(data: InstructionDataModule) -> InstructionDataset:
+    """The training part alone: so few rows leave nothing for validation."""
+    data.prepare_data()
+    data.store = open_instruction_store(data.request_instructions())
+    dataset = data.build("train")
+    assert isinstance(dataset, InstructionDataset)
+    return dataset
+
+
+def trained_runs(dataset: InstructionDataset, sample_id: int = 0) -> list[str]:
+    """The text of each stretch of successive labels of one row."""
+    runs: list[list[int]] = [[]]
+    for piece in dataset.example(sample_id, 0):
+        for label in [*piece.labels.tolist(), IGNORED]:
+            if label == IGNORED:
+                runs.append([])
+            else:
+                runs[-1].append(label)
+    decode = dataset.store.tokenizer.decode
+    return [decode(run, skip_special_tokens=False) for run in runs if run]
+
+
+def example(count: int, seed: int = 0) -> list[dict]:
+    pick = random.Random(seed)
+    return [
+        {
+            "prompt": " ".join(pick.choices(WORDS, k=pick.randint(1, 9))) + f" {i}",
+            "completion": " " + " ".join(pick.choices(WORDS, k=pick.randint(1, 9))),
+        }
+        for i in range(count)
+    ]
+
+
+def test_a_prompt_is_read_and_its_completion_with_the_end_is_learnt(make: Make) -> None:
+    data = make([{"prompt": "ab", "completion": "cd"}], separator="|")
+    (piece,) = opened(data).example(0, 0)
+    encode, end = byte_tokenizer().encode, 256
+    assert piece.input_ids.tolist() == [end, *encode("ab|cd")]
+    assert piece.labels.tolist() == [-100, -100, -100, *encode("cd"), end]
+
+
+def test_each_answer_of_a_chat_is_learnt_up_to_its_end_token(
+    make: Make, chatml: TokenizerOptions
+) -> None:
+    rows = [{"messages": TWO_TURNS}]
+    dataset = opened(make(rows, tokenizer=chatml, context_length=256))
+    assert trained_runs(dataset) == ["Yes<|im_end|>", "No<|im_end|>"]  # no line break behind
+    everything = opened(make(rows, tokenizer=chatml, context_length=256, train_on="all"))
+    (run,) = trained_runs(everything)
+    whole = everything.store.tokenizer.render(TWO_TURNS)
+    assert run == whole.removeprefix("<|im_start|>")  # the first token follows nothing
+
+
+def test_an_answer_without_an_end_token_gets_end_of_text(make: Make, tmp_path: Path) -> None:
+    bare = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}\n{% endfor %}" + (
+        "{% if add_generation_prompt %}a:{% endif %}"
+    )
+    options = template(bare, tmp_path)
+    dataset = opened(make([{"messages": TWO_TURNS}], tokenizer=options, context_length=99))
+    assert trained_runs(dataset) == ["Yes\n", "No\n<|endoftext|>"]
+
+
+def test_no_token_of_a_completion_is_lost(make: Make, tmp_path: Path) -> None:
+    tokenizer = bpe_tokenizer([SENTENCE], 300)
+    tokenizer.backend.post_processor = processors.ByteLevel(trim_offsets=True)  # GPT-2's
+    tokenizer.save(tmp_path)
+    options = TokenizerOptions("folder", path=str(tmp_path))
+    completion = "  Yes<|endoftext|> hens \n "
+    dataset = opened(make([{"prompt": "hens?", "completion": completion}], tokenizer=options))
+    assert trained_runs(dataset) == [completion + "<|endoftext|>"]
+
+
+def test_a_chat_may_begin_with_an_answer(make: Make, chatml: TokenizerOptions) -> None:
+    greeting = {"role": "assistant", "content": "Hello!"}
+    dataset = opened(make([{"messages": [greeting, *TWO_TURNS[1:3]]}], tokenizer=chatml))
+    assert trained_runs(dataset) == ["Hello!<|im_end|>", "Yes<|im_end|>"]
+
+
+def test_the_last_answer_may_have_room_for_thoughts(
+    make: Make, chatml: TokenizerOptions, tmp_path: Path
+) -> None:
+    thinks = CHATML.replace(
+        "{{ m.content }}",
+        "{% if loop.last and m.role == 'assistant' %}<think></think>{% endif %}{{ m.content }}",
+    )
+    (tmp_path / "chat_template.jinja").write_text(thinks)
+    dataset = opened(make([{"messages": TWO_TURNS}], tokenizer=chatml, context_length=256))
+    assert trained_runs(dataset) == ["Yes<|im_end|>", "<think></think>No<|im_end|>"]
+
+
+def test_a_template_that_rewrites_earlier_turns_is_refused(make: Make, tmp_path: Path) -> None:
+    rows, options = [{"messages": TWO_TURNS}], template(REWRITES, tmp_path)
+    with pytest.raises(ValueError, match=r"rows.jsonl:1: .*before message 3 in another way.*all"):
+        opened(make(rows, tokenizer=options))
+    opened(make(rows, tokenizer=options, train_on="all"))
+
+
+@pytest.mark.parametrize("layout", ["packed", "documents"])
+def test_counts_of_targets_are_those_of_the_labels(make: Make, layout: Any) -> None:
+    rows = [*example(40), {"messages": TWO_TURNS}]
+    options = TokenizerOptions("bpe", 300, chat_template="plain")
+    data = make(rows, tokenizer=options, layout=layout, global_batch_size=4, micro_batch_size=2)
+    dataset = opened(data)
+    data.datasets["train"] = dataset
+    found, stated, texts = 0.0, {}, []
+    for batch in data.train_dataloader():
+        labels, tokens = batch["labels"], batch["input_ids"]
+        is_trained = labels != IGNORED
+        found += float((is_trained * batch["weight"][batch["sample_index"]]).sum())
+        stated[int(batch["step_index"])] = float(batch["step_denominators"]["tokens"])
+        in_document = batch["document_ids"][:, 1:] == batch["document_ids"][:, :-1]
+        follows = is_trained[:, :-1] & in_document
+        assert torch.equal(labels[:, :-1][follows], tokens[:, 1:][follows])
+    assert found == sum(stated.values()) == dataset.target_counts["tokens"].sum()
+    for sample in range(len(dataset.lengths)):
+        pieces = dataset.example(sample, 0)
+        assert sum(len(p.labels) for p in pieces) == dataset.lengths[sample] <= 64
+        count = sum(int((p.labels != IGNORED).sum()) for p in pieces)
+        assert count == dataset.target_counts["tokens"][sample]
+        texts += [data.tokenizer.decode(p.labels[p.labels != IGNORED]) for p in pieces]
+    assert sorted(texts) == sorted([*(row["completion"] for row in rows[:-1]), "YesNo"])
+
+
+def test_over_long_samples_are_cut_left_out_or_an_error_and_counted(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [{"prompt": "p" * 5, "completion": "c" * 3}, {"prompt": "q" * 9, "completion": "d" * 3}]
+    rows.append({"prompt": "r", "completion": "e" * 30})
+    with caplog.at_level(logging.WARNING):
+        dataset = opened(make(rows, context_length=10, layout="documents"))
+    assert "2 train samples exceed data.context_length 10: their beginnings" in caplog.text
+    assert "1 lose a part of an answer" in caplog.text
+    assert dataset.lengths.tolist() == [9, 10, 10]  # begin, prompt, completion, less the end
+    assert dataset.target_counts["tokens"].tolist() == [4, 4, 10]
+    assert trained_runs(dataset, 1) == ["ddd<|endoftext|>"]
+    assert trained_runs(dataset, 2) == ["e" * 9 + "<|endoftext|>"]
+    left = opened(make(rows, context_length=10, layout="documents", too_long="leave_out"))
+    assert left.target_counts["tokens"].tolist() == [4]
+    with pytest.raises(ValueError, match=r"2 samples .*_length 10; the longest, .*jsonl:3, has 32"):
+        opened(make(rows, context_length=10, too_long="error"))
+
+
+def test_a_sample_that_loses_all_targets_is_left_out_and_counted(
+    make: Make, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    ends_with_user = {"messages": [*TWO_TURNS, {"role": "user", "content": "x" * 90}]}
+    options = TokenizerOptions("bytes", chat_template="plain")
+    dataset = opened(make([ends_with_user, *example(3)], tokenizer=options))
+    assert dataset.fitted.num_without_target == 1
+    assert dataset.fitted.samples.tolist() == [1, 2, 3]
+    assert "1 train samples have no target: left out" in caplog.text
+    with pytest.raises(ValueError, match="no sample of the train part is left: 1 are longer"):
+        opened(make([ends_with_user], tokenizer=options))
+
+
+def test_parts_follow_the_text_alone(make: Make) -> None:
+    rows = example(60)
+    split = TextSplit(validation_share=0.25, test_share=0.1)
+
+    def parts(given: list[dict], name: str) -> dict[str, int]:
+        data = make(given, name, split=split)
+        store, found = open_instruction_store(data.request_instructions()), {}
+        for number in range(3):
+            part = store.part(number)
+            found |= {given[line - 1]["prompt"]: number for line in part.lines.tolist()}
+        return found
+
+    first = parts(rows, "a.jsonl")
+    assert np.bincount(list(first.values())).tolist() == [39, 15, 6]
+    assert parts([*rows[::-1], *rows[:30]], "b.jsonl") == first  # copies go where the first is
+
+
+def test_a_store_is_made_once_and_parquet_is_jsonl(make: Make, tmp_path: Path) -> None:
+    first, again = (opened(make(example(5))).store for _ in range(2))
+    assert first.folder == again.folder
+    assert first.facts == again.facts
+    rows = [*example(5), {"messages": TWO_TURNS}]
+    path = tmp_path / "rows.parquet"
+    columns = {n: [row.get(n) for row in rows] for n in ("prompt", "completion", "messages")}
+    pq.write_table(pa.table(columns), path)
+    options = TokenizerOptions("bytes", chat_template="plain")
+    theirs = InstructionDataModule(str(path), split=NO_SPLIT, tokenizer=options)
+    ours = make(rows, tokenizer=options)
+    assert opened(theirs).store.fingerprint == opened(ours).store.fingerprint
+
+
+def test_a_row_is_described_by_its_places_and_answers(make: Make) -> None:
+    said = opened(make([{"prompt": "ab", "completion": "cd"}])).describe(0, 0)
+    assert said["place"].endswith("rows.jsonl:1")
+    assert (said["text"], said["trained on"]) == ("'abcd'", "'cd<|endoftext|>'")

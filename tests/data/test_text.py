@@ -1,0 +1,207 @@
+"""Text files become batches; whose tokenizer is used; wrong inputs are named."""
+
+import json
+import logging
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from datamodules import TextDataModule, TextSplit, TokenizerOptions, token_writer
+from datamodules.cache import cache_root
+from datamodules.splitting import TEST, TRAIN, VALIDATION
+from datamodules.text_batches import BlockDataset
+from datamodules.tokenizers.text_tokenizer import make_tokenizer
+from tests.text_corpora import text_file, texts_of
+
+CHARACTERS = TokenizerOptions(kind="characters")
+TEXTS = [f"Document {i} has {'some ' * (i % 5)}words.\n" for i in range(20)]
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """A jsonl of twenty documents."""
+    lines = [json.dumps({"text": text, "body": [1]}) + "\n" for text in TEXTS]
+    return str(text_file(tmp_path / "corpus.jsonl", "".join(lines)))
+
+
+def trainer_of(stage, ckpt_path=None, **module):
+    """Return what of a Trainer decides the tokenizer."""
+    return SimpleNamespace(
+        state=SimpleNamespace(fn=SimpleNamespace(value=stage)),
+        ckpt_path=ckpt_path,
+        lightning_module=SimpleNamespace(**module),
+    )
+
+
+def text_module(files, **options):
+    return TextDataModule(files, **{"global_batch_size": 4, "context_length": 32, **options})
+
+
+def test_txt_jsonl_parquet_and_folders_give_the_same_tokens(tmp_path, corpus):
+    folder = tmp_path / "folder"
+    (folder / "deeper").mkdir(parents=True)
+    for i, text in enumerate(TEXTS):
+        text_file(folder / ("deeper" if i < 10 else ".") / f"{i:02}.txt", text)
+    pq.write_table(pa.table({"content": TEXTS}), tmp_path / "a.parquet")
+    text_file(tmp_path / "blank.txt", "\n".join(TEXTS))
+    modules = [
+        text_module(corpus),
+        text_module(str(tmp_path / "a.parquet"), text_column="content"),
+        text_module([str(folder / "deeper"), str(folder / "*.txt")]),
+        text_module(str(tmp_path / "blank.txt"), documents_by="blank_line"),
+    ]
+    found = []
+    for module in modules:
+        module.setup("fit")
+        found.append(
+            [[t.strip("\n") for t in texts_of(module.store, p)] for p in (TRAIN, VALIDATION)]
+        )
+    texts = [[t.replace("\n", "") for part in parts for t in part] for parts in found]
+    assert all(sorted(t) == sorted(texts[0]) for t in texts)
+    assert found[0] == found[1] == found[2]  # drawn by the text alone
+
+
+@pytest.mark.parametrize("layout", ["packed", "blocks", "documents"])
+def test_an_epoch_has_every_target_once(corpus, layout):
+    data = text_module(corpus, layout=layout, tokenizer=CHARACTERS)
+    data.prepare_data()
+    data.setup("fit")
+    stream = data.store.stream(TRAIN)
+    counted = np.zeros(data.tokenizer.vocab_size, np.int64)
+    for batch in data.train_dataloader():
+        labels = batch["labels"][batch["labels"] >= 0]
+        counted += np.bincount(labels, minlength=len(counted))
+    # all but the first token, which begins the first document
+    assert counted.tolist() == np.bincount(stream.tokens[1:], minlength=len(counted)).tolist()
+    assert data.datasets["train"].packing_efficiency > 0.4
+    assert isinstance(data.datasets["validation"], BlockDataset) == (layout == "blocks")
+
+
+def test_without_files_the_demo_text_is_divided_by_documents():
+    data = TextDataModule(split=TextSplit(0.1, 0.05))
+    data.setup("fit")
+    counts = [data.store.part_facts(part).num_documents for part in (TRAIN, VALIDATION, TEST)]
+    assert sum(counts) > 1500
+    assert [round(count / sum(counts), 2) for count in counts] == [0.85, 0.1, 0.05]
+    assert "document 1" in data.datasets["train"].describe(0, 0)
+
+
+def test_validation_and_test_files_are_read_as_they_are(tmp_path, corpus):
+    held = [str(text_file(tmp_path / f"{name}.txt", name)) for name in ("held", "tested")]
+    data = text_module(corpus, validation_files=held[0], test_files=held[1])
+    data.setup("fit")
+    data.setup("test")
+    counts = [data.store.part_facts(part).num_documents for part in (TRAIN, VALIDATION, TEST)]
+    assert counts == [20, 1, 1]
+    data = text_module(corpus, test_files=held[1], split=TextSplit(0.2, 0.2))
+    data.setup("fit")
+    counts = [data.store.part_facts(part).num_documents for part in (TRAIN, VALIDATION, TEST)]
+    assert counts == [16, 4, 1]
+
+
+def test_a_second_start_reads_nothing(corpus, monkeypatch):
+    text_module(corpus, tokenizer=CHARACTERS).prepare_data()
+    monkeypatch.setattr(token_writer, "_make", None)  # making it would now fail
+    data = text_module(corpus, tokenizer=CHARACTERS)
+    data.prepare_data()
+    data.setup("fit")
+    assert data.tokenizer.vocab_size > 20
+
+
+@pytest.mark.parametrize("is_checkpoint", [True, False])
+def test_evaluation_uses_the_tokenizer_of_the_model(tmp_path, corpus, is_checkpoint):
+    trained = make_tokenizer(CHARACTERS, iter([*TEXTS, "zß"]))
+    recipe = {"tokenizer": trained.to_dict()}
+    torch.save({"text_recipe": recipe}, tmp_path / "a.ckpt")
+    source = {"ckpt_path": str(tmp_path / "a.ckpt")} if is_checkpoint else {"recipe": recipe}
+    data = text_module(corpus, tokenizer=CHARACTERS)
+    data.trainer = trainer_of("validate", **source)
+    data.prepare_data()
+    store = data._open_store("validate")
+    assert store.tokenizer.digest == trained.digest
+    data.trainer = trainer_of("fit", **source)
+    assert data._open_store("fit").tokenizer.backend.token_to_id("ß") is None
+
+
+def test_evaluation_takes_the_store_of_training_and_needs_no_training_text(tmp_path, corpus):
+    held = str(text_file(tmp_path / "held.txt", "Document words"))
+    data = text_module(corpus, tokenizer=CHARACTERS, validation_files=held)
+    data.prepare_data()
+    data.setup("fit")
+    recipe = {"tokenizer": data.tokenizer.to_dict()}
+    again = text_module(corpus, tokenizer=CHARACTERS, validation_files=held)
+    again.trainer = trainer_of("validate", recipe=recipe)
+    assert again._open_store("validate").folder == data.store.folder
+    elsewhere = text_module(str(tmp_path / "gone.txt"), validation_files=held)
+    elsewhere.trainer = trainer_of("validate", recipe=recipe)
+    store = elsewhere._open_store("validate")
+    assert store.tokenizer.digest == data.tokenizer.digest
+    assert store.part_facts(VALIDATION) == data.store.part_facts(VALIDATION)
+    assert store.part_facts(TRAIN).num_tokens == 0
+    elsewhere.trainer = None
+    with pytest.raises(FileNotFoundError, match=r"data.train_files: .*gone.txt does not exist"):
+        elsewhere.prepare_data()
+
+
+def test_a_pretrained_model_brings_its_tokenizer(tmp_path, corpus):
+    folder = tmp_path / "pretrained"
+    make_tokenizer(CHARACTERS, iter([*TEXTS, "q"])).save(folder)
+    data = text_module(corpus)
+    data.trainer = trainer_of("fit", wanted_tokenizer=lambda: str(folder))
+    data.prepare_data()
+    assert data._open_store("fit").tokenizer.backend.token_to_id("q") is not None
+    data.tokenizer_options = TokenizerOptions(kind="folder", path=str(folder))
+    assert data._open_store("fit").tokenizer.backend.token_to_id("q") is not None
+    data.tokenizer_options = CHARACTERS
+    with pytest.raises(
+        ValueError, match=r"data.tokenizer is kind characters, and the pretrained mo"
+    ):
+        data.prepare_data()
+    data.trainer = trainer_of("fit", wanted_tokenizer=lambda: None)
+    assert data._open_store("fit").tokenizer.backend.token_to_id("q") is None
+
+
+def test_a_checkpoint_of_another_family_is_named(tmp_path, corpus):
+    torch.save({"state_dict": {}}, tmp_path / "a.ckpt")
+    data = text_module(corpus)
+    data.trainer = trainer_of("validate", str(tmp_path / "a.ckpt"))
+    with pytest.raises(
+        ValueError, match=r"keeps no text recipe .* give a checkpoint of LitCausalLM"
+    ):
+        data.prepare_data()
+
+
+def test_a_part_without_text_names_the_option(corpus):
+    data = text_module(corpus)
+    with pytest.raises(
+        ValueError, match=r"no text is for test; name data.test_files, or raise data"
+    ):
+        data.setup("test")
+    with pytest.raises(ValueError, match="TextDataModule has no prompts to predict from"):
+        data.setup("predict")
+
+
+def test_wrong_options_are_refused():
+    with pytest.raises(ValueError, match="context_length must be at least 1, got 0"):
+        TextDataModule(context_length=0)
+    with pytest.raises(ValueError, match='layout must be one of blocks, packed, .*got "rows"'):
+        TextDataModule(layout="rows")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="validation_files are given without train_files"):
+        TextDataModule(validation_files="a.txt")
+
+
+def test_tokenising_is_said_in_one_line(corpus, caplog):
+    with caplog.at_level(logging.INFO, logger=token_writer.log.name):
+        text_module(corpus).prepare_data()
+    (said,) = caplog.messages
+    assert said.startswith("Tokenised 20 documents, ")
+    assert len(list((cache_root() / "tokens").iterdir())) == 1
