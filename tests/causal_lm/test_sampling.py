@@ -1,7 +1,5 @@
 """Drawing a token: what is left to draw from, which number finds which, where a text ends."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -10,9 +8,10 @@ from torch import nn
 
 from datamodules.plan import rng_for
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
+from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.generation import GenerationOptions
+from lit_models.causal_lm.network import Decoder
 from lit_models.causal_lm.sampling import draw, filtered
-from lit_models.causal_lm.transformers_model import PretrainedDecoder
 from tests.causal_lm.tiny import TOKENIZER, completed
 
 
@@ -50,24 +49,17 @@ def test_frequencies_are_those_of_the_softmax():
     assert chi_square < 24.3  # the 99.9 % quantile with 7 degrees of freedom
 
 
-def recites(tokens: list[int], vocabulary: int = 300) -> PretrainedDecoder:
-    """Return a network that says one text, whatever it is asked."""
-    model = Recites(tokens, vocabulary)
-    return PretrainedDecoder(model, model.config.to_dict())
+class Recites(Decoder):
+    """Says one text, whatever it is asked."""
 
-
-class Recites(nn.Module):
-    def __init__(self, tokens: list[int], vocabulary: int) -> None:
-        from transformers import LlamaConfig
-
-        super().__init__()
-        self.config = LlamaConfig(num_hidden_layers=1)
+    def __init__(self, tokens: list[int], vocabulary: int = 300) -> None:
+        super().__init__(DecoderConfig(vocab_size=vocabulary, hidden_size=8, num_layers=1))
         self.tokens, self.vocabulary = tokens, vocabulary
+        self.layers, self.head = nn.ModuleList(), nn.Identity()
 
-    def forward(self, position_ids, **_):
+    def forward(self, input_ids, position_ids, *_):
         nexts = torch.tensor(self.tokens)[position_ids]
-        logits = nn.functional.one_hot(nexts, self.vocabulary).double()
-        return SimpleNamespace(logits=logits)
+        return nn.functional.one_hot(nexts, self.vocabulary).double()
 
 
 @pytest.mark.parametrize(
@@ -82,7 +74,7 @@ class Recites(nn.Module):
     ],
 )
 def test_a_stop_text_ends_a_completion_and_is_cut_off(stop, text, reason, num_tokens):
-    network = recites([*TOKENIZER.encode("one.\n\ntwo").tolist(), TOKENIZER.end_id])
+    network = Recites([*TOKENIZER.encode("one.\n\ntwo").tolist(), TOKENIZER.end_id])
     got = completed(network, [[65]], GenerationOptions(40, stop=stop))
     assert [(len(ids), reason, text) for ids, reason, text in got] == [(num_tokens, reason, text)]
 
@@ -99,12 +91,12 @@ def test_a_stop_text_may_begin_in_a_token_or_be_one():
         ([0, 4, 3, 7, 6], "x.", ([0, 4, 3, 7], "end", "xy.!")),
     ):
         assert completed(
-            recites(ids, 8), [[0]], GenerationOptions(9, stop=[stop]), [0], tokenizer
+            Recites(ids, 8), [[0]], GenerationOptions(9, stop=[stop]), [0], tokenizer
         ) == [expected]
 
 
 def test_tokens_that_the_tokenizer_does_not_know_are_never_drawn():
-    [(ids, _, _)] = completed(recites([280]), [[65]], GenerationOptions(1))
+    [(ids, _, _)] = completed(Recites([280]), [[65]], GenerationOptions(1))
     assert ids == [0]  # 280 is left out, and all others are equal
 
 
