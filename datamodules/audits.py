@@ -1,8 +1,8 @@
 """What `unisono check` says of a datamodule's files: the part that all audits share."""
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from datamodules.sources import BadRow
 
@@ -14,8 +14,11 @@ NUM_BAD_SHOWN = 20
 LABEL = 11  # columns of the word that a line begins with
 
 
+MakeModel = Callable[[], Any]  # builds the module of the run, where an audit depends on it
+
+
 class Audit(Protocol):
-    """Findings over all files of a datamodule, which its `audit()` returns."""
+    """Findings over all files of a datamodule, which its `audit(make_model)` returns."""
 
     @property
     def bad_rows(self) -> Sequence[BadRow]:

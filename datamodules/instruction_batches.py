@@ -1,9 +1,8 @@
 """The dataset that gives `TextBatch` of instructions, and what happens to over-long samples."""
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from torch import Tensor
 
 from datamodules.instruction_store import InstructionPart, InstructionStore
 from datamodules.packing import best_fit
@@ -145,7 +144,7 @@ class InstructionDataset(PlannedDataset):
         """Return the instructions of one row."""
         return [self._piece(int(i)) for i in self._instructions(sample_id)]
 
-    def collate(self, examples: list[list[Piece]]) -> dict[str, Tensor]:
+    def collate(self, examples: list[list[Piece]]) -> dict[str, Any]:
         """Return the rows; samples of single documents follow each other in one row, unpadded."""
         return padded_rows(examples) if self.is_padded else one_row(examples)
 

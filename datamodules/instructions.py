@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from datamodules.audits import Audit
+from datamodules.audits import Audit, MakeModel
 from datamodules.bad_rows import BadRows, hand_over_rejected
 from datamodules.cache import cache_root
 from datamodules.chat import TrainOn
@@ -19,7 +19,7 @@ from datamodules.sources import expand_files
 from datamodules.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
 from datamodules.text_split import TextSplit
 from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions
-from datamodules.tokenizers.wanted import model_options, trained_tokenizer
+from datamodules.tokenizers.wanted import model_options, options_of_model, trained_tokenizer
 
 log = logging.getLogger(__name__)
 Files = str | list[str] | None
@@ -120,10 +120,16 @@ class InstructionDataModule(PromptedDataModule):
         part = PART_NAMES.index(stage)
         return InstructionDataset(self.store, part, self.context_length, self.layout, self.too_long)
 
-    def audit(self) -> Audit:
-        """Return what is in the files, and what is wrong with them."""
+    def audit(self, make_model: MakeModel | None = None) -> Audit:
+        """Return what is in the files, and what is wrong with them.
+
+        Args:
+            make_model: builds the module of the run, which may bring its tokenizer.
+        """
         from datamodules.text_audit import audit_instructions
 
+        if make_model is not None:
+            self.tokenizer_options = options_of_model(make_model(), self.tokenizer_options)
         return audit_instructions(self, open_instruction_store(self.request_instructions()))
 
     def request_instructions(self) -> InstructionRequest:

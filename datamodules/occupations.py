@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from datamodules.audits import Audit
+from datamodules.audits import Audit, MakeModel
 from datamodules.augmentation import Augmentation
 from datamodules.bad_rows import hand_over_rejected
 from datamodules.cache import cache_root
@@ -149,8 +149,8 @@ class OccupationDataModule(PlannedDataModule):
             )
         return dataset
 
-    def audit(self) -> Audit:
-        """Return what is in the tables, and what is wrong with them."""
+    def audit(self, make_model: MakeModel | None = None) -> Audit:
+        """Return what is in the tables, and what is wrong with them, whatever the model."""
         from datamodules.occupation_audit import audit_tables
 
         predict_files = expand_files(self.predict_files, "data.predict_files")

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, get_args
 
-from datamodules.audits import Audit
+from datamodules.audits import Audit, MakeModel
 from datamodules.cache import cache_root
 from datamodules.documents import DocumentsBy, Reading, text_files
 from datamodules.planned import PlannedDataset, Stage
@@ -14,7 +14,7 @@ from datamodules.text_split import TextSplit
 from datamodules.token_store import TokenStore
 from datamodules.token_writer import TokenRequest, open_token_store
 from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions
-from datamodules.tokenizers.wanted import model_options, trained_tokenizer
+from datamodules.tokenizers.wanted import model_options, options_of_model, trained_tokenizer
 
 Files = str | list[str] | None
 
@@ -114,10 +114,16 @@ class TextDataModule(PromptedDataModule):
             return BlockDataset(stream, fingerprint, self.context_length, self.tokenizer, seed)
         return TokenDataset(stream, fingerprint, self.context_length, self.layout, self.tokenizer)
 
-    def audit(self) -> Audit:
-        """Return what is in the files."""
+    def audit(self, make_model: MakeModel | None = None) -> Audit:
+        """Return what is in the files.
+
+        Args:
+            make_model: builds the module of the run, which may bring its tokenizer.
+        """
         from datamodules.text_audit import audit_text
 
+        if make_model is not None:
+            self.tokenizer_options = options_of_model(make_model(), self.tokenizer_options)
         self.store = self._open_store("fit")
         return audit_text(self)
 

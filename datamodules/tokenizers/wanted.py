@@ -35,7 +35,12 @@ def model_options(trainer: Any, given: TokenizerOptions | None) -> TokenizerOpti
     Raises:
         ValueError: the user's tokenizer is not the model's.
     """
-    wanted = getattr(getattr(trainer, "lightning_module", None), "wanted_tokenizer", None)
+    return options_of_model(getattr(trainer, "lightning_module", None), given)
+
+
+def options_of_model(model: Any, given: TokenizerOptions | None) -> TokenizerOptions:
+    """Return the options of the tokenizer with which a model is trained, see `model_options`."""
+    wanted = getattr(model, "wanted_tokenizer", None)
     folder = wanted() if wanted is not None else None
     if folder is None:
         return given or TokenizerOptions()

@@ -1,5 +1,6 @@
 """Audit the data without training; exit status 1 on errors."""
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ def check(
 
     Args:
         data: the datamodule of a run, and options of it such as --data.train_files=mine.csv.
-        model: not used; accepted so that a run's config can be given as it is.
+        model: of the run; a pretrained one brings the tokenizer with which text is counted.
         trainer: not used.
         seed_everything: not used.
         test_after_fit: not used.
@@ -28,6 +29,7 @@ def check(
     Returns:
         1 where a row breaks a rule, else 0.
     """
+    from lightning.pytorch import LightningModule
     from rich.console import Console
 
     from datamodules.audits import WIDTH, show_bad_rows
@@ -38,7 +40,10 @@ def check(
             f"`unisono check` asks a datamodule for its audit, and {type(module).__name__} has "
             "none; give a config of one of Unisono's, or write the method."
         )
-    audit = module.audit()
+    make_model = None
+    if model and "class_path" in model:
+        make_model = partial(_built, "model", LightningModule, model)
+    audit = module.audit(make_model)
     console = Console(width=WIDTH, highlight=False)
     audit.show(console)
     show_bad_rows(console, audit.bad_rows)
@@ -57,21 +62,24 @@ def datamodule_of(data: dict[str, Any]) -> "LightningDataModule":
     """
     from lightning.pytorch import LightningDataModule
 
-    from lit_models.cli import UnisonoParser
-
     if "class_path" not in data:
         raise ValueError(
             "`unisono check` needs a datamodule; give the config of a run with --config, or name "
             "one with --data.class_path=datamodules.TextDataModule."
         )
-    options = {key: value for key, value in data.items() if key not in ("class_path", "init_args")}
-    spec = {
-        "class_path": data["class_path"],
-        "init_args": _merged(data.get("init_args") or {}, options),
-    }
+    return _built("data", LightningDataModule, data)
+
+
+def _built(key: str, base: type, config: dict[str, Any]) -> Any:
+    """The object of a config: class_path and init_args, and options beside them, which win."""
+    from lit_models.cli import UnisonoParser
+
+    options = {k: value for k, value in config.items() if k not in ("class_path", "init_args")}
+    init_args = _merged(config.get("init_args") or {}, options)
     parser = UnisonoParser()
-    parser.add_lightning_class_args(LightningDataModule, "data", subclass_mode=True)
-    return parser.instantiate_classes(parser.parse_object({"data": spec})).data
+    parser.add_lightning_class_args(base, key, subclass_mode=True)
+    spec = {key: {"class_path": config["class_path"], "init_args": init_args}}
+    return getattr(parser.instantiate_classes(parser.parse_object(spec)), key)
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

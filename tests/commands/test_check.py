@@ -125,3 +125,19 @@ def test_text_and_instructions_are_audited_by_the_same_command(tmp_path, capsys)
     assert "1 bad rows (keys 1)" in shown
     assert "Hen?⟦ Yes.<|endoftext|>⟧" in shown
     assert max(len(line) for line in shown.splitlines()) <= 80
+
+
+def test_a_pretrained_model_brings_the_tokenizer_that_counts(tmp_path, capsys):
+    from datamodules.tokenizers.trained import bpe_tokenizer
+
+    folder = tmp_path / "model"
+    bpe_tokenizer(["A hen sat on a mat. "], 261).save(folder)
+    (tmp_path / "mine.txt").write_text("A hen sat on a mat. " * 20)
+    argv = ["--config", "causal_lm/finetune.yaml", f"--data.train_files={tmp_path / 'mine.txt'}"]
+    assert run_command("check", [*argv, "--data.split.by=tail"]) == 0
+    assert "257 tokens" in capsys.readouterr().out
+    argv += ["--data.split.by=tail", f"--model.pretrained={folder}"]
+    assert run_command("check", argv) == 0
+    assert "261 tokens" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="trained with its own; leave data.tokenizer out"):
+        run_command("check", [*argv, "--data.tokenizer.kind=bytes"])
