@@ -1,5 +1,6 @@
 """From options and data to a network: first a recipe of plain values, then the layers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from lit_models.causal_lm.adapters import adapted_recipe, load_adapter
 from lit_models.causal_lm.decoder_config import DecoderConfig
+from lit_models.causal_lm.freezing import freeze
 from lit_models.causal_lm.lora import LoraOptions, add_lora, lora_recipe
 from lit_models.causal_lm.pretrained import (
     Backend,
@@ -82,12 +84,9 @@ def new_recipe(request: NetworkRequest, tokenizer: TextTokenizer, context_length
     if request.lora is not None:
         with torch.device("meta"):
             bare = network_from_config(network)
-        recipe["lora"] = lora_recipe(bare, request.lora)
-        recipe["base"] = request.pretrained
+        recipe["lora"] = lora_recipe(bare, request.lora, request.pretrained)
         if request.lora.adapter is not None:
-            recipe["lora"] = adapted_recipe(
-                bare, recipe["lora"], request.lora.adapter, request.pretrained
-            )
+            recipe["lora"] = adapted_recipe(bare, recipe["lora"], request.lora.adapter)
     return recipe
 
 
@@ -123,5 +122,24 @@ def new_network(request: NetworkRequest, recipe: Recipe) -> Network:
     if recipe["lora"]:
         add_lora(network, recipe["lora"])
         if request.lora is not None and request.lora.adapter is not None:
-            load_adapter(network, request.lora.adapter, request.pretrained)
+            load_adapter(network, recipe["lora"], request.lora.adapter)
     return network
+
+
+def made_ready(
+    network: Network, computation: ComputationOptions, frozen: Sequence[str], is_fitting: bool
+) -> None:
+    """Freeze, recompute and compile as the options say; before a strategy wraps the network.
+
+    Args:
+        network: with its weights, changed in place.
+        computation: how it is computed.
+        frozen: patterns of parameters that stand still.
+        is_fitting: whether it is trained.
+    """
+    if is_fitting and frozen:
+        freeze(network, frozen)
+    if is_fitting and computation.activation_checkpointing:
+        network.recompute_blocks()
+    if computation.compile:
+        network.compile_blocks()

@@ -1,6 +1,7 @@
 """Language models as a LightningModule. Batch: TextBatch."""
 
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
@@ -11,13 +12,14 @@ from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from lit_models.causal_lm.building import (
     ComputationOptions,
     NetworkRequest,
+    made_ready,
     network_of,
     new_network,
     new_recipe,
     pretrained_recipe,
 )
 from lit_models.causal_lm.decoder_config import DecoderConfig
-from lit_models.causal_lm.freezing import freeze as freeze_parameters
+from lit_models.causal_lm.exported_model import RECIPE_KEY, model_layout, restored_weights
 from lit_models.causal_lm.generation import GenerationOptions, complete, most_positions
 from lit_models.causal_lm.isolation import check_isolation
 from lit_models.causal_lm.lora import LoraOptions
@@ -25,9 +27,8 @@ from lit_models.causal_lm.loss import PLAIN, TERM, LossOptions, language_model_l
 from lit_models.causal_lm.metrics import TextMetrics, byte_table
 from lit_models.causal_lm.presets import named_network
 from lit_models.training.exact import ExactModule, LossSum
+from lit_models.training.exported import Layout
 from lit_models.training.optim import configured, parameter_groups
-
-RECIPE_KEY = "text_recipe"
 
 
 class LitCausalLM(ExactModule):
@@ -54,7 +55,7 @@ class LitCausalLM(ExactModule):
         self,
         optimizer: OptimizerCallable,
         lr_scheduler: LRSchedulerCallable | None = None,
-        network: str | DecoderConfig = "llama-tiny",
+        network: DecoderConfig | str = "llama-tiny",
         pretrained: str | None = None,
         loss: LossOptions | None = None,
         lora: LoraOptions | None = None,
@@ -110,12 +111,8 @@ class LitCausalLM(ExactModule):
         if is_fitting:
             check_isolation(self.network)
             self.configure_model_from()
-        if is_fitting and self.hparams.freeze:
-            freeze_parameters(self.network, self.hparams.freeze)
-        if is_fitting and self.request.computation.activation_checkpointing:
-            self.network.recompute_blocks()
-        if self.request.computation.compile:
-            self.network.compile_blocks()
+        frozen = self.hparams.freeze or []
+        made_ready(self.network, self.request.computation, frozen, is_fitting)
 
     def forward(self, batch: TextBatch) -> Tensor:
         """Return the hidden states [R, T, D]."""
@@ -186,6 +183,18 @@ class LitCausalLM(ExactModule):
                 "the data; `unisono export` it, and give the folder as model.pretrained instead."
             )
         return checkpoint["state_dict"]
+
+    @classmethod
+    def exported_layout(
+        cls, content: dict[str, Any], weights: dict[str, Tensor], adapter: bool
+    ) -> Layout:
+        return model_layout(content, weights, adapter)
+
+    @classmethod
+    def restored_weights(
+        cls, folder: Path, stored: dict[str, Tensor], extra: dict[str, Any]
+    ) -> dict[str, Tensor]:
+        return restored_weights(folder, stored, extra[RECIPE_KEY])
 
     def _build(self, request: NetworkRequest | None) -> None:
         self.network = (
