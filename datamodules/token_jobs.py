@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from functools import cached_property, partial
@@ -94,12 +95,13 @@ def write_jobs(folder: Path, files: dict[int, list[Path]], reading: Reading) -> 
         for path in paths:
             sections, size = sections_of(path, reading), path.stat().st_size
             num_bytes += size
+            each = size // len(sections) + 1
             for section in sections:
-                if room <= 0:
+                if room < each:
                     jobs.append([])
-                    room = SECTION_BYTES
+                    room = max(SECTION_BYTES, each)
                 jobs[-1].append((part, *section))
-                room -= size // len(sections) + 1
+                room -= each
     facts = {"reading": asdict(reading), "jobs": jobs, "num_bytes": num_bytes}
     replace_file(folder / "jobs.json", lambda path: path.write_text(json.dumps(facts), "utf-8"))
 
@@ -113,9 +115,11 @@ def do_jobs(jobs: Jobs, stage: str, numbers: Iterable[int]) -> None:
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file that is complete under its name, or not there."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    """Write a file that is complete under its name, or not there, even after a power cut."""
+    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     write(unfinished)
+    with unfinished.open("rb") as file:
+        os.fsync(file.fileno())
     os.replace(unfinished, path)
 
 

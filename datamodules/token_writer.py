@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -133,9 +134,7 @@ def _prepared(request: TokenRequest, unfinished: Path, rotation: int) -> Path:
         text = json.dumps(tokenizer.to_dict())
         replace_file(unfinished / "tokenizer.json", lambda path: path.write_text(text, "utf-8"))
     _run(jobs, TOKENS, rotation)
-    assembled = unfinished / f"store.{os.getpid()}"
-    shutil.rmtree(assembled, ignore_errors=True)
-    assembled.mkdir()
+    assembled = Path(tempfile.mkdtemp(prefix="store.", dir=unfinished))
     facts = write_streams(jobs, fragments, assembled)
     facts |= _empty_facts(scans)
     (assembled / "facts.json").write_text(json.dumps(facts), "utf-8")

@@ -8,6 +8,7 @@ import pytest
 
 from datamodules import documents, token_jobs, token_writer
 from datamodules.cache import cache_root
+from datamodules.documents import Reading
 from datamodules.splitting import TEST, TRAIN, VALIDATION
 from datamodules.text_split import TextSplit
 from datamodules.token_store import TokenStream
@@ -154,3 +155,17 @@ def test_a_stream_is_pickled_by_its_place(tmp_path):
     assert np.array_equal(pickle.loads(content).tokens, store.stream(TRAIN).tokens)
     plain = TokenStream(np.arange(3), np.zeros(1), np.full(1, 2))
     assert pickle.loads(pickle.dumps(plain)).tokens.tolist() == [0, 1, 2]
+
+
+def test_small_files_share_a_job_and_long_ones_are_divided(tmp_path, monkeypatch):
+    monkeypatch.setattr(documents, "SECTION_BYTES", 100)
+    monkeypatch.setattr(token_jobs, "SECTION_BYTES", 100)
+    small = [text_file(tmp_path / f"{i}.txt", "x" * 30) for i in range(5)]
+    long = text_file(tmp_path / "long.txt", ("x" * 29 + "\n") * 12)
+    token_jobs.write_jobs(tmp_path, {TRAIN: [*small, long]}, Reading())
+    jobs = token_jobs.Jobs(tmp_path)
+    counts = [len(sections) for sections in jobs.sections]
+    assert counts == [3, 2, 1, 1, 1]
+    assert [s.end - s.start for ((_, s),) in jobs.sections[2:]] == [120, 120, 120]
+    texts = [f.text for job in range(len(jobs)) for _, f in jobs.fragments(job)]
+    assert "".join(texts) == "x" * 150 + long.read_text()
