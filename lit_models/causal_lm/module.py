@@ -8,6 +8,7 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
 from datamodules.batches import ChoiceBatch, PromptBatch, TextBatch
+from datamodules.cache import digest_of
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from lit_models.causal_lm.building import (
     ComputationOptions,
@@ -26,6 +27,7 @@ from lit_models.causal_lm.lora import LoraOptions
 from lit_models.causal_lm.loss import PLAIN, TERM, LossOptions, language_model_loss
 from lit_models.causal_lm.metrics import TextMetrics, byte_table
 from lit_models.causal_lm.presets import named_network
+from lit_models.causal_lm.pretrained import Network
 from lit_models.training.exact import ExactModule, LossSum
 from lit_models.training.exported import Layout
 from lit_models.training.optim import configured, parameter_groups
@@ -107,12 +109,11 @@ class LitCausalLM(ExactModule):
         if self.network is not None or self.recipe is None:
             return
         is_fitting = self.trainer.state.fn == "fit"
-        self._build(None if self.is_trained else self.request)
+        network = self._build(None if self.is_trained else self.request)
         if is_fitting:
-            check_isolation(self.network)
+            check_isolation(network)
             self.configure_model_from()
-        frozen = self.hparams.freeze or []
-        made_ready(self.network, self.request.computation, frozen, is_fitting)
+        made_ready(network, self.request.computation, self.hparams.freeze or [], is_fitting)
 
     def forward(self, batch: TextBatch) -> Tensor:
         """Return the hidden states [R, T, D]."""
@@ -174,10 +175,7 @@ class LitCausalLM(ExactModule):
             ValueError: the checkpoint was trained with another tokenizer.
         """
         trained = checkpoint.get(RECIPE_KEY)
-        if (
-            trained
-            and TextTokenizer.from_dict(trained["tokenizer"]).digest != self.tokenizer.digest
-        ):
+        if trained and digest_of(trained["tokenizer"]) != digest_of(self.recipe["tokenizer"]):
             raise ValueError(
                 f"model.init_from {self.init_from} was trained with another tokenizer than that of "
                 "the data; `unisono export` it, and give the folder as model.pretrained instead."
@@ -196,13 +194,14 @@ class LitCausalLM(ExactModule):
     ) -> dict[str, Tensor]:
         return restored_weights(folder, stored, extra[RECIPE_KEY])
 
-    def _build(self, request: NetworkRequest | None) -> None:
+    def _build(self, request: NetworkRequest | None) -> Network:
         self.network = (
             network_of(self.recipe) if request is None else new_network(request, self.recipe)
         )
         size = self.network.head.weight.shape[0]
         table = byte_table(self.tokenizer.byte_lengths(), size)
         self.val_metrics, self.test_metrics = TextMetrics(table), TextMetrics(table)
+        return self.network
 
     def _terms(self, batch: TextBatch, training: bool) -> dict[str, LossSum]:
         weight = self.network.head.weight
