@@ -102,10 +102,11 @@ class PromptedDataModule(PlannedDataModule):
         Raises:
             ValueError: there is no trained model, no file, or a row breaks a rule.
         """
+        files = self._predict_paths()
         model = self.trainer.lightning_module
         options = model.generation
         request = PromptRequest(
-            self._predict_paths(),
+            files,
             self.prompt_tokenizer(),
             self.prompt_column,
             separator,
