@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from datamodules.cache import digest_of
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from lit_models.causal_lm.adapters import adapted_recipe, load_adapter
 from lit_models.causal_lm.decoder_config import DecoderConfig
@@ -82,6 +83,11 @@ def new_recipe(request: NetworkRequest, tokenizer: TextTokenizer, context_length
     check_recipe(network, context_length, tokenizer.vocab_size)
     recipe: Recipe = {"tokenizer": tokenizer.to_dict(), "network": network, "lora": None}
     if request.lora is not None:
+        if request.lora.adapter is not None and request.pretrained is None:
+            raise ValueError(
+                f"model.lora.adapter {request.lora.adapter} goes on a trained base; name its "
+                "folder with model.pretrained."
+            )
         with torch.device("meta"):
             bare = network_from_config(network)
         recipe["lora"] = lora_recipe(bare, request.lora, request.pretrained)
@@ -99,6 +105,29 @@ def pretrained_recipe(request: NetworkRequest) -> Recipe:
     """
     assert request.pretrained is not None
     return read_recipe(request.pretrained, request.computation.backend)
+
+
+def check_start(init_from: str, trained: Recipe | None, recipe: Recipe) -> None:
+    """Refuse weights of a checkpoint that mean something else here.
+
+    Args:
+        init_from: where they come from.
+        trained: recipe that they were trained by; none in a checkpoint of another family.
+        recipe: of this run.
+
+    Raises:
+        ValueError: the checkpoint is of other tokens, or has adapters and this run none.
+    """
+    if trained and digest_of(trained["tokenizer"]) != digest_of(recipe["tokenizer"]):
+        raise ValueError(
+            f"model.init_from {init_from} was trained with another tokenizer than that of the "
+            "data; `unisono export` it, and give the folder as model.pretrained instead."
+        )
+    if trained and trained["lora"] and not recipe["lora"]:
+        raise ValueError(
+            f"model.init_from {init_from} was trained with LoRA, and this run has none; `unisono "
+            "export` merges it: give that folder."
+        )
 
 
 def network_of(recipe: Recipe) -> Network:

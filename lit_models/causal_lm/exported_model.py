@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
+from datamodules.tokenizers.wanted import TEXT_RECIPE_KEY
 from lit_models.causal_lm.adapters import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -22,7 +23,6 @@ from lit_models.causal_lm.network import Decoder
 from lit_models.causal_lm.pretrained import Network, network_from_config
 from lit_models.training.exported import Layout
 
-RECIPE_KEY = "text_recipe"
 NETWORK, MODEL = "network.", "model."  # where LitCausalLM and PretrainedDecoder keep theirs
 REPLACED = ("network", "pretrained", "lora", "freeze")  # which the recipe of the folder replaces
 
@@ -40,7 +40,7 @@ def model_layout(
     Raises:
         ValueError: transformers has no model of the own decoder's shape, or there is no adapter.
     """
-    recipe = content[RECIPE_KEY]
+    recipe = content[TEXT_RECIPE_KEY]
     network = described_network(recipe)
     own = {n.removeprefix(NETWORK): t for n, t in weights.items() if n.startswith(NETWORK)}
     if adapter:
@@ -51,7 +51,7 @@ def model_layout(
     return Layout(
         stored,
         {CONFIG: _text(config), **tokenizer.hugging_face_files()},
-        values={"extra": {RECIPE_KEY: {**recipe, "lora": None}}},
+        values={"extra": {TEXT_RECIPE_KEY: {**recipe, "lora": None}}},
         replaced=REPLACED,
         reader='transformers: AutoModelForCausalLM.from_pretrained("{folder}")',
     )

@@ -8,11 +8,12 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
 from datamodules.batches import ChoiceBatch, PromptBatch, TextBatch
-from datamodules.cache import digest_of
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
+from datamodules.tokenizers.wanted import TEXT_RECIPE_KEY
 from lit_models.causal_lm.building import (
     ComputationOptions,
     NetworkRequest,
+    check_start,
     made_ready,
     network_of,
     new_network,
@@ -20,10 +21,10 @@ from lit_models.causal_lm.building import (
     pretrained_recipe,
 )
 from lit_models.causal_lm.decoder_config import DecoderConfig
-from lit_models.causal_lm.exported_model import RECIPE_KEY, model_layout, restored_weights
+from lit_models.causal_lm.exported_model import model_layout, restored_weights
 from lit_models.causal_lm.generation import GenerationOptions, complete, most_positions
 from lit_models.causal_lm.isolation import check_isolation
-from lit_models.causal_lm.lora import LoraOptions
+from lit_models.causal_lm.lora import LoraOptions, adapter_weights
 from lit_models.causal_lm.loss import PLAIN, TERM, LossOptions, language_model_loss
 from lit_models.causal_lm.metrics import TextMetrics, byte_table
 from lit_models.causal_lm.presets import named_network
@@ -51,7 +52,7 @@ class LitCausalLM(ExactModule):
         init_from: checkpoint to take weights from.
     """
 
-    export_keys: ClassVar[tuple[str, ...]] = (RECIPE_KEY,)
+    export_keys: ClassVar[tuple[str, ...]] = (TEXT_RECIPE_KEY,)
 
     def __init__(
         self,
@@ -155,32 +156,27 @@ class LitCausalLM(ExactModule):
         return configured(self, self.optimizer(groups), self.lr_scheduler)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint[RECIPE_KEY] = self.recipe
+        checkpoint[TEXT_RECIPE_KEY] = self.recipe
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
-        if RECIPE_KEY not in checkpoint:
+        if TEXT_RECIPE_KEY not in checkpoint:
             raise ValueError(
                 "the checkpoint holds no text recipe: it is of another family; give one of "
                 "LitCausalLM."
             )
-        self.recipe = checkpoint[RECIPE_KEY]
+        self.recipe = checkpoint[TEXT_RECIPE_KEY]
         if self.network is None:
             self._build(None)
 
     def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the weights that `init_from` takes, if their tokens are those of the data.
+        """Return the weights that `init_from` takes, and new adapters where it has none.
 
         Raises:
-            ValueError: the checkpoint was trained with another tokenizer.
+            ValueError: the checkpoint is of other tokens, or has adapters and this run none.
         """
-        trained = checkpoint.get(RECIPE_KEY)
-        if trained and digest_of(trained["tokenizer"]) != digest_of(self.recipe["tokenizer"]):
-            raise ValueError(
-                f"model.init_from {self.init_from} was trained with another tokenizer than that of "
-                "the data; `unisono export` it, and give the folder as model.pretrained instead."
-            )
-        return checkpoint["state_dict"]
+        check_start(str(self.init_from), checkpoint.get(TEXT_RECIPE_KEY), self.recipe)
+        return {**adapter_weights(self), **checkpoint["state_dict"]}
 
     @classmethod
     def exported_layout(
@@ -192,7 +188,7 @@ class LitCausalLM(ExactModule):
     def restored_weights(
         cls, folder: Path, stored: dict[str, Tensor], extra: dict[str, Any]
     ) -> dict[str, Tensor]:
-        return restored_weights(folder, stored, extra[RECIPE_KEY])
+        return restored_weights(folder, stored, extra[TEXT_RECIPE_KEY])
 
     def _build(self, request: NetworkRequest | None) -> Network:
         self.network = (

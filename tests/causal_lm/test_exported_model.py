@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from datamodules.tokenizers.trained import byte_tokenizer
+from datamodules.tokenizers.wanted import TEXT_RECIPE_KEY
 from lit_models.causal_lm.adapters import adapted_recipe, load_adapter
-from lit_models.causal_lm.exported_model import RECIPE_KEY, model_layout, restored_weights
+from lit_models.causal_lm.exported_model import model_layout, restored_weights
 from lit_models.causal_lm.lora import LoraOptions, add_lora, lora_recipe
 from lit_models.causal_lm.network import DecoderConfig
 from lit_models.causal_lm.pretrained import network_from_config, own_recipe
@@ -37,14 +38,14 @@ PROMPT = "Ask, and it shall be given you"
 class LitTiny(ExactModule):
     """What LitCausalLM does about folders, without data and training."""
 
-    export_keys = (RECIPE_KEY,)
+    export_keys = (TEXT_RECIPE_KEY,)
 
     def __init__(self, pretrained: str = "", lora: dict[str, Any] | None = None) -> None:
         super().__init__()
         self.network: Any = None
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        recipe = checkpoint[RECIPE_KEY]
+        recipe = checkpoint[TEXT_RECIPE_KEY]
         self.network = network_from_config(recipe["network"])
         if recipe["lora"]:
             add_lora(self.network, recipe["lora"])
@@ -55,7 +56,7 @@ class LitTiny(ExactModule):
 
     @classmethod
     def restored_weights(cls, folder, stored, extra):
-        return restored_weights(folder, stored, extra[RECIPE_KEY])
+        return restored_weights(folder, stored, extra[TEXT_RECIPE_KEY])
 
 
 def checkpoint(path: Path, kind: str, has_lora: bool = True, **options: Any) -> nn.Module:
@@ -80,7 +81,7 @@ def checkpoint(path: Path, kind: str, has_lora: bool = True, **options: Any) -> 
         },
         "global_step": 7,
         "epoch": 1,
-        RECIPE_KEY: recipe,
+        TEXT_RECIPE_KEY: recipe,
     }
     torch.save(content, path)
     return network.eval()
@@ -134,7 +135,7 @@ def test_unisono_json_says_where_the_folder_comes_from(tmp_path):
         "epoch": 1,
     }
     assert told["init_args"] == {}
-    assert told["extra"][RECIPE_KEY]["lora"] is None
+    assert told["extra"][TEXT_RECIPE_KEY]["lora"] is None
     files = {path.name for path in (tmp_path / "model").iterdir()}
     assert files == {"unisono.json", *told["files"]}
     assert {"config.json", "model.safetensors", "tokenizer.json"} < files

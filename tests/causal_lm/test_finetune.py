@@ -1,0 +1,132 @@
+"""Fine-tuning in a run: adapters and frozen parameters, saved, resumed, exported."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import seed_everything
+
+from datamodules.text import TextDataModule
+from datamodules.text_split import TextSplit
+from lit_models.causal_lm.decoder_config import DecoderConfig
+from lit_models.causal_lm.lora import LoraOptions
+from lit_models.causal_lm.loss import LossOptions
+from lit_models.causal_lm.module import LitCausalLM
+from lit_models.training.callbacks import ExactDropout, default_callbacks
+from lit_models.training.export import export_checkpoint
+from tests.toy import ledger_lines, toy_trainer
+
+TEXT = "the cat sat on the mat and the dog sat on the log, so they sat and sat. " * 20
+SHAPE = {"max_positions": 16, "hidden_size": 16, "num_layers": 2, "num_heads": 2}
+LORA = LoraOptions(["[qv]_proj"], rank=2, alpha=8.0)
+
+
+def fit(folder: Path, steps: int = 4, micro: int = 8, **options: Any) -> LitCausalLM:
+    """Train on blocks of a short text; `ckpt_path` and `dropped` belong to the trainer."""
+    text = folder.parent / "text.txt"
+    text.write_text(TEXT, encoding="utf-8")
+    seed_everything(1, verbose=False)
+    ckpt_path, dropped = options.pop("ckpt_path", None), options.pop("dropped", False)
+    module = LitCausalLM(
+        partial(torch.optim.AdamW, lr=0.05), network=DecoderConfig(**SHAPE), **options
+    )
+    sizes = {"context_length": 16, "global_batch_size": 8, "micro_batch_size": micro}
+    data = TextDataModule(str(text), layout="blocks", split=TextSplit(by="tail"), **sizes)
+    callbacks = [*default_callbacks(), *([ExactDropout()] if dropped else [])]
+    trainer = toy_trainer(folder, max_steps=steps, callbacks=callbacks, limit_val_batches=0)
+    trainer.fit(module, data, ckpt_path=ckpt_path)
+    return module
+
+
+def last(folder: Path) -> Path:
+    return folder / "checkpoints" / "last.ckpt"
+
+
+def losses(folder: Path) -> list[float]:
+    return [line["loss"] for line in ledger_lines(folder)]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "base"
+    fit(folder)
+    return last(folder)
+
+
+def test_adapters_learn_on_a_base_that_stands_still(base, tmp_path):
+    tuned = fit(tmp_path / "tuned", 8, init_from=str(base), lora=LORA)
+    before = torch.load(base, weights_only=True)["state_dict"]
+    after = tuned.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    added = {name for name in after if name not in before}
+    assert len(added) == 2 * 2 * 2  # A and B of q and v of two layers
+    assert all(after[name].any() for name in added)
+    assert {n for n, p in tuned.named_parameters() if p.requires_grad} == added
+    found = losses(tmp_path / "tuned")
+    assert min(found[1:]) < found[0] < 0.7 * losses(base.parents[1])[0]
+
+
+def test_a_run_with_adapters_is_resumed_and_reloaded(base, tmp_path):
+    whole = fit(tmp_path / "whole", init_from=str(base), lora=LORA)
+    fit(tmp_path / "halves", 2, init_from=str(base), lora=LORA)
+    fit(tmp_path / "halves", ckpt_path=last(tmp_path / "halves"), lora=LORA)
+    reloaded = LitCausalLM.load_from_checkpoint(last(tmp_path / "halves"))
+    for name, value in whole.state_dict().items():
+        torch.testing.assert_close(reloaded.state_dict()[name].to(value), value, msg=name)
+    assert losses(tmp_path / "halves") == losses(tmp_path / "whole")
+
+
+def test_an_export_is_a_base_without_adapters(base, tmp_path):
+    tuned = fit(tmp_path / "tuned", init_from=str(base), lora=LORA).eval()
+    export_checkpoint(
+        last(tmp_path / "tuned"), tmp_path / "model", class_path="lit_models.LitCausalLM"
+    )
+    ids = torch.tensor([[3, 1, 4, 1, 5]])
+    places = (torch.arange(5)[None], torch.zeros_like(ids))
+    exported = LitCausalLM.from_exported(tmp_path / "model").to(torch.float64)
+    with torch.no_grad():
+        found = exported.network(ids, *places)
+        torch.testing.assert_close(
+            found, tuned.network.double()(ids, *places), rtol=1e-5, atol=1e-6
+        )
+    fit(tmp_path / "more", 1, init_from=str(tmp_path / "model"), freeze=["embedding.*"])
+    assert losses(tmp_path / "more")[0] < 0.7 * losses(base.parents[1])[0]
+
+
+def test_dropout_of_adapters_does_not_depend_on_micro_batches(tmp_path):
+    lora = LoraOptions(["*"], rank=2, dropout=0.3)
+    for micro in (8, 2):
+        fit(tmp_path / str(micro), micro=micro, dropped=True, lora=lora)
+    fit(tmp_path / "none", lora=LoraOptions(["*"], rank=2))
+    assert losses(tmp_path / "2") == pytest.approx(losses(tmp_path / "8"), rel=1e-9)
+    assert losses(tmp_path / "none") != pytest.approx(losses(tmp_path / "8"), rel=1e-3)
+
+
+def test_the_ledger_tells_plain_nats_beside_the_objective(tmp_path):
+    fit(tmp_path / "run", 1, loss=LossOptions(label_smoothing=0.1, z_loss=0.01))
+    terms = ledger_lines(tmp_path / "run")[0]["terms"]
+    assert terms["nats"] < terms["tokens"] == losses(tmp_path / "run")[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lora": LoraOptions(["x_proj"])}, 'lora.targets names "x_proj", which fits no linear'),
+        (
+            {"lora": LoraOptions(["q_proj"], adapter="mine")},
+            "lora.adapter mine goes on a trained base",
+        ),
+        ({"freeze": ["layer.*"]}, 'freeze names "layer.*", which fits no parameter'),
+    ],
+)
+def test_what_does_not_fit_the_network_is_refused(options, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        fit(tmp_path / "run", **options)
+
+
+def test_adapters_are_not_dropped_silently(base, tmp_path):
+    fit(tmp_path / "tuned", 1, init_from=str(base), lora=LORA)
+    with pytest.raises(ValueError, match="was trained with LoRA, and this run has none"):
+        fit(tmp_path / "plain", 1, init_from=str(last(tmp_path / "tuned")))

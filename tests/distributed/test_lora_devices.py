@@ -1,0 +1,93 @@
+"""A model of transformers gets adapters on two devices, and goes back to transformers."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from datamodules.tokenizers.trained import byte_tokenizer
+from lit_models import LitCausalLM
+from lit_models.training.export import export_checkpoint
+from tests.causal_lm.test_exported_model import GPT2, LLAMA, logits
+from tests.distributed.launch import run
+from tests.distributed.text_gradient import write_documents
+from tests.toy import ledger_lines
+
+pytestmark = pytest.mark.slow
+MODELS = {"gpt2": {**GPT2, "n_head": 2}, "llama": {**LLAMA, "tie_word_embeddings": False}}
+STEPS = 4
+
+
+def make_model(folder: Path, kind: str) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(3)
+    values = {k: v for k, v in MODELS[kind].items() if k != "model_type"}
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **values)).save_pretrained(folder)
+    byte_tokenizer().save(folder)
+
+
+def fit(folder: Path, name: str, targets: list[str], *options: str) -> Path:
+    """Train for some steps; return the checkpoint."""
+    done = run(
+        *["-m", "lit_models", "fit", "--config", "causal_lm/lora.yaml"],
+        f"--data.train_files={folder / 'documents.jsonl'}",
+        f"--data.validation_files={folder / 'documents.jsonl'}",
+        f"--model.lora.targets={json.dumps(targets)}",
+        *["--model.lora.rank=4", "--model.lora.dropout=0.0", "--model.lora.base_dtype=float32"],
+        *["--model.optimizer.lr=0.05", "--trainer.accelerator=cpu", f"--trainer.max_steps={STEPS}"],
+        *["--data.context_length=32", "--data.global_batch_size=8", "--data.micro_batch_size=2"],
+        f"--trainer.default_root_dir={folder / name}",
+        *options,
+        UNISONO_CACHE=str(folder / "cache"),
+        CUDA_VISIBLE_DEVICES="",
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    return folder / name / "checkpoints" / "last.ckpt"
+
+
+@pytest.mark.parametrize(
+    ("kind", "backend", "strategy", "targets"),
+    [
+        ("gpt2", "own", "fsdp", ["q_proj", "v_proj"]),
+        ("gpt2", "transformers", "ddp", ["c_attn"]),
+        ("llama", "own", "ddp", ["*"]),
+        ("llama", "transformers", "fsdp", ["q_proj", "v_proj"]),
+    ],
+)
+def test_a_model_is_tuned_on_two_devices_and_read_by_transformers(
+    kind, backend, strategy, targets, tmp_path
+):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    write_documents(tmp_path / "documents.jsonl", number=40)
+    make_model(tmp_path / "base", kind)
+    options = [
+        f"--model.pretrained={tmp_path / 'base'}",
+        f"--model.computation.backend={backend}",
+    ]
+    two = ["--trainer.devices=2", f"--trainer.strategy={strategy}"]
+    path = fit(tmp_path, "two", targets, *options, *two)
+    fit(tmp_path, "one", targets, *options, "--trainer.devices=1")
+    losses = [[line["loss"] for line in ledger_lines(tmp_path / run)] for run in ("one", "two")]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert losses[0][-1] < losses[0][0]
+
+    export_checkpoint(path, tmp_path / "model")
+    trained = LitCausalLM.load_from_checkpoint(path).eval()
+    ids = AutoTokenizer.from_pretrained(tmp_path / "model")("the old baker", return_tensors="pt")
+    with torch.no_grad():
+        theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()(**ids).logits
+        before = AutoModelForCausalLM.from_pretrained(tmp_path / "base").eval()(**ids).logits
+    expected = logits(trained.network, ids["input_ids"])
+    torch.testing.assert_close(theirs, expected, rtol=1e-4, atol=1e-4)
+    assert (theirs - before).abs().max() > 0.01
+    exported = LitCausalLM.from_exported(tmp_path / "model")
+    torch.testing.assert_close(logits(exported.network, ids["input_ids"]), expected)
+
+    export_checkpoint(path, tmp_path / "adapter", adapter=True)
+    more = [f"--model.lora.adapter={tmp_path / 'adapter'}", "--trainer.devices=1"]
+    fit(tmp_path, "more", targets, *options, *more, "--model.optimizer.lr=0.0")
+    first = ledger_lines(tmp_path / "more")[0]["loss"]
+    assert first < losses[0][0] - 0.01  # it goes on where the adapter was
