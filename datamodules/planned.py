@@ -12,7 +12,7 @@ import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from lightning.pytorch import LightningDataModule
 
@@ -58,6 +58,9 @@ class PlanFacts:
 class PlannedDataModule(LightningDataModule):
     """Deals planned batches. A family implements `build`, and `prepare_data` where it caches.
 
+    Attributes:
+        predict_example: name of a file to predict from, for hints.
+
     Args:
         global_batch_size: samples of one optimizer step, over all devices.
         micro_batch_size: samples of one forward call on one device; `auto`: the largest that fits,
@@ -72,6 +75,8 @@ class PlannedDataModule(LightningDataModule):
     Raises:
         ValueError: sizes below 1 or in conflict.
     """
+
+    predict_example: ClassVar[str] = "YOUR.csv"
 
     def __init__(
         self,

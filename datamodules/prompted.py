@@ -2,7 +2,7 @@
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -37,6 +37,8 @@ class PromptedDataModule(PlannedDataModule):
     Raises:
         ValueError: predict_output is of another kind.
     """
+
+    predict_example: ClassVar[str] = "PROMPTS.jsonl"
 
     def __init__(
         self,

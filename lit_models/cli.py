@@ -200,7 +200,8 @@ class UnisonoCLI(LightningCLI):
         paths = config_files.config_paths(self.argv)
         files = "".join(f" --config {config_files.short_name(path)}" for path in paths)
         if best and "predict_files" in self._get(self.config, "data").init_args:
-            say(f"next: unisono predict{files} --ckpt_path {best} --data.predict_files=YOUR.csv")
+            yours = f"--data.predict_files={self.datamodule.predict_example}"
+            say(f"next: unisono predict{files} --ckpt_path {best} {yours}")
 
 
 def missing_kinds(defaults: list[Any], named: list[Any]) -> list[Any]:

@@ -19,6 +19,11 @@ NETWORK_FILES = (
     "encoders.py",
     "decoding.py",
     "generation.py",
+    "attention.py",
+    "cache.py",
+    "rotary.py",
+    "sampling.py",
+    "scoring.py",
 )
 
 

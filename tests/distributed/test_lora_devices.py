@@ -51,9 +51,9 @@ def fit(folder: Path, name: str, targets: list[str], *options: str) -> Path:
     ("kind", "backend", "strategy", "targets"),
     [
         ("gpt2", "own", "fsdp", ["q_proj", "v_proj"]),
-        ("gpt2", "transformers", "ddp", ["c_attn"]),
         ("llama", "own", "ddp", ["*"]),
-        ("llama", "transformers", "fsdp", ["q_proj", "v_proj"]),
+        pytest.param("gpt2", "transformers", "ddp", ["c_attn"], marks=pytest.mark.soak),
+        pytest.param("llama", "transformers", "fsdp", ["q_proj", "v_proj"], marks=pytest.mark.soak),
     ],
 )
 def test_a_model_is_tuned_on_two_devices_and_read_by_transformers(

@@ -91,7 +91,7 @@ class PredictionWriter(Callback):
             trainer.datamodule.write_predictions(results, trainer.datamodule.predict_output_path)
             shutil.rmtree(self._folder)
             Console(highlight=False).print(
-                f"{num_samples} distinct inputs predicted, written to "
+                f"{num_samples} inputs predicted, written to "
                 f"{trainer.datamodule.predict_output_path}",
                 soft_wrap=True,
             )
