@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lit_models.causal_lm.attention import Documents
-from lit_models.causal_lm.network import Decoder, rotations
+from lit_models.causal_lm.network import Decoder
+from lit_models.causal_lm.rotary import frequencies, rotations
 
 WARM_UP = 3
 RAGGED = {"hidden_size": 256, "num_layers": 4, "num_heads": 4, "feed_forward": 688}
@@ -37,7 +38,9 @@ def ragged_documents(number: int, seed: int) -> list[np.ndarray]:
 def plain_logits(network: Decoder, input_ids: Tensor) -> Tensor:
     """Return the logits of rows that each hold one document: what a plain script would compute."""
     places = torch.arange(input_ids.shape[1]).expand(1, -1)
-    rotation = rotations(network.config, places, torch.float32)
+    config = network.config
+    frequency = frequencies(config.head_size, config.rope_theta, None, places.device)
+    rotation = rotations(places, frequency, torch.float32)
     hidden = network.embedding(input_ids)
     for layer in network.layers:
         hidden = layer(hidden, rotation, Documents())

@@ -20,9 +20,11 @@ from rich.table import Table
 
 from datamodules import TextDataModule, TextSplit, TokenizerOptions
 from datamodules.planned import PlannedDataModule, PlannedDataset, Stage
+from datamodules.prompted import PromptedDataModule
 from datamodules.text_batches import TokenDataset
 from datamodules.token_store import TokenStream
-from datamodules.tokenizers.text_tokenizer import TextTokenizer, byte_tokenizer
+from datamodules.tokenizers.text_tokenizer import TextTokenizer
+from datamodules.tokenizers.trained import byte_tokenizer
 from lit_models import LitCausalLM
 from lit_models.causal_lm.network import Decoder, DecoderConfig
 from lit_models.causal_lm.presets import PRESETS
@@ -62,12 +64,12 @@ class Clock(Callback):
         self.tokens.append(int((batch["labels"] != -100).sum()))
 
 
-class RaggedData(PlannedDataModule):
+class RaggedData(PromptedDataModule):
     """The documents as samples of their own."""
 
     def __init__(self, documents: list[np.ndarray], longest: int = LONGEST, **options: Any) -> None:
         super().__init__(**options)
-        self.longest = longest
+        self.context_length = longest
         tokens = np.concatenate(documents).astype(np.uint16)
         sizes = np.array([len(ids) for ids in documents])
         self.stream = TokenStream(tokens, np.cumsum(sizes) - sizes, sizes - 1)
@@ -75,7 +77,7 @@ class RaggedData(PlannedDataModule):
 
     def build(self, stage: Stage) -> PlannedDataset:
         digest = hashlib.sha256(self.stream.tokens.tobytes()).hexdigest()
-        return TokenDataset(self.stream, digest, self.longest, "documents")
+        return TokenDataset(self.stream, digest, self.context_length, "documents", self.tokenizer)
 
 
 def fit(
