@@ -18,6 +18,8 @@ IGNORED = -100
 TERM, PLAIN = "tokens", "nats"
 # What the logits of one chunk take where `chunk_size` is auto; a GPU needs larger products.
 CHUNK_BYTES, CHUNK_BYTES_ON_GPU = 64 << 20, 512 << 20
+# Logits up to this size are left to torch's own few kernels, whose calls are what then costs time.
+SMALL_BYTES = 4 << 20
 _HALVES = (torch.bfloat16, torch.float16)
 
 
@@ -81,13 +83,29 @@ def language_model_loss(
         training: whether the objective or the plain cross-entropy is asked for.
     """
     options = options if training else LossOptions(chunk_size=options.chunk_size)
-    is_target = batch["labels"] != IGNORED
-    is_target &= batch["weight"][batch["sample_index"]] > 0
+    is_used = batch["weight"][batch["sample_index"]] > 0
+    if options.is_plain and options.chunk_size == "auto" and _are_small(hidden, head_weight):
+        return {TERM: _at_once(hidden, head_weight, batch["labels"], is_used)}
+    is_target = is_used & (batch["labels"] != IGNORED)
     places = is_target.flatten().nonzero().squeeze(1)  # [N]
     objective, nats = _at_places(hidden, head_weight, batch["labels"], places, options)
     count = torch.full_like(objective, len(places), dtype=torch.float64)
     terms = {TERM: LossSum(objective, count)}
     return terms if options.is_plain else {**terms, PLAIN: LossSum(nats.sum(), count)}
+
+
+def _at_once(hidden: Tensor, head_weight: Tensor, labels: Tensor, is_used: Tensor) -> LossSum:
+    """Return the plain cross-entropy of the labels that are used [R, T]."""
+    targets = labels.masked_fill(~is_used, IGNORED).flatten()
+    logits = F.linear(hidden, head_weight).flatten(0, 1)
+    logits = logits.to(_softmax_dtype(logits.dtype))
+    nats = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
+    return LossSum(nats, (targets != IGNORED).sum(dtype=torch.float64))
+
+
+def _are_small(hidden: Tensor, head_weight: Tensor) -> bool:
+    logits = hidden.shape[0] * hidden.shape[1] * head_weight.shape[0]
+    return logits * head_weight.element_size() <= SMALL_BYTES
 
 
 def token_nats(

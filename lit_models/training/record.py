@@ -46,6 +46,7 @@ class StepRecord:
         self.term_names: tuple[str, ...] = ()
         self.grad_norm: Tensor | None = None
         self._sums: Tensor | None = None
+        self._shifts: Tensor | None = None  # [limbs], on the device
         self._used: list[tuple[Tensor, Tensor]] = []  # ids and loss of each micro-batch so far
         self._recent: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
@@ -60,16 +61,16 @@ class StepRecord:
             terms: totals and counts on this rank.
             loss: [] this micro-batch's share of the step's loss.
         """
-        used = weight > 0
+        used, loss = weight > 0, loss.detach()
         digest = torch.where(used, hash_ids(sample_id), 0).sum()
-        mask = (1 << _LIMB_BITS) - 1
-        limbs = [(digest >> (_LIMB_BITS * i)) & mask for i in range(_NUM_LIMBS)]
+        if self._shifts is None or self._shifts.device != digest.device:
+            self._shifts = _LIMB_BITS * torch.arange(_NUM_LIMBS, device=digest.device)
+        limbs = (digest >> self._shifts) & ((1 << _LIMB_BITS) - 1)
         self.term_names = tuple(terms)
-        self._used.append((torch.where(used, sample_id, -1), loss.detach()))
-        values = [*limbs, used.sum(), loss]
-        for term in terms.values():
-            values += [term.total, term.count]
-        sums = torch.stack([v.detach().double() for v in values])
+        self._used.append((torch.where(used, sample_id, -1), loss))
+        counts = torch.cat([limbs, used.sum(0, keepdim=True)])
+        values = torch.stack([loss, *(v.detach() for term in terms.values() for v in term)])
+        sums = torch.cat([counts.double(), values.double()])
         self._sums = sums if self._sums is None else self._sums + sums
 
     def suspects(self, step: int) -> tuple[list[int], list[int]]:
@@ -98,9 +99,8 @@ class StepRecord:
         finite = torch.isfinite(self._sums).all()
         if self.grad_norm is not None:
             finite = finite & torch.isfinite(self.grad_norm.to(finite.device))
-        flags = torch.stack([(~finite).double(), finite.new_tensor(stop, dtype=torch.float64)])
-        flags = torch.cat([flags, flags.new_tensor([float(save)])])
-        vector, self._sums = torch.cat([flags, self._sums]), None
+        wishes = self._sums.new_tensor([float(stop), float(save)])
+        vector, self._sums = torch.cat([(~finite).double()[None], wishes, self._sums]), None
         self._recent = {k: v for k, v in self._recent.items() if k == step - 1}
         self._recent[step], self._used = self._used, []
         return vector

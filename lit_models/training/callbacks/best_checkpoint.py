@@ -1,5 +1,6 @@
 """The weights that did best on the validation metric that the module names."""
 
+from functools import cached_property
 from pathlib import Path
 
 from lightning.pytorch import LightningModule, Trainer
@@ -27,6 +28,11 @@ class BestCheckpoint(ModelCheckpoint):
         )
         self._given_mode = mode
 
+    @cached_property
+    def state_key(self) -> str:  # type: ignore[override]
+        """The name of its state; Lightning's would make the text anew at every hook."""
+        return super().state_key
+
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Take the metric from the module, and the folder from the run."""
         if isinstance(pl_module, ExactModule) and self.monitor is None:
@@ -36,6 +42,7 @@ class BestCheckpoint(ModelCheckpoint):
                 self.kth_value = self.kth_value.new_tensor(
                     float("inf") if self.mode == "min" else float("-inf")
                 )
+            self.__dict__.pop("state_key", None)  # which names the metric
         if self.dirpath is None:
             self.dirpath = str(Path(trainer.default_root_dir) / "checkpoints")
         super().setup(trainer, pl_module, stage)
