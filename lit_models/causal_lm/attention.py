@@ -12,25 +12,18 @@ from torch import Tensor
 from lit_models.causal_lm.cache import LayerCache
 
 
-class Span(NamedTuple):
-    """A document's place: positions start to end of these rows."""
-
-    start: int
-    end: int
-    rows: list[int]
-
-
 class Documents(NamedTuple):
     """Which positions may see each other, found once per batch and used by every layer.
 
     Args:
-        spans: the documents, equal places of several rows together; none where a mask is used.
+        sizes: positions of each document, row after row, padding counted as documents of its own;
+            none where a mask is used.
         mask: [R, 1, T, T] bool, true where a position sees another; none where every row is one
             document.
         past: of the layer, keys and values of the positions before these (generation).
     """
 
-    spans: list[Span] | None = None
+    sizes: list[int] | None = None
     mask: Tensor | None = None
     past: LayerCache | None = None
 
@@ -67,17 +60,11 @@ def documents_of(
         causal = torch.ones(length, length, dtype=torch.bool, device=document_ids.device).tril()
         same = document_ids[:, None, :, None] == document_ids[:, None, None, :]
         return Documents(mask=same & causal)
-    places: dict[tuple[int, int], list[int]] = {}
-    for row, ids in enumerate(document_ids):
-        _, counts = torch.unique_consecutive(ids, return_counts=True)
-        start = 0
-        for count in counts.tolist():
-            places.setdefault((start, start + count), []).append(row)
-            start += count
-    whole = (0, document_ids.shape[1])
-    if list(places) == [whole]:
+    rows = torch.arange(len(document_ids))[:, None] * (document_ids.max() + 2)  # no id in two rows
+    _, sizes = torch.unique_consecutive((document_ids + rows).flatten(), return_counts=True)
+    if len(sizes) == len(document_ids):
         return Documents()
-    return Documents(spans=[Span(*place, rows) for place, rows in places.items()])
+    return Documents(sizes=sizes.tolist())
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
@@ -93,16 +80,17 @@ def attend(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
         k, v = documents.past.extended(k, v)
     if documents.mask is not None:
         return F.scaled_dot_product_attention(q, *_one_each(q, k, v), documents.mask)
-    if documents.spans is None:
+    if documents.sizes is None:
         return _causal(q, k, v)
-    if all(len(span.rows) == len(q) for span in documents.spans):  # one row, or all cut alike
-        places = [slice(span.start, span.end) for span in documents.spans]
-        return torch.cat([_causal(q[:, :, at], k[:, :, at], v[:, :, at]) for at in places], dim=2)
-    out = torch.empty_like(q)
-    for start, end, rows in documents.spans:
-        at = slice(start, end)
-        out[rows, :, at] = _causal(q[rows, :, at], k[rows, :, at], v[rows, :, at])
-    return out
+    # Split, not sliced: the backward pass of a slice makes a whole tensor of zeros for each.
+    each = zip(*(_one_row(x).split(documents.sizes, dim=2) for x in (q, k, v)), strict=True)
+    attended = torch.cat([_causal(*document) for document in each], dim=2)  # [1, H, R T, K]
+    return attended[0].unflatten(1, (len(q), q.shape[2])).transpose(0, 1)
+
+
+def _one_row(x: Tensor) -> Tensor:
+    """Return x [R, H, T, K] with its rows one after the other, [1, H, R T, K]."""
+    return x.transpose(0, 1).flatten(1, 2)[None]
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -16,8 +16,10 @@ from lit_models.training.record import LossSum
 
 IGNORED = -100
 TERM, PLAIN = "tokens", "nats"
-# What the logits of one chunk take where `chunk_size` is auto; a GPU needs larger products.
-CHUNK_BYTES, CHUNK_BYTES_ON_GPU = 64 << 20, 512 << 20
+# Where `chunk_size` is auto, the logits of one chunk take up to so much; on a CPU a chunk is also
+# short enough to stay near its cores, see the card.
+CHUNK_BYTES, CHUNK_BYTES_ON_GPU = 256 << 20, 512 << 20
+CHUNK_ROWS_ON_CPU = 512
 # Logits up to this size are left to torch's own few kernels, whose calls are what then costs time.
 SMALL_BYTES = 4 << 20
 _HALVES = (torch.bfloat16, torch.float16)
@@ -31,8 +33,8 @@ class LossOptions:
         label_smoothing: share of a target's mass that goes to all tokens alike, 0 to below 1.
         z_loss: factor of the squared logarithm of the softmax's normaliser (PaLM, Chowdhery et
             al. 2022, section 5); 0 leaves it out.
-        chunk_size: positions whose logits are there at the same time; auto takes as many as fit
-            in 64 MiB, in 512 MiB on a GPU.
+        chunk_size: positions whose logits are there at the same time; auto takes up to
+            512 in 256 MiB, on a GPU as many as fit in 512 MiB.
 
     Raises:
         ValueError: one of them is outside its range.
@@ -257,6 +259,7 @@ def _softmax_dtype(dtype: torch.dtype) -> torch.dtype:
 def _chunk_size(options: LossOptions, weight: Tensor) -> int:
     if options.chunk_size != "auto":
         return options.chunk_size
-    num_bytes = CHUNK_BYTES if weight.device.type == "cpu" else CHUNK_BYTES_ON_GPU
-    element = torch.finfo(_softmax_dtype(weight.dtype)).bits // 8
-    return max(1, num_bytes // (weight.shape[0] * element))
+    on_cpu = weight.device.type == "cpu"
+    row_bytes = weight.shape[0] * torch.finfo(_softmax_dtype(weight.dtype)).bits // 8
+    rows = max(1, (CHUNK_BYTES if on_cpu else CHUNK_BYTES_ON_GPU) // row_bytes)
+    return min(rows, CHUNK_ROWS_ON_CPU) if on_cpu else rows
