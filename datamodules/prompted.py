@@ -18,7 +18,7 @@ from datamodules.tokenizers.text_tokenizer import (
     TokenizerOptions,
     make_tokenizer,
 )
-from datamodules.tokenizers.wanted import TEXT_RECIPE_KEY, trained_tokenizer
+from datamodules.tokenizers.wanted import TEXT_RECIPE_KEY, model_options, trained_tokenizer
 
 log = logging.getLogger(__name__)
 Files = str | list[str] | None
@@ -50,6 +50,7 @@ class PromptedDataModule(PlannedDataModule):
         super().__init__(**planned)
         self.predict_files, self.predict_output = predict_files, predict_output
         self.prompt_column = prompt_column
+        self.tokenizer_options: TokenizerOptions | None = None
         if predict_output is not None:
             check_output(Path(predict_output))  # not after hours of prediction
 
@@ -82,18 +83,17 @@ class PromptedDataModule(PlannedDataModule):
         """Return the model's tokenizer: of its checkpoint, or of its pretrained folder.
 
         Raises:
-            ValueError: there is no trained model.
+            ValueError: there is no trained model, or the user's tokenizer is not the model's.
         """
         trained = trained_tokenizer(self.trainer)
         if trained is not None:
             return trained
-        folder = self.trainer.lightning_module.wanted_tokenizer()
-        if folder is None:
+        if self.trainer.lightning_module.wanted_tokenizer() is None:
             raise ValueError(
                 "predict needs a trained model: give --ckpt_path or --model.pretrained, in a "
                 "script set trainer.ckpt_path or pass LitCausalLM.load_from_checkpoint(path)."
             )
-        return make_tokenizer(TokenizerOptions(kind="folder", path=folder), iter(()))
+        return make_tokenizer(model_options(self.trainer, self.tokenizer_options), iter(()))
 
     def build_prompts(self, separator: str = "") -> PromptDataset:
         """Return the dataset of prediction.

@@ -85,6 +85,20 @@ def test_a_pretrained_model_brings_its_tokenizer(tmp_path, corpus):
     assert data._open_store("fit").tokenizer.backend.token_to_id("q") is None
 
 
+def test_a_chat_template_joins_the_tokenizer_of_a_pretrained_model(tmp_path, corpus):
+    folder = tmp_path / "pretrained"
+    made = make_tokenizer(CHARACTERS, iter([*TEXTS, "q"]))
+    made.save(folder)
+    data = text_module(corpus, tokenizer=TokenizerOptions(chat_template="plain"))
+    data.trainer = trainer_of("fit", wanted_tokenizer=lambda: str(folder))
+    for tokenizer in (data._open_store("fit").tokenizer, data.prompt_tokenizer()):
+        assert tokenizer.backend.token_to_id("q") is not None
+        assert tokenizer.render([{"role": "user", "content": "q"}]) == "user:\nq\n\n"
+    data.tokenizer_options = TokenizerOptions()
+    with pytest.raises(ValueError, match=r"kind bytes.* leave data.tokenizer out \(null\)"):
+        data.prompt_tokenizer()
+
+
 def test_a_checkpoint_of_another_family_is_named(tmp_path, corpus):
     torch.save({"state_dict": {}}, tmp_path / "a.ckpt")
     data = text_module(corpus)
