@@ -74,7 +74,7 @@ class TokenStore:
         return _stream(self.folder, part)
 
     def hashes(self, part: int) -> np.ndarray:
-        """Return [D] uint64, equal for documents of equal text."""
+        """Return [D] uint64, equal for documents whose text in this part is equal."""
         return _opened(self.folder, part, "hashes")
 
     def part_facts(self, part: int) -> PartFacts:

@@ -78,6 +78,15 @@ def test_overlap_counts_different_samples(tmp_path: Path) -> None:
     assert "2 different validation samples are also in training" in shown(audit)
 
 
+def test_parts_that_share_documents_overlap_where_their_texts_do(tmp_path: Path) -> None:
+    rows = ["abcd", "cdab", "qrst"]
+    path = written(tmp_path / "mine.jsonl", *({"text": text} for text in rows))
+    audit = TextDataModule(path, split=TextSplit(0.5, by="tail")).audit()
+    train, held = audit.parts
+    assert audit.overlap(held) == 2  # "cd" and "ab"; "st" is new
+    assert len(set(train.keys.tolist())) == 3
+
+
 def test_documents_are_counted_and_none_is_lost(tmp_path: Path) -> None:
     rows = ["hen " * 5, "cow", "cow"]
     path = written(tmp_path / "mine.jsonl", *({"text": text} for text in rows))
