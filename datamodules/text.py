@@ -10,7 +10,7 @@ from datamodules.planned import PlannedDataset, Stage
 from datamodules.prompted import PromptedDataModule
 from datamodules.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
 from datamodules.text_batches import BlockDataset, Layout, TokenDataset
-from datamodules.text_split import TextSplit
+from datamodules.text_split import TextSplit, without_text
 from datamodules.token_store import TokenStore
 from datamodules.token_writer import TokenRequest, open_token_store
 from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions
@@ -105,10 +105,10 @@ class TextDataModule(PromptedDataModule):
         part = PART_NAMES.index(stage)
         stream, fingerprint = self.store.stream(part), f"{self.store.fingerprint}-{part}"
         if not stream.num_positions.sum():
-            raise ValueError(
-                f"no text is for {stage}; name data.{stage}_files, or raise "
-                f"data.split.{stage}_share above {getattr(self.split, stage + '_share', 0)}."
-            )
+            is_divided = not self.files[VALIDATION] and not (stage == "test" and self.files[TEST])
+            split = self.split if is_divided else None
+            num_documents = len(self.store.stream(TRAIN).num_positions)
+            raise ValueError(without_text(stage, split, num_documents))
         if self.layout == "blocks":
             seed = self.seed if stage == "train" else None
             return BlockDataset(stream, fingerprint, self.context_length, self.tokenizer, seed)
