@@ -158,11 +158,23 @@ class _Writer:
     def _tokenised(self) -> Iterator[tuple[int, int, Instruction, TrainedTokens]]:
         marked = self._marked()
         while batch := list(islice(marked, ROWS_PER_BATCH)):
-            tokens = self.marker.tokens([text for _, _, _, text in batch])
+            tokens = self._tokens([(row, text) for _, _, row, text in batch])
             for (index, number, row, _), found in zip(batch, tokens, strict=True):
                 self.counts["begins_inside_token"] += found.begins_inside_token
                 self.counts["holds_special_token"] += self.marker.holds_special_token(row)
                 yield index, number, row, found
+
+    def _tokens(self, texts: list[tuple[Instruction, MarkedText]]) -> list[TrainedTokens]:
+        """Return the tokens of each text; an error names the row."""
+        try:
+            return self.marker.tokens([text for _, text in texts])
+        except ValueError:
+            for row, text in texts:
+                try:
+                    self.marker.tokens([text])
+                except ValueError as error:
+                    raise ValueError(f"{row.file}:{row.line}: {error}") from error
+            raise
 
     def _marked(self) -> Iterator[tuple[int, int, Instruction, MarkedText]]:
         for index, (_, number, row) in enumerate(self.request.rows(self.bad_rows)):

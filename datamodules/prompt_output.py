@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from datamodules.json_rows import JSON_SUFFIXES, JsonRow
+from datamodules.json_rows import HALF_RULE, JSON_SUFFIXES, JsonRow, half_character
 from datamodules.predict_output import free_names
 from datamodules.table_writer import naming
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
@@ -114,14 +114,17 @@ def json_line(row: JsonRow, values: dict[str, Any]) -> str:
     """Return values as one line of JSON; dates and decimal numbers of parquet files become text.
 
     Raises:
-        ValueError: a value has no such form.
+        ValueError: a value has no such form, or holds half of a character.
     """
     try:
-        return json.dumps(values, ensure_ascii=False, default=_as_json)
+        line = json.dumps(values, ensure_ascii=False, default=_as_json)
     except TypeError as error:
         raise ValueError(
             f"{row.place}: {error}, and the output is JSON; leave that column out."
         ) from error
+    if (half := half_character(line)) is not None:
+        raise ValueError(f'{row.place}: "{half}" {HALF_RULE}')
+    return line
 
 
 def _as_json(value: Any) -> str:
