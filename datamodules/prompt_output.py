@@ -28,14 +28,14 @@ SCORED_COLUMNS = (*SCORED, "best", "prompt_tokens_cut")
 
 
 def completion_text(tokenizer: TextTokenizer, ids: np.ndarray, num_characters: int) -> str:
-    """Return the text of a completion.
+    """Return the text of a completion, with the space before its first word.
 
     Args:
         tokenizer: of the model.
         ids: [M] token ids, -1 after the end.
         num_characters: that belong to it; a stop text may begin within the last tokens.
     """
-    return tokenizer.decode(ids[ids != NO_TOKEN])[:num_characters]
+    return tokenizer.decode_continuation(ids[ids != NO_TOKEN])[:num_characters]
 
 
 def write_completions(

@@ -174,7 +174,8 @@ def runs_of(pieces: Sequence[Piece], tokenizer: TextTokenizer) -> list[Run]:
         for ids, flags in zip(
             np.split(tokens, borders), np.split(is_trained, borders), strict=True
         ):
-            text = tokenizer.decode(ids, skip_special_tokens=False)
+            decode = tokenizer.decode_continuation if runs else tokenizer.decode
+            text = decode(ids, skip_special_tokens=False)
             runs.append(Run(text, bool(flags[0])))
     return runs
 

@@ -28,6 +28,20 @@ def byte_lengths(backend: Tokenizer) -> np.ndarray | None:
     return lengths
 
 
+def anchor(backend: Tokenizer) -> int | None:
+    """Return a token whose text stays as it is, whatever is decoded behind it; none if there is
+    none."""
+    special = backend.get_added_tokens_decoder()
+    for token, i in sorted(backend.get_vocab().items(), key=lambda pair: pair[1]):
+        if i in special or BYTE_PIECE.fullmatch(token):  # bytes join with those behind them
+            continue
+        text = backend.decode([i])
+        is_word = text.isprintable() and text.strip() == text and "\ufffd" not in text
+        if text and is_word and backend.decode([i, i]).startswith(text):
+            return i
+    return None
+
+
 def may_drop(backend: Tokenizer) -> bool:
     """Whether the pipeline drops a character that it does not know, without a word.
 

@@ -12,7 +12,7 @@ from tokenizers import Encoding, Tokenizer
 from datamodules.cache import cache_root, digest_of, file_digest
 from datamodules.tokenizers.chat_template import Message, Renderer, named_template
 from datamodules.tokenizers.hugging_face import files_of
-from datamodules.tokenizers.spelling import byte_lengths, may_drop, spells
+from datamodules.tokenizers.spelling import anchor, byte_lengths, may_drop, spells
 
 DEFAULT_VOCAB_SIZE = 8000
 SMALLEST_VOCAB_SIZE = 257
@@ -71,6 +71,18 @@ class TextTokenizer:
     def decode(self, ids: Sequence[int] | np.ndarray, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids."""
         return self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
+
+    def decode_continuation(
+        self, ids: Sequence[int] | np.ndarray, skip_special_tokens: bool = True
+    ) -> str:
+        """Return the text of token ids that follow others.
+
+        Some decoders take the space before the first word of a text away; here it stays.
+        """
+        anchor = self._anchor
+        if anchor is None:
+            return self.decode(ids, skip_special_tokens)
+        return self.decode([anchor, *ids], skip_special_tokens)[len(self.decode([anchor])) :]
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
         """Return the text of a chat, special tokens included.
@@ -133,6 +145,10 @@ class TextTokenizer:
     def digest(self) -> str:
         """Hex digest of all that decides the tokens of a text."""
         return digest_of(self.to_dict())
+
+    @cached_property
+    def _anchor(self) -> int | None:
+        return anchor(self.backend)
 
     @cached_property
     def _renderer(self) -> Renderer | None:
