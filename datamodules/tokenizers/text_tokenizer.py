@@ -12,7 +12,7 @@ from tokenizers import Encoding, Tokenizer
 from datamodules.cache import cache_root, digest_of, file_digest
 from datamodules.tokenizers.chat_template import Message, Renderer, named_template
 from datamodules.tokenizers.hugging_face import files_of
-from datamodules.tokenizers.spelling import anchor, byte_lengths, may_drop, spells
+from datamodules.tokenizers.spelling import anchor, byte_lengths, may_drop, spells, without_first_space
 
 DEFAULT_VOCAB_SIZE = 8000
 SMALLEST_VOCAB_SIZE = 257
@@ -49,14 +49,20 @@ class TextTokenizer:
         added = self.backend.get_added_tokens_decoder().items()
         return np.array(sorted(i for i, token in added if token.special), np.int64)
 
-    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+    def encode_batch(self, texts: Sequence[str], continues: bool = False) -> list[np.ndarray]:
         """Return the token ids of each text, [n] int64, without special tokens around it.
+
+        Args:
+            texts: to tokenise.
+            continues: the texts go on in the middle of others, so that they get no space before
+                their first word where the tokenizer puts one.
 
         Raises:
             ValueError: a text holds a character that the vocabulary cannot spell.
         """
         self._check_characters(texts)
-        encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        backend = self._without_first_space if continues else self.backend
+        encodings = backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, np.int64) for encoding in encodings]
 
     def encode(self, text: str) -> np.ndarray:
@@ -155,6 +161,10 @@ class TextTokenizer:
         if self.chat_template is None:
             return None
         return Renderer(self.chat_template, dict(self.special_tokens))
+
+    @cached_property
+    def _without_first_space(self) -> Tokenizer:
+        return without_first_space(self.backend)
 
     @cached_property
     def _with_exact_offsets(self) -> Tokenizer:
