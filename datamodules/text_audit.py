@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from datamodules.audits import TOO_LONG
 from datamodules.instruction_batches import (
     LONG_WAY_OUT,
     InstructionDataset,
@@ -211,7 +212,7 @@ def _long_rows(
             f"the sample has {part.sizes[i] - 1} positions, more than data.context_length "
             f"{context_length}. {LONG_WAY_OUT}"
         )
-        yield BadRow(store.file_of(part, i), int(part.lines[i]), "", rule, "too long")
+        yield BadRow(store.file_of(part, i), int(part.lines[i]), "", rule, TOO_LONG)
 
 
 def _instruction_warnings(store: InstructionStore) -> list[str]:
