@@ -18,6 +18,7 @@ from datamodules.instruction_store import PER_SAMPLE, InstructionStore
 from datamodules.sources import BadRow
 from datamodules.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, keyed_hashes
 from datamodules.text_split import Fragments, TextSplit, cuts_of
+from datamodules.token_store import token_dtype
 from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions, make_tokenizer
 
 STORE_VERSION = 1
@@ -105,7 +106,7 @@ class _Writer:
         self.parts, self.keys = request.divided()
         self.tokenizer = request.given or make_tokenizer(request.tokenizer, self._training_texts())
         self.marker = Marker(self.tokenizer, request.train_on, request.separator)
-        self.dtype = np.dtype(np.uint16 if self.tokenizer.vocab_size <= 2**16 else np.uint32)
+        self.dtype = np.dtype(token_dtype(self.tokenizer.vocab_size))
         self.content = hashlib.sha256()
         self.counts = {"begins_inside_token": 0, "holds_special_token": 0}
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from datamodules.audits import TOO_LONG
+from datamodules.batches import IGNORED, TERM
 from datamodules.instruction_batches import (
     LONG_WAY_OUT,
     InstructionDataset,
@@ -18,7 +19,7 @@ from datamodules.instruction_store import InstructionPart, InstructionStore
 from datamodules.planned import PlannedDataset
 from datamodules.sources import BadRow
 from datamodules.splitting import PART_NAMES, TRAIN
-from datamodules.text_batches import IGNORED, TERM, Piece
+from datamodules.text_batches import Piece
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ def audit_instructions(data: "InstructionDataModule", store: InstructionStore) -
 
 def runs_of(pieces: Sequence[Piece], tokenizer: TextTokenizer) -> list[Run]:
     """Return the text of one row, cut where training begins and ends."""
-    runs = []
+    runs: list[Run] = []
     for piece in pieces:
         tokens = np.append(piece.input_ids, np.maximum(piece.labels[-1:], 0))
         is_trained = np.append(False, piece.labels != IGNORED)

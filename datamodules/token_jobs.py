@@ -29,6 +29,7 @@ from datamodules.documents import (
     sections_of,
 )
 from datamodules.splitting import PART_NAMES
+from datamodules.token_store import token_dtype
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 
 STRETCH_CHARACTERS = 1 << 18
@@ -200,11 +201,6 @@ def _tokenise(jobs: Jobs, job: int) -> dict[str, np.ndarray]:
         for name, found in zip(PART_NAMES, tokens, strict=True)
     }
     return {"counts": counts, "num_bytes": num_bytes, **joined}
-
-
-def token_dtype(vocab_size: int) -> type[np.unsignedinteger]:
-    """Return the type in which tokens are kept."""
-    return np.uint16 if vocab_size <= 1 << 16 else np.uint32
 
 
 def _batches(jobs: Jobs, job: int, cuts: np.ndarray) -> Iterator[list[_Waiting]]:

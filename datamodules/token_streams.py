@@ -13,7 +13,8 @@ import numpy as np
 
 from datamodules.splitting import PART_NAMES
 from datamodules.text_split import Fragments
-from datamodules.token_jobs import TOKENS, Jobs, token_dtype
+from datamodules.token_jobs import TOKENS, Jobs
+from datamodules.token_store import token_dtype
 
 
 class _Pieces(NamedTuple):

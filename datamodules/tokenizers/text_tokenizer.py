@@ -12,7 +12,13 @@ from tokenizers import Encoding, Tokenizer
 from datamodules.cache import cache_root, digest_of, file_digest
 from datamodules.tokenizers.chat_template import Message, Renderer, named_template
 from datamodules.tokenizers.hugging_face import files_of
-from datamodules.tokenizers.spelling import anchor, byte_lengths, may_drop, spells, without_first_space
+from datamodules.tokenizers.spelling import (
+    anchor,
+    byte_lengths,
+    may_drop,
+    spells,
+    without_first_space,
+)
 
 DEFAULT_VOCAB_SIZE = 8000
 SMALLEST_VOCAB_SIZE = 257
@@ -119,12 +125,6 @@ class TextTokenizer:
     def hugging_face_files(self) -> dict[str, str]:
         """Return file name -> content of a folder that transformers' AutoTokenizer reads."""
         return files_of(self.backend, dict(self.special_tokens), self.chat_template)
-
-    def save(self, folder: Path) -> None:
-        """Write the files of `hugging_face_files`."""
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, content in self.hugging_face_files().items():
-            (folder / name).write_text(content, "utf-8")
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values from which `from_dict` makes the same tokenizer."""

@@ -57,8 +57,8 @@ class WarmupDecay(LRScheduler):
     """Warms the learning rate up, then lets it decay until the last optimizer step of the run.
 
     Counts optimizer steps, whatever the device count; where `lr_scaling` lets the rate grow with
-    the global batch, a warm-up and a hold in steps become shorter by as much. The last step is not stored in checkpoints:
-    a run that is resumed with more epochs follows the new length.
+    the global batch, a warm-up and a hold in steps become shorter by as much. The last step
+    is not stored in checkpoints: a run that is resumed with more epochs follows the new length.
 
     Args:
         optimizer: whose groups are scheduled.

@@ -34,7 +34,9 @@ def marked(kind: str) -> TextTokenizer:
     else:
         backend.pre_tokenizer = pre_tokenizers.Metaspace("▁", kind, split=False)
     ends = [decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), *ends])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), *ends]
+    )
     backend.add_special_tokens(["<unk>", "</s>"])
     return TextTokenizer(backend, END)
 

@@ -137,7 +137,8 @@ def test_a_value_that_json_does_not_know_is_found_before_any_work(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "row", [{"prompt": "a\ud83d"}, {"prompt": "a", "note": ["\ud83d"]}, {"prompt": "a", "\ud83d": 1}]
+    "row",
+    [{"prompt": "a\ud83d"}, {"prompt": "a", "note": ["\ud83d"]}, {"prompt": "a", "\ud83d": 1}],
 )
 def test_half_of_a_character_is_named_when_the_file_is_read(tmp_path, row):
     with pytest.raises(ValueError, match=r'mine.jsonl:2: "\\ud83d" is half of a surrogate pair'):
