@@ -13,6 +13,7 @@ from datamodules.prompt_output import check_output, write_completions, write_sco
 from datamodules.prompt_rows import PromptRequest, read_rows
 from datamodules.prompts import ChoiceDataset, PromptDataset
 from datamodules.sources import expand_files
+from datamodules.splitting import TEST, TRAIN, VALIDATION
 from datamodules.tokenizers.text_tokenizer import (
     TextTokenizer,
     TokenizerOptions,
@@ -39,6 +40,9 @@ class PromptedDataModule(PlannedDataModule):
     """
 
     predict_example: ClassVar[str] = "PROMPTS.jsonl"
+    files: dict[int, Files]  # of training, validation and test
+    context_length: int
+    store: Any  # of tokens; none before `setup`, and in prediction
 
     def __init__(
         self,
@@ -61,6 +65,13 @@ class PromptedDataModule(PlannedDataModule):
         super().setup(stage)
 
     @property
+    def tokenizer(self) -> TextTokenizer:
+        """The tokenizer of the data, the model's in prediction; there after `setup`."""
+        if self.store is None:
+            return self.prompt_tokenizer()
+        return self.store.tokenizer
+
+    @property
     def is_predicting(self) -> bool:
         """Whether the trainer predicts: the files of training are then not needed."""
         state = getattr(self.trainer, "state", None)
@@ -78,6 +89,17 @@ class PromptedDataModule(PlannedDataModule):
         if path:
             return read_recipe(Path(path), TEXT_RECIPE_KEY, "text", "LitCausalLM")
         return getattr(getattr(self.trainer, "lightning_module", None), "recipe", None)
+
+    def check_training(self) -> None:
+        """Refuse options of training that are wrong for every family.
+
+        Raises:
+            ValueError: no context, or files of validation alone.
+        """
+        if self.context_length < 1:
+            raise ValueError(f"context_length must be at least 1, got {self.context_length}.")
+        if not self.files[TRAIN] and self.files[VALIDATION] and not self.files[TEST]:
+            raise ValueError("validation_files are given without train_files; name both.")
 
     def prompt_tokenizer(self) -> TextTokenizer:
         """Return the model's tokenizer: of its checkpoint, or of its pretrained folder.

@@ -13,7 +13,7 @@ from datamodules.text_batches import BlockDataset, Layout, TokenDataset
 from datamodules.text_split import TextSplit, without_text
 from datamodules.token_store import TokenStore
 from datamodules.token_writer import TokenRequest, open_token_store
-from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions
+from datamodules.tokenizers.text_tokenizer import TokenizerOptions
 from datamodules.tokenizers.wanted import model_options, options_of_model, trained_tokenizer
 
 Files = str | list[str] | None
@@ -85,13 +85,6 @@ class TextDataModule(PromptedDataModule):
                 self.store = store
                 self.datasets.clear()
         super().setup(stage)
-
-    @property
-    def tokenizer(self) -> TextTokenizer:
-        """The tokenizer of the data, the model's in prediction; there after `setup`."""
-        if self.store is None:
-            return self.prompt_tokenizer()
-        return self.store.tokenizer
 
     def build(self, stage: Stage) -> PlannedDataset:
         """Return the dataset of one stage.
@@ -166,19 +159,11 @@ class TextDataModule(PromptedDataModule):
         return open_token_store(request)
 
     def _check(self) -> None:
-        if self.context_length < 1:
-            raise ValueError(f"context_length must be at least 1, got {self.context_length}.")
+        self.check_training()
         if self.layout not in get_args(Layout):
             raise ValueError(
                 f'layout must be one of {", ".join(get_args(Layout))}, got "{self.layout}".'
             )
-        if not self.files[TRAIN] and self.files[VALIDATION] and not self.files[TEST]:
-            raise ValueError("validation_files are given without train_files; name both.")
 
     def _paths(self, part: int) -> list[Path]:
         return text_files(self.files[part], f"data.{PART_NAMES[part]}_files")
-
-    def _trainer_stage(self) -> str:
-        if self.trainer is None or self.trainer.state.fn is None:
-            return "fit"
-        return self.trainer.state.fn.value
