@@ -142,3 +142,6 @@ def test_a_pretrained_model_brings_the_tokenizer_that_counts(tmp_path, capsys):
     assert "261 tokens" in capsys.readouterr().out
     with pytest.raises(ValueError, match="trained with its own; leave data.tokenizer out"):
         run_command("check", [*argv, "--data.tokenizer.kind=bytes"])
+    argv = ["--config", "causal_lm/instruct.yaml", f"--model.pretrained={folder}"]
+    assert run_command("check", [*argv, "--data.tokenizer=null"]) == 0  # as the config says
+    assert "261 tokens" in capsys.readouterr().out
