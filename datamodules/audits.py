@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 WIDTH = 80
 NUM_BAD_SHOWN = 20
+TOO_LONG = "too long"  # kind of a bad row, which data.too_long decides on
 LABEL = 11  # columns of the word that a line begins with
 
 
@@ -53,7 +54,14 @@ def show_bad_rows(console: "Console", rows: Sequence[BadRow]) -> None:
     more = len(rows) - NUM_BAD_SHOWN
     if more > 0:
         console.print(f"  … and {more:,} more")
-    console.print(
-        "Correct them, or leave them out of a run with --data.on_bad_rows=reject, which writes "
-        "them to rejected.csv."
-    )
+    num_long = sum(row.kind == TOO_LONG for row in rows)
+    if num_long < len(rows):
+        console.print(
+            "Correct them, or leave them out of a run with --data.on_bad_rows=reject, which "
+            "writes them to rejected.csv."
+        )
+    if num_long:
+        console.print(
+            "For those that are too long raise data.context_length, or use "
+            "--data.too_long=leave_out or --data.too_long=cut, which drops the beginning."
+        )

@@ -8,6 +8,9 @@ from typing import NotRequired, TypedDict
 
 from torch import Tensor
 
+IGNORED = -100  # label of a position that is not trained on
+TERM = "tokens"  # name of the language models' loss, whose count is that of the labels
+
 
 class PlannedBatch(TypedDict):
     """What every batch carries, whatever its family."""

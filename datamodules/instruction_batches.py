@@ -4,11 +4,12 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from datamodules.batches import IGNORED, TERM
 from datamodules.instruction_store import InstructionPart, InstructionStore
 from datamodules.packing import best_fit
 from datamodules.planned import PlannedDataset
 from datamodules.splitting import PART_NAMES
-from datamodules.text_batches import IGNORED, TERM, Piece, one_row, padded_rows
+from datamodules.text_batches import Piece, one_row, padded_rows
 
 TooLong = Literal["cut", "leave_out", "error"]
 Layout = Literal["packed", "documents"]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from datamodules.bad_rows import BadRows
-from datamodules.json_rows import JsonRow, read_json_rows
+from datamodules.json_rows import HALF_RULE, JsonRow, half_character, read_json_rows
 from datamodules.sources import BadRow
 
 ASSISTANT = "assistant"
@@ -57,6 +57,9 @@ def read_instructions(path: Path, bad_rows: BadRows) -> Iterator[Instruction]:
 
 def _checked(row: JsonRow) -> Instruction:
     values = {name: value for name, value in row.values.items() if value is not None}
+    read = [values.get(name) for name in ("messages", "prompt", "completion")]
+    if (half := half_character(json.dumps(read, ensure_ascii=False, default=str))) is not None:
+        raise _Fault("half character", half, f'"{half}" {HALF_RULE}')
     if "messages" in values:
         return Instruction(str(row.file), row.line, "", "", _messages(values["messages"]))
     for name in ("prompt", "completion"):

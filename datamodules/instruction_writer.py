@@ -18,6 +18,7 @@ from datamodules.instruction_store import PER_SAMPLE, InstructionStore
 from datamodules.sources import BadRow
 from datamodules.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, keyed_hashes
 from datamodules.text_split import Fragments, TextSplit, cuts_of
+from datamodules.token_store import token_dtype
 from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions, make_tokenizer
 
 STORE_VERSION = 1
@@ -105,7 +106,7 @@ class _Writer:
         self.parts, self.keys = request.divided()
         self.tokenizer = request.given or make_tokenizer(request.tokenizer, self._training_texts())
         self.marker = Marker(self.tokenizer, request.train_on, request.separator)
-        self.dtype = np.dtype(np.uint16 if self.tokenizer.vocab_size <= 2**16 else np.uint32)
+        self.dtype = np.dtype(token_dtype(self.tokenizer.vocab_size))
         self.content = hashlib.sha256()
         self.counts = {"begins_inside_token": 0, "holds_special_token": 0}
 
@@ -158,11 +159,23 @@ class _Writer:
     def _tokenised(self) -> Iterator[tuple[int, int, Instruction, TrainedTokens]]:
         marked = self._marked()
         while batch := list(islice(marked, ROWS_PER_BATCH)):
-            tokens = self.marker.tokens([text for _, _, _, text in batch])
+            tokens = self._tokens([(row, text) for _, _, row, text in batch])
             for (index, number, row, _), found in zip(batch, tokens, strict=True):
                 self.counts["begins_inside_token"] += found.begins_inside_token
                 self.counts["holds_special_token"] += self.marker.holds_special_token(row)
                 yield index, number, row, found
+
+    def _tokens(self, texts: list[tuple[Instruction, MarkedText]]) -> list[TrainedTokens]:
+        """Return the tokens of each text; an error names the row."""
+        try:
+            return self.marker.tokens([text for _, text in texts])
+        except ValueError:
+            for row, text in texts:
+                try:
+                    self.marker.tokens([text])
+                except ValueError as error:
+                    raise ValueError(f"{row.file}:{row.line}: {error}") from error
+            raise
 
     def _marked(self) -> Iterator[tuple[int, int, Instruction, MarkedText]]:
         for index, (_, number, row) in enumerate(self.request.rows(self.bad_rows)):

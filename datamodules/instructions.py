@@ -18,7 +18,7 @@ from datamodules.prompted import PromptedDataModule
 from datamodules.sources import expand_files
 from datamodules.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
 from datamodules.text_split import TextSplit
-from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions
+from datamodules.tokenizers.text_tokenizer import TokenizerOptions
 from datamodules.tokenizers.wanted import model_options, options_of_model, trained_tokenizer
 
 log = logging.getLogger(__name__)
@@ -101,13 +101,6 @@ class InstructionDataModule(PromptedDataModule):
                 self.datasets.clear()
         super().setup(stage)
 
-    @property
-    def tokenizer(self) -> TextTokenizer:
-        """The tokenizer of the data, the model's in prediction; there after `setup`."""
-        if self.store is None:
-            return self.prompt_tokenizer()
-        return self.store.tokenizer
-
     def build(self, stage: Stage) -> PlannedDataset:
         """Return the dataset of one stage.
 
@@ -164,8 +157,7 @@ class InstructionDataModule(PromptedDataModule):
         return store
 
     def _check(self) -> None:
-        if self.context_length < 1:
-            raise ValueError(f"context_length must be at least 1, got {self.context_length}.")
+        self.check_training()
         choices = {
             "layout": ("packed", "documents"),
             "train_on": ("answers", "all"),
@@ -177,8 +169,6 @@ class InstructionDataModule(PromptedDataModule):
                 raise ValueError(
                     f'{name} must be {" or ".join(allowed)}, got "{getattr(self, name)}".'
                 )
-        if not self.files[TRAIN] and self.files[VALIDATION] and not self.files[TEST]:
-            raise ValueError("validation_files are given without train_files; name both.")
         if self.split.by != "documents":
             raise ValueError(
                 f'split.by "{self.split.by}" would cut samples apart; instructions are divided by '
@@ -187,8 +177,3 @@ class InstructionDataModule(PromptedDataModule):
 
     def _paths(self, part: int) -> list[Path]:
         return expand_files(self.files[part], f"data.{PART_NAMES[part]}_files", SUFFIXES)
-
-    def _trainer_stage(self) -> str:
-        if self.trainer is None or self.trainer.state.fn is None:
-            return "fit"
-        return self.trainer.state.fn.value

@@ -14,6 +14,9 @@ from datamodules.sources import PARQUET_SUFFIXES
 JSON_SUFFIXES = (".jsonl", ".ndjson")
 SUFFIXES = (*JSON_SUFFIXES, *PARQUET_SUFFIXES)
 ROWS_PER_BATCH = 1024
+HALF_RULE = (
+    "is half of a surrogate pair, which no text in UTF-8 can hold; write the whole character."
+)
 
 
 class JsonRow(NamedTuple):
@@ -61,6 +64,18 @@ def read_json_rows(
             position += len(content)
             if content.strip():
                 yield JsonRow(path, line, _parsed(path, line, content))
+
+
+def half_character(text: str) -> str | None:
+    r"""Return the first lone surrogate of a text, written as \ud83d; none where there is none.
+
+    JSON can name such halves of a character, and Python's texts hold them.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return ascii(text[error.start])[1:-1]
+    return None
 
 
 @contextmanager

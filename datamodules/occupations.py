@@ -264,11 +264,6 @@ class OccupationDataModule(PlannedDataModule):
             raise ValueError("predict needs tables: name them with --data.predict_files=mine.csv.")
         return files
 
-    def _trainer_stage(self) -> str:
-        if self.trainer is None or self.trainer.state.fn is None:
-            return "fit"
-        return self.trainer.state.fn.value
-
     def _run_folder(self) -> Path:
         return Path(self.trainer.default_root_dir if self.trainer is not None else ".")
 

@@ -252,6 +252,12 @@ class PlannedDataModule(LightningDataModule):
             rehearsal=self.rehearsed,
         )
 
+    def _trainer_stage(self) -> str:
+        """Return what the trainer does; fit where there is none."""
+        if self.trainer is None or self.trainer.state.fn is None:
+            return "fit"
+        return self.trainer.state.fn.value
+
     def request(self, stage: Stage) -> PlanRequest:
         """Return all that the plan of a stage depends on."""
         dataset = self.datasets[stage]

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from datamodules.json_rows import JSON_SUFFIXES, JsonRow
+from datamodules.json_rows import HALF_RULE, JSON_SUFFIXES, JsonRow, half_character
 from datamodules.predict_output import free_names
 from datamodules.table_writer import naming
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
@@ -28,14 +28,14 @@ SCORED_COLUMNS = (*SCORED, "best", "prompt_tokens_cut")
 
 
 def completion_text(tokenizer: TextTokenizer, ids: np.ndarray, num_characters: int) -> str:
-    """Return the text of a completion.
+    """Return the text of a completion, with the space before its first word.
 
     Args:
         tokenizer: of the model.
         ids: [M] token ids, -1 after the end.
         num_characters: that belong to it; a stop text may begin within the last tokens.
     """
-    return tokenizer.decode(ids[ids != NO_TOKEN])[:num_characters]
+    return tokenizer.decode_continuation(ids[ids != NO_TOKEN])[:num_characters]
 
 
 def write_completions(
@@ -114,14 +114,17 @@ def json_line(row: JsonRow, values: dict[str, Any]) -> str:
     """Return values as one line of JSON; dates and decimal numbers of parquet files become text.
 
     Raises:
-        ValueError: a value has no such form.
+        ValueError: a value has no such form, or holds half of a character.
     """
     try:
-        return json.dumps(values, ensure_ascii=False, default=_as_json)
+        line = json.dumps(values, ensure_ascii=False, default=_as_json)
     except TypeError as error:
         raise ValueError(
             f"{row.place}: {error}, and the output is JSON; leave that column out."
         ) from error
+    if (half := half_character(line)) is not None:
+        raise ValueError(f'{row.place}: "{half}" {HALF_RULE}')
+    return line
 
 
 def _as_json(value: Any) -> str:

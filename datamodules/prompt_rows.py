@@ -179,13 +179,13 @@ def _check_cut(text: _Text, what: str, size: int, request: PromptRequest) -> Non
 
 
 def _text(row: JsonRow, request: PromptRequest) -> _Text:
+    json_line(row, row.values)  # what cannot be written is said now, not after hours of prediction
     column = request.column or _column(row)
     if column not in row.values:
         raise ValueError(
             f'{row.place}: the row has no "{column}" (it has {_names(row)}); name the column with '
             "--data.prompt_column."
         )
-    json_line(row, row.values)  # not after hours of prediction
     value = row.values[column]
     choices = _choices(row) if request.mode == "score" else []
     if isinstance(value, str):

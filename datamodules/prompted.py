@@ -13,12 +13,13 @@ from datamodules.prompt_output import check_output, write_completions, write_sco
 from datamodules.prompt_rows import PromptRequest, read_rows
 from datamodules.prompts import ChoiceDataset, PromptDataset
 from datamodules.sources import expand_files
+from datamodules.splitting import TEST, TRAIN, VALIDATION
 from datamodules.tokenizers.text_tokenizer import (
     TextTokenizer,
     TokenizerOptions,
     make_tokenizer,
 )
-from datamodules.tokenizers.wanted import TEXT_RECIPE_KEY, trained_tokenizer
+from datamodules.tokenizers.wanted import TEXT_RECIPE_KEY, model_options, trained_tokenizer
 
 log = logging.getLogger(__name__)
 Files = str | list[str] | None
@@ -39,6 +40,9 @@ class PromptedDataModule(PlannedDataModule):
     """
 
     predict_example: ClassVar[str] = "PROMPTS.jsonl"
+    files: dict[int, Files]  # of training, validation and test
+    context_length: int
+    store: Any  # of tokens; none before `setup`, and in prediction
 
     def __init__(
         self,
@@ -50,6 +54,7 @@ class PromptedDataModule(PlannedDataModule):
         super().__init__(**planned)
         self.predict_files, self.predict_output = predict_files, predict_output
         self.prompt_column = prompt_column
+        self.tokenizer_options: TokenizerOptions | None = None
         if predict_output is not None:
             check_output(Path(predict_output))  # not after hours of prediction
 
@@ -58,6 +63,13 @@ class PromptedDataModule(PlannedDataModule):
         if stage == "predict":
             self.datasets.pop("predict", None)
         super().setup(stage)
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        """The tokenizer of the data, the model's in prediction; there after `setup`."""
+        if self.store is None:
+            return self.prompt_tokenizer()
+        return self.store.tokenizer
 
     @property
     def is_predicting(self) -> bool:
@@ -78,22 +90,32 @@ class PromptedDataModule(PlannedDataModule):
             return read_recipe(Path(path), TEXT_RECIPE_KEY, "text", "LitCausalLM")
         return getattr(getattr(self.trainer, "lightning_module", None), "recipe", None)
 
+    def check_training(self) -> None:
+        """Refuse options of training that are wrong for every family.
+
+        Raises:
+            ValueError: no context, or files of validation alone.
+        """
+        if self.context_length < 1:
+            raise ValueError(f"context_length must be at least 1, got {self.context_length}.")
+        if not self.files[TRAIN] and self.files[VALIDATION] and not self.files[TEST]:
+            raise ValueError("validation_files are given without train_files; name both.")
+
     def prompt_tokenizer(self) -> TextTokenizer:
         """Return the model's tokenizer: of its checkpoint, or of its pretrained folder.
 
         Raises:
-            ValueError: there is no trained model.
+            ValueError: there is no trained model, or the user's tokenizer is not the model's.
         """
         trained = trained_tokenizer(self.trainer)
         if trained is not None:
             return trained
-        folder = self.trainer.lightning_module.wanted_tokenizer()
-        if folder is None:
+        if self.trainer.lightning_module.wanted_tokenizer() is None:
             raise ValueError(
                 "predict needs a trained model: give --ckpt_path or --model.pretrained, in a "
                 "script set trainer.ckpt_path or pass LitCausalLM.load_from_checkpoint(path)."
             )
-        return make_tokenizer(TokenizerOptions(kind="folder", path=folder), iter(()))
+        return make_tokenizer(model_options(self.trainer, self.tokenizer_options), iter(()))
 
     def build_prompts(self, separator: str = "") -> PromptDataset:
         """Return the dataset of prediction.

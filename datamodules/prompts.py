@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.batches import PromptBatch
+from datamodules.batches import IGNORED, PromptBatch
 from datamodules.packing import best_fit
 from datamodules.planned import PlannedDataset
 from datamodules.prompt_rows import Prompt, PromptRequest, prompt_tokens, read_prompts
-from datamodules.text_batches import IGNORED, Piece, padded_rows
+from datamodules.text_batches import Piece, padded_rows
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 
 

@@ -10,10 +10,10 @@ from datamodules.planned import PlannedDataset, Stage
 from datamodules.prompted import PromptedDataModule
 from datamodules.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
 from datamodules.text_batches import BlockDataset, Layout, TokenDataset
-from datamodules.text_split import TextSplit
+from datamodules.text_split import TextSplit, without_text
 from datamodules.token_store import TokenStore
 from datamodules.token_writer import TokenRequest, open_token_store
-from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions
+from datamodules.tokenizers.text_tokenizer import TokenizerOptions
 from datamodules.tokenizers.wanted import model_options, options_of_model, trained_tokenizer
 
 Files = str | list[str] | None
@@ -86,13 +86,6 @@ class TextDataModule(PromptedDataModule):
                 self.datasets.clear()
         super().setup(stage)
 
-    @property
-    def tokenizer(self) -> TextTokenizer:
-        """The tokenizer of the data, the model's in prediction; there after `setup`."""
-        if self.store is None:
-            return self.prompt_tokenizer()
-        return self.store.tokenizer
-
     def build(self, stage: Stage) -> PlannedDataset:
         """Return the dataset of one stage.
 
@@ -105,10 +98,10 @@ class TextDataModule(PromptedDataModule):
         part = PART_NAMES.index(stage)
         stream, fingerprint = self.store.stream(part), f"{self.store.fingerprint}-{part}"
         if not stream.num_positions.sum():
-            raise ValueError(
-                f"no text is for {stage}; name data.{stage}_files, or raise "
-                f"data.split.{stage}_share above {getattr(self.split, stage + '_share', 0)}."
-            )
+            is_divided = not self.files[VALIDATION] and not (stage == "test" and self.files[TEST])
+            split = self.split if is_divided else None
+            num_documents = len(self.store.stream(TRAIN).num_positions)
+            raise ValueError(without_text(stage, split, num_documents))
         if self.layout == "blocks":
             seed = self.seed if stage == "train" else None
             return BlockDataset(stream, fingerprint, self.context_length, self.tokenizer, seed)
@@ -166,19 +159,11 @@ class TextDataModule(PromptedDataModule):
         return open_token_store(request)
 
     def _check(self) -> None:
-        if self.context_length < 1:
-            raise ValueError(f"context_length must be at least 1, got {self.context_length}.")
+        self.check_training()
         if self.layout not in get_args(Layout):
             raise ValueError(
                 f'layout must be one of {", ".join(get_args(Layout))}, got "{self.layout}".'
             )
-        if not self.files[TRAIN] and self.files[VALIDATION] and not self.files[TEST]:
-            raise ValueError("validation_files are given without train_files; name both.")
 
     def _paths(self, part: int) -> list[Path]:
         return text_files(self.files[part], f"data.{PART_NAMES[part]}_files")
-
-    def _trainer_stage(self) -> str:
-        if self.trainer is None or self.trainer.state.fn is None:
-            return "fit"
-        return self.trainer.state.fn.value

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from datamodules.audits import TOO_LONG
+from datamodules.batches import IGNORED, TERM
 from datamodules.instruction_batches import (
     LONG_WAY_OUT,
     InstructionDataset,
@@ -17,7 +19,7 @@ from datamodules.instruction_store import InstructionPart, InstructionStore
 from datamodules.planned import PlannedDataset
 from datamodules.sources import BadRow
 from datamodules.splitting import PART_NAMES, TRAIN
-from datamodules.text_batches import IGNORED, TERM, Piece
+from datamodules.text_batches import Piece
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
@@ -164,7 +166,7 @@ def audit_instructions(data: "InstructionDataModule", store: InstructionStore) -
 
 def runs_of(pieces: Sequence[Piece], tokenizer: TextTokenizer) -> list[Run]:
     """Return the text of one row, cut where training begins and ends."""
-    runs = []
+    runs: list[Run] = []
     for piece in pieces:
         tokens = np.append(piece.input_ids, np.maximum(piece.labels[-1:], 0))
         is_trained = np.append(False, piece.labels != IGNORED)
@@ -174,7 +176,8 @@ def runs_of(pieces: Sequence[Piece], tokenizer: TextTokenizer) -> list[Run]:
         for ids, flags in zip(
             np.split(tokens, borders), np.split(is_trained, borders), strict=True
         ):
-            text = tokenizer.decode(ids, skip_special_tokens=False)
+            decode = tokenizer.decode_continuation if runs else tokenizer.decode
+            text = decode(ids, skip_special_tokens=False)
             runs.append(Run(text, bool(flags[0])))
     return runs
 
@@ -210,7 +213,7 @@ def _long_rows(
             f"the sample has {part.sizes[i] - 1} positions, more than data.context_length "
             f"{context_length}. {LONG_WAY_OUT}"
         )
-        yield BadRow(store.file_of(part, i), int(part.lines[i]), "", rule, "too long")
+        yield BadRow(store.file_of(part, i), int(part.lines[i]), "", rule, TOO_LONG)
 
 
 def _instruction_warnings(store: InstructionStore) -> list[str]:

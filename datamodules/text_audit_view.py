@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from datamodules.text_audit import Run, TextAudit
 
 BAR = 40  # columns of the longest bar
+BEYOND = "*"  # marks lengths that exceed the context
 NUM_CHARACTERS = 1200  # of the excerpt
 TRAINED_STYLE = "bold green"
 OPENS, CLOSES = "⟦", "⟧"  # mark what is trained on where there is no colour
@@ -31,12 +32,21 @@ def show_audit(console: "Console", audit: "TextAudit") -> None:
 
 
 def _show_parts(console: "Console", audit: "TextAudit") -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     title = f"{audit.noun}, rows of {audit.context_length:,} positions ({audit.layout})"
-    table = Table(width=WIDTH, title=title, title_justify="left", title_style="bold")
-    table.add_column("part")
-    for name in (audit.noun, "tokens", "trained on", "bytes/token", "rows", "used"):
+    # Counts of ten digits must fit beside the names.
+    table = Table(
+        width=WIDTH,
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=SIMPLE_HEAD,
+        padding=0,
+    )
+    table.add_column("part", no_wrap=True)
+    for name in (audit.noun, "tokens", "trained on", "bytes/\ntoken", "rows", "used"):
         table.add_column(name, justify="right", no_wrap=True)
     for part in audit.parts:
         table.add_row(
@@ -69,8 +79,10 @@ def _show_lengths(console: "Console", audit: "TextAudit") -> None:
         first, last = 2**power // 2 + 1, 2**power
         label = f"{first:,}–{last:,}" if power else "1"
         bar = _bar(counts[power] / counts.max()) + " " * bool(counts[power])
-        beyond = " beyond the context" if first > audit.context_length + 1 else ""
+        beyond = f" {BEYOND}" if first > audit.context_length + 1 else ""
         console.print(f"{label:>17} {bar}{counts[power]:,}{beyond}", markup=False)
+    if beyond:
+        say(console, "", f"{BEYOND} longer than the context of {audit.context_length:,} positions")
 
 
 def _bar(share: float) -> str:

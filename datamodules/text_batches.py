@@ -8,15 +8,14 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
+from datamodules.batches import IGNORED, TERM
 from datamodules.packing import best_fit
 from datamodules.plan import rng_for
 from datamodules.planned import PlannedDataset
 from datamodules.token_store import TokenStream
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 
-IGNORED = -100
 Layout = Literal["blocks", "packed", "documents"]
-TERM = "tokens"
 
 
 class Piece(NamedTuple):

@@ -44,6 +44,29 @@ class TextSplit:
             )
 
 
+def without_text(stage: str, split: TextSplit | None, num_documents: int) -> str:
+    """Return what to say where a part has no text.
+
+    Args:
+        stage: train, validation or test.
+        split: how the training files are divided; none where they are not.
+        num_documents: of training.
+    """
+    start, option = f"no text is for {stage}", f"data.split.{stage}_share"
+    if stage == "train":
+        return f"{start}; give data.train_files longer texts, or lower the shares of data.split."
+    if split is None:
+        return f"{start}; name data.{stage}_files."
+    share = getattr(split, f"{stage}_share")
+    if share and split.by == "documents":
+        return (
+            f"{start}: the training files hold {num_documents} documents, too few to keep one "
+            f"for {stage}; set data.split.by to tail, or data.documents_by to blank_line or line, "
+            f"or name data.{stage}_files."
+        )
+    return f"{start}; name data.{stage}_files, or raise {option} above {share}."
+
+
 class Fragments(NamedTuple):
     """What is known of all fragments, in the order of reading; a document has one or more.
 

@@ -29,6 +29,7 @@ from datamodules.documents import (
     sections_of,
 )
 from datamodules.splitting import PART_NAMES
+from datamodules.token_store import token_dtype
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 
 STRETCH_CHARACTERS = 1 << 18
@@ -175,6 +176,7 @@ class _Waiting(NamedTuple):
     part: int
     place: str
     text: str
+    continues: bool  # a document that began before
 
 
 def _tokenise(jobs: Jobs, job: int) -> dict[str, np.ndarray]:
@@ -201,31 +203,33 @@ def _tokenise(jobs: Jobs, job: int) -> dict[str, np.ndarray]:
     return {"counts": counts, "num_bytes": num_bytes, **joined}
 
 
-def token_dtype(vocab_size: int) -> type[np.unsignedinteger]:
-    """Return the type in which tokens are kept."""
-    return np.uint16 if vocab_size <= 1 << 16 else np.uint32
-
-
 def _batches(jobs: Jobs, job: int, cuts: np.ndarray) -> Iterator[list[_Waiting]]:
     waiting: list[_Waiting] = []
     size = 0
     for row, (_, fragment) in enumerate(jobs.fragments(job)):
         bounds = (0, *cuts[row].tolist(), len(fragment.text))
         for part in range(len(PART_NAMES)):
+            continues = not fragment.begins or bounds[part] > 0
             for text in stretches(fragment.text[bounds[part] : bounds[part + 1]]):
                 if waiting and size + len(text) > STRETCH_CHARACTERS:
                     yield waiting
                     waiting, size = [], 0
                 if text:
-                    waiting.append(_Waiting(row, part, fragment.place, text))
+                    waiting.append(_Waiting(row, part, fragment.place, text, continues))
                     size += len(text)
+                    continues = True
     if waiting:
         yield waiting
 
 
 def _encoded(tokenizer: TextTokenizer, batch: list[_Waiting]) -> list[np.ndarray]:
+    ids: list[np.ndarray] = [np.empty(0, np.int64)] * len(batch)
     try:
-        return tokenizer.encode_batch([waiting.text for waiting in batch])
+        for continues in (False, True):
+            rows = [row for row, waiting in enumerate(batch) if waiting.continues == continues]
+            texts = [batch[row].text for row in rows]
+            for row, found in zip(rows, tokenizer.encode_batch(texts, continues), strict=True):
+                ids[row] = found
     except ValueError:
         for waiting in batch:
             try:
@@ -233,6 +237,7 @@ def _encoded(tokenizer: TextTokenizer, batch: list[_Waiting]) -> list[np.ndarray
             except ValueError as error:
                 raise ValueError(f"{waiting.place}: {error}") from error
         raise
+    return ids
 
 
 def main(folder: str, stage: str, rotation: str, first: str, step: str, parent: str) -> int:

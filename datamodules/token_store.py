@@ -74,7 +74,7 @@ class TokenStore:
         return _stream(self.folder, part)
 
     def hashes(self, part: int) -> np.ndarray:
-        """Return [D] uint64, equal for documents of equal text."""
+        """Return [D] uint64, equal for documents whose text in this part is equal."""
         return _opened(self.folder, part, "hashes")
 
     def part_facts(self, part: int) -> PartFacts:
@@ -91,3 +91,8 @@ def _stream(folder: Path, part: int) -> TokenStream:
 
 def _opened(folder: Path, part: int, kind: str) -> np.ndarray:
     return np.load(folder / f"{PART_NAMES[part]}.{kind}.npy", mmap_mode="r")
+
+
+def token_dtype(vocab_size: int) -> type[np.unsignedinteger]:
+    """Return the type in which tokens are kept."""
+    return np.uint16 if vocab_size <= 1 << 16 else np.uint32

@@ -13,14 +13,16 @@ import numpy as np
 
 from datamodules.splitting import PART_NAMES
 from datamodules.text_split import Fragments
-from datamodules.token_jobs import TOKENS, Jobs, token_dtype
+from datamodules.token_jobs import TOKENS, Jobs
+from datamodules.token_store import token_dtype
 
 
 class _Pieces(NamedTuple):
     """Where the pieces of one part lie in its stream.
 
     fragment [P] int64; leads [P] bool, a begin token stands before; trails [P] bool, an end token
-    behind; stops [P] int64, position behind the piece; starts, num_positions and hashes [D].
+    behind; stops [P] int64, position behind the piece; starts, num_positions and hashes [D];
+    texts [D, 2] int64, where the text of a document begins and ends, without begin and end token.
     """
 
     fragment: np.ndarray
@@ -30,6 +32,7 @@ class _Pieces(NamedTuple):
     starts: np.ndarray
     num_positions: np.ndarray
     hashes: np.ndarray
+    texts: np.ndarray
 
 
 def write_streams(jobs: Jobs, fragments: Fragments, folder: Path) -> dict[str, object]:
@@ -45,12 +48,15 @@ def write_streams(jobs: Jobs, fragments: Fragments, folder: Path) -> dict[str, o
             counts.append(made["counts"])
             num_bytes += made["num_bytes"]
     all_counts, content = np.concatenate(counts), hashlib.sha256()
+    bounds = np.column_stack([np.zeros(len(cuts), np.int64), cuts, fragments.characters])
+    is_cut = _are_cut(fragments, bounds)
     parts = {}
     for part, name in enumerate(PART_NAMES):
-        bounds = np.column_stack([np.zeros(len(cuts), np.int64), cuts, fragments.characters])
         taken = bounds[:, part : part + 2]
         pieces = _laid_out(jobs, fragments, taken, all_counts[:, part])
         _write_tokens(jobs, part, pieces, folder / f"{name}.tokens.npy", content)
+        if is_cut:  # parts share documents, and no text
+            pieces = pieces._replace(hashes=_hashed(folder / f"{name}.tokens.npy", pieces.texts))
         for kind in ("starts", "num_positions", "hashes"):
             values = getattr(pieces, kind)
             np.save(folder / f"{name}.{kind}.npy", values)
@@ -89,7 +95,25 @@ def _laid_out(jobs: Jobs, fragments: Fragments, taken: np.ndarray, counts: np.nd
     starts = (firsts - is_shared)[opens]
     num_positions = np.maximum(stops[is_last] - 1 - starts, 0)
     hashes = fragments.document_hashes()[document[opens]]
-    return _Pieces(fragment, leads, trails, stops, starts, num_positions, hashes)
+    texts = np.column_stack([(firsts + leads)[opens], (stops - trails)[is_last]])
+    return _Pieces(fragment, leads, trails, stops, starts, num_positions, hashes, texts)
+
+
+def _are_cut(fragments: Fragments, bounds: np.ndarray) -> bool:
+    """Return whether parts share documents, each having another stretch of them."""
+    has = np.diff(bounds, axis=1) > 0  # [F, parts]
+    held = [np.unique(fragments.document[has[:, part]]) for part in range(has.shape[1])]
+    return sum(map(len, held)) > len(np.unique(np.concatenate(held)))
+
+
+def _hashed(path: Path, texts: np.ndarray) -> np.ndarray:
+    """Return [D] uint64, a hash of the tokens of each text."""
+    tokens = np.load(path, mmap_mode="r")
+    digests = (
+        hashlib.blake2b(tokens[start:stop].tobytes(), digest_size=8).digest()
+        for start, stop in texts.tolist()
+    )
+    return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
 
 
 def _write_tokens(

@@ -27,7 +27,7 @@ from datamodules.token_streams import write_streams
 from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions, make_tokenizer
 
 log = logging.getLogger("lightning.pytorch.datamodules")  # Lightning shows its own at this level
-STORE_VERSION = 2
+STORE_VERSION = 3
 IN_PROCESS_BYTES = 8 << 20
 MAX_PROCESSES = 64
 POLL_S, PROGRESS_S = 0.02, 60.0

@@ -57,3 +57,11 @@ def text_module(files, **options):
     from datamodules import TextDataModule  # Lightning, which the subprocesses of tests do without
 
     return TextDataModule(files, **{"global_batch_size": 4, "context_length": 32, **options})
+
+
+def saved_tokenizer(tokenizer, folder):
+    """Write the files of a tokenizer as an export does; return the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in tokenizer.hugging_face_files().items():
+        text_file(folder / name, content)
+    return folder

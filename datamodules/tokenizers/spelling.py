@@ -11,6 +11,7 @@ import numpy as np
 from tokenizers import Tokenizer, pre_tokenizers
 
 SPACE_MARK = "▁"  # of SentencePiece
+SEQUENCES = ("normalizers", "pretokenizers", "decoders")
 BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
@@ -26,6 +27,39 @@ def byte_lengths(backend: Tokenizer) -> np.ndarray | None:
     for i, added in backend.get_added_tokens_decoder().items():
         lengths[i] = 0 if added.special else len(added.content.encode())
     return lengths
+
+
+def anchor(backend: Tokenizer) -> int | None:
+    """Return a token whose text stays as it is, whatever is decoded behind it; none if there is
+    none."""
+    special = backend.get_added_tokens_decoder()
+    for token, i in sorted(backend.get_vocab().items(), key=lambda pair: pair[1]):
+        if i in special or BYTE_PIECE.fullmatch(token):  # bytes join with those behind them
+            continue
+        text = backend.decode([i])
+        is_word = text.isprintable() and text.strip() == text and "\ufffd" not in text
+        if text and is_word and backend.decode([i, i]).startswith(text):
+            return i
+    return None
+
+
+def without_first_space(backend: Tokenizer) -> Tokenizer:
+    """Return a copy that puts no space before a text's first word; itself where it puts none."""
+    pipeline = json.loads(backend.to_str())
+    normalizer = pipeline["normalizer"]
+    prefixing = [step for step in _steps(normalizer) if step["type"] == "Prepend"]
+    if prefixing:
+        kept = [step for step in _steps(normalizer) if step not in prefixing]
+        pipeline["normalizer"] = {"type": "Sequence", "normalizers": kept}
+    for step in _steps(pipeline["pre_tokenizer"]):
+        if step["type"] == "Metaspace" and step["prepend_scheme"] != "never":
+            step["prepend_scheme"] = "never"
+        elif step.get("add_prefix_space"):  # of ByteLevel
+            step["add_prefix_space"] = False
+        else:
+            continue
+        prefixing.append(step)
+    return Tokenizer.from_str(json.dumps(pipeline)) if prefixing else backend
 
 
 def may_drop(backend: Tokenizer) -> bool:
@@ -79,4 +113,5 @@ def _steps(step: dict[str, Any] | None) -> list[dict[str, Any]]:
         return []
     if step["type"] != "Sequence":
         return [step]
-    return [part for inner in step["decoders"] for part in _steps(inner)]
+    inner = next(step[name] for name in SEQUENCES if name in step)
+    return [part for each in inner for part in _steps(each)]

@@ -12,7 +12,13 @@ from tokenizers import Encoding, Tokenizer
 from datamodules.cache import cache_root, digest_of, file_digest
 from datamodules.tokenizers.chat_template import Message, Renderer, named_template
 from datamodules.tokenizers.hugging_face import files_of
-from datamodules.tokenizers.spelling import byte_lengths, may_drop, spells
+from datamodules.tokenizers.spelling import (
+    anchor,
+    byte_lengths,
+    may_drop,
+    spells,
+    without_first_space,
+)
 
 DEFAULT_VOCAB_SIZE = 8000
 SMALLEST_VOCAB_SIZE = 257
@@ -49,14 +55,20 @@ class TextTokenizer:
         added = self.backend.get_added_tokens_decoder().items()
         return np.array(sorted(i for i, token in added if token.special), np.int64)
 
-    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+    def encode_batch(self, texts: Sequence[str], continues: bool = False) -> list[np.ndarray]:
         """Return the token ids of each text, [n] int64, without special tokens around it.
+
+        Args:
+            texts: to tokenise.
+            continues: the texts go on in the middle of others, so that they get no space before
+                their first word where the tokenizer puts one.
 
         Raises:
             ValueError: a text holds a character that the vocabulary cannot spell.
         """
         self._check_characters(texts)
-        encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        backend = self._without_first_space if continues else self.backend
+        encodings = backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, np.int64) for encoding in encodings]
 
     def encode(self, text: str) -> np.ndarray:
@@ -71,6 +83,18 @@ class TextTokenizer:
     def decode(self, ids: Sequence[int] | np.ndarray, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids."""
         return self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
+
+    def decode_continuation(
+        self, ids: Sequence[int] | np.ndarray, skip_special_tokens: bool = True
+    ) -> str:
+        """Return the text of token ids that follow others.
+
+        Some decoders take the space before the first word of a text away; here it stays.
+        """
+        anchor = self._anchor
+        if anchor is None:
+            return self.decode(ids, skip_special_tokens)
+        return self.decode([anchor, *ids], skip_special_tokens)[len(self.decode([anchor])) :]
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
         """Return the text of a chat, special tokens included.
@@ -102,12 +126,6 @@ class TextTokenizer:
         """Return file name -> content of a folder that transformers' AutoTokenizer reads."""
         return files_of(self.backend, dict(self.special_tokens), self.chat_template)
 
-    def save(self, folder: Path) -> None:
-        """Write the files of `hugging_face_files`."""
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, content in self.hugging_face_files().items():
-            (folder / name).write_text(content, "utf-8")
-
     def to_dict(self) -> dict[str, Any]:
         """Return plain values from which `from_dict` makes the same tokenizer."""
         return {
@@ -135,10 +153,18 @@ class TextTokenizer:
         return digest_of(self.to_dict())
 
     @cached_property
+    def _anchor(self) -> int | None:
+        return anchor(self.backend)
+
+    @cached_property
     def _renderer(self) -> Renderer | None:
         if self.chat_template is None:
             return None
         return Renderer(self.chat_template, dict(self.special_tokens))
+
+    @cached_property
+    def _without_first_space(self) -> Tokenizer:
+        return without_first_space(self.backend)
 
     @cached_property
     def _with_exact_offsets(self) -> Tokenizer:

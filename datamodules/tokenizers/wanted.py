@@ -1,5 +1,6 @@
 """Whose tokenizer is used: that of a trained model, of a pretrained one, or the options' own."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ def model_options(trainer: Any, given: TokenizerOptions | None) -> TokenizerOpti
 
     Args:
         trainer: whose module may bring a tokenizer, the folder that `wanted_tokenizer()` returns.
-        given: by the user; none takes the model's, else bytes.
+        given: by the user; none takes the model's, else bytes. A chat template alone joins the
+            model's tokenizer.
 
     Raises:
         ValueError: the user's tokenizer is not the model's.
@@ -46,10 +48,12 @@ def options_of_model(model: Any, given: TokenizerOptions | None) -> TokenizerOpt
         return given or TokenizerOptions()
     if given is None:
         return TokenizerOptions(kind="folder", path=str(folder))
+    if given == TokenizerOptions(chat_template=given.chat_template) != TokenizerOptions():
+        return replace(given, kind="folder", path=str(folder))
     if given.path is None or Path(given.path).resolve() != Path(folder).resolve():
         named = given.path or f"kind {given.kind}"
         raise ValueError(
             f"data.tokenizer is {named}, and the pretrained model in {folder} was trained with "
-            "its own; leave data.tokenizer out."
+            "its own; leave data.tokenizer out (null), but for its chat_template."
         )
     return given

@@ -216,7 +216,7 @@ class _Stops:
         """Return the character at which the first stop text begins; none where there is none."""
         if not self.texts:
             return None
-        text = self.tokenizer.decode(ids)
+        text = self.tokenizer.decode_continuation(ids)
         found = [place for stop in self.texts if (place := text.find(stop)) >= 0]
         return min(found, default=None)
 
@@ -328,7 +328,8 @@ def _completions(
     for number, row in enumerate(rows):
         ids[number, : len(row.ids)] = torch.tensor(row.ids, dtype=torch.int64)
         whole = row.num_characters is None
-        characters.append(len(tokenizer.decode(row.ids)) if whole else row.num_characters)
+        length = len(tokenizer.decode_continuation(row.ids)) if whole else row.num_characters
+        characters.append(length)
     counts = [len(row.ids) for row in rows]
     columns = (counts, characters, [row.reason for row in rows])
     return Completions(ids.to(device), *(torch.tensor(c, device=device) for c in columns))

@@ -16,7 +16,6 @@ from lit_models.causal_lm.layout_configs import (
     decoder_config,
     layout_content,
     layout_of,
-    obstacle,
 )
 from lit_models.causal_lm.model_folders import read_config, read_weights
 from lit_models.causal_lm.network import Decoder
@@ -73,11 +72,6 @@ class Place(NamedTuple):
         """Return the shape of the stored tensor for that of the own weight."""
         sizes = list(reversed(own)) if self.is_transposed else list(own)
         return sizes if self.third is None else [*sizes[:-1], 3 * sizes[-1]]
-
-
-def is_own_architecture(folder: str | Path) -> bool:
-    """Return whether the own decoder computes what this folder's config.json describes."""
-    return obstacle(read_config(folder)) is None
 
 
 def read_hugging_face(

@@ -11,11 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from datamodules.batches import TextBatch
+from datamodules.batches import IGNORED, TERM, TextBatch
 from lit_models.training.record import LossSum
 
-IGNORED = -100
-TERM, PLAIN = "tokens", "nats"
+PLAIN = "nats"
 # Where `chunk_size` is auto, the logits of one chunk take up to so much; on a CPU a chunk is also
 # short enough to stay near its cores, see the card.
 CHUNK_BYTES, CHUNK_BYTES_ON_GPU = 256 << 20, 512 << 20
@@ -108,25 +107,6 @@ def _at_once(hidden: Tensor, head_weight: Tensor, labels: Tensor, is_used: Tenso
 def _are_small(hidden: Tensor, head_weight: Tensor) -> bool:
     logits = hidden.shape[0] * hidden.shape[1] * head_weight.shape[0]
     return logits * head_weight.element_size() <= SMALL_BYTES
-
-
-def token_nats(
-    hidden: Tensor, head_weight: Tensor, labels: Tensor, chunk_size: int | Literal["auto"] = "auto"
-) -> Tensor:
-    """Return the negative log-likelihood of each label in nats [R, T], 0 where it is ignored; it
-    has no gradient.
-
-    Args:
-        hidden: [R, T, D].
-        head_weight: [V, D].
-        labels: [R, T] int64.
-        chunk_size: as in `LossOptions`.
-    """
-    places = (labels != IGNORED).flatten().nonzero().squeeze(1)
-    with torch.no_grad():
-        options = LossOptions(chunk_size=chunk_size)
-        _, nats = _at_places(hidden, head_weight, labels, places, options)
-    return nats.new_zeros(labels.numel()).index_copy_(0, places, nats).view_as(labels)
 
 
 def _at_places(

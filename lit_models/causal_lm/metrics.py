@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from datamodules.batches import TextBatch
-from lit_models.causal_lm.loss import IGNORED
+from datamodules.batches import IGNORED, TextBatch
 from lit_models.training.metrics import SumCount
 from lit_models.training.record import LossSum
 

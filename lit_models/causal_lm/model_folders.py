@@ -75,22 +75,6 @@ def read_weights(folder: str | Path) -> dict[str, Tensor]:
     return weights
 
 
-def write_folder(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]) -> None:
-    """Write config.json and model.safetensors into a folder.
-
-    Args:
-        folder: made where it is missing; files of these names are replaced.
-        config: plain values.
-        weights: name -> tensor, none of which shares memory with another.
-    """
-    from safetensors.torch import save_file
-
-    folder.mkdir(parents=True, exist_ok=True)
-    contiguous = {name: tensor.contiguous() for name, tensor in weights.items()}
-    save_file(contiguous, folder / WEIGHTS, metadata={"format": "pt"})
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
-
-
 def _indexed_files(folder: Path) -> list[Path]:
     places = _read_json(folder / INDEX).get("weight_map")
     if not isinstance(places, dict) or not all(

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from lit_models.causal_lm.decoder_config import DecoderConfig, check_context
 from lit_models.causal_lm.layout_configs import decoder_config, obstacle
-from lit_models.causal_lm.layouts import hugging_face_files, read_hugging_face
-from lit_models.causal_lm.model_folders import read_config, weight_files, write_folder
+from lit_models.causal_lm.layouts import read_hugging_face
+from lit_models.causal_lm.model_folders import read_config, weight_files
 from lit_models.causal_lm.network import Decoder
 from lit_models.causal_lm.transformers_model import (
     PretrainedDecoder,
@@ -26,7 +26,6 @@ from lit_models.causal_lm.transformers_model import (
     check_is_causal,
     loaded_model,
     position_limit,
-    saved_model,
     vocab_size_of,
 )
 
@@ -143,22 +142,6 @@ def load_network(
     network = PretrainedDecoder(loaded_model(folder, recipe["config"], dtype), recipe["config"])
     check_head(network, str(folder))
     return network
-
-
-def save_network(network: Network, folder: Path) -> None:
-    """Write a network as a folder that transformers reads: config.json and model.safetensors.
-
-    Args:
-        network: with whole weights.
-        folder: made where it is missing.
-
-    Raises:
-        ValueError: neither layout of transformers can express the own decoder.
-    """
-    if isinstance(network, Decoder):
-        write_folder(folder, *hugging_face_files(network.config, network.state_dict()))
-    else:
-        saved_model(network.model, network.content, folder)
 
 
 @torch.no_grad()

@@ -8,8 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from datamodules.batches import ChoiceBatch
-from lit_models.causal_lm.loss import IGNORED
+from datamodules.batches import IGNORED, ChoiceBatch
 from lit_models.causal_lm.pretrained import Network
 
 POSITIONS_AT_ONCE = 1024

@@ -4,7 +4,6 @@ transformers is imported inside functions: it takes seconds.
 Shapes: R rows, T positions, D hidden.
 """
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from inspect import signature
@@ -13,8 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-from lit_models.causal_lm.model_folders import CONFIG
 
 Content = dict[str, Any]
 
@@ -193,16 +190,6 @@ def loaded_model(folder: str | Path, content: Content, dtype: torch.dtype | None
             "download or copy it again."
         )
     return model
-
-
-def saved_model(model: Any, content: Content, folder: Path) -> None:
-    """Write a model's folder, with the dropout of its config.json."""
-    with _without_bars():
-        model.save_pretrained(folder)
-    path = folder / CONFIG
-    written = json.loads(path.read_text("utf-8"))
-    written.update({name: content[name] for name in _dropouts(content)})
-    path.write_text(json.dumps(written, indent=2) + "\n", "utf-8")
 
 
 def vocab_size_of(content: Content) -> int:

@@ -56,8 +56,9 @@ def parameter_groups(
 class WarmupDecay(LRScheduler):
     """Warms the learning rate up, then lets it decay until the last optimizer step of the run.
 
-    Counts optimizer steps, whatever the device count. The last step is not stored in checkpoints:
-    a run that is resumed with more epochs follows the new length.
+    Counts optimizer steps, whatever the device count; where `lr_scaling` lets the rate grow with
+    the global batch, a warm-up and a hold in steps become shorter by as much. The last step
+    is not stored in checkpoints: a run that is resumed with more epochs follows the new length.
 
     Args:
         optimizer: whose groups are scheduled.
@@ -94,11 +95,13 @@ class WarmupDecay(LRScheduler):
 
         Args:
             total_steps: optimizer steps of the whole run.
-            batch_growth: how many times larger than planned the global batch is; a warm-up in
-                steps then takes the same number of samples.
+            batch_growth: how many times larger than planned the global batch is; a warm-up and
+                a hold in steps then take the same number of samples.
         """
         if self.warmup >= 1:
             self.warmup = max(1.0, self.warmup / batch_growth)
+        if self.hold >= 1:
+            self.hold = max(1.0, self.hold / batch_growth)
         if self.warmup >= total_steps:
             raise ValueError(
                 f"warmup is {self.warmup:g} steps, but the run has {total_steps}; give fewer, or a "

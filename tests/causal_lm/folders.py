@@ -1,9 +1,11 @@
 """Tiny random models in folders, made by transformers."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 VOCAB = 29
 GPT2 = {"vocab_size": VOCAB, "n_positions": 12, "n_embd": 8, "n_layer": 2, "n_head": 2}
@@ -46,6 +48,14 @@ def saved(folder: Path, kind: str, max_shard_size: str = "1GB", **options: Any) 
     model = made(kind, **options)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     return model
+
+
+def written(folder: Path, config: dict[str, Any], weights: dict[str, torch.Tensor]) -> None:
+    """Write what an export writes of a model: config.json and model.safetensors."""
+    folder.mkdir(exist_ok=True)
+    contiguous = {name: tensor.contiguous() for name, tensor in weights.items()}
+    save_file(contiguous, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
 
 
 @torch.no_grad()

@@ -9,12 +9,12 @@ from safetensors.torch import load_file
 from torch import nn
 
 from lit_models.causal_lm.decoder_config import DecoderConfig
+from lit_models.causal_lm.layout_configs import obstacle
 from lit_models.causal_lm.layouts import (
     hugging_face_files,
-    is_own_architecture,
     read_hugging_face,
 )
-from lit_models.causal_lm.model_folders import write_folder
+from lit_models.causal_lm.model_folders import read_config
 from lit_models.causal_lm.network import Decoder
 from lit_models.causal_lm.rotary import RopeScaling
 from tests.causal_lm.folders import (
@@ -24,6 +24,7 @@ from tests.causal_lm.folders import (
     ragged_logits,
     saved,
     worst_difference,
+    written,
 )
 
 MODELS = {
@@ -55,7 +56,7 @@ def loaded(folder, **options):
 def test_a_folder_of_transformers_gives_its_logits(tmp_path, name):
     kind, options = MODELS[name]
     model = saved(tmp_path, kind, **options)
-    assert is_own_architecture(tmp_path)
+    assert obstacle(read_config(tmp_path)) is None
     network = loaded(tmp_path)
     assert worst_difference(packed_logits(network), ragged_logits(model)) < 1e-5
 
@@ -68,7 +69,7 @@ def test_an_own_network_gives_its_logits_in_transformers(tmp_path, name):
     network = Decoder(replace(OWN[name], **TINY))
     for parameter in network.parameters():
         nn.init.normal_(parameter, std=0.3)
-    write_folder(tmp_path, *hugging_face_files(network.config, network.state_dict()))
+    written(tmp_path, *hugging_face_files(network.config, network.state_dict()))
     model, report = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report.values())
     own = packed_logits(network)
@@ -137,7 +138,8 @@ def test_weights_do_not_follow_the_file(tmp_path):
 )
 def test_what_the_decoder_cannot_compute_is_refused(tmp_path, kind, options, message):
     saved(tmp_path, kind, **options)
-    assert is_own_architecture(tmp_path) == (message == "has key biases")  # seen in the weights
+    is_seen_in_weights = message == "has key biases"
+    assert (obstacle(read_config(tmp_path)) is None) == is_seen_in_weights
     with pytest.raises(ValueError, match=f"{message}.*backend: transformers"):
         read_hugging_face(tmp_path)
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lit_models.causal_lm.loss import LossOptions, language_model_loss, token_nats
+from lit_models.causal_lm.loss import LossOptions, language_model_loss
 from lit_models.training.exact import share_of_step
 
 R, T, D, V = 3, 7, 5, 11
@@ -141,18 +141,6 @@ def test_plain_nats_are_reported_beside_the_objective_and_change_no_gradient():
     assert share.item() == pytest.approx(terms["tokens"].total.item() / 40)
     with pytest.raises(KeyError, match="nats"):  # of which the plan has no count
         share_of_step(terms, planned, {})
-
-
-def test_each_token_has_its_nats():
-    hidden, head = inputs()
-    batch = a_batch()
-    nats = token_nats(hidden, head, batch["labels"], chunk_size=3)
-    logits = F.linear(hidden, head).log_softmax(-1)
-    for row in range(R):
-        for position in range(T):
-            label = int(batch["labels"][row, position])
-            expected = 0.0 if label == -100 else -float(logits[row, position, label].detach())
-            assert float(nats[row, position]) == pytest.approx(expected, rel=1e-12)
 
 
 def test_a_tied_head_gets_both_gradients():

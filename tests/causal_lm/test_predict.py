@@ -19,6 +19,7 @@ from lit_models.training.callbacks.ledger import Ledger
 from lit_models.training.callbacks.predictions import PredictionWriter
 from tests.causal_lm.folders import saved
 from tests.causal_lm.tiny import completed
+from tests.text_corpora import saved_tokenizer
 from tests.toy import toy_trainer
 
 PROMPTS = ["a", "", "longer than the others", "a", "b c", "d e f", "ghi"]
@@ -143,7 +144,7 @@ def test_a_pretrained_folder_completes_as_transformers_does(tmp_path, kind):
     folder, tokenizer = tmp_path / "model", byte_tokenizer()
     options = {"vocab_size": 257, "bos_token_id": 256, "eos_token_id": 256}
     theirs = saved(folder, kind, **options).double()
-    tokenizer.save(folder)
+    saved_tokenizer(tokenizer, folder)
     texts, prompts = ["ab", "longer", ""], tmp_path / "mine.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": t}) + "\n" for t in texts), "utf-8")
     generation = GenerationOptions(max_new_tokens=5)

@@ -5,11 +5,15 @@ import json
 import pytest
 import torch
 
+from datamodules.tokenizers.trained import character_tokenizer
+from datamodules.tokenizers.wanted import TEXT_RECIPE_KEY
+from lit_models.causal_lm.exported_model import model_layout
+from lit_models.causal_lm.model_folders import CONFIG
 from lit_models.causal_lm.network import Decoder
 from lit_models.causal_lm.pretrained import (
     PretrainedDecoder,
     load_network,
-    save_network,
+    recipe_of,
 )
 from tests.causal_lm.folders import (
     made,
@@ -17,6 +21,7 @@ from tests.causal_lm.folders import (
     ragged_logits,
     saved,
     worst_difference,
+    written,
 )
 
 KINDS = ("GPT2", "Llama", "Qwen2", "Qwen3")
@@ -58,14 +63,18 @@ def test_auto_takes_the_own_decoder_where_it_can(tmp_path):
 
 @pytest.mark.parametrize("kind", ["GPT2", "Qwen2"])
 @pytest.mark.parametrize("backend", ["auto", "transformers"])
-def test_a_saved_network_is_one_of_transformers(tmp_path, kind, backend):
+def test_an_exported_network_is_one_of_transformers(tmp_path, kind, backend):
     from transformers import AutoModelForCausalLM
 
     saved(tmp_path / "base", kind)
     network = load_network(tmp_path / "base", backend)
     with torch.no_grad():
         network.embedding.weight[3] += 1
-    save_network(network, tmp_path / "new")
+    tokenizer = character_tokenizer(iter(["some text"]))
+    recipe = {"tokenizer": tokenizer.to_dict(), "network": recipe_of(network), "lora": None}
+    state = {f"network.{name}": tensor.detach() for name, tensor in network.state_dict().items()}
+    layout = model_layout({TEXT_RECIPE_KEY: recipe}, state)
+    written(tmp_path / "new", json.loads(layout.texts[CONFIG]), layout.weights)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "new").eval()
     assert worst_difference(packed_logits(network), ragged_logits(model)) < 1e-5
     again = load_network(tmp_path / "new", backend)

@@ -7,6 +7,7 @@ import yaml
 
 from lit_models.commands import run_command
 from lit_models.commands.check import check
+from tests.text_corpora import saved_tokenizer
 
 HEADER = "text,language,code_1\n"
 SOUND = "smith,en,83110\ntailor,en,79100\nSmith,en,83110\n"
@@ -131,7 +132,7 @@ def test_a_pretrained_model_brings_the_tokenizer_that_counts(tmp_path, capsys):
     from datamodules.tokenizers.trained import bpe_tokenizer
 
     folder = tmp_path / "model"
-    bpe_tokenizer(["A hen sat on a mat. "], 261).save(folder)
+    saved_tokenizer(bpe_tokenizer(["A hen sat on a mat. "], 261), folder)
     (tmp_path / "mine.txt").write_text("A hen sat on a mat. " * 20)
     argv = ["--config", "causal_lm/finetune.yaml", f"--data.train_files={tmp_path / 'mine.txt'}"]
     assert run_command("check", [*argv, "--data.split.by=tail"]) == 0
@@ -141,3 +142,6 @@ def test_a_pretrained_model_brings_the_tokenizer_that_counts(tmp_path, capsys):
     assert "261 tokens" in capsys.readouterr().out
     with pytest.raises(ValueError, match="trained with its own; leave data.tokenizer out"):
         run_command("check", [*argv, "--data.tokenizer.kind=bytes"])
+    argv = ["--config", "causal_lm/instruct.yaml", f"--model.pretrained={folder}"]
+    assert run_command("check", [*argv, "--data.tokenizer=null"]) == 0  # as the config says
+    assert "261 tokens" in capsys.readouterr().out

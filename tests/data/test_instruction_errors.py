@@ -42,6 +42,8 @@ def data_of(folder: Path, *rows: Any, **options: Any) -> InstructionDataModule:
             {"messages": [USER, {"role": "assistant", "content": ""}]},
             "the answer in message 2 is empty",
         ),
+        ({"prompt": "x", "completion": "a\ud83d"}, r'"\\ud83d" is half of a surrogate pair'),
+        ({"messages": [{"role": "user", "content": "\ude00"}, ANSWER]}, r'"\\ude00" is half of'),
     ],
 )
 def test_a_wrong_row_is_named(tmp_path: Path, row: dict, message: str) -> None:
@@ -109,3 +111,13 @@ def test_files_without_any_sound_row_are_refused(tmp_path: Path) -> None:
 def test_wrong_options_are_refused(options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         InstructionDataModule(**options)
+
+
+def test_an_unknown_character_is_named_with_its_row(tmp_path: Path) -> None:
+    held = tmp_path / "held.jsonl"
+    rows = [GOOD, {"prompt": "How?", "completion": " Zo."}]
+    held.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = TokenizerOptions("characters")
+    data = data_of(tmp_path, GOOD, tokenizer=options, validation_files=str(held))
+    with pytest.raises(ValueError, match=r'held.jsonl:2: .*does not know the character "Z"'):
+        data.prepare_data()

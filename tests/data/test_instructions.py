@@ -15,10 +15,11 @@ import torch
 from tokenizers import processors
 
 from datamodules import InstructionDataModule, PlanOptions, TextSplit, TokenizerOptions
+from datamodules.batches import IGNORED
 from datamodules.instruction_batches import InstructionDataset
 from datamodules.instruction_writer import open_instruction_store
-from datamodules.text_batches import IGNORED
 from datamodules.tokenizers.trained import bpe_tokenizer, byte_tokenizer
+from tests.text_corpora import saved_tokenizer
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -134,7 +135,7 @@ def test_an_answer_without_an_end_token_gets_end_of_text(make: Make, tmp_path: P
 def test_no_token_of_a_completion_is_lost(make: Make, tmp_path: Path) -> None:
     tokenizer = bpe_tokenizer([SENTENCE], 300)
     tokenizer.backend.post_processor = processors.ByteLevel(trim_offsets=True)  # GPT-2's
-    tokenizer.save(tmp_path)
+    saved_tokenizer(tokenizer, tmp_path)
     options = TokenizerOptions("folder", path=str(tmp_path))
     completion = "  Yes<|endoftext|> hens \n "
     dataset = opened(make([{"prompt": "hens?", "completion": completion}], tokenizer=options))

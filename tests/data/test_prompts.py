@@ -134,3 +134,12 @@ def test_a_value_that_json_does_not_know_is_found_before_any_work(tmp_path):
     pq.write_table(pa.table({"prompt": ["a"], "raw": [b"x"]}), tmp_path / "mine.parquet")
     with pytest.raises(ValueError, match="mine.parquet:1: a value is of type bytes, and the outp"):
         PromptDataset(PromptRequest([tmp_path / "mine.parquet"], TOKENIZER))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [{"prompt": "a\ud83d"}, {"prompt": "a", "note": ["\ud83d"]}, {"prompt": "a", "\ud83d": 1}],
+)
+def test_half_of_a_character_is_named_when_the_file_is_read(tmp_path, row):
+    with pytest.raises(ValueError, match=r'mine.jsonl:2: "\\ud83d" is half of a surrogate pair'):
+        dataset(tmp_path, [{"prompt": "x"}, row])

@@ -108,6 +108,18 @@ def test_a_part_without_text_names_the_option(corpus):
         data.setup("predict")
 
 
+def test_one_document_for_two_parts_names_the_ways_to_divide_it(tmp_path):
+    one = str(text_file(tmp_path / "one.txt", "All of it in one document."))
+    data = text_module(one)
+    message = "hold 1 documents, too few .*set data.split.by to tail, or data.documents_by to"
+    with pytest.raises(ValueError, match=message):
+        data.setup("validate")
+    held = str(text_file(tmp_path / "held.txt", "More."))
+    data = text_module(one, validation_files=held)
+    with pytest.raises(ValueError, match=r"no text is for test; name data.test_files\.$"):
+        data.setup("test")
+
+
 def test_wrong_options_are_refused():
     with pytest.raises(ValueError, match="context_length must be at least 1, got 0"):
         TextDataModule(context_length=0)

@@ -5,12 +5,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from datamodules import InstructionDataModule, TextDataModule, TextSplit, TokenizerOptions
-from datamodules.audits import WIDTH
-from datamodules.text_audit import Run, TextAudit, runs_of
+from datamodules.audits import WIDTH, show_bad_rows
+from datamodules.text_audit import PartAudit, Run, TextAudit, runs_of
 from datamodules.text_audit_view import show_audit
 from datamodules.tokenizers.trained import byte_tokenizer
 
@@ -78,6 +79,15 @@ def test_overlap_counts_different_samples(tmp_path: Path) -> None:
     assert "2 different validation samples are also in training" in shown(audit)
 
 
+def test_parts_that_share_documents_overlap_where_their_texts_do(tmp_path: Path) -> None:
+    rows = ["abcd", "cdab", "qrst"]
+    path = written(tmp_path / "mine.jsonl", *({"text": text} for text in rows))
+    audit = TextDataModule(path, split=TextSplit(0.5, by="tail")).audit()
+    train, held = audit.parts
+    assert audit.overlap(held) == 2  # "cd" and "ab"; "st" is new
+    assert len(set(train.keys.tolist())) == 3
+
+
 def test_documents_are_counted_and_none_is_lost(tmp_path: Path) -> None:
     rows = ["hen " * 5, "cow", "cow"]
     path = written(tmp_path / "mine.jsonl", *({"text": text} for text in rows))
@@ -119,6 +129,25 @@ def test_a_long_excerpt_is_cut_and_brackets_are_no_markup(tmp_path: Path) -> Non
     assert "…⟧" in text
 
 
+def wide() -> TextAudit:
+    """Return an audit of a large corpus."""
+    audit = TextAudit("documents", [], 50257, 1024, "packed")
+    for name in ("train", "validation"):
+        part = PartAudit(name, np.array([9_035_582_198]), np.zeros(1), 2**35, [], 9_035_582_198)
+        part.num_rows, part.used_share = 8_823_810, 1.0
+        audit.parts.append(part)
+    return audit
+
+
+def test_samples_that_are_too_long_name_the_option_that_helps(tmp_path: Path) -> None:
+    rows = [sample("p" * 9, "c"), sample("p", "c" * 30)]
+    audit = instructions(tmp_path, *rows, context_length=10, too_long="error")
+    out = io.StringIO()
+    show_bad_rows(Console(file=out, width=WIDTH), audit.bad_rows)
+    assert "on_bad_rows" not in out.getvalue()
+    assert "--data.too_long=leave_out" in out.getvalue()
+
+
 @pytest.mark.parametrize("layout", ["packed", "documents"])
 def test_it_fits_80_columns_and_the_longest_bar_is_the_fullest_bin(
     tmp_path: Path, layout: Any
@@ -132,13 +161,14 @@ def test_it_fits_80_columns_and_the_longest_bar_is_the_fullest_bin(
     fullest = max(bars, key=bars.__getitem__)
     assert bars[fullest] == 40
     assert "1,025–2,048" in fullest  # 32² to 45²: 14 of the 60
-    assert "beyond the context" in fullest
+    assert fullest.endswith(" 14 *")
+    assert "* longer than the context of 1,000 positions" in text
+    assert "\n validation " in shown(wide())
+    assert "9,035,582,198" in shown(wide())
     assert ("–" in next(line for line in lines if "train " in line)) == (layout == "documents")
 
 
 def test_runs_begin_where_training_does() -> None:
-    import numpy as np
-
     from datamodules.text_batches import Piece
 
     tokenizer = byte_tokenizer()

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions, make_tokenizer
 from datamodules.tokenizers.trained import bpe_tokenizer, byte_tokenizer
+from tests.text_corpora import saved_tokenizer
 
 TEXTS = [
     "The hen sat on the mat. The hen sat, and sat: again and again!\n\n\tThe end  ",
@@ -71,7 +72,7 @@ def test_transformers_reads_the_saved_folder_and_so_do_we(kind: str, tmp_path: P
     from transformers import AutoTokenizer
 
     tokenizer = made(kind)
-    tokenizer.save(tmp_path)
+    saved_tokenizer(tokenizer, tmp_path)
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     for text in [*TEXTS, f"{TEXTS[0]}<|endoftext|>{TEXTS[2]}"]:
         assert theirs(text)["input_ids"] == tokenizer.encode(text).tolist()

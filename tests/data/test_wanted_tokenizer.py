@@ -8,7 +8,7 @@ import torch
 from datamodules import TokenizerOptions
 from datamodules.splitting import TRAIN, VALIDATION
 from datamodules.tokenizers.text_tokenizer import make_tokenizer
-from tests.text_corpora import TEXTS, text_file, text_module, text_rows
+from tests.text_corpora import TEXTS, saved_tokenizer, text_file, text_module, text_rows
 
 CHARACTERS = TokenizerOptions(kind="characters")
 
@@ -69,7 +69,7 @@ def test_evaluation_takes_the_store_of_training_and_needs_no_training_text(tmp_p
 
 def test_a_pretrained_model_brings_its_tokenizer(tmp_path, corpus):
     folder = tmp_path / "pretrained"
-    make_tokenizer(CHARACTERS, iter([*TEXTS, "q"])).save(folder)
+    saved_tokenizer(make_tokenizer(CHARACTERS, iter([*TEXTS, "q"])), folder)
     data = text_module(corpus)
     data.trainer = trainer_of("fit", wanted_tokenizer=lambda: str(folder))
     data.prepare_data()
@@ -83,6 +83,20 @@ def test_a_pretrained_model_brings_its_tokenizer(tmp_path, corpus):
         data.prepare_data()
     data.trainer = trainer_of("fit", wanted_tokenizer=lambda: None)
     assert data._open_store("fit").tokenizer.backend.token_to_id("q") is None
+
+
+def test_a_chat_template_joins_the_tokenizer_of_a_pretrained_model(tmp_path, corpus):
+    folder = tmp_path / "pretrained"
+    made = make_tokenizer(CHARACTERS, iter([*TEXTS, "q"]))
+    saved_tokenizer(made, folder)
+    data = text_module(corpus, tokenizer=TokenizerOptions(chat_template="plain"))
+    data.trainer = trainer_of("fit", wanted_tokenizer=lambda: str(folder))
+    for tokenizer in (data._open_store("fit").tokenizer, data.prompt_tokenizer()):
+        assert tokenizer.backend.token_to_id("q") is not None
+        assert tokenizer.render([{"role": "user", "content": "q"}]) == "user:\nq\n\n"
+    data.tokenizer_options = TokenizerOptions()
+    with pytest.raises(ValueError, match=r"kind bytes.* leave data.tokenizer out \(null\)"):
+        data.prompt_tokenizer()
 
 
 def test_a_checkpoint_of_another_family_is_named(tmp_path, corpus):

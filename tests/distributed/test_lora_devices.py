@@ -12,6 +12,7 @@ from lit_models.training.export import export_checkpoint
 from tests.causal_lm.test_exported_model import GPT2, LLAMA, logits
 from tests.distributed.launch import run
 from tests.distributed.text_gradient import write_documents
+from tests.text_corpora import saved_tokenizer
 from tests.toy import ledger_lines
 
 pytestmark = pytest.mark.slow
@@ -25,7 +26,7 @@ def make_model(folder: Path, kind: str) -> None:
     torch.manual_seed(3)
     values = {k: v for k, v in MODELS[kind].items() if k != "model_type"}
     AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **values)).save_pretrained(folder)
-    byte_tokenizer().save(folder)
+    saved_tokenizer(byte_tokenizer(), folder)
 
 
 def fit(folder: Path, name: str, targets: list[str], *options: str) -> Path:

@@ -34,6 +34,17 @@ def test_a_rate_that_is_held_decays_in_what_is_left():
     assert held == pytest.approx(rates(10, 10, warmup=0.2, hold=0.4, decay="linear"))
 
 
+def test_warm_up_and_hold_in_steps_follow_a_larger_batch():
+    schedule = WarmupDecay(torch.optim.SGD([torch.zeros(1)], lr=1.0), warmup=4, hold=6)
+    schedule.set_total_steps(20, batch_growth=2)
+    same = WarmupDecay(torch.optim.SGD([torch.zeros(1)], lr=1.0), warmup=2, hold=3)
+    same.set_total_steps(20)
+    assert [schedule.factor(i) for i in range(20)] == [same.factor(i) for i in range(20)]
+    share = WarmupDecay(torch.optim.SGD([torch.zeros(1)], lr=1.0), warmup=0.1, hold=0.3)
+    share.set_total_steps(20, batch_growth=2)
+    assert (share.warmup, share.hold) == (0.1, 0.3)
+
+
 def test_decay_follows_its_formula():
     linear = rates(11, 10, decay="linear", final_factor=0.2)
     assert linear == pytest.approx([1 - 0.08 * step for step in range(11)])

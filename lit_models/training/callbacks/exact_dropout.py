@@ -22,7 +22,8 @@ class ExactDropout(Callback):
     Masks are then the same on any number of devices, in any micro-batch and after a resume.
 
     Raises:
-        ValueError: while fitting: data without a plan, or dropout that cannot be keyed.
+        ValueError: while fitting: data without a plan, dropout that cannot be keyed, or samples
+            that share a row.
         RuntimeError: a training step draws random numbers in another way.
     """
 
@@ -42,6 +43,13 @@ class ExactDropout(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._dropouts = key_dropout(pl_module, self._keys)
+        rate = max((dropout.p for dropout in self._dropouts), default=0.0)
+        if rate and not trainer.datamodule.datasets["train"].is_padded:
+            raise ValueError(
+                f"exact_dropout needs data.layout packed or blocks, whose rows are samples; here "
+                f"the network has dropout {rate} and the samples of a micro-batch share one row. "
+                "Choose another data.layout, set dropout to 0, or leave exact_dropout out."
+            )
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
