@@ -7,6 +7,15 @@ from typing import Any
 import torch
 
 
+def checkpoint_to_load(trainer: Any) -> str | None:
+    """Return the checkpoint that a trainer was told of before its run (`trainer.ckpt_path`), none
+    without one; Lightning leaves that of an earlier call in the same place."""
+    connector = getattr(trainer, "_checkpoint_connector", None)
+    if connector is not None and not connector._user_managed:
+        return None
+    return getattr(trainer, "ckpt_path", None)
+
+
 def read_recipe(path: Path, key: str, kind: str, module: str) -> dict[str, Any]:
     """Return the recipe that a checkpoint keeps under a key.
 
