@@ -11,9 +11,10 @@ from lit_models.causal_lm.decoder_config import DecoderConfig
 Recipe = dict[str, Any]
 
 # What a config.json tells beside the function.
-_NO_FUNCTION = ("architectures", "auto_map", "dtype", "initializer_range", "torch_dtype")
-_NO_FUNCTION += ("transformers_version", "use_cache")
-_NO_FUNCTION += ("bos_token_id", "eos_token_id", "pad_token_id")
+_NO_FUNCTION = {
+    *("architectures", "auto_map", "dtype", "torch_dtype", "transformers_version", "use_cache"),
+    *("initializer_range", "bos_token_id", "eos_token_id", "pad_token_id"),
+}
 
 
 def differences(trained: Recipe, recipe: Recipe, is_start: bool = False) -> list[str]:
