@@ -258,14 +258,18 @@ def network_of(recipe: Recipe) -> Network:
     return network
 
 
-def new_network(request: NetworkRequest, recipe: Recipe) -> Network:
-    """Return the network that a training starts from: pretrained, or with random weights.
+def new_network(request: NetworkRequest | None, recipe: Recipe) -> Network:
+    """Return the network that a run starts from: pretrained, or with random weights.
+
+    Args:
+        request: of the user; none where all weights come from a checkpoint.
+        recipe: of the run.
 
     Raises:
         FileNotFoundError: a file of the pretrained model or of the adapter is missing.
         ValueError: one of them is damaged.
     """
-    if request.pretrained is None:
+    if request is None or request.pretrained is None:
         return network_of(recipe)
     network = load_network(request.pretrained, request.computation.backend)
     if recipe["lora"]:

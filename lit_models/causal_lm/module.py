@@ -10,20 +10,8 @@ from torch import Tensor, nn
 from datamodules.batches import ChoiceBatch, PromptBatch, TextBatch
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from datamodules.tokenizers.wanted import TEXT_RECIPE_KEY
-from lit_models.causal_lm.building import (
-    ComputationOptions,
-    NetworkRequest,
-    check_data,
-    check_same,
-    check_start,
-    compile_once,
-    make_ready,
-    network_of,
-    new_network,
-    pretrained_recipe,
-    recipe_of_run,
-    stored_recipe,
-)
+from lit_models.causal_lm import building
+from lit_models.causal_lm.building import ComputationOptions, NetworkRequest
 from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.exported_model import model_layout, restored_weights
 from lit_models.causal_lm.generation import GenerationOptions, complete, most_positions
@@ -106,9 +94,9 @@ class LitCausalLM(ExactModule):
         if self.recipe is None:
             trained = data.model_recipe()
             self.is_trained, facts = trained is not None, (data.tokenizer, data.context_length)
-            self.recipe = recipe_of_run(self.request, trained, *facts, stage == "fit")
+            self.recipe = building.recipe_of_run(self.request, trained, *facts, stage == "fit")
         if stage != "predict":
-            check_data(self.recipe, data.tokenizer, data.context_length)
+            building.check_data(self.recipe, data.tokenizer, data.context_length)
 
     def configure_model(self) -> None:
         if self.recipe is None:
@@ -118,10 +106,10 @@ class LitCausalLM(ExactModule):
             if not self.is_trained:
                 self.configure_model_from()
         if self.trainer.state.fn == "fit" and not self.is_ready:
-            make_ready(self.network, self.request.computation, self.hparams.freeze or [])
+            building.make_ready(self.network, self.request.computation, self.hparams.freeze or [])
             self.is_ready = True
         if self.request.computation.compile:
-            compile_once(self.network)
+            building.compile_once(self.network)
 
     def forward(self, batch: TextBatch) -> Tensor:
         """Return the hidden states [R, T, D]."""
@@ -155,7 +143,7 @@ class LitCausalLM(ExactModule):
     def max_positions(self, recipe: dict[str, Any] | None) -> int | None:
         """Return the most positions of a text in prediction, none for no limit; of a trained
         model's recipe, or of the pretrained model."""
-        network = recipe["network"] if recipe else pretrained_recipe(self.request)
+        network = recipe["network"] if recipe else building.pretrained_recipe(self.request)
         return most_positions(network, self.generation.context)
 
     def configure_optimizers(self) -> Any:
@@ -167,12 +155,12 @@ class LitCausalLM(ExactModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
-        trained = stored_recipe(checkpoint)
+        trained = building.stored_recipe(checkpoint)
         if self.network is None:
             self.recipe = trained
             self._build(None)
         else:
-            check_same(trained, self.recipe)
+            building.check_same(trained, self.recipe)
 
     def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
         """Return the weights that `init_from` takes, and new adapters where it has none.
@@ -180,7 +168,7 @@ class LitCausalLM(ExactModule):
         Raises:
             ValueError: the checkpoint is of other tokens, or has adapters and this run none.
         """
-        check_start(str(self.init_from), checkpoint.get(TEXT_RECIPE_KEY), self.recipe)
+        building.check_start(str(self.init_from), checkpoint.get(TEXT_RECIPE_KEY), self.recipe)
         return {**adapter_weights(self), **checkpoint["state_dict"]}
 
     @classmethod
@@ -196,9 +184,7 @@ class LitCausalLM(ExactModule):
         return restored_weights(folder, stored, extra[TEXT_RECIPE_KEY])
 
     def _build(self, request: NetworkRequest | None) -> None:
-        self.network = (
-            network_of(self.recipe) if request is None else new_network(request, self.recipe)
-        )
+        self.network = building.new_network(request, self.recipe)
         size = self.network.head.weight.shape[0]
         table = byte_table(self.tokenizer.byte_lengths(), size)
         self.val_metrics, self.test_metrics = TextMetrics(table), TextMetrics(table)

@@ -11,7 +11,8 @@ from lit_models.causal_lm.isolation import check_isolation
 from lit_models.causal_lm.lora import LoraOptions
 from lit_models.causal_lm.module import LitCausalLM
 from lit_models.causal_lm.network import Decoder
-from tests.causal_lm.test_resume import LORA, SGD, model, run
+from tests.causal_lm.test_resume import LORA, SGD, SHAPE, model, run
+from tests.toy import ledger_lines
 
 LEARNED = {"positions": "learned"}
 
@@ -123,3 +124,21 @@ def test_a_start_may_add_adapters_and_part_the_head(tmp_path):
     plain = run(tmp_path / "plain", model())
     parted = model(tied=False, init_from=str(plain))
     run(tmp_path / "parted", parted)
+
+
+def test_the_command_line_knows_the_checkpoint_beforehand(tmp_path, monkeypatch, unisono):
+    monkeypatch.chdir(tmp_path)
+    start, text = run(tmp_path / "start", model()), tmp_path / "start" / "text.txt"
+    shape = [f"--model.network.{name}={value}" for name, value in SHAPE.items()]
+    sizes = ["--data.context_length=16", "--data.global_batch_size=8", "--data.split.by=tail"]
+    quiet = [f"--trainer.enable_{name}=false" for name in ("progress_bar", "model_summary")]
+    device = ["--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.default_root_dir=r/a"]
+    command = ["fit", "--model=lit_models.LitCausalLM", "--model.optimizer=torch.optim.SGD"]
+    command += ["--model.optimizer.lr=0.01", "--data=datamodules.TextDataModule", *shape, *sizes]
+    command += [f"--data.train_files={text}", *quiet, *device, "--ckpt_path=auto"]
+    status, output = unisono(*command, f"--model.init_from={start}", "--trainer.max_steps=1")
+    assert status == 0, output
+    start.unlink()
+    status, output = unisono(*command, f"--model.init_from={start}", "--trainer.max_steps=2")
+    assert status == 0, output
+    assert [line["step"] for line in ledger_lines(tmp_path / "r/a")] == [1, 2]
