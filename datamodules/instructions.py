@@ -14,12 +14,12 @@ from datamodules.instruction_store import InstructionStore
 from datamodules.instruction_writer import InstructionRequest, open_instruction_store
 from datamodules.json_rows import SUFFIXES
 from datamodules.planned import PlannedDataset, Stage
-from datamodules.prompted import PromptedDataModule
+from datamodules.prompted import PromptedDataModule, has_gone
 from datamodules.sources import expand_files
 from datamodules.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
 from datamodules.text_split import TextSplit
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions
-from datamodules.tokenizers.wanted import model_options, options_of_model, trained_tokenizer
+from datamodules.tokenizers.wanted import model_options, options_of_model
 
 log = logging.getLogger(__name__)
 Files = str | list[str] | None
@@ -140,13 +140,19 @@ class InstructionDataModule(PromptedDataModule):
         return InstructionRequest(files, options, self.split, self.train_on, self.separator)
 
     def _open(self, stage: str) -> InstructionStore:
-        given = None if stage == "fit" else trained_tokenizer(self.trainer)
+        options = model_options(self.trainer, self.tokenizer_options)
+        given = self.given_tokenizer(stage, options)
         if given is None and stage != "fit" and self.store is not None:
             return self.store
         request = self.request_instructions()
         if given is not None:
-            made = request.folder()  # by training on the same files, most likely
-            if not made.exists() or InstructionStore(made).tokenizer.digest != given.digest:
+            # By training on the same files, most likely.
+            made = None if has_gone(options) else request.folder()
+            if (
+                made is None
+                or not made.exists()
+                or InstructionStore(made).tokenizer.digest != given.digest
+            ):
                 request = replace(request, given=given)
         store = open_instruction_store(request)
         if store.bad_rows and self.on_bad_rows == "error":

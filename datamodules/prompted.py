@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from datamodules.checkpoint_recipe import read_recipe
+from datamodules.checkpoint_recipe import checkpoint_to_load, read_recipe
 from datamodules.json_rows import SUFFIXES
 from datamodules.planned import PlannedDataModule
 from datamodules.prompt_output import check_output, write_completions, write_scores
@@ -85,7 +85,7 @@ class PromptedDataModule(PlannedDataModule):
             FileNotFoundError: there is no such checkpoint.
             ValueError: it is damaged, or of another family.
         """
-        path = getattr(self.trainer, "ckpt_path", None)
+        path = checkpoint_to_load(self.trainer)
         if path:
             return read_recipe(Path(path), TEXT_RECIPE_KEY, "text", "LitCausalLM")
         return getattr(getattr(self.trainer, "lightning_module", None), "recipe", None)
@@ -100,6 +100,13 @@ class PromptedDataModule(PlannedDataModule):
             raise ValueError(f"context_length must be at least 1, got {self.context_length}.")
         if not self.files[TRAIN] and self.files[VALIDATION] and not self.files[TEST]:
             raise ValueError("validation_files are given without train_files; name both.")
+
+    def given_tokenizer(self, stage: str, options: TokenizerOptions) -> TextTokenizer | None:
+        """Return a trained model's tokenizer in evaluation, and in a training whose tokenizer's
+        folder has gone; none where the options make one."""
+        if stage == "fit" and not has_gone(options):
+            return None
+        return trained_tokenizer(self.trainer)
 
     def prompt_tokenizer(self) -> TextTokenizer:
         """Return the model's tokenizer: of its checkpoint, or of its pretrained folder.
@@ -177,3 +184,8 @@ class PromptedDataModule(PlannedDataModule):
                 "predict needs prompts: name them with --data.predict_files=prompts.jsonl."
             )
         return files
+
+
+def has_gone(options: TokenizerOptions) -> bool:
+    """Return whether options name a folder that does not exist."""
+    return options.path is not None and not Path(options.path).expanduser().exists()

@@ -7,14 +7,14 @@ from datamodules.audits import Audit, MakeModel
 from datamodules.cache import cache_root
 from datamodules.documents import DocumentsBy, Reading, text_files
 from datamodules.planned import PlannedDataset, Stage
-from datamodules.prompted import PromptedDataModule
+from datamodules.prompted import PromptedDataModule, has_gone
 from datamodules.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
 from datamodules.text_batches import BlockDataset, Layout, TokenDataset
 from datamodules.text_split import TextSplit, without_text
 from datamodules.token_store import TokenStore
 from datamodules.token_writer import TokenRequest, open_token_store
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions
-from datamodules.tokenizers.wanted import model_options, options_of_model, trained_tokenizer
+from datamodules.tokenizers.wanted import model_options, options_of_model
 
 Files = str | list[str] | None
 
@@ -145,13 +145,19 @@ class TextDataModule(PromptedDataModule):
         return TokenRequest(files, options, self.split, None, reading)
 
     def _open_store(self, stage: str) -> TokenStore:
-        given = None if stage == "fit" else trained_tokenizer(self.trainer)
+        options = model_options(self.trainer, self.tokenizer_options)
+        given = self.given_tokenizer(stage, options)
         if given is None and stage != "fit" and self.store is not None:
             return self.store
         request = self.request_tokens(is_trained=given is not None)
         if given is not None:
-            made = request.folder()  # by training on the same files, most likely
-            if made.exists() and TokenStore(made).tokenizer.digest == given.digest:
+            # By training on the same files, most likely.
+            made = None if has_gone(options) else request.folder()
+            if (
+                made is not None
+                and made.exists()
+                and TokenStore(made).tokenizer.digest == given.digest
+            ):
                 return TokenStore(made)
             request.given = given
             if request.files[VALIDATION]:

@@ -18,7 +18,7 @@ from lit_models.training.callbacks.state_check import StateCheck
 from lit_models.training.callbacks.topology import Topology
 from lit_models.training.loggers import default_loggers
 from lit_models.training.memory import Choice
-from lit_models.training.run_folder import Run
+from lit_models.training.run_folder import WORDS, Run
 
 
 class UnisonoParser(OneScreenErrors, LightningArgumentParser):
@@ -169,6 +169,7 @@ class UnisonoCLI(LightningCLI):
     def fit(self, **kwargs: Any) -> None:
         """Trains; with `test_after_fit` the best checkpoint is tested at the end."""
         self.trainer.fit(**self._from_choice(kwargs))
+        self.trainer.ckpt_path = None  # what follows is not of the checkpoint that it began with
         ledger = ledger_of(self.trainer)
         is_stopped = self.trainer.interrupted or (ledger is not None and ledger.is_stopping)
         is_trained = self.trainer.global_step > 0 and not is_stopped
@@ -190,11 +191,12 @@ class UnisonoCLI(LightningCLI):
         self.trainer.predict(**{**self._from_choice(kwargs), "return_predictions": False})
 
     def _from_choice(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        if self.subcommand != "fit":
-            # Named by the trainer, not by the call: the datamodule looks into it before Lightning.
-            self.trainer.ckpt_path = self.choice.ckpt_path
-            return {**kwargs, "weights_only": True}
-        return {**kwargs, "ckpt_path": self.choice.ckpt_path, "weights_only": True}
+        path = self.choice.ckpt_path
+        if self.subcommand == "fit" and path in WORDS:  # Lightning finds out what they stand for
+            return {**kwargs, "ckpt_path": path, "weights_only": True}
+        # Named by the trainer, not by the call: data and model look into it before Lightning.
+        self.trainer.ckpt_path = path
+        return {**kwargs, "weights_only": True}
 
     def _say_next(self, best: str | None) -> None:
         paths = config_files.config_paths(self.argv)

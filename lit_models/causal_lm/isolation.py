@@ -21,8 +21,8 @@ def check_isolation(network: Any) -> None:
 
     Two documents in a row must have the hidden states that each has alone, and those of one token
     must have no gradient in the embeddings of the other document or of tokens that follow. Modes,
-    gradients and random numbers stay as they are. Call it before blocks are compiled: it would be
-    compiled for the few tokens of this test.
+    gradients and random numbers stay as they are. Compiled blocks run as they were written: nothing
+    is compiled for the few tokens of this test.
 
     Args:
         network: a `Decoder` or a `PretrainedDecoder`, whole, on any device.
@@ -113,13 +113,18 @@ def _refuse(network: Any, what: str) -> None:
 
 @contextmanager
 def _undisturbed(network: Any) -> Iterator[None]:
-    """Put a network into evaluation mode, and put back all modes and random states at the end."""
+    """Put a network into evaluation mode, not compiled, and put back all modes and random states
+    at the end."""
     modes = {module: module.training for module in network.modules()}
+    compiled = {module: module._compiled_call_impl for module in modes}
     device = network.embedding.weight.device
     network.eval()
+    for module in modes:
+        module._compiled_call_impl = None
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             yield
     finally:
         for module, was_training in modes.items():
             module.training = was_training
+            module._compiled_call_impl = compiled[module]

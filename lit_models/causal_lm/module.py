@@ -10,25 +10,15 @@ from torch import Tensor, nn
 from datamodules.batches import ChoiceBatch, PromptBatch, TextBatch
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from datamodules.tokenizers.wanted import TEXT_RECIPE_KEY
-from lit_models.causal_lm.building import (
-    ComputationOptions,
-    NetworkRequest,
-    check_start,
-    made_ready,
-    network_of,
-    new_network,
-    new_recipe,
-    pretrained_recipe,
-)
+from lit_models.causal_lm import building
+from lit_models.causal_lm.building import ComputationOptions, NetworkRequest
 from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.exported_model import model_layout, restored_weights
 from lit_models.causal_lm.generation import GenerationOptions, complete, most_positions
-from lit_models.causal_lm.isolation import check_isolation
 from lit_models.causal_lm.lora import LoraOptions, adapter_weights
 from lit_models.causal_lm.loss import PLAIN, TERM, LossOptions, language_model_loss
 from lit_models.causal_lm.metrics import TextMetrics, byte_table
 from lit_models.causal_lm.presets import named_network
-from lit_models.causal_lm.pretrained import Network
 from lit_models.training.exact import ExactModule, LossSum
 from lit_models.training.exported import Layout
 from lit_models.training.optim import configured, parameter_groups
@@ -82,6 +72,7 @@ class LitCausalLM(ExactModule):
         self.init_from = init_from
         self.recipe: Any = None  # a dict of plain values, from the data or a checkpoint
         self.is_trained = False  # whether a checkpoint's weights are to come
+        self.is_ready = False  # whether the network is made ready for training
         self.network: Any = None  # a Decoder or a PretrainedDecoder once the recipe is known
 
     def blocks(self) -> list[nn.Module]:
@@ -99,22 +90,26 @@ class LitCausalLM(ExactModule):
     def setup(self, stage: str) -> None:
         """Take the recipe of the checkpoint, or make one for the data."""
         super().setup(stage)
+        data = self.trainer.datamodule
         if self.recipe is None:
-            data = self.trainer.datamodule
-            self.recipe = data.model_recipe()
-            self.is_trained = self.recipe is not None
-            if self.recipe is None:
-                self.recipe = new_recipe(self.request, data.tokenizer, data.context_length)
+            trained = data.model_recipe()
+            self.is_trained, facts = trained is not None, (data.tokenizer, data.context_length)
+            self.recipe = building.recipe_of_run(self.request, trained, *facts, stage == "fit")
+        if stage != "predict":
+            building.check_data(self.recipe, data.tokenizer, data.context_length)
 
     def configure_model(self) -> None:
-        if self.network is not None or self.recipe is None:
+        if self.recipe is None:
             return
-        is_fitting = self.trainer.state.fn == "fit"
-        network = self._build(None if self.is_trained else self.request)
-        if is_fitting:
-            check_isolation(network)
-            self.configure_model_from()
-        made_ready(network, self.request.computation, self.hparams.freeze or [], is_fitting)
+        if self.network is None:
+            self._build(None if self.is_trained else self.request)
+            if not self.is_trained:
+                self.configure_model_from()
+        if self.trainer.state.fn == "fit" and not self.is_ready:
+            building.make_ready(self.network, self.request.computation, self.hparams.freeze or [])
+            self.is_ready = True
+        if self.request.computation.compile:
+            building.compile_once(self.network)
 
     def forward(self, batch: TextBatch) -> Tensor:
         """Return the hidden states [R, T, D]."""
@@ -148,7 +143,7 @@ class LitCausalLM(ExactModule):
     def max_positions(self, recipe: dict[str, Any] | None) -> int | None:
         """Return the most positions of a text in prediction, none for no limit; of a trained
         model's recipe, or of the pretrained model."""
-        network = recipe["network"] if recipe else pretrained_recipe(self.request)
+        network = recipe["network"] if recipe else building.pretrained_recipe(self.request)
         return most_positions(network, self.generation.context)
 
     def configure_optimizers(self) -> Any:
@@ -160,14 +155,12 @@ class LitCausalLM(ExactModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
-        if TEXT_RECIPE_KEY not in checkpoint:
-            raise ValueError(
-                "the checkpoint holds no text recipe: it is of another family; give one of "
-                "LitCausalLM."
-            )
-        self.recipe = checkpoint[TEXT_RECIPE_KEY]
+        trained = building.stored_recipe(checkpoint)
         if self.network is None:
+            self.recipe = trained
             self._build(None)
+        else:
+            building.check_same(trained, self.recipe)
 
     def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
         """Return the weights that `init_from` takes, and new adapters where it has none.
@@ -175,7 +168,7 @@ class LitCausalLM(ExactModule):
         Raises:
             ValueError: the checkpoint is of other tokens, or has adapters and this run none.
         """
-        check_start(str(self.init_from), checkpoint.get(TEXT_RECIPE_KEY), self.recipe)
+        building.check_start(str(self.init_from), checkpoint.get(TEXT_RECIPE_KEY), self.recipe)
         return {**adapter_weights(self), **checkpoint["state_dict"]}
 
     @classmethod
@@ -190,14 +183,11 @@ class LitCausalLM(ExactModule):
     ) -> dict[str, Tensor]:
         return restored_weights(folder, stored, extra[TEXT_RECIPE_KEY])
 
-    def _build(self, request: NetworkRequest | None) -> Network:
-        self.network = (
-            network_of(self.recipe) if request is None else new_network(request, self.recipe)
-        )
+    def _build(self, request: NetworkRequest | None) -> None:
+        self.network = building.new_network(request, self.recipe)
         size = self.network.head.weight.shape[0]
         table = byte_table(self.tokenizer.byte_lengths(), size)
         self.val_metrics, self.test_metrics = TextMetrics(table), TextMetrics(table)
-        return self.network
 
     def _terms(self, batch: TextBatch, training: bool) -> dict[str, LossSum]:
         weight = self.network.head.weight

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lightning
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
@@ -69,7 +70,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         self, path: Any, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
         """Return the content of a sound checkpoint; plain data only, code is never run."""
-        return read_checkpoint(path)
+        # Lightning looks up by which of its versions a file was written; an export was by none.
+        return {"pytorch-lightning_version": lightning.__version__, **read_checkpoint(path)}
 
 
 def _write_file(checkpoint: dict[str, Any], target: Path) -> None:

@@ -19,6 +19,7 @@ from torch.nn.modules.module import _IncompatibleKeys
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
+from datamodules.checkpoint_recipe import checkpoint_to_load
 from lit_models.training import strategies
 from lit_models.training.checkpoint import AtomicCheckpointIO, load_part, take_averaged
 from lit_models.training.exported import Layout
@@ -200,11 +201,11 @@ class ExactModule(LightningModule):
 
     def configure_model_from(self) -> None:
         """Take early weights or those that `init_from` names; a family calls it at the end of
-        `configure_model`, when its network is built."""
+        `configure_model`, when its network is built. A checkpoint that is to come replaces them."""
         if self._early_weights is not None:
             weights, self._early_weights = self._early_weights, None
             self.load_state_dict(weights)
-        elif self.init_from is not None:
+        elif self.init_from is not None and checkpoint_to_load(self._trainer) is None:
             load_part(self, self.init_from, self.init_from_part, self.adapted_weights)
 
     @classmethod

@@ -20,6 +20,7 @@ from typing import Any
 
 HANDED_DOWN = "UNISONO_RUN"
 LEDGER = "ledger.jsonl"
+WORDS = ("last", "best", "hpc", "registry")  # what Lightning knows instead of a path
 CLAIM_TIMEOUT_S = 120.0
 
 
@@ -58,7 +59,7 @@ def decide(
         raise ValueError(f"trainer.default_root_dir {root}: {there} is a file; name a folder.")
     if ckpt_path == "auto":
         return _from_newest(verb, root, newest)
-    if ckpt_path is not None and ckpt_path not in ("last", "best", "hpc", "registry"):
+    if ckpt_path is not None and ckpt_path not in WORDS:
         path = Path(ckpt_path)
         if not path.exists():
             raise FileNotFoundError(

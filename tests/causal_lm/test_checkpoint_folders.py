@@ -1,0 +1,110 @@
+"""Folders as checkpoints: the shards of a run, and what `unisono export` wrote."""
+
+import json
+
+import pytest
+import torch
+
+from datamodules.checkpoint_recipe import read_recipe
+from datamodules.occupations import RECIPE_KEY
+from datamodules.text import TextDataModule
+from datamodules.tokenizers.wanted import TEXT_RECIPE_KEY
+from lit_models.causal_lm.module import LitCausalLM
+from lit_models.training.callbacks.predictions import PredictionWriter
+from lit_models.training.checkpoint import AtomicCheckpointIO, read_checkpoint
+from lit_models.training.export import export_checkpoint
+from lit_models.training.sharded_checkpoint import Part, prepare
+from tests.causal_lm.test_resume import SGD, model, run
+from tests.toy import toy_trainer
+
+STANDS_FOR = "_sharded_tensor"
+
+
+def write_shards(content, folder):
+    """Write a checkpoint as two ranks do that have half of each weight's rows."""
+    weights = content["state_dict"]
+    key = "state_dict.{}".format
+    rest = {**content, "state_dict": {name: {STANDS_FOR: key(name)} for name in weights}}
+    tensors = {key(n): {"shape": list(w.shape), "dtype": w.dtype} for n, w in weights.items()}
+    prepare(folder)
+    for rank in (1, 0):
+        pieces = {}
+        for name, weight in weights.items():
+            begin = [0, len(weight) // 2][rank]
+            rows = weight[begin:] if rank else weight[: len(weight) // 2]
+            offset = [begin, *[0] * (weight.dim() - 1)]
+            pieces[key(name)] = {"tensor": rows, "offset": offset}
+        part = {"pieces": pieces, "tensors": tensors, **({} if rank else {"rest": rest})}
+        AtomicCheckpointIO().save_checkpoint(part, folder, Part(rank, 2))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A checkpoint, its shards in a folder, and its export."""
+    home = tmp_path_factory.mktemp("runs")
+    written = run(home / "run", model())
+    write_shards(read_checkpoint(written), home / "shards.ckpt")
+    export_checkpoint(written, home / "exported", class_path="lit_models.LitCausalLM")
+    return {"file": written, "shards": home / "shards.ckpt", "export": home / "exported"}
+
+
+@pytest.mark.parametrize("kind", ["shards", "export"])
+def test_a_folder_is_evaluated_as_the_file_is(trained, tmp_path, kind):
+    expected = torch.load(trained["file"], weights_only=True)["state_dict"]
+    for verb in ("validate", "test"):
+        module = model()
+        run(tmp_path / verb, module, verb, ckpt_path=trained[kind])
+        for name, value in expected.items():
+            assert torch.equal(module.state_dict()[name].float(), value.float()), name
+
+
+@pytest.mark.parametrize("kind", ["shards", "export"])
+def test_a_folder_predicts_as_the_file_does(trained, tmp_path, kind):
+    prompts = tmp_path / "mine.jsonl"
+    prompts.write_text('{"prompt": "the cat"}\n', encoding="utf-8")
+    written = []
+    for name in ("file", kind):
+        trainer = toy_trainer(
+            tmp_path / name, callbacks=[PredictionWriter()], enable_checkpointing=False
+        )
+        trainer.ckpt_path = str(trained[name])
+        data = TextDataModule(predict_files=str(prompts), global_batch_size=1)
+        module = LitCausalLM(SGD)  # another shape than the checkpoint's
+        trainer.predict(module, data, return_predictions=False, weights_only=True)
+        written.append((tmp_path / name / "mine.completed.jsonl").read_text("utf-8"))
+    assert written[0] == written[1]
+    assert "completion" in json.loads(written[0])
+
+
+def test_a_training_goes_on_from_shards(trained, tmp_path):
+    whole = run(tmp_path / "whole", model(), steps=2)
+    resumed = run(tmp_path / "resumed", model(), steps=2, ckpt_path=trained["shards"])
+    for name, value in torch.load(whole, weights_only=True)["state_dict"].items():
+        assert torch.equal(torch.load(resumed, weights_only=True)["state_dict"][name], value)
+
+
+def test_the_recipe_of_occupations_is_read_from_shards(tmp_path):
+    recipe = {"languages": ["unk", "da"]}
+    content = {"state_dict": {"weight": torch.zeros(4, 2)}, RECIPE_KEY: recipe}
+    write_shards(content, tmp_path / "last.ckpt")
+    found = read_recipe(tmp_path / "last.ckpt", RECIPE_KEY, "occupation", "LitOccupationCoder")
+    assert found == recipe
+
+
+def test_other_folders_are_named(trained, tmp_path):
+    asked = (TEXT_RECIPE_KEY, "text", "LitCausalLM")
+    with pytest.raises(FileNotFoundError, match="is a folder, and no checkpoint"):
+        read_recipe(tmp_path, *asked)
+    with pytest.raises(FileNotFoundError, match="gone.ckpt does not exist"):
+        read_recipe(tmp_path / "gone.ckpt", *asked)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(ValueError, match="is of another family: it keeps no text recipe"):
+        read_recipe(tmp_path, *asked)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="config.json is damaged"):
+        read_recipe(tmp_path, *asked)
+    write_shards(read_checkpoint(trained["file"]), tmp_path / "cut.ckpt")
+    marker = tmp_path / "cut.ckpt" / "meta.pt"
+    marker.write_bytes(marker.read_bytes()[:100])
+    with pytest.raises(ValueError, match="cut.ckpt is damaged or no checkpoint"):
+        read_recipe(tmp_path / "cut.ckpt", *asked)
