@@ -21,6 +21,7 @@ from lit_models.causal_lm.lora import LoraOptions
 from lit_models.causal_lm.module import LitCausalLM
 from lit_models.training.callbacks.ledger import Ledger
 from tests.causal_lm.folders import saved
+from tests.text_corpora import saved_tokenizer
 from tests.toy import toy_trainer
 
 TEXT = "the cat sat on the mat and the dog sat on the log, so they sat and sat. " * 20
@@ -108,7 +109,7 @@ def test_a_resume_takes_another_dropout(trained, tmp_path, is_known):
 def test_a_checkpoint_outlives_the_folder_that_it_began_with(tmp_path, backend):
     base = tmp_path / "base"
     saved(base, "Llama", vocab_size=257)
-    byte_tokenizer().save(base)
+    saved_tokenizer(byte_tokenizer(), base)
     lora = LoraOptions(["q_proj"], 2, 16.0)
 
     def tuned() -> LitCausalLM:
@@ -133,7 +134,7 @@ def test_a_checkpoint_outlives_the_folder_that_it_began_with(tmp_path, backend):
 
 
 def test_instructions_outlive_the_folder_of_their_tokenizer(tmp_path):
-    byte_tokenizer().save(tmp_path / "base")
+    saved_tokenizer(byte_tokenizer(), tmp_path / "base")
     rows = [{"prompt": f"{n} + {n} =", "completion": str(2 * n)} for n in range(40)]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     options = TokenizerOptions(kind="folder", path=str(tmp_path / "base"))

@@ -67,7 +67,7 @@ def test_without_the_fixed_tree_bits_differ_while_gradients_agree(runs: Path) ->
     "extra",
     [
         pytest.param((), id="no dropout", marks=pytest.mark.soak),
-        pytest.param(DROPOUT, id="dropout", marks=pytest.mark.slow),
+        pytest.param(DROPOUT, id="dropout", marks=pytest.mark.soak),
     ],
 )
 def test_the_occupation_coder_has_the_same_bits_on_1_2_and_4_devices(

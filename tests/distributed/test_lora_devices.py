@@ -52,7 +52,7 @@ def fit(folder: Path, name: str, targets: list[str], *options: str) -> Path:
     ("kind", "backend", "strategy", "targets"),
     [
         ("gpt2", "own", "fsdp", ["q_proj", "v_proj"]),
-        ("llama", "own", "ddp", ["*"]),
+        pytest.param("llama", "own", "ddp", ["*"], marks=pytest.mark.soak),
         pytest.param("gpt2", "transformers", "ddp", ["c_attn"], marks=pytest.mark.soak),
         pytest.param("llama", "transformers", "fsdp", ["q_proj", "v_proj"], marks=pytest.mark.soak),
     ],

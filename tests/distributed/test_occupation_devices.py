@@ -87,6 +87,7 @@ def one(tables, tmp_path_factory):
     return folder, fit(folder, tables)
 
 
+@pytest.mark.soak
 def test_two_devices_train_as_one_does(one, tables, tmp_path):
     assert_same_run(one[1], fit(tmp_path / "two", tables, *devices(2)), 1e-5)
 

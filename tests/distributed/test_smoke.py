@@ -11,6 +11,7 @@ DEBUG = [name for name in shipped_configs() if name.endswith("/debug.yaml")]
 
 
 @pytest.mark.smoke
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("name", DEBUG)
 def test_a_debug_config_runs(tmp_path: Path, name: str, devices: int) -> None:

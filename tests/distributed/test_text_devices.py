@@ -6,6 +6,8 @@ import torch
 from tests.distributed.launch import run
 from tests.distributed.text_gradient import write_documents
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def gradients(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, torch.Tensor]]:
