@@ -68,32 +68,45 @@ def export_checkpoint(
     class_path = class_path or given.get("_class_path") or _refuse_nameless(path)
     module_class = class_of(class_path)
     which, chosen = chosen_weights(content, weights, path)
-    init_args = {k: v for k, v in given.items() if not k.startswith("_") and k not in _START_ONLY}
-    position = {key: int(content.get(key, 0)) for key in ("global_step", "epoch")}
-    config: dict[str, Any] = {
+    config = {
         "class_path": class_path,
-        "init_args": init_args,
         "weights": which,
-        "source": {"checkpoint": str(path), **position},
         "versions": {"python": platform.python_version(), **_versions()},
-        "extra": _extra(module_class, content, path),
+        **_described(module_class, content, path),
     }
     layout = module_class.exported_layout(content, chosen, adapter)
     if layout is not None:
-        needed = {k: v for k, v in init_args.items() if k not in layout.replaced}
+        needed = {k: v for k, v in config["init_args"].items() if k not in layout.replaced}
         config |= {"init_args": needed, **_plain(layout.values, path)}
         chosen = layout.weights
     write_exported(folder, config, chosen, overwrite, layout)
     return Export(
         class_path,
         which,
-        position["global_step"],
+        config["source"]["global_step"],
         len(chosen),
         sum(tensor.numel() for tensor in chosen.values()),
         sum(file.stat().st_size for file in folder.iterdir()),
         sorted(_paths_in(config["init_args"])),
         None if layout is None else layout.reader.format(folder=folder),
     )
+
+
+def _described(
+    module_class: type[ExactModule], content: dict[str, Any], path: Path
+) -> dict[str, Any]:
+    """Return what the folder's config takes from a checkpoint."""
+    given = content.get("hyper_parameters", {})
+    return {
+        "init_args": {
+            k: v for k, v in given.items() if not k.startswith("_") and k not in _START_ONLY
+        },
+        "source": {
+            "checkpoint": str(path),
+            **{key: int(content.get(key, 0)) for key in ("global_step", "epoch")},
+        },
+        "extra": _extra(module_class, content, path),
+    }
 
 
 def chosen_weights(

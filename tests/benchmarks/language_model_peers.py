@@ -86,17 +86,11 @@ def plain_loop(
     return [after - before for before, after in pairwise(ends)]
 
 
-def hugging_face_trainer(documents: list[np.ndarray], is_grouped: bool, steps: int) -> float:
-    """Return the useful tokens per second of the Trainer of transformers on a Llama."""
-    from transformers import (
-        LlamaConfig,
-        LlamaForCausalLM,
-        Trainer,
-        TrainerCallback,
-        TrainingArguments,
-    )
+def llama() -> Any:
+    """Return the network of the ragged benchmark, by transformers."""
+    from transformers import LlamaConfig, LlamaForCausalLM
 
-    model = LlamaForCausalLM(
+    return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=VOCABULARY,
             hidden_size=RAGGED["hidden_size"],
@@ -108,29 +102,34 @@ def hugging_face_trainer(documents: list[np.ndarray], is_grouped: bool, steps: i
         )
     )
 
+
+def padded(examples: list[dict[str, Any]]) -> dict[str, Tensor]:
+    """Pad to the longest of the batch, as DataCollatorForLanguageModeling does."""
+    width = max(len(example["input_ids"]) for example in examples)
+    ids = torch.zeros(len(examples), width, dtype=torch.int64)
+    mask = torch.zeros_like(ids)
+    for row, example in enumerate(examples):
+        size = len(example["input_ids"])
+        ids[row, :size] = torch.from_numpy(example["input_ids"])
+        mask[row, :size] = 1
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+
+
+def hugging_face_trainer(documents: list[np.ndarray], is_grouped: bool, steps: int) -> float:
+    """Return the useful tokens per second of the Trainer of transformers on a Llama."""
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    ends, useful = [], []
+
     class Clock(TrainerCallback):
-        ends: list[float] = []
-
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            self.ends.append(time.perf_counter())
-
-    useful: list[int] = []
+            ends.append(time.perf_counter())
 
     def collate(examples: list[dict[str, Any]]) -> dict[str, Tensor]:
-        """Pad to the longest of the batch, as DataCollatorForLanguageModeling does."""
-        width = max(len(e["input_ids"]) for e in examples)
-        ids = torch.zeros(len(examples), width, dtype=torch.int64)
-        mask = torch.zeros_like(ids)
-        for row, example in enumerate(examples):
-            size = len(example["input_ids"])
-            ids[row, :size] = torch.from_numpy(example["input_ids"])
-            mask[row, :size] = 1
-        useful.append(int(mask.sum()) - len(examples))  # the first token of each is no target
-        return {
-            "input_ids": ids,
-            "attention_mask": mask,
-            "labels": ids.masked_fill(mask == 0, -100),
-        }
+        batch = padded(examples)
+        # The first token of each is no target.
+        useful.append(int(batch["attention_mask"].sum()) - len(examples))
+        return batch
 
     arguments = TrainingArguments(
         output_dir="trainer",
@@ -145,13 +144,9 @@ def hugging_face_trainer(documents: list[np.ndarray], is_grouped: bool, steps: i
         **({"train_sampling_strategy": "group_by_length"} if is_grouped else {}),
     )
     data = [{"input_ids": ids, "length": len(ids)} for ids in documents]
-    clock = Clock()
-    trainer = Trainer(
-        model=model, args=arguments, train_dataset=data, data_collator=collate, callbacks=[clock]
-    )
-    trainer.train()
-    tokens = useful[WARM_UP:steps]
-    return float(np.sum(tokens) / (clock.ends[-1] - clock.ends[WARM_UP - 1]))
+    options = {"train_dataset": data, "data_collator": collate, "callbacks": [Clock()]}
+    Trainer(model=llama(), args=arguments, **options).train()
+    return float(np.sum(useful[WARM_UP:steps]) / (ends[-1] - ends[WARM_UP - 1]))
 
 
 def main() -> None:
