@@ -73,7 +73,11 @@ class RaggedData(PromptedDataModule):
         tokens = np.concatenate(documents).astype(np.uint16)
         sizes = np.array([len(ids) for ids in documents])
         self.stream = TokenStream(tokens, np.cumsum(sizes) - sizes, sizes - 1)
-        self.tokenizer: TextTokenizer = byte_tokenizer()  # of which only the checkpoint hears
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        """One of which only the checkpoint hears."""
+        return byte_tokenizer()
 
     def build(self, stage: Stage) -> PlannedDataset:
         digest = hashlib.sha256(self.stream.tokens.tobytes()).hexdigest()
