@@ -14,7 +14,6 @@ from lit_models import LitCausalLM
 from lit_models.causal_lm.loss import LossOptions
 from lit_models.causal_lm.network import DecoderConfig
 from lit_models.causal_lm.presets import PRESETS
-from lit_models.training.callbacks import default_callbacks
 from lit_models.training.meters import GIB, HostMeter
 from tests.benchmarks.test_language_model_speed import RaggedData, fit
 
@@ -66,7 +65,7 @@ def test_peak_of_a_step_of_gpt2(tmp_path: Path, chunk_size: int) -> None:
         enable_model_summary=False,
         enable_checkpointing=False,
         default_root_dir=str(tmp_path),
-        callbacks=[*default_callbacks(), peak],
+        callbacks=[peak],
     )
     trainer.fit(module, data)
     table = Table("network", "positions", "of a chunk", "peak of a step, GiB")
