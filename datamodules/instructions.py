@@ -84,22 +84,13 @@ class InstructionDataModule(PromptedDataModule):
         """Tokenise into the cache; say what does not fit, and copy rejected rows to the run."""
         if self.is_predicting:
             return
-        store = self._open(self._trainer_stage())
+        store = self.open_store(self._trainer_stage())
         run_folder = self.trainer.default_root_dir if self.trainer is not None else "."
         hand_over_rejected(store.folder, Path(run_folder))
         for number, name in enumerate(PART_NAMES):
             found = fitted(store.part(number), self.context_length, self.too_long)
             for loss in found.losses(name, self.context_length, self.too_long):
                 log.warning(loss.sentence)
-
-    def setup(self, stage: str) -> None:
-        """Open the cache and build the datasets of the stage."""
-        if stage != "predict":
-            store = self._open(stage)
-            if self.store is None or store.folder != self.store.folder:
-                self.store = store
-                self.datasets.clear()
-        super().setup(stage)
 
     def build(self, stage: Stage) -> PlannedDataset:
         """Return the dataset of one stage.
@@ -139,7 +130,8 @@ class InstructionDataModule(PromptedDataModule):
         options = model_options(self.trainer, self.tokenizer_options)
         return InstructionRequest(files, options, self.split, self.train_on, self.separator)
 
-    def _open(self, stage: str) -> InstructionStore:
+    def open_store(self, stage: str) -> InstructionStore:
+        """Return the tokens of the stage, made at first use."""
         options = model_options(self.trainer, self.tokenizer_options)
         given = self.given_tokenizer(stage, options)
         if given is None and stage != "fit" and self.store is not None:

@@ -1,6 +1,7 @@
 """PromptedDataModule: prediction of the language models, whatever they are trained on."""
 
 import logging
+from abc import abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -58,10 +59,19 @@ class PromptedDataModule(PlannedDataModule):
         if predict_output is not None:
             check_output(Path(predict_output))  # not after hours of prediction
 
+    @abstractmethod
+    def open_store(self, stage: str) -> Any:
+        """Return the tokens that a stage of training or evaluation reads, in a `folder`."""
+
     def setup(self, stage: str) -> None:
-        """Build the datasets of the stage; prompts are read anew for each prediction."""
+        """Open the cache and build the datasets of the stage; prompts are read anew."""
         if stage == "predict":
             self.datasets.pop("predict", None)
+        else:
+            store = self.open_store(stage)
+            if self.store is None or store.folder != self.store.folder:
+                self.store = store
+                self.datasets.clear()
         super().setup(stage)
 
     @property

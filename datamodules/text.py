@@ -75,16 +75,7 @@ class TextDataModule(PromptedDataModule):
     def prepare_data(self) -> None:
         """Tokenise into the cache."""
         if not self.is_predicting:
-            self._open_store(self._trainer_stage())
-
-    def setup(self, stage: str) -> None:
-        """Open the cache and build the datasets of the stage."""
-        if stage != "predict":
-            store = self._open_store(stage)
-            if self.store is None or store.folder != self.store.folder:
-                self.store = store
-                self.datasets.clear()
-        super().setup(stage)
+            self.open_store(self._trainer_stage())
 
     def build(self, stage: Stage) -> PlannedDataset:
         """Return the dataset of one stage.
@@ -117,7 +108,7 @@ class TextDataModule(PromptedDataModule):
 
         if make_model is not None:
             self.tokenizer_options = options_of_model(make_model(), self.tokenizer_options)
-        self.store = self._open_store("fit")
+        self.store = self.open_store("fit")
         return audit_text(self)
 
     def request_tokens(self, is_trained: bool = False) -> TokenRequest:
@@ -144,7 +135,8 @@ class TextDataModule(PromptedDataModule):
         options = model_options(self.trainer, self.tokenizer_options)
         return TokenRequest(files, options, self.split, None, reading)
 
-    def _open_store(self, stage: str) -> TokenStore:
+    def open_store(self, stage: str) -> TokenStore:
+        """Return the tokens of the stage, made at first use."""
         options = model_options(self.trainer, self.tokenizer_options)
         given = self.given_tokenizer(stage, options)
         if given is None and stage != "fit" and self.store is not None:

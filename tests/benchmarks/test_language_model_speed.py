@@ -79,6 +79,10 @@ class RaggedData(PromptedDataModule):
         """One of which only the checkpoint hears."""
         return byte_tokenizer()
 
+    def setup(self, stage: str) -> None:
+        """Build the datasets; the tokens are there already."""
+        PlannedDataModule.setup(self, stage)
+
     def build(self, stage: Stage) -> PlannedDataset:
         digest = hashlib.sha256(self.stream.tokens.tobytes()).hexdigest()
         return TokenDataset(self.stream, digest, self.context_length, "documents", self.tokenizer)

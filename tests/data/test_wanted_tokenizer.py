@@ -41,10 +41,10 @@ def test_evaluation_uses_the_tokenizer_of_the_model(tmp_path, corpus, is_checkpo
     data = text_module(corpus, tokenizer=CHARACTERS)
     data.trainer = trainer_of("validate", **source)
     data.prepare_data()
-    store = data._open_store("validate")
+    store = data.open_store("validate")
     assert store.tokenizer.digest == trained.digest
     data.trainer = trainer_of("fit", **source)
-    assert data._open_store("fit").tokenizer.backend.token_to_id("ß") is None
+    assert data.open_store("fit").tokenizer.backend.token_to_id("ß") is None
 
 
 def test_evaluation_takes_the_store_of_training_and_needs_no_training_text(tmp_path, corpus):
@@ -55,10 +55,10 @@ def test_evaluation_takes_the_store_of_training_and_needs_no_training_text(tmp_p
     recipe = {"tokenizer": data.tokenizer.to_dict()}
     again = text_module(corpus, tokenizer=CHARACTERS, validation_files=held)
     again.trainer = trainer_of("validate", recipe=recipe)
-    assert again._open_store("validate").folder == data.store.folder
+    assert again.open_store("validate").folder == data.store.folder
     elsewhere = text_module(str(tmp_path / "gone.txt"), validation_files=held)
     elsewhere.trainer = trainer_of("validate", recipe=recipe)
-    store = elsewhere._open_store("validate")
+    store = elsewhere.open_store("validate")
     assert store.tokenizer.digest == data.tokenizer.digest
     assert store.part_facts(VALIDATION) == data.store.part_facts(VALIDATION)
     assert store.part_facts(TRAIN).num_tokens == 0
@@ -73,16 +73,16 @@ def test_a_pretrained_model_brings_its_tokenizer(tmp_path, corpus):
     data = text_module(corpus)
     data.trainer = trainer_of("fit", wanted_tokenizer=lambda: str(folder))
     data.prepare_data()
-    assert data._open_store("fit").tokenizer.backend.token_to_id("q") is not None
+    assert data.open_store("fit").tokenizer.backend.token_to_id("q") is not None
     data.tokenizer_options = TokenizerOptions(kind="folder", path=str(folder))
-    assert data._open_store("fit").tokenizer.backend.token_to_id("q") is not None
+    assert data.open_store("fit").tokenizer.backend.token_to_id("q") is not None
     data.tokenizer_options = CHARACTERS
     with pytest.raises(
         ValueError, match=r"data.tokenizer is kind characters, and the pretrained mo"
     ):
         data.prepare_data()
     data.trainer = trainer_of("fit", wanted_tokenizer=lambda: None)
-    assert data._open_store("fit").tokenizer.backend.token_to_id("q") is None
+    assert data.open_store("fit").tokenizer.backend.token_to_id("q") is None
 
 
 def test_a_chat_template_joins_the_tokenizer_of_a_pretrained_model(tmp_path, corpus):
@@ -91,7 +91,7 @@ def test_a_chat_template_joins_the_tokenizer_of_a_pretrained_model(tmp_path, cor
     saved_tokenizer(made, folder)
     data = text_module(corpus, tokenizer=TokenizerOptions(chat_template="plain"))
     data.trainer = trainer_of("fit", wanted_tokenizer=lambda: str(folder))
-    for tokenizer in (data._open_store("fit").tokenizer, data.prompt_tokenizer()):
+    for tokenizer in (data.open_store("fit").tokenizer, data.prompt_tokenizer()):
         assert tokenizer.backend.token_to_id("q") is not None
         assert tokenizer.render([{"role": "user", "content": "q"}]) == "user:\nq\n\n"
     data.tokenizer_options = TokenizerOptions()
