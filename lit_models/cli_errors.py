@@ -232,7 +232,8 @@ def run_guarded(run: Callable[[], Any]) -> int:
         if message is None or os.environ.get("UNISONO_TRACEBACK") == "1":
             traceback.print_exc()
         if message is not None:
-            rank = os.environ.get("RANK") or os.environ.get("LOCAL_RANK")
+            names = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
+            rank = next((os.environ[name] for name in names if os.environ.get(name)), None)
             say(screen(message, "error" if is_first_process() else f"error on rank {rank}"))
         return USAGE if isinstance(error, UsageError) else RUN
     return status if isinstance(status, int) else 0

@@ -73,7 +73,8 @@ def test_tasks_that_would_train_copies_are_refused(slurm, tmp_path):
         slurm, 1, 2, "--trainer.devices=1", f"--trainer.default_root_dir={tmp_path / 'run'}"
     )
     flat = " ".join(done.stdout.split())
-    assert done.returncode == 2, done.stdout
+    # srun passes on the highest status: 143 where SLURM ends a task before it has ended by itself
+    assert done.returncode in (2, 143), done.stdout
     assert "SLURM_NTASKS=2" in flat
     assert "Set --trainer.devices to the processes per node" in flat
     assert not (tmp_path / "run" / "ledger.jsonl").exists()
