@@ -157,7 +157,7 @@ class _Writer:
         (self.folder / "facts.json").write_text(json.dumps(facts), "utf-8")
 
     def _tokenised(self) -> Iterator[tuple[int, int, Instruction, TrainedTokens]]:
-        marked = self._marked()
+        marked = self._marked(self.marker, self.bad_rows)
         while batch := list(islice(marked, ROWS_PER_BATCH)):
             tokens = self._tokens([(row, text) for _, _, row, text in batch])
             for (index, number, row, _), found in zip(batch, tokens, strict=True):
@@ -177,27 +177,27 @@ class _Writer:
                     raise ValueError(f"{row.file}:{row.line}: {error}") from error
             raise
 
-    def _marked(self) -> Iterator[tuple[int, int, Instruction, MarkedText]]:
-        for index, (_, number, row) in enumerate(self.request.rows(self.bad_rows)):
-            self.marker.check_template(row)
+    def _marked(
+        self, marker: Marker, bad_rows: BadRows
+    ) -> Iterator[tuple[int, int, Instruction, MarkedText]]:
+        """Yield each sound row with its text; what the template refuses goes to `bad_rows`."""
+        for index, (_, number, row) in enumerate(self.request.rows(bad_rows)):
+            marker.check_template(row)
             try:
-                yield index, number, row, self.marker.marked(row)
+                text = marker.marked(row)
             except ValueError as error:
-                self.bad_rows.add(BadRow(row.file, row.line, "", str(error), "template"))
+                bad_rows.add(BadRow(row.file, row.line, "", str(error), "template"))
+            else:
+                yield index, number, row, text
 
     def _training_texts(self) -> Iterator[str]:
         """What a vocabulary is taken from; templates read special tokens and no vocabulary."""
         template = TokenizerOptions(chat_template=self.request.tokenizer.chat_template)
-        renderer = make_tokenizer(template, iter(()))
-        marker = Marker(renderer, "all", self.request.separator)
-        for index, (_, _, row) in enumerate(self.request.rows(BadRows("collect"))):
-            if self.parts[index] != TRAIN:
-                continue
-            marker.check_template(row)
-            try:
-                text = marker.marked(row).text
-            except ValueError:
-                continue  # named when the row is tokenised
-            for token in marker.special:
-                text = text.replace(token, "")
-            yield text
+        marker = Marker(make_tokenizer(template, iter(())), "all", self.request.separator)
+        # Collected alone, as `divided` does: the reading that fills the store names them all.
+        for index, _, _, marked in self._marked(marker, BadRows("collect")):
+            if self.parts[index] == TRAIN:
+                text = marked.text
+                for token in marker.special:
+                    text = text.replace(token, "")
+                yield text

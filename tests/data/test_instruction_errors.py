@@ -83,6 +83,26 @@ def test_a_template_may_refuse_messages(tmp_path: Path) -> None:
         data.prepare_data()
 
 
+@pytest.mark.parametrize("kind", ["characters", "bpe"])
+def test_a_vocabulary_is_taken_from_the_rows_that_the_template_writes(
+    tmp_path: Path, kind: str
+) -> None:
+    (tmp_path / "strict.jinja").write_text(
+        "{% if messages[0].role != 'user' %}{{ raise_exception('begin with the user') }}{% endif %}"
+        "{% for message in messages %}{{ message.content }}{% endfor %}"
+    )
+    refused = {"messages": [{"role": "system", "content": "ZQZQZQ"}, USER, ANSWER]}
+    options = TokenizerOptions(kind, chat_template=str(tmp_path / "strict.jinja"))
+    given = {"tokenizer": options, "split": TextSplit(validation_share=0.0)}
+    rows = [GOOD, refused, {"messages": [USER, ANSWER]}]
+    with pytest.raises(ValueError, match=r"1 row breaks.*\n.*mine.jsonl:2: .*begin with the user"):
+        data_of(tmp_path, *rows, **given).prepare_data()
+    data = data_of(tmp_path, *rows, on_bad_rows="reject", **given)
+    with_it = data.open_store("fit").tokenizer.backend.get_vocab()
+    without = data_of(tmp_path, rows[0], rows[2], **given).open_store("fit").tokenizer
+    assert with_it == without.backend.get_vocab()
+
+
 def test_files_without_any_sound_row_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the files hold no rows; write prompts"):
         data_of(tmp_path).prepare_data()
