@@ -18,6 +18,7 @@ REFUSED_KEYS = {
     "defaults": "there is no such mechanism",
     "include": "there is no such mechanism",
 }
+EMPTIED = "emptied"  # key of a joined group below which no file's values count
 
 
 def config_folders() -> list[Path]:
@@ -123,21 +124,40 @@ def join_groups(argv: list[str]) -> list[str]:
     """Returns the arguments with the options of one group in one: --data.plan={"seed": 1, …}.
 
     Of several options such as --data.plan.seed, the parser of a plain dict keeps the last alone.
+    As in a training, null takes back what was said of a group before; where options follow it,
+    the group holds `EMPTIED`, so that no file's values are put below them.
     """
     out: list[str] = []
-    groups: dict[str, dict[str, Any]] = {}
+    groups: dict[str, Any] = {}
     i = 0
     for option, value, used in _tokens(argv):
-        outer, *inner = option.split(".")
-        if outer.startswith("--") and len(inner) > 1 and value is not None:
-            node = groups.setdefault(f"{outer}.{inner[0]}", {})
-            for name in inner[1:-1]:
-                node = node.setdefault(name, {})
-            node[inner[-1]] = yaml.safe_load(value)
+        names = _group_names(option)
+        is_whole = (
+            len(names) == 1
+            and value is not None
+            and (value == "null" or value[:1] + value[-1:] == "{}")
+        )
+        if is_whole or (len(names) > 1 and value is not None):
+            node = groups
+            for name in names[:-1]:
+                if not isinstance(node.setdefault(name, {}), dict):
+                    node[name] = {EMPTIED: True}
+                node = node[name]
+            node[names[-1]] = yaml.safe_load(value)
         else:
+            groups.pop(names[0] if names else "", None)
             out += argv[i : i + used]
         i += used
     return [*out, *(f"{group}={json.dumps(values)}" for group, values in groups.items())]
+
+
+def _group_names(option: str) -> list[str]:
+    """Returns --data.plan and seed of --data.plan.seed and of --data.init_args.plan.seed; nothing
+    of an option without a group."""
+    outer, *inner = option.split(".")
+    if inner[:1] == ["init_args"] and len(inner) > 1:
+        inner = inner[1:]
+    return [f"{outer}.{inner[0]}", *inner[1:]] if outer.startswith("--") and inner else []
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -84,10 +84,13 @@ def _built(key: str, base: type, config: dict[str, Any]) -> Any:
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     """The options of both, those of `above` winning; groups of options are merged."""
-    merged = dict(below)
+    from lit_models.config_files import EMPTIED
+
+    merged = {} if EMPTIED in above else dict(below)
     for key, value in above.items():
-        under = merged.get(key)
-        if isinstance(value, dict) and isinstance(under, dict):
-            value = _merged(under, value)
+        if isinstance(value, dict):
+            under = merged.get(key)
+            value = _merged(under if isinstance(under, dict) else {}, value)
         merged[key] = value
+    merged.pop(EMPTIED, None)
     return merged

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from lit_models.commands import command_files, run_command, summaries
+from lit_models.config_files import join_groups
 
 Unisono = Callable[..., tuple[int, str]]
 
@@ -33,3 +34,20 @@ def test_the_exit_status_is_what_the_command_returns(
 
     monkeypatch.setattr(verify, "verify", lambda: 3)
     assert run_command("verify", []) == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "joined"),
+    [
+        ("--data.a.b=1 --data.a.c=x", ['--data.a={"b": 1, "c": "x"}']),
+        ("--data.init_args.a.b=1 --data.a.c=2", ['--data.a={"b": 1, "c": 2}']),
+        ("--data.a=null --data.a.b=1", ['--data.a={"emptied": true, "b": 1}']),
+        ("--data.a.b=1 --data.a=null", ["--data.a=null"]),
+        ("--data.a.b=null --data.a.b.c=1", ['--data.a={"b": {"emptied": true, "c": 1}}']),
+        ("--data.a=null --data.a=x", ["--data.a=x"]),
+        ('--data.a={"b":1} --data.a.c=2', ['--data.a={"b": 1, "c": 2}']),
+        ("--run=x --data.a=: --data.b", ["--run=x", "--data.a=:", "--data.b"]),
+    ],
+)
+def test_options_of_a_group_are_joined_in_their_order(given: str, joined: list[str]) -> None:
+    assert join_groups(given.split()) == joined
