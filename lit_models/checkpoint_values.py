@@ -4,7 +4,10 @@ Lightning's own way is the other way round: since 2.5.5 the checkpoint silently 
 """
 
 import json
+from collections.abc import Iterator
+from inspect import signature
 from pathlib import Path
+from pydoc import locate
 from typing import Any
 
 import yaml
@@ -97,44 +100,73 @@ def as_first_config(model: dict[str, Any]) -> list[str]:
     return ["--config", yaml.safe_dump({"model": model})] if model else []
 
 
-def differences(model: dict[str, Any], config: Any, ckpt_path: str) -> list[str]:
+def differences(
+    model: dict[str, Any], config: Any, ckpt_path: str, is_evaluation: bool = False
+) -> list[str]:
     """Returns a line for each value of the run that differs from the checkpoint's.
 
     Args:
         model: as model_values returns it.
         config: the parsed `model` key, a namespace with class_path and init_args.
         ckpt_path: for the message.
+        is_evaluation: the options that the class names as `settled_options` are then the
+            checkpoint's, whatever the run says.
 
     Raises:
-        ValueError: the checkpoint is another class's.
+        ValueError: the checkpoint is another class's, or an evaluation asks for another value of
+            a settled option.
     """
-    if not model:
-        return []
-    if config.class_path.rpartition(".")[2] != model["class_path"].rpartition(".")[2]:
+    trained = model.get("class_path")
+    if trained and config.class_path.rpartition(".")[2] != trained.rpartition(".")[2]:
         raise ValueError(
-            f"{ckpt_path} is a checkpoint of {model['class_path']}, but --model is "
-            f"{config.class_path}. Take a checkpoint of that class, or leave --model out."
+            f"{ckpt_path} is a checkpoint of {trained}, but --model is {config.class_path}. Take a "
+            "checkpoint of that class, or leave --model out."
         )
-    now = flat(config.init_args.as_dict())
-    return [
-        f"model.{name}: the checkpoint has {value}, this run uses {now[name]}"
-        for name, value in flat(model["init_args"]).items()
-        if name in now and comparable(now[name]) != comparable(value)
+    then, now = model.get("init_args", {}), config.init_args.as_dict()
+    found = list(changes(then, now))
+    settled = settled_options(config.class_path) if is_evaluation else {}
+    refused = [change for change in found if change[0].split(".")[0] in settled]
+    if refused:
+        told = "; ".join(f"model.{name} {old} there and {new} here" for name, old, new in refused)
+        raise ValueError(
+            f"an evaluation computes what the weights of {ckpt_path} were trained for, and other "
+            f"values have no effect: {told}. Leave them out to take the checkpoint's."
+        )
+    lines = [
+        f"model.{name}: the checkpoint has {old}, this run uses {new}" for name, old, new in found
     ]
+    # An export, or the checkpoint of a script, does not name them; it knows them all the same.
+    for name, default in settled.items():
+        if name not in then and name in now and not _are_same(now[name], default):
+            lines.append(f"model.{name}: {now[name]} has no effect beside this checkpoint")
+    return lines
 
 
-def comparable(value: Any) -> str:
-    """Returns a text that is equal for equal values; a tuple equals the list it was saved as."""
-    return json.dumps(value, default=str)
+def settled_options(class_path: str) -> dict[str, Any]:
+    """Returns name -> default of the options that an evaluation takes from its checkpoint."""
+    found = locate(class_path)
+    names = getattr(found, "settled_options", ())
+    parameters = signature(found).parameters if names else {}
+    return {name: parameters[name].default for name in names}
 
 
-def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns nested dicts as one dict with dotted names, the step `init_args` left out."""
-    out: dict[str, Any] = {}
-    for key, value in values.items():
-        name = prefix if key == "init_args" else f"{prefix}.{key}".lstrip(".")
-        if isinstance(value, dict):
-            out |= flat(value, name)
-        else:
-            out[name] = value
-    return out
+def changes(then: dict[str, Any], now: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yields dotted name, old and new value of what differs, of the keys that both have; the step
+    `init_args` is left out of names."""
+    for key in then:
+        old, new = then[key], now.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            before = "" if key == "init_args" else f"{key}."
+            for name, *values in changes(old, new):
+                yield f"{before}{name}", *values
+        elif key in now and not _are_same(old, new):
+            yield key, old, new
+
+
+def _are_same(one: Any, other: Any) -> bool:
+    """Whether two values are equal; a tuple equals the list that it was saved as."""
+    return _plain(one) == _plain(other)
+
+
+def _plain(value: Any) -> Any:
+    return json.loads(json.dumps(value, default=str))

@@ -95,7 +95,9 @@ class UnisonoCLI(LightningCLI):
             return
         config = self.config[verb].model
         try:
-            lines = checkpoint_values.differences(self.checkpoint_model, config, path)
+            lines = checkpoint_values.differences(
+                self.checkpoint_model, config, path, verb != "fit"
+            )
         except ValueError as error:
             raise UsageError(str(error)) from error
         if is_first_process():

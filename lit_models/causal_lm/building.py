@@ -85,11 +85,13 @@ def recipe_of_run(
 
     Raises:
         FileNotFoundError: there is no such folder.
-        ValueError: a training goes on with another function, or as `new_recipe`.
+        ValueError: a training goes on with another function, an evaluation asks for another
+            backend than the checkpoint's, or as `new_recipe`.
     """
     if trained is None:
         return new_recipe(request, tokenizer, context_length)
     if not is_fitting:
+        _check_backend(request.computation.backend, trained["network"]["kind"])
         return trained
     # All weights come from the checkpoint: folders may have gone.
     folder, lora = request.pretrained, request.lora
@@ -104,6 +106,15 @@ def recipe_of_run(
             recipe["lora"]["layers"] = trained["lora"]["layers"]
     check_same(trained, recipe)
     return recipe
+
+
+def _check_backend(asked: Backend, trained: str) -> None:
+    if asked not in ("auto", trained):
+        raise ValueError(
+            f"model.computation.backend is {asked}, but the checkpoint's weights are those of "
+            f"backend {trained}; leave it out, or `unisono export` the checkpoint and give the "
+            "folder as model.pretrained."
+        )
 
 
 def new_recipe(

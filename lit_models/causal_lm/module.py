@@ -43,6 +43,7 @@ class LitCausalLM(ExactModule):
     """
 
     export_keys: ClassVar[tuple[str, ...]] = (TEXT_RECIPE_KEY,)
+    settled_options: ClassVar[tuple[str, ...]] = ("network", "pretrained", "lora")
 
     def __init__(
         self,
@@ -141,8 +142,7 @@ class LitCausalLM(ExactModule):
         return complete(self.network, self.tokenizer, batch, options or self.generation)
 
     def max_positions(self, recipe: dict[str, Any] | None) -> int | None:
-        """Return the most positions of a text in prediction, none for no limit; of a trained
-        model's recipe, or of the pretrained model."""
+        """Return the most positions in prediction, or none; without a recipe of `pretrained`."""
         network = recipe["network"] if recipe else building.pretrained_recipe(self.request)
         return most_positions(network, self.generation.context)
 

@@ -42,6 +42,8 @@ class ExactModule(LightningModule):
     Attributes:
         export_keys: keys of a checkpoint whose plain values an exported folder needs besides
             weights and hyperparameters, so that it runs alone.
+        settled_options: arguments of the constructor that an evaluation takes from its
+            checkpoint; the command line refuses others.
     """
 
     monitor: ClassVar[str] = "val/loss"
@@ -51,6 +53,7 @@ class ExactModule(LightningModule):
     # Whether a step may be cut into micro-batches: not where the loss couples its samples.
     may_accumulate: ClassVar[bool] = True
     export_keys: ClassVar[tuple[str, ...]] = ()
+    settled_options: ClassVar[tuple[str, ...]] = ()
     init_from: str | None = None
     init_from_part: str | None = None
 
