@@ -11,7 +11,7 @@ from datamodules.audits import Audit, MakeModel
 from datamodules.augmentation import Augmentation
 from datamodules.bad_rows import hand_over_rejected
 from datamodules.cache import cache_root
-from datamodules.checkpoint_recipe import read_recipe
+from datamodules.checkpoint_recipe import checkpoint_to_load, read_recipe
 from datamodules.languages import UNKNOWN
 from datamodules.occupation_batches import DistinctInputs, OccupationDataset
 from datamodules.occupation_request import (
@@ -188,15 +188,14 @@ class OccupationDataModule(PlannedDataModule):
         """The recipe that decides the encoding; none makes a new one from the training data."""
         if stage == "fit":
             return None
-        trainer = self.trainer
-        if trainer is not None and trainer.ckpt_path:
-            return recipe_of_checkpoint(Path(trainer.ckpt_path))
-        model = getattr(trainer, "lightning_module", None)
+        if path := checkpoint_to_load(self.trainer):
+            return recipe_of_checkpoint(Path(path))
+        model = getattr(self.trainer, "lightning_module", None)
         recipe = getattr(model, "recipe", None) or self.recipe
         if recipe is None and stage == "predict":
             raise ValueError(
-                "predict needs a trained model: give --ckpt_path, in a script set "
-                "trainer.ckpt_path or pass LitOccupationCoder.load_from_checkpoint(path)."
+                "predict needs a trained model: give --ckpt_path, in a script "
+                "predict(ckpt_path=…) or LitOccupationCoder.load_from_checkpoint(path)."
             )
         return recipe
 

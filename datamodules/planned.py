@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal
 from lightning.pytorch import LightningDataModule
 
 from datamodules.batching import Batching, Rehearsed, derive_batching
+from datamodules.checkpoint_recipe import ToldConnector
 from datamodules.loader import LoaderOptions, PlannedDataset, PlannedLoader, auto_workers
 from datamodules.plan import (
     MicroBatch,
@@ -106,6 +107,16 @@ class PlannedDataModule(LightningDataModule):
         self.find_done_batches: Callable[[], frozenset[int]] = frozenset
         self.resume_position: tuple[int, int] | None = None
         self._limits: RunLimits | None = None
+
+    @property  # type: ignore[override]
+    def trainer(self) -> Any:
+        """The trainer, none without one; Lightning sets it at the beginning of each call."""
+        return self._trainer
+
+    @trainer.setter
+    def trainer(self, trainer: Any) -> None:
+        ToldConnector.install(trainer)
+        self._trainer = trainer
 
     @abstractmethod
     def build(self, stage: Stage) -> PlannedDataset:

@@ -130,7 +130,7 @@ class PromptedDataModule(PlannedDataModule):
         if self.trainer.lightning_module.wanted_tokenizer() is None:
             raise ValueError(
                 "predict needs a trained model: give --ckpt_path or --model.pretrained, in a "
-                "script set trainer.ckpt_path or pass LitCausalLM.load_from_checkpoint(path)."
+                "script predict(ckpt_path=…) or LitCausalLM.load_from_checkpoint(path)."
             )
         return make_tokenizer(model_options(self.trainer, self.tokenizer_options), iter(()))
 

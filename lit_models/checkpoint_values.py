@@ -144,7 +144,7 @@ def differences(
 
 def settled_options(class_path: str) -> dict[str, Any]:
     """Returns name -> default of the options that an evaluation takes from its checkpoint."""
-    found = locate(class_path)
+    found: Any = locate(class_path)
     names = getattr(found, "settled_options", ())
     parameters = signature(found).parameters if names else {}
     return {name: parameters[name].default for name in names}

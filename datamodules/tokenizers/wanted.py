@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from datamodules.checkpoint_recipe import read_recipe
+from datamodules.checkpoint_recipe import checkpoint_to_load, read_recipe
 from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions
 
 TEXT_RECIPE_KEY = "text_recipe"
@@ -20,9 +20,8 @@ def trained_tokenizer(trainer: Any) -> TextTokenizer | None:
     if trainer is None:
         return None
     recipe = getattr(trainer.lightning_module, "recipe", None)
-    if trainer.ckpt_path:
-        path = Path(trainer.ckpt_path)
-        recipe = read_recipe(path, TEXT_RECIPE_KEY, "text", "LitCausalLM")
+    if path := checkpoint_to_load(trainer):
+        recipe = read_recipe(Path(path), TEXT_RECIPE_KEY, "text", "LitCausalLM")
     return TextTokenizer.from_dict(recipe["tokenizer"]) if recipe else None
 
 

@@ -225,8 +225,7 @@ def check_same(trained: Recipe, recipe: Recipe) -> None:
     if not _same_tokens(trained, recipe["tokenizer"]):
         raise ValueError(
             "the checkpoint was trained with another tokenizer than that of the data; take the "
-            "data and data.tokenizer of its run, in a script set trainer.ckpt_path before an "
-            "evaluation."
+            "data and data.tokenizer of its run."
         )
     changed = differences(trained, recipe)
     if changed:

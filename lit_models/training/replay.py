@@ -95,8 +95,6 @@ def replay(
         ValueError: the data are not those that the step was trained with.
     """
     follow_one_device(data, found, run, trainer_values)
-    if start.checkpoint is not None:
-        module.init_from = None  # the checkpoint has replaced those weights
     at_step = AtStep(found, run, advance)
     with quiet():
         trainer = one_device_trainer(trainer_values, found, folder, accelerator)

@@ -49,8 +49,8 @@ def run(
     """Train or evaluate, and return a checkpoint.
 
     Args:
-        is_known: the trainer knows ckpt_path beforehand, as on the command line; as a script's
-            argument it is told only after the network is built.
+        is_known: the trainer knows ckpt_path beforehand, as on the command line; else it is an
+            argument of the call, as in a script.
     """
     folder.mkdir(exist_ok=True)
     (folder / "text.txt").write_text(TEXT, encoding="utf-8")
@@ -105,8 +105,8 @@ def test_a_resume_takes_another_dropout(trained, tmp_path, is_known):
     assert stored["text_recipe"]["lora"]["dropout"] == 0.5
 
 
-@pytest.mark.parametrize("backend", ["own", "transformers"])
-def test_a_checkpoint_outlives_the_folder_that_it_began_with(tmp_path, backend):
+@pytest.mark.parametrize(("backend", "is_known"), [("own", False), ("transformers", True)])
+def test_a_checkpoint_outlives_the_folder_that_it_began_with(tmp_path, backend, is_known):
     base = tmp_path / "base"
     saved(base, "Llama", vocab_size=257)
     saved_tokenizer(byte_tokenizer(), base)
@@ -120,15 +120,15 @@ def test_a_checkpoint_outlives_the_folder_that_it_began_with(tmp_path, backend):
     half = run(tmp_path / "half", tuned())
     shutil.rmtree(base)
     for verb in ("validate", "test"):
-        run(tmp_path / verb, tuned(), verb, ckpt_path=half)
-    resumed = run(tmp_path / "resumed", tuned(), steps=2, ckpt_path=half)
+        run(tmp_path / verb, tuned(), verb, ckpt_path=half, is_known=is_known)
+    resumed = run(tmp_path / "resumed", tuned(), steps=2, ckpt_path=half, is_known=is_known)
     found = torch.load(resumed, weights_only=True)
     assert found["text_recipe"] == whole["text_recipe"]
     for name, value in whole["state_dict"].items():
         torch.testing.assert_close(found["state_dict"][name], value, rtol=1e-5, atol=1e-6)
     lora = LoraOptions(["q_proj"], 2, 64.0)
     with pytest.raises(ValueError, match=r"lora.alpha 16.0 there and 64.0 here"):
-        run(tmp_path / "other", tuned(), steps=2, ckpt_path=half)
+        run(tmp_path / "other", tuned(), steps=2, ckpt_path=half, is_known=is_known)
     with pytest.raises(FileNotFoundError, match="base"):
         run(tmp_path / "new", tuned())
 
@@ -158,12 +158,14 @@ def test_instructions_outlive_the_folder_of_their_tokenizer(tmp_path):
     assert torch.load(tmp_path / "a.ckpt", weights_only=True)["global_step"] == 2
 
 
-def test_weights_to_begin_with_are_not_read_again(tmp_path):
+@pytest.mark.parametrize("is_known", [True, False])
+def test_weights_to_begin_with_are_not_read_again(tmp_path, is_known):
     start = run(tmp_path / "start", model())
     half = run(tmp_path / "half", model(init_from=str(start)))
     start.unlink()
-    run(tmp_path / "half", model(init_from=str(start)), steps=2, ckpt_path=half)
-    run(tmp_path / "half", model(init_from=str(start)), "validate", ckpt_path=half)
+    again = {"ckpt_path": half, "is_known": is_known}
+    run(tmp_path / "half", model(init_from=str(start)), steps=2, **again)
+    run(tmp_path / "half", model(init_from=str(start)), "validate", **again)
 
 
 def test_an_evaluation_without_a_checkpoint_takes_the_weights_to_begin_with(tmp_path):
@@ -186,3 +188,9 @@ def test_the_checkpoint_of_an_earlier_call_is_not_that_of_the_next(trained, tmp_
     assert trainer.ckpt_path == trained
     trainer.fit(next_one, TextDataModule(str(text), split=TextSplit(by="tail"), **sizes))
     assert next_one.recipe["lora"] is None
+    # Nor is its tokenizer: the one of the data is taken.
+    own = TokenizerOptions("characters")
+    characters = TextDataModule(str(text), tokenizer=own, split=TextSplit(by="tail"), **sizes)
+    trainer.validate(module, data, ckpt_path=trained)
+    trainer.validate(model(), characters)
+    assert characters.tokenizer.vocab_size < 257
