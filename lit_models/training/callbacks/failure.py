@@ -11,7 +11,14 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_models.training.strategies.processes import ManagedProcesses
-from lit_models.training.watch import STACKS, Watch
+from lit_models.training.watch import (
+    PHASE,
+    STACKS,
+    SlowPhase,
+    Watch,
+    check_limits,
+    check_slow_phases,
+)
 
 FAILURE = "failure.json"
 SHOWN_IDS = 20
@@ -33,15 +40,37 @@ class FailureReport(Callback):
     """Names rank, step and samples of the first failure, and ends ranks that hang.
 
     A rank that fails writes `failure.json` and adds a note to its error; the others, which lose the
-    connection, keep silent about theirs. A rank that makes no progress for the time that ranks
-    wait for each other writes its stack to `stacks/rank-N.txt` and ends.
+    connection, keep silent about theirs. With several processes a rank that makes no progress for
+    `timeout_s` writes its stack to `stacks/rank-N.txt` and ends.
+
+    Two clocks run. This one looks at what a rank itself does, and may have another limit for each
+    slow phase. The process group's, `trainer.strategy.timeout`, is one number for all that ranks
+    do together: after it a rank ends that waits for a slow one. So a run with slow phases has the
+    longest of them as the group's timeout, and the ordinary limit as `timeout_s` here. Preparing
+    data, the time before the first batch and the merge of predictions have no limit: no rank waits
+    for them in a collective of the group, or they come after the last one.
 
     Args:
         timeout_s: none takes that of the strategy's process group.
+        slow_phases_s: phase -> its own, longer limit: `checkpoint`, from the beginning of a save
+            to the next batch; `evaluation_end`, from the last batch of a validation or a test to
+            the next batch.
+
+    Raises:
+        ValueError: timeout_s is not positive, or a phase has another name.
     """
 
-    def __init__(self, timeout_s: float | None = None) -> None:
-        self.timeout_s = timeout_s
+    def __init__(
+        self,
+        timeout_s: float | None = None,
+        slow_phases_s: dict[SlowPhase, float] | None = None,
+    ) -> None:
+        if timeout_s is not None and timeout_s <= 0:
+            raise ValueError(
+                f"timeout_s must be above 0, got {timeout_s}; leave it out to take the strategy's."
+            )
+        self.timeout_s, self.slow_phases_s = timeout_s, slow_phases_s or {}
+        check_slow_phases(self.slow_phases_s)
         self._place: dict[str, Any] = {}
         self._batch: Any = None
         self._watch: Watch | None = None
@@ -51,9 +80,12 @@ class FailureReport(Callback):
         if trainer.is_global_zero and stage == "fit":
             (Path(trainer.default_root_dir) / FAILURE).unlink(missing_ok=True)
         timeout = getattr(trainer.strategy, "_timeout", None)
-        seconds = self.timeout_s or (timeout.total_seconds() if timeout else None)
+        group_s = timeout.total_seconds() if timeout else None
+        seconds = self.timeout_s or group_s
         if trainer.world_size > 1 and seconds and self._watch is None:
-            self._watch = Watch(Path(trainer.default_root_dir), trainer.global_rank, seconds)
+            check_limits(seconds, self.slow_phases_s, group_s)
+            run, rank = Path(trainer.default_root_dir), trainer.global_rank
+            self._watch = Watch(run, rank, seconds, self.slow_phases_s)
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
@@ -76,6 +108,16 @@ class FailureReport(Callback):
         self._enter(trainer, batch)
 
     on_test_batch_start = on_predict_batch_start = on_validation_batch_start
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        self._begin("checkpoint")
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._begin("evaluation_end")
+
+    on_test_epoch_end = on_validation_epoch_end
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Merging may take rank 0 any time, and no rank waits for it: nothing hangs from here."""
@@ -117,6 +159,11 @@ class FailureReport(Callback):
     def _beat(self) -> None:
         if self._watch is not None:
             self._watch.beat = (time.monotonic(), dict(self._place))
+
+    def _begin(self, phase: SlowPhase) -> None:
+        """Enter a slow phase, which lasts until the next sign of life."""
+        if self._watch is not None:
+            self._watch.beat = (time.monotonic(), {**self._place, PHASE: phase})
 
     def _end_watch(self) -> None:
         if self._watch is not None:
