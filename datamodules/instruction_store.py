@@ -1,18 +1,16 @@
 """Instructions in memory-mapped files, tokenised once, with the mark of what is trained on."""
 
 import csv
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from datamodules.bad_rows import REJECTED_FILE
 from datamodules.sources import BadRow
 from datamodules.splitting import PART_NAMES
-from datamodules.tokenizers.text_tokenizer import TextTokenizer
+from datamodules.token_store import TokenisedFolder
 
 PER_SAMPLE = {
     "starts": np.int64,
@@ -46,27 +44,8 @@ class InstructionPart:
     lines: np.ndarray
 
 
-class InstructionStore:
-    """A folder of tokenised instructions, opened read-only.
-
-    Args:
-        folder: complete, as `open_instruction_store` makes it.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.facts: dict[str, Any] = json.loads((folder / "facts.json").read_text("utf-8"))
-
-    @property
-    def fingerprint(self) -> str:
-        """Hex digest of the tokens, of what is trained on and of how they are divided."""
-        return self.facts["fingerprint"]
-
-    @cached_property
-    def tokenizer(self) -> TextTokenizer:
-        """The tokenizer that made the tokens."""
-        text = (self.folder / "tokenizer.json").read_text("utf-8")
-        return TextTokenizer.from_dict(json.loads(text))
+class InstructionStore(TokenisedFolder):
+    """A folder of tokenised instructions, as `open_instruction_store` makes it."""
 
     @cached_property
     def bad_rows(self) -> list[BadRow]:

@@ -1,7 +1,6 @@
 """Prompts with answers, and chats, become planned batches of tokens for language models."""
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +13,7 @@ from datamodules.instruction_store import InstructionStore
 from datamodules.instruction_writer import InstructionRequest, open_instruction_store
 from datamodules.json_rows import SUFFIXES
 from datamodules.planned import PlannedDataset, Stage
-from datamodules.prompted import PromptedDataModule, has_gone
+from datamodules.prompted import PromptedDataModule
 from datamodules.sources import expand_files
 from datamodules.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
 from datamodules.text_split import TextSplit
@@ -114,15 +113,11 @@ class InstructionDataModule(PromptedDataModule):
 
         if make_model is not None:
             self.tokenizer_options = options_of_model(make_model(), self.tokenizer_options)
-        return audit_instructions(self, open_instruction_store(self.request_instructions()))
+        return audit_instructions(self, open_instruction_store(self.store_request()))
 
-    def request_instructions(self) -> InstructionRequest:
-        """Return what is read and how; the demo samples where no file is named.
-
-        Raises:
-            FileNotFoundError: a named file does not exist.
-        """
-        files = {part: self._paths(part) for part in self.files}
+    def store_request(self, may_lack_training: bool = False) -> InstructionRequest:
+        """Return what is read and how; the demo samples where no file is named."""
+        files = self.named_files(may_lack_training)
         if not any(files.values()):
             from datamodules import demo  # made only where it is asked for
 
@@ -130,22 +125,7 @@ class InstructionDataModule(PromptedDataModule):
         options = model_options(self.trainer, self.tokenizer_options)
         return InstructionRequest(files, options, self.split, self.train_on, self.separator)
 
-    def open_store(self, stage: str) -> InstructionStore:
-        """Return the tokens of the stage, made at first use."""
-        options = model_options(self.trainer, self.tokenizer_options)
-        given = self.given_tokenizer(stage, options)
-        if given is None and stage != "fit" and self.store is not None:
-            return self.store
-        request = self.request_instructions()
-        if given is not None:
-            # By training on the same files, most likely.
-            made = None if has_gone(options) else request.folder()
-            if (
-                made is None
-                or not made.exists()
-                or InstructionStore(made).tokenizer.digest != given.digest
-            ):
-                request = replace(request, given=given)
+    def make_store(self, request: InstructionRequest) -> InstructionStore:
         store = open_instruction_store(request)
         if store.bad_rows and self.on_bad_rows == "error":
             found = BadRows("error")
@@ -173,5 +153,5 @@ class InstructionDataModule(PromptedDataModule):
                 "documents."
             )
 
-    def _paths(self, part: int) -> list[Path]:
+    def paths(self, part: int) -> list[Path]:
         return expand_files(self.files[part], f"data.{PART_NAMES[part]}_files", SUFFIXES)

@@ -2,6 +2,7 @@
 
 import logging
 from abc import abstractmethod
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,6 +16,7 @@ from datamodules.prompt_rows import PromptRequest, read_rows
 from datamodules.prompts import ChoiceDataset, PromptDataset
 from datamodules.sources import expand_files
 from datamodules.splitting import TEST, TRAIN, VALIDATION
+from datamodules.token_store import TokenisedFolder
 from datamodules.tokenizers.text_tokenizer import (
     TextTokenizer,
     TokenizerOptions,
@@ -60,8 +62,49 @@ class PromptedDataModule(PlannedDataModule):
             check_output(Path(predict_output))  # not after hours of prediction
 
     @abstractmethod
+    def paths(self, part: int) -> list[Path]:
+        """Return the files of one part; FileNotFoundError where one does not exist."""
+
+    @abstractmethod
+    def store_request(self, may_lack_training: bool = False) -> Any:
+        """Return what is read and how; arguments and errors as `named_files`."""
+
+    @abstractmethod
+    def make_store(self, request: Any) -> Any:
+        """Return the store of a request, made at first use."""
+
+    def named_files(self, may_lack_training: bool) -> dict[int, list[Path]]:
+        """Return the files of training, validation and test.
+
+        Args:
+            may_lack_training: those of training may be missing where validation has its own.
+
+        Raises:
+            FileNotFoundError: a named file does not exist.
+        """
+        files = {part: self.paths(part) for part in (VALIDATION, TEST)}
+        try:
+            return {TRAIN: self.paths(TRAIN), **files}
+        except FileNotFoundError:
+            if may_lack_training and files[VALIDATION]:
+                return files
+            raise
+
     def open_store(self, stage: str) -> Any:
         """Return the tokens that a stage of training or evaluation reads, in a `folder`."""
+        options = model_options(self.trainer, self.tokenizer_options)
+        given = self.given_tokenizer(stage, options)
+        if given is None and stage != "fit" and self.store is not None:
+            return self.store
+        is_evaluation = given is not None and stage != "fit"
+        request = self.store_request(is_evaluation)
+        # The training on the same files has most likely made the store with this tokenizer.
+        if given is not None and not _is_made(request, options, given):
+            needed = {**request.files}
+            if is_evaluation and needed[VALIDATION]:
+                needed.pop(TRAIN, None)  # nothing of it is held out
+            request = replace(request, files=needed, given=given)
+        return self.make_store(request)
 
     def setup(self, stage: str) -> None:
         """Open the cache and build the datasets of the stage; prompts are read anew."""
@@ -114,7 +157,7 @@ class PromptedDataModule(PlannedDataModule):
     def given_tokenizer(self, stage: str, options: TokenizerOptions) -> TextTokenizer | None:
         """Return a trained model's tokenizer in evaluation, and in a training whose tokenizer's
         folder has gone; none where the options make one."""
-        if stage == "fit" and not has_gone(options):
+        if stage == "fit" and not _has_gone(options):
             return None
         return trained_tokenizer(self.trainer)
 
@@ -196,6 +239,14 @@ class PromptedDataModule(PlannedDataModule):
         return files
 
 
-def has_gone(options: TokenizerOptions) -> bool:
+def _is_made(request: Any, options: TokenizerOptions, given: TextTokenizer) -> bool:
+    """Return whether a store with the given tokenizer is where the options' own would be."""
+    if _has_gone(options):
+        return False
+    folder = request.folder()
+    return folder.exists() and TokenisedFolder(folder).tokenizer.digest == given.digest
+
+
+def _has_gone(options: TokenizerOptions) -> bool:
     """Return whether options name a folder that does not exist."""
     return options.path is not None and not Path(options.path).expanduser().exists()

@@ -7,7 +7,7 @@ from datamodules.audits import Audit, MakeModel
 from datamodules.cache import cache_root
 from datamodules.documents import DocumentsBy, Reading, text_files
 from datamodules.planned import PlannedDataset, Stage
-from datamodules.prompted import PromptedDataModule, has_gone
+from datamodules.prompted import PromptedDataModule
 from datamodules.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
 from datamodules.text_batches import BlockDataset, Layout, TokenDataset
 from datamodules.text_split import TextSplit, without_text
@@ -111,21 +111,9 @@ class TextDataModule(PromptedDataModule):
         self.store = self.open_store("fit")
         return audit_text(self)
 
-    def request_tokens(self, is_trained: bool = False) -> TokenRequest:
-        """Return what is read and how; the demo text where no file is named.
-
-        Args:
-            is_trained: the training files may then be missing where validation has its own.
-
-        Raises:
-            FileNotFoundError: a named file does not exist.
-        """
-        files = {part: self._paths(part) for part in (VALIDATION, TEST)}
-        try:
-            files = {TRAIN: self._paths(TRAIN), **files}
-        except FileNotFoundError:
-            if not is_trained or not files[VALIDATION]:
-                raise
+    def store_request(self, may_lack_training: bool = False) -> TokenRequest:
+        """Return what is read and how; the demo text where no file is named."""
+        files = self.named_files(may_lack_training)
         reading = self.reading
         if not any(files.values()):
             from datamodules import demo  # made only where it is asked for
@@ -135,25 +123,7 @@ class TextDataModule(PromptedDataModule):
         options = model_options(self.trainer, self.tokenizer_options)
         return TokenRequest(files, options, self.split, None, reading)
 
-    def open_store(self, stage: str) -> TokenStore:
-        """Return the tokens of the stage, made at first use."""
-        options = model_options(self.trainer, self.tokenizer_options)
-        given = self.given_tokenizer(stage, options)
-        if given is None and stage != "fit" and self.store is not None:
-            return self.store
-        request = self.request_tokens(is_trained=given is not None)
-        if given is not None:
-            # By training on the same files, most likely.
-            made = None if has_gone(options) else request.folder()
-            if (
-                made is not None
-                and made.exists()
-                and TokenStore(made).tokenizer.digest == given.digest
-            ):
-                return TokenStore(made)
-            request.given = given
-            if request.files[VALIDATION]:
-                request.files.pop(TRAIN, None)  # nothing of it is held out
+    def make_store(self, request: TokenRequest) -> TokenStore:
         return open_token_store(request)
 
     def _check(self) -> None:
@@ -163,5 +133,5 @@ class TextDataModule(PromptedDataModule):
                 f'layout must be one of {", ".join(get_args(Layout))}, got "{self.layout}".'
             )
 
-    def _paths(self, part: int) -> list[Path]:
+    def paths(self, part: int) -> list[Path]:
         return text_files(self.files[part], f"data.{PART_NAMES[part]}_files")

@@ -47,11 +47,11 @@ class TokenStream:
         return _stream, self.place
 
 
-class TokenStore:
-    """A folder of token streams, opened read-only.
+class TokenisedFolder:
+    """What every store of tokens knows, opened read-only.
 
     Args:
-        folder: complete, as `open_token_store` makes it.
+        folder: complete, as the function made it that opens the store.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -60,7 +60,7 @@ class TokenStore:
 
     @property
     def fingerprint(self) -> str:
-        """Hex digest of the tokens and of how they are divided."""
+        """Hex digest of the tokens, of what is trained on and of how they are divided."""
         return self.facts["fingerprint"]
 
     @cached_property
@@ -68,6 +68,10 @@ class TokenStore:
         """The tokenizer that made the tokens."""
         text = (self.folder / "tokenizer.json").read_text("utf-8")
         return TextTokenizer.from_dict(json.loads(text))
+
+
+class TokenStore(TokenisedFolder):
+    """A folder of token streams, as `open_token_store` makes it."""
 
     def stream(self, part: int) -> TokenStream:
         """Return the stream of one part: 0 train, 1 validation, 2 test."""

@@ -133,6 +133,20 @@ def test_a_checkpoint_outlives_the_folder_that_it_began_with(tmp_path, backend, 
         run(tmp_path / "new", tuned())
 
 
+def test_a_resume_without_its_folder_trains_where_validation_has_its_own_file(tmp_path):
+    base, held = tmp_path / "base", tmp_path / "held.txt"
+    saved(base, "Llama", vocab_size=257)
+    saved_tokenizer(byte_tokenizer(), base)
+    held.write_text("a hen sat. " * 30, encoding="utf-8")
+    half = run(
+        tmp_path / "half", LitCausalLM(SGD, pretrained=str(base)), validation_files=str(held)
+    )
+    shutil.rmtree(base)
+    module, again = LitCausalLM(SGD, pretrained=str(base)), {"ckpt_path": half, "steps": 2}
+    resumed = run(tmp_path / "half", module, validation_files=str(held), **again)
+    assert torch.load(resumed, weights_only=True)["global_step"] == 2
+
+
 def test_instructions_outlive_the_folder_of_their_tokenizer(tmp_path):
     saved_tokenizer(byte_tokenizer(), tmp_path / "base")
     rows = [{"prompt": f"{n} + {n} =", "completion": str(2 * n)} for n in range(40)]

@@ -73,7 +73,7 @@ def template(text: str, tmp_path: Path) -> TokenizerOptions:
 def opened(data: InstructionDataModule) -> InstructionDataset:
     """The training part alone: so few rows leave nothing for validation."""
     data.prepare_data()
-    data.store = open_instruction_store(data.request_instructions())
+    data.store = open_instruction_store(data.store_request())
     dataset = data.build("train")
     assert isinstance(dataset, InstructionDataset)
     return dataset
@@ -231,7 +231,7 @@ def test_parts_follow_the_text_alone(make: Make) -> None:
 
     def parts(given: list[dict], name: str) -> dict[str, int]:
         data = make(given, name, split=split)
-        store, found = open_instruction_store(data.request_instructions()), {}
+        store, found = open_instruction_store(data.store_request()), {}
         for number in range(3):
             part = store.part(number)
             found |= {given[line - 1]["prompt"]: number for line in part.lines.tolist()}
