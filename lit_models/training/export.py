@@ -14,6 +14,7 @@ from torch import Tensor
 from lit_models.training.checkpoint import AVERAGED, read_checkpoint
 from lit_models.training.exact import ExactModule
 from lit_models.training.exported import (
+    Layout,
     check_target,
     plain_names,
     read_exported,
@@ -64,28 +65,34 @@ def export_checkpoint(
     """
     check_target(folder, overwrite)
     content = read_checkpoint(path)
-    given = dict(content.get("hyper_parameters", {}))
-    class_path = class_path or given.get("_class_path") or _refuse_nameless(path)
+    named = content.get("hyper_parameters", {}).get("_class_path")
+    class_path = class_path or named or _refuse_nameless(path)
     module_class = class_of(class_path)
     which, chosen = chosen_weights(content, weights, path)
-    config = {
-        "class_path": class_path,
-        "weights": which,
-        "versions": {"python": platform.python_version(), **_versions()},
-        **_described(module_class, content, path),
-    }
+    described = _described(module_class, content, path)
+    config = {"class_path": class_path, "weights": which, **described}
     layout = module_class.exported_layout(content, chosen, adapter)
     if layout is not None:
-        needed = {k: v for k, v in config["init_args"].items() if k not in layout.replaced}
-        config |= {"init_args": needed, **_plain(layout.values, path)}
-        chosen = layout.weights
+        config, chosen = _laid_out(config, layout, path), layout.weights
     write_exported(folder, config, chosen, overwrite, layout)
+    return _written(folder, config, chosen, layout)
+
+
+def _laid_out(config: dict[str, Any], layout: Layout, path: Path) -> dict[str, Any]:
+    """Return the config beside another program's files, which say a part of it."""
+    needed = {k: v for k, v in config["init_args"].items() if k not in layout.replaced}
+    return {**config, "init_args": needed, **_plain(layout.values, path)}
+
+
+def _written(
+    folder: Path, config: dict[str, Any], weights: dict[str, Tensor], layout: Layout | None
+) -> Export:
     return Export(
-        class_path,
-        which,
+        config["class_path"],
+        config["weights"],
         config["source"]["global_step"],
-        len(chosen),
-        sum(tensor.numel() for tensor in chosen.values()),
+        len(weights),
+        sum(tensor.numel() for tensor in weights.values()),
         sum(file.stat().st_size for file in folder.iterdir()),
         sorted(_paths_in(config["init_args"])),
         None if layout is None else layout.reader.format(folder=folder),
@@ -98,6 +105,7 @@ def _described(
     """Return what the folder's config takes from a checkpoint."""
     given = content.get("hyper_parameters", {})
     return {
+        "versions": {"python": platform.python_version(), **_versions()},
         "init_args": {
             k: v for k, v in given.items() if not k.startswith("_") and k not in _START_ONLY
         },

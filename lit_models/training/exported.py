@@ -7,7 +7,8 @@ takes it too.
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -119,25 +120,32 @@ def write_exported(
     from safetensors import SafetensorError
 
     check_target(folder, overwrite)
-    folder = folder.absolute()
+    try:
+        with _whole_or_absent(folder.absolute()) as unfinished:
+            if layout is None:
+                _write_files(unfinished, config, weights)
+            else:
+                _write_layout(unfinished, config, layout)
+    except SafetensorError as error:  # what the storage said is inside its text
+        raise OSError(
+            f"{folder} could not be written: {error}. Free space or name another folder with --to."
+        ) from error
+
+
+@contextmanager
+def _whole_or_absent(folder: Path) -> Iterator[Path]:
+    """Yield a folder to fill; it takes the place of `folder` when all went well."""
     unfinished = folder.with_name(f".{folder.name}.unfinished")
     replaced = folder.with_name(f".{folder.name}.replaced")
     shutil.rmtree(unfinished, ignore_errors=True)  # of an export that was killed
     unfinished.mkdir(parents=True)
     try:
-        if layout is None:
-            _write_files(unfinished, config, weights)
-        else:
-            _write_layout(unfinished, config, layout)
+        yield unfinished
         if folder.exists():
             shutil.rmtree(replaced, ignore_errors=True)
             folder.replace(replaced)
         unfinished.replace(folder)
         sync(folder.parent)
-    except SafetensorError as error:  # what the storage said is inside its text
-        raise OSError(
-            f"{folder} could not be written: {error}. Free space or name another folder with --to."
-        ) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
         if not folder.exists() and replaced.exists():

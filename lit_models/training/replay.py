@@ -7,7 +7,7 @@ import logging
 import math
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,7 @@ def replay(
 
     Raises:
         ValueError: the data are not those that the step was trained with.
+        RuntimeError: training ends before the step.
     """
     follow_one_device(data, found, run, trainer_values)
     at_step = AtStep(found, run, advance)
@@ -100,14 +101,7 @@ def replay(
         trainer = one_device_trainer(trainer_values, found, folder, accelerator)
         trainer.callbacks.append(at_step)
         trainer.fit(module, data, ckpt_path=start.checkpoint, weights_only=True)
-    if not at_step.is_done:
-        raise RuntimeError(
-            f"training ended after step {trainer.global_step}, before step {found.line['step']}; "
-            "look at the nearest checkpoint's weights with --advance=false."
-        )
-    result = at_step.result
-    result.way = _way(run, folder, found)
-    return result
+    return at_step.result(trainer.global_step, folder)
 
 
 def one_device_trainer(
@@ -193,8 +187,7 @@ class AtStep(Callback):
 
     def __init__(self, found: LedgerStep, run: Path, advance: bool) -> None:
         self.found, self.run, self.advance = found, run, advance
-        self.result = Replay()
-        self.is_done = False
+        self.seen: Replay | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check the data before any weight is read."""
@@ -208,15 +201,32 @@ class AtStep(Callback):
     ) -> None:
         self._look_if_due(trainer, pl_module)
 
+    def result(self, last_step: int, folder: Path) -> Replay:
+        """Return what was seen, after a training.
+
+        Args:
+            last_step: optimizer steps that it did.
+            folder: its own, with the ledger of the way.
+
+        Raises:
+            RuntimeError: it ended before the step.
+        """
+        if self.seen is None:
+            raise RuntimeError(
+                f"training ended after step {last_step}, before step {self.found.line['step']}; "
+                "look at the nearest checkpoint's weights with --advance=false."
+            )
+        return replace(self.seen, way=_way(self.run, folder))
+
     def _look_if_due(self, trainer: Trainer, module: LightningModule) -> None:
         is_there = trainer.global_step == self.found.line["step"] - 1
-        if self.is_done or not (is_there or not self.advance):
+        if self.seen is not None or not (is_there or not self.advance):
             return
         assert isinstance(module, ExactModule)
-        self.is_done = trainer.should_stop = True
+        trainer.should_stop = True
         module.eval()  # for good: no step follows
         step = self.found.line["step_in_epoch"]
-        self.result = looked_at(trainer, module, self._epoch(trainer), step)
+        self.seen = looked_at(trainer, module, self._epoch(trainer), step)
 
     def _epoch(self, trainer: Trainer) -> int:
         return 0 if trainer.overfit_batches > 0 else self.found.line["epoch"]
@@ -281,7 +291,7 @@ def _single(sample_id: int, part: MicroBatch) -> MicroBatch:
     return MicroBatch(part.epoch, part.step, ids, weights, part.denominators)
 
 
-def _way(run: Path, folder: Path, found: LedgerStep) -> float | None:
+def _way(run: Path, folder: Path) -> float | None:
     """Return the largest relative difference to the ledger's losses of the steps on the way."""
     made = [row for row in read_ledger(folder / "ledger.jsonl")[0] if "loss" in row]
     lineage, _ = surviving(read_ledger(run / "ledger.jsonl")[0])

@@ -170,6 +170,13 @@ def test_instructions_outlive_the_folder_of_their_tokenizer(tmp_path):
     shutil.rmtree(tmp_path / "base")
     fit(2, str(tmp_path / "a.ckpt"))
     assert torch.load(tmp_path / "a.ckpt", weights_only=True)["global_step"] == 2
+    # Nor are training files needed where validation has its own.
+    held = {"train_files": str(tmp_path / "b.jsonl"), "validation_files": str(tmp_path / "a.jsonl")}
+    data = InstructionDataModule(**held, context_length=16)
+    toy_trainer(tmp_path).validate(model(), data, str(tmp_path / "a.ckpt"), weights_only=True)
+    assert len(data.datasets["validation"].lengths) > 0
+    with pytest.raises(FileNotFoundError, match=r"data.train_files: .*b.jsonl"):
+        toy_trainer(tmp_path).validate(model(), InstructionDataModule(**held, context_length=16))
 
 
 @pytest.mark.parametrize("is_known", [True, False])

@@ -10,6 +10,37 @@ from lit_models.training.callbacks import progress
 from lit_models.training.callbacks.progress import ProgressLine, total_steps
 from lit_models.training.callbacks.topology import print_banner
 
+PLAN = {
+    "global_batch_size": 64,
+    "num_replicas": 2,
+    "micro_batch_size": 8,
+    "accumulate_grad_batches": 4,
+    "steps_per_epoch": 313,
+    "num_samples": 20000,
+    "padding_share": 0.043,
+    "plan_digest": "0123456789abcdef",
+}
+FACTS = {
+    "strategy": "ddp",
+    "backend": "gloo",
+    "world_size": 2,
+    "host_rank_device": ["a:2:cuda:2", "a:3:cuda:3"],
+    "rendezvous": "10.0.0.1:29500",
+    "visible_devices": "2,3",
+    "precision": "32-true",
+    "learning_rates": [0.003, 0.003],
+    "lr_scale": 2.0,
+    "fallback": "asked for 4 GPUs",
+    "plan": PLAN,
+    "exactness": {
+        "level": "bitwise",
+        "exact_dropout": True,
+        "num_chunks": 8,
+        "num_threads": 1,
+        "gradient_copies": 3,
+    },
+}
+
 
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
@@ -93,37 +124,7 @@ def test_the_end_of_a_run_is_its_first_limit() -> None:
 
 
 def test_the_banner_names_devices_and_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    plan = {
-        "global_batch_size": 64,
-        "num_replicas": 2,
-        "micro_batch_size": 8,
-        "accumulate_grad_batches": 4,
-        "steps_per_epoch": 313,
-        "num_samples": 20000,
-        "padding_share": 0.043,
-        "plan_digest": "0123456789abcdef",
-    }
-    facts = {
-        "strategy": "ddp",
-        "backend": "gloo",
-        "world_size": 2,
-        "host_rank_device": ["a:2:cuda:2", "a:3:cuda:3"],
-        "rendezvous": "10.0.0.1:29500",
-        "visible_devices": "2,3",
-        "precision": "32-true",
-        "learning_rates": [0.003, 0.003],
-        "lr_scale": 2.0,
-        "fallback": "asked for 4 GPUs",
-        "plan": plan,
-        "exactness": {
-            "level": "bitwise",
-            "exact_dropout": True,
-            "num_chunks": 8,
-            "num_threads": 1,
-            "gradient_copies": 3,
-        },
-    }
-    print_banner(facts, "runs/demo")
+    print_banner(FACTS, "runs/demo")
     shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert shown == [
         "run runs/demo",
