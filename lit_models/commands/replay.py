@@ -5,7 +5,7 @@ import math
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,6 +19,17 @@ NUM_IDS_SHOWN = 8
 NUM_FAULTS_SHOWN = 5
 LABEL, WORDS, NUMBER = 11, 12, 9  # columns
 WARN = "yellow"
+
+
+class Replayed(NamedTuple):
+    """A step that was made again, where its weights came from, and the run's config and seed."""
+
+    run: Path
+    found: "LedgerStep"
+    start: "Start"
+    result: "Replay"
+    config_file: Path
+    seed: int | None
 
 
 def replay(
@@ -45,31 +56,19 @@ def replay(
     Returns:
         1 where something is not finite, else 0.
     """
-    import tempfile
-
     from rich.console import Console
 
-    from lit_models.training.replay import replay as replay_step
-    from lit_models.training.run_step import find_start, find_step
-
-    run = Path(run)
     _check_output(samples, json)
-    found = find_step(run, step, attempt)
-    start = find_start(run, found.line["step"] - 1)
-    config_file, module, data, trainer_values, seed = _from_config(run)
-    with tempfile.TemporaryDirectory() as folder:
-        result = replay_step(
-            found, start, module, data, run, Path(folder), trainer_values, advance, accelerator
-        )
+    done = _replayed(Path(run), step, attempt, advance, accelerator)
     console = Console(width=WIDTH, highlight=False)
-    _say(console, "config", config_file.name)
-    _show_start(console, found, start, result, advance, seed)
-    _show_samples(console, result, samples)
-    _show_result(console, found, result)
+    _say(console, "config", done.config_file.name)
+    _show_start(console, done, advance)
+    _show_samples(console, done.result, samples)
+    _show_result(console, done.found, done.result)
     if json is not None:
-        _write(Path(json), _everything(run, found, start, result, config_file))
+        _write(Path(json), _everything(done))
         _say(console, "written", str(json))
-    return 1 if result.faults else 0
+    return 1 if done.result.faults else 0
 
 
 def _check_output(samples: int, json: Path | None) -> None:
@@ -77,6 +76,24 @@ def _check_output(samples: int, json: Path | None) -> None:
         raise ValueError(f"--samples must be 0 or more, got {samples}.")
     if json is not None and not Path(json).absolute().parent.is_dir():
         raise FileNotFoundError(f"--json {json}: there is no folder {Path(json).parent}; make it.")
+
+
+def _replayed(
+    run: Path, step: int, attempt: int | None, advance: bool, accelerator: str
+) -> Replayed:
+    import tempfile
+
+    from lit_models.training.replay import replay as replay_step
+    from lit_models.training.run_step import find_start, find_step
+
+    found = find_step(run, step, attempt)
+    start = find_start(run, found.line["step"] - 1)
+    config_file, module, data, trainer_values, seed = _from_config(run)
+    with tempfile.TemporaryDirectory() as folder:
+        result = replay_step(
+            found, start, module, data, run, Path(folder), trainer_values, advance, accelerator
+        )
+    return Replayed(run, found, start, result, config_file, seed)
 
 
 def _from_config(run: Path) -> tuple[Path, Any, Any, dict[str, Any], int | None]:
@@ -108,14 +125,8 @@ def _from_config(run: Path) -> tuple[Path, Any, Any, dict[str, Any], int | None]
     return path, module, data, config.get("trainer") or {}, seed
 
 
-def _show_start(
-    console: "Console",
-    found: "LedgerStep",
-    start: "Start",
-    result: "Replay",
-    advance: bool,
-    seed: int | None,
-) -> None:
+def _show_start(console: "Console", done: Replayed, advance: bool) -> None:
+    found, start, result = done.found, done.start, done.result
     line, way = found.line, result.way
     to_train = line["step"] - 1 - start.step
     say = partial(_say, console)
@@ -131,7 +142,7 @@ def _show_start(
     if start.checkpoint is not None:
         say("checkpoint", f"{start.checkpoint.name} of step {start.step}")
     else:
-        how = "no seed: not the run's own" if seed is None else f"seed {seed}"
+        how = "no seed: not the run's own" if done.seed is None else f"seed {done.seed}"
         say("checkpoint", f"none before it: the untrained network ({how})")
     if to_train and advance:
         agree = "" if way is None else f"; their losses: within {way:.1e} of the ledger's"
@@ -263,18 +274,17 @@ def _plain(text: str) -> str:
     return escape("".join(c if c.isprintable() else "�" for c in text))
 
 
-def _everything(
-    run: Path, found: "LedgerStep", start: "Start", result: "Replay", config_file: Path
-) -> dict[str, Any]:
+def _everything(done: Replayed) -> dict[str, Any]:
+    start = done.start
     return {
-        "run": str(run),
-        "ledger": found.line,
-        "is_discarded": found.is_discarded,
-        "config": str(config_file),
+        "run": str(done.run),
+        "ledger": done.found.line,
+        "is_discarded": done.found.is_discarded,
+        "config": str(done.config_file),
         "checkpoint": None if start.checkpoint is None else str(start.checkpoint),
         "checkpoint_step": start.step,
         "damaged_checkpoints": start.damaged,
-        **asdict(result),
+        **asdict(done.result),
     }
 
 
