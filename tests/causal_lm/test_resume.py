@@ -1,7 +1,5 @@
 """A training that goes on computes what the weights of its checkpoint were trained for."""
 
-import json
-import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,18 +8,13 @@ import pytest
 import torch
 from lightning.pytorch import seed_everything
 
-from datamodules.instructions import InstructionDataModule
 from datamodules.text import TextDataModule
 from datamodules.text_split import TextSplit
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions
-from datamodules.tokenizers.trained import byte_tokenizer
-from lit_models.causal_lm.building import ComputationOptions
 from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.lora import LoraOptions
 from lit_models.causal_lm.module import LitCausalLM
 from lit_models.training.callbacks.ledger import Ledger
-from tests.causal_lm.folders import saved
-from tests.text_corpora import saved_tokenizer
 from tests.toy import toy_trainer
 
 TEXT = "the cat sat on the mat and the dog sat on the log, so they sat and sat. " * 20
@@ -103,80 +96,6 @@ def test_a_resume_takes_another_dropout(trained, tmp_path, is_known):
     assert stored["global_step"] == 2
     assert stored["text_recipe"]["network"]["config"]["dropout"] == 0.25
     assert stored["text_recipe"]["lora"]["dropout"] == 0.5
-
-
-@pytest.mark.parametrize(("backend", "is_known"), [("own", False), ("transformers", True)])
-def test_a_checkpoint_outlives_the_folder_that_it_began_with(tmp_path, backend, is_known):
-    base = tmp_path / "base"
-    saved(base, "Llama", vocab_size=257)
-    saved_tokenizer(byte_tokenizer(), base)
-    lora = LoraOptions(["q_proj"], 2, 16.0)
-
-    def tuned() -> LitCausalLM:
-        computation = ComputationOptions(backend=backend)
-        return LitCausalLM(SGD, pretrained=str(base), lora=lora, computation=computation)
-
-    whole = torch.load(run(tmp_path / "whole", tuned(), steps=2), weights_only=True)
-    half = run(tmp_path / "half", tuned())
-    shutil.rmtree(base)
-    for verb in ("validate", "test"):
-        run(tmp_path / verb, tuned(), verb, ckpt_path=half, is_known=is_known)
-    resumed = run(tmp_path / "resumed", tuned(), steps=2, ckpt_path=half, is_known=is_known)
-    found = torch.load(resumed, weights_only=True)
-    assert found["text_recipe"] == whole["text_recipe"]
-    for name, value in whole["state_dict"].items():
-        torch.testing.assert_close(found["state_dict"][name], value, rtol=1e-5, atol=1e-6)
-    lora = LoraOptions(["q_proj"], 2, 64.0)
-    with pytest.raises(ValueError, match=r"lora.alpha 16.0 there and 64.0 here"):
-        run(tmp_path / "other", tuned(), steps=2, ckpt_path=half, is_known=is_known)
-    with pytest.raises(FileNotFoundError, match="base"):
-        run(tmp_path / "new", tuned())
-
-
-def test_a_resume_without_its_folder_trains_where_validation_has_its_own_file(tmp_path):
-    base, held = tmp_path / "base", tmp_path / "held.txt"
-    saved(base, "Llama", vocab_size=257)
-    saved_tokenizer(byte_tokenizer(), base)
-    held.write_text("a hen sat. " * 30, encoding="utf-8")
-    half = run(
-        tmp_path / "half", LitCausalLM(SGD, pretrained=str(base)), validation_files=str(held)
-    )
-    shutil.rmtree(base)
-    module, again = LitCausalLM(SGD, pretrained=str(base)), {"ckpt_path": half, "steps": 2}
-    resumed = run(tmp_path / "half", module, validation_files=str(held), **again)
-    assert torch.load(resumed, weights_only=True)["global_step"] == 2
-
-
-def test_instructions_outlive_the_folder_of_their_tokenizer(tmp_path):
-    saved_tokenizer(byte_tokenizer(), tmp_path / "base")
-    rows = [{"prompt": f"{n} + {n} =", "completion": str(2 * n)} for n in range(40)]
-    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    options = TokenizerOptions(kind="folder", path=str(tmp_path / "base"))
-
-    def fit(steps: int, ckpt_path: str | None = None) -> None:
-        data = InstructionDataModule(
-            str(tmp_path / "a.jsonl"), tokenizer=options, context_length=16, global_batch_size=4
-        )
-        trainer = toy_trainer(
-            tmp_path, max_steps=steps, callbacks=[Ledger()], enable_checkpointing=False
-        )
-        trainer.ckpt_path = ckpt_path
-        trainer.fit(model(), data, weights_only=True)
-        trainer.save_checkpoint(tmp_path / "a.ckpt")
-        trainer.ckpt_path = str(tmp_path / "a.ckpt")
-        trainer.validate(model(), data, weights_only=True)
-
-    fit(1)
-    shutil.rmtree(tmp_path / "base")
-    fit(2, str(tmp_path / "a.ckpt"))
-    assert torch.load(tmp_path / "a.ckpt", weights_only=True)["global_step"] == 2
-    # Nor are training files needed where validation has its own.
-    held = {"train_files": str(tmp_path / "b.jsonl"), "validation_files": str(tmp_path / "a.jsonl")}
-    data = InstructionDataModule(**held, context_length=16)
-    toy_trainer(tmp_path).validate(model(), data, str(tmp_path / "a.ckpt"), weights_only=True)
-    assert len(data.datasets["validation"].lengths) > 0
-    with pytest.raises(FileNotFoundError, match=r"data.train_files: .*b.jsonl"):
-        toy_trainer(tmp_path).validate(model(), InstructionDataModule(**held, context_length=16))
 
 
 @pytest.mark.parametrize("is_known", [True, False])
