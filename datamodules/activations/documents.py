@@ -6,6 +6,7 @@ from typing import Any
 from datamodules.activations.attributes import DocumentFacts, document_facts
 from datamodules.activations.pieces import Pieces
 from datamodules.activations.positions import PositionRule
+from datamodules.cache import cache_root
 from datamodules.documents import DocumentsBy, Reading, text_files
 from datamodules.planned import PlannedDataModule
 from datamodules.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
@@ -16,6 +17,7 @@ from datamodules.tokenizers.text_tokenizer import TokenizerOptions
 from datamodules.tokenizers.wanted import model_options
 
 Files = str | list[str] | None
+STORY_FILES = {TRAIN: ["train"], VALIDATION: ["validation"], TEST: ["test", "combinations"]}
 
 
 class DocumentsDataModule(PlannedDataModule):
@@ -91,7 +93,8 @@ class DocumentsDataModule(PlannedDataModule):
         if not any(self.files.values()):
             from datamodules import demo  # made only where it is asked for
 
-            return demo.story_files(part)
+            folder = demo.demo_stories(cache_root())
+            return [folder / f"{name}.jsonl" for name in STORY_FILES[part]]
         return text_files(self.files[part], f"data.{PART_NAMES[part]}_files")
 
     def facts_of(self, store: TokenStore, part: int) -> DocumentFacts:

@@ -111,7 +111,8 @@ class ActivationDumpDataModule(DocumentsDataModule):
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
         """Write the store; `results` as `LitSubject.predict_step` returns them."""
         dataset = self.datasets["predict"]
-        assert isinstance(dataset, DumpDataset) and self.store is not None
+        assert isinstance(dataset, DumpDataset)
+        assert self.store is not None
         parts = []
         for part in PARTS:
             first, last = dataset.first[part], dataset.first[part + 1]

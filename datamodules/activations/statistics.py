@@ -99,7 +99,7 @@ class _Sums:
     def statistics(self) -> ActivationStatistics:
         mean = self.total / self.count
         covariance = self.products / self.count - np.outer(mean, mean)
-        values, vectors = np.linalg.eigh(covariance)
+        _, vectors = np.linalg.eigh(covariance)
         components = vectors[:, ::-1][:, :NUM_COMPONENTS].T
         # A vector and its opposite are the same component: the largest entry is made positive.
         largest = np.abs(components).argmax(1)

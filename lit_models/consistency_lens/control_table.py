@@ -1,4 +1,4 @@
-"""The controls beside the lens: a table at the end of a test, and controls.json in the run folder."""
+"""The controls beside the lens: a table at the end of a test, and controls.json."""
 
 import json
 from pathlib import Path

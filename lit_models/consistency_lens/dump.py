@@ -1,4 +1,4 @@
-"""LitSubject: the activations of a frozen language model, for `unisono predict`. Batch: DumpBatch."""
+"""LitSubject: activations of a frozen language model for `unisono predict`. Batch: DumpBatch."""
 
 from typing import Any
 
