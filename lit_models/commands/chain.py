@@ -134,6 +134,7 @@ def _run_stage(
         return 0
     arguments = stage.arguments(folder, seed, is_begun=state == "begun")
     write_record(folder, stage.name, Record(made))
+    (folder / stage.name).mkdir(exist_ok=True)
     print(f"stage {stage.name}: unisono {shlex.join(arguments)}", flush=True)
     started = time.monotonic()
     status, received = run_process([*prefix, *arguments])

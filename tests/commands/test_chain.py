@@ -11,32 +11,11 @@ from typing import Any
 
 import pytest
 
-from lit_models.commands import run_command
 from lit_models.commands.chain import run_stages
 from lit_models.stages import chosen_stages, read_stages
 
 Unisono = Callable[..., tuple[int, str]]
-# Writes its options down, into its folder too; fails or waits where they say so.
-STAND_IN = """
-import signal, subprocess, sys, time
-from pathlib import Path
-verb, *rest = sys.argv[1:]
-given = dict(word[2:].split("=", 1) for word in rest if "=" in word)
-folder = Path(given.get("to") or given["trainer.default_root_dir"])
-with open("calls.txt", "a") as calls:
-    print(folder.name, *sorted(f"{k}={given[k]}" for k in given if k != "to"), file=calls)
-if "wait" in given and "ckpt_path" not in given:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    Path("waiting.txt").write_text(str(child.pid))
-    time.sleep(60)
-if verb != "test":
-    out = folder / ("checkpoints/last.ckpt" if verb == "fit" else "out.txt")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(" ".join(rest[:1]))
-if Path("fail").exists() and Path("fail").read_text() == folder.name:
-    sys.exit(3)
-"""
+STAND_IN = (sys.executable, str(Path(__file__).with_name("stand_in.py")))
 Chain = Callable[..., int]
 
 
@@ -53,7 +32,6 @@ def stages_of(**options: object) -> dict[str, Any]:
 def chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Chain:
     """Runs the chain of `stages_of` with a stand-in for `unisono`, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
-    Path("stand_in.py").write_text(STAND_IN)
     Path("mine.yaml").write_text("model: 1\n")
 
     def run(
@@ -65,7 +43,7 @@ def chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Chain:
         Path("calls.txt").write_text("")
         stages = read_stages(stages_of(**options), changes)
         chosen = chosen_stages(stages, start, only)
-        return run_stages(stages, chosen, Path("out"), 1, (sys.executable, "stand_in.py"))
+        return run_stages(stages, chosen, Path("out"), 1, STAND_IN)
 
     return run
 
@@ -166,7 +144,7 @@ def test_a_signal_is_passed_on_and_nothing_is_left_running(chain: Chain, tmp_pat
         "import sys; from pathlib import Path; from lit_models.stages import read_stages\n"
         "from lit_models.commands.chain import run_stages\n"
         f"stages = read_stages({stages_of(wait=1)!r})\n"
-        "sys.exit(run_stages(stages, stages, Path('out'), 1, (sys.executable, 'stand_in.py')))"
+        f"sys.exit(run_stages(stages, stages, Path('out'), 1, {STAND_IN!r}))"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     process = subprocess.Popen(
@@ -186,31 +164,6 @@ def test_a_signal_is_passed_on_and_nothing_is_left_running(chain: Chain, tmp_pat
         time.sleep(0.02)
     assert chain(wait=1) == 0
     assert "ckpt_path=auto" in Path("calls.txt").read_text().splitlines()[0]
-
-
-def test_the_command_line_reaches_the_stages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import lit_models.commands.chain as command
-
-    monkeypatch.chdir(tmp_path)
-    Path("mine.yaml").write_text(
-        "to: out-{seed}\nstages:\n"
-        "  a: {verb: fit, config: causal_lm/debug.yaml, options: {data.x: 1, data.y: '{seed}'}}\n"
-        "  b: {verb: export, checkpoint: a, options: {weights: '{a}'}}\n"
-    )
-    seen: list[Any] = []
-    monkeypatch.setattr(command, "run_stages", lambda *given: seen.append(given) or 7)
-    options = ["--config=mine.yaml", "--seed=3", "--only=a", "--change.a.devices=2"]
-    options += ["--change.a.options.data.x=5", "--change.b.options.z=null"]
-    assert run_command("chain", options) == 7
-    (stages, chosen, folder, seed) = seen[0]
-    assert [stage.name for stage in chosen] == ["a"]
-    assert (str(folder), seed) == ("out-3", 3)
-    assert (stages[0].devices, stages[0].options) == (2, {"data.x": 5, "data.y": "{seed}"})
-    assert stages[1].options == {"weights": "{a}", "z": None}
-    with pytest.raises(ValueError, match="a chain needs stages; give the YAML"):
-        run_command("chain", [])
 
 
 @pytest.mark.slow

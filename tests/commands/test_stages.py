@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from lit_models.commands import run_command
 from lit_models.stages import Stage, chosen_stages, read_stages
 
 DEBUG = "causal_lm/debug.yaml"
@@ -126,3 +127,28 @@ def test_a_missing_config_and_a_change_of_no_stage_are_named() -> None:
     with pytest.raises(ValueError, match="--change.dmp: there is no such stage. Did you mean dump"):
         read_stages(CHAIN, {"dmp": {"devices": 2}})
     assert isinstance(read_stages({"a": SUBJECT})[0], Stage)
+
+
+def test_the_command_line_reaches_the_stages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import lit_models.commands.chain as command
+
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text(
+        "to: out-{seed}\nstages:\n"
+        "  a: {verb: fit, config: causal_lm/debug.yaml, options: {data.x: 1, data.y: '{seed}'}}\n"
+        "  b: {verb: export, checkpoint: a, options: {weights: '{a}'}}\n"
+    )
+    seen: list[Any] = []
+    monkeypatch.setattr(command, "run_stages", lambda *given: seen.append(given) or 7)
+    options = ["--config=mine.yaml", "--seed=3", "--only=a", "--change.a.devices=2"]
+    options += ["--change.a.options.data.x=5", "--change.b.options.z=null"]
+    assert run_command("chain", options) == 7
+    (stages, chosen, folder, seed) = seen[0]
+    assert [stage.name for stage in chosen] == ["a"]
+    assert (str(folder), seed) == ("out-3", 3)
+    assert (stages[0].devices, stages[0].options) == (2, {"data.x": 5, "data.y": "{seed}"})
+    assert stages[1].options == {"weights": "{a}", "z": None}
+    with pytest.raises(ValueError, match="a chain needs stages; give the YAML"):
+        run_command("chain", [])
