@@ -25,7 +25,7 @@ from lit_models.stage_records import (
 from lit_models.stages import Stage, chosen_stages, read_stages
 
 PREFIX = (sys.executable, "-m", "lit_models")
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 NUM_SIGNALS_BEFORE_KILL = 3
 
 
@@ -160,7 +160,7 @@ def run_process(command: Sequence[str]) -> tuple[int, list[int]]:
     """Run a command in a process group of its own, of which nothing remains.
 
     A signal that asks this process to end is passed on to the whole group, as a terminal does;
-    the third one kills it.
+    that of a closed terminal as SIGTERM, upon which a training saves. The third one kills.
 
     Returns:
         The exit status, 128 + N where signal N ended it; the signals that were passed on.
@@ -169,12 +169,13 @@ def run_process(command: Sequence[str]) -> tuple[int, list[int]]:
     group: list[int] = []
 
     def pass_on(signum: int, frame: FrameType | None = None) -> None:
-        received.append(signum)
+        received.append(signal.SIGTERM if signum == signal.SIGHUP else signum)
+        is_last = len(received) >= NUM_SIGNALS_BEFORE_KILL
         for leader in group:
-            is_last = len(received) >= NUM_SIGNALS_BEFORE_KILL
-            _signal_group(leader, signal.SIGKILL if is_last else signum)
+            _signal_group(leader, signal.SIGKILL if is_last else received[-1])
 
-    before = {signum: signal.signal(signum, pass_on) for signum in SIGNALS}
+    heard = [s for s in SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]  # as under nohup
+    before = {signum: signal.signal(signum, pass_on) for signum in heard}
     try:
         process = subprocess.Popen(command, start_new_session=True)
         group.append(process.pid)

@@ -139,9 +139,17 @@ def test_some_stages_run_alone_if_what_they_take_is_complete(chain: Chain) -> No
     assert called() == ["dump", "test"]
 
 
-def test_a_signal_is_passed_on_and_nothing_is_left_running(chain: Chain, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("signum", "status"),
+    [(signal.SIGTERM, 75), (signal.SIGHUP, 75), (signal.SIGINT, 128 + signal.SIGINT)],
+)
+def test_a_signal_is_passed_on_and_nothing_is_left_running(
+    chain: Chain, signum: int, status: int
+) -> None:
     code = (
-        "import sys; from pathlib import Path; from lit_models.stages import read_stages\n"
+        "import signal, sys; from pathlib import Path\n"
+        "for signum in (1, 2): signal.signal(signum, signal.SIG_DFL)\n"  # ignored in a background
+        "from lit_models.stages import read_stages\n"
         "from lit_models.commands.chain import run_stages\n"
         f"stages = read_stages({stages_of(wait=1)!r})\n"
         f"sys.exit(run_stages(stages, stages, Path('out'), 1, {STAND_IN!r}))"
@@ -154,9 +162,9 @@ def test_a_signal_is_passed_on_and_nothing_is_left_running(chain: Chain, tmp_pat
     while not Path("waiting.txt").exists() or not Path("waiting.txt").read_text():
         assert time.monotonic() < until
         time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(signum)
     _, errors = process.communicate(timeout=30)
-    assert process.returncode == 75
+    assert process.returncode == status
     assert "stage subject was stopped" in errors
     grandchild = Path(f"/proc/{Path('waiting.txt').read_text()}/stat")
     while grandchild.exists() and grandchild.read_text().split()[2] != "Z":
