@@ -62,6 +62,8 @@ class Lens(nn.Module):
         width = network.embedding.weight.shape[1]
         self.register_buffer("mean", torch.zeros(width))  # of the training part
         self.register_buffer("variance", torch.ones(()))
+        counts = torch.zeros(len(words), dtype=torch.int64)  # in the training part
+        self.register_buffer("token_counts", counts, persistent=False)
         shape = (words, begin, options.num_words, options.num_prompt)
         self.verbalizer = Verbalizer(copy_of(network), *shape)
         self.untrained = Verbalizer(network, *shape).requires_grad_(False)
@@ -78,8 +80,10 @@ class Lens(nn.Module):
             }
         )
 
-    def take_statistics(self, statistics: ActivationStatistics) -> None:
-        """Know the mean and the variance of the training part."""
+    def take_statistics(self, statistics: ActivationStatistics, token_counts: Tensor) -> None:
+        """Know the mean and the variance of the training part, and the number [V] int64 of each of
+        its words."""
+        self.token_counts.copy_(token_counts * self.verbalizer.is_word)
         self.mean.copy_(torch.from_numpy(statistics.mean))
         self.variance.fill_(statistics.variance)
 
