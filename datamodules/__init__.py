@@ -6,6 +6,8 @@ from typing import Any
 _HOME = {
     "HISCO": "datamodules.tokenizers.code_systems",
     "OCC1950": "datamodules.tokenizers.code_systems",
+    "ActivationDataModule": "datamodules.activations.datamodule",
+    "ActivationDumpDataModule": "datamodules.activations.dump",
     "Augmentation": "datamodules.augmentation",
     "CodeBookOptions": "datamodules.occupation_request",
     "CodeSystem": "datamodules.tokenizers.code_systems",
@@ -26,6 +28,8 @@ _HOME = {
 __all__ = [
     "HISCO",
     "OCC1950",
+    "ActivationDataModule",
+    "ActivationDumpDataModule",
     "Augmentation",
     "CodeBookOptions",
     "CodeSystem",

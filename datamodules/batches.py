@@ -54,3 +54,26 @@ class ChoiceBatch(TextBatch):
     """Continuations to rate: each is a document with its prompt, and its tokens are the labels."""
 
     choice_documents: Tensor  # [B, C] int64, document of each choice; -1 = the sample has fewer
+
+
+class DumpBatch(TextBatch):
+    """Documents of which some activations are kept."""
+
+    positions: Tensor  # [R, K] int64; -1 = the document has fewer
+
+
+class ActivationBatch(PlannedBatch):
+    """Activations of a subject, with the documents that they come from.
+
+    D features, A attributes.
+    """
+
+    activation: NotRequired[Tensor]  # [B, D]; absent where they are computed from the documents
+    input_ids: Tensor  # [B, T] int64, padded at the right with 0
+    lengths: Tensor  # [B] int64, tokens of the document
+    position: Tensor  # [B] int64, where the activation is
+    noise_key: Tensor  # [B] int64, of (seed, epoch, sample id): for whatever is drawn
+    document: Tensor  # [B] int64, hash of the document
+    group: NotRequired[Tensor]  # [B] int64, file of the document; evaluation only
+    attributes: NotRequired[Tensor]  # [B, A] int64, tokens seen before the position; -1 = none
+    other: NotRequired["ActivationBatch"]  # as many others, each of another document; test only

@@ -8,8 +8,10 @@ import os
 import platform
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
+from datamodules import demo_stories as story_grammar
 from datamodules import documentation_texts, occupation_grammar
 from datamodules.splitting import PART_NAMES, SplitOptions, split_by_stem
 
@@ -17,6 +19,7 @@ from datamodules.splitting import PART_NAMES, SplitOptions, split_by_stem
 DIGESTS = {
     "occupations": "314a69cb92ad227b7882cdc838256812a544f09028c3ac772c325ecea7cafea6",
     "occupation_codes": "f564bb2874961c21c61b806e71f96b4adc2cf55dc2a35ddb6dad229fe0c19d17",
+    "stories": "f2025ae77f47b5b3f8bcacdef3180f1ab627a42fdb497d1329992076b7338426",
 }
 
 # --- occupations: descriptions in four languages, codes of five digits ---
@@ -101,6 +104,29 @@ def _instructions() -> Iterator[dict[str, str]]:
         if has_length and not {question, found.summary} & known:
             known |= {question, found.summary}
             yield {"prompt": question, "completion": found.summary}
+
+
+# --- language models whose facts are known: stories of a grammar ---
+
+
+def demo_stories(cache_dir: Path) -> Path:
+    """A folder of jsonl files of {"text", "attributes"}: train, validation, test, combinations.
+
+    The stories of combinations.jsonl hold pairs of attributes that no other file has, such as a
+    job and a pet, see `demo_stories.held_out_pairs`. No text stands in two files.
+    """
+    folder = Path(cache_dir) / f"demo-stories-{DIGESTS['stories'][:8]}"
+    paths = {part: folder / f"{part}.jsonl" for part in story_grammar.PARTS}
+    if all(path.is_file() for path in paths.values()):
+        content = b"".join(path.read_bytes() for path in paths.values())
+        if hashlib.sha256(content).hexdigest() == DIGESTS["stories"]:
+            return folder
+    lines: dict[str, list[str]] = {part: [] for part in paths}
+    for part, story in story_grammar.stories():
+        lines[part].append(json.dumps(asdict(story)) + "\n")
+    for part, path in paths.items():
+        _write_atomically(path, "".join(lines[part]).encode("utf-8"))
+    return folder
 
 
 # --- the cache ---

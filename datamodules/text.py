@@ -1,7 +1,7 @@
 """Text files become planned batches of tokens for language models."""
 
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from datamodules.audits import Audit, MakeModel
 from datamodules.cache import cache_root
@@ -17,6 +17,7 @@ from datamodules.tokenizers.text_tokenizer import TokenizerOptions
 from datamodules.tokenizers.wanted import model_options, options_of_model
 
 Files = str | list[str] | None
+Demo = Literal["documentation", "stories"]
 
 
 class TextDataModule(PromptedDataModule):
@@ -38,6 +39,8 @@ class TextDataModule(PromptedDataModule):
         text_column: of jsonl and parquet files, whose rows are documents.
         documents_by: a txt file is one document (`file`), or holds several, between blank lines
             (`blank_line`) or one in each line (`line`).
+        demo: what is read where no file is named: the `documentation` of Python, or `stories` of a
+            small grammar, each a document of at most 60 words, divided into files already.
         planned: files of prediction, see `PromptedDataModule`; batch sizes, plan and loader, see
             `PlannedDataModule`.
 
@@ -58,6 +61,7 @@ class TextDataModule(PromptedDataModule):
         split: TextSplit = TextSplit(),  # noqa: B008 - frozen
         text_column: str = "text",
         documents_by: DocumentsBy = "file",
+        demo: Demo = "documentation",
         **planned: Any,
     ) -> None:
         super().__init__(**planned)
@@ -69,6 +73,7 @@ class TextDataModule(PromptedDataModule):
         self.tokenizer_options = tokenizer
         self.context_length, self.layout, self.split = context_length, layout, split
         self.reading = Reading(text_column, documents_by)
+        self.demo = demo
         self.store: TokenStore | None = None
         self._check()
 
@@ -116,10 +121,7 @@ class TextDataModule(PromptedDataModule):
         files = self.named_files(may_lack_training)
         reading = self.reading
         if not any(files.values()):
-            from datamodules import demo  # made only where it is asked for
-
-            files[TRAIN] = [demo.demo_text(cache_root())]
-            reading = Reading()
+            files, reading = self._demo_files(), Reading()
         options = model_options(self.trainer, self.tokenizer_options)
         return TokenRequest(files, options, self.split, None, reading)
 
@@ -128,10 +130,18 @@ class TextDataModule(PromptedDataModule):
 
     def _check(self) -> None:
         self.check_training()
-        if self.layout not in get_args(Layout):
-            raise ValueError(
-                f'layout must be one of {", ".join(get_args(Layout))}, got "{self.layout}".'
-            )
+        for name, choices in (("layout", get_args(Layout)), ("demo", get_args(Demo))):
+            value = getattr(self, name)
+            if value not in choices:
+                raise ValueError(f'{name} must be one of {", ".join(choices)}, got "{value}".')
 
     def paths(self, part: int) -> list[Path]:
         return text_files(self.files[part], f"data.{PART_NAMES[part]}_files")
+
+    def _demo_files(self) -> dict[int, list[Path]]:
+        from datamodules import demo  # made only where it is asked for
+
+        if self.demo == "documentation":
+            return {TRAIN: [demo.demo_text(cache_root())], VALIDATION: [], TEST: []}
+        folder = demo.demo_stories(cache_root())
+        return {part: [folder / f"{PART_NAMES[part]}.jsonl"] for part in (TRAIN, VALIDATION, TEST)}

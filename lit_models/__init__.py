@@ -5,10 +5,12 @@ from typing import Any
 
 _HOME = {
     "LitCausalLM": "lit_models.causal_lm.module",
+    "LitConsistencyLens": "lit_models.consistency_lens.module",
     "LitOccupationCoder": "lit_models.occupation_coder.module",
+    "LitSubject": "lit_models.consistency_lens.dump",
 }
 
-__all__ = ["LitCausalLM", "LitOccupationCoder"]
+__all__ = ["LitCausalLM", "LitConsistencyLens", "LitOccupationCoder", "LitSubject"]
 
 
 def __getattr__(name: str) -> Any:

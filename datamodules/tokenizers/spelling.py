@@ -1,4 +1,5 @@
-"""What the tokens of a `tokenizers` pipeline spell: bytes of each, and characters that have none.
+"""What the tokens of a `tokenizers` pipeline spell: bytes of each; characters and words that have
+none.
 
 A pipeline is read as the JSON that its tokenizer.json holds.
 """
@@ -12,6 +13,8 @@ from tokenizers import Tokenizer, pre_tokenizers
 
 SPACE_MARK = "▁"  # of SentencePiece
 SEQUENCES = ("normalizers", "pretokenizers", "decoders")
+# Four characters are white space to Python, and not to `tokenizers`.
+WORD = re.compile(r"(?:\S|[\x1c-\x1f])+")
 BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
@@ -81,6 +84,24 @@ def spells(backend: Tokenizer, character: str) -> bool:
     if character.isspace() and backend.pre_tokenizer is not None:
         return True
     return character in backend.decode(backend.encode(character, add_special_tokens=False).ids)
+
+
+def words_of(text: str) -> list[str]:
+    """Return what stands between white space."""
+    return WORD.findall(text)
+
+
+def whole_words(backend: Tokenizer) -> frozenset[str] | None:
+    """Return the words that a pipeline of whole words knows; none if it is of another kind.
+
+    Such a pipeline has no token for the unknown.
+    """
+    pipeline = json.loads(backend.to_str())
+    model, splits = pipeline["model"], pipeline["pre_tokenizer"]
+    if model["type"] != "WordLevel" or model["unk_token"] in model["vocab"]:
+        return None
+    is_plain = pipeline["normalizer"] is None and splits == {"type": "WhitespaceSplit"}
+    return frozenset(model["vocab"]) if is_plain else None
 
 
 def _measure(pipeline: dict[str, Any]) -> Any:

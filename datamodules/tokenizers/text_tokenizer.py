@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
@@ -17,11 +17,15 @@ from datamodules.tokenizers.spelling import (
     byte_lengths,
     may_drop,
     spells,
+    whole_words,
     without_first_space,
+    words_of,
 )
 
+Kind = Literal["characters", "words", "bytes", "bpe", "folder"]
 DEFAULT_VOCAB_SIZE = 8000
-SMALLEST_VOCAB_SIZE = 257
+# What must have room, of each kind whose vocabulary can be larger or smaller.
+SMALLEST = {"bpe": (257, "256 bytes and end-of-text"), "words": (2, "a word and end-of-text")}
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,9 +68,9 @@ class TextTokenizer:
                 their first word where the tokenizer puts one.
 
         Raises:
-            ValueError: a text holds a character that the vocabulary cannot spell.
+            ValueError: a text holds a character or a word that the vocabulary cannot spell.
         """
-        self._check_characters(texts)
+        self._check_spelling(texts)
         backend = self._without_first_space if continues else self.backend
         encodings = backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, np.int64) for encoding in encodings]
@@ -77,7 +81,7 @@ class TextTokenizer:
 
     def encode_with_offsets(self, texts: Sequence[str]) -> list[Encoding]:
         """Return `ids` of each text and `offsets`, the characters from which each token comes."""
-        self._check_characters(texts)
+        self._check_spelling(texts)
         return self._with_exact_offsets.encode_batch(list(texts), add_special_tokens=False)
 
     def decode(self, ids: Sequence[int] | np.ndarray, skip_special_tokens: bool = True) -> str:
@@ -178,10 +182,34 @@ class TextTokenizer:
         """Those found to be spelled so far; none where every character is."""
         return set() if may_drop(self.backend) else None
 
-    def _check_characters(self, texts: Sequence[str]) -> None:
-        known = self._known_characters
-        if known is None:
-            return
+    @cached_property
+    def _known_words(self) -> frozenset[str] | None:
+        """All of them; none where tokens are no whole words."""
+        return whole_words(self.backend)
+
+    def _check_spelling(self, texts: Sequence[str]) -> None:
+        if self._known_words is not None:
+            self._check_words(texts, self._known_words)
+        elif self._known_characters is not None:
+            self._check_characters(texts, self._known_characters)
+
+    def _check_words(self, texts: Sequence[str], known: frozenset[str]) -> None:
+        for text in texts:
+            if known.issuperset(words_of(text)):
+                continue
+            for token in self.backend.get_added_tokens_decoder().values():
+                text = text.replace(token.content, " ")
+            words = words_of(text)
+            for position, word in enumerate(words):
+                if word not in known:
+                    near = " ".join(words[max(0, position - 3) : position + 4])
+                    raise ValueError(
+                        f'the tokenizer does not know the word "{word}" in {near!r}; add a '
+                        "training text that has it, or use data.tokenizer.kind bytes or bpe, which "
+                        "spell every word."
+                    )
+
+    def _check_characters(self, texts: Sequence[str], known: set[str]) -> None:
         for text in texts:
             for character in set(text) - known:
                 if spells(self.backend, character):
@@ -206,36 +234,28 @@ class TokenizerOptions:
     """Which tokenizer turns text into tokens.
 
     Args:
-        kind: `characters` of the training text, `bytes`, byte pairs trained on the training text
-            (`bpe`), or that of a Hugging Face folder (`folder`).
-        vocab_size: of `bpe`, end-of-text included, at least 257; a short text gives fewer. None
-            is 8000.
+        kind: `characters` of the training text, its `words` between white space, `bytes`, byte
+            pairs trained on the training text (`bpe`), or that of a Hugging Face folder
+            (`folder`).
+        vocab_size: the most tokens of `bpe` (at least 257) or `words` (all of which must have
+            room), end-of-text included; a short text gives fewer. None is 8000.
         path: of `folder`.
         chat_template: a Jinja file that turns messages into text, or the built-in `plain`; none
             keeps that of the folder.
     """
 
-    kind: Literal["characters", "bytes", "bpe", "folder"] = "bytes"
+    kind: Kind = "bytes"
     vocab_size: int | None = None
     path: str | None = None
     chat_template: str | None = None
 
     def __post_init__(self) -> None:
-        kinds = ("characters", "bytes", "bpe", "folder")
-        if self.kind not in kinds:
+        if self.kind not in get_args(Kind):
             raise ValueError(
-                f'tokenizer.kind must be one of {", ".join(kinds)}, got "{self.kind}".'
+                f'tokenizer.kind must be one of {", ".join(get_args(Kind))}, got "{self.kind}".'
             )
-        if self.vocab_size is not None and self.kind != "bpe":
-            raise ValueError(
-                f"tokenizer.vocab_size {self.vocab_size} has no effect on tokenizer.kind "
-                f"{self.kind}, whose vocabulary is what it is; leave it out, or choose bpe."
-            )
-        if self.vocab_size is not None and self.vocab_size < SMALLEST_VOCAB_SIZE:
-            raise ValueError(
-                f"tokenizer.vocab_size must be at least {SMALLEST_VOCAB_SIZE} (256 bytes and "
-                f"end-of-text), got {self.vocab_size}; raise it, or choose tokenizer.kind bytes."
-            )
+        if self.vocab_size is not None:
+            self._check_vocab_size(self.vocab_size)
         if self.path is not None and self.kind != "folder":
             raise ValueError(
                 f'tokenizer.path "{self.path}" has no effect on tokenizer.kind {self.kind}; leave '
@@ -246,6 +266,19 @@ class TokenizerOptions:
                 "tokenizer.kind folder needs tokenizer.path, a folder with a tokenizer.json."
             )
 
+    def _check_vocab_size(self, size: int) -> None:
+        if self.kind not in SMALLEST:
+            raise ValueError(
+                f"tokenizer.vocab_size {size} has no effect on tokenizer.kind {self.kind}, whose "
+                f"vocabulary is what it is; leave it out, or choose {' or '.join(SMALLEST)}."
+            )
+        smallest, content = SMALLEST[self.kind]
+        if size < smallest:
+            raise ValueError(
+                f"tokenizer.vocab_size must be at least {smallest} ({content}), got {size}; raise "
+                "it, or choose tokenizer.kind bytes."
+            )
+
     def facts(self) -> dict[str, Any]:
         """Return plain values on which the tokenizer depends, besides the texts.
 
@@ -253,7 +286,7 @@ class TokenizerOptions:
             FileNotFoundError: the folder or the template does not exist.
         """
         facts = asdict(self)
-        if self.kind == "bpe":
+        if self.kind in SMALLEST:
             facts["vocab_size"] = self.vocab_size or DEFAULT_VOCAB_SIZE
         if self.path is not None:
             from datamodules.tokenizers.pretrained import tokenizer_files
@@ -270,7 +303,7 @@ def make_tokenizer(options: TokenizerOptions, texts: Iterator[str]) -> TextToken
 
     Args:
         options: which one.
-        texts: of training; read where the vocabulary comes from them (characters, bpe).
+        texts: of training; read where the vocabulary comes from them (characters, words, bpe).
 
     Raises:
         FileNotFoundError: the folder or the template does not exist.
@@ -285,6 +318,9 @@ def make_tokenizer(options: TokenizerOptions, texts: Iterator[str]) -> TextToken
 
     if options.kind == "characters":
         return trained.character_tokenizer(texts, template)
+    vocab_size = options.vocab_size or DEFAULT_VOCAB_SIZE
+    if options.kind == "words":
+        return trained.word_tokenizer(texts, vocab_size, template)
     if options.kind == "bpe":
-        return trained.bpe_tokenizer(texts, options.vocab_size or DEFAULT_VOCAB_SIZE, template)
+        return trained.bpe_tokenizer(texts, vocab_size, template)
     return trained.byte_tokenizer(template)

@@ -1,9 +1,13 @@
-"""Tokenizers whose vocabulary needs no download: characters, bytes, byte pairs of the own text."""
+"""Tokenizers whose vocabulary needs no download: bytes, and what the own text is made of.
+
+That is its characters, its words or its byte pairs.
+"""
 
 from collections.abc import Iterable
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from datamodules.tokenizers.spelling import words_of
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 
 END_OF_TEXT = "<|endoftext|>"
@@ -31,6 +35,39 @@ def character_tokenizer(texts: Iterable[str], chat_template: str | None = None) 
         raise ValueError(_no_text("characters"))
     backend = Tokenizer(models.BPE({symbol: i for i, symbol in enumerate(sorted(alphabet))}, []))
     backend.decoder = decoders.Fuse()
+    return _with_end(backend, chat_template)
+
+
+def word_tokenizer(
+    texts: Iterable[str], vocab_size: int, chat_template: str | None = None
+) -> TextTokenizer:
+    """Return the tokenizer whose tokens are the words of these texts, and end-of-text.
+
+    A word is what stands between white space; a decoded text has one space between two words.
+
+    Args:
+        texts: any number, read once.
+        vocab_size: the most tokens, end-of-text included.
+        chat_template: see `TextTokenizer`.
+
+    Raises:
+        ValueError: there is no word, or there are more than vocab_size.
+    """
+    words: set[str] = set()
+    for text in texts:
+        words.update(words_of(text.replace(END_OF_TEXT, " ")))
+        if len(words) >= vocab_size:
+            raise ValueError(
+                f"the training text has more than {vocab_size - 1} different words, for which "
+                f"there is room beside end-of-text in tokenizer.vocab_size {vocab_size}; raise it, "
+                "or use data.tokenizer.kind bpe, which spells rare words in pieces."
+            )
+    if not words:
+        raise ValueError(_no_text("words"))
+    vocabulary = {word: i for i, word in enumerate(sorted(words))}
+    # No word is empty: one that is unknown is refused, and never becomes a token.
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token=""))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return _with_end(backend, chat_template)
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lit_models.causal_lm.cache import LayerCache
+from lit_models.causal_lm.cache import GrowingLayerCache, LayerCache
 
 
 class Documents(NamedTuple):
@@ -25,7 +25,7 @@ class Documents(NamedTuple):
 
     sizes: list[int] | None = None
     mask: Tensor | None = None
-    past: LayerCache | None = None
+    past: LayerCache | GrowingLayerCache | None = None
 
 
 def has_single_documents(document_ids: Tensor) -> bool:

@@ -83,6 +83,48 @@ class KeyValueCache:
             layer.keys, layer.values = layer.keys[rows], layer.values[rows]
 
 
+class GrowingLayerCache:
+    """Keys and values of one layer, which grow by concatenation: gradients pass through them."""
+
+    def __init__(self) -> None:
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+
+    def extended(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep keys and values [R, G, T, K] of new positions and return all so far."""
+        if self.keys is not None and self.values is not None:
+            keys = torch.cat([self.keys, keys], dim=2)
+            values = torch.cat([self.values, values], dim=2)
+        self.keys, self.values = keys, values
+        return keys, values
+
+
+class GrowingCache:
+    """The caches of all layers for rows of equal length, of which later positions are learnt
+    through earlier ones. After the first call one position follows at a time.
+
+    Args:
+        num_layers: of the network.
+    """
+
+    def __init__(self, num_layers: int) -> None:
+        self.places = Places(0)
+        self.layers = [GrowingLayerCache() for _ in range(num_layers)]
+
+    def advance(self, num_positions: int, device: torch.device) -> Tensor:
+        """Make room for the next positions of each row; return their positions [1, T] int64.
+
+        Args:
+            num_positions: T, 1 after the first call.
+            device: of the rows.
+        """
+        start = self.places.end
+        self.places.end = start + num_positions
+        if start:  # causal attention of torch begins at the first key, not at the last
+            self.places.mask = torch.ones(1, 1, 1, start + 1, dtype=torch.bool, device=device)
+        return torch.arange(start, self.places.end, device=device)[None]
+
+
 class Reader(Protocol):
     """Reads prompts, then token by token; returns logits [R, V] of what follows each row."""
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lit_models.causal_lm.attention import Documents, attend, documents_of
-from lit_models.causal_lm.cache import KeyValueCache
+from lit_models.causal_lm.cache import GrowingCache, KeyValueCache
 from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.rotary import frequencies, rotate, rotations
 
@@ -140,23 +140,25 @@ class Decoder(nn.Module):
 
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None,
         position_ids: Tensor,
         document_ids: Tensor,
         has_single_documents: bool = False,
-        cache: KeyValueCache | None = None,
+        cache: KeyValueCache | GrowingCache | None = None,
+        inputs_embeds: Tensor | None = None,
     ) -> Tensor:
         """Return the hidden states [R, T, D] from which `head` makes logits.
 
         Args:
-            input_ids: [R, T] int64.
+            input_ids: [R, T] int64; none where `inputs_embeds` are given.
             position_ids: [R, T] int64, from 0 in every document.
             document_ids: [R, T] int64, ascending in a row, -1 = padding.
             has_single_documents: no row holds two documents, see `documents_of`.
             cache: of generation, where every row is one document; `position_ids` go on from it.
+            inputs_embeds: [R, T, D], rows of `embedding` or anything else in their place.
         """
         documents = documents_of(document_ids, has_single_documents, self._is_compiled)
-        hidden = self.embedding(input_ids)  # [R, T, D]
+        hidden = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds  # [R, T, D]
         rotation = None
         if self.positions is None:
             rotation = rotations(position_ids, self._frequencies(hidden.device), hidden.dtype)

@@ -92,22 +92,31 @@ class PretrainedDecoder(nn.Module):
 
     def forward(
         self,
-        input_ids: Tensor,
-        position_ids: Tensor,
-        document_ids: Tensor,
+        input_ids: Tensor | None,
+        position_ids: Tensor | None,
+        document_ids: Tensor | None,
         has_single_documents: bool = False,
+        cache: Any = None,
+        inputs_embeds: Tensor | None = None,
     ) -> Tensor:
         """Return the hidden states [R, T, D] from which `head` makes logits.
 
         Args:
-            input_ids: [R, T] int64.
+            input_ids: [R, T] int64; none where `inputs_embeds` are given.
             position_ids: [R, T] int64, from 0 in every document, 0 at padding.
             document_ids: [R, T] int64, ascending in a row, -1 = padding.
             has_single_documents: no row holds two documents, so that no mask is needed.
+            cache: a DynamicCache of transformers, where rows are single documents.
+            inputs_embeds: [R, T, D], rows of `embedding` or anything else in their place.
         """
         positions = None if has_single_documents else position_ids
         output = self.model.base_model(
-            input_ids=input_ids, position_ids=positions, attention_mask=None, use_cache=False
+            input_ids=input_ids,
+            inputs_embeds=inputs_embeds,
+            position_ids=positions,
+            attention_mask=None,
+            past_key_values=cache,
+            use_cache=cache is not None,
         )
         return output.last_hidden_state
 

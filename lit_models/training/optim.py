@@ -1,5 +1,6 @@
 """Parameter groups and the warm-up schedule that families share; rates come from the YAML."""
 
+import bisect
 import math
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -15,6 +16,7 @@ def parameter_groups(
     layer_decay: float = 1.0,
     depths: dict[str, int] | None = None,
     heads: Sequence[Tensor] = (),
+    rates: dict[str, float] | None = None,
 ) -> list[dict[str, Any]]:
     """Return groups with and without weight decay, every parameter with its name.
 
@@ -28,6 +30,7 @@ def parameter_groups(
         depths: name prefix of a layer -> layers above it; others train at the full rate.
         heads: weights that turn hidden states into scores of a vocabulary; one that is tied to an
             embedding counts as that.
+        rates: name prefix -> factor of the learning rate of all below it; others train at 1.
 
     Raises:
         ValueError: layer_decay outside (0, 1].
@@ -38,15 +41,16 @@ def parameter_groups(
         id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)
     }
     scorers = {id(weight) for weight in heads}
-    groups: dict[tuple[str, int], dict[str, Any]] = {}
+    groups: dict[tuple[str, int, float], dict[str, Any]] = {}
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
             continue
         depth = max((d for p, d in (depths or {}).items() if name.startswith(p)), default=0)
+        rate = next((r for p, r in (rates or {}).items() if name.startswith(p)), 1.0)
         decays = parameter.ndim > 1 and id(parameter) not in tables
         kind = ("heads" if id(parameter) in scorers else "matrices") if decays else "others"
-        new = {"params": [], "lr_factor": layer_decay**depth, "kind": kind}
-        group = groups.setdefault((kind, depth), new)
+        new = {"params": [], "lr_factor": rate * layer_decay**depth, "kind": kind}
+        group = groups.setdefault((kind, depth, rate), new)
         if not decays:
             group["weight_decay"] = 0.0
         group["params"].append((name, parameter))
@@ -118,7 +122,10 @@ class WarmupDecay(LRScheduler):
 
     def factor(self, step: int) -> float:
         """Return the share of the full rate at an optimizer step, from 0."""
-        total = self.total_steps or 1
+        return self.shape(step, self.total_steps or 1)
+
+    def shape(self, step: int, total: int) -> float:
+        """Return the share of the full rate at a step of `total`."""
         warmup = _in_steps(self.warmup, total)
         if step < warmup:
             return (step + 1) / (warmup + 1)
@@ -148,6 +155,44 @@ class WarmupDecay(LRScheduler):
         self._last_lr = self.get_lr()
         for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
             group["lr"] = rate
+
+
+class RestartedDecay(WarmupDecay):
+    """Begins warm-up and decay anew at some steps, at a rate of its own each time.
+
+    Args:
+        optimizer: whose groups are scheduled.
+        restarts: optimizer steps at which another phase begins, ascending.
+        rates: factor of the rate in each phase, one more than restarts.
+        schedule: options of `WarmupDecay`; a warm-up is that of each phase.
+
+    Raises:
+        ValueError: the restarts do not ascend, or there is not one rate for each phase.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        restarts: list[int],
+        rates: list[float],
+        **schedule: Any,
+    ) -> None:
+        if not restarts or min(restarts) < 1 or sorted(set(restarts)) != restarts:
+            raise ValueError(f"restarts must be ascending steps from 1, got {restarts}.")
+        if len(rates) != len(restarts) + 1:
+            raise ValueError(
+                f"{len(restarts)} restarts make {len(restarts) + 1} phases, but rates has "
+                f"{len(rates)} factors; give one for each phase."
+            )
+        self.restarts, self.rates = restarts, rates
+        super().__init__(optimizer, **schedule)
+
+    def factor(self, step: int) -> float:
+        """Return the share of the full rate at an optimizer step, from 0."""
+        phase = bisect.bisect_right(self.restarts, step)
+        bounds = [0, *self.restarts, max(self.total_steps or 1, self.restarts[-1] + 1)]
+        begin, end = bounds[phase : phase + 2]
+        return self.rates[phase] * self.shape(step - begin, end - begin)
 
 
 def _in_steps(given: float, total_steps: int) -> float:

@@ -204,9 +204,10 @@ def test_a_folder_without_files_or_without_an_end_is_refused(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"kind": "words"}, 'kind must be one of characters,.* got "words"'),
+        ({"kind": "letters"}, 'kind must be one of characters,.* got "letters"'),
         ({"kind": "bytes", "vocab_size": 300}, "vocab_size 300 has no effect on tokenizer.kind b"),
         ({"kind": "bpe", "vocab_size": 256}, "vocab_size must be at least 257"),
+        ({"kind": "words", "vocab_size": 1}, r"must be at least 2 \(a word and end-of-text\), got"),
         ({"kind": "bpe", "path": "x"}, 'path "x" has no effect on tokenizer.kind bpe'),
         ({"kind": "folder"}, "folder needs tokenizer.path"),
     ],

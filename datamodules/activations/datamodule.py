@@ -1,0 +1,139 @@
+"""ActivationDataModule: the activations that a consistency lens explains."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from datamodules.activations.attributes import DocumentFacts
+from datamodules.activations.dataset import ActivationDataset
+from datamodules.activations.documents import DocumentsDataModule
+from datamodules.activations.pieces import Pieces
+from datamodules.activations.positions import drawn_positions
+from datamodules.activations.store import ActivationStore
+from datamodules.planned import Stage
+from datamodules.prompt_output import check_output
+from datamodules.splitting import PART_NAMES, TEST
+from datamodules.token_store import TokenStore
+
+STATISTICS_SAMPLES, STATISTICS_BATCH = 4096, 64  # of documents whose activations are not kept
+
+
+class ActivationDataModule(DocumentsDataModule):
+    """Deals activations of a store, or documents whose activations the module computes.
+
+    Args:
+        activations: folder of the store; none computes the activations in each step from the
+            documents that are named here, or the embedded ones.
+        predict_part: the part whose activations `predict` explains.
+        predict_output: jsonl; none makes `explanations.jsonl` in the run folder.
+        documents: files, tokenizer, positions and split where there is no store, see
+            `DocumentsDataModule`.
+
+    Raises:
+        ValueError: predict_output is of another kind.
+    """
+
+    def __init__(
+        self,
+        activations: str | None = None,
+        predict_part: Literal["train", "validation", "test"] = "test",
+        predict_output: str | None = None,
+        **documents: Any,
+    ) -> None:
+        super().__init__(**documents)
+        self.folder = None if activations is None else Path(activations).expanduser()
+        self.predict_part, self.predict_output = predict_part, predict_output
+        self.store: TokenStore | None = None
+        if predict_output is not None:
+            check_output(Path(predict_output))
+
+    def prepare_data(self) -> None:
+        """Tokenise into the cache where there is no store."""
+        self.open_store()
+
+    def setup(self, stage: str) -> None:
+        """Open the store and build the datasets of the stage."""
+        if self.store is None:
+            self.store = self.open_store()
+        super().setup(stage)
+
+    def open_store(self) -> TokenStore:
+        """Return the store: of activations where one is named, else of tokens."""
+        return self.open_tokens() if self.folder is None else ActivationStore(self.folder)
+
+    def build(self, stage: Stage) -> ActivationDataset:
+        """Return the activations of one part.
+
+        Raises:
+            ValueError: it has none.
+        """
+        assert self.store is not None
+        part = PART_NAMES.index(self.predict_part if stage == "predict" else stage)
+        seed = self.seed if stage == "train" else 0
+        is_tested = stage in ("test", "predict")
+        pieces, piece, position = self.places(part)
+        if not len(piece):
+            raise ValueError(
+                f"the part {PART_NAMES[part]} holds no activation; give it documents longer than "
+                "data.positions.min_position, and dump them again where there is a store."
+            )
+        kept, fingerprint = None, f"{self.store.fingerprint}-{part}-{len(piece)}-{position.sum()}"
+        if isinstance(self.store, ActivationStore) and self.store.has_activations:
+            kept = self.store.activations(part)
+        facts = self._facts(part) if stage != "train" else None
+        args = (pieces, piece, position, kept, facts, fingerprint, seed)
+        return ActivationDataset(*args, pairs_others=is_tested)
+
+    def places(self, part: int) -> tuple[Pieces, np.ndarray, np.ndarray]:
+        """Return the documents of a part, and the piece [N] and position [N] of each activation."""
+        assert self.store is not None
+        if isinstance(self.store, ActivationStore):
+            pieces = Pieces(self.store, part, self.store.context_length)
+            return pieces, self.store.array(part, "piece"), self.store.array(part, "position")
+        pieces = self.pieces(self.store, part)
+        return pieces, *drawn_positions(pieces.sizes, pieces.hashes, self.positions)
+
+    @property
+    def longest(self) -> int:
+        """Positions of the longest document."""
+        is_kept = isinstance(self.store, ActivationStore)
+        return self.store.context_length if is_kept else self.context_length  # type: ignore[union-attr]
+
+    def training_sample(self) -> Iterator[dict[str, Any]]:
+        """Yield batches of the first activations of the training part, always the same ones."""
+        dataset = self.datasets.get("train") or self.build("train")
+        last = min(len(dataset.lengths), STATISTICS_SAMPLES)
+        for first in range(0, last, STATISTICS_BATCH):
+            numbers = range(first, min(first + STATISTICS_BATCH, last))
+            yield dataset.collate([dataset.example(number, 0) for number in numbers])
+
+    @property
+    def group_names(self) -> list[str]:
+        """The files of the test part, which are reported one by one."""
+        return self._facts(TEST).group_names
+
+    @property
+    def predict_output_path(self) -> Path:
+        """Where the explanations go."""
+        if self.predict_output is not None:
+            return Path(self.predict_output).expanduser()
+        return Path(self.trainer.default_root_dir) / "explanations.jsonl"
+
+    def _facts(self, part: int) -> DocumentFacts:
+        assert self.store is not None
+        if not isinstance(self.store, ActivationStore):
+            return self.facts_of(self.store, part)
+        names, groups = self.store.attribute_names, self.store.schema["groups"][PART_NAMES[part]]
+        attributes = np.array(self.store.array(part, "attributes"))
+        return DocumentFacts(names, attributes, np.array(self.store.array(part, "group")), groups)
+
+    def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
+        """Write one line per activation; `results` as `predict_step` returns them."""
+        from datamodules.activations.explanations import write_explanations
+
+        dataset = self.datasets["predict"]
+        assert isinstance(dataset, ActivationDataset)
+        controls = self.trainer.lightning_module.control_names
+        write_explanations(dataset, results, controls, path)

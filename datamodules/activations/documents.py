@@ -1,0 +1,125 @@
+"""DocumentsDataModule: the documents that a subject reads, whether dumped or read again."""
+
+from pathlib import Path
+from typing import Any
+
+from datamodules.activations.attributes import DocumentFacts, document_facts
+from datamodules.activations.pieces import Pieces
+from datamodules.activations.positions import PositionRule
+from datamodules.cache import cache_root
+from datamodules.documents import DocumentsBy, Reading, text_files
+from datamodules.planned import PlannedDataModule
+from datamodules.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
+from datamodules.text_split import TextSplit
+from datamodules.token_store import TokenStore
+from datamodules.token_writer import TokenRequest, open_token_store
+from datamodules.tokenizers.text_tokenizer import TokenizerOptions
+from datamodules.tokenizers.wanted import model_options
+
+Files = str | list[str] | None
+STORY_FILES = {TRAIN: ["train"], VALIDATION: ["validation"], TEST: ["test", "combinations"]}
+
+
+class DocumentsDataModule(PlannedDataModule):
+    """Reads documents with the subject's tokenizer and chooses positions in them.
+
+    Args:
+        train_files: txt, jsonl or parquet; without any file, embedded stories.
+        validation_files: none divides the training files by documents.
+        test_files: as validation_files.
+        tokenizer: of a subject with random weights; one in a folder brings its own.
+        context_length: positions of the longest document; longer ones are cut into pieces.
+        positions: which activations are taken.
+        split: how training files are divided.
+        text_column: of jsonl and parquet files, whose rows are documents.
+        attributes_column: of jsonl and parquet files; maps names to words of the text.
+        documents_by: see `TextDataModule`.
+        planned: batch sizes, plan and loader, see `PlannedDataModule`.
+
+    Raises:
+        ValueError: an option is out of its range.
+    """
+
+    def __init__(
+        self,
+        train_files: Files = None,
+        validation_files: Files = None,
+        test_files: Files = None,
+        tokenizer: TokenizerOptions | None = None,
+        context_length: int = 64,
+        positions: PositionRule = PositionRule(),  # noqa: B008 - frozen
+        split: TextSplit = TextSplit(test_share=0.1),  # noqa: B008 - frozen
+        text_column: str = "text",
+        attributes_column: str | None = "attributes",
+        documents_by: DocumentsBy = "file",
+        **planned: Any,
+    ) -> None:
+        super().__init__(**planned)
+        self.files: dict[int, Files] = {
+            TRAIN: train_files,
+            VALIDATION: validation_files,
+            TEST: test_files,
+        }
+        self.tokenizer_options = tokenizer
+        self.context_length, self.positions, self.split = context_length, positions, split
+        self.reading = Reading(text_column, documents_by)
+        self.attributes_column = attributes_column
+        if context_length <= positions.min_position:
+            raise ValueError(
+                f"context_length {context_length} leaves no position from positions.min_position "
+                f"{positions.min_position} on; raise it above that."
+            )
+        if split.by != "documents":
+            raise ValueError(
+                f'split.by is "{split.by}", and a lens may not share documents between parts; '
+                "leave it at documents."
+            )
+
+    def open_tokens(self) -> TokenStore:
+        """Return the documents as tokens, made at first use.
+
+        Raises:
+            ValueError: there is no text, or two parts hold the same document.
+        """
+        options = model_options(self.trainer, self.tokenizer_options)
+        paths = {part: self.paths(part) for part in (TRAIN, VALIDATION, TEST)}
+        reading = Reading() if not any(self.files.values()) else self.reading
+        store = open_token_store(TokenRequest(paths, options, self.split, None, reading))
+        check_parts(store)
+        return store
+
+    def paths(self, part: int) -> list[Path]:
+        """Return the files of a part; the embedded stories where no file is named."""
+        if not any(self.files.values()):
+            from datamodules import demo  # made only where it is asked for
+
+            folder = demo.demo_stories(cache_root())
+            return [folder / f"{name}.jsonl" for name in STORY_FILES[part]]
+        return text_files(self.files[part], f"data.{PART_NAMES[part]}_files")
+
+    def facts_of(self, store: TokenStore, part: int) -> DocumentFacts:
+        """Return the attributes and files of a part's documents."""
+        files = self.paths(part) or self.paths(TRAIN)
+        column = self.attributes_column
+        return document_facts(files, store.hashes(part), self.reading, column, store.tokenizer)
+
+    def pieces(self, store: TokenStore, part: int) -> Pieces:
+        """Return the documents of one part, cut to the context."""
+        return Pieces(store, part, self.context_length)
+
+
+def check_parts(store: TokenStore) -> None:
+    """Refuse documents that stand in two parts: a lens would be tested on what it has learnt.
+
+    Raises:
+        ValueError: there are some.
+    """
+    hashes = [set(store.hashes(part).tolist()) for part in (TRAIN, VALIDATION, TEST)]
+    for one, other in ((TRAIN, VALIDATION), (TRAIN, TEST), (VALIDATION, TEST)):
+        shared = hashes[one] & hashes[other]
+        if shared:
+            raise ValueError(
+                f"{len(shared)} documents are both in {PART_NAMES[one]} and in "
+                f"{PART_NAMES[other]}; take them out of one of the two, or name the training files "
+                "alone and let data.split divide them."
+            )

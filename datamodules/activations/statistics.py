@@ -1,0 +1,133 @@
+"""What is known of the activations of the training part: the baselines that a lens must beat.
+
+Everything is summed in float64 in a fixed order, so that it does not depend on devices.
+Shapes: N activations, D features, V tokens, T positions, K components.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+NUM_COMPONENTS = 32
+
+
+@dataclass(frozen=True)
+class ActivationStatistics:
+    """Statistics of the training part.
+
+    Args:
+        mean: [D] float64.
+        unit_mean: [D] float64, mean of the activations at length 1.
+        variance: mean square of a feature's distance from its mean.
+        norms: mean, deviation and largest length.
+        token_ids: [v] int64, current tokens that occur, ascending.
+        token_means: [v, D] float32, mean activation at each of them.
+        position_means: [T, D] float32; the mean where a position does not occur.
+        components: [K, D] float32, principal components, by falling variance.
+    """
+
+    mean: np.ndarray
+    unit_mean: np.ndarray
+    variance: float
+    norms: tuple[float, float, float]
+    token_ids: np.ndarray
+    token_means: np.ndarray
+    position_means: np.ndarray
+    components: np.ndarray
+
+    def save(self, path: Path) -> None:
+        """Write all as one npz file."""
+        np.savez(path, **{name: np.asarray(value) for name, value in vars(self).items()})
+
+    @classmethod
+    def load(cls, path: Path) -> "ActivationStatistics":
+        """Return what `save` wrote."""
+        with np.load(path, allow_pickle=False) as file:
+            values = {name: file[name] for name in file.files}
+        variance, norms = float(values.pop("variance")), tuple(values.pop("norms").tolist())
+        return cls(variance=variance, norms=norms, **values)
+
+
+Chunk = tuple[np.ndarray, np.ndarray, np.ndarray]  # activations [n, D], tokens [n], positions [n]
+
+
+def statistics_of(chunks: Iterable[Chunk]) -> ActivationStatistics:
+    """Return the statistics of activations that come in chunks.
+
+    Args:
+        chunks: always cut at the same places; read once.
+
+    Raises:
+        ValueError: there is no activation.
+    """
+    sums = _Sums()
+    for activations, tokens, positions in chunks:
+        sums.add(activations.astype(np.float64), tokens, positions)
+    if not sums.count:
+        raise ValueError(
+            "no document of the training part is long enough for an activation; lower "
+            "data.positions.min_position, or give longer texts."
+        )
+    return sums.statistics()
+
+
+class _Sums:
+    def __init__(self) -> None:
+        self.count = 0
+        self.lengths = [0.0, 0.0, 0.0]  # sum, sum of squares, largest
+        self.total = self.unit_total = self.products = np.zeros(0)
+        self.of_token: dict[int, tuple[int, np.ndarray]] = {}
+        self.of_position: dict[int, tuple[int, np.ndarray]] = {}
+
+    def add(self, x: np.ndarray, tokens: np.ndarray, positions: np.ndarray) -> None:
+        if not self.count:
+            self.total, self.unit_total = np.zeros(x.shape[1]), np.zeros(x.shape[1])
+            self.products = np.zeros((x.shape[1], x.shape[1]))
+        self.count += len(x)
+        lengths = np.sqrt((x * x).sum(1))
+        self.lengths[0] += float(lengths.sum())
+        self.lengths[1] += float((lengths * lengths).sum())
+        self.lengths[2] = max(self.lengths[2], float(lengths.max(initial=0.0)))
+        self.total += x.sum(0)
+        self.unit_total += (x / np.maximum(lengths, 1e-12)[:, None]).sum(0)
+        self.products += x.T @ x
+        for keys, found in ((tokens, self.of_token), (positions, self.of_position)):
+            _add_groups(x, keys, found)
+
+    def statistics(self) -> ActivationStatistics:
+        mean = self.total / self.count
+        covariance = self.products / self.count - np.outer(mean, mean)
+        _, vectors = np.linalg.eigh(covariance)
+        components = vectors[:, ::-1][:, :NUM_COMPONENTS].T
+        # A vector and its opposite are the same component: the largest entry is made positive.
+        largest = np.abs(components).argmax(1)
+        components *= np.sign(components[np.arange(len(components)), largest])[:, None]
+        length = self.lengths[0] / self.count
+        spread = max(0.0, self.lengths[1] / self.count - length**2) ** 0.5
+        token_ids = np.array(sorted(self.of_token), np.int64)
+        position_means = np.tile(mean, (max(self.of_position) + 1, 1))
+        for position, (number, total) in self.of_position.items():
+            position_means[position] = total / number
+        return ActivationStatistics(
+            mean=mean,
+            unit_mean=self.unit_total / self.count,
+            variance=float(np.trace(covariance)) / len(mean),
+            norms=(length, spread, self.lengths[2]),
+            token_ids=token_ids,
+            token_means=np.stack(
+                [self.of_token[t][1] / self.of_token[t][0] for t in token_ids.tolist()]
+            ).astype(np.float32),
+            position_means=position_means.astype(np.float32),
+            components=components.astype(np.float32),
+        )
+
+
+def _add_groups(x: np.ndarray, keys: np.ndarray, found: dict[int, tuple[int, np.ndarray]]) -> None:
+    order = np.argsort(keys, kind="stable")
+    distinct, starts, counts = np.unique(keys[order], return_index=True, return_counts=True)
+    sums = np.add.reduceat(x[order], starts) if len(starts) else np.zeros((0, x.shape[1]))
+    for key, count, total in zip(distinct.tolist(), counts.tolist(), sums, strict=True):
+        before, so_far = found.get(key, (0, 0.0))
+        found[key] = (before + count, so_far + total)

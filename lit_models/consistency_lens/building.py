@@ -1,0 +1,153 @@
+"""How a lens comes about: its recipe, its subject, what is known of the training part.
+
+A recipe is what a checkpoint keeps, in plain values. The subject's weights are not among them: it
+is read from its folder again, and known by its digest. Shapes: B samples, D features.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from datamodules.activations.datamodule import ActivationDataModule
+from datamodules.activations.statistics import ActivationStatistics, Chunk, statistics_of
+from datamodules.activations.store import ActivationStore, SubjectFacts
+from datamodules.splitting import TRAIN
+from datamodules.tokenizers.text_tokenizer import TextTokenizer
+from lit_models.consistency_lens.lens import Lens, LensOptions
+from lit_models.consistency_lens.subject import (
+    Subject,
+    SubjectOptions,
+    load_subject,
+    subject_facts,
+    subject_recipe,
+)
+
+LENS_RECIPE_KEY = "lens_recipe"
+COUNTED_AT_ONCE = 1 << 22  # tokens
+Recipe = dict[str, Any]
+
+
+def recipe_of_run(options: SubjectOptions, lens: LensOptions, data: ActivationDataModule) -> Recipe:
+    """Return the recipe of a run.
+
+    Raises:
+        FileNotFoundError: the subject's folder is missing.
+        ValueError: the activations are not of this subject and layer.
+    """
+    assert data.store is not None
+    tokenizer = data.store.tokenizer
+    network = subject_recipe(options, tokenizer.vocab_size)
+    facts = subject_facts(options, network)
+    if isinstance(data.store, ActivationStore):
+        check_store(data.store, facts)
+    return {
+        "tokenizer": tokenizer.to_dict(),
+        "network": network,
+        "subject": asdict(facts),
+        "lens": asdict(lens),
+    }
+
+
+def check_store(store: ActivationStore, subject: SubjectFacts) -> None:
+    """Refuse activations of another model or layer.
+
+    Raises:
+        ValueError: they are.
+    """
+    if store.subject == subject:
+        return
+    found, wanted = asdict(store.subject), asdict(subject)
+    changed = [f"{n}: {found[n]} there, {wanted[n]} here" for n in found if found[n] != wanted[n]]
+    raise ValueError(
+        f"{store.folder} holds activations of another subject ({'; '.join(changed)}); name the "
+        "model that was dumped with model.subject.path and its layer with model.subject.layer, or "
+        "dump the activations of this one."
+    )
+
+
+def stored_recipe(checkpoint: dict[str, Any]) -> Recipe:
+    """Return the recipe that a checkpoint keeps.
+
+    Raises:
+        ValueError: it keeps none.
+    """
+    if LENS_RECIPE_KEY not in checkpoint:
+        raise ValueError(
+            "the checkpoint holds no lens recipe: it is of another family; give one of "
+            "LitConsistencyLens."
+        )
+    return checkpoint[LENS_RECIPE_KEY]
+
+
+def check_same(trained: Recipe, recipe: Recipe) -> None:
+    """Refuse a checkpoint whose words would mean something else here.
+
+    Raises:
+        ValueError: subject, layer, tokenizer or the lens's shape differ.
+    """
+    changed = [name for name in recipe if trained.get(name) != recipe[name]]
+    if changed:
+        raise ValueError(
+            f"the checkpoint was trained with another {' and '.join(changed)} than this run has; "
+            "give the model.subject, model.lens and data of its training, or begin a new run."
+        )
+
+
+def subject_of(options: SubjectOptions, recipe: Recipe, context_length: int) -> Subject:
+    """Return the subject with its weights, on the CPU."""
+    size = TextTokenizer.from_dict(recipe["tokenizer"]).vocab_size
+    network = load_subject(options, recipe["network"], context_length, size)
+    return Subject(network, options.layer)
+
+
+def lens_of(subject: Subject, recipe: Recipe) -> Lens:
+    """Return a lens that has learnt nothing."""
+    tokenizer = TextTokenizer.from_dict(recipe["tokenizer"])
+    return Lens(subject, tokenizer, LensOptions(**recipe["lens"]))
+
+
+def statistics_for(subject: Subject, data: ActivationDataModule) -> ActivationStatistics:
+    """Return what is known of the training part: from the store, or from its first documents."""
+    if isinstance(data.store, ActivationStore):
+        return data.store.statistics
+    return statistics_of(_computed(subject, data))
+
+
+def token_counts(data: ActivationDataModule, vocab_size: int) -> Tensor:
+    """Return [V] int64: how often each token occurs in the training part."""
+    assert data.store is not None
+    tokens, counts = data.store.stream(TRAIN).tokens, np.zeros(vocab_size, np.int64)
+    for start in range(0, len(tokens), COUNTED_AT_ONCE):
+        counts += np.bincount(tokens[start : start + COUNTED_AT_ONCE], minlength=vocab_size)
+    return torch.from_numpy(counts)
+
+
+@torch.no_grad()
+def _computed(subject: Subject, data: ActivationDataModule) -> Iterator[Chunk]:
+    for batch in data.training_sample():
+        rows, ids = torch.arange(len(batch["position"])), batch["input_ids"]
+        found = subject.activations(ids)[rows, batch["position"]]
+        yield found.numpy(), ids[rows, batch["position"]].numpy(), batch["position"].numpy()
+
+
+def leave_out(module: nn.Module, names: set[str]) -> None:
+    """Keep parameters and buffers out of a module's state dict, by their exact names.
+
+    What is loaded must hold all others, and these stay as they are.
+    """
+
+    def forget(owner: nn.Module, content: dict[str, Any], prefix: str, facts: Any) -> None:
+        for name in names:
+            content.pop(prefix + name, None)
+
+    def remember(owner: nn.Module, content: dict[str, Any], prefix: str, *rest: Any) -> None:
+        own = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers())
+        for name in names & own.keys():
+            content.setdefault(prefix + name, own[name].detach())
+
+    module.register_state_dict_post_hook(forget)
+    module.register_load_state_dict_pre_hook(remember)

@@ -1,0 +1,233 @@
+"""Everything that a lens is compared with: the same evaluation with one part replaced.
+
+Shapes: B samples, D features, t words, V vocabulary.
+"""
+
+from collections.abc import Callable
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from datamodules.activations.statistics import ActivationStatistics
+from datamodules.batches import ActivationBatch
+from lit_models.consistency_lens.lens import Lens
+from lit_models.consistency_lens.loss import squared_error, text_nats
+from lit_models.consistency_lens.metrics import Fidelity
+from lit_models.consistency_lens.teacher import recent_words
+from lit_models.consistency_lens.verbalizer import Explanation
+from lit_models.training.keyed_dropout import mixed
+
+COMPONENTS = (1, 4, 16)
+SAMPLES = 4  # explanations drawn for each activation
+# What a prediction is compared with, one by one.
+CONTROLS = ("mean", "position_mean", "token_mean", "true_text", "no_activation")
+ROWS = (
+    *("greedy", "sampled", "best_of_2", f"best_of_{SAMPLES}"),
+    *("zero", "mean", "position_mean", "token_mean"),
+    *(f"components_{number}" for number in COMPONENTS),
+    *("true_text", "shuffled_examples", "shuffled_words"),
+    *("untrained_verbalizer", "no_activation", "separate_reader"),
+)
+_WORD_ORDER, _DRAW = 3, 4  # keys of what is drawn
+
+
+class Baselines(nn.Module):
+    """What the training part alone says of an activation.
+
+    Args:
+        statistics: of the training part.
+        vocab_size: V.
+    """
+
+    mean: Tensor
+    unit_mean: Tensor
+    token_means: Tensor
+    token_row: Tensor
+    position_means: Tensor
+    components: Tensor
+
+    def __init__(self, statistics: ActivationStatistics, vocab_size: int) -> None:
+        super().__init__()
+        row = torch.full((vocab_size,), len(statistics.token_ids))
+        row[torch.from_numpy(statistics.token_ids)] = torch.arange(len(statistics.token_ids))
+        mean = torch.from_numpy(statistics.mean).float()
+        tables = {
+            "mean": mean,
+            "unit_mean": torch.from_numpy(statistics.unit_mean).float(),
+            "token_means": torch.cat([torch.from_numpy(statistics.token_means), mean[None]]),
+            "token_row": row,
+            "position_means": torch.cat([torch.from_numpy(statistics.position_means), mean[None]]),
+            "components": torch.from_numpy(statistics.components),
+        }
+        for name, table in tables.items():
+            self.register_buffer(name, table, persistent=False)
+
+    def of_token(self, token: Tensor) -> Tensor:
+        """Return [B, D]: mean activation at these tokens [B]; the mean of all for unseen ones."""
+        return self.token_means[self.token_row[token]]
+
+    def of_position(self, position: Tensor) -> Tensor:
+        """Return [B, D]: mean activation at these positions [B]."""
+        return self.position_means[position.clamp(max=len(self.position_means) - 1)]
+
+    def projected(self, activation: Tensor, number: int) -> Tensor:
+        """Return [B, D]: what the first principal components say of activations [B, D]."""
+        components = self.components[:number]
+        return self.mean + (activation - self.mean) @ components.T @ components
+
+
+class Case:
+    """One batch, its explanations, and everything that is rebuilt from them.
+
+    Args:
+        lens: in evaluation mode.
+        baselines: of the training part.
+        batch: with `other`.
+        activation: [B, D] of the batch.
+        other: [B, D] of the partners.
+    """
+
+    def __init__(
+        self,
+        lens: Lens,
+        baselines: Baselines,
+        batch: ActivationBatch,
+        activation: Tensor,
+        other: Tensor,
+    ) -> None:
+        self.lens, self.baselines = lens, baselines
+        self.batch, self.activation, self.other = batch, activation, other
+        self.position, self.lengths = batch["position"], batch["lengths"]
+
+    @cached_property
+    def greedy(self) -> Explanation:
+        """The most probable words."""
+        return self.lens.verbalizer.explain(self.activation)
+
+    @cached_property
+    def shuffled(self) -> Explanation:
+        """The explanation of another activation."""
+        return self.lens.verbalizer.explain(self.other)
+
+    @cached_property
+    def draws(self) -> list[Tensor]:
+        """[B, D] rebuilt from each of several drawn explanations."""
+        keys = [mixed(self.batch["noise_key"], _DRAW + draw) for draw in range(SAMPLES)]
+        return [self.rebuilt(self.lens.verbalizer.explain(self.activation, key)) for key in keys]
+
+    def rebuilt(self, explanation: Explanation) -> Tensor:
+        """Return [B, D]."""
+        return self.lens.reconstructor(explanation.embeddings)
+
+    def rows(self) -> dict[str, Callable[[], Tensor]]:
+        """Return name -> what rebuilds the activations [B, D]; the first is the lens itself."""
+        baselines, current = self.baselines, self._recent(1)[:, 0]
+        reader = self.lens.reference["reconstructor"]
+        return {
+            "greedy": lambda: self.rebuilt(self.greedy),
+            "sampled": lambda: self.draws[0],
+            **{f"best_of_{k}": self._best_of(k) for k in (2, SAMPLES)},
+            "zero": lambda: torch.zeros_like(self.activation),
+            "mean": lambda: baselines.mean.expand_as(self.activation),
+            "position_mean": lambda: baselines.of_position(self.position),
+            "token_mean": lambda: baselines.of_token(current),
+            **{f"components_{k}": self._projected(k) for k in COMPONENTS},
+            "true_text": lambda: self.lens.reconstructor(self.lens.words(self._recent())),
+            "shuffled_examples": lambda: self.rebuilt(self.shuffled),
+            "shuffled_words": lambda: self.lens.reconstructor(self._in_other_order()),
+            "untrained_verbalizer": lambda: self.rebuilt(self._untrained()),
+            "no_activation": lambda: self.rebuilt(self._without_activation()),
+            "separate_reader": lambda: reader(self.greedy.embeddings),
+        }
+
+    def fidelity(self, rebuilt: Tensor) -> Fidelity:
+        """Return what rebuilt activations [B, D] are worth."""
+        true, spread = self.activation.double(), self.lens.mean.double()
+        found, unit_mean = rebuilt.double(), self.baselines.unit_mean.double()
+        unit = F.normalize(true, dim=-1)
+        return Fidelity(
+            (true - found).square().sum(-1),
+            (true - spread).square().sum(-1),
+            (unit - F.normalize(found, dim=-1)).square().sum(-1),
+            (unit - unit_mean).square().sum(-1),
+            *self._nats(rebuilt),
+        )
+
+    def _nats(self, rebuilt: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        subject, ids = self.lens.subject, self.batch["input_ids"]
+        own = self._true_choices
+        changed = subject.logits(ids, self.position, rebuilt).double().log_softmax(-1)
+        nats = (own.exp() * (own - changed)).sum(-1)  # [B, T]
+        places = torch.arange(ids.shape[1], device=ids.device)
+        follows = (places > self.position[:, None]) & (places < self.lengths[:, None] - 1)
+        rows = torch.arange(len(ids), device=ids.device)
+        following = (nats * follows).sum(-1) / follows.sum(-1).clamp(min=1)
+        next_word = ids[rows, self.position + 1]
+        worse = own[rows, self.position, next_word] - changed[rows, self.position, next_word]
+        return nats[rows, self.position], following, worse
+
+    @cached_property
+    def _true_choices(self) -> Tensor:
+        subject = self.lens.subject
+        return subject.logits(self.batch["input_ids"], self.position, None).double().log_softmax(-1)
+
+    def _best_of(self, number: int) -> Callable[[], Tensor]:
+        def best() -> Tensor:
+            drawn = torch.stack(self.draws[:number])  # [k, B, D]
+            errors = (drawn - self.activation).square().sum(-1)
+            return drawn[errors.argmin(0), torch.arange(drawn.shape[1], device=drawn.device)]
+
+        return best
+
+    def _projected(self, number: int) -> Callable[[], Tensor]:
+        return lambda: self.baselines.projected(self.activation, number)
+
+    def _recent(self, number: int | None = None) -> Tensor:
+        number = number or self.lens.verbalizer.num_words
+        return recent_words(self.batch["input_ids"], self.position, number)
+
+    def _in_other_order(self) -> Tensor:
+        words = self.greedy.embeddings
+        places = torch.arange(words.shape[1], device=words.device)
+        keys = mixed(mixed(self.batch["noise_key"], _WORD_ORDER)[:, None], places)
+        return words.gather(1, keys.argsort(1)[..., None].expand_as(words))
+
+    def _untrained(self) -> Explanation:
+        return self.lens.untrained.explain(self.activation)
+
+    def _without_activation(self) -> Explanation:
+        return self.lens.verbalizer.explain(None, rows=len(self.activation))
+
+
+def legibility(case: Case) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return name -> what its metric takes, of how readable greedy explanations are.
+
+    text_nats: of a word under the subject as a language model. recall, shuffled_recall: share of
+    the attributes before the position that are in the explanation, or in that of another one.
+    distinct: texts that are like no other.
+    """
+    weight, ids = case.batch["weight"], case.greedy.token_ids
+    nats = text_nats(case.lens.language_logits(ids), ids)  # [B]
+    found = {"text_nats": ((nats * weight).sum(), weight.sum()), "distinct": (ids, weight)}
+    if "attributes" in case.batch:
+        words = case.batch["attributes"]  # [B, A]
+        is_known = (words >= 0) * weight[:, None]
+        for name, text in (("recall", ids), ("shuffled_recall", case.shuffled.token_ids)):
+            is_named = (words[:, :, None] == text[:, None, :]).any(-1)
+            found[name] = ((is_named * is_known).sum(), is_known.sum())
+    return found
+
+
+def predictions(case: Case) -> dict[str, Tensor]:
+    """Return what `predict_step` returns: words, and errors in units of the training variance.
+
+    token_ids [B, t] int64; error [B]; control_errors [B, C], in the order of `CONTROLS`.
+    """
+    variance = case.lens.variance
+    rows = case.rows()
+    errors = {n: squared_error(rows[n](), case.activation, variance) for n in ("greedy", *CONTROLS)}
+    own = errors.pop("greedy")
+    controls = torch.stack(list(errors.values()), dim=1)
+    return {"token_ids": case.greedy.token_ids, "error": own, "control_errors": controls}

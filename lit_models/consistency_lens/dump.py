@@ -1,0 +1,61 @@
+"""LitSubject: activations of a frozen language model for `unisono predict`. Batch: DumpBatch."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from datamodules.activations.store import SubjectFacts
+from datamodules.batches import DumpBatch
+from lit_models.consistency_lens.subject import (
+    Subject,
+    SubjectOptions,
+    load_subject,
+    subject_facts,
+    subject_recipe,
+    tokenizer_folder,
+)
+from lit_models.training.exact import ExactModule
+
+
+class LitSubject(ExactModule):
+    """Reads documents and returns activations at the positions that the batch names.
+
+    Args:
+        subject: the model and the layer.
+    """
+
+    def __init__(self, subject: SubjectOptions) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.options = subject
+        self.subject: Any = None
+        self.recipe: Any = None
+
+    def blocks(self) -> list[nn.Module]:
+        return self.subject.network.blocks()
+
+    def wanted_tokenizer(self) -> str | None:
+        """Return the folder of the tokenizer that the data must be read with, if there is one."""
+        return tokenizer_folder(self.options)
+
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        size = self.trainer.datamodule.store.tokenizer.vocab_size
+        self.recipe = subject_recipe(self.options, size)
+
+    def configure_model(self) -> None:
+        if self.subject is None:
+            data = self.trainer.datamodule
+            size = data.store.tokenizer.vocab_size
+            network = load_subject(self.options, self.recipe, data.context_length, size)
+            self.subject = Subject(network, self.options.layer)
+
+    def subject_facts(self) -> SubjectFacts:
+        """Return what the store keeps of the subject."""
+        return subject_facts(self.options, self.recipe)
+
+    def predict_step(self, batch: DumpBatch, batch_idx: int) -> dict[str, Tensor]:
+        found = self.subject.activations(batch["input_ids"])  # [R, T, D]
+        rows = torch.arange(len(found), device=found.device)[:, None]
+        return {"activations": found[rows, batch["positions"].clamp(min=0)]}

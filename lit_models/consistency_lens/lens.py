@@ -1,0 +1,129 @@
+"""A subject and the two networks that put its activations into words and back.
+
+Shapes: B activations, D features, t words, V vocabulary.
+"""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from datamodules.activations.statistics import ActivationStatistics
+from datamodules.tokenizers.text_tokenizer import TextTokenizer
+from lit_models.consistency_lens.copies import copy_of, freeze_unused, vocabulary
+from lit_models.consistency_lens.reading import read
+from lit_models.consistency_lens.reconstructor import Reconstructor
+from lit_models.consistency_lens.subject import Subject
+from lit_models.consistency_lens.verbalizer import Verbalizer, only_words
+
+
+@dataclass(frozen=True)
+class LensOptions:
+    """How a lens is built.
+
+    Args:
+        num_words: tokens of an explanation.
+        num_prompt: learned positions before the activation in the verbalizer's prompt.
+        reads_backwards: the reconstructor reads from the last word to the first: explanations
+            then begin with what matters most.
+
+    Raises:
+        ValueError: a number below 1.
+    """
+
+    num_words: int = 6
+    num_prompt: int = 1
+    reads_backwards: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("num_words", "num_prompt"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"lens.{name} must be at least 1, got {getattr(self, name)}.")
+
+
+class Lens(nn.Module):
+    """Subject, verbalizer and reconstructor; and both as they were when they began to learn
+    together, which is where the words' meaning is kept from drifting.
+
+    Args:
+        subject: stands still.
+        tokenizer: of the subject.
+        options: how the lens is built.
+    """
+
+    def __init__(self, subject: Subject, tokenizer: TextTokenizer, options: LensOptions) -> None:
+        super().__init__()
+        network, words = subject.network, _words(tokenizer, subject)
+        begin = tokenizer.end_id if tokenizer.begin_id is None else tokenizer.begin_id
+        self.begin_id = begin
+        self.subject = subject
+        width = network.embedding.weight.shape[1]
+        self.register_buffer("mean", torch.zeros(width))  # of the training part
+        self.register_buffer("variance", torch.ones(()))
+        counts = torch.zeros(len(words), dtype=torch.int64)  # in the training part
+        self.register_buffer("token_counts", counts, persistent=False)
+        shape = (words, begin, options.num_words, options.num_prompt)
+        self.verbalizer = Verbalizer(copy_of(network), *shape)
+        self.untrained = Verbalizer(network, *shape).requires_grad_(False)
+        self.reconstructor = Reconstructor(network, subject.layer, begin, options.reads_backwards)
+        text = torch.full((1, 2), begin)
+        freeze_unused(self.verbalizer, lambda: self.verbalizer(torch.zeros(1, width), text))
+        shared: dict[int, Any] = {id(p): p for p in vocabulary(network)}
+        self.reference = nn.ModuleDict(
+            {
+                "verbalizer": copy.deepcopy(self.verbalizer, dict(shared)).requires_grad_(False),
+                "reconstructor": copy.deepcopy(self.reconstructor, dict(shared)).requires_grad_(
+                    False
+                ),
+            }
+        )
+
+    def take_statistics(self, statistics: ActivationStatistics) -> None:
+        """Know the mean and the variance of the training part."""
+        self.mean.copy_(torch.from_numpy(statistics.mean))
+        self.variance.fill_(statistics.variance)
+
+    @torch.no_grad()
+    def keep_reference(self) -> None:
+        """Make verbalizer and reconstructor of now the reference."""
+        for name, kept in self.reference.items():
+            for own, copied in zip(
+                getattr(self, name).parameters(), kept.parameters(), strict=True
+            ):
+                if copied is not own:  # words are shared
+                    copied.copy_(own)
+
+    def blocks(self) -> list[nn.Module]:
+        """Return the repeated layers of all networks."""
+        networks = [self.subject.network, self.verbalizer.network, self.reconstructor.network]
+        networks += [kept.network for kept in self.reference.values()]
+        return [block for network in networks for block in network.blocks()]
+
+    def words(self, token_ids: Tensor) -> Tensor:
+        """Return the embeddings [B, t, D] of words [B, t]."""
+        return self.subject.network.embedding(token_ids)
+
+    def language_logits(self, token_ids: Tensor) -> Tensor:
+        """Return the subject's logits [B, t, V] float32 of each word of texts [B, t], as the
+        beginning of a document; never of what is no word."""
+        begin = torch.full_like(token_ids[:, :1], self.begin_id)
+        hidden = read(self.subject.network, torch.cat([begin, token_ids[:, :-1]], dim=1))
+        return only_words(self.subject.network.head(hidden), self.verbalizer.is_word)
+
+    def unsaved_names(self) -> set[str]:
+        """Return the names of all that belongs to the subject, which no checkpoint holds."""
+        own = {id(p) for p in [*self.subject.parameters(), *self.untrained.parameters()]}
+        everything = self.named_parameters(remove_duplicate=False)
+        names = {name for name, parameter in everything if id(parameter) in own}
+        buffers = (name for name, _ in self.named_buffers(remove_duplicate=False))
+        return names | {n for n in buffers if n.startswith(("subject.", "untrained."))}
+
+
+def _words(tokenizer: TextTokenizer, subject: Subject) -> Tensor:
+    """[V] bool: the tokenizer's tokens but for special ones."""
+    is_word = torch.zeros(subject.network.head.weight.shape[0], dtype=torch.bool)
+    is_word[: tokenizer.vocab_size] = True
+    is_word[torch.from_numpy(tokenizer.special_ids)] = False
+    return is_word

@@ -1,0 +1,95 @@
+"""The terms of a lens's loss, each a number per sample.
+
+Shapes: B samples, D features, t words, T tokens, V vocabulary.
+"""
+
+from dataclasses import dataclass, fields
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from datamodules.activations.dataset import TERMS
+from lit_models.consistency_lens.schedules import LossWeight
+
+MAX_NATS = 50.0  # of a word's divergence: one impossible word must not outweigh all others
+
+
+@dataclass(frozen=True)
+class LensLosses:
+    """Weights of the terms, each over the optimizer steps of the run.
+
+    Args:
+        teacher_text: nats per word of the teacher's text, given the activation (warm start).
+        teacher_reconstruction: squared error of what is rebuilt from the teacher's text.
+        reconstruction: squared error of what is rebuilt from the verbalizer's own words.
+        reference: nats per word by which the verbalizer's choices leave those of the reference.
+        effect: nats by which the subject's next words change with the rebuilt activation.
+        fluency: nats per word by which the choices leave those of the subject as a language model.
+        entropy: nats per word of the verbalizer's choices; a positive weight makes them surer.
+    """
+
+    teacher_text: LossWeight = LossWeight()  # noqa: RUF009 - frozen
+    teacher_reconstruction: LossWeight = LossWeight()  # noqa: RUF009
+    reconstruction: LossWeight = LossWeight()  # noqa: RUF009
+    reference: LossWeight = LossWeight()  # noqa: RUF009
+    effect: LossWeight = LossWeight()  # noqa: RUF009
+    fluency: LossWeight = LossWeight()  # noqa: RUF009
+    entropy: LossWeight = LossWeight()  # noqa: RUF009
+
+    def __post_init__(self) -> None:
+        assert tuple(field.name for field in fields(self)) == TERMS
+        if not any(getattr(self, name).weight for name in TERMS):
+            raise ValueError(
+                "every weight of losses is 0, so there is nothing to learn; give one, such as "
+                "losses.reconstruction.weight 1."
+            )
+
+    def at(self, step: int) -> dict[str, float]:
+        """Return the terms that count at an optimizer step, with their weights."""
+        weights = {name: getattr(self, name).at(step) for name in TERMS}
+        return {name: weight for name, weight in weights.items() if weight}
+
+    @property
+    def joint_start(self) -> int:
+        """First step at which the verbalizer's own words are rebuilt."""
+        return self.reconstruction.begin
+
+
+def squared_error(rebuilt: Tensor, activation: Tensor, variance: Tensor) -> Tensor:
+    """Return [B] float32: mean square over features, in units of the training part's variance."""
+    return (rebuilt.float() - activation.float()).square().mean(-1) / variance
+
+
+def text_nats(logits: Tensor, token_ids: Tensor) -> Tensor:
+    """Return [B]: mean nats of the words of a text. Args: logits [B, t, V], token_ids [B, t]."""
+    return F.cross_entropy(logits.mT, token_ids, reduction="none").mean(-1)
+
+
+def divergence(logits: Tensor, other: Tensor) -> Tensor:
+    """Return [B]: mean over words of KL(softmax(logits) || softmax(other)), both [B, t, V]."""
+    own = logits.log_softmax(-1)
+    nats = (own.exp() * (own - other.log_softmax(-1))).sum(-1)  # [B, t]
+    return nats.clamp(max=MAX_NATS).mean(-1)
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """Return [B]: mean nats of the choices, logits [B, t, V]."""
+    own = logits.log_softmax(-1)
+    return -(own.exp() * own).sum(-1).mean(-1)
+
+
+def effect(true: Tensor, changed: Tensor, position: Tensor, lengths: Tensor) -> Tensor:
+    """Return [B]: mean over the position and those that follow it of KL(true || changed).
+
+    Args:
+        true: [B, T, V] logits of the subject.
+        changed: as true, with another activation at the position.
+        position: [B] int64.
+        lengths: [B] int64, tokens of the document.
+    """
+    places = torch.arange(true.shape[1], device=true.device)
+    counts = (places >= position[:, None]) & (places < lengths[:, None] - 1)  # [B, T]
+    own = true.float().log_softmax(-1)
+    nats = (own.exp() * (own - changed.float().log_softmax(-1))).sum(-1)
+    return (nats * counts).sum(-1) / counts.sum(-1)

@@ -1,0 +1,194 @@
+"""The consistency lens as a LightningModule. Batch: ActivationBatch."""
+
+from typing import Any, ClassVar
+
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor, nn
+
+from datamodules.batches import ActivationBatch
+from datamodules.tokenizers.text_tokenizer import TextTokenizer
+from lit_models.consistency_lens import building
+from lit_models.consistency_lens.building import LENS_RECIPE_KEY
+from lit_models.consistency_lens.controls import (
+    CONTROLS,
+    ROWS,
+    Baselines,
+    Case,
+    legibility,
+    predictions,
+)
+from lit_models.consistency_lens.lens import LensOptions
+from lit_models.consistency_lens.loss import LensLosses, squared_error
+from lit_models.consistency_lens.metrics import DistinctShare, Explained, FidelityTable
+from lit_models.consistency_lens.schedules import Temperature
+from lit_models.consistency_lens.subject import SubjectOptions, tokenizer_folder
+from lit_models.consistency_lens.teacher import TeacherText
+from lit_models.consistency_lens.terms import lens_terms
+from lit_models.training.exact import ExactModule, LossSum
+from lit_models.training.metrics import SumCount
+from lit_models.training.optim import configured, parameter_groups
+
+
+class LitConsistencyLens(ExactModule):
+    """Puts activations of a frozen model into words, and rebuilds them from the words alone.
+
+    Args:
+        optimizer: factory; it has no default, so that a rate is always chosen in the YAML.
+        subject: the model that is explained, and the layer.
+        losses: weights of the loss's terms over the run.
+        lr_scheduler: factory; none keeps the rate constant.
+        lens: how verbalizer and reconstructor are built.
+        temperature: of the choice of words, over the run.
+        teacher: what the teacher's text is made of; by default the most recent words.
+        reconstructor_rate: factor of the learning rate of the reconstructor.
+        lr_scaling: how the rate follows a global batch that grows with the devices.
+        base_global_batch_size: the global batch for which the rate was chosen.
+        init_from: checkpoint to take weights from.
+    """
+
+    export_keys: ClassVar[tuple[str, ...]] = (LENS_RECIPE_KEY,)
+    control_names: ClassVar[tuple[str, ...]] = CONTROLS
+
+    def __init__(
+        self,
+        optimizer: OptimizerCallable,
+        subject: SubjectOptions,
+        losses: LensLosses,
+        lr_scheduler: LRSchedulerCallable | None = None,
+        lens: LensOptions | None = None,
+        temperature: Temperature | None = None,
+        teacher: TeacherText | None = None,
+        reconstructor_rate: float = 1.0,
+        lr_scaling: str = "none",
+        base_global_batch_size: int | None = None,
+        init_from: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
+        self.options, self.losses = subject, losses
+        self.lens_options, self.temperature = lens or LensOptions(), temperature or Temperature()
+        self.teacher = teacher or TeacherText()
+        self.teacher.check(self.lens_options.num_words)
+        self.reconstructor_rate, self.init_from = reconstructor_rate, init_from
+        self.recipe: Any = None  # a dict of plain values, from the data or a checkpoint
+        self.lens: Any = None  # a Lens once the recipe is known
+        self.baselines: Any = None
+
+    def blocks(self) -> list[nn.Module]:
+        return self.lens.blocks()
+
+    def own_callbacks(self) -> list[Callback]:
+        from lit_models.consistency_lens.control_table import ControlTable
+
+        return [*super().own_callbacks(), ControlTable()]
+
+    def wanted_tokenizer(self) -> str | None:
+        """Return the folder of the tokenizer that the data must be read with, if there is one."""
+        return tokenizer_folder(self.options)
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        """The subject's tokenizer; there after `setup`."""
+        return TextTokenizer.from_dict(self.recipe["tokenizer"])
+
+    def setup(self, stage: str) -> None:
+        """Take the recipe of the checkpoint, or make one for the data."""
+        super().setup(stage)
+        recipe = building.recipe_of_run(self.options, self.lens_options, self.trainer.datamodule)
+        if self.recipe is not None:
+            building.check_same(self.recipe, recipe)
+        self.recipe = self.recipe or recipe
+
+    def configure_model(self) -> None:
+        if self.recipe is None or self.baselines is not None:
+            return
+        data, is_new = self.trainer.datamodule, self.lens is None
+        if is_new:
+            self._build(data.longest)
+        statistics = building.statistics_for(self.lens.subject, data)
+        size = len(self.lens.token_counts)
+        if is_new:  # else the checkpoint knows the mean of its training
+            self.lens.take_statistics(statistics)
+        counts = building.token_counts(data, size)
+        self.lens.token_counts.copy_(counts * self.lens.verbalizer.is_word)
+        self.baselines = Baselines(statistics, size)
+        self.fidelity = FidelityTable(ROWS, data.group_names)
+        self.configure_model_from()
+
+    def on_train_batch_start(self, batch: ActivationBatch, batch_idx: int) -> None:
+        """Keep both networks as they are when they begin to learn together."""
+        begins = self.trainer.global_step == self.losses.joint_start
+        if begins and batch_idx % self.trainer.accumulate_grad_batches == 0:
+            self.lens.keep_reference()
+
+    def training_terms(self, batch: ActivationBatch) -> dict[str, LossSum]:
+        step, weight = self.trainer.global_step, batch["weight"]
+        names, activation = set(self.losses.at(step)), self._activation(batch)
+        options = (names, self.temperature.at(step), self.teacher)
+        found = lens_terms(self.lens, batch, activation, *options)
+        return {n: LossSum((v * weight).sum(), weight.sum()) for n, v in found.items()}
+
+    def term_weights(self) -> dict[str, float]:
+        return self.losses.at(self.trainer.global_step)
+
+    def validation_step(self, batch: ActivationBatch, batch_idx: int) -> None:
+        activation, weight = self._activation(batch), batch["weight"]
+        explained = self.lens.verbalizer.explain(activation)
+        rebuilt = self.lens.reconstructor(explained.embeddings)
+        error = squared_error(rebuilt, activation, self.lens.variance) * weight
+        spread = squared_error(self.lens.mean, activation, self.lens.variance) * weight
+        self.val_loss.update(error, weight)
+        self.val_fve.update(error, spread)
+        self.log_dict({"val/loss": self.val_loss, "val/fve": self.val_fve}, on_epoch=True)
+
+    def test_step(self, batch: ActivationBatch, batch_idx: int) -> None:
+        case = self._case(batch)
+        for name, rebuild in case.rows().items():
+            self.fidelity.add(name, case.fidelity(rebuild()), batch)
+        for name, found in legibility(case).items():
+            self.legibility[name].update(*found)
+
+    def predict_step(self, batch: ActivationBatch, batch_idx: int) -> dict[str, Tensor]:
+        return predictions(self._case(batch))
+
+    def configure_optimizers(self) -> Any:
+        groups = parameter_groups(self, rates={"lens.reconstructor.": self.reconstructor_rate})
+        return configured(self, self.optimizer(groups), self.lr_scheduler)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint[LENS_RECIPE_KEY] = self.recipe
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_load_checkpoint(checkpoint)
+        trained = building.stored_recipe(checkpoint)
+        if self.lens is None:
+            self.recipe = trained
+            self._build(1)
+        building.check_same(trained, self.recipe)
+
+    def _build(self, context_length: int) -> None:
+        subject = building.subject_of(self.options, self.recipe, context_length)
+        self.lens = building.lens_of(subject, self.recipe)
+        building.leave_out(self, {f"lens.{name}" for name in self.lens.unsaved_names()})
+        self.val_loss, self.val_fve = SumCount(), Explained()
+        names = ("text_nats", "recall", "shuffled_recall")
+        self.legibility = nn.ModuleDict({name: SumCount() for name in names})
+        self.legibility["distinct"] = DistinctShare()
+
+    def _case(self, batch: ActivationBatch) -> Case:
+        other = batch["other"]
+        return Case(
+            self.lens, self.baselines, batch, self._activation(batch), self._activation(other)
+        )
+
+    def _activation(self, batch: ActivationBatch) -> Tensor:
+        """[B, D] from the store, or from the subject."""
+        if "activation" in batch:
+            return batch["activation"].to(self.lens.mean.dtype)
+        with torch.no_grad():
+            found = self.lens.subject.activations(batch["input_ids"])
+        rows = torch.arange(len(found), device=found.device)
+        return found[rows, batch["position"]]
