@@ -1,6 +1,7 @@
 """What one rank knows about the optimizer step under way: sums, counts and used sample ids."""
 
 import math
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -67,7 +68,8 @@ class StepRecord:
         self._used.append(_Used(sample_id, weight, loss))
         if self._sums is None:
             self._sums = HostSums() if loss.device.type == "cpu" else DeviceSums()
-        self._sums.add(sample_id, weight > 0, [loss, *(v for term in terms.values() for v in term)])
+        values = [loss, *(v.detach() for term in terms.values() for v in term)]
+        self._sums.add(sample_id, weight > 0, values)
 
     def suspects(self, step: int) -> tuple[list[int], list[int]]:
         """Return this rank's samples in micro-batches whose loss is not finite, and all of them.
@@ -140,10 +142,9 @@ class DeviceSums:
     def add(self, sample_id: Tensor, used: Tensor, values: list[Tensor]) -> None:
         """Add one micro-batch."""
         digest = torch.where(used, hash_ids(sample_id), 0).sum()
-        shifts = _LIMB_BITS * torch.arange(_NUM_LIMBS, device=digest.device)
-        counts = torch.cat([(digest >> shifts) & _LIMB_MASK, used.sum(0, keepdim=True)])
-        stacked = torch.stack([value.detach() for value in values])
-        sums = torch.cat([counts.double(), stacked.double()])
+        limbs = (digest >> _shifts(digest.device)) & _LIMB_MASK
+        counts = torch.cat([limbs, used.sum(0, keepdim=True)])
+        sums = torch.cat([counts.double(), torch.stack(values).double()])
         self._sums = sums if self._sums is None else self._sums + sums
 
     def vector(self, wishes: list[float], norm: Tensor | None) -> Tensor:
@@ -154,6 +155,12 @@ class DeviceSums:
             finite = finite & torch.isfinite(norm.to(finite.device))
         flag = (~finite).double()[None]
         return torch.cat([flag, self._sums.new_tensor(wishes), self._sums])
+
+
+@cache
+def _shifts(device: torch.device) -> Tensor:
+    """Return [limbs]; kept, for making it takes a GPU two more kernels."""
+    return _LIMB_BITS * torch.arange(_NUM_LIMBS, device=device)
 
 
 class _Used(NamedTuple):
