@@ -170,7 +170,10 @@ class ExactModule(LightningModule):
         if not gradient_clip_val or norm is None or gradient_clip_algorithm == "value":
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
             return
-        scale(gradients(optimizer), (gradient_clip_val / (norm + CLIP_EPSILON)).clamp(max=1.0))
+        factor = (gradient_clip_val / (norm + CLIP_EPSILON)).clamp(max=1.0)
+        if factor.device.type == "cpu" and factor == 1:
+            return  # a GPU would have to be waited for
+        scale(gradients(optimizer), factor)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Rewrite Lightning's progress: it counts micro-batches, whose number may now differ.

@@ -50,8 +50,8 @@ class StepRecord:
         self.term_names: tuple[str, ...] = ()
         self.grad_norm: Tensor | None = None
         self._sums: HostSums | DeviceSums | None = None
-        self._used: list[_Used] = []  # of each micro-batch so far
-        self._recent: dict[int, list[_Used]] = {}
+        self._used: list[tuple[Tensor, Tensor]] = []  # ids and loss of each micro-batch so far
+        self._recent: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
     def add(
         self, sample_id: Tensor, weight: Tensor, terms: dict[str, LossSum], loss: Tensor
@@ -64,12 +64,12 @@ class StepRecord:
             terms: totals and counts on this rank.
             loss: [] this micro-batch's share of the step's loss.
         """
-        self.term_names, loss = tuple(terms), loss.detach()
-        self._used.append(_Used(sample_id, weight, loss))
+        self.term_names, used, loss = tuple(terms), weight > 0, loss.detach()
+        self._used.append((torch.where(used, sample_id, -1), loss))
         if self._sums is None:
             self._sums = HostSums() if loss.device.type == "cpu" else DeviceSums()
         values = [loss, *(v.detach() for term in terms.values() for v in term)]
-        self._sums.add(sample_id, weight > 0, values)
+        self._sums.add(sample_id, used, values)
 
     def suspects(self, step: int) -> tuple[list[int], list[int]]:
         """Return this rank's samples in micro-batches whose loss is not finite, and all of them.
@@ -78,8 +78,8 @@ class StepRecord:
             step: one of the last two that ended.
         """
         used = self._recent.get(step, [])
-        wrong = [part for part in used if not bool(torch.isfinite(part.loss))]
-        return _real(wrong), _real(used)
+        wrong = [ids for ids, loss in used if not bool(torch.isfinite(loss))]
+        return _real(wrong), _real([ids for ids, _ in used])
 
     def vector(self, stop: bool, save: bool, step: int = 0) -> Tensor:
         """Return [8 + 2 terms] float64 for the sum over ranks, and start the next step.
@@ -163,16 +163,8 @@ def _shifts(device: torch.device) -> Tensor:
     return _LIMB_BITS * torch.arange(_NUM_LIMBS, device=device)
 
 
-class _Used(NamedTuple):
-    """What a micro-batch held: sample_id [B], weight [B], and its share of the loss []."""
-
-    sample_id: Tensor
-    weight: Tensor
-    loss: Tensor
-
-
-def _real(parts: list[_Used]) -> list[int]:
-    return [i for part in parts for i in part.sample_id[part.weight > 0].tolist()]
+def _real(parts: list[Tensor]) -> list[int]:
+    return [i for ids in parts for i in ids.tolist() if i >= 0]
 
 
 class StepSummary(NamedTuple):
