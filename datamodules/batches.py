@@ -17,7 +17,7 @@ class PlannedBatch(TypedDict):
 
     sample_id: Tensor  # [B] int64, index in the split
     weight: Tensor  # [B] float32, 1; 0 for a filler, which must count nowhere
-    step_index: Tensor  # [] int64, the global step in the epoch
+    step_index: int  # the global step in the epoch; a tensor would make the ledger wait for a GPU
     step_denominators: dict[str, Tensor]  # term -> [] float64, its count over the optimizer step
 
 

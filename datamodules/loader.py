@@ -93,12 +93,12 @@ class _Collated(Dataset):
 
 def collated(dataset: PlannedDataset, batch: MicroBatch) -> dict[str, Any]:
     """Return the tensors of one micro-batch with the keys of `PlannedBatch`."""
-    examples = [dataset.example(int(i), batch.epoch) for i in batch.ids]
+    examples = [dataset.example(i, batch.epoch) for i in batch.ids.tolist()]
     return {
         **dataset.collate(examples),
         "sample_id": torch.from_numpy(batch.ids.astype(np.int64)),
         "weight": torch.from_numpy(batch.weights.copy()),
-        "step_index": torch.tensor(batch.step),
+        "step_index": batch.step,
         "step_denominators": {
             term: torch.tensor(count, dtype=torch.float64)
             for term, count in batch.denominators.items()

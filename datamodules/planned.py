@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
+import torch
 from lightning.pytorch import LightningDataModule
 
 from datamodules.batching import Batching, Rehearsed, derive_batching
@@ -197,6 +198,14 @@ class PlannedDataModule(LightningDataModule):
                 "these weights with model.init_from."
             )
         self.resume_position = (state_dict["epoch"], state_dict["step"])
+
+    def transfer_batch_to_device(
+        self, batch: Any, device: torch.device, dataloader_idx: int
+    ) -> Any:
+        """Return the batch on a device; on a CPU it is there already."""
+        if device.type == "cpu":
+            return batch
+        return super().transfer_batch_to_device(batch, device, dataloader_idx)
 
     @property
     def num_replicas(self) -> int:

@@ -117,7 +117,7 @@ def prompt_batch(tokenizer: TextTokenizer, prompts: Sequence[str]) -> PromptBatc
         lengths=lengths,
         sample_id=torch.arange(len(rows)),
         weight=torch.ones(len(rows)),
-        step_index=torch.zeros((), dtype=torch.int64),
+        step_index=0,
         step_denominators={},
     )
 

@@ -23,6 +23,7 @@ from datamodules.checkpoint_recipe import checkpoint_to_load
 from lit_models.training import strategies
 from lit_models.training.checkpoint import AtomicCheckpointIO, load_part, take_averaged
 from lit_models.training.exported import Layout
+from lit_models.training.idle_profiler import IdleProfiler
 from lit_models.training.optim import gradients
 from lit_models.training.plain import plain_hyperparameters
 from lit_models.training.record import LossSum, StepRecord
@@ -63,6 +64,14 @@ class ExactModule(LightningModule):
         self.averages_replicas = True  # false where a callback adds their gradients instead
         self._early_weights: dict[str, Any] | None = None
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; the name of the hook under way, which Lightning notes twice per hook,
+        without asking whether it is a parameter, a module or a buffer."""
+        if name == "_current_fx_name":
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
+
     def save_hyperparameters(
         self,
         *args: Any,
@@ -97,6 +106,7 @@ class ExactModule(LightningModule):
         if self._trainer is None:
             return []
         AtomicCheckpointIO.install(self.trainer)
+        IdleProfiler.install(self.trainer)
         present = {type(callback) for callback in self.trainer.callbacks}
         return [callback for callback in self.own_callbacks() if type(callback) not in present]
 
@@ -146,8 +156,9 @@ class ExactModule(LightningModule):
             )
         share = share_of_step(terms, batch, term_weights or {})
         self.step_record.add(batch["sample_id"], batch["weight"], terms, share)
-        # Finite gradients of a loss that is not would hide it from the ranks whose loss is.
-        told = torch.where(torch.isfinite(share.detach()), 1.0, torch.nan)
+        # Finite gradients of a loss that is not would hide it from the ranks whose loss is: zero
+        # times a finite number is zero, times any other it is NaN.
+        told = share.detach() * 0 + 1
         replicas = self._num_replicas() if self.averages_replicas else 1
         return share * told * (replicas * self.trainer.accumulate_grad_batches)
 
@@ -162,7 +173,10 @@ class ExactModule(LightningModule):
         if not gradient_clip_val or norm is None or gradient_clip_algorithm == "value":
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
             return
-        scale(gradients(optimizer), (gradient_clip_val / (norm + CLIP_EPSILON)).clamp(max=1.0))
+        factor = (gradient_clip_val / (norm + CLIP_EPSILON)).clamp(max=1.0)
+        if factor.device.type == "cpu" and factor == 1:
+            return  # a GPU would have to be waited for
+        scale(gradients(optimizer), factor)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Rewrite Lightning's progress: it counts micro-batches, whose number may now differ.

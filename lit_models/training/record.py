@@ -1,12 +1,16 @@
 """What one rank knows about the optimizer step under way: sums, counts and used sample ids."""
 
+import math
+from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from datamodules.plan import digest_ids
+
 _LIMB_BITS, _NUM_LIMBS = 21, 3  # 63 bits of digest in float64 sums that stay exact
-_DIGEST_MASK = (1 << 63) - 1
+_LIMB_MASK, _DIGEST_MASK = (1 << _LIMB_BITS) - 1, (1 << 63) - 1
 
 
 class LossSum(NamedTuple):
@@ -37,16 +41,15 @@ def hash_ids(ids: Tensor) -> Tensor:
 
 
 class StepRecord:
-    """Collects one optimizer step on the device, without a synchronisation.
+    """Collects one optimizer step where it is computed, without waiting for a GPU.
 
-    The vector that `vector` returns is summed over ranks; `read` turns the sum into values.
+    The vector that `vector` returns is summed over ranks; `read_vector` turns the sum into values.
     """
 
     def __init__(self) -> None:
         self.term_names: tuple[str, ...] = ()
         self.grad_norm: Tensor | None = None
-        self._sums: Tensor | None = None
-        self._shifts: Tensor | None = None  # [limbs], on the device
+        self._sums: HostSums | DeviceSums | None = None
         self._used: list[tuple[Tensor, Tensor]] = []  # ids and loss of each micro-batch so far
         self._recent: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
@@ -61,17 +64,12 @@ class StepRecord:
             terms: totals and counts on this rank.
             loss: [] this micro-batch's share of the step's loss.
         """
-        used, loss = weight > 0, loss.detach()
-        digest = torch.where(used, hash_ids(sample_id), 0).sum()
-        if self._shifts is None or self._shifts.device != digest.device:
-            self._shifts = _LIMB_BITS * torch.arange(_NUM_LIMBS, device=digest.device)
-        limbs = (digest >> self._shifts) & ((1 << _LIMB_BITS) - 1)
-        self.term_names = tuple(terms)
+        self.term_names, used, loss = tuple(terms), weight > 0, loss.detach()
         self._used.append((torch.where(used, sample_id, -1), loss))
-        counts = torch.cat([limbs, used.sum(0, keepdim=True)])
-        values = torch.stack([loss, *(v.detach() for term in terms.values() for v in term)])
-        sums = torch.cat([counts.double(), values.double()])
-        self._sums = sums if self._sums is None else self._sums + sums
+        if self._sums is None:
+            self._sums = HostSums() if loss.device.type == "cpu" else DeviceSums()
+        values = [loss, *(v.detach() for term in terms.values() for v in term)]
+        self._sums.add(sample_id, used, values)
 
     def suspects(self, step: int) -> tuple[list[int], list[int]]:
         """Return this rank's samples in micro-batches whose loss is not finite, and all of them.
@@ -96,14 +94,73 @@ class StepRecord:
                 "an optimizer step ended, but training_step never called exact_mean; the loss "
                 "of an ExactModule must go through it."
             )
-        finite = torch.isfinite(self._sums).all()
-        if self.grad_norm is not None:
-            finite = finite & torch.isfinite(self.grad_norm.to(finite.device))
-        wishes = self._sums.new_tensor([float(stop), float(save)])
-        vector, self._sums = torch.cat([(~finite).double()[None], wishes, self._sums]), None
+        vector, self._sums = self._sums.vector([float(stop), float(save)], self.grad_norm), None
         self._recent = {k: v for k, v in self._recent.items() if k == step - 1}
         self._recent[step], self._used = self._used, []
         return vector
+
+
+class HostSums:
+    """Sums of one step on a CPU as plain numbers: small tensors would take several times as long.
+
+    Has the bits of `DeviceSums`.
+    """
+
+    def __init__(self) -> None:
+        self._sums: list[float] | None = None
+
+    def add(self, sample_id: Tensor, used: Tensor, values: list[Tensor]) -> None:
+        """Add one micro-batch.
+
+        Args:
+            sample_id: [B] int64.
+            used: [B] bool, false for fillers.
+            values: what is summed, each [].
+        """
+        ids = sample_id.numpy()[used.numpy()]
+        digest = digest_ids(ids)
+        limbs = [float((digest >> _LIMB_BITS * i) & _LIMB_MASK) for i in range(_NUM_LIMBS)]
+        new = [*limbs, float(len(ids)), *map(float, values)]
+        if self._sums is not None:
+            new = [before + more for before, more in zip(self._sums, new, strict=True)]
+        self._sums = new
+
+    def vector(self, wishes: list[float], norm: Tensor | None) -> Tensor:
+        """Return whether a sum or the norm is not finite, the wishes, and the sums; float64."""
+        assert self._sums is not None
+        numbers = self._sums if norm is None else [*self._sums, float(norm)]
+        is_finite = all(map(math.isfinite, numbers))
+        return torch.tensor([float(not is_finite), *wishes, *self._sums], dtype=torch.float64)
+
+
+class DeviceSums:
+    """Sums of one step on a GPU, which is not waited for; arguments as those of `HostSums`."""
+
+    def __init__(self) -> None:
+        self._sums: Tensor | None = None
+
+    def add(self, sample_id: Tensor, used: Tensor, values: list[Tensor]) -> None:
+        """Add one micro-batch."""
+        digest = torch.where(used, hash_ids(sample_id), 0).sum()
+        limbs = (digest >> _shifts(digest.device)) & _LIMB_MASK
+        counts = torch.cat([limbs, used.sum(0, keepdim=True)])
+        sums = torch.cat([counts.double(), torch.stack(values).double()])
+        self._sums = sums if self._sums is None else self._sums + sums
+
+    def vector(self, wishes: list[float], norm: Tensor | None) -> Tensor:
+        """Return whether a sum or the norm is not finite, the wishes, and the sums; float64."""
+        assert self._sums is not None
+        finite = torch.isfinite(self._sums).all()
+        if norm is not None:
+            finite = finite & torch.isfinite(norm.to(finite.device))
+        flag = (~finite).double()[None]
+        return torch.cat([flag, self._sums.new_tensor(wishes), self._sums])
+
+
+@cache
+def _shifts(device: torch.device) -> Tensor:
+    """Return [limbs]; kept, for making it takes a GPU two more kernels."""
+    return _LIMB_BITS * torch.arange(_NUM_LIMBS, device=device)
 
 
 def _real(parts: list[Tensor]) -> list[int]:

@@ -1,5 +1,6 @@
 """A step whose loss or gradient is not finite is not applied, and its samples are named."""
 
+import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -53,7 +54,7 @@ class NonFinite(Callback):
         if norm.device.type != "cpu" and getattr(optimizer, "_step_supports_amp_scaling", False):
             optimizer.grad_scale = None  # type: ignore[attr-defined]
             optimizer.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined]
-        elif not bool(torch.isfinite(norm)):
+        elif not math.isfinite(float(norm)):
             # Optimizers pass over parameters without a gradient: no decay, no momentum, no count.
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
