@@ -59,15 +59,16 @@ class Lens(nn.Module):
         begin = tokenizer.end_id if tokenizer.begin_id is None else tokenizer.begin_id
         self.begin_id = begin
         self.subject = subject
-        width = network.embedding.weight.shape[1]
+        table = network.embedding.weight
+        width = table.shape[1]
         self.register_buffer("mean", torch.zeros(width))  # of the training part
         self.register_buffer("variance", torch.ones(()))
         shape = (words, begin, options.num_words, options.num_prompt)
         self.verbalizer = Verbalizer(copy_of(network), *shape)
         self.untrained = Verbalizer(network, *shape).requires_grad_(False)
         self.reconstructor = Reconstructor(network, subject.layer, begin, options.reads_backwards)
-        text = torch.full((1, 2), begin)
-        freeze_unused(self.verbalizer, lambda: self.verbalizer(torch.zeros(1, width), text))
+        text = torch.full((1, 2), begin, device=table.device)
+        freeze_unused(self.verbalizer, lambda: self.verbalizer(table.new_zeros(1, width), text))
         shared: dict[int, Any] = {id(p): p for p in vocabulary(network)}
         self.reference = nn.ModuleDict(
             {
@@ -92,6 +93,13 @@ class Lens(nn.Module):
             ):
                 if copied is not own:  # words are shared
                     copied.copy_(own)
+
+    def train(self, mode: bool = True) -> "Lens":
+        """Train verbalizer and reconstructor; what stands still stays in evaluation mode."""
+        super().train(mode)
+        for still in (self.subject, self.untrained, self.reference):
+            still.eval()
+        return self
 
     def blocks(self) -> list[nn.Module]:
         """Return the repeated layers of all networks."""
