@@ -16,6 +16,7 @@ from torch import nn
 from datamodules.activations.datamodule import ActivationDataModule
 from datamodules.activations.statistics import ActivationStatistics, Chunk, statistics_of
 from datamodules.activations.store import ActivationStore, SubjectFacts
+from datamodules.threads import threads_pinned
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from lit_models.causal_lm.pretrained import check_recipe
 from lit_models.consistency_lens.lens import Lens, LensOptions
@@ -148,7 +149,8 @@ def _computed(subject: Subject, data: ActivationDataModule) -> Iterator[Chunk]:
     device = next(subject.parameters()).device
     for batch in data.training_sample():
         ids, position = batch["input_ids"], batch["position"]
-        found = subject.activations(ids.to(device)).cpu().double()
+        with threads_pinned():
+            found = subject.activations(ids.to(device)).cpu().double()
         rows = torch.arange(len(ids), device="cpu")
         yield found[rows, position].numpy(), ids[rows, position].numpy(), position.numpy()
 
