@@ -10,12 +10,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from datamodules.activations.datamodule import ActivationDataModule
 from datamodules.activations.statistics import ActivationStatistics, Chunk, statistics_of
 from datamodules.activations.store import ActivationStore, SubjectFacts
+from datamodules.splitting import TRAIN
 from datamodules.threads import threads_pinned
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from lit_models.causal_lm.pretrained import check_recipe
@@ -29,6 +31,7 @@ from lit_models.consistency_lens.subject import (
 )
 
 LENS_RECIPE_KEY = "lens_recipe"
+COUNTED_AT_ONCE = 1 << 22  # tokens
 Recipe = dict[str, Any]
 
 
@@ -142,6 +145,15 @@ def statistics_for(subject: Subject, data: ActivationDataModule) -> ActivationSt
     if isinstance(data.store, ActivationStore):
         return data.store.statistics
     return statistics_of(_computed(subject, data))
+
+
+def token_counts(data: ActivationDataModule, vocab_size: int) -> Tensor:
+    """Return [V] int64: how often each token occurs in the training part."""
+    assert data.store is not None
+    tokens, counts = data.store.stream(TRAIN).tokens, np.zeros(vocab_size, np.int64)
+    for start in range(0, len(tokens), COUNTED_AT_ONCE):
+        counts += np.bincount(tokens[start : start + COUNTED_AT_ONCE], minlength=vocab_size)
+    return torch.from_numpy(counts)
 
 
 @torch.no_grad()

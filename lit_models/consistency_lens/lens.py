@@ -63,6 +63,8 @@ class Lens(nn.Module):
         width = table.shape[1]
         self.register_buffer("mean", torch.zeros(width))  # of the training part
         self.register_buffer("variance", torch.ones(()))
+        counts = torch.zeros(len(words), dtype=torch.int64)  # in the training part
+        self.register_buffer("token_counts", counts, persistent=False)
         shape = (words, begin, options.num_words, options.num_prompt)
         self.verbalizer = Verbalizer(copy_of(network), *shape)
         self.untrained = Verbalizer(network, *shape).requires_grad_(False)

@@ -25,6 +25,7 @@ from lit_models.consistency_lens.metrics import DistinctShare, Explained, Fideli
 from lit_models.consistency_lens.phases import check_phases, leaves_one_idle
 from lit_models.consistency_lens.schedules import Temperature
 from lit_models.consistency_lens.subject import SubjectOptions, tokenizer_folder
+from lit_models.consistency_lens.teacher import TeacherText
 from lit_models.consistency_lens.terms import lens_terms
 from lit_models.training.exact import ExactModule, LossSum
 from lit_models.training.metrics import SumCount
@@ -41,6 +42,7 @@ class LitConsistencyLens(ExactModule):
         lr_scheduler: factory; none keeps the rate constant.
         lens: how verbalizer and reconstructor are built.
         temperature: of the choice of words, over the run.
+        teacher: what the teacher's text is made of; by default the most recent words.
         reconstructor_rate: factor of the learning rate of the reconstructor.
         lr_scaling: how the rate follows a global batch that grows with the devices.
         base_global_batch_size: the global batch for which the rate was chosen.
@@ -58,6 +60,7 @@ class LitConsistencyLens(ExactModule):
         lr_scheduler: LRSchedulerCallable | None = None,
         lens: LensOptions | None = None,
         temperature: Temperature | None = None,
+        teacher: TeacherText | None = None,
         reconstructor_rate: float = 1.0,
         lr_scaling: str = "none",
         base_global_batch_size: int | None = None,
@@ -68,6 +71,8 @@ class LitConsistencyLens(ExactModule):
         self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
         self.options, self.losses = subject, losses
         self.lens_options, self.temperature = lens or LensOptions(), temperature or Temperature()
+        self.teacher = teacher or TeacherText()
+        self.teacher.check(self.lens_options.num_words)
         self.reconstructor_rate, self.init_from = reconstructor_rate, init_from
         self.reaches_all_parameters = not leaves_one_idle(losses)
         self.recipe: Any = None  # a dict of plain values, from the data or a checkpoint
@@ -106,9 +111,12 @@ class LitConsistencyLens(ExactModule):
         if is_new:
             self._build(data.longest)
         statistics = building.statistics_for(self.lens.subject, data)
-        self.baselines = Baselines(statistics, len(self.lens.verbalizer.is_word))
+        size = len(self.lens.token_counts)
+        counts = building.token_counts(data, size)
+        self.lens.token_counts.copy_(counts * self.lens.verbalizer.is_word)
+        self.baselines = Baselines(statistics, size)
         self.fidelity = FidelityTable(ROWS, data.group_names)
-        if is_new:
+        if is_new:  # else the checkpoint knows the mean of its training
             self.lens.take_statistics(statistics)
             self.configure_model_from()
 
@@ -130,8 +138,8 @@ class LitConsistencyLens(ExactModule):
     def training_terms(self, batch: ActivationBatch) -> dict[str, LossSum]:
         step, weight = self.trainer.global_step, batch["weight"]
         names, activation = set(self.losses.at(step)), self._activation(batch)
-        temperature = self.temperature.at(step)
-        found = lens_terms(self.lens, batch, activation, names, temperature)
+        options = (names, self.temperature.at(step), self.teacher)
+        found = lens_terms(self.lens, batch, activation, *options)
         return {n: LossSum((v * weight).sum(), weight.sum()) for n, v in found.items()}
 
     def term_weights(self) -> dict[str, float]:

@@ -8,7 +8,7 @@ from torch import Tensor, no_grad
 from datamodules.batches import ActivationBatch
 from lit_models.consistency_lens import loss
 from lit_models.consistency_lens.lens import Lens
-from lit_models.consistency_lens.teacher import recent_words
+from lit_models.consistency_lens.teacher import TeacherText
 from lit_models.consistency_lens.verbalizer import Explanation
 
 WARM = ("teacher_text", "teacher_reconstruction")
@@ -20,6 +20,7 @@ def lens_terms(
     activation: Tensor,
     names: set[str],
     temperature: float,
+    teacher_text: TeacherText,
 ) -> dict[str, Tensor]:
     """Return the terms that are asked for, name -> [B].
 
@@ -29,10 +30,12 @@ def lens_terms(
         activation: [B, D].
         names: of the terms.
         temperature: of the choice of words.
+        teacher_text: what the teacher's text is made of.
     """
     found: dict[str, Tensor] = {}
     if names & set(WARM):
-        teacher = recent_words(batch["input_ids"], batch["position"], lens.verbalizer.num_words)
+        place = (batch["input_ids"], batch["position"], lens.verbalizer.num_words)
+        teacher = teacher_text.words(*place, lens.token_counts)
     if "teacher_text" in names:
         found["teacher_text"] = loss.text_nats(lens.verbalizer(activation, teacher), teacher)
     if "teacher_reconstruction" in names:

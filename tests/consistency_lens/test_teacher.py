@@ -1,0 +1,49 @@
+"""The teacher's text, worked by hand."""
+
+import pytest
+import torch
+
+from lit_models.consistency_lens.teacher import TeacherText
+
+#                      0  1  2  3  4  5  6  7
+COUNTS = torch.tensor([0, 9, 9, 5, 3, 3, 1, 7])  # in the training part; 0 is no word
+IDS = torch.tensor([[0, 6, 4, 1, 5, 3, 4, 2, 1, 7], [0, 4, 4, 1, 4, 0, 6, 6, 6, 6]])
+POSITION = torch.tensor([8, 4])
+
+
+def words(num_words: int, **options: object) -> list[list[int]]:
+    return TeacherText(**options).words(IDS, POSITION, num_words, COUNTS).tolist()  # type: ignore[arg-type]
+
+
+def test_recent_words_go_back_from_the_position_and_stop_at_the_first_word() -> None:
+    assert words(3) == [[1, 2, 4], [4, 1, 4]]
+    assert words(7)[1] == [4, 1, 4, 4, 0, 0, 0]
+
+
+def test_rare_words_are_distinct_unlike_the_recent_ones_and_the_rarest_come_first() -> None:
+    # The first text holds 6 once, 4 and 5 three times each with 4 more recent, 3 five times.
+    assert words(6, rare=4) == [[1, 2, 6, 4, 5, 3], [4, 1, 4, 4, 4, 4]]
+
+
+def test_words_after_the_position_and_tokens_that_are_no_words_are_never_taken() -> None:
+    # 7 and the later 6 come after the positions, 0 is no word: the current token fills up.
+    assert words(3, rare=3) == [[6, 4, 5], [4, 1, 4]]
+    assert words(8, rare=7)[0] == [1, 6, 4, 5, 3, 2, 1, 1]
+
+
+def test_rare_words_may_come_first() -> None:
+    assert words(4, rare=2, rare_first=True)[0] == [6, 4, 1, 2]
+
+
+def test_padding_and_neighbours_change_no_text() -> None:
+    longer = torch.cat([IDS, torch.full((2, 5), 6)], dim=1)
+    teacher = TeacherText(rare=3)
+    alone = [teacher.words(longer[[i]], POSITION[[i]], 5, COUNTS) for i in range(2)]
+    assert torch.equal(torch.cat(alone), teacher.words(IDS, POSITION, 5, COUNTS))
+
+
+def test_impossible_numbers_of_rare_words_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"teacher.rare must be 0 or more, got -1"):
+        TeacherText(rare=-1)
+    with pytest.raises(ValueError, match=r"rare 7 is more than the 6 words .* lower it, or raise"):
+        TeacherText(rare=7).check(6)
