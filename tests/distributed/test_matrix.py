@@ -12,9 +12,10 @@ import torch
 
 from lit_models.training.checkpoint import read_checkpoint
 from lit_models.training.lineage import verify_run
-from tests.distributed.families import FAMILIES, occupation_table, story_files, text_files
+from tests.distributed.families import FAMILIES, occupation_table, text_files
 from tests.distributed.jobs import STEPS
 from tests.distributed.launch import run
+from tests.distributed.lens_family import story_files
 from tests.toy import ledger_lines
 
 pytestmark = pytest.mark.slow
