@@ -16,7 +16,8 @@ from tests.distributed.lens_family import JOINT_START, story_files
 from tests.distributed.lens_jobs import run_here
 from tests.toy import ledger_lines
 
-pytestmark = pytest.mark.slow
+# A resumed run here gets a folder of its own.
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:The dirpath has changed")]
 Job = dict[str, Any]
 PLACES = {"before": JOINT_START - 1, "at": JOINT_START, "after": JOINT_START + 1}
 TOLERANCE = {64: 1e-10, 32: 1e-5}
@@ -25,9 +26,8 @@ CLASS = "lit_models.LitConsistencyLens"
 
 def gradients(micro: int, phases: tuple[str, ...] = ("warm", "joint"), **more: Any) -> list[Job]:
     jobs = [{"phase": p, "precision": bits, "micro": micro} for p in phases for bits in (64, 32)]
-    return [
-        {"name": f"{j['phase']}-{j['precision']}-{micro}{''.join(more)}", **j, **more} for j in jobs
-    ]
+    named = [{"name": "-".join(map(str, (*job.values(), *more))), **job} for job in jobs]
+    return [{"kind": "gradient", **job, **more} for job in named]
 
 
 def fit(name: str, strategy: str = "auto", **more: Any) -> Job:
@@ -51,15 +51,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All runs: what one device does before two, what two do, what one does after them."""
     folder = tmp_path_factory.mktemp("lens")
     story_files(folder)
-    gradient = {"kind": "gradient"}
-    begun = [*gradients(16, **gradient), fit("one"), half("one until", JOINT_START)]
+    begun = [*gradients(16), fit("one"), half("one until", JOINT_START)]
     run_here(folder, [*begun, {"name": "dump one", "kind": "dump", "threads": 2}])
     for name, batch in (("cut by one", 30), ("cut by two", 7)):
         with pytest.raises(RuntimeError, match="interrupted"):
             run_here(folder, [{"name": name, "kind": "dump", "until": batch}])
     two = [
-        *gradients(3, **gradient),
-        *gradients(8, ("joint",), bypass=True, **gradient),
+        *gradients(3),
+        *gradients(8, ("joint",), bypass=True),
         {"name": "dump two", "kind": "dump"},
         {"name": "ended by two", "kind": "dump", "to": "cut by one"},
         *(half(f"two until {place}", steps, "ddp") for place, steps in PLACES.items()),
@@ -93,19 +92,19 @@ def difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> 
 def test_the_gradient_is_the_same_on_two_ranks_with_accumulation_and_fillers(
     runs, phase, precision
 ):
-    whole = taken_off(runs / f"{phase}-{precision}-16kind")
+    whole = taken_off(runs / f"{phase}-{precision}-16")
     assert all(value.abs().max() > 0 for value in whole.values())  # it reaches every parameter
     for rank in (0, 1):
-        found = taken_off(runs / f"{phase}-{precision}-3kind", rank)
+        found = taken_off(runs / f"{phase}-{precision}-3", rank)
         assert found.keys() == whole.keys()
         assert difference(whole, found) <= TOLERANCE[precision]
 
 
 def test_a_step_that_bypasses_the_wrapped_module_is_found_out(runs):
-    folder = runs / "joint-64-8bypasskind"
+    folder = runs / "joint-64-8-bypass"
     ranks = [taken_off(folder, rank) for rank in (0, 1)]
     assert difference(*ranks) > 1e-3
-    assert difference(taken_off(runs / "joint-64-16kind"), ranks[0]) > 1e-3
+    assert difference(taken_off(runs / "joint-64-16"), ranks[0]) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["dump two", "cut by one"])
