@@ -2,7 +2,6 @@
 
 from typing import Any, ClassVar
 
-import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
@@ -123,8 +122,8 @@ class LitConsistencyLens(ExactModule):
     def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
         """Return the weights of another run, with the mean and variance of this one's data."""
         building.check_same(building.stored_recipe(checkpoint), self.recipe)
-        own = {name: getattr(self.lens, name) for name in ("mean", "variance")}
-        return {**checkpoint["state_dict"], **{f"lens.{name}": own[name] for name in own}}
+        own = {"lens.mean": self.lens.mean, "lens.variance": self.lens.variance}
+        return {**checkpoint["state_dict"], **own}
 
     def on_fit_start(self) -> None:
         building.expect_in_evaluation_mode(self)
@@ -137,7 +136,7 @@ class LitConsistencyLens(ExactModule):
 
     def training_terms(self, batch: ActivationBatch) -> dict[str, LossSum]:
         step, weight = self.trainer.global_step, batch["weight"]
-        names, activation = set(self.losses.at(step)), self._activation(batch)
+        names, activation = set(self.losses.at(step)), self.lens.activation(batch)
         options = (names, self.temperature.at(step), self.teacher)
         found = lens_terms(self.lens, batch, activation, *options)
         return {n: LossSum((v * weight).sum(), weight.sum()) for n, v in found.items()}
@@ -146,7 +145,7 @@ class LitConsistencyLens(ExactModule):
         return self.losses.at(self.trainer.global_step)
 
     def validation_step(self, batch: ActivationBatch, batch_idx: int) -> None:
-        activation, weight = self._activation(batch), batch["weight"]
+        activation, weight = self.lens.activation(batch), batch["weight"]
         explained = self.lens.verbalizer.explain(activation)
         rebuilt = self.lens.reconstructor(explained.embeddings)
         error = squared_error(rebuilt, activation, self.lens.variance) * weight
@@ -192,16 +191,5 @@ class LitConsistencyLens(ExactModule):
         self.legibility["distinct"] = DistinctShare()
 
     def _case(self, batch: ActivationBatch) -> Case:
-        other = batch["other"]
-        return Case(
-            self.lens, self.baselines, batch, self._activation(batch), self._activation(other)
-        )
-
-    def _activation(self, batch: ActivationBatch) -> Tensor:
-        """[B, D] from the store, or from the subject."""
-        if "activation" in batch:
-            return batch["activation"].to(self.lens.mean.dtype)
-        with torch.no_grad():
-            found = self.lens.subject.activations(batch["input_ids"])
-        rows = torch.arange(len(found), device=found.device)
-        return found[rows, batch["position"]]
+        pair = (self.lens.activation(batch), self.lens.activation(batch["other"]))
+        return Case(self.lens, self.baselines, batch, *pair)

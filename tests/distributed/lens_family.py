@@ -27,7 +27,7 @@ adamw = partial(torch.optim.AdamW, lr=0.01)
 def story_files(folder: Path) -> None:
     """Write documents of 9 to 16 words with two attributes each: 40 to train with, and a few."""
     rng = np.random.default_rng(0)
-    words = "the old baker sold bread and salt by weight".split()
+    words = ["the", "old", "baker", "sold", "bread", "and", "salt", "by", "weight"]
     for part, number in (("train", 40), ("validation", 9), ("test", 11)):
         rows = []
         for _ in range(number):
