@@ -84,7 +84,9 @@ def test_a_subject_that_is_gone_is_named(moved):
 def test_a_subject_in_another_place_is_found(trained, moved):
     shutil.copytree(trained / "gpt2", moved / "gpt2")
     module = LitConsistencyLens.from_exported(moved / "lens")
-    assert torch.equal(module.lens.mean, LitConsistencyLens.from_exported(trained / "lens").lens.mean)
+    assert torch.equal(
+        module.lens.mean, LitConsistencyLens.from_exported(trained / "lens").lens.mean
+    )
 
 
 def test_another_subject_is_refused(moved):

@@ -53,7 +53,9 @@ def test_another_epoch_draws_other_noise(built):
 def test_a_network_without_a_term_stands_still_in_spite_of_momentum(tmp_path):
     states = []
     for steps in (1, 3):
-        path = fitted(tmp_path / str(steps), lens(losses=WAITS), documents(tmp_path), max_steps=steps)
+        path = fitted(
+            tmp_path / str(steps), lens(losses=WAITS), documents(tmp_path), max_steps=steps
+        )
         states.append(read_checkpoint(path)["state_dict"])
     for name, value in states[0].items():
         is_same = torch.equal(value, states[1][name])
