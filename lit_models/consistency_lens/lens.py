@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from datamodules.activations.statistics import ActivationStatistics
+from datamodules.batches import ActivationBatch
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from lit_models.consistency_lens.copies import copy_of, freeze_unused, vocabulary
 from lit_models.consistency_lens.reading import read
@@ -59,7 +60,8 @@ class Lens(nn.Module):
         begin = tokenizer.end_id if tokenizer.begin_id is None else tokenizer.begin_id
         self.begin_id = begin
         self.subject = subject
-        width = network.embedding.weight.shape[1]
+        table = network.embedding.weight
+        width = table.shape[1]
         self.register_buffer("mean", torch.zeros(width))  # of the training part
         self.register_buffer("variance", torch.ones(()))
         counts = torch.zeros(len(words), dtype=torch.int64)  # in the training part
@@ -68,8 +70,8 @@ class Lens(nn.Module):
         self.verbalizer = Verbalizer(copy_of(network), *shape)
         self.untrained = Verbalizer(network, *shape).requires_grad_(False)
         self.reconstructor = Reconstructor(network, subject.layer, begin, options.reads_backwards)
-        text = torch.full((1, 2), begin)
-        freeze_unused(self.verbalizer, lambda: self.verbalizer(torch.zeros(1, width), text))
+        text = torch.full((1, 2), begin, device=table.device)
+        freeze_unused(self.verbalizer, lambda: self.verbalizer(table.new_zeros(1, width), text))
         shared: dict[int, Any] = {id(p): p for p in vocabulary(network)}
         self.reference = nn.ModuleDict(
             {
@@ -95,11 +97,27 @@ class Lens(nn.Module):
                 if copied is not own:  # words are shared
                     copied.copy_(own)
 
+    def train(self, mode: bool = True) -> "Lens":
+        """Train verbalizer and reconstructor; what stands still stays in evaluation mode."""
+        super().train(mode)
+        for still in (self.subject, self.untrained, self.reference):
+            still.eval()
+        return self
+
     def blocks(self) -> list[nn.Module]:
         """Return the repeated layers of all networks."""
         networks = [self.subject.network, self.verbalizer.network, self.reconstructor.network]
         networks += [kept.network for kept in self.reference.values()]
         return [block for network in networks for block in network.blocks()]
+
+    def activation(self, batch: ActivationBatch) -> Tensor:
+        """Return [B, D]: what the store says, or else the subject."""
+        if "activation" in batch:
+            return batch["activation"].to(self.mean.dtype)
+        with torch.no_grad():
+            found = self.subject.activations(batch["input_ids"])
+        rows = torch.arange(len(found), device=found.device)
+        return found[rows, batch["position"]]
 
     def words(self, token_ids: Tensor) -> Tensor:
         """Return the embeddings [B, t, D] of words [B, t]."""

@@ -57,8 +57,9 @@ class LensLosses:
 
 
 def squared_error(rebuilt: Tensor, activation: Tensor, variance: Tensor) -> Tensor:
-    """Return [B] float32: mean square over features, in units of the training part's variance."""
-    return (rebuilt.float() - activation.float()).square().mean(-1) / variance
+    """Return [B]: mean square over features, in units of the training part's variance, in float32
+    or better."""
+    return (precise(rebuilt) - precise(activation)).square().mean(-1) / variance
 
 
 def text_nats(logits: Tensor, token_ids: Tensor) -> Tensor:
@@ -90,6 +91,11 @@ def effect(true: Tensor, changed: Tensor, position: Tensor, lengths: Tensor) -> 
     """
     places = torch.arange(true.shape[1], device=true.device)
     counts = (places >= position[:, None]) & (places < lengths[:, None] - 1)  # [B, T]
-    own = true.float().log_softmax(-1)
-    nats = (own.exp() * (own - changed.float().log_softmax(-1))).sum(-1)
+    own = precise(true).log_softmax(-1)
+    nats = (own.exp() * (own - precise(changed).log_softmax(-1))).sum(-1)
     return (nats * counts).sum(-1) / counts.sum(-1)
+
+
+def precise(values: Tensor) -> Tensor:
+    """Return values in float32, or in what is better."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))

@@ -31,7 +31,7 @@ class Reconstructor(nn.Module):
         self.map = nn.Linear(table.shape[1], table.shape[1])
         nn.init.eye_(self.map.weight)
         nn.init.zeros_(self.map.bias)
-        freeze_unused(self, lambda: self(torch.zeros(1, 2, table.shape[1])))
+        freeze_unused(self, lambda: self(table.new_zeros(1, 2, table.shape[1])))
 
     def forward(self, words: Tensor) -> Tensor:
         """Return the rebuilt activations [B, D].

@@ -23,6 +23,7 @@ from lit_models.training.exact import ExactModule, LossSum
 from lit_models.training.metrics import SumCount
 from lit_models.training.muon import MuonAdamW
 from lit_models.training.optim import configured, parameter_groups
+from tests.distributed.lens_family import consistency_lens
 from tests.distributed.text_gradient import write_documents
 from tests.toy import LitToy, ToyData
 
@@ -202,5 +203,6 @@ FAMILIES: dict[str, Family] = {
     "tied": tied,
     "occupation_coder": occupation_coder,
     "causal_lm": causal_lm,
+    "consistency_lens": consistency_lens,
 }
 SPECIAL: dict[str, Family] = {"muon": muon}  # not in every test
