@@ -80,7 +80,9 @@ def stored_recipe(checkpoint: dict[str, Any]) -> Recipe:
             "the checkpoint holds no lens recipe: it is of another family; give one of "
             "LitConsistencyLens."
         )
-    return checkpoint[LENS_RECIPE_KEY]
+    recipe = checkpoint[LENS_RECIPE_KEY]
+    options = LensOptions(**recipe["lens"])  # with the defaults of whatever came later
+    return {**recipe, "lens": asdict(options)}
 
 
 def check_same(trained: Recipe, recipe: Recipe) -> None:

@@ -56,9 +56,14 @@ class LensLosses:
         return self.reconstruction.begin
 
 
+def precise(values: Tensor) -> Tensor:
+    """Return values in float32, or in float64 where they are."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
 def squared_error(rebuilt: Tensor, activation: Tensor, variance: Tensor) -> Tensor:
-    """Return [B] float32: mean square over features, in units of the training part's variance."""
-    return (rebuilt.float() - activation.float()).square().mean(-1) / variance
+    """Return [B]: mean square over features, in units of the training part's variance."""
+    return (precise(rebuilt) - precise(activation)).square().mean(-1) / variance
 
 
 def text_nats(logits: Tensor, token_ids: Tensor) -> Tensor:
@@ -90,6 +95,6 @@ def effect(true: Tensor, changed: Tensor, position: Tensor, lengths: Tensor) -> 
     """
     places = torch.arange(true.shape[1], device=true.device)
     counts = (places >= position[:, None]) & (places < lengths[:, None] - 1)  # [B, T]
-    own = true.float().log_softmax(-1)
-    nats = (own.exp() * (own - changed.float().log_softmax(-1))).sum(-1)
+    own = precise(true).log_softmax(-1)
+    nats = (own.exp() * (own - precise(changed).log_softmax(-1))).sum(-1)
     return (nats * counts).sum(-1) / counts.sum(-1)

@@ -19,12 +19,12 @@ from lit_models.consistency_lens.controls import (
     legibility,
     predictions,
 )
-from lit_models.consistency_lens.lens import LensOptions
+from lit_models.consistency_lens.lens import Lens, LensOptions
 from lit_models.consistency_lens.loss import LensLosses, squared_error
 from lit_models.consistency_lens.metrics import DistinctShare, Explained, FidelityTable
 from lit_models.consistency_lens.schedules import Temperature
 from lit_models.consistency_lens.subject import SubjectOptions, tokenizer_folder
-from lit_models.consistency_lens.teacher import TeacherText
+from lit_models.consistency_lens.teacher import TeacherText, current_token
 from lit_models.consistency_lens.terms import lens_terms
 from lit_models.training.exact import ExactModule, LossSum
 from lit_models.training.metrics import SumCount
@@ -106,10 +106,10 @@ class LitConsistencyLens(ExactModule):
         if self.recipe is None or self.lens is not None:
             return
         data = self.trainer.datamodule
-        self._build(data.longest)
-        statistics = building.statistics_for(self.lens.subject, data)
-        size = len(self.lens.token_counts)
-        self.lens.take_statistics(statistics, building.token_counts(data, size))
+        lens = self._build(data.longest)
+        statistics = building.statistics_for(lens.subject, data)
+        size = len(lens.token_counts)
+        lens.take_statistics(statistics, building.token_counts(data, size))
         self.baselines = Baselines(statistics, size)
         self.fidelity = FidelityTable(ROWS, data.group_names)
         self.configure_model_from()
@@ -130,10 +130,16 @@ class LitConsistencyLens(ExactModule):
     def term_weights(self) -> dict[str, float]:
         return self.losses.at(self.trainer.global_step)
 
+    def on_after_backward(self) -> None:
+        """Leave what does not learn yet without a gradient: no optimizer then moves it by momentum
+        or decay, and no norm counts it."""
+        for parameter in self.lens.unready(self.trainer.global_step):
+            parameter.grad = None
+
     def validation_step(self, batch: ActivationBatch, batch_idx: int) -> None:
         activation, weight = self._activation(batch), batch["weight"]
-        explained = self.lens.verbalizer.explain(activation)
-        rebuilt = self.lens.reconstructor(explained.embeddings)
+        explained, current = self.lens.verbalizer.explain(activation), current_token(batch)
+        rebuilt = self.lens.reconstructor(explained.embeddings, current)
         error = squared_error(rebuilt, activation, self.lens.variance) * weight
         spread = squared_error(self.lens.mean, activation, self.lens.variance) * weight
         self.val_loss.update(error, weight)
@@ -165,7 +171,7 @@ class LitConsistencyLens(ExactModule):
             self._build(1)
         building.check_same(trained, self.recipe)
 
-    def _build(self, context_length: int) -> None:
+    def _build(self, context_length: int) -> Lens:
         subject = building.subject_of(self.options, self.recipe, context_length)
         self.lens = building.lens_of(subject, self.recipe)
         building.leave_out(self, {f"lens.{name}" for name in self.lens.unsaved_names()})
@@ -173,6 +179,7 @@ class LitConsistencyLens(ExactModule):
         names = ("text_nats", "recall", "shuffled_recall")
         self.legibility = nn.ModuleDict({name: SumCount() for name in names})
         self.legibility["distinct"] = DistinctShare()
+        return self.lens
 
     def _case(self, batch: ActivationBatch) -> Case:
         other = batch["other"]
