@@ -6,11 +6,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lit_models.config_files import shipped_configs
+from lit_models.config_files import read_config, shipped_configs
+from lit_models.stages import read_stages
 
 Unisono = Callable[..., tuple[int, str]]
 ROOT = Path(__file__).parents[1]
-CONFIGS = [name for name in shipped_configs() if not name.startswith("hardware/")]
+CHAINS = [n for n in shipped_configs() if "stages" in read_config(ROOT / "configs" / n)]
+CONFIGS = [
+    name for name in shipped_configs() if not name.startswith("hardware/") and name not in CHAINS
+]
 OVERLAYS = [name for name in shipped_configs() if name.startswith("hardware/")]
 DEBUG = [name for name in CONFIGS if name.endswith("/debug.yaml")]
 
@@ -25,6 +29,11 @@ def test_a_config_parses(
     assert yaml.safe_load(output.partition("seed_everything")[2].partition("\n")[2])["trainer"]
 
 
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_chain_has_sound_stages(name: str) -> None:
+    assert read_stages(read_config(ROOT / "configs" / name)["stages"])
+
+
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_an_overlay_holds_trainer_keys_only_and_parses(
     unisono: Unisono, toy_config: Path, name: str
@@ -34,19 +43,20 @@ def test_an_overlay_holds_trainer_keys_only_and_parses(
     assert status == 0, output
 
 
-@pytest.mark.parametrize("name", [*CONFIGS, *OVERLAYS])
+@pytest.mark.parametrize("name", [*CONFIGS, *CHAINS, *OVERLAYS])
 def test_the_first_three_lines_say_how_it_is_run_what_it_costs_and_what_to_expect(
     name: str,
 ) -> None:
     lines = (ROOT / "configs" / name).read_text().splitlines()
     assert all(line.startswith("# ") for line in lines[:3])
-    assert "unisono fit" in lines[0]
+    wanted = ("unisono chain",) if name in CHAINS else ("unisono fit", "unisono predict")
+    assert any(command in lines[0] for command in wanted)
     assert lines[1].startswith("# Cost: ")
     assert lines[2].startswith(("# Expected: ", "# Result: "))
     assert len(lines) <= 60
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [*CONFIGS, *CHAINS])
 def test_a_config_holds_no_absolute_path(name: str) -> None:
     assert ": /" not in (ROOT / "configs" / name).read_text()
 

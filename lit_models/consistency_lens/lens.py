@@ -99,10 +99,8 @@ class Lens(nn.Module):
         for part in (self.verbalizer, self.reconstructor):
             share_frozen(part.network, self.subject.network)
 
-    def take_statistics(self, statistics: ActivationStatistics, token_counts: Tensor) -> None:
-        """Know the mean and the variance of the training part, and the number [V] int64 of each of
-        its words."""
-        self.token_counts.copy_(token_counts * self.verbalizer.is_word)
+    def take_statistics(self, statistics: ActivationStatistics) -> None:
+        """Know the mean and the variance of the training part."""
         self.mean.copy_(torch.from_numpy(statistics.mean))
         self.variance.fill_(statistics.variance)
 

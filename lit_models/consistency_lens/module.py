@@ -103,13 +103,17 @@ class LitConsistencyLens(ExactModule):
         self.recipe = self.recipe or recipe
 
     def configure_model(self) -> None:
-        if self.recipe is None or self.lens is not None:
+        if self.recipe is None or self.baselines is not None:
             return
-        data = self.trainer.datamodule
-        lens = self._build(data.longest)
-        statistics = building.statistics_for(lens.subject, data)
-        size = len(lens.token_counts)
-        lens.take_statistics(statistics, building.token_counts(data, size))
+        data, is_new = self.trainer.datamodule, self.lens is None
+        if is_new:
+            self._build(data.longest)
+        statistics = building.statistics_for(self.lens.subject, data)
+        size = len(self.lens.token_counts)
+        if is_new:  # else the checkpoint knows the mean of its training
+            self.lens.take_statistics(statistics)
+        counts = building.token_counts(data, size)
+        self.lens.token_counts.copy_(counts * self.lens.verbalizer.is_word)
         self.baselines = Baselines(statistics, size)
         self.fidelity = FidelityTable(ROWS, data.group_names)
         self.configure_model_from()

@@ -1,0 +1,188 @@
+"""`unisono chain` skips what is complete, goes on with what is not, and overwrites nothing."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lit_models.commands.chain import run_stages
+from lit_models.stages import chosen_stages, read_stages
+
+Unisono = Callable[..., tuple[int, str]]
+STAND_IN = (sys.executable, str(Path(__file__).with_name("stand_in.py")))
+Chain = Callable[..., int]
+
+
+def stages_of(**options: object) -> dict[str, Any]:
+    return {
+        "subject": {"verb": "fit", "config": "mine.yaml", "options": options},
+        "export": {"verb": "export", "checkpoint": "subject"},
+        "dump": {"verb": "predict", "config": "mine.yaml", "options": {"from": "{export}"}},
+        "test": {"verb": "test", "config": "mine.yaml", "checkpoint": "subject"},
+    }
+
+
+@pytest.fixture
+def chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Chain:
+    """Runs the chain of `stages_of` with a stand-in for `unisono`, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text("model: 1\n")
+
+    def run(
+        changes: dict | None = None,
+        start: str | None = None,
+        only: list[str] | None = None,
+        **options: object,
+    ) -> int:
+        Path("calls.txt").write_text("")
+        stages = read_stages(stages_of(**options), changes)
+        chosen = chosen_stages(stages, start, only)
+        return run_stages(stages, chosen, Path("out"), 1, STAND_IN)
+
+    return run
+
+
+def called() -> list[str]:
+    """The stages that were run by the last chain."""
+    return [line.split()[0] for line in Path("calls.txt").read_text().splitlines()]
+
+
+def test_all_stages_run_once_and_are_skipped_when_complete(
+    chain: Chain, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert chain() == 0
+    assert called() == ["subject", "export", "dump", "test"]
+    assert "--from=out/export" in capsys.readouterr().out
+    assert chain() == 0
+    assert called() == []
+    assert "stage dump is complete: skipped\n" in capsys.readouterr().out
+    assert chain({"subject": {"devices": 2}}) == 0  # a detail of deployment
+    assert called() == []
+
+
+def test_what_was_made_from_something_else_is_never_overwritten(chain: Chain) -> None:
+    assert chain() == 0
+    with pytest.raises(
+        ValueError, match=r"out/subject .* \(the option rate was None, is 2\) and i"
+    ):
+        chain(rate=2)
+    Path("mine.yaml").write_text("# says nothing\nmodel: 1\n")
+    assert chain() == 0
+    assert called() == []
+    Path("mine.yaml").write_text("model: 2\n")
+    with pytest.raises(ValueError, match="the config mine.yaml is another.*choose another --to"):
+        chain()
+    Path("mine.yaml").write_text("model: 1\n")
+    Path("out/subject/checkpoints/last.ckpt").write_text("trained on")
+    with pytest.raises(ValueError, match="the files in out/subject were changed since"):
+        chain()
+
+
+def test_what_follows_a_stage_that_is_made_anew_is_refused_before_it_is_made(chain: Chain) -> None:
+    assert chain() == 0
+    Path("out/subject/checkpoints/last.ckpt").unlink()
+    with pytest.raises(ValueError, match=r"out/export was made .*the output of subject is another"):
+        chain()
+    assert called() == []
+    Path("out/export/out.txt").unlink()
+    with pytest.raises(ValueError, match="the output of export is another"):
+        chain()
+    Path("out/dump/out.txt").unlink()
+    assert chain() == 0
+    assert called() == ["subject", "export", "dump"]  # the subject is the one that was tested
+
+
+def test_a_folder_of_another_origin_is_refused(chain: Chain) -> None:
+    Path("out/dump").mkdir(parents=True)
+    Path("out/dump/mine.txt").touch()
+    with pytest.raises(ValueError, match="would write to out/dump, which holds files of another"):
+        chain()
+    assert called() == []
+
+
+def test_a_failed_stage_ends_the_chain_which_then_goes_on_with_it(
+    chain: Chain, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("fail").write_text("export")
+    assert chain() == 3
+    assert called() == ["subject", "export"]
+    assert "stage export failed after 0 s with exit status 3; mend" in capsys.readouterr().err
+    Path("fail").write_text("subject")
+    assert chain() == 0
+    assert called() == ["export", "dump", "test"]
+    assert "overwrite=true" in Path("calls.txt").read_text()
+
+
+def test_an_interrupted_fit_resumes(chain: Chain) -> None:
+    Path("fail").write_text("subject")
+    assert chain() == 3
+    assert "ckpt_path" not in Path("calls.txt").read_text()
+    Path("fail").unlink()
+    assert chain() == 0
+    assert "ckpt_path=auto" in Path("calls.txt").read_text().splitlines()[0]
+
+
+def test_some_stages_run_alone_if_what_they_take_is_complete(chain: Chain) -> None:
+    with pytest.raises(
+        ValueError, match="stage dump takes export, which is not complete in out; r"
+    ):
+        chain(start="dump")
+    assert chain(only=["subject", "export"]) == 0
+    assert called() == ["subject", "export"]
+    assert chain(start="dump") == 0
+    assert called() == ["dump", "test"]
+
+
+@pytest.mark.parametrize(
+    ("signum", "status"),
+    [(signal.SIGTERM, 75), (signal.SIGHUP, 75), (signal.SIGINT, 128 + signal.SIGINT)],
+)
+def test_a_signal_is_passed_on_and_nothing_is_left_running(
+    chain: Chain, signum: int, status: int
+) -> None:
+    code = (
+        "import signal, sys; from pathlib import Path\n"
+        "for signum in (1, 2): signal.signal(signum, signal.SIG_DFL)\n"  # ignored in a background
+        "from lit_models.stages import read_stages\n"
+        "from lit_models.commands.chain import run_stages\n"
+        f"stages = read_stages({stages_of(wait=1)!r})\n"
+        f"sys.exit(run_stages(stages, stages, Path('out'), 1, {STAND_IN!r}))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE, text=True
+    )
+    until = time.monotonic() + 30
+    while not Path("waiting.txt").exists() or not Path("waiting.txt").read_text():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    process.send_signal(signum)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == status
+    assert "stage subject was stopped" in errors
+    grandchild = Path(f"/proc/{Path('waiting.txt').read_text()}/stat")
+    while grandchild.exists() and grandchild.read_text().split()[2] != "Z":
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    assert chain(wait=1) == 0
+    assert "ckpt_path=auto" in Path("calls.txt").read_text().splitlines()[0]
+
+
+@pytest.mark.slow
+def test_a_real_fit_is_exported(unisono: Unisono, toy_config: Path) -> None:
+    Path("chain.yaml").write_text(
+        "stages:\n  subject: {verb: fit, config: causal_lm/debug.yaml, devices: 1}\n"
+        "  export: {verb: export, checkpoint: subject}\n"
+    )
+    arguments = ("chain", "--config", "chain.yaml", "--to=runs/both")
+    status, output = unisono(*arguments)
+    assert status == 0, output
+    assert Path("runs/both/export/model.safetensors").exists()
+    status, output = unisono(*arguments)
+    assert (status, output.count("is complete: skipped")) == (0, 2)

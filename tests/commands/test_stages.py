@@ -1,0 +1,154 @@
+"""What a chain's YAML says: command lines by hand, and each wrong one named."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lit_models.commands import run_command
+from lit_models.stages import Stage, chosen_stages, read_stages
+
+DEBUG = "causal_lm/debug.yaml"
+SUBJECT = {"verb": "fit", "config": DEBUG}
+CHAIN: dict[str, Any] = {
+    "subject": SUBJECT,
+    "export": {"verb": "export", "checkpoint": "subject", "options": {"weights": "last"}},
+    "dump": {
+        "verb": "predict",
+        "config": [DEBUG, "hardware/cpu.yaml"],
+        "options": {
+            "model.subject": "{export}",
+            "data": {"predict_output": "{dump}/store", "layers": [1, 2], "seed": "{seed}"},
+            "model.prompt": None,
+        },
+        "devices": 2,
+    },
+    "test": {"verb": "test", "config": DEBUG, "checkpoint": "subject"},
+}
+
+
+def test_each_stage_becomes_a_command_line() -> None:
+    subject, export, dump, test = read_stages(CHAIN)
+    here = Path("runs/x")
+    root = "--trainer.default_root_dir=runs/x"
+    assert subject.arguments(here, 3) == [
+        "fit", "--config", DEBUG, f"{root}/subject", "--seed_everything=3"
+    ]  # fmt: skip
+    assert subject.arguments(here, 3, is_begun=True)[-1] == "--ckpt_path=auto"
+    last = "runs/x/subject/checkpoints/last.ckpt"
+    assert export.arguments(here, 3) == ["export", last, "--to=runs/x/export", "--weights=last"]
+    assert "--overwrite=true" in export.arguments(here, 3, is_begun=True)
+    assert dump.arguments(here, 3) == [
+        "predict", "--config", DEBUG, "--config", "hardware/cpu.yaml",
+        f"{root}/dump", "--seed_everything=3", "--trainer.devices=2",
+        "--model.subject=runs/x/export", "--data.predict_output=runs/x/dump/store",
+        "--data.layers=[1, 2]", "--data.seed=3", "--model.prompt=null",
+    ]  # fmt: skip
+    assert f"--ckpt_path={last}" in test.arguments(here, 3)
+    assert [stage.takes for stage in (subject, export, dump, test)] == [
+        [], ["subject"], ["export"], ["subject"]
+    ]  # fmt: skip
+
+
+def test_the_best_checkpoint_is_taken_where_there_is_one(tmp_path: Path) -> None:
+    best = tmp_path / "subject" / "checkpoints" / "best.ckpt"
+    best.parent.mkdir(parents=True)
+    best.touch()
+    assert read_stages(CHAIN)[1].arguments(tmp_path, 1)[1] == str(best)
+
+
+def test_changes_win_and_leave_the_rest() -> None:
+    changes = {"dump": {"devices": 4, "options": {"data": {"layers": [3]}, "x.y": True}}}
+    stage = read_stages(CHAIN, changes)[2]
+    assert (stage.verb, stage.devices) == ("predict", 4)
+    assert stage.options["data.layers"] == [3]
+    assert stage.options["model.subject"] == "{export}"
+    assert stage.arguments(Path("r"), 1)[-1] == "--x.y=true"
+
+
+def test_some_of_the_stages_are_chosen_in_their_order() -> None:
+    def chosen(start: str | None, only: list[str] | None) -> list[str]:
+        return [stage.name for stage in chosen_stages(read_stages(CHAIN), start, only)]
+
+    assert chosen(None, None) == list(CHAIN)
+    assert chosen("dump", None) == ["dump", "test"]
+    assert chosen(None, ["test", "export"]) == ["export", "test"]
+    with pytest.raises(ValueError, match="--start=dmp: there is no such stage. Did you mean dump"):
+        chosen("dmp", None)
+    with pytest.raises(ValueError, match=r"--only=x: .*The stages are subject, export, dump, test"):
+        chosen(None, ["test", "x"])
+
+
+def fit(**values: object) -> dict[str, Any]:
+    return {"a": SUBJECT, "b": {**SUBJECT, **values}}
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ({}, "a chain needs stages; give the YAML of one with --config"),
+        ({"a": "fit"}, "stage a must be a mapping .* got 'fit'"),
+        ({"a-2": SUBJECT}, "cannot be called `a-2`: a name has small letters"),
+        ({"seed": SUBJECT}, "cannot be called `seed`: .* none of seed, chain"),
+        (fit(divices=2), "stage b has the key `divices`, which there is not. Did you mean devices"),
+        ({"a": {"config": DEBUG}}, "stage a: verb must be one of fit, .*, got None"),
+        (fit(verb="tst"), "verb must be one of fit, .* got tst. Did you mean test"),
+        ({"a": {"verb": "fit"}}, "stage a: fit needs a config"),
+        (fit(verb="export", checkpoint="a"), "stage b: export takes no config; leave it out"),
+        (fit(devices=0), "stage b: devices must be 1 or more, got 0"),
+        (fit(options=3), "stage b: options must map names to values, got"),
+        (fit(options={"trainer.devices": 2}), "option trainer.devices is the chain's: set the st"),
+        (fit(options={"trainer.default_root_dir": "x"}), "is the chain's: each stage writes to"),
+        (fit(options={"ckpt_path": "x"}), "ckpt_path is the chain's own here; a fit begins with"),
+        (fit(checkpoint="a"), "stage b: fit takes no checkpoint; .* model.init_from"),
+        ({"a": {"verb": "export"}}, "stage a: export needs a checkpoint, the name of an earlier"),
+        (fit(verb="test", checkpoint="b"), "must name a stage that trains, and b is a test"),
+        (fit(verb="test", checkpoint="c"), "stage b takes c: there is no such stage"),
+        (fit(options={"x": "{aa}"}), "stage b takes aa: .* Did you mean a?"),
+        ({"a": {**SUBJECT, "options": {"x": "{b}"}}, "b": SUBJECT}, "takes b, which comes later"),
+        (
+            {name: {**SUBJECT, "options": {"x": [f"{{{other}}}"]}} for name, other in ("ab", "ba")},
+            "stage a takes b, which comes later; a stage takes from those above it: move b up",
+        ),
+        (
+            {"a": SUBJECT, "b": {"verb": "export", "checkpoint": "a", "devices": 2}},
+            "stage b: export runs on no devices",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(stages: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_stages(stages)
+
+
+def test_a_missing_config_and_a_change_of_no_stage_are_named() -> None:
+    with pytest.raises(FileNotFoundError, match="stage a: --config causal_lm/debg.yaml: this file"):
+        read_stages({"a": {"verb": "fit", "config": "causal_lm/debg.yaml"}})
+    with pytest.raises(ValueError, match="--change.dmp: there is no such stage. Did you mean dump"):
+        read_stages(CHAIN, {"dmp": {"devices": 2}})
+    assert isinstance(read_stages({"a": SUBJECT})[0], Stage)
+
+
+def test_the_command_line_reaches_the_stages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import lit_models.commands.chain as command
+
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text(
+        "to: out-{seed}\nstages:\n"
+        "  a: {verb: fit, config: causal_lm/debug.yaml, options: {data.x: 1, data.y: '{seed}'}}\n"
+        "  b: {verb: export, checkpoint: a, options: {weights: '{a}'}}\n"
+    )
+    seen: list[Any] = []
+    monkeypatch.setattr(command, "run_stages", lambda *given: seen.append(given) or 7)
+    options = ["--config=mine.yaml", "--seed=3", "--only=a", "--change.a.devices=2"]
+    options += ["--change.a.options.data.x=5", "--change.b.options.z=null"]
+    assert run_command("chain", options) == 7
+    (stages, chosen, folder, seed) = seen[0]
+    assert [stage.name for stage in chosen] == ["a"]
+    assert (str(folder), seed) == ("out-3", 3)
+    assert (stages[0].devices, stages[0].options) == (2, {"data.x": 5, "data.y": "{seed}"})
+    assert stages[1].options == {"weights": "{a}", "z": None}
+    with pytest.raises(ValueError, match="a chain needs stages; give the YAML"):
+        run_command("chain", [])
