@@ -100,12 +100,12 @@ def freeze_unused(module: nn.Module, run: Callable[[], Tensor]) -> None:
     that is read, for instance.
 
     Args:
-        module: whose parameters are tried, on the CPU.
+        module: whose parameters are tried.
         run: computes something of small size with the module.
     """
     trainable = [p for p in module.parameters() if p.requires_grad]
     with torch.enable_grad():
-        found = torch.autograd.grad(run().float().sum(), trainable, allow_unused=True)
+        found = torch.autograd.grad(run().sum(), trainable, allow_unused=True)
     for parameter, gradient in zip(trainable, found, strict=True):
         if gradient is None:
             parameter.requires_grad_(False)

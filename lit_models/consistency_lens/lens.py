@@ -114,6 +114,13 @@ class Lens(nn.Module):
                 if copied is not own:  # words are shared
                     copied.copy_(own)
 
+    def train(self, mode: bool = True) -> "Lens":
+        """Train verbalizer and reconstructor; what stands still stays in evaluation mode."""
+        super().train(mode)
+        for still in (self.subject, self.untrained, self.reference):
+            still.eval()
+        return self
+
     def blocks(self) -> list[nn.Module]:
         """Return the repeated layers of all networks."""
         networks = [self.subject.network, self.verbalizer.network, self.reconstructor.network]

@@ -22,13 +22,14 @@ from lit_models.consistency_lens.controls import (
 from lit_models.consistency_lens.lens import Lens, LensOptions
 from lit_models.consistency_lens.loss import LensLosses, squared_error
 from lit_models.consistency_lens.metrics import DistinctShare, Explained, FidelityTable
+from lit_models.consistency_lens.phases import check_phases, leaves_one_idle
 from lit_models.consistency_lens.schedules import Temperature
 from lit_models.consistency_lens.subject import SubjectOptions, tokenizer_folder
 from lit_models.consistency_lens.teacher import TeacherText, current_token
 from lit_models.consistency_lens.terms import lens_terms
 from lit_models.training.exact import ExactModule, LossSum
 from lit_models.training.metrics import SumCount
-from lit_models.training.optim import configured, parameter_groups
+from lit_models.training.optim import budgeted_steps, configured, parameter_groups
 
 
 class LitConsistencyLens(ExactModule):
@@ -73,6 +74,7 @@ class LitConsistencyLens(ExactModule):
         self.teacher = teacher or TeacherText()
         self.teacher.check(self.lens_options.num_words)
         self.reconstructor_rate, self.init_from = reconstructor_rate, init_from
+        self.reaches_all_parameters = not leaves_one_idle(losses)
         self.recipe: Any = None  # a dict of plain values, from the data or a checkpoint
         self.lens: Any = None  # a Lens once the recipe is known
         self.baselines: Any = None
@@ -110,13 +112,22 @@ class LitConsistencyLens(ExactModule):
             self._build(data.longest)
         statistics = building.statistics_for(self.lens.subject, data)
         size = len(self.lens.token_counts)
-        if is_new:  # else the checkpoint knows the mean of its training
-            self.lens.take_statistics(statistics)
         counts = building.token_counts(data, size)
         self.lens.token_counts.copy_(counts * self.lens.verbalizer.is_word)
         self.baselines = Baselines(statistics, size)
         self.fidelity = FidelityTable(ROWS, data.group_names)
-        self.configure_model_from()
+        if is_new:
+            self.lens.take_statistics(statistics)
+            self.configure_model_from()
+
+    def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the weights of another run, with the mean and variance of this one's data."""
+        building.check_same(building.stored_recipe(checkpoint), self.recipe)
+        own = {name: getattr(self.lens, name) for name in ("mean", "variance")}
+        return {**checkpoint["state_dict"], **{f"lens.{name}": own[name] for name in own}}
+
+    def on_fit_start(self) -> None:
+        building.expect_in_evaluation_mode(self)
 
     def on_train_batch_start(self, batch: ActivationBatch, batch_idx: int) -> None:
         """Keep both networks as they are when they begin to learn together."""
@@ -161,6 +172,7 @@ class LitConsistencyLens(ExactModule):
         return predictions(self._case(batch))
 
     def configure_optimizers(self) -> Any:
+        check_phases(self.losses, budgeted_steps(self))
         groups = parameter_groups(self, rates={"lens.reconstructor.": self.reconstructor_rate})
         return configured(self, self.optimizer(groups), self.lr_scheduler)
 
@@ -171,6 +183,7 @@ class LitConsistencyLens(ExactModule):
         super().on_load_checkpoint(checkpoint)
         trained = building.stored_recipe(checkpoint)
         if self.lens is None:
+            building.check_subject(self.options, trained)
             self.recipe = trained
             self._build(1)
         building.check_same(trained, self.recipe)
