@@ -150,10 +150,11 @@ class Lens(nn.Module):
     def unsaved_names(self) -> set[str]:
         """Return the names of all that belongs to the subject, which no checkpoint holds."""
         own = {id(p) for p in [*self.subject.parameters(), *self.untrained.parameters()]}
-        everything = self.named_parameters(remove_duplicate=False)
-        names = {name for name, parameter in everything if id(parameter) in own}
-        buffers = (name for name, _ in self.named_buffers(remove_duplicate=False))
-        return names | {n for n in buffers if n.startswith(("subject.", "untrained."))}
+        return {
+            name
+            for name, value in self.state_dict(keep_vars=True).items()
+            if id(value) in own or name.startswith(("subject.", "untrained."))
+        }
 
 
 def _reference(part: nn.Module) -> nn.Module:
