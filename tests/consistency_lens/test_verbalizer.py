@@ -4,33 +4,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_models.consistency_lens.copies import embedded
 from lit_models.consistency_lens.lens import Lens
-from lit_models.consistency_lens.reading import read
-from lit_models.consistency_lens.sampling import gumbel_noise, straight_through
-from lit_models.consistency_lens.verbalizer import Explanation, Verbalizer
-from tests.consistency_lens.tiny import NETWORKS, activations, lens_of, moved
+from lit_models.consistency_lens.verbalizer import Explanation
+from tests.consistency_lens.tiny import (
+    NETWORKS,
+    activations,
+    explained_without_cache,
+    lens_of,
+    moved,
+)
 
 WAYS = ("per_block", "embedding", "added")
 CASES = [(kind, "per_block") for kind in NETWORKS]
 CASES += [("own GPT-2", "embedding"), ("own Llama", "added"), ("GPT-2", "added")]
 CASES += [("Gemma", "embedding"), ("Qwen2", "embedding")]
 KEYS = torch.tensor([4, 5, 6])
-
-
-def slowly(verbalizer: Verbalizer, activation: Tensor, temperature: float) -> Explanation:
-    """`explain` without a cache: everything is read again for each word."""
-    found: list[tuple[Tensor, Tensor, Tensor]] = []
-    while len(found) < verbalizer.num_words:
-        start = verbalizer._prompt(activation, len(activation))
-        words = [embedding[:, None] for _, embedding, _ in found]
-        with verbalizer._injected(activation):
-            hidden = read(verbalizer.network, None, torch.cat([start, *words], dim=1))
-        logits = verbalizer._logits(hidden[:, -1])
-        noise = gumbel_noise(KEYS, len(found), logits.shape[1])
-        word = straight_through(logits, noise, temperature)
-        found.append((word.argmax(-1), embedded(verbalizer.network, word), logits))
-    return Explanation(*(torch.stack(each, 1) for each in zip(*found, strict=True)))
 
 
 def gradients_of(lens: Lens, found: Explanation, activation: Tensor) -> list[Tensor]:
@@ -45,7 +33,7 @@ def test_a_cache_changes_neither_words_nor_gradients(kind: str, way: str) -> Non
     lens = moved(lens_of(kind, injection=way))
     activation = activations().requires_grad_()
     quick = lens.verbalizer.explain(activation, KEYS, 0.7)
-    slow = slowly(lens.verbalizer, activation, 0.7)
+    slow = explained_without_cache(lens.verbalizer, activation, KEYS, 0.7)
     assert torch.equal(quick.token_ids, slow.token_ids)
     torch.testing.assert_close(quick.logits, slow.logits, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(quick.embeddings, slow.embeddings, rtol=1e-9, atol=1e-9)

@@ -10,8 +10,12 @@ from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.network import Decoder
 from lit_models.causal_lm.pretrained import Network
 from lit_models.causal_lm.transformers_model import PretrainedDecoder
+from lit_models.consistency_lens.copies import embedded
 from lit_models.consistency_lens.lens import Lens, LensOptions
+from lit_models.consistency_lens.reading import read
+from lit_models.consistency_lens.sampling import gumbel_noise, straight_through
 from lit_models.consistency_lens.subject import Subject
+from lit_models.consistency_lens.verbalizer import Explanation, Verbalizer
 from tests.causal_lm.folders import VOCAB, made
 
 SHAPE = {"vocab_size": VOCAB, "max_positions": 16, "hidden_size": 16, "num_layers": 3}
@@ -89,3 +93,20 @@ def documents(lengths: tuple[int, ...] = (9, 12, 7)) -> tuple[Tensor, Tensor]:
     ids = torch.randint(VOCAB - 1, (len(lengths), max(lengths)), generator=random)
     sizes = torch.tensor(lengths)
     return ids * (torch.arange(ids.shape[1]) < sizes[:, None]), sizes
+
+
+def explained_without_cache(
+    verbalizer: Verbalizer, activation: Tensor, keys: Tensor, temperature: float
+) -> Explanation:
+    """What `Verbalizer.explain` returns; everything is read again for each word."""
+    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    while len(found) < verbalizer.num_words:
+        start = verbalizer._prompt(activation, len(activation))
+        words = [embedding[:, None] for _, embedding, _ in found]
+        with verbalizer._injected(activation):
+            hidden = read(verbalizer.network, None, torch.cat([start, *words], dim=1))
+        logits = verbalizer._logits(hidden[:, -1])
+        noise = gumbel_noise(keys, len(found), logits.shape[1])
+        word = straight_through(logits, noise, temperature)
+        found.append((word.argmax(-1), embedded(verbalizer.network, word), logits))
+    return Explanation(*(torch.stack(each, 1) for each in zip(*found, strict=True)))
