@@ -86,7 +86,9 @@ def stored_recipe(checkpoint: dict[str, Any]) -> Recipe:
             "the checkpoint holds no lens recipe: it is of another family; give one of "
             "LitConsistencyLens."
         )
-    return checkpoint[LENS_RECIPE_KEY]
+    recipe = checkpoint[LENS_RECIPE_KEY]
+    options = LensOptions(**recipe["lens"])  # with the defaults of whatever came later
+    return {**recipe, "lens": asdict(options)}
 
 
 def check_subject(options: SubjectOptions, recipe: Recipe) -> None:
@@ -137,7 +139,8 @@ def subject_of(options: SubjectOptions, recipe: Recipe, context_length: int) -> 
 def lens_of(subject: Subject, recipe: Recipe) -> Lens:
     """Return a lens that has learnt nothing."""
     tokenizer = TextTokenizer.from_dict(recipe["tokenizer"])
-    return Lens(subject, tokenizer, LensOptions(**recipe["lens"]))
+    with next(subject.parameters()).device:
+        return Lens(subject, tokenizer, LensOptions(**recipe["lens"]))
 
 
 def statistics_for(subject: Subject, data: ActivationDataModule) -> ActivationStatistics:

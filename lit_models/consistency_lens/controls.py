@@ -15,7 +15,7 @@ from datamodules.batches import ActivationBatch
 from lit_models.consistency_lens.lens import Lens
 from lit_models.consistency_lens.loss import squared_error, text_nats
 from lit_models.consistency_lens.metrics import Fidelity
-from lit_models.consistency_lens.teacher import recent_words
+from lit_models.consistency_lens.teacher import current_token, recent_words
 from lit_models.consistency_lens.verbalizer import Explanation
 from lit_models.training.keyed_dropout import mixed
 
@@ -117,13 +117,18 @@ class Case:
         keys = [mixed(self.batch["noise_key"], _DRAW + draw) for draw in range(SAMPLES)]
         return [self.rebuilt(self.lens.verbalizer.explain(self.activation, key)) for key in keys]
 
+    @cached_property
+    def current(self) -> Tensor:
+        """[B] the words at the positions."""
+        return current_token(self.batch)
+
     def rebuilt(self, explanation: Explanation) -> Tensor:
         """Return [B, D]."""
-        return self.lens.reconstructor(explanation.embeddings)
+        return self._read(explanation.embeddings)
 
     def rows(self) -> dict[str, Callable[[], Tensor]]:
         """Return name -> what rebuilds the activations [B, D]; the first is the lens itself."""
-        baselines, current = self.baselines, self._recent(1)[:, 0]
+        baselines, current = self.baselines, self.current
         reader = self.lens.reference["reconstructor"]
         return {
             "greedy": lambda: self.rebuilt(self.greedy),
@@ -134,12 +139,12 @@ class Case:
             "position_mean": lambda: baselines.of_position(self.position),
             "token_mean": lambda: baselines.of_token(current),
             **{f"components_{k}": self._projected(k) for k in COMPONENTS},
-            "true_text": lambda: self.lens.reconstructor(self.lens.words(self._recent())),
+            "true_text": lambda: self._read(self.lens.words(self._recent())),
             "shuffled_examples": lambda: self.rebuilt(self.shuffled),
-            "shuffled_words": lambda: self.lens.reconstructor(self._in_other_order()),
+            "shuffled_words": lambda: self._read(self._in_other_order()),
             "untrained_verbalizer": lambda: self.rebuilt(self._untrained()),
             "no_activation": lambda: self.rebuilt(self._without_activation()),
-            "separate_reader": lambda: reader(self.greedy.embeddings),
+            "separate_reader": lambda: reader(self.greedy.embeddings, current),
         }
 
     def fidelity(self, rebuilt: Tensor) -> Fidelity:
@@ -172,6 +177,9 @@ class Case:
     def _true_choices(self) -> Tensor:
         subject = self.lens.subject
         return subject.logits(self.batch["input_ids"], self.position, None).double().log_softmax(-1)
+
+    def _read(self, words: Tensor) -> Tensor:
+        return self.lens.reconstructor(words, self.current)
 
     def _best_of(self, number: int) -> Callable[[], Tensor]:
         def best() -> Tensor:

@@ -56,9 +56,13 @@ class LensLosses:
         return self.reconstruction.begin
 
 
+def precise(values: Tensor) -> Tensor:
+    """Return values in float32, or in float64 where they are."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
 def squared_error(rebuilt: Tensor, activation: Tensor, variance: Tensor) -> Tensor:
-    """Return [B]: mean square over features, in units of the training part's variance, in float32
-    or better."""
+    """Return [B]: mean square over features, in units of the training part's variance."""
     return (precise(rebuilt) - precise(activation)).square().mean(-1) / variance
 
 
@@ -94,8 +98,3 @@ def effect(true: Tensor, changed: Tensor, position: Tensor, lengths: Tensor) -> 
     own = precise(true).log_softmax(-1)
     nats = (own.exp() * (own - precise(changed).log_softmax(-1))).sum(-1)
     return (nats * counts).sum(-1) / counts.sum(-1)
-
-
-def precise(values: Tensor) -> Tensor:
-    """Return values in float32, or in what is better."""
-    return values.to(torch.promote_types(values.dtype, torch.float32))

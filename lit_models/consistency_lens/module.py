@@ -18,13 +18,13 @@ from lit_models.consistency_lens.controls import (
     legibility,
     predictions,
 )
-from lit_models.consistency_lens.lens import LensOptions
+from lit_models.consistency_lens.lens import Lens, LensOptions
 from lit_models.consistency_lens.loss import LensLosses, squared_error
 from lit_models.consistency_lens.metrics import DistinctShare, Explained, FidelityTable
 from lit_models.consistency_lens.phases import check_phases, leaves_one_idle
 from lit_models.consistency_lens.schedules import Temperature
 from lit_models.consistency_lens.subject import SubjectOptions, tokenizer_folder
-from lit_models.consistency_lens.teacher import TeacherText
+from lit_models.consistency_lens.teacher import TeacherText, current_token
 from lit_models.consistency_lens.terms import lens_terms
 from lit_models.training.exact import ExactModule, LossSum
 from lit_models.training.metrics import SumCount
@@ -144,10 +144,16 @@ class LitConsistencyLens(ExactModule):
     def term_weights(self) -> dict[str, float]:
         return self.losses.at(self.trainer.global_step)
 
+    def on_after_backward(self) -> None:
+        """Leave what does not learn yet without a gradient: no optimizer then moves it by momentum
+        or decay, and no norm counts it."""
+        for parameter in self.lens.unready(self.trainer.global_step):
+            parameter.grad = None
+
     def validation_step(self, batch: ActivationBatch, batch_idx: int) -> None:
         activation, weight = self.lens.activation(batch), batch["weight"]
-        explained = self.lens.verbalizer.explain(activation)
-        rebuilt = self.lens.reconstructor(explained.embeddings)
+        explained, current = self.lens.verbalizer.explain(activation), current_token(batch)
+        rebuilt = self.lens.reconstructor(explained.embeddings, current)
         error = squared_error(rebuilt, activation, self.lens.variance) * weight
         spread = squared_error(self.lens.mean, activation, self.lens.variance) * weight
         self.val_loss.update(error, weight)
@@ -181,7 +187,7 @@ class LitConsistencyLens(ExactModule):
             self._build(1)
         building.check_same(trained, self.recipe)
 
-    def _build(self, context_length: int) -> None:
+    def _build(self, context_length: int) -> Lens:
         subject = building.subject_of(self.options, self.recipe, context_length)
         self.lens = building.lens_of(subject, self.recipe)
         building.leave_out(self, {f"lens.{name}" for name in self.lens.unsaved_names()})
@@ -189,6 +195,7 @@ class LitConsistencyLens(ExactModule):
         names = ("text_nats", "recall", "shuffled_recall")
         self.legibility = nn.ModuleDict({name: SumCount() for name in names})
         self.legibility["distinct"] = DistinctShare()
+        return self.lens
 
     def _case(self, batch: ActivationBatch) -> Case:
         pair = (self.lens.activation(batch), self.lens.activation(batch["other"]))

@@ -8,7 +8,7 @@ from torch import Tensor, no_grad
 from datamodules.batches import ActivationBatch
 from lit_models.consistency_lens import loss
 from lit_models.consistency_lens.lens import Lens
-from lit_models.consistency_lens.teacher import TeacherText
+from lit_models.consistency_lens.teacher import TeacherText, current_token
 from lit_models.consistency_lens.verbalizer import Explanation
 
 WARM = ("teacher_text", "teacher_reconstruction")
@@ -33,17 +33,18 @@ def lens_terms(
         teacher_text: what the teacher's text is made of.
     """
     found: dict[str, Tensor] = {}
+    current = current_token(batch)
     if names & set(WARM):
         place = (batch["input_ids"], batch["position"], lens.verbalizer.num_words)
         teacher = teacher_text.words(*place, lens.token_counts)
     if "teacher_text" in names:
         found["teacher_text"] = loss.text_nats(lens.verbalizer(activation, teacher), teacher)
     if "teacher_reconstruction" in names:
-        rebuilt = lens.reconstructor(lens.words(teacher))
+        rebuilt = lens.reconstructor(lens.words(teacher), current)
         found["teacher_reconstruction"] = loss.squared_error(rebuilt, activation, lens.variance)
     if names - set(WARM):
         own = lens.verbalizer.explain(activation, batch["noise_key"], temperature)
-        rebuilt = lens.reconstructor(own.embeddings)
+        rebuilt = lens.reconstructor(own.embeddings, current)
         found["reconstruction"] = loss.squared_error(rebuilt, activation, lens.variance)
         found |= _of_choices(lens, activation, own, names)
         if "effect" in names:
