@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from datamodules.activations.store import SubjectFacts
 from datamodules.batches import DumpBatch
+from lit_models.consistency_lens.copies import keep_layers
 from lit_models.consistency_lens.subject import (
     Subject,
     SubjectOptions,
@@ -21,6 +22,8 @@ from lit_models.training.exact import ExactModule
 class LitSubject(ExactModule):
     """Reads documents and returns activations at the positions that the batch names.
 
+    Blocks above the layer are left out of the network: they would change nothing.
+
     Args:
         subject: the model and the layer.
     """
@@ -31,6 +34,7 @@ class LitSubject(ExactModule):
         self.options = subject
         self.subject: Any = None
         self.recipe: Any = None
+        self.facts: Any = None  # SubjectFacts, after `setup`
 
     def blocks(self) -> list[nn.Module]:
         return self.subject.network.blocks()
@@ -43,6 +47,7 @@ class LitSubject(ExactModule):
         super().setup(stage)
         size = self.trainer.datamodule.store.tokenizer.vocab_size
         self.recipe = subject_recipe(self.options, size)
+        self.facts = subject_facts(self.options, self.recipe)
 
     def configure_model(self) -> None:
         if self.subject is None:
@@ -50,10 +55,11 @@ class LitSubject(ExactModule):
             size = data.store.tokenizer.vocab_size
             network = load_subject(self.options, self.recipe, data.context_length, size)
             self.subject = Subject(network, self.options.layer)
+            keep_layers(network, self.options.layer + 1)
 
     def subject_facts(self) -> SubjectFacts:
         """Return what the store keeps of the subject."""
-        return subject_facts(self.options, self.recipe)
+        return self.facts
 
     def predict_step(self, batch: DumpBatch, batch_idx: int) -> dict[str, Tensor]:
         found = self.subject.activations(batch["input_ids"])  # [R, T, D]
