@@ -52,7 +52,7 @@ class ActivationStatistics:
             ValueError: the file is damaged.
         """
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with path.open("rb") as content, np.load(content, allow_pickle=False) as file:
                 values = {name: file[name] for name in file.files}
             variance, norms = float(values.pop("variance")), tuple(values.pop("norms").tolist())
             return cls(variance=variance, norms=norms, **values)
