@@ -128,7 +128,7 @@ def store_facts(store: ActivationStore) -> list[tuple[str, str]]:
             f"block {subject.layer} of 0 to {subject.num_layers - 1}, {subject.site}, "
             f"{subject.hidden_size:,} features, {store.schema['dtype']}; digest {subject.digest}",
         ),
-        ("activations", kept),
+        ("values", kept),
         (
             "norms",
             f"mean {mean:.4g}, deviation {deviation:.4g}, largest {largest:.4g}; mean variance of "

@@ -107,7 +107,7 @@ class ActivationDumpDataModule(DocumentsDataModule):
 
     def setup(self, stage: str) -> None:
         if stage != "predict":
-            raise ValueError(f"a dump has nothing to {stage}; run unisono predict.")
+            raise ValueError("a dump only predicts; run unisono predict.")
         self.store = self.open_tokens()
         super().setup(stage)
 

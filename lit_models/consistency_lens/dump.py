@@ -18,6 +18,8 @@ from lit_models.consistency_lens.subject import (
 )
 from lit_models.training.exact import ExactModule
 
+NOTHING_TO_FIT = "a subject stands still and learns nothing; run unisono predict."
+
 
 class LitSubject(ExactModule):
     """Reads documents and returns activations at the positions that the batch names.
@@ -65,3 +67,11 @@ class LitSubject(ExactModule):
         found = self.subject.activations(batch["input_ids"])  # [R, T, D]
         rows = torch.arange(len(found), device=found.device)[:, None]
         return {"activations": found[rows, batch["positions"].clamp(min=0)]}
+
+    def configure_optimizers(self) -> Any:
+        """Refuse: Lightning asks for one before it knows that there is nothing to fit.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(NOTHING_TO_FIT)
