@@ -86,3 +86,71 @@ def dumped(
 def contents(folder: Path) -> dict[str, bytes]:
     """Return name -> bytes of each file."""
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def model_folder(folder: Path, kind: str = "GPT2", **sizes: Any) -> str:
+    """Write a model of transformers with random weights, whose tokens are bytes; return its path.
+
+    Args:
+        folder: new.
+        kind: GPT2, Llama or Qwen2.
+        sizes: of its config.
+    """
+    import torch
+    import transformers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    vocabulary = {letter: i for i, letter in enumerate(pre_tokenizers.ByteLevel.alphabet())}
+    vocabulary["<|endoftext|>"] = len(vocabulary)
+    backend = Tokenizer(models.BPE(vocabulary, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="<|endoftext|>", bos_token="<|endoftext|>"
+    )
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    names = ("n_positions", "n_embd", "n_layer", "n_head")
+    if kind != "GPT2":
+        names = (
+            *("max_position_embeddings", "hidden_size", "num_hidden_layers"),
+            "num_attention_heads",
+        )
+        sizes = {"intermediate_size": 24, "num_key_value_heads": 2} | sizes
+    sizes = dict(zip(names, (64, 16, 3, 2), strict=True)) | sizes
+    config = getattr(transformers, f"{kind}Config")(vocab_size=len(vocabulary), **sizes)
+    head = "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM"
+    getattr(transformers, head)(config).save_pretrained(folder)
+    return str(folder)
+
+
+def plain_activations(
+    model: Any, layer: int, batches: list[tuple[np.ndarray, np.ndarray, list[np.ndarray]]]
+) -> np.ndarray:
+    """Return [N, D] activations by a plain loop over a model of transformers with a hook.
+
+    Args:
+        model: without its head.
+        layer: index of the block.
+        batches: input_ids [R, T] and attention_mask [R, T] int64, and the positions of each row.
+    """
+    import torch
+
+    blocks = model.h if hasattr(model, "h") else model.layers
+    found: list[torch.Tensor] = []
+
+    def keep(block: Any, given: Any, output: Any) -> None:
+        found.append(output[0] if isinstance(output, tuple) else output)
+
+    handle, kept = blocks[layer].register_forward_hook(keep), []
+    with torch.no_grad():
+        for ids, mask, positions in batches:
+            model(
+                input_ids=torch.from_numpy(ids),
+                attention_mask=torch.from_numpy(mask),
+                use_cache=False,
+            )
+            hidden = found.pop()
+            kept += [hidden[row, at].numpy() for row, at in enumerate(positions)]
+    handle.remove()
+    return np.concatenate(kept)
