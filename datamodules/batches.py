@@ -56,9 +56,10 @@ class ChoiceBatch(TextBatch):
     choice_documents: Tensor  # [B, C] int64, document of each choice; -1 = the sample has fewer
 
 
-class DumpBatch(TextBatch):
+class DumpBatch(PlannedBatch):
     """Documents of which some activations are kept."""
 
+    input_ids: Tensor  # [R, T] int64, padded at the right with 0
     positions: Tensor  # [R, K] int64; -1 = the document has fewer
 
 

@@ -38,17 +38,22 @@ def file_digest(path: Path, root: Path) -> str:
     memory = root / "digests" / key
     if memory.exists():
         return memory.read_text()
-    content = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(READ_BYTES):
-            content.update(chunk)
-    digest = content.hexdigest()[:32]
+    digest = content_digest(path)
     with _writing_to(memory.parent):
         memory.parent.mkdir(parents=True, exist_ok=True)
         unfinished = memory.with_name(f"{memory.name}.{os.getpid()}")
         unfinished.write_text(digest)
         os.replace(unfinished, memory)
     return digest
+
+
+def content_digest(path: Path) -> str:
+    """Return the hex digest of a file's content, which is read."""
+    content = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(READ_BYTES):
+            content.update(chunk)
+    return content.hexdigest()[:32]
 
 
 def made_once(folder: Path, make: Callable[[Path], None]) -> Path:

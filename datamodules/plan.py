@@ -352,7 +352,8 @@ def iterate_whole_batches(
     """Yield the batches of one replica in prediction: they are dealt whole, in turns.
 
     Their content does not depend on the device count. Every replica makes the same number of
-    calls: one that runs out repeats its last batch with weight 0.
+    calls: one that runs out repeats its last batch with weight 0. Where all is done, every replica
+    takes one such batch, since Lightning leaves out the end of a run without any.
 
     Args:
         plan: the batches.
@@ -361,6 +362,9 @@ def iterate_whole_batches(
         done: indices of batches that an earlier, interrupted run has already written.
     """
     todo = [step for step in range(plan.num_steps) if step not in done]
+    if plan.num_steps and not todo:
+        ids = plan.step_ids(0)
+        yield MicroBatch(0, 0, ids, np.zeros(len(ids), np.float32), {})
     for start in range(0, len(todo), num_replicas):
         position = start + replica
         index = todo[min(position, len(todo) - 1)]

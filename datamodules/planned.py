@@ -317,7 +317,8 @@ class PlannedDataModule(LightningDataModule):
     def _length(self, stage: Stage) -> int:
         steps = self.plan(stage, 0).num_steps
         if stage == "predict":
-            return math.ceil((steps - len(self.done_batches)) / self.num_replicas)
+            todo = math.ceil((steps - len(self.done_batches)) / self.num_replicas)
+            return max(todo, min(steps, 1))  # see `iterate_whole_batches`
         batching = self.batching if stage == "train" else self.evaluation_batching
         return steps * batching.accumulate_grad_batches
 

@@ -5,17 +5,19 @@ are found again by the text's hash. Shapes: D documents of a part, A attributes.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from datamodules.documents import TEXT_SUFFIXES, Reading
-from datamodules.json_rows import read_json_rows
+from datamodules.documents import TEXT_SUFFIXES, Reading, read_section, sections_of
+from datamodules.json_rows import JsonRow, read_json_rows
+from datamodules.plan import hash_ids
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 
 NONE = -1
+Given = dict[str, str]
 
 
 class DocumentFacts(NamedTuple):
@@ -29,6 +31,13 @@ class DocumentFacts(NamedTuple):
     attributes: np.ndarray
     group: np.ndarray
     group_names: list[str]
+
+    def named(self, names: list[str]) -> "DocumentFacts":
+        """Return the facts with a column for each of these names, in this order."""
+        attributes = np.full((len(self.group), len(names)), NONE, np.int64)
+        for column, name in enumerate(self.names):
+            attributes[:, names.index(name)] = self.attributes[:, column]
+        return self._replace(names=names, attributes=attributes)
 
 
 def document_facts(
@@ -50,36 +59,69 @@ def document_facts(
     Raises:
         ValueError: a row's attributes are no mapping of names to words.
     """
+    known: dict[int, tuple[int, Given]] = {}
+    for number, path in enumerate(files):
+        for key, given in _known_of(path, reading, column, len(files) > 1):
+            known.setdefault(key, (number, given))
+    names = list(dict.fromkeys(name for _, given in known.values() for name in given))
+    words = sorted({word for _, given in known.values() for word in given.values()})
+    tokens = tokenizer.encode_batch([f" {word}" for word in words])
+    token_of = {w: ids[0] if len(ids) else NONE for w, ids in zip(words, tokens, strict=True)}
+    place = {name: column for column, name in enumerate(names)}
     group = np.zeros(len(hashes), np.int64)
-    names: list[str] = []
-    known: dict[int, tuple[int, dict[str, str]]] = {}
-    for number, path in enumerate(files if column is not None else []):
-        if path.suffix.lower() in TEXT_SUFFIXES:
-            continue
-        for row in read_json_rows(path, columns=(reading.text_column, column)):
-            given = row.values.get(column) or {}
-            if not isinstance(given, dict):
-                raise ValueError(
-                    f'{row.place}: "{column}" must map names to words, such as {{"pet": "owl"}}, '
-                    f"got {str(given)[:60]}; mend it, or set data.attributes_column to null."
-                )
-            names += [name for name in given if name not in names]
-            known[_hash_of(str(row.values.get(reading.text_column, "")))] = (number, given)
-    words = sorted({str(word) for _, given in known.values() for word in given.values()})
-    tokens = [ids[0] if len(ids) else NONE for ids in tokenizer.encode_batch(_spaced(words))]
-    token_of = dict(zip(words, tokens, strict=True))
     attributes = np.full((len(hashes), len(names)), NONE, np.int64)
     for document, key in enumerate(hashes.tolist()):
-        number, given = known.get(key, (0, {}))
-        group[document] = number
-        for place, name in enumerate(names):
-            if name in given:
-                attributes[document, place] = token_of[str(given[name])]
+        group[document], given = known.get(key, (0, {}))
+        for name, word in given.items():
+            attributes[document, place[name]] = token_of[word]
     return DocumentFacts(names, attributes, group, [path.stem for path in files])
 
 
-def _spaced(words: list[str]) -> list[str]:
-    return [f" {word}" for word in words]
+def _known_of(
+    path: Path, reading: Reading, column: str | None, is_one_of_several: bool
+) -> Iterator[tuple[int, Given]]:
+    """Yield the hash and the attributes of each document of a file that is worth reading."""
+    if path.suffix.lower() in TEXT_SUFFIXES:
+        if is_one_of_several:
+            yield from ((key, {}) for key in _hashes_of(path, reading))
+        return
+    if column is None and not is_one_of_several:
+        return
+    columns = (reading.text_column, *([] if column is None else [column]))
+    for row in read_json_rows(path, columns=columns):
+        given = {} if column is None else _given_in(row, column)
+        yield _hash_of(str(row.values.get(reading.text_column) or "")), given
+
+
+def _given_in(row: JsonRow, column: str) -> Given:
+    found: Any = row.values.get(column)
+    if found is None:
+        return {}
+    if isinstance(found, list) and all(isinstance(pair, tuple) for pair in found):
+        found = dict(found)  # a parquet map
+    is_sound = isinstance(found, dict) and not any(
+        isinstance(word, dict | list) for word in found.values()
+    )
+    if not is_sound:
+        raise ValueError(
+            f'{row.place}: "{column}" must map names to words, such as {{"pet": "owl"}}, got '
+            f"{str(found)[:60]}; mend it, or set data.attributes_column to null."
+        )
+    return {str(name): str(word) for name, word in found.items() if word is not None}
+
+
+def _hashes_of(path: Path, reading: Reading) -> Iterator[int]:
+    """Yield the hash of each document of a txt file, as a token store has it."""
+    key = None
+    for section in sections_of(path, reading):
+        for fragment in read_section(section, reading):
+            own = _hash_of(fragment.text)
+            if fragment.begins or key is None:
+                key = own
+            else:
+                key = int(hash_ids(np.array([key], np.uint64), own)[0])
+            if fragment.ends:
+                yield key
 
 
 def _hash_of(text: str) -> int:

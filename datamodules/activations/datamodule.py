@@ -7,15 +7,22 @@ from typing import Any, Literal
 import numpy as np
 
 from datamodules.activations.attributes import DocumentFacts
+from datamodules.activations.audit import audit_documents, store_facts
 from datamodules.activations.dataset import ActivationDataset
-from datamodules.activations.documents import DocumentsDataModule
+from datamodules.activations.documents import (
+    DocumentsDataModule,
+    check_parts,
+    without_activation,
+)
 from datamodules.activations.pieces import Pieces
-from datamodules.activations.positions import drawn_positions
 from datamodules.activations.store import ActivationStore
+from datamodules.activations.store_options import check_agrees, check_no_documents
+from datamodules.audits import Audit, MakeModel
 from datamodules.planned import Stage
 from datamodules.prompt_output import check_output
 from datamodules.splitting import PART_NAMES, TEST
 from datamodules.token_store import TokenStore
+from datamodules.tokenizers.wanted import options_of_model
 
 STATISTICS_SAMPLES, STATISTICS_BATCH = 4096, 64  # of documents whose activations are not kept
 
@@ -31,8 +38,12 @@ class ActivationDataModule(DocumentsDataModule):
         documents: files, tokenizer, positions and split where there is no store, see
             `DocumentsDataModule`.
 
+    Without a store the plan, the samples and what is drawn for them are the same as with a store of
+    these documents. The statistics are then those of the first activations of training only; where
+    training has no more, losses are the same as well.
+
     Raises:
-        ValueError: predict_output is of another kind.
+        ValueError: predict_output is of another kind, or an option would have no effect.
     """
 
     def __init__(
@@ -43,6 +54,9 @@ class ActivationDataModule(DocumentsDataModule):
         **documents: Any,
     ) -> None:
         super().__init__(**documents)
+        self.options = documents
+        if activations is not None:
+            check_no_documents(documents)
         self.folder = None if activations is None else Path(activations).expanduser()
         self.predict_part, self.predict_output = predict_part, predict_output
         self.store: TokenStore | None = None
@@ -60,8 +74,17 @@ class ActivationDataModule(DocumentsDataModule):
         super().setup(stage)
 
     def open_store(self) -> TokenStore:
-        """Return the store: of activations where one is named, else of tokens."""
-        return self.open_tokens() if self.folder is None else ActivationStore(self.folder)
+        """Return the store: of activations where one is named, else of tokens.
+
+        Raises:
+            FileNotFoundError: there is no store of this name.
+            ValueError: it is incomplete, or of other options than those that are given.
+        """
+        if self.folder is None:
+            return self.open_tokens()
+        store = ActivationStore(self.folder)
+        check_agrees(self.options, store)
+        return store
 
     def build(self, stage: Stage) -> ActivationDataset:
         """Return the activations of one part.
@@ -75,10 +98,7 @@ class ActivationDataModule(DocumentsDataModule):
         is_tested = stage in ("test", "predict")
         pieces, piece, position = self.places(part)
         if not len(piece):
-            raise ValueError(
-                f"the part {PART_NAMES[part]} holds no activation; give it documents longer than "
-                "data.positions.min_position, and dump them again where there is a store."
-            )
+            raise ValueError(without_activation(PART_NAMES[part]))
         kept, fingerprint = None, f"{self.store.fingerprint}-{part}-{len(piece)}-{position.sum()}"
         if isinstance(self.store, ActivationStore) and self.store.has_activations:
             kept = self.store.activations(part)
@@ -92,12 +112,30 @@ class ActivationDataModule(DocumentsDataModule):
         if isinstance(self.store, ActivationStore):
             pieces = Pieces(self.store, part, self.store.context_length)
             return pieces, self.store.array(part, "piece"), self.store.array(part, "position")
-        pieces = self.pieces(self.store, part)
-        return pieces, *drawn_positions(pieces.sizes, pieces.hashes, self.positions)
+        return self.places_of(self.store, part)
+
+    def audit(self, make_model: MakeModel | None = None) -> Audit:
+        """Return what is in the store, all of which is read, or in the documents.
+
+        Args:
+            make_model: builds the module of the run, which may bring its tokenizer.
+
+        Raises:
+            ValueError: the store is damaged, or documents are in two parts.
+        """
+        if make_model is not None and self.folder is None:
+            self.tokenizer_options = options_of_model(make_model(), self.tokenizer_options)
+        self.store = store = self.open_store()
+        facts = store_facts(store) if isinstance(store, ActivationStore) else []
+        check_parts(store)
+        rule = store.positions if isinstance(store, ActivationStore) else self.positions
+        audit = audit_documents(store, self.places, self._facts, rule)
+        audit.facts = facts
+        return audit
 
     @property
     def longest(self) -> int:
-        """Positions of the longest document."""
+        """Tokens of the longest document that is read."""
         is_kept = isinstance(self.store, ActivationStore)
         return self.store.context_length if is_kept else self.context_length  # type: ignore[union-attr]
 

@@ -21,13 +21,10 @@ TERMS = (
 
 
 class Sample(NamedTuple):
-    """One activation: tokens of its document, its position, itself if it is kept, and its key."""
+    """One activation by its number, and the epoch in which it is read."""
 
     number: int
-    tokens: np.ndarray
-    position: int
-    activation: np.ndarray | None
-    key: int
+    epoch: int
 
 
 class ActivationDataset(PlannedDataset):
@@ -62,18 +59,20 @@ class ActivationDataset(PlannedDataset):
         self.target_counts = dict.fromkeys(TERMS)
         self.others = partners(piece) if pairs_others else None
 
-    def example(self, sample_id: int, epoch: int) -> list[Sample]:
-        """Return the sample, and its partner where there are some."""
-        numbers = [sample_id]
-        if self.others is not None:
-            numbers.append(int(self.others[sample_id]))
-        return [self._sample(number, epoch) for number in numbers]
+    def example(self, sample_id: int, epoch: int) -> Sample:
+        """Return which sample it is; `collate` reads all of a batch at once."""
+        return Sample(sample_id, epoch)
 
-    def collate(self, examples: list[list[Sample]]) -> dict[str, Any]:
-        """Return the batch, with `other` beside it where samples have partners."""
-        batch = self._joined([example[0] for example in examples])
+    def collate(self, examples: list[Sample]) -> dict[str, Any]:
+        """Return the batch, with `other` beside it where samples have partners.
+
+        Args:
+            examples: of one epoch.
+        """
+        numbers, epoch = np.array([example.number for example in examples]), examples[0].epoch
+        batch = self._batch(numbers, epoch)
         if self.others is not None:
-            batch["other"] = self._joined([example[1] for example in examples])
+            batch["other"] = self._batch(self.others[numbers], epoch)
         return batch
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
@@ -86,43 +85,43 @@ class ActivationDataset(PlannedDataset):
             "goes on": decode(tokens[position + 1 :], skip_special_tokens=False),
         }
 
-    def _sample(self, number: int, epoch: int) -> Sample:
-        tokens = self.pieces.tokens(int(self.piece[number]))
-        activation = None if self.activations is None else np.array(self.activations[number])
-        key = hash_ids(np.array([number]), hash_key(self.seed, epoch))
-        return Sample(number, tokens, int(self.position[number]), activation, int(key[0] >> 1))
-
-    def _joined(self, samples: list[Sample]) -> dict[str, Any]:
-        sizes = np.array([len(sample.tokens) for sample in samples])
-        rows = np.zeros((len(samples), int(sizes.max())), np.int64)
-        rows[np.arange(rows.shape[1]) < sizes[:, None]] = np.concatenate(
-            [s.tokens for s in samples]
-        )
-        numbers = np.array([sample.number for sample in samples])
-        document = self.pieces.document[self.piece[numbers]]
-        hashes = self.pieces.store.hashes(self.pieces.part)[document]
+    def _batch(self, numbers: np.ndarray, epoch: int) -> dict[str, Any]:
+        piece, position = self.piece[numbers], np.asarray(self.position[numbers])
+        lengths = self.pieces.sizes[piece] + 1  # the token after the last position
+        rows = self.pieces.rows(piece, lengths)
+        keys = hash_ids(numbers, hash_key(self.seed, epoch)) >> np.uint64(1)
+        hashes = self.pieces.document_hashes[piece]
         batch = {
             "input_ids": torch.from_numpy(rows),
-            "lengths": torch.from_numpy(sizes),
-            "position": torch.tensor([sample.position for sample in samples]),
-            "noise_key": torch.tensor([sample.key for sample in samples]),
+            "lengths": torch.from_numpy(lengths),
+            "position": torch.from_numpy(position),
+            "noise_key": torch.from_numpy(keys.astype(np.int64)),
             "document": torch.from_numpy(hashes.astype(np.int64)),
         }
         if self.activations is not None:
-            batch["activation"] = torch.from_numpy(np.stack([s.activation for s in samples]))
+            batch["activation"] = torch.from_numpy(np.asarray(self.activations[numbers]))
         if self.facts is not None:
+            document = self.pieces.document[piece]
+            seen = seen_words(self.facts.attributes[document], rows, position)
             batch["group"] = torch.from_numpy(self.facts.group[document])
-            attributes = [self._seen(s, d) for s, d in zip(samples, document, strict=True)]
-            batch["attributes"] = torch.from_numpy(np.stack(attributes))
+            batch["attributes"] = torch.from_numpy(seen)
         return batch
 
-    def _seen(self, sample: Sample, document: int) -> np.ndarray:
-        """[A] attributes that stand before the position and are not the current token."""
-        assert self.facts is not None
-        words = self.facts.attributes[document]
-        before = sample.tokens[: sample.position]
-        is_seen = np.isin(words, before) & (words != sample.tokens[sample.position])
-        return np.where(is_seen, words, NONE)
+
+def seen_words(words: np.ndarray, rows: np.ndarray, position: np.ndarray) -> np.ndarray:
+    """Return [B, A] the words that stand before the position and are not the current token.
+
+    Others are -1.
+
+    Args:
+        words: [B, A] int64 tokens, -1 = none.
+        rows: [B, T] int64 tokens.
+        position: [B] int64.
+    """
+    is_before = np.arange(rows.shape[1]) < position[:, None]  # [B, T]
+    has_stood = ((words[:, :, None] == rows[:, None]) & is_before[:, None]).any(2)
+    current = rows[np.arange(len(rows)), position]
+    return np.where(has_stood & (words != current[:, None]), words, NONE)
 
 
 def hash_key(seed: int, epoch: int) -> int:

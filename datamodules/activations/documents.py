@@ -3,9 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from datamodules.activations.attributes import DocumentFacts, document_facts
 from datamodules.activations.pieces import Pieces
-from datamodules.activations.positions import PositionRule
+from datamodules.activations.positions import PositionRule, drawn_positions
 from datamodules.cache import cache_root
 from datamodules.documents import DocumentsBy, Reading, text_files
 from datamodules.planned import PlannedDataModule
@@ -28,7 +30,8 @@ class DocumentsDataModule(PlannedDataModule):
         validation_files: none divides the training files by documents.
         test_files: as validation_files.
         tokenizer: of a subject with random weights; one in a folder brings its own.
-        context_length: positions of the longest document; longer ones are cut into pieces.
+        context_length: tokens of the longest document that the subject reads, the one that follows
+            its last position included; longer ones are cut into pieces.
         positions: which activations are taken.
         split: how training files are divided.
         text_column: of jsonl and parquet files, whose rows are documents.
@@ -64,16 +67,23 @@ class DocumentsDataModule(PlannedDataModule):
         self.context_length, self.positions, self.split = context_length, positions, split
         self.reading = Reading(text_column, documents_by)
         self.attributes_column = attributes_column
-        if context_length <= positions.min_position:
+        shortest = positions.min_position + 2  # a position, and the token that follows
+        if context_length < shortest:
             raise ValueError(
                 f"context_length {context_length} leaves no position from positions.min_position "
-                f"{positions.min_position} on; raise it above that."
+                f"{positions.min_position} on; raise it to {shortest} or more, or lower "
+                "positions.min_position."
             )
         if split.by != "documents":
             raise ValueError(
                 f'split.by is "{split.by}", and a lens may not share documents between parts; '
                 "leave it at documents."
             )
+
+    @property
+    def has_files(self) -> bool:
+        """Whether files are named, or the embedded stories are read."""
+        return any(self.files.values())
 
     def open_tokens(self) -> TokenStore:
         """Return the documents as tokens, made at first use.
@@ -83,14 +93,13 @@ class DocumentsDataModule(PlannedDataModule):
         """
         options = model_options(self.trainer, self.tokenizer_options)
         paths = {part: self.paths(part) for part in (TRAIN, VALIDATION, TEST)}
-        reading = Reading() if not any(self.files.values()) else self.reading
-        store = open_token_store(TokenRequest(paths, options, self.split, None, reading))
+        store = open_token_store(TokenRequest(paths, options, self.split, None, self._reading()))
         check_parts(store)
         return store
 
     def paths(self, part: int) -> list[Path]:
         """Return the files of a part; the embedded stories where no file is named."""
-        if not any(self.files.values()):
+        if not self.has_files:
             from datamodules import demo  # made only where it is asked for
 
             folder = demo.demo_stories(cache_root())
@@ -101,11 +110,24 @@ class DocumentsDataModule(PlannedDataModule):
         """Return the attributes and files of a part's documents."""
         files = self.paths(part) or self.paths(TRAIN)
         column = self.attributes_column
-        return document_facts(files, store.hashes(part), self.reading, column, store.tokenizer)
+        return document_facts(files, store.hashes(part), self._reading(), column, store.tokenizer)
 
-    def pieces(self, store: TokenStore, part: int) -> Pieces:
-        """Return the documents of one part, cut to the context."""
-        return Pieces(store, part, self.context_length)
+    def places_of(self, store: TokenStore, part: int) -> tuple[Pieces, np.ndarray, np.ndarray]:
+        """Return the documents of a part, and the piece [N] and position [N] of each activation."""
+        pieces = Pieces(store, part, self.context_length)
+        return pieces, *drawn_positions(pieces.sizes, pieces.hashes, self.positions)
+
+    def _reading(self) -> Reading:
+        return self.reading if self.has_files else Reading()
+
+
+def without_activation(name: str) -> str:
+    """Return what to say where a part has no activation."""
+    return (
+        f"the part {name} holds no activation: none of its documents is longer than "
+        "data.positions.min_position, or it has none; lower that, or give it texts, with "
+        f"data.{name}_files or a share of data.split (and dump again where there is a store)."
+    )
 
 
 def check_parts(store: TokenStore) -> None:

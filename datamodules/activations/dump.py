@@ -1,71 +1,88 @@
 """ActivationDumpDataModule: documents in, a store of activations out."""
 
+import hashlib
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
-from datamodules.activations.documents import DocumentsDataModule
+from datamodules.activations.audit import audit_documents
+from datamodules.activations.documents import DocumentsDataModule, without_activation
 from datamodules.activations.pieces import Pieces
-from datamodules.activations.positions import drawn_positions
 from datamodules.activations.writer import DumpedPart, write_store
+from datamodules.audits import Audit, MakeModel
 from datamodules.planned import PlannedDataset, Stage
-from datamodules.splitting import PART_NAMES
-from datamodules.text_batches import Piece, padded_rows
+from datamodules.splitting import PART_NAMES, TRAIN
 from datamodules.token_store import TokenStore
+from datamodules.tokenizers.wanted import options_of_model
 
 NO_POSITION = -1
 PARTS = range(len(PART_NAMES))
 
 
-class _Read(NamedTuple):
-    piece: Piece
-    positions: np.ndarray
-
-
 class DumpDataset(PlannedDataset):
-    """The pieces of all parts, one part after the other; a sample is a piece with its positions.
+    """The pieces of all parts that have an activation, one part after the other.
+
+    A sample is a piece up to its last position: what comes behind changes no activation.
 
     Args:
         parts: the pieces of each part.
         positions: per part the piece [n] and the position [n] of each activation.
-        per_document: most positions of a piece.
     """
 
-    def __init__(
-        self,
-        parts: list[Pieces],
-        positions: list[tuple[np.ndarray, np.ndarray]],
-        per_document: int,
-    ) -> None:
-        self.parts, self.positions, self.per_document = parts, positions, per_document
-        self.first = np.cumsum([0, *(len(pieces) for pieces in parts)])
-        self.lengths = np.concatenate([pieces.sizes for pieces in parts])
+    def __init__(self, parts: list[Pieces], positions: list[list[np.ndarray]]) -> None:
+        self.parts, self.positions = parts, positions
+        tables = [_table(*drawn) for drawn in positions]
+        self.per_document = max(table.shape[1] for _, table in tables)
+        self.piece = [pieces for pieces, _ in tables]
+        self.first = np.cumsum([0, *(len(pieces) for pieces in self.piece)])
+        self.drawn = np.full((int(self.first[-1]), self.per_document), NO_POSITION)  # [P, K]
+        for start, (pieces, table) in zip(self.first, tables, strict=False):
+            self.drawn[start : start + len(pieces), : table.shape[1]] = table
+        self.lengths = self.drawn.max(1, initial=NO_POSITION) + 1
         self.target_counts = {}
-        rule = [pieces.context_length for pieces in parts]
-        drawn = [int(position.sum()) for _, position in positions]
-        self.fingerprint = f"{parts[0].store.fingerprint}-dump-{per_document}-{rule}-{drawn}"
+        content = hashlib.sha256(parts[0].store.fingerprint.encode())
+        for values in (self.first, *self.piece, self.drawn):
+            content.update(values.tobytes())
+        self.fingerprint = content.hexdigest()[:32]
 
-    def example(self, sample_id: int, epoch: int) -> _Read:
-        """Return one piece, and its positions [per_document], -1 = none."""
-        part = int(np.searchsorted(self.first, sample_id, side="right")) - 1
-        number = sample_id - int(self.first[part])
-        tokens = self.parts[part].tokens(number)
-        pieces, drawn = self.positions[part]
-        start, end = np.searchsorted(pieces, [number, number + 1])
-        positions = np.full(self.per_document, NO_POSITION)
-        positions[: end - start] = drawn[start:end]
-        return _Read(Piece(tokens[:-1], tokens[1:]), positions)
+    def example(self, sample_id: int, epoch: int) -> int:
+        """Return the sample's number; `collate` reads all of a batch at once."""
+        return sample_id
 
-    def collate(self, examples: list[_Read]) -> dict[str, Any]:
-        """Return padded rows, and positions [R, per_document] int64."""
-        rows = padded_rows([[read.piece] for read in examples])
-        return {**rows, "positions": torch.from_numpy(np.stack([r.positions for r in examples]))}
+    def collate(self, examples: list[int]) -> dict[str, Any]:
+        """Return input_ids [R, T] and positions [R, K], int64."""
+        numbers = np.array(examples)
+        lengths = self.lengths[numbers]
+        ids = np.zeros((len(numbers), int(lengths.max())), np.int64)
+        part = np.searchsorted(self.first, numbers, side="right") - 1
+        for one in np.unique(part).tolist():
+            rows = np.flatnonzero(part == one)
+            pieces = self.piece[one][numbers[rows] - self.first[one]]
+            found = self.parts[one].rows(pieces, lengths[rows])
+            ids[rows, : found.shape[1]] = found
+        return {
+            "input_ids": torch.from_numpy(ids),
+            "positions": torch.from_numpy(self.drawn[numbers]),
+        }
+
+
+def _table(piece: np.ndarray, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the pieces [p] that have an activation, and their positions [p, K], -1 = none."""
+    pieces, starts, counts = np.unique(piece, return_index=True, return_counts=True)
+    table = np.full((len(pieces), int(counts.max(initial=0))), NO_POSITION)
+    row = np.repeat(np.arange(len(pieces)), counts)
+    table[row, np.arange(len(piece)) - starts[row]] = position
+    return pieces, table
 
 
 class ActivationDumpDataModule(DocumentsDataModule):
     """Gives `predict` every document of every part, and writes what comes back into a store.
+
+    The activations are on the disk three times until the store is complete: as the parts that each
+    device has written, put in order, and in the store. Memory holds few of them at a time.
 
     Args:
         predict_output: folder of the store; none makes `activations` in the run folder.
@@ -90,16 +107,33 @@ class ActivationDumpDataModule(DocumentsDataModule):
 
     def setup(self, stage: str) -> None:
         if stage != "predict":
-            raise ValueError(f"a dump has nothing to {stage}; run unisono predict.")
+            raise ValueError("a dump only predicts; run unisono predict.")
         self.store = self.open_tokens()
         super().setup(stage)
 
     def build(self, stage: Stage) -> DumpDataset:
-        """Return the pieces of all parts."""
+        """Return the pieces of all parts.
+
+        Raises:
+            ValueError: the training part has no activation.
+        """
         assert self.store is not None
-        parts = [self.pieces(self.store, part) for part in PARTS]
-        drawn = [drawn_positions(p.sizes, p.hashes, self.positions) for p in parts]
-        return DumpDataset(parts, drawn, self.positions.per_document)
+        places = [self.places_of(self.store, part) for part in PARTS]
+        if not len(places[TRAIN][1]):
+            raise ValueError(without_activation(PART_NAMES[TRAIN]))
+        return DumpDataset([pieces for pieces, *_ in places], [drawn for _, *drawn in places])
+
+    def audit(self, make_model: MakeModel | None = None) -> Audit:
+        """Return what a dump would hold.
+
+        Args:
+            make_model: builds the module of the run, which brings its tokenizer.
+        """
+        if make_model is not None:
+            self.tokenizer_options = options_of_model(make_model(), self.tokenizer_options)
+        store = self.open_tokens()
+        facts_of = partial(self.facts_of, store)
+        return audit_documents(store, partial(self.places_of, store), facts_of, self.positions)
 
     @property
     def predict_output_path(self) -> Path:
@@ -115,10 +149,9 @@ class ActivationDumpDataModule(DocumentsDataModule):
         assert self.store is not None
         parts = []
         for part in PARTS:
-            first, last = dataset.first[part], dataset.first[part + 1]
-            facts = self.facts_of(self.store, part)
-            found = results["activations"][first:last]
-            parts.append(DumpedPart(dataset.parts[part], *dataset.positions[part], found, facts))
+            found = results["activations"][dataset.first[part] : dataset.first[part + 1]]
+            (piece, position), facts = dataset.positions[part], self.facts_of(self.store, part)
+            parts.append(DumpedPart(dataset.parts[part], piece, position, found, facts))
         write_store(
             path,
             self.store,

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from datamodules.plan import rng_for
+from datamodules.plan import hash_ids
+
+SEEDS_APART = 1_000_003  # more than positions of a document
 
 
 @dataclass(frozen=True)
@@ -39,18 +41,27 @@ def drawn_positions(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the document [N] and the position [N] of each activation, int64, both ascending.
 
-    Draws are keyed by the document's text, so that neither order nor neighbours change them.
+    Draws are keyed by the document's text, so that neither order nor neighbours change them. Every
+    choice of positions of a document is as likely as any other.
 
     Args:
         sizes: [D] positions of each document.
         hashes: [D] uint64 of their texts.
         rule: how they are drawn.
+
+    Source: Floyd's algorithm (Bentley and Floyd, Programming pearls, CACM 30, 1987), for all
+    documents at once.
     """
-    counts = np.clip(sizes - rule.min_position, 0, rule.per_document)
-    drawn = []
-    for size, key, count in zip(sizes.tolist(), hashes.tolist(), counts.tolist(), strict=True):
-        if count:
-            choice = rng_for(rule.seed, 0, key).permutation(size - rule.min_position)[:count]
-            drawn.append(np.sort(choice) + rule.min_position)
-    positions = np.concatenate(drawn) if drawn else np.empty(0, np.int64)
-    return np.repeat(np.arange(len(sizes)), counts), positions.astype(np.int64)
+    open_places = np.maximum(sizes.astype(np.int64) - rule.min_position, 0)
+    counts = np.minimum(open_places, rule.per_document)
+    drawn = np.full((len(sizes), int(counts.max(initial=0))), np.iinfo(np.int64).max)
+    for turn in range(drawn.shape[1]):
+        last = np.maximum(open_places - counts + turn, 0)
+        keyed = hash_ids(hashes, rule.seed * SEEDS_APART + turn)
+        choice = (keyed % (last + 1).astype(np.uint64)).astype(np.int64)
+        is_taken = (drawn[:, :turn] == choice[:, None]).any(1)
+        is_drawn = turn < counts
+        drawn[is_drawn, turn] = np.where(is_taken, last, choice)[is_drawn]
+    drawn.sort(1)
+    is_place = np.arange(drawn.shape[1]) < counts[:, None]
+    return np.repeat(np.arange(len(sizes)), counts), drawn[is_place] + rule.min_position

@@ -7,6 +7,8 @@ Shapes: N activations, D features, V tokens, T positions, K components.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -42,15 +44,25 @@ class ActivationStatistics:
 
     def save(self, path: Path) -> None:
         """Write all as one npz file."""
-        np.savez(path, **{name: np.asarray(value) for name, value in vars(self).items()})
+        values: dict[str, Any] = {name: np.asarray(value) for name, value in vars(self).items()}
+        np.savez(path, **values)
 
     @classmethod
     def load(cls, path: Path) -> "ActivationStatistics":
-        """Return what `save` wrote."""
-        with np.load(path, allow_pickle=False) as file:
-            values = {name: file[name] for name in file.files}
-        variance, norms = float(values.pop("variance")), tuple(values.pop("norms").tolist())
-        return cls(variance=variance, norms=norms, **values)
+        """Return what `save` wrote.
+
+        Raises:
+            ValueError: the file is damaged.
+        """
+        try:
+            with path.open("rb") as content, np.load(content, allow_pickle=False) as file:
+                values = {name: file[name] for name in file.files}
+            variance, norms = float(values.pop("variance")), tuple(values.pop("norms").tolist())
+            return cls(variance=variance, norms=norms, **values)
+        except (BadZipFile, EOFError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{path} is damaged ({error}); copy the store again, or dump the activations again."
+            ) from error
 
 
 Chunk = tuple[np.ndarray, np.ndarray, np.ndarray]  # activations [n, D], tokens [n], positions [n]
@@ -63,10 +75,15 @@ def statistics_of(chunks: Iterable[Chunk]) -> ActivationStatistics:
         chunks: always cut at the same places; read once.
 
     Raises:
-        ValueError: there is no activation.
+        ValueError: there is no activation, or one is no finite number.
     """
     sums = _Sums()
     for activations, tokens, positions in chunks:
+        if not np.isfinite(activations).all():
+            raise ValueError(
+                "the subject's activations hold values that are no finite numbers; its weights are "
+                "damaged, or trainer.precision is too narrow for them: take 32-true."
+            )
         sums.add(activations.astype(np.float64), tokens, positions)
     if not sums.count:
         raise ValueError(
@@ -77,24 +94,31 @@ def statistics_of(chunks: Iterable[Chunk]) -> ActivationStatistics:
 
 
 class _Sums:
+    """Sums of what the activations are above a first guess of their mean: squares of large numbers
+    would swallow small differences."""
+
     def __init__(self) -> None:
         self.count = 0
         self.lengths = [0.0, 0.0, 0.0]  # sum, sum of squares, largest
-        self.total = self.unit_total = self.products = np.zeros(0)
+        self.guess = self.total = self.unit_total = self.products = np.zeros(0)
         self.of_token: dict[int, tuple[int, np.ndarray]] = {}
         self.of_position: dict[int, tuple[int, np.ndarray]] = {}
 
     def add(self, x: np.ndarray, tokens: np.ndarray, positions: np.ndarray) -> None:
+        if not len(x):
+            return
         if not self.count:
+            self.guess = x.mean(0)
             self.total, self.unit_total = np.zeros(x.shape[1]), np.zeros(x.shape[1])
             self.products = np.zeros((x.shape[1], x.shape[1]))
         self.count += len(x)
         lengths = np.sqrt((x * x).sum(1))
         self.lengths[0] += float(lengths.sum())
         self.lengths[1] += float((lengths * lengths).sum())
-        self.lengths[2] = max(self.lengths[2], float(lengths.max(initial=0.0)))
-        self.total += x.sum(0)
+        self.lengths[2] = max(self.lengths[2], float(lengths.max()))
         self.unit_total += (x / np.maximum(lengths, 1e-12)[:, None]).sum(0)
+        x = x - self.guess
+        self.total += x.sum(0)
         with threads_pinned():
             copied = torch.tensor(x)  # aligned alike in every run, which moves bits, too
             self.products += (copied.T @ copied).numpy()
@@ -102,38 +126,48 @@ class _Sums:
             _add_groups(x, keys, found)
 
     def statistics(self) -> ActivationStatistics:
-        mean = self.total / self.count
-        covariance = self.products / self.count - np.outer(mean, mean)
-        with threads_pinned():
-            vectors = torch.linalg.eigh(torch.tensor(covariance)).eigenvectors.numpy()
-        components = vectors[:, ::-1][:, :NUM_COMPONENTS].T
-        # A vector and its opposite are the same component: the largest entry is made positive.
-        largest = np.abs(components).argmax(1)
-        components *= np.sign(components[np.arange(len(components)), largest])[:, None]
+        above = self.total / self.count
+        covariance = self.products / self.count - np.outer(above, above)
         length = self.lengths[0] / self.count
         spread = max(0.0, self.lengths[1] / self.count - length**2) ** 0.5
-        token_ids = np.array(sorted(self.of_token), np.int64)
-        position_means = np.tile(mean, (max(self.of_position) + 1, 1))
+        token_ids = sorted(self.of_token)
+        position_means = np.tile(self.guess + above, (max(self.of_position) + 1, 1))
         for position, (number, total) in self.of_position.items():
-            position_means[position] = total / number
+            position_means[position] = self.guess + total / number
+        # Filled row by row: a large vocabulary's means in float64 would be there twice.
+        token_means = np.empty((len(token_ids), len(above)), np.float32)
+        for row, token in enumerate(token_ids):
+            number, total = self.of_token[token]
+            token_means[row] = self.guess + total / number
         return ActivationStatistics(
-            mean=mean,
+            mean=self.guess + above,
             unit_mean=self.unit_total / self.count,
-            variance=float(np.trace(covariance)) / len(mean),
+            variance=float(np.trace(covariance)) / len(above),
             norms=(length, spread, self.lengths[2]),
-            token_ids=token_ids,
-            token_means=np.stack(
-                [self.of_token[t][1] / self.of_token[t][0] for t in token_ids.tolist()]
-            ).astype(np.float32),
+            token_ids=np.array(token_ids, np.int64),
+            token_means=token_means,
             position_means=position_means.astype(np.float32),
-            components=components.astype(np.float32),
+            components=_components(covariance).astype(np.float32),
         )
+
+
+def _components(covariance: np.ndarray) -> np.ndarray:
+    with threads_pinned():
+        vectors = torch.linalg.eigh(torch.tensor(covariance)).eigenvectors.numpy()
+    components = vectors[:, ::-1][:, :NUM_COMPONENTS].T
+    # A vector and its opposite are the same component: the largest entry is made positive.
+    largest = np.abs(components).argmax(1)
+    return components * np.sign(components[np.arange(len(components)), largest])[:, None]
 
 
 def _add_groups(x: np.ndarray, keys: np.ndarray, found: dict[int, tuple[int, np.ndarray]]) -> None:
     order = np.argsort(keys, kind="stable")
     distinct, starts, counts = np.unique(keys[order], return_index=True, return_counts=True)
-    sums = np.add.reduceat(x[order], starts) if len(starts) else np.zeros((0, x.shape[1]))
+    sums = np.add.reduceat(x[order], starts)
     for key, count, total in zip(distinct.tolist(), counts.tolist(), sums, strict=True):
-        before, so_far = found.get(key, (0, 0.0))
-        found[key] = (before + count, so_far + total)
+        if key not in found:  # a copy: a row of `sums` would keep all of them
+            found[key] = (count, total.copy())
+            continue
+        before, so_far = found[key]
+        so_far += total
+        found[key] = (before + count, so_far)

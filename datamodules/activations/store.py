@@ -13,11 +13,12 @@ import numpy as np
 
 from datamodules.activations.positions import PositionRule
 from datamodules.activations.statistics import ActivationStatistics
+from datamodules.cache import content_digest
 from datamodules.splitting import PART_NAMES
 from datamodules.token_store import TokenStore
 
 SCHEMA, STATISTICS = "schema.json", "statistics.npz"
-STORE_VERSION = 1
+STORE_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,12 @@ class ActivationStore(TokenStore):
         self.positions = PositionRule(**self.schema["positions"])
         self.context_length: int = self.schema["context_length"]
         self.attribute_names: list[str] = self.schema["attributes"]
+
+    def damaged(self) -> list[Path]:
+        """Return the files whose content is not the one that was written; reads all of them."""
+        files = self.schema["files"].items()
+        paths = [(self.folder / name, facts["digest"]) for name, facts in files]
+        return [path for path, digest in paths if content_digest(path) != digest]
 
     @property
     def fingerprint(self) -> str:
@@ -104,17 +111,20 @@ def read_schema(folder: Path) -> dict[str, Any]:
         schema = json.loads(path.read_text("utf-8"))
         version, files = schema["version"], schema["files"]
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is damaged ({error}); dump the activations again.") from error
+        raise ValueError(
+            f"{path} is damaged ({error}); copy it again, or dump the activations again."
+        ) from error
     if version != STORE_VERSION:
         raise ValueError(
             f"{path} has version {version}, and this program reads version {STORE_VERSION}; dump "
             "the activations again."
         )
-    for name, size in files.items():
-        found = (folder / name).stat().st_size if (folder / name).is_file() else 0
-        if found != size:
+    for name, facts in files.items():
+        found = (folder / name).stat().st_size if (folder / name).is_file() else None
+        if found != facts["bytes"]:
+            state = "is missing" if found is None else f"has {found:,} bytes"
             raise ValueError(
-                f"{folder / name} has {found} bytes, and the schema says {size}: a part of the "
-                "store is lost; copy it again, or dump the activations again."
+                f"{folder / name} {state}, and the schema says {facts['bytes']:,} bytes: half of "
+                "the store is lost; copy it again, or dump the activations again."
             )
     return schema

@@ -1,10 +1,11 @@
 """Writes a store of activations: whole, under its name, or not at all.
 
-Shapes: P pieces, K most positions of one, N activations of a part, D features.
+Shapes: P pieces that were read, K most positions of one, N activations of a part, D features.
 """
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -18,8 +19,9 @@ from datamodules.activations.pieces import Pieces
 from datamodules.activations.positions import PositionRule
 from datamodules.activations.statistics import Chunk, statistics_of
 from datamodules.activations.store import SCHEMA, STATISTICS, STORE_VERSION, SubjectFacts
-from datamodules.cache import digest_of
+from datamodules.cache import content_digest, digest_of
 from datamodules.splitting import PART_NAMES, TRAIN
+from datamodules.table_writer import naming
 from datamodules.token_store import TokenStore
 
 CHUNK = 4096  # activations that are summed at once; another value moves the last bits
@@ -29,7 +31,7 @@ class DumpedPart(NamedTuple):
     """One part as it comes back from the subject.
 
     pieces: the documents. piece [N], position [N]: of each activation. found [P, K, D]: the
-    activations. facts: of the documents.
+    activations of the pieces that have some, in order. facts: of the documents.
     """
 
     pieces: Pieces
@@ -38,21 +40,16 @@ class DumpedPart(NamedTuple):
     found: np.ndarray
     facts: DocumentFacts
 
-    @property
-    def place(self) -> np.ndarray:
-        """[N] int64, which of its piece's positions an activation is at."""
-        starts = np.searchsorted(self.piece, self.piece, side="left")
-        return np.arange(len(self.piece)) - starts
-
     def chunks(self) -> Iterator[Chunk]:
         """Yield the activations [n, D] in order, with current tokens [n] and positions [n]."""
-        place = self.place
-        stream = self.pieces.stream
+        stream, is_new = self.pieces.stream, np.diff(self.piece, prepend=-1) != 0
+        row = np.cumsum(is_new) - 1
+        slot = np.arange(len(self.piece)) - np.flatnonzero(is_new)[row]
         for start in range(0, len(self.piece), CHUNK):
             here = slice(start, start + CHUNK)
             piece, position = self.piece[here], self.position[here]
             tokens = stream.tokens[self.pieces.starts[piece] + position].astype(np.int64)
-            yield self.found[piece, place[here]], tokens, position
+            yield self.found[row[here], slot[here]], tokens, position
 
 
 def write_store(
@@ -63,7 +60,7 @@ def write_store(
     rule: PositionRule,
     keeps_activations: bool,
 ) -> None:
-    """Write a store.
+    """Write a store. Memory holds one chunk of activations and the sums of each token.
 
     Args:
         folder: new.
@@ -75,7 +72,8 @@ def write_store(
 
     Raises:
         FileExistsError: the folder exists.
-        ValueError: the training part has no activation.
+        ValueError: the training part has no activation, or one is no finite number.
+        OSError: the disk is full; the folder does not exist then.
     """
     if folder.exists():
         raise FileExistsError(
@@ -83,50 +81,110 @@ def write_store(
             "--data.predict_output."
         )
     folder.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(folder)
     unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.unfinished")
-    shutil.copytree(tokens.folder, unfinished)
+    unfinished.mkdir()  # with the modes of the user's umask: the cache's own are narrower
     try:
-        for part, name in zip(parts, PART_NAMES, strict=True):
-            _write_part(unfinished, name, part, keeps_activations)
-        statistics_of(parts[TRAIN].chunks()).save(unfinished / STATISTICS)
-        facts = {
-            "version": STORE_VERSION,
-            "subject": asdict(subject),
-            "dtype": str(parts[TRAIN].found.dtype),
-            "tokenizer": tokens.tokenizer.digest,
-            "tokens": tokens.fingerprint,
-            "positions": asdict(rule),
-            "context_length": parts[TRAIN].pieces.context_length,
-            "num_activations": {n: len(p.piece) for n, p in zip(PART_NAMES, parts, strict=True)},
-            "attributes": parts[TRAIN].facts.names,
-            "groups": {n: p.facts.group_names for n, p in zip(PART_NAMES, parts, strict=True)},
-            "keeps_activations": keeps_activations,
-        }
-        sizes = {path.name: path.stat().st_size for path in sorted(unfinished.iterdir())}
-        identity = {k: facts[k] for k in ("subject", "tokens", "positions", "context_length")}
-        schema = {**facts, "fingerprint": digest_of(identity), "files": sizes}
-        text = json.dumps(schema, indent=1, sort_keys=True)
-        (unfinished / SCHEMA).write_text(text + "\n", encoding="utf-8")
-        os.rename(unfinished, folder)
+        with naming(folder):
+            for path in sorted(tokens.folder.iterdir()):
+                shutil.copyfile(path, unfinished / path.name)
+            names = list(dict.fromkeys(name for part in parts for name in part.facts.names))
+            for part, name in zip(parts, PART_NAMES, strict=True):
+                _write_part(unfinished, name, part, names, keeps_activations)
+            statistics = statistics_of(parts[TRAIN].chunks())
+            statistics.save(unfinished / STATISTICS)
+            facts = {
+                **_facts_of_parts(parts, names),
+                "version": STORE_VERSION,
+                "subject": asdict(subject),
+                "norms": dict(zip(("mean", "deviation", "largest"), statistics.norms, strict=True)),
+                "tokenizer": tokens.tokenizer.digest,
+                "tokens": tokens.fingerprint,
+                "positions": asdict(rule),
+                "keeps_activations": keeps_activations,
+            }
+            _write_schema(unfinished, facts)
+            os.rename(unfinished, folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _write_part(folder: Path, name: str, part: DumpedPart, keeps_activations: bool) -> None:
+def _facts_of_parts(parts: list[DumpedPart], attributes: list[str]) -> dict[str, object]:
+    named = list(zip(PART_NAMES, parts, strict=True))
+    return {
+        "dtype": str(parts[TRAIN].found.dtype),
+        "context_length": parts[TRAIN].pieces.context_length,
+        "num_documents": {name: len(part.facts.group) for name, part in named},
+        "num_activations": {name: len(part.piece) for name, part in named},
+        "attributes": attributes,
+        "groups": {name: part.facts.group_names for name, part in named},
+    }
+
+
+def _write_part(
+    folder: Path, name: str, part: DumpedPart, names: list[str], keeps_activations: bool
+) -> None:
+    facts = part.facts.named(names)
     for kind, values in (
         ("piece", part.piece),
         ("position", part.position),
-        ("attributes", part.facts.attributes),
-        ("group", part.facts.group),
+        ("attributes", facts.attributes),
+        ("group", facts.group),
     ):
         np.save(folder / f"{name}.{kind}.npy", values)
     if not keeps_activations:
         return
+    # Written one after the other, and not through a map: a full disk is an error there, and no
+    # signal that ends the process.
     shape = (len(part.piece), part.found.shape[-1])
-    path = folder / f"{name}.activations.npy"
-    written = np.lib.format.open_memmap(path, "w+", part.found.dtype, shape)
-    end = 0
-    for activations, _, _ in part.chunks():
-        start, end = end, end + len(activations)
-        written[start:end] = activations
-    written.flush()
+    with open(folder / f"{name}.activations.npy", "wb") as file:
+        np.lib.format.write_array_header_1_0(
+            file,
+            {
+                "descr": np.lib.format.dtype_to_descr(part.found.dtype),
+                "fortran_order": False,
+                "shape": shape,
+            },
+        )
+        for activations, _, _ in part.chunks():
+            file.write(np.ascontiguousarray(activations).data)
+
+
+def _write_schema(folder: Path, facts: dict[str, object]) -> None:
+    """Write the schema last, when all else is on the disk."""
+    files = {}
+    for path in sorted(folder.iterdir()):
+        _flush(path)
+        files[path.name] = {"bytes": path.stat().st_size, "digest": content_digest(path)}
+    identity = {k: facts[k] for k in ("subject", "tokens", "positions", "context_length")}
+    schema = {**facts, "fingerprint": digest_of(identity), "files": files}
+    text = json.dumps(schema, indent=1, sort_keys=True)
+    (folder / SCHEMA).write_text(text + "\n", encoding="utf-8")
+    _flush(folder / SCHEMA)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what processes that were killed here have left behind."""
+    pattern = re.compile(rf"\.{re.escape(folder.name)}\.(\d+)\.unfinished")
+    for path in folder.parent.iterdir():
+        found = pattern.fullmatch(path.name)
+        if found and not _is_running(int(found[1])):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # of another user
+        return True
+    return process != os.getpid()

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from datamodules.activations.store import SubjectFacts
 from datamodules.batches import DumpBatch
 from datamodules.threads import threads_pinned
+from lit_models.consistency_lens.copies import keep_layers
 from lit_models.consistency_lens.subject import (
     Subject,
     SubjectOptions,
@@ -18,9 +19,13 @@ from lit_models.consistency_lens.subject import (
 )
 from lit_models.training.exact import ExactModule
 
+NOTHING_TO_FIT = "a subject stands still and learns nothing; run unisono predict."
+
 
 class LitSubject(ExactModule):
     """Reads documents and returns activations at the positions that the batch names.
+
+    Blocks above the layer are left out of the network: they would change nothing.
 
     Args:
         subject: the model and the layer.
@@ -39,6 +44,7 @@ class LitSubject(ExactModule):
         self.options, self.num_threads = subject, num_threads
         self.subject: Any = None
         self.recipe: Any = None
+        self.facts: Any = None  # SubjectFacts, after `setup`
 
     def blocks(self) -> list[nn.Module]:
         return self.subject.network.blocks()
@@ -51,6 +57,7 @@ class LitSubject(ExactModule):
         super().setup(stage)
         size = self.trainer.datamodule.store.tokenizer.vocab_size
         self.recipe = subject_recipe(self.options, size)
+        self.facts = subject_facts(self.options, self.recipe)
 
     def configure_model(self) -> None:
         if self.subject is None:
@@ -58,13 +65,22 @@ class LitSubject(ExactModule):
             size = data.store.tokenizer.vocab_size
             network = load_subject(self.options, self.recipe, data.context_length, size)
             self.subject = Subject(network, self.options.layer)
+            keep_layers(network, self.options.layer + 1)
 
     def subject_facts(self) -> SubjectFacts:
         """Return what the store keeps of the subject."""
-        return subject_facts(self.options, self.recipe)
+        return self.facts
 
     def predict_step(self, batch: DumpBatch, batch_idx: int) -> dict[str, Tensor]:
         with threads_pinned(self.num_threads):
             found = self.subject.activations(batch["input_ids"])  # [R, T, D]
         rows = torch.arange(len(found), device=found.device)[:, None]
         return {"activations": found[rows, batch["positions"].clamp(min=0)]}
+
+    def configure_optimizers(self) -> Any:
+        """Refuse: Lightning asks for one before it knows that there is nothing to fit.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(NOTHING_TO_FIT)

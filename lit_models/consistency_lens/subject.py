@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from datamodules.activations.store import SubjectFacts
 from datamodules.cache import cache_root, digest_of, file_digest
 from lit_models.causal_lm.decoder_config import DecoderConfig
-from lit_models.causal_lm.model_folders import weight_files
+from lit_models.causal_lm.model_folders import read_config, weight_files
 from lit_models.causal_lm.pretrained import (
     Backend,
     Network,
@@ -189,5 +189,13 @@ def subject_facts(options: SubjectOptions, recipe: Recipe) -> SubjectFacts:
 
 
 def tokenizer_folder(options: SubjectOptions) -> str | None:
-    """Return the folder of the subject's tokenizer; none where the data bring one."""
-    return None if options.path is None else str(Path(options.path).expanduser())
+    """Return the folder of the subject's tokenizer; none where the data bring one.
+
+    Raises:
+        FileNotFoundError: there is no such folder, or no model in it.
+        ValueError: its config.json is damaged.
+    """
+    if options.path is None:
+        return None
+    read_config(options.path)  # before anybody misses a tokenizer there
+    return str(Path(options.path).expanduser())

@@ -1,0 +1,156 @@
+"""Small documents, a small subject, and dumps of it, for tests."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from lightning.pytorch import Trainer
+
+from datamodules import ActivationDumpDataModule, TokenizerOptions
+from datamodules.activations.positions import PositionRule
+from datamodules.activations.store import ActivationStore
+from lit_models import LitSubject
+from lit_models.causal_lm.decoder_config import DecoderConfig
+from lit_models.consistency_lens.subject import SubjectOptions
+from lit_models.training.callbacks.predictions import PredictionWriter
+
+PETS, PLACES = ("owl", "cat", "dog", "hen"), ("hill", "town", "farm")
+RULE = PositionRule(min_position=2, per_document=3)
+WORDS = TokenizerOptions(kind="words")
+SHAPE = DecoderConfig(max_positions=16, hidden_size=16, num_layers=3, num_heads=2)
+
+
+def stories(folder: Path, number: int, name: str = "mine.jsonl", seed: int = 0) -> str:
+    """Write different stories of 3 to 30 words with two attributes; return the file's path."""
+    rng, lines, seen = np.random.default_rng(seed), [], set()
+    while len(lines) < number:
+        pet, place = str(rng.choice(PETS)), str(rng.choice(PLACES))
+        more = " ".join(rng.choice([*PETS, *PLACES, "and", "the"], rng.integers(0, 28)))
+        text = f"a {pet} at {place} {more} ".strip()
+        if text not in seen:
+            seen.add(text)
+            lines.append(json.dumps({"text": text, "attributes": {"pet": pet, "place": place}}))
+    path = folder / name
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def documents(files: str | list[str] | None, **options: Any) -> dict[str, Any]:
+    """Return options of a datamodule that reads them."""
+    given = {
+        "train_files": files,
+        "tokenizer": WORDS,
+        "context_length": 16,
+        "positions": RULE,
+        "global_batch_size": 8,
+    }
+    return given | options
+
+
+def subject(layer: int = 1, **options: Any) -> SubjectOptions:
+    """Return a subject with random weights, or the one of a path."""
+    given = {"network": SHAPE} if "path" not in options else {}
+    return SubjectOptions(layer=layer, **given, **options)
+
+
+def trainer(folder: Path, **options: Any) -> Trainer:
+    """Return a trainer that writes predictions and prints nothing."""
+    return Trainer(
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        default_root_dir=str(folder),
+        callbacks=[PredictionWriter(part_batches=2)],
+        **options,
+    )
+
+
+def dumped(
+    target: Path,
+    files: str | list[str] | None,
+    of: SubjectOptions | None = None,
+    precision: Any = "32-true",
+    **options: Any,
+) -> ActivationStore:
+    """Dump and return the store."""
+    data = ActivationDumpDataModule(str(target), **documents(files, **options))
+    runs = trainer(target.parent, precision=precision)
+    runs.predict(LitSubject(of or subject()), data, return_predictions=False)
+    return ActivationStore(target)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return name -> bytes of each file."""
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def model_folder(folder: Path, kind: str = "GPT2", **sizes: Any) -> str:
+    """Write a model of transformers with random weights, whose tokens are bytes; return its path.
+
+    Args:
+        folder: new.
+        kind: GPT2, Llama or Qwen2.
+        sizes: of its config.
+    """
+    import torch
+    import transformers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    vocabulary = {letter: i for i, letter in enumerate(pre_tokenizers.ByteLevel.alphabet())}
+    vocabulary["<|endoftext|>"] = len(vocabulary)
+    backend = Tokenizer(models.BPE(vocabulary, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="<|endoftext|>", bos_token="<|endoftext|>"
+    )
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    names = ("n_positions", "n_embd", "n_layer", "n_head")
+    if kind != "GPT2":
+        names = (
+            *("max_position_embeddings", "hidden_size", "num_hidden_layers"),
+            "num_attention_heads",
+        )
+        sizes = {"intermediate_size": 24, "num_key_value_heads": 2} | sizes
+    sizes = dict(zip(names, (64, 16, 3, 2), strict=True)) | sizes
+    config = getattr(transformers, f"{kind}Config")(vocab_size=len(vocabulary), **sizes)
+    head = "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM"
+    getattr(transformers, head)(config).save_pretrained(folder)
+    return str(folder)
+
+
+def plain_activations(
+    model: Any, layer: int, batches: list[tuple[np.ndarray, np.ndarray, list[np.ndarray]]]
+) -> np.ndarray:
+    """Return [N, D] activations by a plain loop over a model of transformers with a hook.
+
+    Args:
+        model: without its head.
+        layer: index of the block.
+        batches: input_ids [R, T] and attention_mask [R, T] int64, and the positions of each row.
+    """
+    import torch
+
+    blocks = model.h if hasattr(model, "h") else model.layers
+    found: list[torch.Tensor] = []
+
+    def keep(block: Any, given: Any, output: Any) -> None:
+        found.append(output[0] if isinstance(output, tuple) else output)
+
+    handle, kept = blocks[layer].register_forward_hook(keep), []
+    with torch.no_grad():
+        for ids, mask, positions in batches:
+            model(
+                input_ids=torch.from_numpy(ids),
+                attention_mask=torch.from_numpy(mask),
+                use_cache=False,
+            )
+            hidden = found.pop()
+            kept += [hidden[row, at].numpy() for row, at in enumerate(positions)]
+    handle.remove()
+    return np.concatenate(kept)

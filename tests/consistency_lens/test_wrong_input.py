@@ -1,0 +1,237 @@
+"""Wrong inputs of a dump and of a lens: one screen that names the way out, and nothing written."""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from datamodules import ActivationDataModule, ActivationDumpDataModule, TextSplit, TokenizerOptions
+from datamodules.activations.positions import PositionRule
+from lit_models import LitSubject
+from lit_models.causal_lm.decoder_config import DecoderConfig
+from lit_models.consistency_lens.subject import SubjectOptions
+from tests.activation_dumps import RULE, documents, dumped, stories, subject, trainer
+
+Unisono = Callable[..., tuple[int, str]]
+SUBJECT = """
+    subject:
+      layer: 1
+      network: {max_positions: 16, hidden_size: 16, num_layers: 3, num_heads: 2}
+"""
+RUN = """
+trainer: {accelerator: cpu, devices: 1, max_steps: 2, enable_model_summary: false}
+"""
+DUMP = f"""
+model:
+  class_path: lit_models.LitSubject
+  init_args:{SUBJECT}
+data:
+  class_path: datamodules.ActivationDumpDataModule
+  init_args:
+    train_files: mine.jsonl
+    tokenizer: {{kind: words}}
+    context_length: 16
+    positions: {{min_position: 2, per_document: 3}}
+    predict_output: acts
+{RUN}"""
+LENS = f"""
+model:
+  class_path: lit_models.LitConsistencyLens
+  init_args:
+    optimizer: {{class_path: torch.optim.AdamW, init_args: {{lr: 0.001}}}}
+    losses: {{reconstruction: {{weight: 1.0}}}}
+    lens: {{num_words: 2}}{SUBJECT}
+data:
+  class_path: datamodules.ActivationDataModule
+  init_args: {{activations: acts}}
+{RUN}"""
+FIT, PREDICT = ["fit", "--config=lens.yaml"], ["predict", "--config=dump.yaml"]
+OTHER = "--data.predict_output=other"
+CPU = ["--trainer.accelerator=cpu", "--trainer.devices=1"]
+SHIPPED = [
+    *("predict", "--config=consistency_lens/dump.yaml", *CPU, OTHER),
+    "--data.train_files=mine.jsonl",
+]
+
+
+def no_schema() -> None:
+    Path("acts/schema.json").unlink()
+
+
+def half_a_shard() -> None:
+    os.truncate("acts/train.activations.npy", 3000)
+
+
+def in_two_parts() -> None:
+    lines = Path("mine.jsonl").read_text().splitlines(keepends=True)
+    Path("held.jsonl").write_text("".join(lines[3:5]) + '{"text": "a cat at hill"}\n')
+
+
+def no_model() -> None:
+    Path("bare").mkdir()
+    Path("bare/config.json").write_text(json.dumps({"hidden_size": 3}))
+
+
+# name: (command, what is made before, message)
+WRONG: dict[str, tuple[list[str], Callable[[], None] | None, str]] = {
+    "a store of another subject": (
+        [*FIT, "--model.subject.seed=1"], None,
+        r"acts holds activations of another subject \(digest: \w+ there, \w+ here\); name the model "
+        "that was dumped with model.subject.path",
+    ),
+    "a store of another layer": (
+        [*FIT, "--model.subject.layer=0"], None,
+        "activations of another subject .*layer: 1 there, 0 here.*or dump the activations of this",
+    ),
+    "a layer out of range": (
+        [*PREDICT, OTHER, "--model.subject.layer=3"], None,
+        "subject.layer 3 is none of the subject's 3 blocks; give one from 0 to 2",
+    ),
+    "a position beyond the context": (
+        [*PREDICT, OTHER, "--data.positions.min_position=15"], None,
+        "context_length 16 leaves no position from positions.min_position 15 on; raise it to 17",
+    ),
+    "a context beyond the subject's": (
+        [*PREDICT, OTHER, "--data.context_length=17", "--model.subject.network.positions=learned"],
+        None, "context_length 17 .*16.*lower data.context_length",
+    ),
+    "a store without a schema": (
+        FIT, no_schema, "acts holds no schema.json, so it is no complete store of activations; make "
+        "it again with unisono predict",
+    ),
+    "half a shard": (
+        FIT, half_a_shard, "acts/train.activations.npy has 3,000 bytes, and the schema says .*half "
+        "of the store is lost; copy it again, or dump",
+    ),
+    "no such store": (
+        [*FIT, "--data.activations=none"], None, "the store none does not exist; make it with",
+    ),
+    "documents in two parts": (
+        [*PREDICT, OTHER, "--data.validation_files=held.jsonl"], in_two_parts,
+        "2 documents are both in train and in validation; take them out of one of the two",
+    ),
+    "a dump with fit": (
+        ["fit", *PREDICT[1:], OTHER], None, "a dump only predicts; run unisono predict",
+    ),
+    "a missing subject": (
+        [*SHIPPED, "--model.subject.path=none"], None,
+        '"none" is no folder; models are read from local ones',
+    ),
+    "a subject that is no model": (
+        [*SHIPPED, "--model.subject.path=bare"], no_model,
+        "bare/config.json names no model_type, so it is no model of transformers; give a folder",
+    ),
+    "a store that exists": (PREDICT, None, "acts exists and is not overwritten; move it away"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with documents and a store of them."""
+    folder = tmp_path_factory.mktemp("sound")
+    dumped(folder / "acts", stories(folder, 40))
+    (folder / "dump.yaml").write_text(DUMP)
+    (folder / "lens.yaml").write_text(LENS)
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader`")
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_input_is_one_screen_and_writes_no_store(
+    unisono: Unisono, sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    argv, make, message = WRONG[name]
+    shutil.copytree(sound, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    if make is not None:
+        make()
+    status, output = unisono(*argv)
+    shown = output[max(output.find("error: "), 0) :]
+    assert status in (1, 2)
+    assert "Traceback" not in output
+    assert re.search(message, " ".join(shown.split())), output
+    assert len(shown.splitlines()) <= 24
+    assert max(map(len, shown.splitlines())) <= 80
+    assert not Path("other").exists()
+
+
+def test_a_check_of_documents_and_of_a_store_says_what_they_hold(
+    unisono: Unisono, sound: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(sound)
+    status, output = unisono("check", "--config=dump.yaml")
+    assert status == 0, output
+    assert re.search(r"train +32 +590 +0 +19 +0 +139 ", output)
+    assert "up to 3 of each document, from 2 on, seed 0" in output
+    assert "no document is in two parts" in output
+    assert "2 (pet, place); documents with any: train 100.0 %" in output
+    assert "norms" not in output
+    status, of_store = unisono("check", "--config=lens.yaml")
+    assert status == 0, of_store
+    found = [line for line in output.splitlines() if line[:1] != "s"]
+    assert set(found) <= set(of_store.splitlines())  # the store holds these documents
+    assert "block 1 of 0 to 2, block_output, 16 features, float32" in of_store
+    assert re.search(r"files +\d+ files, 0.\d MB, hold what was written", of_store)
+    assert max(map(len, of_store.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"train_files": "x.jsonl"}, "data.train_files is x.jsonl, and the documents are in"),
+        ({"test_files": ["y.txt"]}, "data.test_files is .*it would change nothing"),
+        ({"tokenizer": TokenizerOptions()}, "data.tokenizer is .*Leave data.tokenizer out"),
+        ({"split": TextSplit(0.3)}, "data.split is TextSplit"),
+        ({"text_column": "body"}, "data.text_column is body"),
+        ({"attributes_column": None}, "data.attributes_column is None"),
+        ({"documents_by": "line"}, "data.documents_by is line"),
+    ],
+)
+def test_options_of_documents_beside_a_store_are_refused(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        ActivationDataModule("acts", **options)
+
+
+def test_other_positions_or_context_than_those_of_the_store_are_refused(sound: Path) -> None:
+    acts = str(sound / "acts")
+    ActivationDataModule(acts, context_length=16, positions=RULE).prepare_data()
+    with pytest.raises(ValueError, match="context_length is 32, and .*was dumped with 16: leave"):
+        ActivationDataModule(acts, context_length=32).prepare_data()
+    with pytest.raises(ValueError, match="positions is .*seed=4.*was dumped with .*seed=0"):
+        ActivationDataModule(acts, positions=PositionRule(2, 3, 4)).prepare_data()
+
+
+def test_another_tokenizer_than_the_subject_s_is_refused(tmp_path: Path) -> None:
+    data = ActivationDumpDataModule(str(tmp_path / "acts"), **documents(stories(tmp_path, 20)))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "gpt2"}')
+    module = LitSubject(SubjectOptions(path=str(tmp_path / "model")))
+    with pytest.raises(ValueError, match="data.tokenizer is kind words, and the pretrained model"):
+        trainer(tmp_path).predict(module, data)
+
+
+def test_a_tokenizer_larger_than_the_subject_is_refused(tmp_path: Path) -> None:
+    small = DecoderConfig(vocab_size=5, max_positions=16, hidden_size=16, num_heads=2)
+    with pytest.raises(ValueError, match="tokens and the network embeds 5"):
+        dumped(tmp_path / "a", stories(tmp_path, 20), SubjectOptions(layer=1, network=small))
+
+
+def test_documents_without_any_activation_are_refused(tmp_path: Path) -> None:
+    rule = PositionRule(min_position=200)
+    with pytest.raises(ValueError, match="the part train holds no activation: .*lower that, or"):
+        dumped(tmp_path / "a", stories(tmp_path, 20), positions=rule, context_length=300,
+               of=SubjectOptions(network=DecoderConfig(max_positions=300), layer=1))  # fmt: skip
+
+
+def test_a_layer_below_0_and_two_subjects_are_refused() -> None:
+    with pytest.raises(ValueError, match="subject.layer must be 0 or more, got -1"):
+        subject(-1)
+    with pytest.raises(ValueError, match="a lens needs one subject"):
+        SubjectOptions()

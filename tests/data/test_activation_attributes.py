@@ -1,0 +1,115 @@
+"""Attributes and files of documents, found again by the hash of their text."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from datamodules.activations.attributes import NONE, DocumentFacts, document_facts
+from datamodules.documents import Reading
+from datamodules.token_store import TokenStore
+from datamodules.token_writer import open_token_store
+from datamodules.tokenizers.text_tokenizer import TokenizerOptions
+from tests.text_corpora import request, text_file
+
+WORDS = TokenizerOptions(kind="words")
+ROWS = [
+    {"text": "an owl at home", "attributes": {"pet": "owl"}},
+    {"text": "a cat at sea", "attributes": {"place": "sea", "pet": "cat"}},
+    {"text": "nothing is known"},
+    {"text": "a hen", "attributes": {"pet": None, "place": None}},
+]
+
+
+def jsonl(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def facts(
+    files: list[Path], column: str | None = "attributes", reading: Reading = Reading()  # noqa: B008
+) -> tuple[TokenStore, DocumentFacts]:
+    store = open_token_store(request(files, options=WORDS, reading=reading))
+    return store, document_facts(files, store.hashes(0), reading, column, store.tokenizer)
+
+
+def words(store: TokenStore, found: DocumentFacts) -> list[list[str | None]]:
+    """Return the attributes of each document as words, by name."""
+    by_name = found.named(["pet", "place"]).attributes
+    decode = store.tokenizer.decode
+    return [[None if t == NONE else decode([t]).strip() for t in row] for row in by_name.tolist()]
+
+
+EXPECTED = [["owl", None], ["cat", "sea"], [None, None], [None, None]]
+
+
+def test_words_of_jsonl_rows_become_tokens(tmp_path: Path) -> None:
+    store, found = facts([jsonl(tmp_path / "mine.jsonl", ROWS)])
+    assert found.names == ["pet", "place"]
+    assert words(store, found) == EXPECTED
+    assert (found.group.tolist(), found.group_names) == ([0, 0, 0, 0], ["mine"])
+
+
+@pytest.mark.parametrize("kind", ["struct", "map"])
+def test_words_of_parquet_rows_become_tokens(tmp_path: Path, kind: str) -> None:
+    path, text = tmp_path / "mine.parquet", pa.array([row["text"] for row in ROWS])
+    given = [row.get("attributes") for row in ROWS]
+    if kind == "map":
+        pairs = [None if row is None else list(row.items()) for row in given]
+        column = pa.array(pairs, pa.map_(pa.string(), pa.string()))
+    else:
+        column = pa.array(given)
+    pq.write_table(pa.table({"text": text, "attributes": column}), path)
+    assert words(*facts([path])) == EXPECTED
+
+
+def test_without_a_column_there_are_no_attributes(tmp_path: Path) -> None:
+    _, found = facts([jsonl(tmp_path / "mine.jsonl", ROWS)], column=None)
+    assert (found.names, found.attributes.shape) == ([], (4, 0))
+
+
+def test_a_word_that_the_tokenizer_cannot_spell_is_named(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "mine.jsonl", [{"text": "an owl", "attributes": {"pet": "yeti"}}])
+    with pytest.raises(ValueError, match='does not know the word "yeti"'):
+        facts([path])
+
+
+@pytest.mark.parametrize("wrong", ["owl", ["owl"], 3, {"pet": ["owl"]}])
+def test_other_than_a_mapping_to_words_is_refused_with_its_place(
+    tmp_path: Path, wrong: object
+) -> None:
+    path = jsonl(tmp_path / "mine.jsonl", [ROWS[0], {"text": "x y", "attributes": wrong}])
+    message = 'mine.jsonl:2: "attributes" must map names to words, .*data.attributes_column to null'
+    with pytest.raises(ValueError, match=message):
+        facts([path])
+
+
+def test_documents_know_their_file_of_any_kind(tmp_path: Path) -> None:
+    files = [
+        jsonl(tmp_path / "rows.jsonl", ROWS[:2]),
+        text_file(tmp_path / "lines.txt", "an owl flew\n\nthe cat slept\n"),
+        text_file(tmp_path / "more.txt", "a hen sat\n"),
+    ]
+    _, found = facts(files, reading=Reading(documents_by="line"))
+    assert found.group.tolist() == [0, 0, 1, 1, 2]
+    assert found.group_names == ["rows", "lines", "more"]
+    _, without = facts(files, column=None, reading=Reading(documents_by="line"))
+    assert without.group.tolist() == [0, 0, 1, 1, 2]
+
+
+def test_a_long_text_file_is_known_by_the_hash_of_all_its_sections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("datamodules.documents.SECTION_BYTES", 64)
+    long = "\n".join(f"line {i} of the long one" for i in range(20))
+    files = [text_file(tmp_path / "a.txt", "short"), text_file(tmp_path / "b.txt", long)]
+    _, found = facts(files)
+    assert found.group.tolist() == [0, 1]
+
+
+def test_parts_with_other_names_get_the_same_columns() -> None:
+    found = DocumentFacts(["place"], np.array([[7]]), np.zeros(1, np.int64), ["x"])
+    assert found.named(["pet", "place"]).attributes.tolist() == [[NONE, 7]]
