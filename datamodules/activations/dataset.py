@@ -3,6 +3,8 @@
 Shapes: N activations, B of a micro-batch, T tokens of the longest document, A attributes.
 """
 
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,7 +62,7 @@ class ActivationDataset(PlannedDataset):
         self.fingerprint = fingerprint
         self.lengths = pieces.sizes[piece]
         self.target_counts = dict.fromkeys(TERMS)
-        self.others = partners(piece) if pairs_others else None
+        self.others = self.partners if pairs_others else None
 
     def example(self, sample_id: int, epoch: int) -> list[Sample]:
         """Return the sample, and its partner where there are some."""
@@ -75,6 +77,18 @@ class ActivationDataset(PlannedDataset):
         if self.others is not None:
             batch["other"] = self._joined([example[1] for example in examples])
         return batch
+
+    @cached_property
+    def partners(self) -> np.ndarray:
+        """[N] for each activation another one of another document."""
+        return partners(self.pieces.document[self.piece])
+
+    def chosen(self, numbers: Sequence[int]) -> dict[str, Any]:
+        """Return a batch of these samples, each with its partner: a look at a few of them."""
+        batch = self._joined([self._sample(number, 0) for number in numbers])
+        others = [self._sample(int(self.partners[number]), 0) for number in numbers]
+        weight = torch.ones(len(numbers))
+        return {**batch, "other": self._joined(others), "weight": weight}
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
         """Return the document up to the position, and how it goes on."""
@@ -130,16 +144,20 @@ def hash_key(seed: int, epoch: int) -> int:
     return seed * 1_000_003 + epoch
 
 
-def partners(piece: np.ndarray) -> np.ndarray:
-    """Return [N] for each activation another one of another document, if there are two.
+def partners(document: np.ndarray) -> np.ndarray:
+    """Return [N] for each activation another one, of another document if there are two.
 
-    Samples stand in a keyed random order of documents, and each takes the one half a round on.
+    Samples stand in a keyed random order of documents, and each takes the one half a round on:
+    every sample is the partner of one, unless a document holds more than half of them.
 
     Args:
-        piece: [N] the document of each.
+        document: [N] of each.
     """
-    order = np.lexsort((np.arange(len(piece)), hash_ids(piece, 1)))
-    turned = np.roll(order, -(len(order) // 2))
-    others = np.empty(len(piece), np.int64)
-    others[order] = turned
+    order = np.lexsort((np.arange(len(document)), document, hash_ids(document, 1)))
+    others = np.empty(len(document), np.int64)
+    others[order] = np.roll(order, -(len(order) // 2))
+    alone = np.flatnonzero(document[others] == document)  # all of the same document
+    if len(alone):
+        rest = order[document[order] != document[alone[0]]]
+        others[alone] = np.resize(rest, len(alone)) if len(rest) else others[alone]
     return others

@@ -1,5 +1,6 @@
 """The consistency lens as a LightningModule. Batch: ActivationBatch."""
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -13,15 +14,17 @@ from lit_models.consistency_lens import building
 from lit_models.consistency_lens.building import LENS_RECIPE_KEY
 from lit_models.consistency_lens.controls import (
     CONTROLS,
-    ROWS,
     Baselines,
     Case,
-    legibility,
+    fidelities,
     predictions,
+    row_names,
 )
+from lit_models.consistency_lens.evaluation import EvaluationOptions
+from lit_models.consistency_lens.legibility import Legibility
 from lit_models.consistency_lens.lens import LensOptions
 from lit_models.consistency_lens.loss import LensLosses, squared_error
-from lit_models.consistency_lens.metrics import DistinctShare, Explained, FidelityTable
+from lit_models.consistency_lens.metrics import Explained, FidelityTable, SampleErrors
 from lit_models.consistency_lens.schedules import Temperature
 from lit_models.consistency_lens.subject import SubjectOptions, tokenizer_folder
 from lit_models.consistency_lens.teacher import TeacherText
@@ -43,6 +46,7 @@ class LitConsistencyLens(ExactModule):
         temperature: of the choice of words, over the run.
         teacher: what the teacher's text is made of; by default the most recent words.
         reconstructor_rate: factor of the learning rate of the reconstructor.
+        evaluation: what a test computes.
         lr_scaling: how the rate follows a global batch that grows with the devices.
         base_global_batch_size: the global batch for which the rate was chosen.
         init_from: checkpoint to take weights from.
@@ -61,6 +65,7 @@ class LitConsistencyLens(ExactModule):
         temperature: Temperature | None = None,
         teacher: TeacherText | None = None,
         reconstructor_rate: float = 1.0,
+        evaluation: EvaluationOptions | None = None,
         lr_scaling: str = "none",
         base_global_batch_size: int | None = None,
         init_from: str | None = None,
@@ -73,6 +78,7 @@ class LitConsistencyLens(ExactModule):
         self.teacher = teacher or TeacherText()
         self.teacher.check(self.lens_options.num_words)
         self.reconstructor_rate, self.init_from = reconstructor_rate, init_from
+        self.evaluation = evaluation or EvaluationOptions()
         self.recipe: Any = None  # a dict of plain values, from the data or a checkpoint
         self.lens: Any = None  # a Lens once the recipe is known
         self.baselines: Any = None
@@ -82,8 +88,9 @@ class LitConsistencyLens(ExactModule):
 
     def own_callbacks(self) -> list[Callback]:
         from lit_models.consistency_lens.control_table import ControlTable
+        from lit_models.consistency_lens.examples import ExamplesPage
 
-        return [*super().own_callbacks(), ControlTable()]
+        return [*super().own_callbacks(), ControlTable(), ExamplesPage()]
 
     def wanted_tokenizer(self) -> str | None:
         """Return the folder of the tokenizer that the data must be read with, if there is one."""
@@ -115,7 +122,8 @@ class LitConsistencyLens(ExactModule):
         counts = building.token_counts(data, size)
         self.lens.token_counts.copy_(counts * self.lens.verbalizer.is_word)
         self.baselines = Baselines(statistics, size)
-        self.fidelity = FidelityTable(ROWS, data.group_names)
+        self.fidelity = FidelityTable(row_names(self.evaluation), data.group_names)
+        self.legibility, self.errors = Legibility(data.attribute_names), SampleErrors()
         self.configure_model_from()
 
     def on_train_batch_start(self, batch: ActivationBatch, batch_idx: int) -> None:
@@ -146,13 +154,18 @@ class LitConsistencyLens(ExactModule):
 
     def test_step(self, batch: ActivationBatch, batch_idx: int) -> None:
         case = self._case(batch)
-        for name, rebuild in case.rows().items():
-            self.fidelity.add(name, case.fidelity(rebuild()), batch)
-        for name, found in legibility(case).items():
-            self.legibility[name].update(*found)
+        self.fidelity.update(fidelities(case), batch)
+        self.legibility.add(case)
+        error = case.error(case.rebuilt(case.greedy))
+        self.errors.update(batch["sample_id"], error, batch["weight"])
 
-    def predict_step(self, batch: ActivationBatch, batch_idx: int) -> dict[str, Tensor]:
-        return predictions(self._case(batch))
+    def predict_step(
+        self,
+        batch: ActivationBatch,
+        batch_idx: int,
+        evaluate: Callable[[Case], dict[str, Any]] = predictions,
+    ) -> dict[str, Any]:
+        return evaluate(self._case(batch))
 
     def configure_optimizers(self) -> Any:
         groups = parameter_groups(self, rates={"lens.reconstructor.": self.reconstructor_rate})
@@ -174,15 +187,10 @@ class LitConsistencyLens(ExactModule):
         self.lens = building.lens_of(subject, self.recipe)
         building.leave_out(self, {f"lens.{name}" for name in self.lens.unsaved_names()})
         self.val_loss, self.val_fve = SumCount(), Explained()
-        names = ("text_nats", "recall", "shuffled_recall")
-        self.legibility = nn.ModuleDict({name: SumCount() for name in names})
-        self.legibility["distinct"] = DistinctShare()
 
     def _case(self, batch: ActivationBatch) -> Case:
-        other = batch["other"]
-        return Case(
-            self.lens, self.baselines, batch, self._activation(batch), self._activation(other)
-        )
+        activations = self._activation(batch), self._activation(batch["other"])
+        return Case(self.lens, self.baselines, batch, *activations, self.evaluation)
 
     def _activation(self, batch: ActivationBatch) -> Tensor:
         """[B, D] from the store, or from the subject."""
