@@ -43,8 +43,8 @@ class ControlTable(Callback):
         self._random = {} if path is None else random_subject_rows(Path(path).expanduser())
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        groups = pl_module.fidelity.computed()  # collectives: on every rank
-        legible, attributes = pl_module.legibility.computed()
+        groups = pl_module.tested.fidelity.computed()  # collectives: on every rank
+        legible, attributes = pl_module.tested.legibility.computed()
         for name, value in headline(groups[ALL], legible).items():
             pl_module.log(f"test/{name}", value)
         notes = notes_of(pl_module, groups[ALL], self._random)

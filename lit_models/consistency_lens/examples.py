@@ -27,7 +27,7 @@ class ExamplesPage(Callback):
         number = pl_module.evaluation.num_examples
         if not number:
             return
-        by_error = pl_module.errors.compute().tolist()  # a collective
+        by_error = pl_module.tested.errors.compute().tolist()  # a collective
         chosen = evenly(by_error, number)
         found = examples(trainer, pl_module, trainer.datamodule.datasets["test"], chosen)
         if trainer.is_global_zero:

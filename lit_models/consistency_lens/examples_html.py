@@ -16,11 +16,11 @@ body { margin: 0 auto; max-width: 80rem; padding: 1rem; background: var(--paper)
 h1 { font-size: 1.3rem; margin: 0 0 .5rem; }
 p { margin: 0 0 1rem; color: var(--dim); max-width: 48rem; }
 table { border-collapse: collapse; width: 100%; }
-th, td { text-align: left; vertical-align: top; padding: .4rem .6rem .4rem 0; overflow-wrap: anywhere;
-  border-bottom: 1px solid var(--line); }
+th, td { text-align: left; vertical-align: top; padding: .4rem .6rem .4rem 0;
+  overflow-wrap: anywhere; border-bottom: 1px solid var(--line); }
 td { white-space: pre-wrap; }
-th button { font: inherit; font-weight: 600; color: inherit; background: none; border: 0; padding: 0;
-  cursor: pointer; text-align: left; white-space: nowrap; }
+th button { font: inherit; font-weight: 600; color: inherit; background: none; border: 0;
+  padding: 0; cursor: pointer; text-align: left; white-space: nowrap; }
 th button::after { content: " \\2195"; color: var(--dim); }
 th[aria-sort=ascending] button::after { content: " \\2191"; }
 th[aria-sort=descending] button::after { content: " \\2193"; }

@@ -4,10 +4,10 @@ Shapes: B samples, D features, R replicates.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
@@ -61,6 +61,7 @@ class FidelityTable(Metric):
     Args:
         rows: names, those of `COMPARED` among them.
         groups: names of the files; one alone is all documents.
+        options: of `Metric`.
 
     Source: Chamandy et al. 2012, "Estimating uncertainty for massive data streams", section 3.
     """
@@ -69,8 +70,8 @@ class FidelityTable(Metric):
     sums: Tensor
     replicates: Tensor
 
-    def __init__(self, rows: Sequence[str], groups: Sequence[str]) -> None:
-        super().__init__()
+    def __init__(self, rows: Sequence[str], groups: Sequence[str], **options: Any) -> None:
+        super().__init__(**options)
         self.rows, self.files = list(rows), list(groups) if len(groups) > 1 else []
         self.groups = [ALL, *self.files]
         shape = (len(self.groups), len(self.rows), len(SUMMED))

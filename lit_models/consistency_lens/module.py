@@ -12,23 +12,16 @@ from datamodules.batches import ActivationBatch
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from lit_models.consistency_lens import building
 from lit_models.consistency_lens.building import LENS_RECIPE_KEY
-from lit_models.consistency_lens.controls import (
-    CONTROLS,
-    Baselines,
-    Case,
-    fidelities,
-    predictions,
-    row_names,
-)
+from lit_models.consistency_lens.controls import CONTROLS, Baselines, Case, predictions
 from lit_models.consistency_lens.evaluation import EvaluationOptions
-from lit_models.consistency_lens.legibility import Legibility
 from lit_models.consistency_lens.lens import LensOptions
 from lit_models.consistency_lens.loss import LensLosses, squared_error
-from lit_models.consistency_lens.metrics import Explained, FidelityTable, SampleErrors
+from lit_models.consistency_lens.metrics import Explained
 from lit_models.consistency_lens.schedules import Temperature
 from lit_models.consistency_lens.subject import SubjectOptions, tokenizer_folder
 from lit_models.consistency_lens.teacher import TeacherText
 from lit_models.consistency_lens.terms import lens_terms
+from lit_models.consistency_lens.tested import Tested
 from lit_models.training.exact import ExactModule, LossSum
 from lit_models.training.metrics import SumCount
 from lit_models.training.optim import configured, parameter_groups
@@ -122,8 +115,7 @@ class LitConsistencyLens(ExactModule):
         counts = building.token_counts(data, size)
         self.lens.token_counts.copy_(counts * self.lens.verbalizer.is_word)
         self.baselines = Baselines(statistics, size)
-        self.fidelity = FidelityTable(row_names(self.evaluation), data.group_names)
-        self.legibility, self.errors = Legibility(data.attribute_names), SampleErrors()
+        self.tested = Tested(self.evaluation, data.group_names, data.attribute_names)
         self.configure_model_from()
 
     def on_train_batch_start(self, batch: ActivationBatch, batch_idx: int) -> None:
@@ -153,11 +145,7 @@ class LitConsistencyLens(ExactModule):
         self.log_dict({"val/loss": self.val_loss, "val/fve": self.val_fve}, on_epoch=True)
 
     def test_step(self, batch: ActivationBatch, batch_idx: int) -> None:
-        case = self._case(batch)
-        self.fidelity.update(fidelities(case), batch)
-        self.legibility.add(case)
-        error = case.error(case.rebuilt(case.greedy))
-        self.errors.update(batch["sample_id"], error, batch["weight"])
+        self.tested.add(self._case(batch))
 
     def predict_step(
         self,
