@@ -84,9 +84,9 @@ def page(examples: list[dict[str, Any]], number: int) -> str:
 <body>
 <h1>Explanations of activations</h1>
 <p>{len(examples)} of {number} activations of the test part, at even distances from the best rebuilt
-to the worst. The marked token is the last that the activation knows of. A word is the darker, the
-more the error grows when the word that another explanation has in its place stands there. Errors
-are squared, in units of the training part's variance: 1 is as bad as the mean.</p>
+to the worst. The marked token is the last that the activation knows of. A word is the more
+coloured, the more the error grows when the word that another explanation has in its place stands
+there. Errors are squared, in units of the training part's variance: 1 is as bad as the mean.</p>
 <table>
 <thead><tr>{heads}</tr></thead>
 <tbody>
@@ -109,7 +109,7 @@ def _row(line: dict[str, Any], largest: float) -> str:
     nearest, nearest_error = next(iter(line["nearest_controls"].items()))
     others = [f"{name} {error:.3f}" for name, error in line["nearest_controls"].items()]
     context = (
-        f"{escape(line['before'])}<mark>{escape(line['token']) or '&nbsp;'}</mark>"
+        f"{escape(line['before'].lstrip())}<mark>{escape(line['token']) or '&nbsp;'}</mark>"
         f"{escape(line['after'])}"
     )
     words = "".join(_word(text, salience, largest) for text, salience in line["words"])

@@ -253,8 +253,6 @@ class SampleErrors(Metric):
 
     def compute(self) -> Tensor:
         """Return the sample ids [N] int64 by rising error; equal errors by id."""
-        if not len(self.sample_id):
-            return torch.zeros(0, dtype=torch.int64)
         number, error = dim_zero_cat(self.sample_id), dim_zero_cat(self.error)
         number, order = number.sort()
         return number[error[order].sort(stable=True).indices]
