@@ -152,5 +152,7 @@ def _table(title: str) -> Table:
 
 
 def _number(value: float) -> str:
-    """At most seven characters, as far as three digits allow."""
-    return f"{value:.3f}" if abs(value) < 100 else f"{value:.2g}"
+    """At most seven characters."""
+    if abs(value) < 100:
+        return f"{round(value, 3) + 0.0:.3f}"  # no -0.000
+    return f"{value:.1e}".replace("e+0", "e")
