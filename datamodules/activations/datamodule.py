@@ -153,6 +153,11 @@ class ActivationDataModule(DocumentsDataModule):
         return self._facts(TEST).group_names
 
     @property
+    def attribute_names(self) -> list[str]:
+        """What is known of the documents."""
+        return self._facts(TEST).names
+
+    @property
     def predict_output_path(self) -> Path:
         """Where the explanations go."""
         if self.predict_output is not None:

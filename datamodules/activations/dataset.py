@@ -3,6 +3,8 @@
 Shapes: N activations, B of a micro-batch, T tokens of the longest document, A attributes.
 """
 
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,7 +59,7 @@ class ActivationDataset(PlannedDataset):
         self.fingerprint = fingerprint
         self.lengths = pieces.sizes[piece]
         self.target_counts = dict.fromkeys(TERMS)
-        self.others = partners(piece) if pairs_others else None
+        self.others = self.partners if pairs_others else None
 
     def example(self, sample_id: int, epoch: int) -> Sample:
         """Return which sample it is; `collate` reads all of a batch at once."""
@@ -74,6 +76,17 @@ class ActivationDataset(PlannedDataset):
         if self.others is not None:
             batch["other"] = self._batch(self.others[numbers], epoch)
         return batch
+
+    @cached_property
+    def partners(self) -> np.ndarray:
+        """[N] for each activation another one of another document."""
+        return partners(self.pieces.document[self.piece])
+
+    def chosen(self, numbers: Sequence[int]) -> dict[str, Any]:
+        """Return a batch of these samples, each with its partner: a look at a few of them."""
+        found = np.array(numbers)
+        other = self._batch(self.partners[found], 0)
+        return {**self._batch(found, 0), "other": other, "weight": torch.ones(len(found))}
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
         """Return the document up to the position, and how it goes on."""
@@ -129,16 +142,20 @@ def hash_key(seed: int, epoch: int) -> int:
     return seed * 1_000_003 + epoch
 
 
-def partners(piece: np.ndarray) -> np.ndarray:
-    """Return [N] for each activation another one of another document, if there are two.
+def partners(document: np.ndarray) -> np.ndarray:
+    """Return [N] for each activation another one, of another document if there are two.
 
-    Samples stand in a keyed random order of documents, and each takes the one half a round on.
+    Samples stand in a keyed random order of documents, and each takes the one half a round on:
+    every sample is the partner of one, unless a document holds more than half of them.
 
     Args:
-        piece: [N] the document of each.
+        document: [N] of each.
     """
-    order = np.lexsort((np.arange(len(piece)), hash_ids(piece, 1)))
-    turned = np.roll(order, -(len(order) // 2))
-    others = np.empty(len(piece), np.int64)
-    others[order] = turned
+    order = np.lexsort((np.arange(len(document)), document, hash_ids(document, 1)))
+    others = np.empty(len(document), np.int64)
+    others[order] = np.roll(order, -(len(order) // 2))
+    alone = np.flatnonzero(document[others] == document)  # all of the same document
+    if len(alone):
+        rest = order[document[order] != document[alone[0]]]
+        others[alone] = np.resize(rest, len(alone)) if len(rest) else others[alone]
     return others

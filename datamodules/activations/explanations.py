@@ -6,14 +6,16 @@ Shapes: N activations, t words, C controls.
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from datamodules.activations.dataset import ActivationDataset
+from datamodules.activations.token_texts import context_of
 from datamodules.splitting import PART_NAMES
 from datamodules.table_writer import naming
 
-AROUND = 8  # tokens before and after the position that a line shows
+NEAREST = 3  # controls that a line names
 
 
 def write_explanations(
@@ -43,7 +45,8 @@ def write_explanations(
     try:
         with naming(path), open(unfinished, "w", encoding="utf-8") as file:
             for number in range(len(results["error"])):
-                line = _line(dataset, results, controls, number)
+                values = {name: found[number] for name, found in results.items()}
+                line = explanation_line(dataset, number, values, controls)
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
@@ -52,24 +55,34 @@ def write_explanations(
         unfinished.unlink(missing_ok=True)
 
 
-def _line(
+def explanation_line(
     dataset: ActivationDataset,
-    results: dict[str, np.ndarray],
-    controls: tuple[str, ...],
     number: int,
-) -> dict[str, object]:
+    values: dict[str, np.ndarray],
+    controls: tuple[str, ...],
+) -> dict[str, Any]:
+    """Return what is told of one activation.
+
+    document: part and index. position: from 0. before, token, after: the text around it; the
+    token is the last one that the activation knows of. explanation. error: squared, in units of
+    the training part's variance. nearest_controls: those that come nearest to the activation, and
+    their errors.
+
+    Args:
+        dataset: of the activations.
+        number: of the sample.
+        values: token_ids [t], error [] and control_errors [C].
+        controls: names of the C controls.
+    """
     pieces, piece = dataset.pieces, int(dataset.piece[number])
-    tokens, position = pieces.tokens(piece), int(dataset.position[number])
-    decode = pieces.store.tokenizer.decode
-    errors = dict(zip(controls, results["control_errors"][number].tolist(), strict=True))
+    position, tokenizer = int(dataset.position[number]), pieces.store.tokenizer
+    errors = dict(zip(controls, values["control_errors"].tolist(), strict=True))
     nearest = sorted(errors, key=lambda name: (errors[name], name))
     return {
         "document": f"{PART_NAMES[pieces.part]}:{int(pieces.document[piece])}",
         "position": position,
-        "before": decode(tokens[max(0, position - AROUND) : position]),
-        "token": decode(tokens[position : position + 1], skip_special_tokens=False),
-        "after": decode(tokens[position + 1 : position + 1 + AROUND]),
-        "explanation": decode(results["token_ids"][number]),
-        "error": round(float(results["error"][number]), 6),
-        "nearest_controls": {name: round(errors[name], 6) for name in nearest[:3]},
+        **context_of(tokenizer, pieces.tokens(piece), position)._asdict(),
+        "explanation": tokenizer.decode(values["token_ids"]),
+        "error": round(float(values["error"]), 6),
+        "nearest_controls": {name: round(errors[name], 6) for name in nearest[:NEAREST]},
     }

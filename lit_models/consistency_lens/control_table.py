@@ -1,7 +1,6 @@
-"""The controls beside the lens: a table at the end of a test, and controls.json."""
+"""The controls beside the lens: tables at the end of a test, and controls.json."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +9,11 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from lit_models.consistency_lens.metrics import REPORTED, Settled
+from lit_models.consistency_lens.evaluation import RANDOM, random_subject_rows
+from lit_models.consistency_lens.metrics import ALL, Settled
 
-TOLD_NOTE = "the reconstructor is told the current token (lens.gives_current_token)"
-HEADLINE = ("fve", "unit_fve", "kl_recovered")
+Row = dict[str, float]
+Rows = dict[str, Row]
 COLUMNS = {
     "fve": "FVE",
     "interval": "95 %",
@@ -21,72 +21,142 @@ COLUMNS = {
     "kl_recovered": "KL rec.",
     "next_nats": "CE diff.",
 }
+TOLD = "the reconstructor is told the current token (lens.gives_current_token)"
+IS_RANDOM = "the subject has random weights"
+NOT_RUN = (
+    f"not run: {RANDOM}; test a lens with model.subject.random_weights, and name its\n"
+    "controls.json with model.evaluation.random_subject"
+)
 
 
 class ControlTable(Callback):
-    """Computes all rows from the module's sums, logs the headline, prints and writes the table."""
+    """Computes all rows from the module's sums, logs the headline, prints and writes the tables.
+
+    controls.json: subject; rows, group -> row -> value of `REPORTED`, with `_low` and `_high` for
+    the 95 % interval; legibility; attributes, name -> recall; notes.
+    """
+
+    def __init__(self) -> None:
+        self._random: Rows = {}
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        path = pl_module.evaluation.random_subject
+        self._random = {} if path is None else random_subject_rows(Path(path).expanduser())
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        groups = {
-            group: table(rows) for group, rows in pl_module.fidelity.computed().items()
-        }  # collectives: on every rank
-        legible = {name: float(metric.compute()) for name, metric in pl_module.legibility.items()}
-        found = headline(groups["all"], legible)
+        groups = pl_module.tested.fidelity.computed()  # collectives: on every rank
+        legible, attributes = pl_module.tested.legibility.computed()
+        found = headline(groups[ALL], legible)
         pl_module.headline = nn.ModuleDict({name: Settled(found[name]) for name in found})
         for name, metric in pl_module.headline.items():
             pl_module.log(f"test/{name}", metric, metric_attribute=f"headline.{name}")
+        notes = notes_of(pl_module, groups[ALL], self._random)
+        for group in self._random.keys() & groups.keys():
+            groups[group][RANDOM] = self._random[group]
         if not trainer.is_global_zero:
             return
-        notes = [TOLD_NOTE] if pl_module.lens_options.gives_current_token else []
-        content = {"rows": groups, "legibility": legible, "notes": notes}
+        content = {
+            "subject": subject_of(pl_module),
+            "rows": groups,
+            "legibility": legible,
+            "attributes": attributes,
+            "notes": notes,
+        }
         path = Path(trainer.default_root_dir) / "controls.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        console = Console(highlight=False)
         for group, rows in groups.items():
-            if group != "all" or len(groups) == 1:
-                Console(highlight=False).print(rendered(rows, group, notes))
+            if group != ALL or len(groups) == 1:
+                console.print(rendered(rows, group))
+        console.print(legibility_table(groups[ALL], legible, attributes))
+        console.print(*notes, sep="\n", markup=False)
 
 
-def table(rows: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Return row -> column -> value, with the shares that need several rows.
-
-    Args:
-        rows: row -> tensor in the order of `REPORTED`.
-    """
-    named = {row: dict(zip(REPORTED, values.tolist(), strict=True)) for row, values in rows.items()}
-    for values in named.values():
-        for base in ("mean", "zero"):
-            nats = named[base]["nats"]
-            share = 1 - values["nats"] / nats if nats else 0.0
-            values["kl_recovered" if base == "mean" else "kl_recovered_zero"] = share
-    return named
+def subject_of(module: LightningModule) -> dict[str, Any]:
+    """Return which subject was tested."""
+    facts = module.recipe["subject"]
+    is_random = module.options.random_weights or module.options.path is None
+    return {"digest": facts["digest"], "layer": facts["layer"], "has_random_weights": is_random}
 
 
-def headline(rows: dict[str, dict[str, float]], legible: dict[str, float]) -> dict[str, float]:
+def notes_of(module: LightningModule, rows: Rows, random: Rows) -> list[str]:
+    """Return what a reader of the tables must know besides."""
+    notes = []
+    if module.lens_options.gives_current_token:
+        notes.append(TOLD)
+    if subject_of(module)["has_random_weights"]:
+        notes.append(IS_RANDOM)
+    elif not random:
+        notes.append(NOT_RUN)
+    number, other = (int(r["count"]) for r in (rows["greedy"], random.get(ALL, rows["greedy"])))
+    if number != other:
+        notes.append(f"{RANDOM} is of {other} activations, and the other rows of {number}")
+    return notes
+
+
+def headline(rows: Rows, legible: Row) -> Row:
     """Return what a test logs."""
-    own, token = rows["greedy"]["fve"], rows["token_mean"]["fve"]
+    own, token = rows["greedy"], rows["token_mean"]["fve"]
     return {
-        "fve": own,
-        "fve_excess": own - token,
-        "fve_excess_share": (own - token) / (1 - token) if token < 1 else 0.0,
+        "fve": own["fve"],
+        "fve_excess": own["excess"],
+        "fve_excess_share": own["excess"] / (1 - token) if token < 1 else 0.0,
         "fve_shuffled": rows["shuffled_examples"]["fve"],
         "fve_sampled": rows["sampled"]["fve"],
-        "kl_recovered": rows["greedy"]["kl_recovered"],
+        "kl_recovered": own["kl_recovered"],
         "separate_reader_fve": rows["separate_reader"]["fve"],
         **legible,
     }
 
 
-def rendered(rows: dict[str, dict[str, float]], group: str, notes: Sequence[str] = ()) -> Table:
-    """Return the table as it is printed, at most 80 columns wide."""
-    title = "\n".join(["controls" if group == "all" else f"controls: {group}", *notes])
-    shown = Table(title=title, title_justify="left", box=None, pad_edge=False)
+def rendered(rows: Rows, group: str) -> Table:
+    """Return the table of controls as it is printed, at most 80 columns wide."""
+    shown = _table("controls" if group == ALL else f"controls: {group}")
     shown.add_column("rebuilt from")
     for name in COLUMNS.values():
         shown.add_column(name, justify="right")
     for row, values in rows.items():
-        interval = f"{values['low']:.3f} to {values['high']:.3f}"
-        numbers = [values[name] for name in ("fve", "unit_fve", "kl_recovered", "next_nats")]
-        texts = [f"{number:.3f}" for number in numbers]
+        interval = f"{_number(values['fve_low'])} to {_number(values['fve_high'])}"
+        texts = [_number(values[name]) for name in COLUMNS if name != "interval"]
         shown.add_row(row, texts[0], interval, *texts[1:])
+    own = rows["greedy"]
+    shown.caption = (
+        f"greedy is {own['excess']:.3f} ({own['excess_low']:.3f} to {own['excess_high']:.3f}) "
+        f"above token_mean; {own['count']:.0f} activations"
+    )
     return shown
+
+
+def legibility_table(rows: Rows, legible: Row, attributes: Rows) -> Table:
+    """Return the table of what readers get, apart from what is rebuilt; 80 columns wide."""
+    shown = _table("legibility")
+    shown.add_column("of greedy explanations")
+    shown.add_column("", justify="right")
+    shown.add_column("of another activation", justify="right")
+    shown.add_column("known", justify="right")
+    shown.add_row("nats per word under the subject", _number(legible["text_nats"]))
+    shown.add_row("share of distinct ones", _number(legible["distinct"]))
+    shown.add_row(
+        "FVE of a reader that never learnt along", _number(rows["separate_reader"]["fve"])
+    )
+    if "recall" in legible:
+        shares = (legible["recall"], legible["shuffled_recall"])
+        shown.add_row("attributes named", *map(_number, shares))
+    for name, found in attributes.items():
+        shares = (found["recall"], found["shuffled_recall"])
+        shown.add_row(f"  {name}"[:40], *map(_number, shares), f"{found['known']:.0f}")
+    return shown
+
+
+def _table(title: str) -> Table:
+    return Table(
+        title=title, title_justify="left", caption_justify="left", box=None, pad_edge=False
+    )
+
+
+def _number(value: float) -> str:
+    """At most seven characters."""
+    if abs(value) < 100:
+        return f"{round(value, 3) + 0.0:.3f}"  # no -0.000
+    return f"{value:.1e}".replace("e+0", "e")

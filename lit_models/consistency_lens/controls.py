@@ -12,25 +12,30 @@ from torch import Tensor, nn
 
 from datamodules.activations.statistics import ActivationStatistics
 from datamodules.batches import ActivationBatch
+from lit_models.consistency_lens.evaluation import EvaluationOptions
 from lit_models.consistency_lens.lens import Lens
-from lit_models.consistency_lens.loss import squared_error, text_nats
+from lit_models.consistency_lens.loss import squared_error
 from lit_models.consistency_lens.metrics import Fidelity
+from lit_models.consistency_lens.patching import PatchedSubject
 from lit_models.consistency_lens.teacher import current_token, recent_words
 from lit_models.consistency_lens.verbalizer import Explanation
 from lit_models.training.keyed_dropout import mixed
 
 COMPONENTS = (1, 4, 16)
-SAMPLES = 4  # explanations drawn for each activation
 # What a prediction is compared with, one by one.
 CONTROLS = ("mean", "position_mean", "token_mean", "true_text", "no_activation")
-ROWS = (
-    *("greedy", "sampled", "best_of_2", f"best_of_{SAMPLES}"),
-    *("zero", "mean", "position_mean", "token_mean"),
-    *(f"components_{number}" for number in COMPONENTS),
-    *("true_text", "shuffled_examples", "shuffled_words"),
-    *("untrained_verbalizer", "no_activation", "separate_reader"),
-)
 _WORD_ORDER, _DRAW = 3, 4  # keys of what is drawn
+
+
+def row_names(options: EvaluationOptions) -> tuple[str, ...]:
+    """Return the names of the rows of a case, in order."""
+    return (
+        *("greedy", "sampled", *(f"best_of_{number}" for number in options.best_of)),
+        *("zero", "mean", "position_mean", "token_mean"),
+        *(f"components_{number}" for number in COMPONENTS),
+        *("true_text", "shuffled_examples", "shuffled_words"),
+        *("untrained_verbalizer", "no_activation", "separate_reader"),
+    )
 
 
 class Baselines(nn.Module):
@@ -87,6 +92,7 @@ class Case:
         batch: with `other`.
         activation: [B, D] of the batch.
         other: [B, D] of the partners.
+        options: how many explanations are drawn.
     """
 
     def __init__(
@@ -96,10 +102,12 @@ class Case:
         batch: ActivationBatch,
         activation: Tensor,
         other: Tensor,
+        options: EvaluationOptions,
     ) -> None:
         self.lens, self.baselines = lens, baselines
         self.batch, self.activation, self.other = batch, activation, other
-        self.position, self.lengths = batch["position"], batch["lengths"]
+        self.position = batch["position"]
+        self.num_draws, self.best_of = options.num_draws, options.best_of
 
     @cached_property
     def greedy(self) -> Explanation:
@@ -114,7 +122,7 @@ class Case:
     @cached_property
     def draws(self) -> list[Tensor]:
         """[B, D] rebuilt from each of several drawn explanations."""
-        keys = [mixed(self.batch["noise_key"], _DRAW + draw) for draw in range(SAMPLES)]
+        keys = [mixed(self.batch["noise_key"], _DRAW + draw) for draw in range(self.num_draws)]
         return [self.rebuilt(self.lens.verbalizer.explain(self.activation, key)) for key in keys]
 
     @cached_property
@@ -122,30 +130,53 @@ class Case:
         """[B] the words at the positions."""
         return current_token(self.batch)
 
+    @cached_property
+    def patched(self) -> PatchedSubject:
+        """The documents in the subject."""
+        return PatchedSubject(self.lens.subject, self.batch)
+
     def rebuilt(self, explanation: Explanation) -> Tensor:
         """Return [B, D]."""
         return self._read(explanation.embeddings)
 
     def rows(self) -> dict[str, Callable[[], Tensor]]:
         """Return name -> what rebuilds the activations [B, D]; the first is the lens itself."""
-        baselines, current = self.baselines, self.current
-        reader = self.lens.reference["reconstructor"]
+        baselines, reader = self.baselines, self.lens.reference["reconstructor"]
         return {
             "greedy": lambda: self.rebuilt(self.greedy),
             "sampled": lambda: self.draws[0],
-            **{f"best_of_{k}": self._best_of(k) for k in (2, SAMPLES)},
+            **{f"best_of_{k}": self._best_of(k) for k in self.best_of},
             "zero": lambda: torch.zeros_like(self.activation),
             "mean": lambda: baselines.mean.expand_as(self.activation),
             "position_mean": lambda: baselines.of_position(self.position),
-            "token_mean": lambda: baselines.of_token(current),
+            "token_mean": lambda: baselines.of_token(self.current),
             **{f"components_{k}": self._projected(k) for k in COMPONENTS},
             "true_text": lambda: self._read(self.lens.words(self._recent())),
             "shuffled_examples": lambda: self.rebuilt(self.shuffled),
             "shuffled_words": lambda: self._read(self._in_other_order()),
             "untrained_verbalizer": lambda: self.rebuilt(self._untrained()),
             "no_activation": lambda: self.rebuilt(self._without_activation()),
-            "separate_reader": lambda: reader(self.greedy.embeddings, current),
+            "separate_reader": lambda: reader(self.greedy.embeddings, self.current),
         }
+
+    @cached_property
+    def salience(self) -> Tensor:
+        """[B, t]: what the error of the greedy explanation becomes more when one of its words is
+        replaced by the word that another activation's explanation has in its place.
+
+        In units of the training variance; 0 where both have the same word there.
+        """
+        own, other = self.greedy.embeddings, self.shuffled.embeddings
+        error = self.error(self.rebuilt(self.greedy))
+        found = []
+        for place in range(own.shape[1]):
+            changed = torch.cat([own[:, :place], other[:, place, None], own[:, place + 1 :]], 1)
+            found.append(self.error(self._read(changed)) - error)
+        return torch.stack(found, dim=1)
+
+    def error(self, rebuilt: Tensor) -> Tensor:
+        """Return [B] float32 of rebuilt activations [B, D], in units of the training variance."""
+        return squared_error(rebuilt, self.activation, self.lens.variance)
 
     def fidelity(self, rebuilt: Tensor) -> Fidelity:
         """Return what rebuilt activations [B, D] are worth."""
@@ -157,26 +188,8 @@ class Case:
             (true - spread).square().sum(-1),
             (unit - F.normalize(found, dim=-1)).square().sum(-1),
             (unit - unit_mean).square().sum(-1),
-            *self._nats(rebuilt),
+            *self.patched.effect(rebuilt),
         )
-
-    def _nats(self, rebuilt: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        subject, ids = self.lens.subject, self.batch["input_ids"]
-        own = self._true_choices
-        changed = subject.logits(ids, self.position, rebuilt).double().log_softmax(-1)
-        nats = (own.exp() * (own - changed)).sum(-1)  # [B, T]
-        places = torch.arange(ids.shape[1], device=ids.device)
-        follows = (places > self.position[:, None]) & (places < self.lengths[:, None] - 1)
-        rows = torch.arange(len(ids), device=ids.device)
-        following = (nats * follows).sum(-1) / follows.sum(-1).clamp(min=1)
-        next_word = ids[rows, self.position + 1]
-        worse = own[rows, self.position, next_word] - changed[rows, self.position, next_word]
-        return nats[rows, self.position], following, worse
-
-    @cached_property
-    def _true_choices(self) -> Tensor:
-        subject = self.lens.subject
-        return subject.logits(self.batch["input_ids"], self.position, None).double().log_softmax(-1)
 
     def _read(self, words: Tensor) -> Tensor:
         return self.lens.reconstructor(words, self.current)
@@ -200,7 +213,10 @@ class Case:
         words = self.greedy.embeddings
         places = torch.arange(words.shape[1], device=words.device)
         keys = mixed(mixed(self.batch["noise_key"], _WORD_ORDER)[:, None], places)
-        return words.gather(1, keys.argsort(1)[..., None].expand_as(words))
+        order = keys.argsort(1)
+        is_same = (order == places).all(1, keepdim=True)
+        order = torch.where(is_same, order.flip(1), order)
+        return words.gather(1, order[..., None].expand_as(words))
 
     def _untrained(self) -> Explanation:
         return self.lens.untrained.explain(self.activation)
@@ -209,33 +225,22 @@ class Case:
         return self.lens.verbalizer.explain(None, rows=len(self.activation))
 
 
-def legibility(case: Case) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return name -> what its metric takes, of how readable greedy explanations are.
-
-    text_nats: of a word under the subject as a language model. recall, shuffled_recall: share of
-    the attributes before the position that are in the explanation, or in that of another one.
-    distinct: texts that are like no other.
-    """
-    weight, ids = case.batch["weight"], case.greedy.token_ids
-    nats = text_nats(case.lens.language_logits(ids), ids)  # [B]
-    found = {"text_nats": ((nats * weight).sum(), weight.sum()), "distinct": (ids, weight)}
-    if "attributes" in case.batch:
-        words = case.batch["attributes"]  # [B, A]
-        is_known = (words >= 0) * weight[:, None]
-        for name, text in (("recall", ids), ("shuffled_recall", case.shuffled.token_ids)):
-            is_named = (words[:, :, None] == text[:, None, :]).any(-1)
-            found[name] = ((is_named * is_known).sum(), is_known.sum())
-    return found
-
-
 def predictions(case: Case) -> dict[str, Tensor]:
     """Return what `predict_step` returns: words, and errors in units of the training variance.
 
     token_ids [B, t] int64; error [B]; control_errors [B, C], in the order of `CONTROLS`.
     """
-    variance = case.lens.variance
     rows = case.rows()
-    errors = {n: squared_error(rows[n](), case.activation, variance) for n in ("greedy", *CONTROLS)}
-    own = errors.pop("greedy")
-    controls = torch.stack(list(errors.values()), dim=1)
-    return {"token_ids": case.greedy.token_ids, "error": own, "control_errors": controls}
+    controls = torch.stack([case.error(rows[name]()) for name in CONTROLS], dim=1)
+    error = case.error(rows["greedy"]())
+    return {"token_ids": case.greedy.token_ids, "error": error, "control_errors": controls}
+
+
+def salient_predictions(case: Case) -> dict[str, Tensor]:
+    """Return `predictions`, and salience [B, t] of the words."""
+    return {**predictions(case), "salience": case.salience}
+
+
+def fidelities(case: Case) -> dict[str, Fidelity]:
+    """Return row -> what it is worth."""
+    return {name: case.fidelity(rebuild()) for name, rebuild in case.rows().items()}

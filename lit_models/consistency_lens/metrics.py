@@ -4,10 +4,10 @@ Shapes: B samples, D features, R replicates.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
@@ -25,9 +25,8 @@ class Fidelity(NamedTuple):
     """What one sample's rebuilt activation is worth; all [B] float64.
 
     error, spread: squared distance from the true activation, of the rebuilt one and of the
-    training mean. unit_error, unit_spread: the same at length 1. nats: KL(true || patched) of the
-    subject's next word at the position. following_nats: mean over the positions after it.
-    next_nats: nats of the next word by which the patched subject is worse than the true one.
+    training mean. unit_error, unit_spread: the same at length 1, with the training mean of those.
+    The others as in `Effect`.
     """
 
     error: Tensor
@@ -36,19 +35,33 @@ class Fidelity(NamedTuple):
     unit_spread: Tensor
     nats: Tensor
     following_nats: Tensor
+    num_following: Tensor
     next_nats: Tensor
 
 
-# What `FidelitySums` computes: fraction of variance explained, its 95 % interval, the fraction at
-# length 1, means of the nats, and the number of samples.
-REPORTED = ("fve", "low", "high", "unit_fve", *Fidelity._fields[4:], "count")
+SUMMED = (*Fidelity._fields, "count")
+# What is reported of a row. fve: fraction of variance explained; excess: what it is above that of
+# the current-token mean; unit_fve: at length 1; kl_recovered, following_recovered: share of the
+# nats of the training mean that is saved, at the position and after it; kl_recovered_zero: of
+# those of a zero; nats, following_nats, next_nats: means; count: samples.
+REPORTED = (
+    *("fve", "excess", "unit_fve", "kl_recovered", "following_recovered", "kl_recovered_zero"),
+    *("nats", "following_nats", "next_nats", "count"),
+)
+COMPARED = ("mean", "zero", "token_mean")  # rows that others are reported against
 
 
-class FidelitySums(Metric):
-    """Sums over samples, and over samples drawn with replacement in R replicates.
+class FidelityTable(Metric):
+    """Sums for each row, over all documents and over each file's; and the same over samples drawn
+    with replacement in R replicates, from which every value has an interval.
 
     A document is drawn as a whole, as often as a Poisson variable of mean 1 says that is keyed by
     the document: replicates need no list of samples, and are the same on any devices.
+
+    Args:
+        rows: names, those of `COMPARED` among them.
+        groups: names of the files; one alone is all documents.
+        options: of `Metric`.
 
     Source: Chamandy et al. 2012, "Estimating uncertainty for massive data streams", section 3.
     """
@@ -56,51 +69,83 @@ class FidelitySums(Metric):
     full_state_update = False
     sums: Tensor
     replicates: Tensor
-    count: Tensor
 
-    def __init__(self) -> None:
-        super().__init__()
-        width = len(Fidelity._fields)
-        self.add_state("sums", torch.zeros(width, dtype=torch.float64), dist_reduce_fx="sum")
-        replicates = torch.zeros(REPLICATES, width, dtype=torch.float64)
+    def __init__(self, rows: Sequence[str], groups: Sequence[str], **options: Any) -> None:
+        super().__init__(**options)
+        self.rows, self.files = list(rows), list(groups) if len(groups) > 1 else []
+        self.groups = [ALL, *self.files]
+        shape = (len(self.groups), len(self.rows), len(SUMMED))
+        empty = torch.zeros(shape, dtype=torch.float64)
+        self.add_state("sums", empty, dist_reduce_fx="sum")
+        replicates = torch.zeros(REPLICATES, *shape, dtype=torch.float64)
         self.add_state("replicates", replicates, dist_reduce_fx="sum")
-        self.add_state("count", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
 
-    def set_dtype(self, dst_type: torch.dtype | str) -> "FidelitySums":
+    def set_dtype(self, dst_type: torch.dtype | str) -> "FidelityTable":
         """Keep float64 whatever the precision of the module."""
         return self
 
-    def update(self, found: Fidelity, document: Tensor, weight: Tensor) -> None:
-        """Add one batch.
-
-        Args:
-            found: of each sample.
-            document: [B] int64, key of its document.
-            weight: [B], 0 for samples that do not count.
-        """
-        values = torch.stack([value.double() for value in found], dim=1) * weight[:, None]
-        self.sums = self.sums + values.sum(0)
-        self.replicates = self.replicates + poisson(document).T.double() @ values
-        self.count = self.count + weight.double().sum()
-
-    def compute(self) -> Tensor:
-        """Return the values of `REPORTED`, float64; 0 where nothing was counted."""
-        ends = torch.tensor([0.025, 0.975], dtype=torch.float64, device=self.sums.device)
-        means = self.sums / self.count.clamp(min=1)
-        return torch.cat(
-            [
-                _explained(self.sums, False)[None],
-                torch.quantile(_explained(self.replicates, False), ends),
-                _explained(self.sums, True)[None],
-                means[4:],
-                self.count[None],
-            ]
+    def update(self, found: dict[str, Fidelity], batch: ActivationBatch) -> None:
+        """Add one batch. Args: found: row -> values of each sample; batch: with weights."""
+        weight = batch["weight"].double()
+        one = torch.ones_like(weight)
+        values = torch.stack([torch.stack([*found[row], one], -1) for row in self.rows], 1)
+        weights = [weight, *(weight * (batch["group"] == n) for n in range(len(self.files)))]
+        member = torch.stack(weights, dim=1)  # [B, G]
+        draws = poisson(batch["document"]).double()  # [B, R]
+        self.sums = self.sums + torch.einsum("bg,bcf->gcf", member, values)
+        self.replicates = self.replicates + torch.einsum(
+            "brg,bcf->rgcf", draws[:, :, None] * member[:, None], values
         )
 
+    def compute(self) -> Tensor:
+        """Return [G, C, K, 3] float64: value, lower and upper end of its 95 % interval of each row
+        and value of `REPORTED`; 0 where nothing was counted."""
+        ends = torch.tensor([0.025, 0.975], dtype=torch.float64, device=self.sums.device)
+        interval = torch.quantile(self._reported(self.replicates), ends, dim=0)
+        return torch.stack([self._reported(self.sums), *interval], dim=-1)
 
-def _explained(sums: Tensor, unit: bool) -> Tensor:
-    error, spread = (sums[..., 2 * unit + i] for i in (0, 1))
-    return torch.where(spread > 0, 1 - error / spread.clamp(min=1e-300), 0.0)
+    def computed(self) -> dict[str, dict[str, dict[str, float]]]:
+        """Return group -> row -> value -> number, with `fve_low` and `fve_high` for the interval
+        of `fve` and so on; a collective."""
+        values = self.compute().tolist()
+        return {
+            group: {row: _named(values[g][c]) for c, row in enumerate(self.rows)}
+            for g, group in enumerate(self.groups)
+        }
+
+    def _reported(self, sums: Tensor) -> Tensor:
+        """[..., C, K] from sums [..., C, F]."""
+        by_name = dict(zip(SUMMED, sums.unbind(-1), strict=True))
+        mean, zero, token = (self.rows.index(name) for name in COMPARED)
+        fve = _saved(by_name["error"], by_name["spread"])
+        nats, following, count = (by_name[n] for n in ("nats", "following_nats", "count"))
+        found = (
+            fve,
+            fve - fve[..., token, None],
+            _saved(by_name["unit_error"], by_name["unit_spread"]),
+            _saved(nats, nats[..., mean, None]),
+            _saved(following, following[..., mean, None]),
+            _saved(nats, nats[..., zero, None]),
+            nats / count.clamp(min=1),
+            following / by_name["num_following"].clamp(min=1),
+            by_name["next_nats"] / count.clamp(min=1),
+            count,
+        )
+        return torch.stack(found, dim=-1)
+
+
+def _saved(cost: Tensor, base: Tensor) -> Tensor:
+    """1 - cost / base; 0 where there is nothing to save."""
+    return torch.where(base > 0, 1 - cost / base.clamp(min=1e-300), 0.0)
+
+
+def _named(values: list[list[float]]) -> dict[str, float]:
+    found = {}
+    for name, (value, low, high) in zip(REPORTED, values, strict=True):
+        found[name] = value
+        if name != "count":
+            found |= {f"{name}_low": low, f"{name}_high": high}
+    return found
 
 
 def poisson(key: Tensor) -> Tensor:
@@ -117,37 +162,12 @@ def poisson(key: Tensor) -> Tensor:
     return torch.searchsorted(torch.stack(bounds), uniform)
 
 
-class FidelityTable(nn.ModuleDict):
-    """Sums for each row of the table, over all documents and over each file's.
-
-    Args:
-        rows: names.
-        groups: names of the files; one alone is all documents.
-    """
-
-    def __init__(self, rows: Sequence[str], groups: Sequence[str]) -> None:
-        self.groups = list(groups) if len(groups) > 1 else []
-        names = [ALL, *self.groups]
-        super().__init__({n: nn.ModuleDict({r: FidelitySums() for r in rows}) for n in names})
-
-    def add(self, row: str, found: Fidelity, batch: ActivationBatch) -> None:
-        """Add a batch to a row."""
-        document, weight = batch["document"], batch["weight"]
-        self[ALL][row].update(found, document, weight)
-        for number, group in enumerate(self.groups):
-            self[group][row].update(found, document, weight * (batch["group"] == number))
-
-    def computed(self) -> dict[str, dict[str, Tensor]]:
-        """Return group -> row -> values of `REPORTED`; a collective."""
-        return {g: {r: m.compute() for r, m in rows.items()} for g, rows in self.items()}
-
-
 class Explained(SumCount):
     """Fraction of variance explained: `update(error, spread)` adds squared distances."""
 
     def compute(self) -> Tensor:
-        """Return 1 - error / spread, [] float64."""
-        return 1 - super().compute()
+        """Return 1 - error / spread, [] float64; 0 where nothing was counted."""
+        return _saved(self.total, self.count)
 
 
 class DistinctShare(Metric):
@@ -170,7 +190,8 @@ class DistinctShare(Metric):
     def compute(self) -> Tensor:
         """Return the share, [] float64; 0 without any text."""
         keys = dim_zero_cat(self.keys) if len(self.keys) else torch.zeros(0)
-        return torch.tensor(len(keys.unique()) / max(1, len(keys)), dtype=torch.float64)
+        share = len(keys.unique()) / max(1, len(keys))
+        return torch.tensor(share, dtype=torch.float64, device=keys.device)
 
 
 class Settled(Metric):
@@ -193,3 +214,67 @@ class Settled(Metric):
     def compute(self) -> Tensor:
         """Return the number, [] float64."""
         return torch.tensor(self.value, dtype=torch.float64)
+
+
+class AttributeRecall(Metric):
+    """Share of the known attributes that are named, for each attribute.
+
+    Args:
+        num_attributes: A.
+    """
+
+    full_state_update = False
+    named: Tensor
+    known: Tensor
+
+    def __init__(self, num_attributes: int) -> None:
+        super().__init__()
+        empty = torch.zeros(num_attributes, dtype=torch.float64)
+        self.add_state("named", empty, dist_reduce_fx="sum")
+        self.add_state("known", empty.clone(), dist_reduce_fx="sum")
+
+    def set_dtype(self, dst_type: torch.dtype | str) -> "AttributeRecall":
+        """Keep float64 whatever the precision of the module."""
+        return self
+
+    def update(self, attributes: Tensor, token_ids: Tensor, weight: Tensor) -> None:
+        """Add a batch.
+
+        Args:
+            attributes: [B, A] int64, tokens; -1 = not known.
+            token_ids: [B, t] int64, of the texts.
+            weight: [B], 0 for what does not count.
+        """
+        is_known = (attributes >= 0).double() * weight.double()[:, None]
+        is_named = (attributes[:, :, None] == token_ids[:, None, :]).any(-1)
+        self.named = self.named + (is_named * is_known).sum(0)
+        self.known = self.known + is_known.sum(0)
+
+    def compute(self) -> Tensor:
+        """Return [1 + A, 2] float64: share and number known, of all attributes, then of each."""
+        named, known = (torch.cat([x.sum()[None], x]) for x in (self.named, self.known))
+        return torch.stack([named / known.clamp(min=1), known], dim=1)
+
+
+class SampleErrors(Metric):
+    """The error of each sample, wherever it was computed."""
+
+    full_state_update = False
+    sample_id: list[Tensor]
+    error: list[Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("sample_id", [], dist_reduce_fx="cat")
+        self.add_state("error", [], dist_reduce_fx="cat")
+
+    def update(self, sample_id: Tensor, error: Tensor, weight: Tensor) -> None:
+        """Add a batch. Args: sample_id [B] int64; error [B]; weight [B], 0 = does not count."""
+        self.sample_id.append(sample_id[weight > 0])
+        self.error.append(error[weight > 0].float())
+
+    def compute(self) -> Tensor:
+        """Return the sample ids [N] int64 by rising error; equal errors by id."""
+        number, error = dim_zero_cat(self.sample_id), dim_zero_cat(self.error)
+        number, order = number.sort()
+        return number[error[order].sort(stable=True).indices]

@@ -1,5 +1,6 @@
 """The consistency lens as a LightningModule. Batch: ActivationBatch."""
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from lightning.pytorch import Callback
@@ -10,22 +11,17 @@ from datamodules.batches import ActivationBatch
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from lit_models.consistency_lens import building
 from lit_models.consistency_lens.building import LENS_RECIPE_KEY
-from lit_models.consistency_lens.controls import (
-    CONTROLS,
-    ROWS,
-    Baselines,
-    Case,
-    legibility,
-    predictions,
-)
+from lit_models.consistency_lens.controls import CONTROLS, Baselines, Case, predictions
+from lit_models.consistency_lens.evaluation import EvaluationOptions
 from lit_models.consistency_lens.lens import Lens, LensOptions
 from lit_models.consistency_lens.loss import LensLosses, squared_error
-from lit_models.consistency_lens.metrics import DistinctShare, Explained, FidelityTable
+from lit_models.consistency_lens.metrics import Explained
 from lit_models.consistency_lens.phases import check_phases, leaves_one_idle
 from lit_models.consistency_lens.schedules import Temperature
 from lit_models.consistency_lens.subject import SubjectOptions, tokenizer_folder
 from lit_models.consistency_lens.teacher import TeacherText, current_token
 from lit_models.consistency_lens.terms import lens_terms
+from lit_models.consistency_lens.tested import Tested
 from lit_models.training.exact import ExactModule, LossSum
 from lit_models.training.metrics import SumCount
 from lit_models.training.optim import budgeted_steps, configured, parameter_groups
@@ -43,6 +39,7 @@ class LitConsistencyLens(ExactModule):
         temperature: of the choice of words, over the run.
         teacher: what the teacher's text is made of; by default the most recent words.
         reconstructor_rate: factor of the learning rate of the reconstructor.
+        evaluation: what a test computes.
         lr_scaling: how the rate follows a global batch that grows with the devices.
         base_global_batch_size: the global batch for which the rate was chosen.
         init_from: checkpoint to take weights from.
@@ -61,6 +58,7 @@ class LitConsistencyLens(ExactModule):
         temperature: Temperature | None = None,
         teacher: TeacherText | None = None,
         reconstructor_rate: float = 1.0,
+        evaluation: EvaluationOptions | None = None,
         lr_scaling: str = "none",
         base_global_batch_size: int | None = None,
         init_from: str | None = None,
@@ -74,6 +72,7 @@ class LitConsistencyLens(ExactModule):
         self.teacher.check(self.lens_options.num_words)
         self.reconstructor_rate, self.init_from = reconstructor_rate, init_from
         self.reaches_all_parameters = not leaves_one_idle(losses)
+        self.evaluation = evaluation or EvaluationOptions()
         self.recipe: Any = None  # a dict of plain values, from the data or a checkpoint
         self.lens: Any = None  # a Lens once the recipe is known
         self.baselines: Any = None
@@ -83,8 +82,9 @@ class LitConsistencyLens(ExactModule):
 
     def own_callbacks(self) -> list[Callback]:
         from lit_models.consistency_lens.control_table import ControlTable
+        from lit_models.consistency_lens.examples import ExamplesPage
 
-        return [*super().own_callbacks(), ControlTable()]
+        return [*super().own_callbacks(), ControlTable(), ExamplesPage()]
 
     def wanted_tokenizer(self) -> str | None:
         """Return the folder of the tokenizer that the data must be read with, if there is one."""
@@ -114,7 +114,7 @@ class LitConsistencyLens(ExactModule):
         counts = building.token_counts(data, size)
         self.lens.token_counts.copy_(counts * self.lens.verbalizer.is_word)
         self.baselines = Baselines(statistics, size)
-        self.fidelity = FidelityTable(ROWS, data.group_names)
+        self.tested = Tested(self.evaluation, data.group_names, data.attribute_names)
         if is_new:  # else the checkpoint knows the mean of its training
             self.lens.take_statistics(statistics)
             self.configure_model_from()
@@ -161,14 +161,15 @@ class LitConsistencyLens(ExactModule):
         self.log_dict({"val/loss": self.val_loss, "val/fve": self.val_fve}, on_epoch=True)
 
     def test_step(self, batch: ActivationBatch, batch_idx: int) -> None:
-        case = self._case(batch)
-        for name, rebuild in case.rows().items():
-            self.fidelity.add(name, case.fidelity(rebuild()), batch)
-        for name, found in legibility(case).items():
-            self.legibility[name].update(*found)
+        self.tested.add(self._case(batch))
 
-    def predict_step(self, batch: ActivationBatch, batch_idx: int) -> dict[str, Tensor]:
-        return predictions(self._case(batch))
+    def predict_step(
+        self,
+        batch: ActivationBatch,
+        batch_idx: int,
+        evaluate: Callable[[Case], dict[str, Any]] = predictions,
+    ) -> dict[str, Any]:
+        return evaluate(self._case(batch))
 
     def configure_optimizers(self) -> Any:
         check_phases(self.losses, budgeted_steps(self))
@@ -192,11 +193,8 @@ class LitConsistencyLens(ExactModule):
         self.lens = building.lens_of(subject, self.recipe)
         building.leave_out(self, {f"lens.{name}" for name in self.lens.unsaved_names()})
         self.val_loss, self.val_fve = SumCount(), Explained()
-        names = ("text_nats", "recall", "shuffled_recall")
-        self.legibility = nn.ModuleDict({name: SumCount() for name in names})
-        self.legibility["distinct"] = DistinctShare()
         return self.lens
 
     def _case(self, batch: ActivationBatch) -> Case:
         pair = (self.lens.activation(batch), self.lens.activation(batch["other"]))
-        return Case(self.lens, self.baselines, batch, *pair)
+        return Case(self.lens, self.baselines, batch, *pair, self.evaluation)

@@ -1,0 +1,98 @@
+"""The tables: as wide as a terminal, with every row, and plain about what was not run."""
+
+import json
+
+import pytest
+import torch
+from lightning.pytorch import seed_everything
+from rich.console import Console
+
+from lit_models.consistency_lens.control_table import (
+    IS_RANDOM,
+    NOT_RUN,
+    headline,
+    legibility_table,
+    rendered,
+)
+from lit_models.consistency_lens.controls import fidelities, row_names
+from lit_models.consistency_lens.evaluation import EvaluationOptions, random_subject_rows
+from lit_models.consistency_lens.metrics import FidelityTable
+from tests.consistency_lens.cases import case_of, data_of, module_of, trainer_of
+
+
+@pytest.fixture(scope="module")
+def rows():
+    case, table = case_of(), FidelityTable(row_names(EvaluationOptions()), [])
+    with torch.no_grad():
+        table.update(fidelities(case), case.batch)
+    return table.computed()["all"]
+
+
+def printed(table):
+    console = Console(width=80, highlight=False)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get().splitlines()
+
+
+def test_tables_fit_a_terminal_and_cut_no_word(rows):
+    wide = {"random_subject": dict.fromkeys(rows["greedy"], -12.3456)} | rows
+    wide["zero"] = dict.fromkeys(rows["zero"], -45678.9)
+    lines = printed(rendered(wide, "combinations"))
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith("controls: combinations")
+    assert [line.split()[0] for line in lines[2 : 2 + len(wide)]] == list(wide)
+    assert "…" not in "".join(lines)
+    assert f"greedy is {rows['greedy']['excess']:.3f} (" in lines[-1]
+    legible = {"text_nats": 12.345, "distinct": 0.5, "recall": 0.25, "shuffled_recall": 0.125}
+    attributes = {"pet": {"recall": 0.5, "shuffled_recall": 0.25, "known": 1234.0}}
+    lines = printed(legibility_table(rows, legible, attributes))
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[-3:] for line in lines if "pet" in line] == [["0.500", "0.250", "1234"]]
+    assert len(printed(legibility_table(rows, {"text_nats": 1.0, "distinct": 1.0}, {}))) == 5
+    assert max(map(len, [*NOT_RUN.splitlines(), IS_RANDOM])) <= 80
+
+
+def test_the_headline_is_what_the_token_mean_does_not_say(rows):
+    found = headline(rows, {"distinct": 0.5})
+    own, token = rows["greedy"]["fve"], rows["token_mean"]["fve"]
+    assert found["fve_excess"] == pytest.approx(own - token)
+    assert found["fve_excess_share"] == pytest.approx((own - token) / (1 - token))
+    assert found["distinct"] == 0.5
+
+
+def test_a_second_chain_becomes_a_row(tmp_path, capsys):
+    seed_everything(1)
+    module, data = module_of(), data_of(tmp_path)
+    trainer_of(tmp_path / "random").test(module, data, verbose=False)
+    content = json.loads((tmp_path / "random" / "controls.json").read_text())
+    assert content["notes"] == [IS_RANDOM]
+    assert set(content["attributes"]) == {"pet", "place"}
+    assert set(content["rows"]["all"]) == set(row_names(EvaluationOptions()))
+    capsys.readouterr()
+    named = str(tmp_path / "random" / "controls.json")
+    options = EvaluationOptions(num_draws=1, num_examples=0, random_subject=named)
+    trainer = trainer_of(tmp_path / "run", limit_test_batches=1)
+    trainer.test(module_of(evaluation=options), data_of(tmp_path), verbose=False)
+    out = capsys.readouterr().out
+    found = json.loads((tmp_path / "run" / "controls.json").read_text())
+    assert found["rows"]["all"]["random_subject"] == content["rows"]["all"]["greedy"]
+    assert not any("best" in name for name in found["rows"]["all"])
+    assert out.count("\nrandom_subject  ") == 1
+    number = int(content["rows"]["all"]["greedy"]["count"])
+    assert f"random_subject is of {number} activations, and the other rows of 16" in out
+    assert not (tmp_path / "run" / "examples.html").exists()
+
+
+def test_what_is_no_second_chain_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="evaluation.random_subject .* does not exist"):
+        random_subject_rows(tmp_path / "none.json")
+    path = tmp_path / "controls.json"
+    for text in ("{", "[]", '{"rows": {"all": {}}, "subject": {}}'):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=r"is no controls.json of a test \("):
+            random_subject_rows(path)
+    rows = {"all": {"greedy": {"fve": 0.5}}}
+    path.write_text(json.dumps({"subject": {"has_random_weights": False}, "rows": rows}))
+    with pytest.raises(ValueError, match="is of a trained subject; name the controls.json of"):
+        random_subject_rows(path)

@@ -1,0 +1,170 @@
+"""Each control is what its name says, and changes by its own part alone."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from datamodules.activations.dataset import partners
+from lit_models.consistency_lens.controls import CONTROLS, Case, fidelities, predictions, row_names
+from lit_models.consistency_lens.evaluation import EvaluationOptions
+from lit_models.consistency_lens.patching import FOLLOWING
+from lit_models.consistency_lens.verbalizer import Explanation
+from tests.consistency_lens.cases import D, batch_of, case_of, part_of, statistics
+
+ALL_ROWS = row_names(EvaluationOptions(num_draws=5))
+
+
+@torch.no_grad()
+def rows_of(case):
+    return {name: rebuild() for name, rebuild in case.rows().items()}
+
+
+def fve(case, rebuilt):
+    found = case.fidelity(rebuilt)
+    return float(1 - found.error.sum() / found.spread.sum())
+
+
+def test_every_row_has_its_values_and_draws_are_powers_of_two():
+    assert set(case_of(num_draws=5).rows()) == set(ALL_ROWS)
+    assert [name for name in ALL_ROWS if "best" in name] == ["best_of_2", "best_of_4"]
+    assert EvaluationOptions(num_draws=1).best_of == ()
+    assert EvaluationOptions().best_of == (2, 4, 8)
+
+
+def test_baselines_are_those_of_the_training_part():
+    case, known = case_of(), statistics()
+    found = rows_of(case)
+    ids, position = case.batch["input_ids"], case.position
+    for row in range(len(ids)):
+        token = int(ids[row, position[row]])
+        place = np.flatnonzero(known.token_ids == token)
+        expected = known.token_means[place[0]] if len(place) else known.mean
+        np.testing.assert_allclose(found["token_mean"][row], expected, rtol=1e-5)
+        expected = known.position_means[position[row]]
+        np.testing.assert_allclose(found["position_mean"][row], expected, rtol=1e-5)
+    assert 3 not in known.token_ids
+    mean = torch.from_numpy(known.mean).float()
+    torch.testing.assert_close(case.baselines.of_token(torch.tensor([3])), mean[None])
+    torch.testing.assert_close(case.baselines.of_position(torch.tensor([999])), mean[None])
+    assert fve(case, found["mean"]) == pytest.approx(0, abs=1e-6)
+    assert not found["zero"].any()
+
+
+def test_components_say_more_the_more_they_are():
+    case = case_of()
+    found = rows_of(case)
+    shares = [fve(case, found[f"components_{number}"]) for number in (1, 4, 16)]
+    assert shares[0] < shares[1] < shares[2] == pytest.approx(1, abs=1e-5)  # all D of them
+    assert D == 16
+    left = found["components_4"] - case.activation
+    assert (left @ case.baselines.components[:4].T).abs().max() < 1e-4
+
+
+def test_the_best_of_more_draws_is_never_worse():
+    case = case_of(num_draws=4)
+    found = rows_of(case)
+    errors = [case.error(found[name]) for name in ("sampled", "best_of_2", "best_of_4")]
+    assert (errors[0] >= errors[1]).all()
+    assert (errors[1] >= errors[2]).all()
+    torch.testing.assert_close(errors[2], torch.stack([case.error(d) for d in case.draws]).amin(0))
+
+
+def test_shuffled_words_are_the_same_words_in_another_order():
+    case = case_of(batch_of(40))
+    own, other = case.greedy.embeddings, case._in_other_order()
+    torch.testing.assert_close(own.sort(1).values, other.sort(1).values)
+    distinct = [len(set(ids.tolist())) == ids.shape[0] for ids in case.greedy.token_ids]
+    assert all((a != b).any() for a, b, d in zip(own, other, distinct, strict=True) if d)
+
+
+@torch.no_grad()
+def test_effects_are_those_of_the_plain_subject():
+    case = case_of()
+    rebuilt = rows_of(case)["token_mean"]
+    found = case.patched.effect(rebuilt)
+    ids, subject = case.batch["input_ids"], case.lens.subject
+    for row, (position, length) in enumerate(
+        zip(case.position.tolist(), case.batch["lengths"].tolist(), strict=True)
+    ):
+        alone, place = ids[row : row + 1, :length], torch.tensor([position])  # without padding
+        true = subject.logits(alone, place, None)[0].double().log_softmax(-1)
+        changed = subject.logits(alone, place, rebuilt[row : row + 1])[0].double().log_softmax(-1)
+        nats = (true.exp() * (true - changed)).sum(-1)
+        behind = nats[position + 1 : min(length - 1, position + 1 + FOLLOWING)]
+        assert float(found.nats[row]) == pytest.approx(float(nats[position]), abs=1e-6)
+        assert float(found.following_nats[row]) == pytest.approx(float(behind.sum()), abs=1e-6)
+        assert found.num_following[row] == len(behind)
+        word = int(alone[0, position + 1])
+        worse = float(true[position, word] - changed[position, word])
+        assert float(found.next_nats[row]) == pytest.approx(worse, abs=1e-6)
+    same = case.patched.effect(case.activation)
+    assert max(float(values.abs().max()) for values in (same.nats, same.next_nats)) < 1e-9
+
+
+@torch.no_grad()
+def test_neither_the_batch_nor_its_order_nor_padding_changes_a_value():
+    batch = batch_of()
+    other = case_of(batch).other
+    whole = fidelities(case_of(batch))
+    for rows in ([4, 1], [0], [5, 3, 2]):
+        some = part_of(batch, rows)
+        longest = int(some["lengths"].max())
+        case = case_of(some | {"input_ids": some["input_ids"][:, :longest]})
+        case.other = other[rows]
+        for name, found in fidelities(case).items():
+            for values, expected in zip(found, whole[name], strict=True):
+                torch.testing.assert_close(values, expected[rows], rtol=1e-4, atol=1e-5)
+
+
+class Leaking(Case):
+    """The true current token in the place of an explanation that knows nothing."""
+
+    def _without_activation(self):
+        ids = self.current[:, None].expand(-1, self.lens.verbalizer.num_words)
+        return Explanation(ids, self.lens.words(ids), torch.zeros(()))
+
+
+@torch.no_grad()
+def test_a_planted_leak_moves_its_row_and_no_other():
+    honest, leaking = (case_of(batch_of(60), kind, moved=False) for kind in (Case, Leaking))
+    one, other = rows_of(honest), rows_of(leaking)
+    assert fve(leaking, other["no_activation"]) > fve(honest, one["no_activation"]) + 0.3
+    assert all(torch.equal(one[name], other[name]) for name in one if name != "no_activation")
+    assert CONTROLS[-1] == "no_activation"
+    errors = [predictions(case)["control_errors"][:, -1].mean() for case in (leaking, honest)]
+    assert errors[0] < errors[1]
+
+
+@torch.no_grad()
+def test_salience_is_what_one_other_word_costs():
+    case = case_of()
+    own, other = case.greedy.embeddings, case.shuffled.embeddings
+    for place in range(own.shape[1]):
+        words = own.clone()
+        words[:, place] = other[:, place]
+        changed = case.rebuilt(Explanation(case.greedy.token_ids, words, case.greedy.logits))
+        cost = case.error(changed) - case.error(case.rebuilt(case.greedy))
+        torch.testing.assert_close(case.salience[:, place], cost)
+    is_same = case.greedy.token_ids == case.shuffled.token_ids
+    assert case.salience[is_same].abs().max() < 1e-5 if is_same.any() else True
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=40))
+def test_partners_are_of_another_document_and_a_permutation_where_one_exists(document):
+    document = np.array(document)
+    found = partners(document)
+    counts = np.bincount(document)
+    if counts.max() < len(document):
+        assert (document[found] != document).all()
+    if counts.max() <= len(document) / 2:
+        assert sorted(found) == list(range(len(document)))
+    assert (partners(document) == found).all()
+
+
+def test_options_out_of_range_are_refused():
+    with pytest.raises(ValueError, match="evaluation.num_draws must be at least 1, got 0"):
+        EvaluationOptions(num_draws=0)
+    with pytest.raises(ValueError, match="evaluation.num_examples must be 0 or more, got -1"):
+        EvaluationOptions(num_examples=-1)

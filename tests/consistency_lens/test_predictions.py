@@ -1,0 +1,95 @@
+"""The file of `predict`: a line for each activation, whole characters, never over another file."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lightning.pytorch import seed_everything
+
+from datamodules.activations.explanations import write_explanations
+from datamodules.activations.token_texts import AROUND, context_of, token_texts
+from datamodules.tokenizers.text_tokenizer import TokenizerOptions
+from datamodules.tokenizers.trained import bpe_tokenizer, byte_tokenizer, word_tokenizer
+from tests.consistency_lens.cases import data_of, module_of, trainer_of
+
+TEXT = "naïve 日本語 🙂🙃 text, and more: ça va? "
+TOKENIZERS = {
+    "bytes": byte_tokenizer(None),
+    "bpe": bpe_tokenizer(iter([TEXT * 3]), 300, None),
+    "words": word_tokenizer(iter(["the owl saw the cat"]), 50, None),
+}
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bpe"])
+@given(text=st.text(st.sampled_from(TEXT + "\ufffd€x"), min_size=1, max_size=12))
+def test_texts_of_tokens_join_to_the_text_and_hold_whole_characters(kind, text):
+    tokenizer = TOKENIZERS[kind]
+    ids = tokenizer.encode(text)
+    found = token_texts(tokenizer, ids)
+    assert len(found) == len(ids)
+    assert "".join(found) == text
+    assert "".join(found).count("\ufffd") == text.count("\ufffd")
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bpe"])
+def test_no_context_shows_a_piece_of_a_character(kind):
+    tokenizer = TOKENIZERS[kind]
+    ids = tokenizer.encode(TEXT)
+    for position in range(len(ids)):
+        found = context_of(tokenizer, ids, position)
+        assert "".join(found) in TEXT
+        assert found.token
+        assert "\ufffd" not in "".join(found)
+
+
+def test_contexts_of_words_are_joined_as_the_text_is():
+    tokenizer = TOKENIZERS["words"]
+    found = context_of(tokenizer, tokenizer.encode("the owl saw the cat"), 2)
+    assert [part.split() for part in found] == [["the", "owl"], ["saw"], ["the", "cat"]]
+    assert "".join(found).strip() == "the owl saw the cat"
+    long = context_of(tokenizer, tokenizer.encode("the cat " * 20), 20)
+    assert [len(part.split()) for part in long] == [AROUND, 1, AROUND]
+
+
+def predicted(folder, name, **options):
+    seed_everything(1)
+    data = data_of(folder, predict_output=str(folder / f"{name}.jsonl"), **options)
+    module = module_of()
+    trainer_of(folder / name).predict(module, data, return_predictions=False)
+    lines = (folder / f"{name}.jsonl").read_text("utf-8").splitlines()
+    return module, data, [json.loads(line) for line in lines]
+
+
+def test_every_activation_has_its_line_whatever_the_batches(tmp_path):
+    module, data, lines = predicted(tmp_path, "whole")
+    dataset = data.datasets["predict"]
+    assert len(lines) == len(dataset.lengths) > 8
+    assert [line["position"] for line in lines] == dataset.position.tolist()
+    for number, line in enumerate(lines):
+        tokens = dataset.pieces.tokens(int(dataset.piece[number]))
+        text = dataset.pieces.store.tokenizer.decode(tokens, skip_special_tokens=False)
+        assert (line["before"] + line["token"] + line["after"]).strip() in text
+        shown = dataset.pieces.store.tokenizer.encode(line["token"].strip())
+        assert shown.tolist() == [tokens[line["position"]]]
+        assert line["document"].startswith("test:")
+        assert len(line["explanation"].split()) == module.lens_options.num_words
+        nearest = list(line["nearest_controls"].values())
+        assert nearest == sorted(nearest)
+        assert len(nearest) == 3
+        assert np.isfinite(line["error"])
+    _, _, again = predicted(tmp_path, "pieces", global_batch_size=5, micro_batch_size=2)
+    for one, other in zip(lines, again, strict=True):
+        assert one["error"] == pytest.approx(other["error"], abs=2e-6)
+        assert one["explanation"] == other["explanation"]
+    with pytest.raises(ValueError, match="whole.jsonl exists and is not overwritten"):
+        predicted(tmp_path, "whole")
+    with pytest.raises(FileExistsError, match="whole.jsonl exists and is not overwritten"):
+        write_explanations(dataset, {}, (), tmp_path / "whole.jsonl")
+
+
+def test_explanations_of_byte_tokens_are_one_line_of_sound_json(tmp_path):
+    options = TokenizerOptions("bytes")
+    _, _, lines = predicted(tmp_path, "bytes", tokenizer=options, context_length=32)
+    assert all(line["token"] and "\ufffd" not in line["token"] for line in lines)
