@@ -138,7 +138,7 @@ class LitConsistencyLens(ExactModule):
     def training_terms(self, batch: ActivationBatch) -> dict[str, LossSum]:
         step, weight = self.trainer.global_step, batch["weight"]
         names, activation = set(self.losses.at(step)), self._activation(batch)
-        options = (names, self.temperature.at(step), self.teacher)
+        options = (names, self.temperature.at(step), self.teacher, self.losses.group_size)
         found = lens_terms(self.lens, batch, activation, *options)
         return {n: LossSum((v * weight).sum(), weight.sum()) for n, v in found.items()}
 
