@@ -8,8 +8,9 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.console import Console
 from rich.table import Table
+from torch import nn
 
-from lit_models.consistency_lens.metrics import REPORTED
+from lit_models.consistency_lens.metrics import REPORTED, Settled
 
 TOLD_NOTE = "the reconstructor is told the current token (lens.gives_current_token)"
 HEADLINE = ("fve", "unit_fve", "kl_recovered")
@@ -30,13 +31,16 @@ class ControlTable(Callback):
             group: table(rows) for group, rows in pl_module.fidelity.computed().items()
         }  # collectives: on every rank
         legible = {name: float(metric.compute()) for name, metric in pl_module.legibility.items()}
-        for name, value in headline(groups["all"], legible).items():
-            pl_module.log(f"test/{name}", value)
+        found = headline(groups["all"], legible)
+        pl_module.headline = nn.ModuleDict({name: Settled(found[name]) for name in found})
+        for name, metric in pl_module.headline.items():
+            pl_module.log(f"test/{name}", metric, metric_attribute=f"headline.{name}")
         if not trainer.is_global_zero:
             return
         notes = [TOLD_NOTE] if pl_module.lens_options.gives_current_token else []
         content = {"rows": groups, "legibility": legible, "notes": notes}
         path = Path(trainer.default_root_dir) / "controls.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         for group, rows in groups.items():
             if group != "all" or len(groups) == 1:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from datamodules.activations.statistics import ActivationStatistics
+from datamodules.batches import ActivationBatch
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from lit_models.consistency_lens.copies import (
     BaseOptions,
@@ -126,6 +127,15 @@ class Lens(nn.Module):
         networks = [self.subject.network, self.verbalizer.network, self.reconstructor.network]
         networks += [kept.network for kept in self.reference.values()]
         return [block for network in networks for block in network.blocks()]
+
+    def activation(self, batch: ActivationBatch) -> Tensor:
+        """Return [B, D]: what the store says, or else the subject."""
+        if "activation" in batch:
+            return batch["activation"].to(self.mean.dtype)
+        with torch.no_grad():
+            found = self.subject.activations(batch["input_ids"])
+        rows = torch.arange(len(found), device=found.device)
+        return found[rows, batch["position"]]
 
     def words(self, token_ids: Tensor) -> Tensor:
         """Return the embeddings [B, t, D] of words [B, t]."""

@@ -171,3 +171,25 @@ class DistinctShare(Metric):
         """Return the share, [] float64; 0 without any text."""
         keys = dim_zero_cat(self.keys) if len(self.keys) else torch.zeros(0)
         return torch.tensor(len(keys.unique()) / max(1, len(keys)), dtype=torch.float64)
+
+
+class Settled(Metric):
+    """A number that is already that of all ranks, in a form that is logged as it is.
+
+    Args:
+        value: equal on every rank.
+    """
+
+    full_state_update = False
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.value = value
+        self.update()
+
+    def update(self) -> None:
+        """Nothing is added."""
+
+    def compute(self) -> Tensor:
+        """Return the number, [] float64."""
+        return torch.tensor(self.value, dtype=torch.float64)

@@ -2,7 +2,6 @@
 
 from typing import Any, ClassVar
 
-import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
@@ -19,7 +18,7 @@ from lit_models.consistency_lens.controls import (
     legibility,
     predictions,
 )
-from lit_models.consistency_lens.lens import Lens, LensOptions
+from lit_models.consistency_lens.lens import LensOptions
 from lit_models.consistency_lens.loss import LensLosses, squared_error
 from lit_models.consistency_lens.metrics import DistinctShare, Explained, FidelityTable
 from lit_models.consistency_lens.phases import check_phases, leaves_one_idle
@@ -111,20 +110,18 @@ class LitConsistencyLens(ExactModule):
         if is_new:
             self._build(data.longest)
         statistics = building.statistics_for(self.lens.subject, data)
-        size = len(self.lens.token_counts)
-        counts = building.token_counts(data, size)
-        self.lens.token_counts.copy_(counts * self.lens.verbalizer.is_word)
-        self.baselines = Baselines(statistics, size)
+        self.lens.token_counts.copy_(building.word_counts(data, self.lens.verbalizer.is_word))
+        self.baselines = Baselines(statistics, len(self.lens.token_counts))
         self.fidelity = FidelityTable(ROWS, data.group_names)
-        if is_new:
+        if is_new:  # else the checkpoint knows the mean of its training
             self.lens.take_statistics(statistics)
             self.configure_model_from()
 
     def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
         """Return the weights of another run, with the mean and variance of this one's data."""
         building.check_same(building.stored_recipe(checkpoint), self.recipe)
-        own = {name: getattr(self.lens, name) for name in ("mean", "variance")}
-        return {**checkpoint["state_dict"], **{f"lens.{name}": own[name] for name in own}}
+        own = {"lens.mean": self.lens.mean, "lens.variance": self.lens.variance}
+        return {**checkpoint["state_dict"], **own}
 
     def on_fit_start(self) -> None:
         building.expect_in_evaluation_mode(self)
@@ -137,7 +134,7 @@ class LitConsistencyLens(ExactModule):
 
     def training_terms(self, batch: ActivationBatch) -> dict[str, LossSum]:
         step, weight = self.trainer.global_step, batch["weight"]
-        names, activation = set(self.losses.at(step)), self._activation(batch)
+        names, activation = set(self.losses.at(step)), self.lens.activation(batch)
         options = (names, self.temperature.at(step), self.teacher, self.losses.group_size)
         found = lens_terms(self.lens, batch, activation, *options)
         return {n: LossSum((v * weight).sum(), weight.sum()) for n, v in found.items()}
@@ -152,7 +149,7 @@ class LitConsistencyLens(ExactModule):
             parameter.grad = None
 
     def validation_step(self, batch: ActivationBatch, batch_idx: int) -> None:
-        activation, weight = self._activation(batch), batch["weight"]
+        activation, weight = self.lens.activation(batch), batch["weight"]
         explained, current = self.lens.verbalizer.explain(activation), current_token(batch)
         rebuilt = self.lens.reconstructor(explained.embeddings, current)
         error = squared_error(rebuilt, activation, self.lens.variance) * weight
@@ -188,7 +185,7 @@ class LitConsistencyLens(ExactModule):
             self._build(1)
         building.check_same(trained, self.recipe)
 
-    def _build(self, context_length: int) -> Lens:
+    def _build(self, context_length: int) -> None:
         subject = building.subject_of(self.options, self.recipe, context_length)
         self.lens = building.lens_of(subject, self.recipe)
         building.leave_out(self, {f"lens.{name}" for name in self.lens.unsaved_names()})
@@ -196,19 +193,7 @@ class LitConsistencyLens(ExactModule):
         names = ("text_nats", "recall", "shuffled_recall")
         self.legibility = nn.ModuleDict({name: SumCount() for name in names})
         self.legibility["distinct"] = DistinctShare()
-        return self.lens
 
     def _case(self, batch: ActivationBatch) -> Case:
-        other = batch["other"]
-        return Case(
-            self.lens, self.baselines, batch, self._activation(batch), self._activation(other)
-        )
-
-    def _activation(self, batch: ActivationBatch) -> Tensor:
-        """[B, D] from the store, or from the subject."""
-        if "activation" in batch:
-            return batch["activation"].to(self.lens.mean.dtype)
-        with torch.no_grad():
-            found = self.lens.subject.activations(batch["input_ids"])
-        rows = torch.arange(len(found), device=found.device)
-        return found[rows, batch["position"]]
+        pair = (self.lens.activation(batch), self.lens.activation(batch["other"]))
+        return Case(self.lens, self.baselines, batch, *pair)

@@ -245,6 +245,7 @@ def looked_at(trainer: Trainer, module: ExactModule, epoch: int, step: int) -> R
             return share_of_step(module.training_terms(batch), batch, module.term_weights())
 
     parts = list(micro_batches(data, epoch, step))
+    module.on_train_batch_start(ready(parts[0]), step * len(parts))  # it belongs to the step
     ids = data.plan("train", epoch).step_ids(step)
     singles = [_single(int(i), parts[0]) for i in ids]
     out = Replay(weights_step=trainer.global_step, dropout=highest_dropout(module))

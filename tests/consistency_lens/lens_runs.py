@@ -30,7 +30,7 @@ from lit_models.consistency_lens.schedules import LossWeight
 from lit_models.consistency_lens.subject import SubjectOptions
 from lit_models.training.callbacks import default_callbacks
 from lit_models.training.sharding import whole
-from tests.distributed.families import story_files
+from tests.distributed.lens_family import story_files
 from tests.toy import toy_trainer
 
 JOINT_START, UNFREEZE_AT, STEPS = 2, 4, 7

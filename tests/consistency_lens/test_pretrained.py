@@ -11,7 +11,7 @@ import yaml
 
 from datamodules.tokenizers.trained import byte_tokenizer
 from tests.causal_lm.folders import saved
-from tests.distributed.families import story_files
+from tests.distributed.lens_family import story_files
 from tests.text_corpora import saved_tokenizer
 from tests.toy import ledger_lines
 

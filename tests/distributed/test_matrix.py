@@ -12,14 +12,24 @@ import torch
 
 from lit_models.training.checkpoint import read_checkpoint
 from lit_models.training.lineage import verify_run
-from tests.distributed.families import FAMILIES, occupation_table, story_files, text_files
+from tests.distributed.families import FAMILIES, occupation_table, text_files
 from tests.distributed.jobs import STEPS
 from tests.distributed.launch import run
+from tests.distributed.lens_family import story_files
 from tests.toy import ledger_lines
 
 pytestmark = pytest.mark.slow
 GLOBAL_BATCH = 16
-SMALL_SETS = (1, 2, 7, 21)
+SMALL_SETS = (1, 21, 2, 7)  # the first two always, the others in the soak
+Cell = tuple[str, int, str, int]  # family, processes, strategy, accumulation
+SHAPES = [(n, s, a) for n in (1, 2, 4) for s in ("ddp", "fsdp") for a in (1, 4)]
+# Every process count, strategy and accumulation once: the other cells of these are in the soak.
+DIAGONAL = [(1, "ddp", 1), (2, "ddp", 4), (2, "fsdp", 1), (4, "ddp", 1), (4, "fsdp", 4)]
+BY_DIAGONAL = ("toy", "tied", "consistency_lens")
+ALL_CELLS: list[Cell] = [(f, *shape) for f in FAMILIES for shape in SHAPES]
+FIRST_CELLS = [c for c in ALL_CELLS if c[0] not in BY_DIAGONAL or c[1:] in DIAGONAL]
+FIRST_CELLS.append(("consistency_lens", 3, "ddp", 1))  # a count that divides nothing
+OTHER_CELLS = [c for c in ALL_CELLS if c not in FIRST_CELLS]
 
 
 def run_jobs(folder: Path, num_processes: int, jobs: list[dict[str, Any]]) -> None:
@@ -36,22 +46,26 @@ def run_jobs(folder: Path, num_processes: int, jobs: list[dict[str, Any]]) -> No
     assert done.returncode == 0, done.stdout[-4000:]
 
 
-def matrix_jobs(num_processes: int) -> list[dict[str, Any]]:
+def name_of(cell: Cell) -> str:
+    return "-".join(map(str, cell))
+
+
+def matrix_jobs(cells: list[Cell], num_processes: int) -> list[dict[str, Any]]:
     jobs = []
-    for family in FAMILIES:
-        for strategy in ("ddp", "fsdp"):
-            for accumulation in (1, 4):
-                micro = GLOBAL_BATCH // num_processes // accumulation
-                data = {"global_batch_size": GLOBAL_BATCH, "micro_batch_size": micro}
-                name = f"{family}-{num_processes}-{strategy}-{accumulation}"
-                jobs.append({"name": name, "family": family, "strategy": strategy, "data": data})
+    for cell in cells:
+        family, processes, strategy, accumulation = cell
+        if processes == num_processes:
+            micro = -(-GLOBAL_BATCH // num_processes // accumulation)
+            data = {"global_batch_size": GLOBAL_BATCH, "micro_batch_size": micro}
+            job = {"name": name_of(cell), "family": family, "strategy": strategy, "data": data}
+            jobs.append(job)
     return jobs
 
 
-def small_jobs(num_processes: int) -> list[dict[str, Any]]:
+def small_jobs(sizes: tuple[int, ...], num_processes: int) -> list[dict[str, Any]]:
     jobs = []
     for strategy in ("ddp", "fsdp"):
-        for rows in SMALL_SETS:
+        for rows in sizes:
             data = {"num_samples": rows, "num_evaluated": rows, "global_batch_size": 8}
             name = f"rows{rows}-{num_processes}-{strategy}"
             job = {"name": name, "family": "toy", "strategy": strategy, "data": data}
@@ -63,9 +77,18 @@ def small_jobs(num_processes: int) -> list[dict[str, Any]]:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("matrix")
     for num_processes in (1, 2, 3, 4):
-        jobs = matrix_jobs(num_processes) if num_processes != 3 else []
-        run_jobs(folder, num_processes, jobs + small_jobs(num_processes))
+        jobs = matrix_jobs(FIRST_CELLS, num_processes)
+        run_jobs(folder, num_processes, jobs + small_jobs(SMALL_SETS[:2], num_processes))
     return folder
+
+
+@pytest.fixture(scope="module")
+def all_runs(runs: Path) -> Path:
+    """The same folder with the cells of the soak, too."""
+    for num_processes in (1, 2, 3, 4):
+        jobs = matrix_jobs(OTHER_CELLS, num_processes)
+        run_jobs(runs, num_processes, jobs + small_jobs(SMALL_SETS[2:], num_processes))
+    return runs
 
 
 def facts(folder: Path) -> dict[str, Any]:
@@ -100,26 +123,57 @@ def assert_same(one: Path, other: Path) -> None:
     assert predictions(other).read_bytes() == predictions(one).read_bytes()
 
 
-@pytest.mark.parametrize("accumulation", [1, 4])
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-@pytest.mark.parametrize("num_processes", [1, 2, 4])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_run_does_not_depend_on_devices_strategy_or_accumulation(
-    runs, family, num_processes, strategy, accumulation
-):
-    one = runs / f"{family}-1-ddp-1"
-    other = runs / f"{family}-{num_processes}-{strategy}-{accumulation}"
+def assert_one_device_ran_the_same(folder: Path, cell: Cell) -> None:
+    one, other = folder / name_of((cell[0], 1, "ddp", 1)), folder / name_of(cell)
     assert len(ledger_lines(other)) == STEPS
-    assert facts(other)["world_size"] == num_processes
+    assert facts(other)["world_size"] == cell[1]
     assert_same(one, other)
     assert verify_run(other).faults == []
 
 
-@pytest.mark.parametrize("rows", SMALL_SETS)
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-@pytest.mark.parametrize("num_processes", [2, 3, 4])
-def test_sets_smaller_than_the_world_are_used_once(runs, rows, strategy, num_processes):
-    one, other = runs / f"rows{rows}-1-ddp", runs / f"rows{rows}-{num_processes}-{strategy}"
+@pytest.mark.parametrize("cell", FIRST_CELLS, ids=name_of)
+def test_a_run_does_not_depend_on_devices_strategy_or_accumulation(runs, cell):
+    assert_one_device_ran_the_same(runs, cell)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("cell", OTHER_CELLS, ids=name_of)
+def test_nor_does_it_in_any_other_cell(all_runs, cell):
+    assert_one_device_ran_the_same(all_runs, cell)
+
+
+@pytest.mark.parametrize(
+    "cell", [c for c in FIRST_CELLS if c[0] == "consistency_lens"], ids=name_of
+)
+def test_every_control_of_a_lens_is_the_same_on_any_devices(runs, cell):
+    expected, found = (
+        json.loads((runs / name_of(c) / "controls.json").read_text())
+        for c in (("consistency_lens", 1, "ddp", 1), cell)
+    )
+    assert found["legibility"] == pytest.approx(expected["legibility"], rel=1e-9)
+    assert found["rows"].keys() == expected["rows"].keys()
+    for row, values in expected["rows"]["all"].items():
+        assert values["count"] > 20
+        assert found["rows"]["all"][row] == pytest.approx(values, rel=1e-7, abs=1e-9), row
+
+
+def assert_used_once(folder: Path, rows: int, strategy: str, num_processes: int) -> None:
+    one, other = folder / f"rows{rows}-1-ddp", folder / f"rows{rows}-{num_processes}-{strategy}"
     assert facts(other)["test"]["test/count"] == rows
     assert len(predictions(other).read_text().splitlines()) == rows
     assert_same(one, other)
+
+
+@pytest.mark.parametrize("rows", SMALL_SETS[:2])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("num_processes", [2, 3, 4])
+def test_sets_smaller_than_the_world_are_used_once(runs, rows, strategy, num_processes):
+    assert_used_once(runs, rows, strategy, num_processes)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("rows", SMALL_SETS[2:])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("num_processes", [2, 3, 4])
+def test_so_are_sets_of_other_sizes(all_runs, rows, strategy, num_processes):
+    assert_used_once(all_runs, rows, strategy, num_processes)

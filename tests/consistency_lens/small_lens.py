@@ -1,0 +1,72 @@
+"""Small whole runs of a lens, on a subject in a folder or on one with random weights."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer, seed_everything
+
+from datamodules import ActivationDataModule
+from datamodules.loader import LoaderOptions
+from datamodules.tokenizers.trained import byte_tokenizer
+from lit_models import LitConsistencyLens
+from lit_models.consistency_lens.lens import LensOptions
+from lit_models.consistency_lens.loss import LensLosses
+from lit_models.consistency_lens.schedules import LossWeight
+from lit_models.consistency_lens.subject import SubjectOptions
+from lit_models.training.callbacks import default_callbacks
+from lit_models.training.callbacks.last_checkpoint import LastCheckpoint
+from tests.distributed.lens_family import LENS_SUBJECT, lens_documents, story_files
+from tests.text_corpora import saved_tokenizer
+from tests.toy import toy_trainer
+
+BOTH = LensLosses(
+    teacher_text=LossWeight(1.0, end=2),
+    teacher_reconstruction=LossWeight(1.0, end=2),
+    reconstruction=LossWeight(1.0, begin=2),
+    reference=LossWeight(0.1, begin=2),
+)
+adamw = partial(torch.optim.AdamW, lr=0.01)
+
+
+def gpt2_folder(folder: Path, seed: int = 3) -> Path:
+    """Write a tiny GPT-2 with a tokenizer of bytes, as transformers writes one."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(seed)
+    shape = {"n_embd": 8, "n_layer": 2, "n_head": 2, "n_positions": 32}
+    config = GPT2Config(vocab_size=257, initializer_range=0.3, **shape)
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    saved_tokenizer(byte_tokenizer(), folder)
+    return folder
+
+
+def lens(subject: SubjectOptions = LENS_SUBJECT, losses: LensLosses = BOTH, **more: Any) -> Any:
+    """Return a module that has learnt nothing."""
+    options = {"optimizer": adamw, "lens": LensOptions(num_words=3), **more}
+    return LitConsistencyLens(subject=subject, losses=losses, **options)
+
+
+def documents(folder: Path, **options: Any) -> ActivationDataModule:
+    """Return the stories of a folder, written at first use; by words, or by the subject's bytes."""
+    if not (folder / "stories-test.jsonl").exists():
+        story_files(folder)
+    given = {"global_batch_size": 16, "loader": LoaderOptions(num_workers=0), **options}
+    return ActivationDataModule(**{**lens_documents(folder / "run"), **given})
+
+
+def trainer(folder: Path, every: int = 1, **options: Any) -> Trainer:
+    """Return a quiet trainer that saves every so many steps."""
+    callbacks = [c for c in default_callbacks() if not isinstance(c, LastCheckpoint)]
+    callbacks.append(LastCheckpoint(every_n_steps=every, every_epoch=False))
+    given = {"callbacks": callbacks, "max_epochs": 9, "limit_val_batches": 1, **options}
+    return toy_trainer(folder, **given)
+
+
+def fitted(run: Path, module: Any, data: ActivationDataModule, **options: Any) -> Path:
+    """Train, and return the last checkpoint."""
+    seed_everything(1, verbose=False)
+    resume = options.pop("resume", None)
+    trainer(run, **options).fit(module, data, ckpt_path=resume, weights_only=True)
+    return run / "checkpoints" / "last.ckpt"

@@ -1,0 +1,121 @@
+"""A lens leaves without its subject, and finds it again by its digest."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from lit_models import LitConsistencyLens
+from lit_models.consistency_lens.subject import SubjectOptions
+from lit_models.training.checkpoint import AVERAGED, read_checkpoint
+from lit_models.training.export import export_checkpoint
+from tests.consistency_lens.small_lens import documents, fitted, gpt2_folder, lens, trainer
+
+# Runs that go on here get folders of their own.
+pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed")
+CLASS = "lit_models.LitConsistencyLens"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Return a folder with a subject, the run of a lens on it, and the lens's export."""
+    folder = tmp_path_factory.mktemp("export")
+    subject = SubjectOptions(path=str(gpt2_folder(folder / "gpt2")), layer=1)
+    data = documents(folder, tokenizer=None)
+    path = fitted(folder / "run", lens(subject), data, max_steps=3, precision=32)
+    export_checkpoint(path, folder / "lens", class_path=CLASS)
+    return folder
+
+
+@pytest.fixture
+def moved(trained, tmp_path):
+    """The same, in a folder that a test may spoil."""
+    shutil.copytree(trained / "lens", tmp_path / "lens")
+    config = json.loads((tmp_path / "lens" / "config.json").read_text())
+    config["init_args"]["subject"]["path"] = str(tmp_path / "gpt2")
+    (tmp_path / "lens" / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+def explained(module):
+    activation = torch.linspace(-1, 1, 40, dtype=module.lens.mean.dtype).reshape(5, 8)
+    with torch.no_grad():
+        words = module.lens.verbalizer.explain(activation)
+        rebuilt = module.lens.reconstructor(words.embeddings, words.token_ids[:, 0])
+        return words.token_ids, words.logits, rebuilt
+
+
+def test_neither_checkpoint_nor_export_holds_the_subject(trained):
+    state = read_checkpoint(trained / "run" / "checkpoints" / "last.ckpt")["state_dict"]
+    width = len(state["lens.mean"])
+    assert not any(name.startswith(("lens.subject.", "lens.untrained.")) for name in state)
+    assert not any(257 in value.shape for value in state.values())  # nor its vocabulary
+    assert state["lens.verbalizer.map_weight"].shape == (2, width, width)
+    assert sum(n.startswith("lens.reference.verbalizer.network.") for n in state) > 10
+
+
+def test_an_export_gives_the_lens_of_the_checkpoint(trained):
+    loaded = LitConsistencyLens.load_from_checkpoint(trained / "run" / "checkpoints" / "last.ckpt")
+    exported = LitConsistencyLens.from_exported(trained / "lens")
+    for one, other in zip(explained(loaded.eval()), explained(exported), strict=True):
+        assert torch.equal(one, other)
+    same = zip(loaded.named_parameters(), exported.named_parameters(), strict=True)
+    assert all(torch.equal(a, b) and name == other for (name, a), (other, b) in same)
+
+
+def test_a_lens_from_a_checkpoint_is_tested_as_the_run_was(trained, tmp_path):
+    data = documents(trained, tokenizer=None)
+    path = trained / "run" / "checkpoints" / "last.ckpt"
+    subject = SubjectOptions(path=str(trained / "gpt2"), layer=1)
+    by_path = trainer(tmp_path / "a", precision=32).test(
+        lens(subject), data, ckpt_path=path, weights_only=True, verbose=False
+    )
+    loaded = LitConsistencyLens.load_from_checkpoint(path)
+    assert trainer(tmp_path / "b", precision=32).test(loaded, data, verbose=False) == by_path
+    tables = [(tmp_path / name / "controls.json").read_bytes() for name in "ab"]
+    assert tables[0] == tables[1]
+
+
+def test_a_subject_that_is_gone_is_named(moved):
+    with pytest.raises(FileNotFoundError, match=r"explains the model in .*gpt2, which is not the"):
+        LitConsistencyLens.from_exported(moved / "lens")
+
+
+def test_a_subject_in_another_place_is_found(trained, moved):
+    shutil.copytree(trained / "gpt2", moved / "gpt2")
+    module = LitConsistencyLens.from_exported(moved / "lens")
+    assert torch.equal(
+        module.lens.mean, LitConsistencyLens.from_exported(trained / "lens").lens.mean
+    )
+
+
+def test_another_subject_is_refused(moved):
+    gpt2_folder(moved / "gpt2", seed=4)
+    with pytest.raises(ValueError, match=r"another subject than this lens .*digest: \w+ then, \w+"):
+        LitConsistencyLens.from_exported(moved / "lens")
+
+
+def test_a_joint_run_begins_from_the_warm_start_of_another(trained, tmp_path):
+    from tests.distributed.lens_jobs import JOINT
+
+    subject = SubjectOptions(path=str(trained / "gpt2"), layer=1)
+    data = documents(trained, tokenizer=None)
+    module = lens(subject, JOINT, init_from=str(trained / "lens"))
+    joint = read_checkpoint(fitted(tmp_path / "joint", module, data, max_steps=1, precision=32))
+    warm = read_checkpoint(trained / "lens")
+    for name, value in joint["state_dict"].items():
+        if name.startswith("lens.reference."):  # kept at its first step
+            assert torch.equal(value, warm["state_dict"][name.replace(".reference.", ".")]), name
+    assert AVERAGED not in joint
+
+
+def test_a_checkpoint_that_lacks_a_weight_or_has_one_too_many_is_refused(trained):
+    module = LitConsistencyLens.from_exported(trained / "lens")
+    state = module.state_dict()
+    module.load_state_dict(state)
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*lens\.subject\.other"):
+        module.load_state_dict({**state, "lens.subject.other": torch.zeros(1)})
+    state.pop("lens.verbalizer.prompt")
+    with pytest.raises(RuntimeError, match=r"Missing key.*lens\.verbalizer\.prompt"):
+        module.load_state_dict(state)

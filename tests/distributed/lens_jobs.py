@@ -1,0 +1,118 @@
+"""Many small runs of the consistency lens in one world of processes, or in this one.
+
+torchrun --nproc_per_node=2 -m tests.distributed.lens_jobs FOLDER JOBS.json
+"""
+
+import json
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch import Callback, seed_everything
+
+from datamodules import ActivationDumpDataModule
+from datamodules.loader import LoaderOptions
+from lit_models import LitSubject
+from lit_models.consistency_lens.loss import LensLosses
+from lit_models.consistency_lens.schedules import LossWeight
+from lit_models.training.callbacks import default_callbacks
+from lit_models.training.callbacks.predictions import PredictionWriter
+from tests.distributed.jobs import run_job
+from tests.distributed.lens_family import LENS_SUBJECT, consistency_lens, lens_documents
+from tests.toy import toy_trainer
+
+WARM = LensLosses(teacher_text=LossWeight(1.0), teacher_reconstruction=LossWeight(1.0))
+JOINT = LensLosses(
+    reconstruction=LossWeight(1.0),
+    effect=LossWeight(0.5),
+    fluency=LossWeight(0.1),
+    entropy=LossWeight(0.1),
+)
+PHASES = {"warm": WARM, "joint": JOINT}
+
+
+class Interrupted(Callback):
+    """Ends a prediction in the middle, as a kill would: nothing is tidied up."""
+
+    def __init__(self, at_batch: int) -> None:
+        self.at_batch = at_batch
+
+    def on_predict_batch_start(self, *args: Any, **kwargs: Any) -> None:
+        if args[3] == self.at_batch:
+            raise RuntimeError("interrupted")
+
+
+def world() -> dict[str, Any]:
+    """Return the trainer's options for the processes that there are."""
+    devices = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return {"devices": devices, "strategy": "ddp" if devices > 1 else "auto"}
+
+
+def gradient(folder: Path, job: dict[str, Any]) -> None:
+    """Take one step of plain descent, and write what it took off every parameter of this rank.
+
+    Args:
+        folder: of the job.
+        job: `phase`, `precision`, `micro`, and perhaps `bypass`: the step then calls the module
+            itself, behind the back of whoever wrapped it.
+    """
+    seed_everything(1, verbose=False)
+    data = {"global_batch_size": 16, "micro_batch_size": job["micro"]}
+    descent = partial(torch.optim.SGD, lr=1.0)
+    module, data = consistency_lens(folder, data, PHASES[job["phase"]], descent, rate=1.0)
+    options = {"max_steps": 1, "limit_val_batches": 0, "precision": job["precision"]}
+    trainer = toy_trainer(folder, **world(), **options)
+    if job.get("bypass"):
+        trainer.strategy.training_step = lambda *args: module.training_step(*args)
+    before: dict[str, torch.Tensor] = {}
+
+    def noting(*args: Any) -> None:
+        before.update({n: p.detach().clone() for n, p in module.named_parameters()})
+
+    module.on_train_start = noting
+    trainer.fit(module, data)
+    learning = [(n, p.detach()) for n, p in module.named_parameters() if p.requires_grad]
+    torch.save({n: before[n] - p for n, p in learning}, folder / f"{trainer.global_rank}.pt")
+
+
+def dump(folder: Path, job: dict[str, Any]) -> None:
+    """Write a store, or a part of one.
+
+    Args:
+        folder: of the job.
+        job: perhaps `to` (another job's name whose store it writes) and `until` (a batch).
+    """
+    store = folder.parent / job.get("to", job["name"]) / "store"
+    torch.set_num_threads(job.get("threads", 1))
+    documents = lens_documents(folder, min_position=1)
+    batches = {"global_batch_size": 1, "loader": LoaderOptions(num_workers=0)}
+    data = ActivationDumpDataModule(str(store), **documents, **batches)
+    callbacks = [c for c in default_callbacks() if not isinstance(c, PredictionWriter)]
+    callbacks += [PredictionWriter(part_batches=4), Interrupted(job.get("until", -1))]
+    trainer = toy_trainer(folder, **world(), precision=32, callbacks=callbacks)
+    trainer.predict(LitSubject(LENS_SUBJECT), data, return_predictions=False)
+
+
+KINDS = {"gradient": gradient, "dump": dump, "fit": run_job}
+
+
+def run_here(folder: Path, jobs: list[dict[str, Any]]) -> None:
+    """Run jobs in this process, one after the other."""
+    for job in jobs:
+        (folder / job["name"]).mkdir(parents=True, exist_ok=True)
+        KINDS[job["kind"]](folder / job["name"], job)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    run_here(Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text()))
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

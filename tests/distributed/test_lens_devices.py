@@ -1,0 +1,156 @@
+"""A consistency lens on one device and on two: gradients, stores, resumed runs, shards, export."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lit_models import LitConsistencyLens
+from lit_models.training.checkpoint import AVERAGED, read_checkpoint
+from lit_models.training.export import export_checkpoint
+from lit_models.training.lineage import verify_run
+from tests.distributed.launch import run
+from tests.distributed.lens_family import JOINT_START, story_files
+from tests.distributed.lens_jobs import run_here
+from tests.toy import ledger_lines
+
+# A resumed run here gets a folder of its own.
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:The dirpath has changed")]
+Job = dict[str, Any]
+PLACES = {"before": JOINT_START - 1, "at": JOINT_START, "after": JOINT_START + 1}
+TOLERANCE = {64: 1e-10, 32: 1e-5}
+CLASS = "lit_models.LitConsistencyLens"
+
+
+def gradients(micro: int, phases: tuple[str, ...] = ("warm", "joint"), **more: Any) -> list[Job]:
+    jobs = [{"phase": p, "precision": bits, "micro": micro} for p in phases for bits in (64, 32)]
+    named = [{"name": "-".join(map(str, (*job.values(), *more))), **job} for job in jobs]
+    return [{"kind": "gradient", **job, **more} for job in named]
+
+
+def fit(name: str, strategy: str = "auto", **more: Any) -> Job:
+    data = {"global_batch_size": 16, "micro_batch_size": 4}
+    return {
+        **{"name": name, "kind": "fit", "family": "consistency_lens", "strategy": strategy},
+        **{"data": data, "decay": 0.9, **more},
+    }
+
+
+def half(name: str, steps: int, strategy: str = "auto") -> Job:
+    return fit(name, strategy, trainer={"max_steps": steps}, save_every=steps)
+
+
+def last(folder: Path) -> Path:
+    return folder / "checkpoints" / "last.ckpt"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All runs: what one device does before two, what two do, what one does after them."""
+    folder = tmp_path_factory.mktemp("lens")
+    story_files(folder)
+    begun = [*gradients(16), fit("one"), half("one until", JOINT_START)]
+    run_here(folder, [*begun, {"name": "dump one", "kind": "dump", "threads": 2}])
+    for name, batch in (("cut by one", 30), ("cut by two", 7)):
+        with pytest.raises(RuntimeError, match="interrupted"):
+            run_here(folder, [{"name": name, "kind": "dump", "until": batch}])
+    two = [
+        *gradients(3),
+        *gradients(8, ("joint",), bypass=True),
+        {"name": "dump two", "kind": "dump"},
+        {"name": "ended by two", "kind": "dump", "to": "cut by one"},
+        *(half(f"two until {place}", steps, "ddp") for place, steps in PLACES.items()),
+        fit("one, then two", "ddp", resume=str(last(folder / "one until"))),
+        fit("shards", "fsdp", sharding={"sharded_checkpoint": True}),
+    ]
+    path = folder / "jobs.json"
+    path.write_text(json.dumps(two))
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    done = run(*launcher, "-m", "tests.distributed.lens_jobs", str(folder), str(path))
+    assert done.returncode == 0, done.stdout[-4000:]
+    resumed = [
+        fit(f"two, then one {p}", resume=str(last(folder / f"two until {p}"))) for p in PLACES
+    ]
+    run_here(folder, [*resumed, fit("from shards", resume=str(last(folder / "shards")))])
+    return folder
+
+
+def taken_off(folder: Path, rank: int = 0) -> dict[str, torch.Tensor]:
+    return torch.load(folder / f"{rank}.pt", weights_only=True)
+
+
+def difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """Return the largest difference of two gradients, as a share of the first one's norm."""
+    norm = torch.stack([value.norm() for value in one.values()]).norm()
+    return max(float((other[name] - value).abs().max() / norm) for name, value in one.items())
+
+
+@pytest.mark.parametrize("precision", [64, 32])
+@pytest.mark.parametrize("phase", ["warm", "joint"])
+def test_the_gradient_is_the_same_on_two_ranks_with_accumulation_and_fillers(
+    runs, phase, precision
+):
+    whole = taken_off(runs / f"{phase}-{precision}-16")
+    assert all(value.abs().max() > 0 for value in whole.values())  # it reaches every parameter
+    for rank in (0, 1):
+        found = taken_off(runs / f"{phase}-{precision}-3", rank)
+        assert found.keys() == whole.keys()
+        assert difference(whole, found) <= TOLERANCE[precision]
+
+
+def test_a_step_that_bypasses_the_wrapped_module_is_found_out(runs):
+    folder = runs / "joint-64-8-bypass"
+    ranks = [taken_off(folder, rank) for rank in (0, 1)]
+    assert difference(*ranks) > 1e-3
+    assert difference(taken_off(runs / "joint-64-16"), ranks[0]) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["dump two", "cut by one"])
+def test_two_devices_dump_what_one_does_byte_for_byte(runs, name):
+    one, other = runs / "dump one" / "store", runs / name / "store"
+    names = sorted(path.name for path in one.iterdir())
+    assert "train.activations.npy" in names
+    assert sorted(path.name for path in other.iterdir()) == names
+    for name in names:
+        assert (other / name).read_bytes() == (one / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("name", ["one, then two", *(f"two, then one {p}" for p in PLACES)])
+def test_a_resumed_run_is_the_uninterrupted_one(runs, name):
+    whole, found = read_checkpoint(last(runs / "one")), read_checkpoint(last(runs / name))
+    for key in ("state_dict", AVERAGED):
+        assert found[key].keys() == whole[key].keys()
+        torch.testing.assert_close(found[key], whole[key], rtol=1e-8, atol=1e-10)
+    lines = {line["step"]: line for line in ledger_lines(runs / "one")}
+    for line in ledger_lines(runs / name):
+        assert line["digest"] == lines[line["step"]]["digest"]
+        assert line["loss"] == pytest.approx(lines[line["step"]]["loss"], rel=1e-10)
+
+
+def test_the_reference_is_the_networks_of_the_step_at_which_it_is_kept(runs):
+    then = read_checkpoint(last(runs / "one until"))["state_dict"]
+    now = read_checkpoint(last(runs / "one"))["state_dict"]
+    kept = {n: v for n, v in now.items() if n.startswith("lens.reference.")}
+    assert kept
+    for name, value in kept.items():
+        assert torch.equal(value, then[name.replace(".reference.", ".")]), name
+
+
+def test_shards_of_a_lens_are_exported_as_the_file_of_one_device(runs, tmp_path):
+    modules = []
+    for name in ("one", "shards"):
+        export_checkpoint(last(runs / name), tmp_path / name, class_path=CLASS)
+        modules.append(LitConsistencyLens.from_exported(tmp_path / name).state_dict())
+    averaged = read_checkpoint(last(runs / "one"))[AVERAGED]
+    assert averaged
+    for name, value in modules[0].items():
+        torch.testing.assert_close(modules[1][name], value, rtol=1e-5, atol=1e-6)
+        expected = averaged[name].to(value.dtype) if name in averaged else value
+        torch.testing.assert_close(value, expected, rtol=0, atol=0)
+
+
+def test_runs_of_a_lens_are_proven_by_their_ledgers(runs):
+    for name in ("one", "shards"):
+        assert verify_run(runs / name).faults == []
