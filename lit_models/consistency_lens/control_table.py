@@ -1,7 +1,6 @@
 """The controls beside the lens: a table at the end of a test, and controls.json."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from torch import nn
 
 from lit_models.consistency_lens.metrics import REPORTED, Settled
 
-TOLD_NOTE = "the reconstructor is told the current token (lens.gives_current_token)"
 HEADLINE = ("fve", "unit_fve", "kl_recovered")
 COLUMNS = {
     "fve": "FVE",
@@ -37,14 +35,13 @@ class ControlTable(Callback):
             pl_module.log(f"test/{name}", metric, metric_attribute=f"headline.{name}")
         if not trainer.is_global_zero:
             return
-        notes = [TOLD_NOTE] if pl_module.lens_options.gives_current_token else []
-        content = {"rows": groups, "legibility": legible, "notes": notes}
+        content = {"rows": groups, "legibility": legible}
         path = Path(trainer.default_root_dir) / "controls.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         for group, rows in groups.items():
             if group != "all" or len(groups) == 1:
-                Console(highlight=False).print(rendered(rows, group, notes))
+                Console(highlight=False).print(rendered(rows, group))
 
 
 def table(rows: dict[str, Any]) -> dict[str, dict[str, float]]:
@@ -77,9 +74,9 @@ def headline(rows: dict[str, dict[str, float]], legible: dict[str, float]) -> di
     }
 
 
-def rendered(rows: dict[str, dict[str, float]], group: str, notes: Sequence[str] = ()) -> Table:
+def rendered(rows: dict[str, dict[str, float]], group: str) -> Table:
     """Return the table as it is printed, at most 80 columns wide."""
-    title = "\n".join(["controls" if group == "all" else f"controls: {group}", *notes])
+    title = "controls" if group == "all" else f"controls: {group}"
     shown = Table(title=title, title_justify="left", box=None, pad_edge=False)
     shown.add_column("rebuilt from")
     for name in COLUMNS.values():

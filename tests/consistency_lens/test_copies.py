@@ -8,7 +8,6 @@ from torch import nn
 
 from lit_models.causal_lm.lora import LoraOptions
 from lit_models.consistency_lens.building import stored_recipe
-from lit_models.consistency_lens.control_table import TOLD_NOTE, rendered
 from lit_models.consistency_lens.copies import BaseOptions
 from lit_models.consistency_lens.lens import Lens, LensOptions
 from lit_models.training.strategies.fsdp import separate_frozen
@@ -108,11 +107,6 @@ def test_options_survive_a_checkpoint_and_older_ones_get_the_defaults() -> None:
     assert LensOptions(**recipe["lens"]) == options
     old = {"num_words": 6, "num_prompt": 1, "reads_backwards": True}
     assert stored_recipe({"lens_recipe": {"lens": old}})["lens"] == asdict(LensOptions())
-
-
-def test_a_table_says_that_the_reconstructor_was_told() -> None:
-    assert rendered({}, "all", [TOLD_NOTE]).title == f"controls\n{TOLD_NOTE}"
-    assert rendered({}, "all").title == "controls"
 
 
 @pytest.mark.parametrize(
