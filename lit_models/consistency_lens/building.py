@@ -150,13 +150,13 @@ def statistics_for(subject: Subject, data: ActivationDataModule) -> ActivationSt
     return statistics_of(_computed(subject, data))
 
 
-def token_counts(data: ActivationDataModule, vocab_size: int) -> Tensor:
-    """Return [V] int64: how often each token occurs in the training part."""
+def word_counts(data: ActivationDataModule, is_word: Tensor) -> Tensor:
+    """Return [V] int64: how often each word occurs in the training part; 0 for what is none."""
     assert data.store is not None
-    tokens, counts = data.store.stream(TRAIN).tokens, np.zeros(vocab_size, np.int64)
+    tokens, counts = data.store.stream(TRAIN).tokens, np.zeros(len(is_word), np.int64)
     for start in range(0, len(tokens), COUNTED_AT_ONCE):
-        counts += np.bincount(tokens[start : start + COUNTED_AT_ONCE], minlength=vocab_size)
-    return torch.from_numpy(counts)
+        counts += np.bincount(tokens[start : start + COUNTED_AT_ONCE], minlength=len(is_word))
+    return torch.from_numpy(counts).to(is_word.device) * is_word
 
 
 @torch.no_grad()

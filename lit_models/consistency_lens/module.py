@@ -13,7 +13,7 @@ from lit_models.consistency_lens import building
 from lit_models.consistency_lens.building import LENS_RECIPE_KEY
 from lit_models.consistency_lens.controls import CONTROLS, Baselines, Case, predictions
 from lit_models.consistency_lens.evaluation import EvaluationOptions
-from lit_models.consistency_lens.lens import Lens, LensOptions
+from lit_models.consistency_lens.lens import LensOptions
 from lit_models.consistency_lens.loss import LensLosses, squared_error
 from lit_models.consistency_lens.metrics import Explained
 from lit_models.consistency_lens.phases import check_phases, leaves_one_idle
@@ -110,10 +110,8 @@ class LitConsistencyLens(ExactModule):
         if is_new:
             self._build(data.longest)
         statistics = building.statistics_for(self.lens.subject, data)
-        size = len(self.lens.token_counts)
-        counts = building.token_counts(data, size)
-        self.lens.token_counts.copy_(counts * self.lens.verbalizer.is_word)
-        self.baselines = Baselines(statistics, size)
+        self.lens.token_counts.copy_(building.word_counts(data, self.lens.verbalizer.is_word))
+        self.baselines = Baselines(statistics, len(self.lens.token_counts))
         self.tested = Tested(self.evaluation, data.group_names, data.attribute_names)
         if is_new:  # else the checkpoint knows the mean of its training
             self.lens.take_statistics(statistics)
@@ -137,7 +135,7 @@ class LitConsistencyLens(ExactModule):
     def training_terms(self, batch: ActivationBatch) -> dict[str, LossSum]:
         step, weight = self.trainer.global_step, batch["weight"]
         names, activation = set(self.losses.at(step)), self.lens.activation(batch)
-        options = (names, self.temperature.at(step), self.teacher)
+        options = (names, self.temperature.at(step), self.teacher, self.losses.group_size)
         found = lens_terms(self.lens, batch, activation, *options)
         return {n: LossSum((v * weight).sum(), weight.sum()) for n, v in found.items()}
 
@@ -188,12 +186,11 @@ class LitConsistencyLens(ExactModule):
             self._build(1)
         building.check_same(trained, self.recipe)
 
-    def _build(self, context_length: int) -> Lens:
+    def _build(self, context_length: int) -> None:
         subject = building.subject_of(self.options, self.recipe, context_length)
         self.lens = building.lens_of(subject, self.recipe)
         building.leave_out(self, {f"lens.{name}" for name in self.lens.unsaved_names()})
         self.val_loss, self.val_fve = SumCount(), Explained()
-        return self.lens
 
     def _case(self, batch: ActivationBatch) -> Case:
         pair = (self.lens.activation(batch), self.lens.activation(batch["other"]))

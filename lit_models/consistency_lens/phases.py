@@ -1,7 +1,6 @@
 """Which of the two networks learns at which step of a run."""
 
-from dataclasses import fields
-
+from datamodules.activations.dataset import TERMS
 from lit_models.consistency_lens.loss import LensLosses
 
 VERBALIZER_TERMS = frozenset(
@@ -44,5 +43,5 @@ def check_phases(losses: LensLosses, num_steps: int | None) -> None:
 
 def _changes(losses: LensLosses) -> list[int]:
     """Return the steps at which a term begins or ends, and the first."""
-    terms = [getattr(losses, field.name) for field in fields(losses)]
+    terms = [getattr(losses, name) for name in TERMS]
     return sorted({0, *(t.begin for t in terms), *(t.end for t in terms if t.end is not None)})

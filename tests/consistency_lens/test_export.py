@@ -42,11 +42,8 @@ def explained(module):
     activation = torch.linspace(-1, 1, 40, dtype=module.lens.mean.dtype).reshape(5, 8)
     with torch.no_grad():
         words = module.lens.verbalizer.explain(activation)
-        return (
-            words.token_ids,
-            words.logits,
-            module.lens.reconstructor(words.embeddings, words.token_ids[:, 0]),
-        )
+        rebuilt = module.lens.reconstructor(words.embeddings, words.token_ids[:, 0])
+        return words.token_ids, words.logits, rebuilt
 
 
 def test_neither_checkpoint_nor_export_holds_the_subject(trained):
