@@ -103,6 +103,10 @@ def test_the_gradient_is_the_same_on_two_ranks_with_accumulation_and_fillers(
         assert difference(whole, found) <= TOLERANCE[precision]
 
 
+def test_ddp_neither_looks_for_unused_parameters_nor_sends_buffers_that_stand_still(runs):
+    assert json.loads((runs / "warm-64-3" / "1.json").read_text()) == [False, False]
+
+
 def test_a_step_that_bypasses_the_wrapped_module_is_found_out(runs):
     folder = runs / "joint-64-8-bypass"
     ranks = [taken_off(folder, rank) for rank in (0, 1)]
