@@ -46,6 +46,7 @@ class LitConsistencyLens(ExactModule):
     """
 
     export_keys: ClassVar[tuple[str, ...]] = (LENS_RECIPE_KEY,)
+    buffers_stand_still: ClassVar[bool] = True
     control_names: ClassVar[tuple[str, ...]] = CONTROLS
 
     def __init__(

@@ -53,6 +53,8 @@ class ExactModule(LightningModule):
     calls_blocks_evenly: ClassVar[bool] = True
     # Whether every training step gives every trainable parameter a gradient.
     reaches_all_parameters: bool = True
+    # Whether no buffer changes while it trains: all ranks then take those of rank 0 once, for good.
+    buffers_stand_still: ClassVar[bool] = False
     # Whether a step may be cut into micro-batches: not where the loss couples its samples.
     may_accumulate: ClassVar[bool] = True
     export_keys: ClassVar[tuple[str, ...]] = ()

@@ -72,6 +72,9 @@ def gradient(folder: Path, job: dict[str, Any]) -> None:
 
     def noting(*args: Any) -> None:
         before.update({n: p.detach().clone() for n, p in module.named_parameters()})
+        wrapped = trainer.strategy.model
+        facts = [getattr(wrapped, n, None) for n in ("find_unused_parameters", "broadcast_buffers")]
+        (folder / f"{trainer.global_rank}.json").write_text(json.dumps(facts))
 
     module.on_train_start = noting
     trainer.fit(module, data)

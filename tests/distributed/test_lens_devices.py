@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from datamodules.activations.store import ActivationStore
 from lit_models import LitConsistencyLens
 from lit_models.training.checkpoint import AVERAGED, read_checkpoint
 from lit_models.training.export import export_checkpoint
@@ -53,14 +54,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     story_files(folder)
     begun = [*gradients(16), fit("one"), half("one until", JOINT_START)]
     run_here(folder, [*begun, {"name": "dump one", "kind": "dump", "threads": 2}])
-    for name, batch in (("cut by one", 30), ("cut by two", 7)):
-        with pytest.raises(RuntimeError, match="interrupted"):
-            run_here(folder, [{"name": name, "kind": "dump", "until": batch}])
+    with pytest.raises(RuntimeError, match="interrupted"):
+        run_here(folder, [{"name": "cut", "kind": "dump", "until": 30}])
+    assert len(list((folder / "cut").glob(".store.*.parts/part-*.npz"))) == 7  # of four batches
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        ActivationStore(folder / "cut" / "store")
     two = [
         *gradients(3),
         *gradients(8, ("joint",), bypass=True),
         {"name": "dump two", "kind": "dump"},
-        {"name": "ended by two", "kind": "dump", "to": "cut by one"},
+        {"name": "ended by two", "kind": "dump", "to": "cut"},
         *(half(f"two until {place}", steps, "ddp") for place, steps in PLACES.items()),
         fit("one, then two", "ddp", resume=str(last(folder / "one until"))),
         fit("shards", "fsdp", sharding={"sharded_checkpoint": True}),
@@ -100,6 +103,10 @@ def test_the_gradient_is_the_same_on_two_ranks_with_accumulation_and_fillers(
         assert difference(whole, found) <= TOLERANCE[precision]
 
 
+def test_ddp_neither_looks_for_unused_parameters_nor_sends_buffers_that_stand_still(runs):
+    assert json.loads((runs / "warm-64-3" / "1.json").read_text()) == [False, False]
+
+
 def test_a_step_that_bypasses_the_wrapped_module_is_found_out(runs):
     folder = runs / "joint-64-8-bypass"
     ranks = [taken_off(folder, rank) for rank in (0, 1)]
@@ -107,7 +114,7 @@ def test_a_step_that_bypasses_the_wrapped_module_is_found_out(runs):
     assert difference(taken_off(runs / "joint-64-16"), ranks[0]) > 1e-3
 
 
-@pytest.mark.parametrize("name", ["dump two", "cut by one"])
+@pytest.mark.parametrize("name", ["dump two", "cut"])
 def test_two_devices_dump_what_one_does_byte_for_byte(runs, name):
     one, other = runs / "dump one" / "store", runs / name / "store"
     names = sorted(path.name for path in one.iterdir())

@@ -27,7 +27,8 @@ class ReplicatedStrategy(ManagedProcesses, DDPStrategy):
             and needed only where the network's path depends on the batch. A module that says so
             itself (`reaches_all_parameters` is false) gets it anyway.
         gradient_as_bucket_view: gradients lie in the buffers that are sent: one copy less.
-        broadcast_buffers: every forward takes the buffers of rank 0.
+        broadcast_buffers: every forward takes the buffers of rank 0, unless the module says that
+            its own stand still.
         bucket_cap_mb: MiB of gradients that are sent together; none is DDP's own 25.
         static_graph: the same parameters get gradients in every step, even if not all do.
     """
@@ -56,11 +57,15 @@ class ReplicatedStrategy(ManagedProcesses, DDPStrategy):
         )
 
     def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
-        """Wrap the module; what gets no gradient in a step then keeps none, as on one device."""
+        """Wrap the module as it says of itself: what gets no gradient in a step then keeps none, as
+        on one device, and buffers that stand still are not sent with every forward."""
         if not getattr(model, "reaches_all_parameters", True):
             self._ddp_kwargs["find_unused_parameters"] = True
             warnings.filterwarnings("ignore", message=NONE_YET)  # of a step that reaches all
-        return super()._setup_model(model)
+        wrapped = super()._setup_model(model)
+        if getattr(model, "buffers_stand_still", False):
+            wrapped.broadcast_buffers = False
+        return wrapped
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         try:
