@@ -87,9 +87,7 @@ def test_a_store_without_kept_activations_has_the_same_statistics(tmp_path: Path
 
 @pytest.mark.parametrize("kind", ["GPT2", "Qwen2"])
 @pytest.mark.parametrize("layer", [0, 2])
-def test_activations_are_those_that_transformers_has(
-    tmp_path: Path, kind: str, layer: int
-) -> None:
+def test_activations_are_those_that_transformers_has(tmp_path: Path, kind: str, layer: int) -> None:
     """The last block, too: before the final norm, which the reported hidden states have passed."""
     from transformers import AutoModel
 

@@ -30,7 +30,9 @@ def jsonl(path: Path, rows: list[dict]) -> Path:
 
 
 def facts(
-    files: list[Path], column: str | None = "attributes", reading: Reading = Reading()  # noqa: B008
+    files: list[Path],
+    column: str | None = "attributes",
+    reading: Reading = Reading(),  # noqa: B008
 ) -> tuple[TokenStore, DocumentFacts]:
     store = open_token_store(request(files, options=WORDS, reading=reading))
     return store, document_facts(files, store.hashes(0), reading, column, store.tokenizer)
