@@ -101,6 +101,7 @@ def test_activations_per_second_beside_a_plain_loop(folder: Path, tmp_path: Path
     dump(folder, tmp_path / "first")
     store = ActivationStore(tmp_path / "first")
     number, batches = sum(store.schema["num_activations"].values()), plain_batches(store)
+    plain_loop(folder, batches[:3], tmp_path / "first.npy")  # as warm as the other
     seconds: dict[str, list[float]] = {"plain loop": [], "unisono": [], "unisono, 2 processes": []}
     for turn in range(ROUNDS):
         seconds["plain loop"].append(plain_loop(folder, batches, tmp_path / f"{turn}.npy"))

@@ -81,8 +81,8 @@ def no_model() -> None:
 WRONG: dict[str, tuple[list[str], Callable[[], None] | None, str]] = {
     "a store of another subject": (
         [*FIT, "--model.subject.seed=1"], None,
-        r"acts holds activations of another subject \(digest: \w+ there, \w+ here\); name the model "
-        "that was dumped with model.subject.path",
+        r"acts holds activations of another subject \(digest: \w+ there, \w+ here\); name the "
+        "model that was dumped with model.subject.path",
     ),
     "a store of another layer": (
         [*FIT, "--model.subject.layer=0"], None,
@@ -101,8 +101,8 @@ WRONG: dict[str, tuple[list[str], Callable[[], None] | None, str]] = {
         None, "context_length 17 .*16.*lower data.context_length",
     ),
     "a store without a schema": (
-        FIT, no_schema, "acts holds no schema.json, so it is no complete store of activations; make "
-        "it again with unisono predict",
+        FIT, no_schema, "acts holds no schema.json, so it is no complete store of activations; "
+        "make it again with unisono predict",
     ),
     "half a shard": (
         FIT, half_a_shard, "acts/train.activations.npy has 3,000 bytes, and the schema says .*half "
