@@ -86,27 +86,34 @@ def write_store(
     unfinished.mkdir()  # with the modes of the user's umask: the cache's own are narrower
     try:
         with naming(folder):
-            for path in sorted(tokens.folder.iterdir()):
-                shutil.copyfile(path, unfinished / path.name)
-            names = list(dict.fromkeys(name for part in parts for name in part.facts.names))
-            for part, name in zip(parts, PART_NAMES, strict=True):
-                _write_part(unfinished, name, part, names, keeps_activations)
-            statistics = statistics_of(parts[TRAIN].chunks())
-            statistics.save(unfinished / STATISTICS)
-            facts = {
-                **_facts_of_parts(parts, names),
-                "version": STORE_VERSION,
-                "subject": asdict(subject),
-                "norms": dict(zip(("mean", "deviation", "largest"), statistics.norms, strict=True)),
-                "tokenizer": tokens.tokenizer.digest,
-                "tokens": tokens.fingerprint,
-                "positions": asdict(rule),
-                "keeps_activations": keeps_activations,
-            }
-            _write_schema(unfinished, facts)
+            facts = _write_files(unfinished, tokens, parts, keeps_activations)
+            _write_schema(
+                unfinished, {**facts, "subject": asdict(subject), "positions": asdict(rule)}
+            )
             os.rename(unfinished, folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _write_files(
+    folder: Path, tokens: TokenStore, parts: list[DumpedPart], keeps_activations: bool
+) -> dict[str, object]:
+    """Write all but the schema; return what it says of the files."""
+    for path in sorted(tokens.folder.iterdir()):
+        shutil.copyfile(path, folder / path.name)
+    names = list(dict.fromkeys(name for part in parts for name in part.facts.names))
+    for part, name in zip(parts, PART_NAMES, strict=True):
+        _write_part(folder, name, part, names, keeps_activations)
+    statistics = statistics_of(parts[TRAIN].chunks())
+    statistics.save(folder / STATISTICS)
+    return {
+        **_facts_of_parts(parts, names),
+        "version": STORE_VERSION,
+        "norms": dict(zip(("mean", "deviation", "largest"), statistics.norms, strict=True)),
+        "tokenizer": tokens.tokenizer.digest,
+        "tokens": tokens.fingerprint,
+        "keeps_activations": keeps_activations,
+    }
 
 
 def _facts_of_parts(parts: list[DumpedPart], attributes: list[str]) -> dict[str, object]:

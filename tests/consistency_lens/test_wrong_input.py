@@ -6,16 +6,10 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from datamodules import ActivationDataModule, ActivationDumpDataModule, TextSplit, TokenizerOptions
-from datamodules.activations.positions import PositionRule
-from lit_models import LitSubject
-from lit_models.causal_lm.decoder_config import DecoderConfig
-from lit_models.consistency_lens.subject import SubjectOptions
-from tests.activation_dumps import RULE, documents, dumped, stories, subject, trainer
+from tests.activation_dumps import dumped, stories
 
 Unisono = Callable[..., tuple[int, str]]
 SUBJECT = """
@@ -178,60 +172,3 @@ def test_a_check_of_documents_and_of_a_store_says_what_they_hold(
     assert "block 1 of 0 to 2, block_output, 16 features, float32" in of_store
     assert re.search(r"files +\d+ files, 0.\d MB, hold what was written", of_store)
     assert max(map(len, of_store.splitlines())) <= 80
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"train_files": "x.jsonl"}, "data.train_files is x.jsonl, and the documents are in"),
-        ({"test_files": ["y.txt"]}, "data.test_files is .*it would change nothing"),
-        ({"tokenizer": TokenizerOptions()}, "data.tokenizer is .*Leave data.tokenizer out"),
-        ({"split": TextSplit(0.3)}, "data.split is TextSplit"),
-        ({"text_column": "body"}, "data.text_column is body"),
-        ({"attributes_column": None}, "data.attributes_column is None"),
-        ({"documents_by": "line"}, "data.documents_by is line"),
-    ],
-)
-def test_options_of_documents_beside_a_store_are_refused(
-    options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        ActivationDataModule("acts", **options)
-
-
-def test_other_positions_or_context_than_those_of_the_store_are_refused(sound: Path) -> None:
-    acts = str(sound / "acts")
-    ActivationDataModule(acts, context_length=16, positions=RULE).prepare_data()
-    with pytest.raises(ValueError, match="context_length is 32, and .*was dumped with 16: leave"):
-        ActivationDataModule(acts, context_length=32).prepare_data()
-    with pytest.raises(ValueError, match="positions is .*seed=4.*was dumped with .*seed=0"):
-        ActivationDataModule(acts, positions=PositionRule(2, 3, 4)).prepare_data()
-
-
-def test_another_tokenizer_than_the_subject_s_is_refused(tmp_path: Path) -> None:
-    data = ActivationDumpDataModule(str(tmp_path / "acts"), **documents(stories(tmp_path, 20)))
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text('{"model_type": "gpt2"}')
-    module = LitSubject(SubjectOptions(path=str(tmp_path / "model")))
-    with pytest.raises(ValueError, match="data.tokenizer is kind words, and the pretrained model"):
-        trainer(tmp_path).predict(module, data)
-
-
-def test_a_tokenizer_larger_than_the_subject_is_refused(tmp_path: Path) -> None:
-    small = DecoderConfig(vocab_size=5, max_positions=16, hidden_size=16, num_heads=2)
-    with pytest.raises(ValueError, match="tokens and the network embeds 5"):
-        dumped(tmp_path / "a", stories(tmp_path, 20), SubjectOptions(layer=1, network=small))
-
-
-def test_documents_without_any_activation_are_refused(tmp_path: Path) -> None:
-    rule = PositionRule(min_position=200)
-    with pytest.raises(ValueError, match="the part train holds no activation: .*lower that, or"):
-        dumped(tmp_path / "a", stories(tmp_path, 20), positions=rule, context_length=300,
-               of=SubjectOptions(network=DecoderConfig(max_positions=300), layer=1))  # fmt: skip
-
-
-def test_a_layer_below_0_and_two_subjects_are_refused() -> None:
-    with pytest.raises(ValueError, match="subject.layer must be 0 or more, got -1"):
-        subject(-1)
-    with pytest.raises(ValueError, match="a lens needs one subject"):
-        SubjectOptions()

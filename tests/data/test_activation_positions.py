@@ -1,6 +1,6 @@
 """Which positions are taken, and how documents are cut."""
 
-import itertools
+from itertools import pairwise
 from math import comb
 
 import numpy as np
@@ -92,7 +92,7 @@ def test_long_documents_are_cut_and_no_position_is_lost(tmp_path: object) -> Non
         own = [pieces.tokens(i) for i in np.flatnonzero(pieces.document == document)]
         read = np.concatenate([own[0][:1], *(tokens[1:] for tokens in own)])
         assert pieces.store.tokenizer.decode(read) == text
-        assert all(a[-1] == b[0] for a, b in itertools.pairwise(own))
+        assert all(a[-1] == b[0] for a, b in pairwise(own))
     assert len(set(pieces.hashes.tolist())) == len(pieces)
     assert pieces.hashes[0] == pieces.store.hashes(0)[0]
 

@@ -1,0 +1,120 @@
+"""A dump of activations beside a plain loop over transformers with a hook, in turns."""
+
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from datamodules.activations.pieces import Pieces
+from datamodules.activations.store import ActivationStore
+from tests.activation_dumps import model_folder, plain_activations
+from tests.benchmarks.dump_peers import BATCH, LAYER, LONGEST, dump
+
+pytestmark = pytest.mark.benchmark
+ROOT = Path(__file__).parents[2]
+ROUNDS, DOCUMENTS = 3, 3000
+SIZES = {"n_positions": LONGEST, "n_embd": 256, "n_layer": 6, "n_head": 8}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Documents of log-normal lengths, mean 120 bytes, and a GPT-2 that reads bytes."""
+    folder = tmp_path_factory.mktemp("dump")
+    rng = np.random.default_rng(0)
+    lengths = rng.lognormal(np.log(120) - 0.7**2 / 2, 0.7, DOCUMENTS).astype(int).clip(4, 2000)
+    texts = ("".join(rng.choice(list("etaoin shrdlu"), n)) for n in lengths)
+    (folder / "mine.txt").write_text("\n".join(text.strip() or "e" for text in texts))
+    model_folder(folder / "model", **SIZES)
+    return folder
+
+
+def dump_in_processes(folder: Path, target: Path, devices: int) -> float:
+    """Dump with several processes and return the seconds that rank 0 measured."""
+    command = [sys.executable, "-m", "tests.benchmarks.dump_peers", str(folder), str(target)]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, str(devices)],
+        cwd=folder,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return float(re.findall(r"^seconds ([\d.]+)$", done.stdout, re.MULTILINE)[0])
+
+
+def plain_batches(store: ActivationStore) -> list[Any]:
+    """Return the same documents, all read to their end, sorted by length and padded."""
+    rows = []
+    for part in range(3):
+        pieces = Pieces(store, part, LONGEST)
+        piece, position = store.array(part, "piece"), store.array(part, "position")
+        starts = np.flatnonzero(np.diff(piece, prepend=-1))
+        drawn = np.split(np.array(position), starts[1:]) if len(starts) else []
+        read = piece[starts].tolist()
+        rows += [(pieces.tokens(n)[:-1], at) for n, at in zip(read, drawn, strict=True)]
+    window = 50 * BATCH
+    order = [
+        number
+        for first in range(0, len(rows), window)
+        for number in sorted(
+            range(first, min(first + window, len(rows))), key=lambda i: len(rows[i][0])
+        )
+    ]
+    return [[rows[i] for i in order[first : first + BATCH]] for first in range(0, len(rows), BATCH)]
+
+
+def padded(batch: list[tuple[np.ndarray, np.ndarray]]) -> tuple[Any, Any, Any]:
+    """Return input_ids, attention_mask and positions, as a plain script's collate function."""
+    ids = np.zeros((len(batch), max(len(tokens) for tokens, _ in batch)), np.int64)
+    mask = np.zeros_like(ids)
+    for row, (tokens, _) in enumerate(batch):
+        ids[row, : len(tokens)], mask[row, : len(tokens)] = tokens, 1
+    return ids, mask, [at for _, at in batch]
+
+
+def plain_loop(folder: Path, batches: list[Any], target: Path) -> float:
+    """Read all, save the activations, and return the seconds."""
+    from transformers import AutoModel
+
+    model = AutoModel.from_pretrained(folder / "model").eval()
+    start = time.perf_counter()
+    found = plain_activations(model, LAYER, (padded(batch) for batch in batches))
+    np.save(target, found)
+    return time.perf_counter() - start
+
+
+def test_activations_per_second_beside_a_plain_loop(folder: Path, tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    dump(folder, tmp_path / "first")
+    store = ActivationStore(tmp_path / "first")
+    number, batches = sum(store.schema["num_activations"].values()), plain_batches(store)
+    plain_loop(folder, batches[:3], tmp_path / "first.npy")  # as warm as the other
+    seconds: dict[str, list[float]] = {"plain loop": [], "unisono": [], "unisono, 2 processes": []}
+    for turn in range(ROUNDS):
+        seconds["plain loop"].append(plain_loop(folder, batches, tmp_path / f"{turn}.npy"))
+        seconds["unisono"].append(dump(folder, tmp_path / f"one{turn}"))
+        two = dump_in_processes(folder, tmp_path / f"two{turn}", 2)
+        seconds["unisono, 2 processes"].append(two)
+    median = {name: statistics.median(values) for name, values in seconds.items()}
+    table = Table("dump, one thread each", "activations/s", "times the plain loop", "times one")
+    for name, value in median.items():
+        beside = f"{median['plain loop'] / value:.2f}"
+        of_one = f"{median['unisono'] / value:.2f}" if "unisono" in name else ""
+        table.add_row(name, f"{number / value:,.0f}", beside, of_one)
+    Console().print(table)
+    expected = np.sort(np.load(tmp_path / "0.npy").sum(1))
+    kept = np.sort(np.concatenate([store.activations(part).sum(1) for part in range(3)]))
+    np.testing.assert_allclose(kept, expected, atol=1e-4)  # both did the same work
