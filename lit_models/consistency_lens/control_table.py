@@ -23,8 +23,8 @@ COLUMNS = {
 TOLD = "the reconstructor is told the current token (lens.gives_current_token)"
 IS_RANDOM = "the subject has random weights"
 NOT_RUN = (
-    f"not run: {RANDOM}; test a lens with model.subject.random_weights, and name its\n"
-    "controls.json with model.evaluation.random_subject"
+    f"not run: {RANDOM}; test a lens with model.subject.random_weights, and name\n"
+    "its controls.json with model.evaluation.random_subject"
 )
 
 

@@ -100,7 +100,7 @@ def stories(folder, number=60, name="stories"):
     with open(path, "w", encoding="utf-8") as file:
         for i in range(number):
             pet, place = PETS[i % 3], PLACES[i // 3 % 4]
-            text = f"number {i // 8} {i % 8} : the {pet} in the {place} saw <b> & left the {place} at once ."
+            text = f"number {i // 8} {i % 8} : the {pet} in the {place} saw <b> & left it at once ."
             row = {"text": text, "attributes": {"pet": pet, "place": place}}
             file.write(json.dumps(row) + "\n")
     return path
