@@ -7,13 +7,8 @@ import torch
 from lightning.pytorch import seed_everything
 from rich.console import Console
 
-from lit_models.consistency_lens.control_table import (
-    IS_RANDOM,
-    NOT_RUN,
-    headline,
-    legibility_table,
-    rendered,
-)
+from lit_models.consistency_lens.control_table import IS_RANDOM, NOT_RUN, headline
+from lit_models.consistency_lens.control_views import legibility_table, rendered
 from lit_models.consistency_lens.controls import fidelities, row_names
 from lit_models.consistency_lens.evaluation import EvaluationOptions, random_subject_rows
 from lit_models.consistency_lens.metrics import FidelityTable
