@@ -1,6 +1,6 @@
 """What is known of the activations of the training part: the baselines that a lens must beat.
 
-Everything is summed in float64 in a fixed order, so that it does not depend on devices.
+Everything is summed in float64 in a fixed order by one thread, so that no bit depends on devices.
 Shapes: N activations, D features, V tokens, T positions, K components.
 """
 
@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
+
+from datamodules.threads import threads_pinned
 
 NUM_COMPONENTS = 32
 
@@ -92,14 +95,17 @@ class _Sums:
         self.lengths[2] = max(self.lengths[2], float(lengths.max(initial=0.0)))
         self.total += x.sum(0)
         self.unit_total += (x / np.maximum(lengths, 1e-12)[:, None]).sum(0)
-        self.products += x.T @ x
+        with threads_pinned():
+            copied = torch.tensor(x)  # aligned alike in every run, which moves bits, too
+            self.products += (copied.T @ copied).numpy()
         for keys, found in ((tokens, self.of_token), (positions, self.of_position)):
             _add_groups(x, keys, found)
 
     def statistics(self) -> ActivationStatistics:
         mean = self.total / self.count
         covariance = self.products / self.count - np.outer(mean, mean)
-        _, vectors = np.linalg.eigh(covariance)
+        with threads_pinned():
+            vectors = torch.linalg.eigh(torch.tensor(covariance)).eigenvectors.numpy()
         components = vectors[:, ::-1][:, :NUM_COMPONENTS].T
         # A vector and its opposite are the same component: the largest entry is made positive.
         largest = np.abs(components).argmax(1)

@@ -4,8 +4,10 @@ A recipe is what a checkpoint keeps, in plain values. The subject's weights are 
 is read from its folder again, and known by its digest. Shapes: B samples, D features.
 """
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,9 @@ from datamodules.activations.datamodule import ActivationDataModule
 from datamodules.activations.statistics import ActivationStatistics, Chunk, statistics_of
 from datamodules.activations.store import ActivationStore, SubjectFacts
 from datamodules.splitting import TRAIN
+from datamodules.threads import threads_pinned
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
+from lit_models.causal_lm.pretrained import check_recipe
 from lit_models.consistency_lens.lens import Lens, LensOptions
 from lit_models.consistency_lens.subject import (
     Subject,
@@ -36,11 +40,13 @@ def recipe_of_run(options: SubjectOptions, lens: LensOptions, data: ActivationDa
 
     Raises:
         FileNotFoundError: the subject's folder is missing.
-        ValueError: the activations are not of this subject and layer.
+        ValueError: the activations are not of this subject and layer, or the documents do not fit
+            it.
     """
     assert data.store is not None
     tokenizer = data.store.tokenizer
     network = subject_recipe(options, tokenizer.vocab_size)
+    check_recipe(network, data.longest, tokenizer.vocab_size)
     facts = subject_facts(options, network)
     if isinstance(data.store, ActivationStore):
         check_store(data.store, facts)
@@ -80,7 +86,33 @@ def stored_recipe(checkpoint: dict[str, Any]) -> Recipe:
             "the checkpoint holds no lens recipe: it is of another family; give one of "
             "LitConsistencyLens."
         )
-    return checkpoint[LENS_RECIPE_KEY]
+    recipe = checkpoint[LENS_RECIPE_KEY]
+    options = LensOptions(**recipe["lens"])  # with the defaults of whatever came later
+    return {**recipe, "lens": asdict(options)}
+
+
+def check_subject(options: SubjectOptions, recipe: Recipe) -> None:
+    """Refuse a subject that is not the one that a lens was trained with.
+
+    Raises:
+        FileNotFoundError: its folder is not there.
+        ValueError: it is another model, or another layer is asked for.
+    """
+    if options.path is not None and not Path(options.path).expanduser().is_dir():
+        raise FileNotFoundError(
+            f"this lens explains the model in {options.path}, which is not there, and a lens holds "
+            "no copy of it; put the folder back, or name its new place with model.subject.path."
+        )
+    size = TextTokenizer.from_dict(recipe["tokenizer"]).vocab_size
+    found = asdict(subject_facts(options, subject_recipe(options, size)))
+    wanted = recipe["subject"]
+    changed = [f"{n}: {wanted[n]} then, {found[n]} now" for n in found if found[n] != wanted[n]]
+    if changed:
+        place = "model.subject" if options.path is None else options.path
+        raise ValueError(
+            f"{place} is another subject than this lens was trained with ({'; '.join(changed)}); "
+            "give the model and the layer of its training with model.subject."
+        )
 
 
 def check_same(trained: Recipe, recipe: Recipe) -> None:
@@ -98,16 +130,17 @@ def check_same(trained: Recipe, recipe: Recipe) -> None:
 
 
 def subject_of(options: SubjectOptions, recipe: Recipe, context_length: int) -> Subject:
-    """Return the subject with its weights, on the CPU."""
+    """Return the subject with its weights, in the precision of what is built around it."""
     size = TextTokenizer.from_dict(recipe["tokenizer"]).vocab_size
     network = load_subject(options, recipe["network"], context_length, size)
-    return Subject(network, options.layer)
+    return Subject(network.to(torch.get_default_dtype()), options.layer)
 
 
 def lens_of(subject: Subject, recipe: Recipe) -> Lens:
     """Return a lens that has learnt nothing."""
     tokenizer = TextTokenizer.from_dict(recipe["tokenizer"])
-    return Lens(subject, tokenizer, LensOptions(**recipe["lens"]))
+    with next(subject.parameters()).device:
+        return Lens(subject, tokenizer, LensOptions(**recipe["lens"]))
 
 
 def statistics_for(subject: Subject, data: ActivationDataModule) -> ActivationStatistics:
@@ -128,10 +161,20 @@ def token_counts(data: ActivationDataModule, vocab_size: int) -> Tensor:
 
 @torch.no_grad()
 def _computed(subject: Subject, data: ActivationDataModule) -> Iterator[Chunk]:
+    device = next(subject.parameters()).device
     for batch in data.training_sample():
-        rows, ids = torch.arange(len(batch["position"])), batch["input_ids"]
-        found = subject.activations(ids)[rows, batch["position"]]
-        yield found.numpy(), ids[rows, batch["position"]].numpy(), batch["position"].numpy()
+        ids, position = batch["input_ids"], batch["position"]
+        with threads_pinned():
+            found = subject.activations(ids.to(device)).cpu().double()
+        rows = torch.arange(len(ids), device="cpu")
+        yield found[rows, position].numpy(), ids[rows, position].numpy(), position.numpy()
+
+
+def expect_in_evaluation_mode(module: nn.Module) -> None:
+    """Keep Lightning from warning of the networks that stand still, and of exactly so many."""
+    number = sum(not part.training for part in module.modules())
+    message = rf"Found {number} module\(s\) in eval mode at the start of training"
+    warnings.filterwarnings("ignore", message=message)
 
 
 def leave_out(module: nn.Module, names: set[str]) -> None:

@@ -11,7 +11,7 @@ from lit_models.consistency_lens.control_views import Row, Rows, legibility_tabl
 from lit_models.consistency_lens.evaluation import RANDOM, random_subject_rows
 from lit_models.consistency_lens.metrics import ALL
 
-TOLD = "the reconstructor is told the current token (lens.gives_current_token)"
+TOLD_NOTE = "the reconstructor is told the current token (lens.gives_current_token)"
 IS_RANDOM = "the subject has random weights"
 NOT_RUN = (
     f"not run: {RANDOM}; test a lens with model.subject.random_weights, and name\n"
@@ -70,8 +70,8 @@ def subject_of(module: LightningModule) -> dict[str, Any]:
 def notes_of(module: LightningModule, rows: Rows, random: Rows) -> list[str]:
     """Return what a reader of the tables must know besides."""
     notes = []
-    if getattr(module.lens_options, "gives_current_token", False):
-        notes.append(TOLD)
+    if module.lens_options.gives_current_token:
+        notes.append(TOLD_NOTE)
     if subject_of(module)["has_random_weights"]:
         notes.append(IS_RANDOM)
     elif not random:

@@ -17,7 +17,7 @@ from lit_models.consistency_lens.lens import Lens
 from lit_models.consistency_lens.loss import squared_error
 from lit_models.consistency_lens.metrics import Fidelity
 from lit_models.consistency_lens.patching import PatchedSubject
-from lit_models.consistency_lens.teacher import recent_words
+from lit_models.consistency_lens.teacher import current_token, recent_words
 from lit_models.consistency_lens.verbalizer import Explanation
 from lit_models.training.keyed_dropout import mixed
 
@@ -128,7 +128,7 @@ class Case:
     @cached_property
     def current(self) -> Tensor:
         """[B] the words at the positions."""
-        return self._recent(1)[:, 0]
+        return current_token(self.batch)
 
     @cached_property
     def patched(self) -> PatchedSubject:
@@ -141,7 +141,8 @@ class Case:
 
     def rows(self) -> dict[str, Callable[[], Tensor]]:
         """Return name -> what rebuilds the activations [B, D]; the first is the lens itself."""
-        baselines = self.baselines
+        baselines, current = self.baselines, self.current
+        reader = self.lens.reference["reconstructor"]
         return {
             "greedy": lambda: self.rebuilt(self.greedy),
             "sampled": lambda: self.draws[0],
@@ -149,14 +150,14 @@ class Case:
             "zero": lambda: torch.zeros_like(self.activation),
             "mean": lambda: baselines.mean.expand_as(self.activation),
             "position_mean": lambda: baselines.of_position(self.position),
-            "token_mean": lambda: baselines.of_token(self.current),
+            "token_mean": lambda: baselines.of_token(current),
             **{f"components_{k}": self._projected(k) for k in COMPONENTS},
             "true_text": lambda: self._read(self.lens.words(self._recent())),
             "shuffled_examples": lambda: self.rebuilt(self.shuffled),
             "shuffled_words": lambda: self._read(self._in_other_order()),
             "untrained_verbalizer": lambda: self.rebuilt(self._untrained()),
             "no_activation": lambda: self.rebuilt(self._without_activation()),
-            "separate_reader": lambda: self.lens.reference["reconstructor"](self.greedy.embeddings),
+            "separate_reader": lambda: reader(self.greedy.embeddings, current),
         }
 
     @cached_property
@@ -192,7 +193,7 @@ class Case:
         )
 
     def _read(self, words: Tensor) -> Tensor:
-        return self.lens.reconstructor(words)
+        return self.lens.reconstructor(words, self.current)
 
     def _best_of(self, number: int) -> Callable[[], Tensor]:
         def best() -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from datamodules.activations.store import SubjectFacts
 from datamodules.batches import DumpBatch
+from datamodules.threads import threads_pinned
 from lit_models.consistency_lens.subject import (
     Subject,
     SubjectOptions,
@@ -23,12 +24,19 @@ class LitSubject(ExactModule):
 
     Args:
         subject: the model and the layer.
+        num_threads: of each process on a CPU. Another number changes the last bits of activations;
+            more devices make a dump faster and do not.
+
+    Raises:
+        ValueError: fewer than one thread.
     """
 
-    def __init__(self, subject: SubjectOptions) -> None:
+    def __init__(self, subject: SubjectOptions, num_threads: int = 1) -> None:
         super().__init__()
+        if num_threads < 1:
+            raise ValueError(f"num_threads must be at least 1, got {num_threads}.")
         self.save_hyperparameters()
-        self.options = subject
+        self.options, self.num_threads = subject, num_threads
         self.subject: Any = None
         self.recipe: Any = None
 
@@ -56,6 +64,7 @@ class LitSubject(ExactModule):
         return subject_facts(self.options, self.recipe)
 
     def predict_step(self, batch: DumpBatch, batch_idx: int) -> dict[str, Tensor]:
-        found = self.subject.activations(batch["input_ids"])  # [R, T, D]
+        with threads_pinned(self.num_threads):
+            found = self.subject.activations(batch["input_ids"])  # [R, T, D]
         rows = torch.arange(len(found), device=found.device)[:, None]
         return {"activations": found[rows, batch["positions"].clamp(min=0)]}

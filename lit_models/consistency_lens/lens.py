@@ -11,12 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from datamodules.activations.statistics import ActivationStatistics
+from datamodules.batches import ActivationBatch
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
-from lit_models.consistency_lens.copies import copy_of, freeze_unused, vocabulary
+from lit_models.consistency_lens.copies import (
+    BaseOptions,
+    copy_of,
+    freeze_unused,
+    share_frozen,
+)
 from lit_models.consistency_lens.reading import read
 from lit_models.consistency_lens.reconstructor import Reconstructor
 from lit_models.consistency_lens.subject import Subject
-from lit_models.consistency_lens.verbalizer import Verbalizer, only_words
+from lit_models.consistency_lens.verbalizer import Injection, Verbalizer, only_words
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,11 @@ class LensOptions:
         num_prompt: learned positions before the activation in the verbalizer's prompt.
         reads_backwards: the reconstructor reads from the last word to the first: explanations
             then begin with what matters most.
+        injection: how the activation enters the verbalizer, see `Verbalizer`.
+        gives_current_token: the reconstructor is told the word at the activation's position: no
+            longer do the words carry all, and every table says so.
+        verbalizer: what learns of its copy of the subject.
+        reconstructor: as verbalizer.
 
     Raises:
         ValueError: a number below 1.
@@ -36,11 +47,18 @@ class LensOptions:
     num_words: int = 6
     num_prompt: int = 1
     reads_backwards: bool = True
+    injection: Injection = "per_block"
+    gives_current_token: bool = False
+    verbalizer: BaseOptions = BaseOptions()  # noqa: RUF009 - frozen
+    reconstructor: BaseOptions = BaseOptions()  # noqa: RUF009
 
     def __post_init__(self) -> None:
         for name in ("num_words", "num_prompt"):
             if getattr(self, name) < 1:
                 raise ValueError(f"lens.{name} must be at least 1, got {getattr(self, name)}.")
+        for name in ("verbalizer", "reconstructor"):  # of a checkpoint's plain values
+            if isinstance(getattr(self, name), dict):
+                object.__setattr__(self, name, BaseOptions(**getattr(self, name)))
 
 
 class Lens(nn.Module):
@@ -55,30 +73,32 @@ class Lens(nn.Module):
 
     def __init__(self, subject: Subject, tokenizer: TextTokenizer, options: LensOptions) -> None:
         super().__init__()
+        self.subject, self.options = subject, options
         network, words = subject.network, _words(tokenizer, subject)
-        begin = tokenizer.end_id if tokenizer.begin_id is None else tokenizer.begin_id
-        self.begin_id = begin
-        self.subject = subject
+        self.begin_id = tokenizer.end_id if tokenizer.begin_id is None else tokenizer.begin_id
         width = network.embedding.weight.shape[1]
         self.register_buffer("mean", torch.zeros(width))  # of the training part
         self.register_buffer("variance", torch.ones(()))
         counts = torch.zeros(len(words), dtype=torch.int64)  # in the training part
         self.register_buffer("token_counts", counts, persistent=False)
-        shape = (words, begin, options.num_words, options.num_prompt)
-        self.verbalizer = Verbalizer(copy_of(network), *shape)
+        shape = (words, self.begin_id, options.num_words, options.num_prompt, options.injection)
+        self.verbalizer = Verbalizer(copy_of(network, options.verbalizer), *shape)
         self.untrained = Verbalizer(network, *shape).requires_grad_(False)
-        self.reconstructor = Reconstructor(network, subject.layer, begin, options.reads_backwards)
-        text = torch.full((1, 2), begin)
-        freeze_unused(self.verbalizer, lambda: self.verbalizer(torch.zeros(1, width), text))
-        shared: dict[int, Any] = {id(p): p for p in vocabulary(network)}
+        cut = copy_of(network, options.reconstructor, subject.layer + 1)
+        flags = (options.reads_backwards, options.gives_current_token)
+        self.reconstructor = Reconstructor(cut, self.begin_id, *flags)
+        self._share_frozen()
         self.reference = nn.ModuleDict(
-            {
-                "verbalizer": copy.deepcopy(self.verbalizer, dict(shared)).requires_grad_(False),
-                "reconstructor": copy.deepcopy(self.reconstructor, dict(shared)).requires_grad_(
-                    False
-                ),
-            }
+            {name: _reference(getattr(self, name)) for name in ("verbalizer", "reconstructor")}
         )
+
+    def _share_frozen(self) -> None:
+        text = torch.full((1, 2), self.begin_id)
+        activation = torch.zeros(1, len(self.mean))
+        freeze_unused(self.verbalizer, lambda: self.verbalizer(activation, text))
+        freeze_unused(self.reconstructor, lambda: self.reconstructor(self.words(text), text[:, 0]))
+        for part in (self.verbalizer, self.reconstructor):
+            share_frozen(part.network, self.subject.network)
 
     def take_statistics(self, statistics: ActivationStatistics) -> None:
         """Know the mean and the variance of the training part."""
@@ -95,11 +115,27 @@ class Lens(nn.Module):
                 if copied is not own:  # words are shared
                     copied.copy_(own)
 
+    def train(self, mode: bool = True) -> "Lens":
+        """Train verbalizer and reconstructor; what stands still stays in evaluation mode."""
+        super().train(mode)
+        for still in (self.subject, self.untrained, self.reference):
+            still.eval()
+        return self
+
     def blocks(self) -> list[nn.Module]:
         """Return the repeated layers of all networks."""
         networks = [self.subject.network, self.verbalizer.network, self.reconstructor.network]
         networks += [kept.network for kept in self.reference.values()]
         return [block for network in networks for block in network.blocks()]
+
+    def activation(self, batch: ActivationBatch) -> Tensor:
+        """Return the activations [B, D] of a batch: from the store, or from the subject."""
+        if "activation" in batch:
+            return batch["activation"].to(self.mean.dtype)
+        with torch.no_grad():
+            found = self.subject.activations(batch["input_ids"])
+        rows = torch.arange(len(found), device=found.device)
+        return found[rows, batch["position"]]
 
     def words(self, token_ids: Tensor) -> Tensor:
         """Return the embeddings [B, t, D] of words [B, t]."""
@@ -112,13 +148,29 @@ class Lens(nn.Module):
         hidden = read(self.subject.network, torch.cat([begin, token_ids[:, :-1]], dim=1))
         return only_words(self.subject.network.head(hidden), self.verbalizer.is_word)
 
+    def unready(self, step: int) -> list[nn.Parameter]:
+        """Return the parameters that do not learn yet at an optimizer step."""
+        late: list[nn.Parameter] = []
+        if step < self.options.verbalizer.unfreeze_at:
+            late += self.verbalizer.network.parameters()
+        if step < self.options.reconstructor.unfreeze_at:
+            late += self.reconstructor.network.parameters()
+        return [parameter for parameter in late if parameter.requires_grad]
+
     def unsaved_names(self) -> set[str]:
         """Return the names of all that belongs to the subject, which no checkpoint holds."""
         own = {id(p) for p in [*self.subject.parameters(), *self.untrained.parameters()]}
-        everything = self.named_parameters(remove_duplicate=False)
-        names = {name for name, parameter in everything if id(parameter) in own}
-        buffers = (name for name, _ in self.named_buffers(remove_duplicate=False))
-        return names | {n for n in buffers if n.startswith(("subject.", "untrained."))}
+        return {
+            name
+            for name, value in self.state_dict(keep_vars=True).items()
+            if id(value) in own or name.startswith(("subject.", "untrained."))
+        }
+
+
+def _reference(part: nn.Module) -> nn.Module:
+    """A frozen copy of a network, which shares what stands still."""
+    shared: dict[int, Any] = {id(p): p for p in part.parameters() if not p.requires_grad}
+    return copy.deepcopy(part, shared).requires_grad_(False)
 
 
 def _words(tokenizer: TextTokenizer, subject: Subject) -> Tensor:

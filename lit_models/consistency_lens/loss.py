@@ -12,6 +12,7 @@ from torch import Tensor
 from datamodules.activations.dataset import TERMS
 from lit_models.consistency_lens.schedules import LossWeight
 
+SMALL_DEVIATION = 1e-4  # of errors in units of the variance: below, they are as good as equal
 MAX_NATS = 50.0  # of a word's divergence: one impossible word must not outweigh all others
 
 
@@ -27,6 +28,8 @@ class LensLosses:
         effect: nats by which the subject's next words change with the rebuilt activation.
         fluency: nats per word by which the choices leave those of the subject as a language model.
         entropy: nats per word of the verbalizer's choices; a positive weight makes them surer.
+        group_size: explanations drawn for each activation, of which the verbalizer learns by a
+            policy gradient; 0 lets the gradient pass through the words (straight-through).
     """
 
     teacher_text: LossWeight = LossWeight()  # noqa: RUF009 - frozen
@@ -36,9 +39,15 @@ class LensLosses:
     effect: LossWeight = LossWeight()  # noqa: RUF009
     fluency: LossWeight = LossWeight()  # noqa: RUF009
     entropy: LossWeight = LossWeight()  # noqa: RUF009
+    group_size: int = 0
 
     def __post_init__(self) -> None:
-        assert tuple(field.name for field in fields(self)) == TERMS
+        assert tuple(field.name for field in fields(self)) == (*TERMS, "group_size")
+        if self.group_size == 1 or self.group_size < 0:
+            raise ValueError(
+                f"losses.group_size must be 0 or at least 2, got {self.group_size}: an explanation "
+                "is worth more or less than others of its group; usual is 4 to 16."
+            )
         if not any(getattr(self, name).weight for name in TERMS):
             raise ValueError(
                 "every weight of losses is 0, so there is nothing to learn; give one, such as "
@@ -56,9 +65,14 @@ class LensLosses:
         return self.reconstruction.begin
 
 
+def precise(values: Tensor) -> Tensor:
+    """Return values in float32, or in float64 where they are."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
 def squared_error(rebuilt: Tensor, activation: Tensor, variance: Tensor) -> Tensor:
-    """Return [B] float32: mean square over features, in units of the training part's variance."""
-    return (rebuilt.float() - activation.float()).square().mean(-1) / variance
+    """Return [B]: mean square over features, in units of the training part's variance."""
+    return (precise(rebuilt) - precise(activation)).square().mean(-1) / variance
 
 
 def text_nats(logits: Tensor, token_ids: Tensor) -> Tensor:
@@ -71,6 +85,14 @@ def divergence(logits: Tensor, other: Tensor) -> Tensor:
     own = logits.log_softmax(-1)
     nats = (own.exp() * (own - other.log_softmax(-1))).sum(-1)  # [B, t]
     return nats.clamp(max=MAX_NATS).mean(-1)
+
+
+def advantages(rewards: Tensor) -> Tensor:
+    """Return [B, K]: by how many deviations of its group [B, K] each reward is above the mean; 0 in
+    a group of equals."""
+    away = rewards - rewards.mean(1, keepdim=True)
+    deviation = away.square().mean(1, keepdim=True).sqrt()
+    return away / deviation.clamp(min=SMALL_DEVIATION)
 
 
 def entropy(logits: Tensor) -> Tensor:
@@ -90,6 +112,6 @@ def effect(true: Tensor, changed: Tensor, position: Tensor, lengths: Tensor) -> 
     """
     places = torch.arange(true.shape[1], device=true.device)
     counts = (places >= position[:, None]) & (places < lengths[:, None] - 1)  # [B, T]
-    own = true.float().log_softmax(-1)
-    nats = (own.exp() * (own - changed.float().log_softmax(-1))).sum(-1)
+    own = precise(true).log_softmax(-1)
+    nats = (own.exp() * (own - precise(changed).log_softmax(-1))).sum(-1)
     return (nats * counts).sum(-1) / counts.sum(-1)

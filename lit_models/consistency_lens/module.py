@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
@@ -14,17 +13,18 @@ from lit_models.consistency_lens import building
 from lit_models.consistency_lens.building import LENS_RECIPE_KEY
 from lit_models.consistency_lens.controls import CONTROLS, Baselines, Case, predictions
 from lit_models.consistency_lens.evaluation import EvaluationOptions
-from lit_models.consistency_lens.lens import LensOptions
+from lit_models.consistency_lens.lens import Lens, LensOptions
 from lit_models.consistency_lens.loss import LensLosses, squared_error
 from lit_models.consistency_lens.metrics import Explained
+from lit_models.consistency_lens.phases import check_phases, leaves_one_idle
 from lit_models.consistency_lens.schedules import Temperature
 from lit_models.consistency_lens.subject import SubjectOptions, tokenizer_folder
-from lit_models.consistency_lens.teacher import TeacherText
+from lit_models.consistency_lens.teacher import TeacherText, current_token
 from lit_models.consistency_lens.terms import lens_terms
 from lit_models.consistency_lens.tested import Tested
 from lit_models.training.exact import ExactModule, LossSum
 from lit_models.training.metrics import SumCount
-from lit_models.training.optim import configured, parameter_groups
+from lit_models.training.optim import budgeted_steps, configured, parameter_groups
 
 
 class LitConsistencyLens(ExactModule):
@@ -72,6 +72,7 @@ class LitConsistencyLens(ExactModule):
         self.teacher.check(self.lens_options.num_words)
         self.reconstructor_rate, self.init_from = reconstructor_rate, init_from
         self.evaluation = evaluation or EvaluationOptions()
+        self.reaches_all_parameters = not leaves_one_idle(losses)
         self.recipe: Any = None  # a dict of plain values, from the data or a checkpoint
         self.lens: Any = None  # a Lens once the recipe is known
         self.baselines: Any = None
@@ -110,13 +111,22 @@ class LitConsistencyLens(ExactModule):
             self._build(data.longest)
         statistics = building.statistics_for(self.lens.subject, data)
         size = len(self.lens.token_counts)
-        if is_new:  # else the checkpoint knows the mean of its training
-            self.lens.take_statistics(statistics)
         counts = building.token_counts(data, size)
         self.lens.token_counts.copy_(counts * self.lens.verbalizer.is_word)
         self.baselines = Baselines(statistics, size)
         self.tested = Tested(self.evaluation, data.group_names, data.attribute_names)
-        self.configure_model_from()
+        if is_new:
+            self.lens.take_statistics(statistics)
+            self.configure_model_from()
+
+    def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the weights of another run, with the mean and variance of this one's data."""
+        building.check_same(building.stored_recipe(checkpoint), self.recipe)
+        own = {name: getattr(self.lens, name) for name in ("mean", "variance")}
+        return {**checkpoint["state_dict"], **{f"lens.{name}": own[name] for name in own}}
+
+    def on_fit_start(self) -> None:
+        building.expect_in_evaluation_mode(self)
 
     def on_train_batch_start(self, batch: ActivationBatch, batch_idx: int) -> None:
         """Keep both networks as they are when they begin to learn together."""
@@ -126,18 +136,24 @@ class LitConsistencyLens(ExactModule):
 
     def training_terms(self, batch: ActivationBatch) -> dict[str, LossSum]:
         step, weight = self.trainer.global_step, batch["weight"]
-        names, activation = set(self.losses.at(step)), self._activation(batch)
-        options = (names, self.temperature.at(step), self.teacher)
+        names, activation = set(self.losses.at(step)), self.lens.activation(batch)
+        options = (names, self.temperature.at(step), self.teacher, self.losses.group_size)
         found = lens_terms(self.lens, batch, activation, *options)
         return {n: LossSum((v * weight).sum(), weight.sum()) for n, v in found.items()}
 
     def term_weights(self) -> dict[str, float]:
         return self.losses.at(self.trainer.global_step)
 
+    def on_after_backward(self) -> None:
+        """Leave what does not learn yet without a gradient: no optimizer then moves it by momentum
+        or decay, and no norm counts it."""
+        for parameter in self.lens.unready(self.trainer.global_step):
+            parameter.grad = None
+
     def validation_step(self, batch: ActivationBatch, batch_idx: int) -> None:
-        activation, weight = self._activation(batch), batch["weight"]
-        explained = self.lens.verbalizer.explain(activation)
-        rebuilt = self.lens.reconstructor(explained.embeddings)
+        activation, weight = self.lens.activation(batch), batch["weight"]
+        explained, current = self.lens.verbalizer.explain(activation), current_token(batch)
+        rebuilt = self.lens.reconstructor(explained.embeddings, current)
         error = squared_error(rebuilt, activation, self.lens.variance) * weight
         spread = squared_error(self.lens.mean, activation, self.lens.variance) * weight
         self.val_loss.update(error, weight)
@@ -156,6 +172,7 @@ class LitConsistencyLens(ExactModule):
         return evaluate(self._case(batch))
 
     def configure_optimizers(self) -> Any:
+        check_phases(self.losses, budgeted_steps(self))
         groups = parameter_groups(self, rates={"lens.reconstructor.": self.reconstructor_rate})
         return configured(self, self.optimizer(groups), self.lr_scheduler)
 
@@ -166,25 +183,18 @@ class LitConsistencyLens(ExactModule):
         super().on_load_checkpoint(checkpoint)
         trained = building.stored_recipe(checkpoint)
         if self.lens is None:
+            building.check_subject(self.options, trained)
             self.recipe = trained
             self._build(1)
         building.check_same(trained, self.recipe)
 
-    def _build(self, context_length: int) -> None:
+    def _build(self, context_length: int) -> Lens:
         subject = building.subject_of(self.options, self.recipe, context_length)
         self.lens = building.lens_of(subject, self.recipe)
         building.leave_out(self, {f"lens.{name}" for name in self.lens.unsaved_names()})
         self.val_loss, self.val_fve = SumCount(), Explained()
+        return self.lens
 
     def _case(self, batch: ActivationBatch) -> Case:
-        activations = self._activation(batch), self._activation(batch["other"])
+        activations = self.lens.activation(batch), self.lens.activation(batch["other"])
         return Case(self.lens, self.baselines, batch, *activations, self.evaluation)
-
-    def _activation(self, batch: ActivationBatch) -> Tensor:
-        """[B, D] from the store, or from the subject."""
-        if "activation" in batch:
-            return batch["activation"].to(self.lens.mean.dtype)
-        with torch.no_grad():
-            found = self.lens.subject.activations(batch["input_ids"])
-        rows = torch.arange(len(found), device=found.device)
-        return found[rows, batch["position"]]

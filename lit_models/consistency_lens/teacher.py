@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, arange
 
+from datamodules.batches import ActivationBatch
+
 _NEVER = torch.iinfo(torch.int64).max
 
 
@@ -62,6 +64,11 @@ class TeacherText:
             return recent
         rare = rare_words(input_ids, position, self.rare, token_counts, recent)
         return torch.cat([rare, recent] if self.rare_first else [recent, rare], dim=1)
+
+
+def current_token(batch: ActivationBatch) -> Tensor:
+    """Return [B] int64: the words at the positions of the activations."""
+    return batch["input_ids"].gather(1, batch["position"][:, None])[:, 0]
 
 
 def recent_words(input_ids: Tensor, position: Tensor, num_words: int) -> Tensor:

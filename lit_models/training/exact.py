@@ -48,6 +48,8 @@ class ExactModule(LightningModule):
     monitor_mode: ClassVar[str] = "min"
     # Whether every rank calls each block equally often in a training step.
     calls_blocks_evenly: ClassVar[bool] = True
+    # Whether every training step gives every trainable parameter a gradient.
+    reaches_all_parameters: bool = True
     # Whether a step may be cut into micro-batches: not where the loss couples its samples.
     may_accumulate: ClassVar[bool] = True
     export_keys: ClassVar[tuple[str, ...]] = ()

@@ -282,14 +282,19 @@ def configured(module: LightningModule, optimizer: Optimizer, scheduler: Any | N
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-def total_steps(module: LightningModule) -> int:
-    """Return the optimizer steps of the whole run, from the plan and the trainer's budget."""
+def budgeted_steps(module: LightningModule) -> int | None:
+    """Return the optimizer steps of the whole run, none where the trainer sets no end."""
     trainer = module.trainer
     by_epochs = (trainer.max_epochs or -1) * trainer.datamodule.steps_per_epoch
-    budgets = [n for n in (trainer.max_steps, by_epochs) if n > 0]
-    if not budgets:
+    return min((n for n in (trainer.max_steps, by_epochs) if n > 0), default=None)
+
+
+def total_steps(module: LightningModule) -> int:
+    """Return the optimizer steps of the whole run, from the plan and the trainer's budget."""
+    steps = budgeted_steps(module)
+    if steps is None:
         raise ValueError(
             "a schedule that ends with the run needs trainer.max_epochs or trainer.max_steps; "
             "give one, or set the schedule's total_steps."
         )
-    return min(budgets)
+    return steps

@@ -73,10 +73,11 @@ def statistics():
 
 
 @torch.no_grad()
-def case_of(batch=None, kind=Case, moved=True, **options):
+def case_of(batch=None, kind=Case, moved=True, told=False, **options):
     """A case, with the batch turned round as the partners."""
     batch = batch or batch_of()
-    lens = Lens(subject(), Tokenizer(), LensOptions(num_words=4)).eval()
+    lens = Lens(subject(), Tokenizer(), LensOptions(num_words=4, gives_current_token=told))
+    lens.eval()
     if moved:  # else verbalizer and reconstructor are the subject
         torch.manual_seed(1)
         for parameter in lens.parameters():

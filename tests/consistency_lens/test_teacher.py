@@ -1,8 +1,13 @@
 """The teacher's text, worked by hand."""
 
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
+from lit_models.consistency_lens import building
 from lit_models.consistency_lens.teacher import TeacherText
 
 #                      0  1  2  3  4  5  6  7
@@ -40,6 +45,16 @@ def test_padding_and_neighbours_change_no_text() -> None:
     teacher = TeacherText(rare=3)
     alone = [teacher.words(longer[[i]], POSITION[[i]], 5, COUNTS) for i in range(2)]
     assert torch.equal(torch.cat(alone), teacher.words(IDS, POSITION, 5, COUNTS))
+
+
+def test_tokens_are_counted_over_the_training_part_in_pieces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(building, "COUNTED_AT_ONCE", 4)
+    tokens = np.array([3, 1, 1, 0, 3, 3, 5, 1, 3], np.uint16)
+    store = SimpleNamespace(stream=lambda part: SimpleNamespace(tokens=tokens[: 9 * (part == 0)]))
+    data: Any = SimpleNamespace(store=store)
+    assert building.token_counts(data, 7).tolist() == [1, 3, 0, 4, 0, 1, 0]
 
 
 def test_impossible_numbers_of_rare_words_are_refused() -> None:

@@ -11,12 +11,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from datamodules import OccupationDataModule, SplitOptions, TextDataModule
+from datamodules import (
+    ActivationDataModule,
+    OccupationDataModule,
+    SplitOptions,
+    TextDataModule,
+)
+from datamodules.activations.positions import PositionRule
 from datamodules.occupation_rows import Columns
 from datamodules.planned import LoaderOptions, PlannedDataModule
-from lit_models import LitCausalLM, LitOccupationCoder
+from datamodules.tokenizers.text_tokenizer import TokenizerOptions
+from lit_models import LitCausalLM, LitConsistencyLens, LitOccupationCoder
 from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.generation import GenerationOptions
+from lit_models.consistency_lens.lens import LensOptions
+from lit_models.consistency_lens.loss import LensLosses
+from lit_models.consistency_lens.schedules import LossWeight, Temperature
+from lit_models.consistency_lens.subject import SubjectOptions
 from lit_models.occupation_coder.encoders import CharacterEncoder
 from lit_models.occupation_coder.network import BlockDecoder
 from lit_models.training.exact import ExactModule, LossSum
@@ -197,10 +208,66 @@ def causal_lm(
     return module, data
 
 
+def story_files(folder: Path) -> None:
+    """Write documents of 9 to 16 words with two attributes each: 40 to train with, and a few."""
+    rng = np.random.default_rng(0)
+    words = ["the", "old", "baker", "sold", "bread", "and", "salt", "by", "weight"]
+    for part, number in (("train", 40), ("validation", 9), ("test", 11)):
+        rows = []
+        for _ in range(number):
+            text = [str(word) for word in rng.choice(words, rng.integers(9, 17))]
+            known = {"third": text[2], "last": text[-1]}
+            rows.append(json.dumps({"text": " ".join(text), "attributes": known}))
+        (folder / f"stories-{part}.jsonl").write_text("\n".join(rows) + "\n")
+
+
+JOINT_START = 6
+LENS_LOSSES = LensLosses(
+    teacher_text=LossWeight(1.0, end=JOINT_START),
+    teacher_reconstruction=LossWeight(1.0, end=4),  # the reconstructor then waits
+    reconstruction=LossWeight(1.0, begin=JOINT_START, warmup=2),
+    reference=LossWeight(0.1, begin=JOINT_START),
+    effect=LossWeight(0.1, begin=JOINT_START + 1),
+    fluency=LossWeight(0.01, begin=JOINT_START + 1),
+    entropy=LossWeight(0.01, begin=JOINT_START + 1),
+)
+
+
+def consistency_lens(
+    folder: Path, options: dict[str, Any], losses: LensLosses = LENS_LOSSES
+) -> tuple[ExactModule, PlannedDataModule]:
+    options = {**options}
+    options.pop("num_samples", None)
+    files = {
+        f"{part}_files": str(folder.parent / f"stories-{part}.jsonl")
+        for part in ("train", "validation", "test")
+    }
+    data = ActivationDataModule(
+        **files,
+        tokenizer=TokenizerOptions("words"),
+        context_length=16,
+        positions=PositionRule(min_position=4, per_document=3),
+        predict_output=str(folder / "coded.jsonl"),
+        loader=LoaderOptions(num_workers=0),
+        **{"global_batch_size": 8, **options},
+    )
+    shape = {"max_positions": 32, "hidden_size": 8, "num_layers": 2, "num_heads": 2}
+    module = LitConsistencyLens(
+        adamw,
+        SubjectOptions(layer=0, network=DecoderConfig(**shape)),
+        losses,
+        lens=LensOptions(num_words=3),
+        temperature=Temperature(begin=JOINT_START, until=JOINT_START + 4),
+        reconstructor_rate=0.5,
+    )
+    return module, data
+
+
 FAMILIES: dict[str, Family] = {
     "toy": toy,
     "tied": tied,
     "occupation_coder": occupation_coder,
     "causal_lm": causal_lm,
+    "consistency_lens": consistency_lens,
 }
 SPECIAL: dict[str, Family] = {"muon": muon}  # not in every test

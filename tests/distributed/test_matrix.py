@@ -12,7 +12,7 @@ import torch
 
 from lit_models.training.checkpoint import read_checkpoint
 from lit_models.training.lineage import verify_run
-from tests.distributed.families import FAMILIES, occupation_table, text_files
+from tests.distributed.families import FAMILIES, occupation_table, story_files, text_files
 from tests.distributed.jobs import STEPS
 from tests.distributed.launch import run
 from tests.toy import ledger_lines
@@ -29,6 +29,7 @@ def run_jobs(folder: Path, num_processes: int, jobs: list[dict[str, Any]]) -> No
     if not (folder / "occupations.csv").exists():
         occupation_table(folder / "occupations.csv")
         text_files(folder)
+        story_files(folder)
     launcher = ["torch.distributed.run", "--standalone", f"--nproc_per_node={num_processes}"]
     script = ["-m", "tests.distributed.jobs", str(folder), str(path)]
     done = run("-m", *launcher, *script, timeout_s=400)

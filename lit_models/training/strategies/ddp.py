@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from datetime import timedelta
 from typing import Any, Literal
 
 from lightning.pytorch.strategies import DDPStrategy
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from lit_models.training.strategies.processes import ManagedProcesses
 
 UNUSED = "Expected to have finished reduction in the prior iteration"
+NONE_YET = "find_unused_parameters=True was specified in DDP constructor"
 
 
 class ReplicatedStrategy(ManagedProcesses, DDPStrategy):
@@ -20,7 +24,8 @@ class ReplicatedStrategy(ManagedProcesses, DDPStrategy):
         timeout: how long a rank waits for another.
         start_method: `popen` runs the command again, `spawn` and `fork` start functions of it.
         find_unused_parameters: look in every step for parameters that got no gradient; slower,
-            and needed only where the network's path depends on the batch.
+            and needed only where the network's path depends on the batch. A module that says so
+            itself (`reaches_all_parameters` is false) gets it anyway.
         gradient_as_bucket_view: gradients lie in the buffers that are sent: one copy less.
         broadcast_buffers: every forward takes the buffers of rank 0.
         bucket_cap_mb: MiB of gradients that are sent together; none is DDP's own 25.
@@ -49,6 +54,13 @@ class ReplicatedStrategy(ManagedProcesses, DDPStrategy):
             # torch 2.13 warns of the name wherever it is given, even with its default.
             **({} if broadcast_buffers else {"broadcast_buffers": False}),
         )
+
+    def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
+        """Wrap the module; what gets no gradient in a step then keeps none, as on one device."""
+        if not getattr(model, "reaches_all_parameters", True):
+            self._ddp_kwargs["find_unused_parameters"] = True
+            warnings.filterwarnings("ignore", message=NONE_YET)  # of a step that reaches all
+        return super()._setup_model(model)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         try:

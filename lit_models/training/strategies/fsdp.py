@@ -215,6 +215,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
             "offload_policy": CPUOffloadPolicy() if self.cpu_offload else OffloadPolicy(),
         }
         self._frees = self._frees_after_forward(module)
+        separate_frozen(blocks)
         for block in blocks:
             if self.activation_checkpointing:
                 _recompute_in_backward(block)
@@ -275,6 +276,22 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
                     block.set_reshard_after_forward(self._frees, recurse=False)
                     block.reshard()
                 self.model.reshard()  # type: ignore[union-attr, operator]
+
+
+def separate_frozen(blocks: list[nn.Module]) -> None:
+    """Give each block frozen parameters of its own, in place: two groups cannot share any.
+
+    Shared ones that learn are left to the library, which refuses them.
+    """
+    taken: set[int] = set()
+    for block in blocks:
+        own: dict[int, nn.Parameter] = {}
+        for name, parameter in list(block.named_parameters(remove_duplicate=False)):
+            if id(parameter) in taken and not parameter.requires_grad:
+                owner, _, last = name.rpartition(".")
+                copied = nn.Parameter(parameter.detach().clone(), requires_grad=False)
+                setattr(block.get_submodule(owner), last, own.setdefault(id(parameter), copied))
+        taken |= {id(parameter) for parameter in block.parameters()}
 
 
 def _sharded_like_parameters(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:

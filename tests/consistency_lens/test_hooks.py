@@ -1,0 +1,101 @@
+"""What is read is what is written: the output of a block, in every kind of network."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from lit_models.causal_lm.attention import Documents
+from lit_models.causal_lm.network import Decoder
+from lit_models.causal_lm.rotary import rotations
+from lit_models.consistency_lens.subject import Subject
+from tests.consistency_lens.tiny import NETWORKS, activations, documents, network_of
+
+KINDS = list(NETWORKS)
+LAYERS = (0, 1, 2)  # the last one, too
+POSITION = torch.tensor([3, 11, 6])
+ROWS = torch.arange(3)
+
+
+def by_hand(network: Decoder, ids: Tensor, layer: int, replacement: Tensor | None) -> list[Tensor]:
+    """The activations of a block and the logits, block by block, one row after the other."""
+    found, logits = [], []
+    for row in range(len(ids)):
+        hidden, places = network.embedding(ids[[row]]), torch.arange(ids.shape[1])[None]
+        rotation = None
+        if network.positions is None:
+            rotation = rotations(places, network._frequencies(ids.device), hidden.dtype)
+        else:
+            hidden = hidden + network.positions(places)
+        for index, block in enumerate(network.layers):
+            hidden = block(hidden, rotation, Documents())
+            if index == layer:
+                hidden = hidden.clone()
+                if replacement is not None:
+                    hidden[0, POSITION[row]] = replacement[row]
+                found.append(hidden)
+        logits.append(network.norm(hidden) @ network.head.weight.T)
+    return [torch.cat(found), torch.cat(logits)]
+
+
+def by_transformers(
+    network: torch.nn.Module, ids: Tensor, layer: int, replacement: Tensor | None
+) -> list[Tensor]:
+    """The same of a model of transformers, called as its users call it, with a plain hook."""
+    found = []
+
+    def hook(block: torch.nn.Module, given: object, output: object) -> object:
+        hidden = (output[0] if isinstance(output, tuple) else output).clone()
+        if replacement is not None:
+            hidden[ROWS, POSITION] = replacement
+        found.append(hidden)
+        return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
+
+    handle = network.blocks()[layer].register_forward_hook(hook)
+    logits = network.model(input_ids=ids, use_cache=False).logits
+    handle.remove()
+    return [found[0], logits]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_activations_and_patched_logits_are_those_of_a_plain_forward(kind: str, layer: int) -> None:
+    network = network_of(kind)
+    reference = by_hand if isinstance(network, Decoder) else by_transformers
+    subject, (ids, _), other = Subject(network, layer), documents(), activations()
+
+    true, logits = reference(network, ids, layer, None)
+    torch.testing.assert_close(subject.activations(ids), true, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(subject.logits(ids, POSITION, None), logits, rtol=1e-9, atol=1e-9)
+
+    _, changed = reference(network, ids, layer, other)
+    found = subject.logits(ids, POSITION, other)
+    torch.testing.assert_close(found, changed, rtol=1e-9, atol=1e-9)
+    assert not torch.allclose(found[ROWS, POSITION], logits[ROWS, POSITION])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_true_activation_in_its_own_place_changes_no_bit(kind: str, layer: int) -> None:
+    subject, (ids, _) = Subject(network_of(kind), layer), documents()
+    own = subject.activations(ids)[ROWS, POSITION]
+    assert torch.equal(subject.logits(ids, POSITION, own), subject.logits(ids, POSITION, None))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS)
+def test_neither_padding_nor_neighbours_change_an_activation(kind: str) -> None:
+    subject, (ids, lengths) = Subject(network_of(kind), 1), documents()
+    together = subject.activations(ids)
+    for row, length in enumerate(lengths.tolist()):
+        alone = subject.activations(ids[[row], :length])[0]
+        torch.testing.assert_close(together[row, :length], alone, rtol=1e-9, atol=1e-9)
+
+
+def test_no_hook_is_left_even_where_the_forward_fails() -> None:
+    network = network_of("own GPT-2")
+    subject = Subject(network, 1)
+    with pytest.raises(IndexError):
+        subject.activations(torch.full((1, 4), 10_000))
+    assert not any(block._forward_hooks for block in network.blocks())

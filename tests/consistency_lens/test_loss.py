@@ -1,0 +1,121 @@
+"""The terms of the loss, worked by hand."""
+
+from math import log
+
+import pytest
+import torch
+
+from lit_models.consistency_lens import loss
+from lit_models.consistency_lens.teacher import TeacherText
+from lit_models.consistency_lens.terms import lens_terms
+from lit_models.consistency_lens.verbalizer import NEVER
+from tests.consistency_lens.tiny import activations, documents, lens_of, moved
+
+HALF, FOURTH = [log(0.5), log(0.5)], [log(0.25), log(0.75)]
+
+
+def logits(*rows: list[float]) -> torch.Tensor:
+    return torch.tensor(rows, dtype=torch.float64)[None]  # [1, t, V]
+
+
+def test_squared_error_is_in_units_of_the_variance() -> None:
+    rebuilt, true = torch.tensor([[1.0, 2.0], [0.0, 0.0]]), torch.tensor([[0.0, 4.0], [3.0, 1.0]])
+    found = loss.squared_error(rebuilt, true, torch.tensor(2.5))
+    assert found.tolist() == pytest.approx([(1 + 4) / 2 / 2.5, (9 + 1) / 2 / 2.5])
+
+
+def test_text_nats_are_means_over_words() -> None:
+    found = loss.text_nats(logits(HALF, FOURTH), torch.tensor([[0, 1]]))
+    assert float(found) == pytest.approx(-(log(0.5) + log(0.75)) / 2)
+
+
+def test_divergence_is_a_mean_over_words_from_the_first_to_the_second() -> None:
+    found = loss.divergence(logits(HALF, FOURTH), logits(FOURTH, FOURTH))
+    first = 0.5 * log(0.5 / 0.25) + 0.5 * log(0.5 / 0.75)
+    assert float(found) == pytest.approx(first / 2)
+    sure, other = logits([0.0, NEVER]), logits([NEVER, 0.0])
+    assert float(loss.divergence(sure, other)) == loss.MAX_NATS
+
+
+def test_entropy_is_a_mean_over_words_and_what_is_no_word_adds_nothing() -> None:
+    found = loss.entropy(logits([*HALF, NEVER], [*FOURTH, NEVER]))
+    assert float(found) == pytest.approx(-(log(0.5) + 0.25 * log(0.25) + 0.75 * log(0.75)) / 2)
+
+
+def test_effect_counts_from_the_position_to_before_the_documents_last_word() -> None:
+    places = torch.tensor([HALF] * 5, dtype=torch.float64)
+    true = torch.stack([places, places])
+    changed = true.clone()
+    for place in range(5):
+        changed[:, place] = torch.tensor([1.0 + place, 0.0])
+    nats = [  # KL(half || softmax(1 + place, 0))
+        log(0.5) - (0.5 * (1 + p) - torch.tensor(1.0 + p).exp().add(1).log().item())
+        for p in range(5)
+    ]
+    found = loss.effect(true, changed, torch.tensor([1, 3]), torch.tensor([4, 5]))
+    assert found.tolist() == pytest.approx([(nats[1] + nats[2]) / 2, nats[3]])
+
+
+def batch_of(lens):
+    ids, lengths = documents()
+    batch = {"input_ids": ids, "lengths": lengths, "position": torch.tensor([3, 9, 2])}
+    return {**batch, "noise_key": torch.tensor([1, 2, 3])}
+
+
+def terms(lens, names, batch=None):
+    batch = batch or batch_of(lens)
+    return lens_terms(lens, batch, activations(), set(names), 0.8, TeacherText())
+
+
+def test_the_term_of_each_name_is_what_its_definition_says() -> None:
+    lens = moved(lens_of())
+    found, batch = terms(lens, loss.TERMS), batch_of(lens)
+    assert tuple(found) == loss.TERMS
+    own = lens.verbalizer.explain(activations(), batch["noise_key"], 0.8)
+    rebuilt = lens.reconstructor(own.embeddings, batch["position"])
+    expected = {
+        "reconstruction": (rebuilt - activations()).square().mean(-1) / lens.variance,
+        "fluency": loss.divergence(own.logits, lens.language_logits(own.token_ids)),
+        "entropy": loss.entropy(own.logits),
+    }
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value)
+    subject, place = lens.subject, (batch["input_ids"], batch["position"])
+    true, changed = subject.logits(*place, None), subject.logits(*place, rebuilt)
+    nats = loss.effect(true, changed, batch["position"], batch["lengths"])
+    torch.testing.assert_close(found["effect"], nats)
+
+
+def test_a_term_of_one_sample_is_the_same_alone_and_only_what_is_asked_for_is_computed() -> None:
+    lens = moved(lens_of())
+    batch = batch_of(lens)
+    together = terms(lens, loss.TERMS)
+    one = {name: values[[1]] for name, values in batch.items()}
+    alone = lens_terms(lens, one, activations()[[1]], set(loss.TERMS), 0.8, TeacherText())
+    for name, values in together.items():
+        torch.testing.assert_close(alone[name][0], values[1], rtol=1e-9, atol=1e-9)
+    assert set(terms(lens, ["entropy"])) == {"entropy"}
+
+
+def test_the_reference_is_free_until_the_networks_move() -> None:
+    lens = moved(lens_of())
+    lens.keep_reference()
+    torch.testing.assert_close(terms(lens, ["reference"])["reference"], torch.zeros(3).double())
+    assert (terms(moved(lens), ["reference"])["reference"] > 1e-4).all()
+
+
+def test_no_term_gives_the_subject_a_gradient_and_each_reaches_its_network() -> None:
+    lens = moved(lens_of())
+    for name, values in terms(lens, loss.TERMS).items():
+        lens.zero_grad()
+        values.sum().backward(retain_graph=True)
+        reached = {part for part in ("verbalizer", "reconstructor") if _has_gradient(lens, part)}
+        both = name in ("reconstruction", "effect")
+        wanted = {"verbalizer", "reconstructor"} if both else {"verbalizer"}
+        assert reached == ({"reconstructor"} if name == "teacher_reconstruction" else wanted), name
+        assert not any(_has_gradient(lens, part) for part in ("subject", "reference"))
+
+
+def _has_gradient(lens, part):
+    own = getattr(lens, part).parameters()
+    return any(p.grad is not None and bool(p.grad.abs().max() > 0) for p in own)

@@ -1,0 +1,137 @@
+"""What stands still, what learns late and what learns at all: on one device and on two."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lit_models.consistency_lens.lens import LensOptions
+from tests.consistency_lens.lens_runs import (
+    FROZEN,
+    JOBS,
+    LATE,
+    LORA,
+    STEPS,
+    UNFREEZE_AT,
+    fit,
+    losses_of,
+    write_stories,
+)
+from tests.distributed.launch import run
+from tests.toy import ledger_lines
+
+PARTS = ("verbalizer", "reconstructor")
+Weights = dict[int, dict[str, Tensor]]
+
+
+@pytest.fixture(scope="module")
+def stories(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("unfreezing")
+    write_stories(folder)
+    return folder
+
+
+def moves(weights: Weights, name: str) -> list[bool]:
+    """Whether a weight changed in each step."""
+    return [not torch.equal(weights[s][name], weights[s + 1][name]) for s in range(STEPS)]
+
+
+def check_schedule(weights: Weights) -> None:
+    for part in PARTS:
+        name = f"{part}.network.layers.0.attention.q_proj.weight"
+        assert moves(weights, name) == [step >= UNFREEZE_AT for step in range(STEPS)], part
+        assert torch.equal(weights[0][name], weights[0][name.replace(part, "subject")])
+    for name in ("verbalizer.prompt", "verbalizer.map_weight", "reconstructor.map.weight"):
+        assert all(moves(weights, name)), name
+    assert not any(moves(weights, "subject.network.layers.0.attention.q_proj.weight"))
+
+
+@pytest.mark.parametrize(
+    "optimizer", [torch.optim.AdamW, partial(torch.optim.SGD, momentum=0.9)], ids=["AdamW", "SGD"]
+)
+def test_until_its_step_a_network_is_moved_by_nothing(
+    stories: Path, optimizer: Any, request: pytest.FixtureRequest
+) -> None:
+    lens = LensOptions(3, verbalizer=LATE, reconstructor=LATE)
+    check_schedule(fit(stories / request.node.name, lens, optimizer=optimizer)[1])
+
+
+def test_the_norm_does_not_count_what_does_not_learn_yet(stories: Path) -> None:
+    late = LensOptions(3, verbalizer=LATE, reconstructor=LATE)
+    frozen = LensOptions(3, verbalizer=FROZEN, reconstructor=FROZEN)
+    for name, lens in (("norm-late", late), ("norm-frozen", frozen)):
+        fit(stories / name, lens)
+    one, other = (ledger_lines(stories / n) for n in ("norm-late", "norm-frozen"))
+    norms = [[line["grad_norm"] for line in lines] for lines in (one, other)]
+    assert norms[0][:UNFREEZE_AT] == pytest.approx(norms[1][:UNFREEZE_AT], rel=1e-9)
+    assert norms[0][UNFREEZE_AT] > 1.001 * norms[1][UNFREEZE_AT]
+
+
+def test_a_resume_across_the_step_equals_an_uninterrupted_run(stories: Path) -> None:
+    lens = LensOptions(3, verbalizer=LATE, reconstructor=LATE)
+    _, whole = fit(stories / "whole", lens)
+    fit(stories / "cut", lens, steps=UNFREEZE_AT - 1)
+    last = str(stories / "cut" / "checkpoints" / "last.ckpt")
+    _, resumed = fit(stories / "cut", lens, ckpt_path=last)
+    for name, weight in whole[STEPS].items():
+        torch.testing.assert_close(resumed[STEPS][name], weight, rtol=1e-8, atol=1e-10)
+
+
+def test_accumulated_micro_batches_learn_as_late(stories: Path) -> None:
+    lens = LensOptions(3, verbalizer=LATE, reconstructor=LATE)
+    _, whole = fit(stories / "one batch", lens)
+    _, cut = fit(stories / "many", lens, data={"micro_batch_size": 2})
+    for name, weight in whole[STEPS].items():
+        torch.testing.assert_close(cut[STEPS][name], weight, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize(("kind", "base"), [("frozen", FROZEN), ("lora", LORA)])
+def test_a_checkpoint_holds_what_learns_and_no_frozen_weight(
+    stories: Path, kind: str, base: Any
+) -> None:
+    lens = LensOptions(3, verbalizer=base, reconstructor=base)
+    _, weights = fit(stories / kind, lens)
+    saved = torch.load(stories / kind / "checkpoints" / "last.ckpt", weights_only=True)
+    names = {name.removeprefix("lens.") for name in saved["state_dict"] if "lens." in name}
+    assert names - {"mean", "variance"} == {n for n in names if _is_own(n)}
+    for name in weights[0]:
+        assert any(moves(weights, name)) == _is_own(name), name
+
+
+def _is_own(name: str) -> bool:
+    ends = ("prompt", "map_weight", "map_bias", "start", "map.weight", "map.bias")
+    is_untrained = name.startswith(("untrained", "subject"))
+    return not is_untrained and name.endswith((*ends, "lora_A", "lora_B"))
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What every rank of two saw, and the ledgers."""
+    folder = tmp_path_factory.mktemp("two")
+    write_stories(folder)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    done = run(*launcher, "-m", "tests.consistency_lens.lens_runs", str(folder))
+    assert done.returncode == 0, done.stdout[-4000:]
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(JOBS))
+def test_two_devices_learn_what_one_learns_and_agree(two: Path, stories: Path, name: str) -> None:
+    ranks = [torch.load(two / name / f"weights-{r}.pt", weights_only=True) for r in (0, 1)]
+    for step, weights in ranks[0].items():
+        assert all(torch.equal(w, ranks[1][step][n]) for n, w in weights.items()), step
+    _, alone = fit(stories / f"alone {name}", JOBS[name][1], losses=losses_of(name))
+    if name.startswith("late"):
+        check_schedule(ranks[0])
+    for weight_name, weight in alone[STEPS].items():
+        found = ranks[0][STEPS][weight_name]
+        torch.testing.assert_close(found, weight, rtol=1e-7, atol=1e-8, msg=weight_name)
+    losses = [
+        [line["loss"] for line in ledger_lines(f / n)]
+        for f, n in ((two, name), (stories, f"alone {name}"))
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-10)

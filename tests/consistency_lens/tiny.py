@@ -1,0 +1,112 @@
+"""Tiny random subjects of all kinds, and lenses on them."""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_models.causal_lm.decoder_config import DecoderConfig
+from lit_models.causal_lm.network import Decoder
+from lit_models.causal_lm.pretrained import Network
+from lit_models.causal_lm.transformers_model import PretrainedDecoder
+from lit_models.consistency_lens.copies import embedded
+from lit_models.consistency_lens.lens import Lens, LensOptions
+from lit_models.consistency_lens.reading import read
+from lit_models.consistency_lens.sampling import gumbel_noise, straight_through
+from lit_models.consistency_lens.subject import Subject
+from lit_models.consistency_lens.verbalizer import Explanation, Verbalizer
+from tests.causal_lm.folders import VOCAB, made
+
+SHAPE = {"vocab_size": VOCAB, "max_positions": 16, "hidden_size": 16, "num_layers": 3}
+OWN_GPT2 = {"norm": "layer", "positions": "learned", "activation": "gelu", "bias": True}
+
+NO_DROPOUT = {"embd_pdrop": 0.0, "resid_pdrop": 0.0, "attn_pdrop": 0.0}  # as models are loaded
+
+
+class Tokenizer:
+    """What a lens asks of a tokenizer: the last token is no word."""
+
+    begin_id, end_id, vocab_size, special_ids = None, VOCAB - 1, VOCAB, [VOCAB - 1]
+
+    def __init__(self) -> None:
+        import numpy as np
+
+        self.special_ids = np.array(self.special_ids)
+
+
+def own(**shape: Any) -> Decoder:
+    torch.manual_seed(0)
+    network = Decoder(DecoderConfig(**{**SHAPE, "num_heads": 4, **shape}))
+    for parameter in network.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return network
+
+
+def of_transformers(kind: str, **shape: Any) -> PretrainedDecoder:
+    model = made(kind, **shape)
+    return PretrainedDecoder(model, model.config.to_dict())
+
+
+NETWORKS = {
+    "own GPT-2": partial(own, **OWN_GPT2),
+    "own Llama": partial(own, num_kv_heads=2),
+    "GPT-2": partial(of_transformers, "GPT2", n_layer=3, n_embd=16, **NO_DROPOUT),
+    "Llama": partial(of_transformers, "Llama", num_hidden_layers=3),
+    "Qwen2": partial(of_transformers, "Qwen2", num_hidden_layers=3, tie_word_embeddings=True),
+    "Gemma": partial(of_transformers, "Gemma", num_hidden_layers=3, head_dim=4),
+}
+
+
+def network_of(kind: str) -> Network:
+    """A network in float64."""
+    return NETWORKS[kind]().double()
+
+
+def lens_of(kind: str = "own GPT-2", layer: int = 1, **options: Any) -> Lens:
+    """A lens in float64, whose maps and prompt are no longer what they begin as."""
+    given = LensOptions(**{"num_words": 4, "num_prompt": 2, **options})
+    torch.set_default_dtype(torch.float64)
+    try:
+        lens = Lens(Subject(network_of(kind), layer), Tokenizer(), given)  # type: ignore[arg-type]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    return lens
+
+
+def moved(lens: Lens, std: float = 0.1) -> Lens:
+    """The lens with all that learns moved at random, as if it had learnt."""
+    torch.manual_seed(1)
+    for parameter in lens.parameters():
+        if parameter.requires_grad:
+            parameter.data += std * torch.randn_like(parameter)
+    return lens
+
+
+def activations(number: int = 3, width: int = 16) -> Tensor:
+    return torch.randn(number, width, dtype=torch.float64, generator=torch.manual_seed(5))
+
+
+def documents(lengths: tuple[int, ...] = (9, 12, 7)) -> tuple[Tensor, Tensor]:
+    """Padded tokens [B, T], lengths [B]."""
+    random = torch.Generator().manual_seed(2)
+    ids = torch.randint(VOCAB - 1, (len(lengths), max(lengths)), generator=random)
+    sizes = torch.tensor(lengths)
+    return ids * (torch.arange(ids.shape[1]) < sizes[:, None]), sizes
+
+
+def explained_without_cache(
+    verbalizer: Verbalizer, activation: Tensor, keys: Tensor, temperature: float
+) -> Explanation:
+    """What `Verbalizer.explain` returns; everything is read again for each word."""
+    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    while len(found) < verbalizer.num_words:
+        start = verbalizer._prompt(activation, len(activation))
+        words = [embedding[:, None] for _, embedding, _ in found]
+        with verbalizer._injected(activation):
+            hidden = read(verbalizer.network, None, torch.cat([start, *words], dim=1))
+        logits = verbalizer._logits(hidden[:, -1])
+        noise = gumbel_noise(keys, len(found), logits.shape[1])
+        word = straight_through(logits, noise, temperature)
+        found.append((word.argmax(-1), embedded(verbalizer.network, word), logits))
+    return Explanation(*(torch.stack(each, 1) for each in zip(*found, strict=True)))
