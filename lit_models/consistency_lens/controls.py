@@ -149,7 +149,7 @@ class Case:
             "zero": lambda: torch.zeros_like(self.activation),
             "mean": lambda: baselines.mean.expand_as(self.activation),
             "position_mean": lambda: baselines.of_position(self.position),
-            "token_mean": lambda: baselines.of_token(self.current),
+            "token_mean": lambda: baselines.of_token(current),
             **{f"components_{k}": self._projected(k) for k in COMPONENTS},
             "true_text": lambda: self._read(self.lens.words(self._recent())),
             "shuffled_examples": lambda: self.rebuilt(self.shuffled),

@@ -73,10 +73,11 @@ def statistics():
 
 
 @torch.no_grad()
-def case_of(batch=None, kind=Case, moved=True, **options):
+def case_of(batch=None, kind=Case, moved=True, told=False, **options):
     """A case, with the batch turned round as the partners."""
     batch = batch or batch_of()
-    lens = Lens(subject(), Tokenizer(), LensOptions(num_words=4)).eval()
+    lens = Lens(subject(), Tokenizer(), LensOptions(num_words=4, gives_current_token=told))
+    lens.eval()
     if moved:  # else verbalizer and reconstructor are the subject
         torch.manual_seed(1)
         for parameter in lens.parameters():
@@ -100,8 +101,7 @@ def stories(folder, number=60, name="stories"):
     with open(path, "w", encoding="utf-8") as file:
         for i in range(number):
             pet, place = PETS[i % 3], PLACES[i // 3 % 4]
-            start = f"number {i // 8} {i % 8} : the {pet} in the {place}"
-            text = f"{start} saw <b> & left the {place} at once ."
+            text = f"number {i // 8} {i % 8} : the {pet} in the {place} saw <b> & left it at once ."
             row = {"text": text, "attributes": {"pet": pet, "place": place}}
             file.write(json.dumps(row) + "\n")
     return path

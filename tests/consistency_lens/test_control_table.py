@@ -1,6 +1,7 @@
 """The tables: as wide as a terminal, with every row, and plain about what was not run."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,12 +11,14 @@ from rich.console import Console
 from lit_models.consistency_lens.control_table import (
     IS_RANDOM,
     NOT_RUN,
+    TOLD_NOTE,
     headline,
-    legibility_table,
-    rendered,
+    notes_of,
 )
+from lit_models.consistency_lens.control_views import legibility_table, rendered
 from lit_models.consistency_lens.controls import fidelities, row_names
 from lit_models.consistency_lens.evaluation import EvaluationOptions, random_subject_rows
+from lit_models.consistency_lens.lens import LensOptions
 from lit_models.consistency_lens.metrics import FidelityTable
 from tests.consistency_lens.cases import case_of, data_of, module_of, trainer_of
 
@@ -59,6 +62,18 @@ def test_the_headline_is_what_the_token_mean_does_not_say(rows):
     assert found["fve_excess"] == pytest.approx(own - token)
     assert found["fve_excess_share"] == pytest.approx((own - token) / (1 - token))
     assert found["distinct"] == 0.5
+
+
+def test_notes_name_all_that_makes_the_numbers_easier(rows):
+    module = SimpleNamespace(
+        lens_options=LensOptions(gives_current_token=True),
+        options=SimpleNamespace(path="subject", random_weights=True),
+        recipe={"subject": {"digest": "", "layer": 1}},
+    )
+    assert notes_of(module, rows, {}) == [TOLD_NOTE, IS_RANDOM]
+    module.options.random_weights, module.lens_options = False, LensOptions()
+    assert notes_of(module, rows, {}) == [NOT_RUN]
+    assert notes_of(module, rows, {"all": rows["greedy"]}) == []
 
 
 def test_a_second_chain_becomes_a_row(tmp_path, capsys):

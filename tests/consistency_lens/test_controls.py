@@ -137,6 +137,21 @@ def test_a_planted_leak_moves_its_row_and_no_other():
     assert errors[0] < errors[1]
 
 
+@pytest.mark.parametrize("told", [False, True])
+def test_a_reconstructor_that_is_told_the_token_needs_no_activation(told):
+    case = case_of(batch_of(60), told=told)
+    reader = case.lens.reconstructor
+    optimizer = torch.optim.Adam([p for p in reader.parameters() if p.requires_grad], lr=0.01)
+    for _ in range(30):
+        loss = case.error(case.rows()["no_activation"]()).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    with torch.no_grad():
+        share = fve(case, case.rows()["no_activation"]())
+    assert share > 0.3 if told else share < 0.1
+
+
 @torch.no_grad()
 def test_salience_is_what_one_other_word_costs():
     case = case_of()
