@@ -141,7 +141,8 @@ class Case:
 
     def rows(self) -> dict[str, Callable[[], Tensor]]:
         """Return name -> what rebuilds the activations [B, D]; the first is the lens itself."""
-        baselines, reader = self.baselines, self.lens.reference["reconstructor"]
+        baselines, current = self.baselines, self.current
+        reader = self.lens.reference["reconstructor"]
         return {
             "greedy": lambda: self.rebuilt(self.greedy),
             "sampled": lambda: self.draws[0],
@@ -156,7 +157,7 @@ class Case:
             "shuffled_words": lambda: self._read(self._in_other_order()),
             "untrained_verbalizer": lambda: self.rebuilt(self._untrained()),
             "no_activation": lambda: self.rebuilt(self._without_activation()),
-            "separate_reader": lambda: reader(self.greedy.embeddings, self.current),
+            "separate_reader": lambda: reader(self.greedy.embeddings, current),
         }
 
     @cached_property
