@@ -129,6 +129,7 @@ def _parts_folder(trainer: Trainer, pl_module: LightningModule) -> Path:
         trainer.datamodule.request("predict").digest(),
         dict(pl_module.hparams),
         getattr(pl_module, "recipe", None),
+        str(trainer.precision),
     ]
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     # Whole weights: sharded ones are whole on rank 0 alone, which tells the others.
