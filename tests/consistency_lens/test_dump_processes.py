@@ -31,7 +31,7 @@ trainer: {accelerator: cpu, enable_model_summary: false}
 """
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # test_lens_devices.py compares the bytes, too
 def test_two_processes_write_the_store_of_one(tmp_path: Path) -> None:
     stories(tmp_path, 43)
     (tmp_path / "dump.yaml").write_text(DUMP)

@@ -27,6 +27,7 @@ def _cache(tmp_path, monkeypatch):
     monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / "cache"))
 
 
+@pytest.mark.slow
 def test_processes_give_the_same_store(tmp_path, monkeypatch):
     rows = [{"text": f"row {i} " + "word " * (i % 9)} for i in range(800)]
     path = text_file(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
@@ -63,6 +64,7 @@ def test_a_store_is_made_once_and_named_by_all_it_depends_on(tmp_path, monkeypat
     assert base.folder() != store.folder
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
     monkeypatch.setattr(documents, "SECTION_BYTES", 1 << 15)
     monkeypatch.setattr(token_jobs, "SECTION_BYTES", 1 << 15)

@@ -66,8 +66,20 @@ def interrupt_twice(process: subprocess.Popen, folder: Path) -> None:
         os.killpg(process.pid, signal.SIGINT)
 
 
-@pytest.mark.parametrize("how", ["finished", "raising", "interrupted"])
-@pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
+HELD_ELSEWHERE = ("finished", "interrupted")  # by ddp
+
+
+@pytest.mark.parametrize(
+    ("strategy", "how"),
+    [
+        *(("ddp", how) for how in ("finished", "raising", "interrupted")),
+        ("ddp_spawn", "raising"),
+        *(
+            pytest.param("ddp_spawn", h, marks=pytest.mark.soak)
+            for h in ("finished", "interrupted")
+        ),
+    ],
+)
 def test_nothing_is_left(tmp_path: Path, strategy: str, how: str) -> None:
     # Of ddp one rank hangs and the other waits for it; of ddp_spawn none is in a collective.
     hangs = FAILS.format("hang" if strategy == "ddp" else "stall")

@@ -136,6 +136,7 @@ def test_a_run_is_scheduled_saved_and_resumed(tmp_path: Path) -> None:
     assert rates[-1] < 0.1 * rates[0]
 
 
+@pytest.mark.slow
 def test_shards_of_two_processes_move_as_whole_matrices_do(tmp_path: Path) -> None:
     done = run("-m", "tests.distributed.muon_run", str(tmp_path))
     assert done.returncode == 0, done.stdout

@@ -95,6 +95,7 @@ def test_what_another_rank_could_not_write_is_told_on_both(tmp_path):
     assert read_checkpoint(path)["global_step"] == 4
 
 
+@pytest.mark.slow
 def test_a_kill_in_the_middle_leaves_the_old_folder_and_the_next_save_is_sound(tmp_path):
     path = tmp_path / "checkpoints" / "last.ckpt"
     save(path, 4)
