@@ -121,4 +121,4 @@ def test_a_real_fit_is_exported_and_each_evaluation_has_its_folder(
     (folder / "tested" / "metrics.csv").unlink()
     status, output = unisono(*arguments)
     assert status == 1
-    assert "the files in runs/all/tested were changed since it was complete" in output
+    assert "stage tested: the files in runs/all/tested were changed since" in output
