@@ -44,7 +44,8 @@ def chain(
     """Run the stages of a chain one after the other; a stage that is complete is not run again.
 
     An interrupted stage goes on where it was. Nothing is overwritten that was made from other
-    options, another config or other outputs of earlier stages; the number of devices is free.
+    options, another config, other files that an option names or other outputs of earlier stages;
+    the number of devices is free.
 
     Args:
         stages: NAME: {verb, config, checkpoint, options, devices} for each, in their order; in
