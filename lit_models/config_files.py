@@ -213,6 +213,12 @@ def config_paths(argv: list[str]) -> list[Path]:
     return [Path(v) for v in values if Path(v).is_file()]
 
 
+def given_option(argv: list[str], key: str) -> str | None:
+    """Returns what the options alone say for a dotted key (the last one wins), or None."""
+    given = [value for option, value, _ in _tokens(argv) if option == f"--{key}"]
+    return given[-1] if given else None
+
+
 def given_value(argv: list[str], key: str) -> Any:
     """Returns what files and options say for a dotted key (the last one wins), or None.
 

@@ -32,6 +32,7 @@ NOISE = (
 )
 
 
+ROOT = "trainer.default_root_dir"
 REQUEUE, INTERRUPTED = 75, 130  # "try again" of sysexits.h; 128 + SIGINT
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
@@ -60,11 +61,16 @@ def launch(argv: list[str]) -> int:
         root = run_root(argv)
         ckpt_path = config_files.given_value(argv, "ckpt_path")
         newest = newest_checkpoint if argv[0] == "fit" else checkpoint_to_use
-        run = settle(lambda: decide(argv[0], root, ckpt_path, newest), os.environ, root.parent)
+        is_asked = config_files.given_option(argv, ROOT) is not None
+        run = settle(
+            lambda: decide(argv[0], root, ckpt_path, newest, is_asked), os.environ, root.parent
+        )
     except (ValueError, FileNotFoundError) as error:
         raise UsageError(str(error)) from error
     is_over = False
     silence_noise()
+    if argv[0] != "fit":  # it says that an evaluation elsewhere keeps no checkpoints
+        warnings.filterwarnings("ignore", message="The dirpath has changed from ")
     try:
         if run.notice and is_first_process():
             say(run.notice)
@@ -158,7 +164,7 @@ def is_no_noise(record: logging.LogRecord) -> bool:
 
 def run_root(argv: list[str]) -> Path:
     """Returns trainer.default_root_dir, by default runs/FAMILY-NAME of the first config file."""
-    given = config_files.given_value(argv, "trainer.default_root_dir")
+    given = config_files.given_value(argv, ROOT)
     if given:
         return Path(given)
     paths = config_files.config_paths(argv)

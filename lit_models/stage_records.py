@@ -6,18 +6,23 @@ those that take it, so that nothing of an older chain is taken for new.
 
 from __future__ import annotations
 
+import glob
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from datamodules.cache import cache_root, digest_of, file_digest
 from lit_models.config_files import find_config, read_config
-from lit_models.stages import SEED, TRAINER_VERBS, Stage, placeholders
+from lit_models.stages import SEED, TRAINER_VERBS, Stage, filled, placeholders
 
 RECORDS = "chain"
+FILES = "the files of the option "
+# Of more files in a folder, names and sizes stand for the content.
+NUM_FILES_READ = 1000
+NO_INPUTS = ("predict_output", "save_dir", "dirpath")  # last parts of options where a run writes
 State = Literal["absent", "begun", "complete"]
 
 
@@ -36,11 +41,14 @@ class Record:
     seconds: float | None = None
 
 
-def made_from(stage: Stage, seed: int, outputs: Mapping[str, str | None]) -> dict[str, Any]:
+def made_from(
+    stage: Stage, folder: Path, seed: int, outputs: Mapping[str, str | None]
+) -> dict[str, Any]:
     """Return the plain values that decide what a stage writes. The number of devices does not.
 
     Args:
         stage: any of the chain.
+        folder: of the chain.
         seed: of the chain.
         outputs: stage -> digest of what it wrote, none if that is still to come.
     """
@@ -50,6 +58,7 @@ def made_from(stage: Stage, seed: int, outputs: Mapping[str, str | None]) -> dic
         "checkpoint": stage.checkpoint,
         **{f"the config {name}": read_config(find_config(name)) for name in stage.config},
         **{f"the option {name}": value for name, value in stage.options.items()},
+        **_files_of_options(stage, folder, seed),
         **({SEED: seed} if uses_seed else {}),
         **{f"the output of {name}": outputs[name] for name in stage.takes},
     }
@@ -100,7 +109,7 @@ def state_of(stage: Stage, folder: Path, made: dict[str, Any]) -> State:
         )
     if differing or record.outputs is None:
         return "absent" if differing else "begun"
-    if not is_there and record.outputs != digest_of([]):
+    if not is_there:
         return "absent"
     if outputs_digest(stage, folder) != record.outputs:
         raise ValueError(
@@ -117,14 +126,82 @@ def outputs_digest(stage: Stage, folder: Path) -> str:
     return digest_of([[p.relative_to(own).as_posix(), file_digest(p, root)] for p in files])
 
 
+def remove_predictions(own: Path) -> None:
+    """Remove what an interrupted prediction wrote, which it would not overwrite.
+
+    Its hidden parts, with which it goes on, stay; links are neither followed nor removed.
+
+    Args:
+        own: the folder of the stage.
+    """
+    for place, folders, names in os.walk(own):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for path in (Path(place, name) for name in names if not name.startswith(".")):
+            if not path.is_symlink():
+                path.unlink()
+    for place, *_ in os.walk(own, topdown=False):
+        if Path(place) != own and not any(Path(place).iterdir()):
+            Path(place).rmdir()
+
+
+def _files_of_options(stage: Stage, folder: Path, seed: int) -> dict[str, str]:
+    """Return name -> digest of the files that options name, those of the chain's stages aside."""
+    found = {}
+    for name, value in stage.options.items():
+        if name.rpartition(".")[2] in NO_INPUTS:
+            continue
+        texts = [t for t in _texts(value) if set(placeholders(t)) <= {SEED}]
+        named = [filled(text, {SEED: str(seed)}) for text in texts]
+        digests = [_path_digest(path) for text in named for path in _paths(text, folder)]
+        if digests:
+            found[FILES + name] = digest_of(digests)
+    return found
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner)
+
+
+def _paths(text: str, chain: Path) -> list[Path]:
+    """Return what is there of a path or pattern, unless the chain itself changes it."""
+    name, own = os.path.expanduser(text), chain.resolve()
+    if not text or "\0" in text:
+        return []
+    is_pattern = not os.path.exists(name) and glob.has_magic(name)
+    names = sorted(glob.glob(name, recursive=True)) if is_pattern else [name]
+    resolved = [Path(found).resolve() for found in names if os.path.exists(found)]
+    return [p for p in resolved if own not in (p, *p.parents) and p not in own.parents]
+
+
+def _path_digest(path: Path) -> str:
+    if path.is_file():
+        return file_digest(path, cache_root())
+    files = sorted(inner for inner in path.rglob("*") if inner.is_file())
+    is_read = len(files) <= NUM_FILES_READ
+    return digest_of(
+        [
+            [p.relative_to(path).as_posix(), file_digest(p, cache_root()) if is_read else size]
+            for p, size in ((inner, inner.stat().st_size) for inner in files)
+        ]
+    )
+
+
 def _differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Return in words what is not the same."""
     differing = []
     for key in dict.fromkeys([*before, *now]):
+        if key.startswith(FILES) and key not in before:
+            continue  # what was not there then is no input: the stage itself may have written it
         old, new = before.get(key), now.get(key)
         if _plain(old) == _plain(new):
             continue
-        is_long = isinstance(old, dict) or isinstance(new, dict) or key.startswith("the output")
+        is_long = (
+            isinstance(old, dict) or isinstance(new, dict) or key.startswith(("the output", FILES))
+        )
         differing.append(f"{key} is another" if is_long else f"{key} was {old}, is {new}")
     return differing
 

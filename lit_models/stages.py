@@ -67,7 +67,7 @@ class Stage:
         """
         own, checkpoint = folder / self.name, self._checkpoint_path(folder)
         values = {name: str(folder / name) for name in (*self.takes, self.name)}
-        options = {k: _filled(v, {**values, SEED: str(seed)}) for k, v in self.options.items()}
+        options = {k: filled(v, {**values, SEED: str(seed)}) for k, v in self.options.items()}
         if self.verb == "export":
             again = {"overwrite": True} if is_begun else {}
             return [self.verb, str(checkpoint), *_written({"to": str(own), **again, **options})]
@@ -254,13 +254,14 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{key}", value
 
 
-def _filled(value: Any, names: Mapping[str, str]) -> Any:
+def filled(value: Any, names: Mapping[str, str]) -> Any:
+    """Return a value in whose texts each placeholder is replaced by what stands for it."""
     if isinstance(value, str):
         return PLACEHOLDER.sub(lambda match: names[match[1]], value)
     if isinstance(value, Mapping):
-        return {key: _filled(inner, names) for key, inner in value.items()}
+        return {key: filled(inner, names) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_filled(inner, names) for inner in value]
+        return [filled(inner, names) for inner in value]
     return value
 
 

@@ -19,6 +19,7 @@ from lit_models.stage_records import (
     made_from,
     outputs_digest,
     read_record,
+    remove_predictions,
     state_of,
     write_record,
 )
@@ -43,7 +44,8 @@ def chain(
     """Run the stages of a chain one after the other; a stage that is complete is not run again.
 
     An interrupted stage goes on where it was. Nothing is overwritten that was made from other
-    options, another config or other outputs of earlier stages; the number of devices is free.
+    options, another config, other files that an option names or other outputs of earlier stages;
+    the number of devices is free.
 
     Args:
         stages: NAME: {verb, config, checkpoint, options, devices} for each, in their order; in
@@ -116,7 +118,7 @@ def check_outputs(
                     f"stage {stage.name} takes {name}, which is not complete in {folder}; run it "
                     "too: leave --start and --only out."
                 )
-        if state_of(stage, folder, made_from(stage, seed, outputs)) != "complete":
+        if state_of(stage, folder, made_from(stage, folder, seed, outputs)) != "complete":
             outputs[stage.name] = None
 
 
@@ -127,12 +129,14 @@ def _run_stage(
     outputs: dict[str, str | None],
     prefix: Sequence[str],
 ) -> int:
-    made = made_from(stage, seed, outputs)
+    made = made_from(stage, folder, seed, outputs)
     state = state_of(stage, folder, made)
     if state == "complete":
         print(f"stage {stage.name} is complete: skipped", flush=True)
         return 0
     arguments = stage.arguments(folder, seed, is_begun=state == "begun")
+    if state == "begun" and stage.verb == "predict":
+        remove_predictions(folder / stage.name)
     write_record(folder, stage.name, Record(made))
     (folder / stage.name).mkdir(exist_ok=True)
     print(f"stage {stage.name}: unisono {shlex.join(arguments)}", flush=True)
@@ -146,6 +150,12 @@ def _run_stage(
             "the same command goes on with it"
         )
         return status
+    if not any(path.is_file() for path in (folder / stage.name).rglob("*")):
+        say(
+            f"stage {stage.name} ended well and wrote nothing to {folder / stage.name}, so it is "
+            "not complete; leave out the options that send its output elsewhere"
+        )
+        return 1
     write_record(folder, stage.name, Record(made, outputs_digest(stage, folder), seconds))
     print(f"stage {stage.name} is complete, in {seconds:.1f} s", flush=True)
     return 128 + received[0] if received else 0

@@ -40,7 +40,11 @@ class Run:
 
 
 def decide(
-    verb: str, root: Path, ckpt_path: str | None, newest: Callable[[Path], Path | None]
+    verb: str,
+    root: Path,
+    ckpt_path: str | None,
+    newest: Callable[[Path], Path | None],
+    is_asked: bool = False,
 ) -> Run:
     """Returns the run that a command line means; reads the disk, writes nothing.
 
@@ -49,6 +53,8 @@ def decide(
         root: trainer.default_root_dir, such as runs/demo.
         ckpt_path: a path, a word that Lightning knows, "auto" or None.
         newest: returns the newest sound checkpoint of a run folder, or None.
+        is_asked: the command line names the root itself, no file does; an evaluation writes there,
+            wherever its checkpoint lies.
 
     Raises:
         FileNotFoundError: the checkpoint does not exist, or `auto` finds none for an evaluation.
@@ -67,6 +73,8 @@ def decide(
                 f"newest of {root}, if there is one."
             )
         home = run_of(path)
+        if verb != "fit" and is_asked and not _is_of(path, home, root):
+            return Run(str(root), ckpt_path)
         if verb != "fit" and home is not None and not os.access(home, os.W_OK):
             return Run(str(root), ckpt_path, f"{home} is read-only: this one writes to {root}")
         if home is not None and (verb != "fit" or home.resolve() in _resolved(siblings(root))):
@@ -133,6 +141,12 @@ def run_of(checkpoint: Path) -> Path | None:
         if (folder / LEDGER).exists():
             return folder
     return None
+
+
+def _is_of(checkpoint: Path, home: Path | None, root: Path) -> bool:
+    """Whether a checkpoint lies in the root, or in a later run of that name."""
+    is_inside = root.resolve() in checkpoint.resolve().parents
+    return is_inside or (home is not None and home.resolve() in _resolved(siblings(root)))
 
 
 def _resolved(paths: list[Path]) -> set[Path]:

@@ -19,8 +19,10 @@ if "wait" in given and "ckpt_path" not in given:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     Path("waiting.txt").write_text(str(child.pid))
     time.sleep(60)
-if verb != "test":
-    out = folder / ("checkpoints/last.ckpt" if verb == "fit" else "out.txt")
+out = folder / ("checkpoints/last.ckpt" if verb == "fit" else "out.txt")
+if verb == "predict" and out.exists():
+    sys.exit(f"{out} exists and is not overwritten")
+if "silent" not in given:
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(" ".join(rest[:1]))
 if Path("fail").exists() and Path("fail").read_text() == folder.name:

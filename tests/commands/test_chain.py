@@ -14,7 +14,6 @@ import pytest
 from lit_models.commands.chain import run_stages
 from lit_models.stages import chosen_stages, read_stages
 
-Unisono = Callable[..., tuple[int, str]]
 STAND_IN = (sys.executable, str(Path(__file__).with_name("stand_in.py")))
 Chain = Callable[..., int]
 
@@ -94,8 +93,9 @@ def test_what_follows_a_stage_that_is_made_anew_is_refused_before_it_is_made(cha
     with pytest.raises(ValueError, match="the output of export is another"):
         chain()
     Path("out/dump/out.txt").unlink()
+    Path("out/test/out.txt").unlink()
     assert chain() == 0
-    assert called() == ["subject", "export", "dump"]  # the subject is the one that was tested
+    assert called() == ["subject", "export", "dump", "test"]
 
 
 def test_a_folder_of_another_origin_is_refused(chain: Chain) -> None:
@@ -172,17 +172,3 @@ def test_a_signal_is_passed_on_and_nothing_is_left_running(
         time.sleep(0.02)
     assert chain(wait=1) == 0
     assert "ckpt_path=auto" in Path("calls.txt").read_text().splitlines()[0]
-
-
-@pytest.mark.slow
-def test_a_real_fit_is_exported(unisono: Unisono, toy_config: Path) -> None:
-    Path("chain.yaml").write_text(
-        "stages:\n  subject: {verb: fit, config: causal_lm/debug.yaml, devices: 1}\n"
-        "  export: {verb: export, checkpoint: subject}\n"
-    )
-    arguments = ("chain", "--config", "chain.yaml", "--to=runs/both")
-    status, output = unisono(*arguments)
-    assert status == 0, output
-    assert Path("runs/both/export/model.safetensors").exists()
-    status, output = unisono(*arguments)
-    assert (status, output.count("is complete: skipped")) == (0, 2)

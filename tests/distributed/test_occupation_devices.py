@@ -99,7 +99,7 @@ def evaluate(tables, folder, trained, number):
     files = [f"--data.predict_files={tables / 'mine.csv'}", f"--data.predict_output={coded}"]
     done = run(*arguments("test", folder, tables, best, *devices(number)))
     assert done.returncode == 0, done.stdout
-    with open(trained / "metrics.csv", newline="") as file:  # an evaluation writes beside its run
+    with open(folder / "metrics.csv", newline="") as file:
         *_, last = csv.DictReader(file)
     done = run(*arguments("predict", folder, tables, best, *files, *devices(number)))
     assert done.returncode == 0, done.stdout

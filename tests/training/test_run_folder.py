@@ -74,6 +74,18 @@ def test_a_named_checkpoint_of_the_run_resumes_in_its_folder(tmp_path: Path) -> 
     other = tmp_path / "other"
     assert decide("fit", other, path, newest).folder == str(other)
     assert decide("test", other, path, newest).folder == str(root)
+    assert decide("fit", root, path, newest, is_asked=True).folder == str(root)
+
+
+def test_an_evaluation_writes_to_the_folder_that_was_asked_for(tmp_path: Path) -> None:
+    root, other = make_run(tmp_path / "demo", "a.ckpt"), tmp_path / "other"
+    path = str(root / "checkpoints" / "a.ckpt")
+    assert decide("test", other, path, newest, is_asked=True) == Run(str(other), path)
+    for asked in (root, tmp_path):
+        assert decide("test", asked, path, newest, is_asked=True).folder == str(root)
+    later = make_run(tmp_path / "demo-2", "b.ckpt")
+    path = str(later / "checkpoints" / "b.ckpt")
+    assert decide("predict", root, path, newest, is_asked=True).folder == str(later)
 
 
 def test_a_read_only_folder_lends_its_checkpoint_and_is_refused_as_run_folder(
