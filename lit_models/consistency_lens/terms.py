@@ -41,7 +41,7 @@ def lens_terms(
     found: dict[str, Tensor] = {}
     if names & set(WARM):
         place = (batch["input_ids"], batch["position"], lens.verbalizer.num_words)
-        teacher = teacher_text.words(*place, lens.token_counts)
+        teacher = teacher_text.words(*place, lens.token_counts, lens.verbalizer.is_word)
     if "teacher_text" in names:
         found["teacher_text"] = loss.text_nats(lens.verbalizer(activation, teacher), teacher)
     if "teacher_reconstruction" in names:
