@@ -13,7 +13,8 @@ from datamodules.activations.dataset import TERMS
 from lit_models.consistency_lens.schedules import LossWeight
 
 SMALL_DEVIATION = 1e-4  # of errors in units of the variance: below, they are as good as equal
-MAX_NATS = 50.0  # of a word's divergence: one impossible word must not outweigh all others
+MAX_NATS = 50.0  # by which a word is improbable: an impossible one must not outweigh all others
+JOINT = ("reconstruction", "effect")  # terms from which both networks learn together
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,10 @@ class LensLosses:
         return {name: weight for name, weight in weights.items() if weight}
 
     @property
-    def joint_start(self) -> int:
-        """First step at which the verbalizer's own words are rebuilt."""
-        return self.reconstruction.begin
+    def joint_start(self) -> int | None:
+        """First step at which the verbalizer's own words are rebuilt; none where they never are."""
+        terms = [getattr(self, name) for name in JOINT]
+        return min((term.begin for term in terms if term.weight), default=None)
 
 
 def precise(values: Tensor) -> Tensor:
@@ -81,10 +83,14 @@ def text_nats(logits: Tensor, token_ids: Tensor) -> Tensor:
 
 
 def divergence(logits: Tensor, other: Tensor) -> Tensor:
-    """Return [B]: mean over words of KL(softmax(logits) || softmax(other)), both [B, t, V]."""
+    """Return [B]: mean over words of KL(softmax(logits) || softmax(other)), both [B, t, V].
+
+    What `other` says of a word is cut off, and not the sum: its gradient must not vanish where the
+    two differ most.
+    """
     own = logits.log_softmax(-1)
-    nats = (own.exp() * (own - other.log_softmax(-1))).sum(-1)  # [B, t]
-    return nats.clamp(max=MAX_NATS).mean(-1)
+    against = other.log_softmax(-1).clamp(min=-MAX_NATS)
+    return (own.exp() * (own - against)).sum(-1).mean(-1)
 
 
 def advantages(rewards: Tensor) -> Tensor:

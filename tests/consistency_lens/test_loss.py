@@ -37,6 +37,18 @@ def test_divergence_is_a_mean_over_words_from_the_first_to_the_second() -> None:
     assert float(loss.divergence(sure, other)) == loss.MAX_NATS
 
 
+def test_the_gradient_of_a_divergence_is_there_where_a_word_is_impossible() -> None:
+    own = logits([log(0.25), log(0.75)]).requires_grad_()
+    found = loss.divergence(own, logits([0.0, -1000.0]))
+    away = (log(0.25), log(0.75) + loss.MAX_NATS)  # of each word, the second one cut off
+    nats = 0.25 * away[0] + 0.75 * away[1]
+    assert found.tolist() == pytest.approx([nats])
+    (gradient,) = torch.autograd.grad(found.sum(), own)
+    expected = [0.25 * (away[0] - nats), 0.75 * (away[1] - nats)]  # p (away - mean away)
+    assert gradient[0, 0].tolist() == pytest.approx(expected)
+    assert expected[1] > 9
+
+
 def test_entropy_is_a_mean_over_words_and_what_is_no_word_adds_nothing() -> None:
     found = loss.entropy(logits([*HALF, NEVER], [*FOURTH, NEVER]))
     assert float(found) == pytest.approx(-(log(0.5) + 0.25 * log(0.25) + 0.75 * log(0.75)) / 2)
