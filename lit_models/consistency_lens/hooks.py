@@ -60,10 +60,14 @@ def outputs_given(blocks: list[nn.Module], output: Any) -> Iterator[None]:
     def given(*args: Any, **kwargs: Any) -> Any:
         return output
 
+    earlier = [vars(block).get("forward") for block in blocks]
     for block in blocks:
         block.forward = given  # type: ignore[method-assign]
     try:
         yield
     finally:
-        for block in blocks:
-            del block.forward  # that of the class is back
+        for block, own in zip(blocks, earlier, strict=True):
+            if own is None:
+                del block.forward  # that of the class is back
+            else:
+                block.forward = own  # type: ignore[method-assign]
