@@ -3,13 +3,13 @@
 Shapes: B rows, T tokens, D features, P places that are looked at, V vocabulary.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from datamodules.batches import ActivationBatch
-from lit_models.consistency_lens.hooks import output_edited, outputs_given
+from lit_models.consistency_lens.hooks import output_edited, output_kept, outputs_given
 from lit_models.consistency_lens.reading import read
 from lit_models.consistency_lens.subject import Subject
 
@@ -51,12 +51,8 @@ class PatchedSubject:
         places = self.position[:, None] + steps  # [B, P]
         self.counts = places <= last[:, None]
         self.places = torch.minimum(places, last[:, None])
-        self.below: Any = None
-        handle = subject.block.register_forward_hook(self._keep)
-        try:
+        with output_kept(subject.block) as self.below:
             hidden = read(subject.network, self.ids)
-        finally:
-            handle.remove()
         self.true = self._logits(hidden)
 
     def effect(self, replacement: Tensor) -> Effect:
@@ -88,6 +84,3 @@ class PatchedSubject:
     def _logits(self, hidden: Tensor) -> Tensor:
         """[B, P, V] at the places that are looked at."""
         return self.subject.network.head(hidden[self.rows[:, None], self.places])
-
-    def _keep(self, module: Any, given: Any, output: Any) -> None:
-        self.below = output
