@@ -23,7 +23,7 @@ Given = dict[str, str]
 class DocumentFacts(NamedTuple):
     """What is known of the documents of a part.
 
-    names: of the attributes. attributes [D, A] int64: first token of the word, -1 = unknown.
+    names: of the attributes. attributes [D, A] int64: `first_tokens` of the words, -1 = unknown.
     group [D] int64: index in group_names. group_names: stems of the part's files.
     """
 
@@ -65,8 +65,7 @@ def document_facts(
             known.setdefault(key, (number, given))
     names = list(dict.fromkeys(name for _, given in known.values() for name in given))
     words = sorted({word for _, given in known.values() for word in given.values()})
-    tokens = tokenizer.encode_batch([f" {word}" for word in words])
-    token_of = {w: ids[0] if len(ids) else NONE for w, ids in zip(words, tokens, strict=True)}
+    token_of = first_tokens(words, tokenizer)
     place = {name: column for column, name in enumerate(names)}
     group = np.zeros(len(hashes), np.int64)
     attributes = np.full((len(hashes), len(names)), NONE, np.int64)
@@ -75,6 +74,19 @@ def document_facts(
         for name, word in given.items():
             attributes[document, place[name]] = token_of[word]
     return DocumentFacts(names, attributes, group, [path.stem for path in files])
+
+
+def first_tokens(words: Sequence[str], tokenizer: TextTokenizer) -> dict[str, int]:
+    """Return word -> the first of its tokens, after a space, that is more than white space.
+
+    Tokenizers of the SentencePiece kind may give the space a token of its own. -1 stands for words
+    without such a token.
+    """
+    tokens = tokenizer.encode_batch([f" {word}" for word in words])
+    return {
+        word: next((i for i in ids.tolist() if tokenizer.decode([i]).strip()), NONE)
+        for word, ids in zip(words, tokens, strict=True)
+    }
 
 
 def _known_of(

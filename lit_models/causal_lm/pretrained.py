@@ -96,6 +96,14 @@ def check_recipe(recipe: Recipe, context_length: int, vocab_size: int) -> None:
         )
 
 
+def learned_positions(recipe: Recipe) -> int | None:
+    """Return how many positions a network can tell apart; none where they have no table."""
+    if recipe["kind"] != "own":
+        return position_limit(recipe["config"])
+    config = DecoderConfig(**recipe["config"])
+    return config.max_positions if config.positions == "learned" else None
+
+
 def network_from_config(recipe: Recipe) -> Network:
     """Return the network of a recipe with random weights, in float32.
 

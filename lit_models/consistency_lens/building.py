@@ -20,7 +20,7 @@ from datamodules.activations.store import ActivationStore, SubjectFacts
 from datamodules.splitting import TRAIN
 from datamodules.threads import threads_pinned
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
-from lit_models.causal_lm.pretrained import check_recipe
+from lit_models.causal_lm.pretrained import check_recipe, learned_positions
 from lit_models.consistency_lens.lens import Lens, LensOptions
 from lit_models.consistency_lens.subject import (
     Subject,
@@ -40,13 +40,14 @@ def recipe_of_run(options: SubjectOptions, lens: LensOptions, data: ActivationDa
 
     Raises:
         FileNotFoundError: the subject's folder is missing.
-        ValueError: the activations are not of this subject and layer, or the documents do not fit
-            it.
+        ValueError: the activations are not of this subject and layer, or the documents or the
+            explanations do not fit it.
     """
     assert data.store is not None
     tokenizer = data.store.tokenizer
     network = subject_recipe(options, tokenizer.vocab_size)
     check_recipe(network, data.longest, tokenizer.vocab_size)
+    check_explanations(network, lens)
     facts = subject_facts(options, network)
     if isinstance(data.store, ActivationStore):
         check_store(data.store, facts)
@@ -56,6 +57,29 @@ def recipe_of_run(options: SubjectOptions, lens: LensOptions, data: ActivationDa
         "subject": asdict(facts),
         "lens": asdict(lens),
     }
+
+
+def check_explanations(recipe: Recipe, lens: LensOptions) -> None:
+    """Refuse explanations that are longer than the subject's table of positions.
+
+    Args:
+        recipe: of the subject's network.
+        lens: how the lens is built.
+
+    Raises:
+        ValueError: they are.
+    """
+    limit = learned_positions(recipe)
+    # The last word is never read again; the reconstructor reads a start and all words.
+    said = lens.num_prompt + 1 + lens.num_words - 1
+    read = 1 + lens.gives_current_token + lens.num_words
+    if limit is not None and max(said, read) > limit:
+        raise ValueError(
+            f"explanations of lens.num_words {lens.num_words} need {said} positions in the "
+            f"verbalizer (lens.num_prompt {lens.num_prompt}, the marker, all words but the last) "
+            f"and {read} in the reconstructor, and the subject has learnt {limit}; lower "
+            "lens.num_words or lens.num_prompt, or take a subject with rotary positions."
+        )
 
 
 def check_store(store: ActivationStore, subject: SubjectFacts) -> None:

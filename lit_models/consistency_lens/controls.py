@@ -208,7 +208,8 @@ class Case:
 
     def _recent(self, number: int | None = None) -> Tensor:
         number = number or self.lens.verbalizer.num_words
-        return recent_words(self.batch["input_ids"], self.position, number)
+        is_word = self.lens.verbalizer.is_word
+        return recent_words(self.batch["input_ids"], self.position, number, is_word)
 
     def _in_other_order(self) -> Tensor:
         words = self.greedy.embeddings

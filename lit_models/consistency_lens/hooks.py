@@ -54,16 +54,36 @@ def inputs_edited(blocks: list[nn.Module], edits: list[Edit]) -> Iterator[None]:
 
 
 @contextmanager
-def outputs_given(blocks: list[nn.Module], output: Any) -> Iterator[None]:
-    """Let blocks return `output`, as one of them had returned it, without computing anything."""
+def output_kept(block: nn.Module) -> Iterator[list[Any]]:
+    """Collect what a block returns, as it returns it: [R, T, D], or a tuple that begins with it."""
+    kept: list[Any] = []
+    handle = block.register_forward_hook(lambda module, given, output: kept.append(output))
+    try:
+        yield kept
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def outputs_given(blocks: list[nn.Module], kept: list[Any]) -> Iterator[None]:
+    """Let blocks return what was kept last of one of them, without computing anything.
+
+    Args:
+        blocks: of a network.
+        kept: of `output_kept`, there at the latest when the first of the blocks is called.
+    """
 
     def given(*args: Any, **kwargs: Any) -> Any:
-        return output
+        return kept[-1]
 
+    earlier = [vars(block).get("forward") for block in blocks]
     for block in blocks:
         block.forward = given  # type: ignore[method-assign]
     try:
         yield
     finally:
-        for block in blocks:
-            del block.forward  # that of the class is back
+        for block, own in zip(blocks, earlier, strict=True):
+            if own is None:
+                del block.forward  # that of the class is back
+            else:
+                block.forward = own  # type: ignore[method-assign]

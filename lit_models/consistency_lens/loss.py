@@ -1,6 +1,7 @@
 """The terms of a lens's loss, each a number per sample.
 
-Shapes: B samples, D features, t words, T tokens, V vocabulary.
+Shapes: B samples, D features, t words, P places of a document,
+V vocabulary.
 """
 
 from dataclasses import dataclass, fields
@@ -13,7 +14,8 @@ from datamodules.activations.dataset import TERMS
 from lit_models.consistency_lens.schedules import LossWeight
 
 SMALL_DEVIATION = 1e-4  # of errors in units of the variance: below, they are as good as equal
-MAX_NATS = 50.0  # of a word's divergence: one impossible word must not outweigh all others
+MAX_NATS = 50.0  # by which a word is improbable: an impossible one must not outweigh all others
+JOINT = ("reconstruction", "effect")  # terms from which both networks learn together
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,8 @@ class LensLosses:
         teacher_reconstruction: squared error of what is rebuilt from the teacher's text.
         reconstruction: squared error of what is rebuilt from the verbalizer's own words.
         reference: nats per word by which the verbalizer's choices leave those of the reference.
-        effect: nats by which the subject's next words change with the rebuilt activation.
+        effect: nats by which the subject's next words change with the rebuilt activation, mean
+            over its position and up to 8 that follow it.
         fluency: nats per word by which the choices leave those of the subject as a language model.
         entropy: nats per word of the verbalizer's choices; a positive weight makes them surer.
         group_size: explanations drawn for each activation, of which the verbalizer learns by a
@@ -60,9 +63,10 @@ class LensLosses:
         return {name: weight for name, weight in weights.items() if weight}
 
     @property
-    def joint_start(self) -> int:
-        """First step at which the verbalizer's own words are rebuilt."""
-        return self.reconstruction.begin
+    def joint_start(self) -> int | None:
+        """First step at which the verbalizer's own words are rebuilt; none where they never are."""
+        terms = [getattr(self, name) for name in JOINT]
+        return min((term.begin for term in terms if term.weight), default=None)
 
 
 def precise(values: Tensor) -> Tensor:
@@ -81,10 +85,14 @@ def text_nats(logits: Tensor, token_ids: Tensor) -> Tensor:
 
 
 def divergence(logits: Tensor, other: Tensor) -> Tensor:
-    """Return [B]: mean over words of KL(softmax(logits) || softmax(other)), both [B, t, V]."""
+    """Return [B]: mean over words of KL(softmax(logits) || softmax(other)), both [B, t, V].
+
+    What `other` says of a word is cut off, and not the sum: its gradient must not vanish where the
+    two differ most.
+    """
     own = logits.log_softmax(-1)
-    nats = (own.exp() * (own - other.log_softmax(-1))).sum(-1)  # [B, t]
-    return nats.clamp(max=MAX_NATS).mean(-1)
+    against = other.log_softmax(-1).clamp(min=-MAX_NATS)
+    return (own.exp() * (own - against)).sum(-1).mean(-1)
 
 
 def advantages(rewards: Tensor) -> Tensor:
@@ -101,17 +109,14 @@ def entropy(logits: Tensor) -> Tensor:
     return -(own.exp() * own).sum(-1).mean(-1)
 
 
-def effect(true: Tensor, changed: Tensor, position: Tensor, lengths: Tensor) -> Tensor:
-    """Return [B]: mean over the position and those that follow it of KL(true || changed).
+def effect(true: Tensor, changed: Tensor, counts: Tensor) -> Tensor:
+    """Return [B]: mean over the places that count of KL(true || changed).
 
     Args:
-        true: [B, T, V] logits of the subject.
+        true: [B, P, V] logits of the subject at the position and those that follow it.
         changed: as true, with another activation at the position.
-        position: [B] int64.
-        lengths: [B] int64, tokens of the document.
+        counts: [B, P] bool.
     """
-    places = torch.arange(true.shape[1], device=true.device)
-    counts = (places >= position[:, None]) & (places < lengths[:, None] - 1)  # [B, T]
     own = precise(true).log_softmax(-1)
-    nats = (own.exp() * (own - precise(changed).log_softmax(-1))).sum(-1)
+    nats = (own.exp() * (own - precise(changed).log_softmax(-1))).sum(-1)  # [B, P]
     return (nats * counts).sum(-1) / counts.sum(-1)

@@ -47,6 +47,7 @@ class LitConsistencyLens(ExactModule):
 
     export_keys: ClassVar[tuple[str, ...]] = (LENS_RECIPE_KEY,)
     buffers_stand_still: ClassVar[bool] = True
+    may_recompute_blocks: ClassVar[bool] = False
     control_names: ClassVar[tuple[str, ...]] = CONTROLS
 
     def __init__(

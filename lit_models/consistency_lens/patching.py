@@ -3,13 +3,13 @@
 Shapes: B rows, T tokens, D features, P places that are looked at, V vocabulary.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from datamodules.batches import ActivationBatch
-from lit_models.consistency_lens.hooks import outputs_given
+from lit_models.consistency_lens.hooks import output_edited, output_kept, outputs_given
 from lit_models.consistency_lens.reading import read
 from lit_models.consistency_lens.subject import Subject
 
@@ -37,6 +37,10 @@ class PatchedSubject:
     Args:
         subject: of the activations.
         batch: the documents, and the position in each.
+
+    Attributes:
+        true: [B, P, V], the logits at the position and the `FOLLOWING` ones behind it.
+        counts: [B, P] bool, places whose next word the document holds.
     """
 
     def __init__(self, subject: Subject, batch: ActivationBatch) -> None:
@@ -47,17 +51,13 @@ class PatchedSubject:
         places = self.position[:, None] + steps  # [B, P]
         self.counts = places <= last[:, None]
         self.places = torch.minimum(places, last[:, None])
-        self.below: Any = None
-        handle = subject.block.register_forward_hook(self._keep)
-        try:
+        with output_kept(subject.block) as self.below:
             hidden = read(subject.network, self.ids)
-        finally:
-            handle.remove()
         self.true = self._logits(hidden)
 
     def effect(self, replacement: Tensor) -> Effect:
         """Return what activations [B, D] in the place of the true ones do."""
-        changed = self._logits(self._hidden(replacement))
+        changed = self.changed(replacement)
         next_word = self.ids[self.rows, self.position + 1]
         size = max(1, MOST_NUMBERS // changed[0].numel())
         found = []
@@ -70,18 +70,17 @@ class PatchedSubject:
         nats, following, worse = torch.cat(found, dim=1)
         return Effect(nats, following, self.counts[:, 1:].sum(-1).double(), worse)
 
-    def _hidden(self, replacement: Tensor) -> Tensor:
-        """[B, T, D] from the blocks above the activation alone."""
-        below = self.below[0] if isinstance(self.below, tuple) else self.below
-        patched = below.index_put((self.rows, self.position), replacement.to(below.dtype))
-        output = (patched, *self.below[1:]) if isinstance(self.below, tuple) else patched
+    def changed(self, replacement: Tensor) -> Tensor:
+        """Return the logits [B, P, V] with activations [B, D] in the place of the true ones, from
+        the blocks above them alone; gradients pass through."""
+
+        def patch(output: Tensor) -> Tensor:
+            return output.index_put((self.rows, self.position), replacement.to(output.dtype))
+
         blocks = self.subject.network.blocks()[: self.subject.layer + 1]
-        with outputs_given(blocks, output):
-            return read(self.subject.network, self.ids)
+        with outputs_given(blocks, self.below), output_edited(self.subject.block, patch):
+            return self._logits(read(self.subject.network, self.ids))
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """[B, P, V] at the places that are looked at."""
         return self.subject.network.head(hidden[self.rows[:, None], self.places])
-
-    def _keep(self, module: Any, given: Any, output: Any) -> None:
-        self.below = output

@@ -24,7 +24,7 @@ from lit_models.causal_lm.pretrained import (
     own_recipe,
     read_recipe,
 )
-from lit_models.consistency_lens.hooks import output_edited
+from lit_models.consistency_lens.hooks import output_edited, output_kept, outputs_given
 from lit_models.consistency_lens.reading import read
 
 SITE = "block_output"
@@ -89,16 +89,14 @@ class Subject(nn.Module):
         return super().train(False)
 
     def activations(self, input_ids: Tensor) -> Tensor:
-        """Return the activations [B, T, D] at every token of `input_ids` [B, T] int64."""
-        found: list[Tensor] = []
+        """Return the activations [B, T, D] at every token of `input_ids` [B, T] int64.
 
-        def keep(output: Tensor) -> Tensor:
-            found.append(output)
-            return output
-
-        with output_edited(self.block, keep):
+        The blocks above the layer are not computed.
+        """
+        above = self.network.blocks()[self.layer + 1 :]
+        with output_kept(self.block) as kept, outputs_given(above, kept):
             read(self.network, input_ids)
-        return found[0]
+        return kept[0][0] if isinstance(kept[0], tuple) else kept[0]
 
     def logits(self, input_ids: Tensor, position: Tensor, replacement: Tensor | None) -> Tensor:
         """Return the logits [B, T, V], with an activation put in the place of the true one.

@@ -48,9 +48,14 @@ class TeacherText:
             )
 
     def words(
-        self, input_ids: Tensor, position: Tensor, num_words: int, token_counts: Tensor
+        self,
+        input_ids: Tensor,
+        position: Tensor,
+        num_words: int,
+        token_counts: Tensor,
+        is_word: Tensor,
     ) -> Tensor:
-        """Return the teacher's text [B, t] int64.
+        """Return the teacher's text [B, t] int64, words alone: the verbalizer says nothing else.
 
         Args:
             input_ids: [B, T] int64.
@@ -58,11 +63,14 @@ class TeacherText:
             num_words: t.
             token_counts: [V] int64, how often each token occurs in the training part; 0 for what
                 is no word.
+            is_word: [V] bool.
         """
-        recent = recent_words(input_ids, position, num_words - self.rare)
+        recent = recent_words(input_ids, position, max(1, num_words - self.rare), is_word)
+        last, recent = recent[:, :1], recent[:, : num_words - self.rare]
         if not self.rare:
             return recent
         rare = rare_words(input_ids, position, self.rare, token_counts, recent)
+        rare = rare.where(is_word[rare], last)  # where the position holds no word
         return torch.cat([rare, recent] if self.rare_first else [recent, rare], dim=1)
 
 
@@ -71,16 +79,26 @@ def current_token(batch: ActivationBatch) -> Tensor:
     return batch["input_ids"].gather(1, batch["position"][:, None])[:, 0]
 
 
-def recent_words(input_ids: Tensor, position: Tensor, num_words: int) -> Tensor:
+def recent_words(input_ids: Tensor, position: Tensor, num_words: int, is_word: Tensor) -> Tensor:
     """Return [B, t] int64: the last words up to the position, the most recent one first.
+
+    Tokens that are no words, such as one that begins every document, are passed over. The earliest
+    word is repeated where there are fewer, and the vocabulary's first one where there is none.
 
     Args:
         input_ids: [B, T] int64.
         position: [B] int64, that of the activation.
-        num_words: t; a document's first word is repeated where there are fewer.
+        num_words: t.
+        is_word: [V] bool.
     """
-    places = position[:, None] - arange(num_words, device=position.device)
-    return input_ids.gather(1, places.clamp(min=0))
+    length = input_ids.shape[1]
+    age = position[:, None] - arange(length, device=position.device)  # [B, T]
+    counts = (age >= 0) & is_word[input_ids]
+    places = age.where(counts, length).argsort(1)  # words first, from the most recent one on
+    steps = arange(num_words, device=position.device)
+    last = counts.sum(1, keepdim=True) - 1  # [B, 1], -1 without any word
+    found = input_ids.gather(1, places.gather(1, torch.minimum(steps, last.clamp(min=0))))
+    return found.where(last >= 0, is_word.int().argmax())
 
 
 def rare_words(

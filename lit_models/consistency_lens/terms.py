@@ -11,6 +11,7 @@ from torch import Tensor, no_grad
 from datamodules.batches import ActivationBatch
 from lit_models.consistency_lens import loss
 from lit_models.consistency_lens.lens import Lens
+from lit_models.consistency_lens.patching import PatchedSubject
 from lit_models.consistency_lens.teacher import TeacherText, current_token
 from lit_models.consistency_lens.verbalizer import Explanation
 from lit_models.training.keyed_dropout import mixed
@@ -41,7 +42,7 @@ def lens_terms(
     found: dict[str, Tensor] = {}
     if names & set(WARM):
         place = (batch["input_ids"], batch["position"], lens.verbalizer.num_words)
-        teacher = teacher_text.words(*place, lens.token_counts)
+        teacher = teacher_text.words(*place, lens.token_counts, lens.verbalizer.is_word)
     if "teacher_text" in names:
         found["teacher_text"] = loss.text_nats(lens.verbalizer(activation, teacher), teacher)
     if "teacher_reconstruction" in names:
@@ -112,8 +113,6 @@ def _of_words(
 
 
 def _effect(lens: Lens, batch: ActivationBatch, rebuilt: Tensor) -> Tensor:
-    ids, position = batch["input_ids"], batch["position"]
     with no_grad():
-        true = lens.subject.logits(ids, position, None)
-    changed = lens.subject.logits(ids, position, rebuilt)
-    return loss.effect(true, changed, position, batch["lengths"])
+        patched = PatchedSubject(lens.subject, batch)
+    return loss.effect(patched.true, patched.changed(rebuilt), patched.counts)

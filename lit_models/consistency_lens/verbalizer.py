@@ -111,8 +111,12 @@ class Verbalizer(nn.Module):
             if noise_key is not None:
                 noise = gumbel_noise(noise_key, len(found), logits.shape[-1])
             word = straight_through(logits, noise, temperature)
-            embedding = embedded(self.network, word)
-            found.append((word.argmax(-1), embedding, logits))
+            token_ids = word.argmax(-1)
+            if word.requires_grad:
+                embedding = embedded(self.network, word)
+            else:  # exact, in any precision
+                embedding = self.network.embedding(token_ids)
+            found.append((token_ids, embedding, logits))
             if len(found) == self.num_words:
                 return Explanation(*(torch.stack(each, 1) for each in zip(*found, strict=True)))
             hidden = reader.read(embedding[:, None])

@@ -7,6 +7,7 @@ from torch import Tensor
 from lit_models.causal_lm.attention import Documents
 from lit_models.causal_lm.network import Decoder
 from lit_models.causal_lm.rotary import rotations
+from lit_models.consistency_lens.hooks import outputs_given
 from lit_models.consistency_lens.subject import Subject
 from tests.consistency_lens.tiny import NETWORKS, activations, documents, network_of
 
@@ -93,9 +94,36 @@ def test_neither_padding_nor_neighbours_change_an_activation(kind: str) -> None:
         torch.testing.assert_close(together[row, :length], alone, rtol=1e-9, atol=1e-9)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_block_above_the_layer_is_computed_for_activations(kind: str) -> None:
+    subject, (ids, _) = Subject(network_of(kind), 1), documents()
+    expected = subject.activations(ids)
+    for parameter in subject.network.blocks()[2].parameters():
+        parameter.fill_(torch.nan)
+    assert not subject.logits(ids, POSITION, None).isfinite().any()
+    called: list[bool] = []
+    for part in subject.network.blocks()[2].children():
+        part.register_forward_hook(lambda *given: called.append(True))
+    assert torch.equal(subject.activations(ids), expected)
+    assert not called
+
+
 def test_no_hook_is_left_even_where_the_forward_fails() -> None:
     network = network_of("own GPT-2")
     subject = Subject(network, 1)
     with pytest.raises(IndexError):
         subject.activations(torch.full((1, 4), 10_000))
     assert not any(block._forward_hooks for block in network.blocks())
+    assert not any("forward" in vars(block) for block in network.blocks())
+
+
+def test_blocks_get_back_the_forward_that_they_had() -> None:
+    plain, wrapped = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    wrapped.forward = lambda hidden: hidden + 1  # type: ignore[method-assign]
+    own = wrapped.forward
+    with outputs_given([plain, wrapped], ["earlier", "given"]):
+        assert [plain(torch.ones(2)), wrapped(torch.ones(2))] == ["given", "given"]
+    assert wrapped.forward is own
+    assert "forward" not in vars(plain)
+    assert plain(torch.ones(2)).shape == (2,)

@@ -35,6 +35,16 @@ def test_losses_name_what_counts_at_a_step() -> None:
     assert losses.joint_start == 4
 
 
+def test_joint_learning_starts_with_the_first_weighted_term_of_both_networks() -> None:
+    warm = {"teacher_text": LossWeight(1.0)}
+    early, late = LossWeight(0.5, begin=2), LossWeight(1.0, begin=5)
+    assert LensLosses(**warm, effect=early).joint_start == 2
+    assert LensLosses(**warm, reconstruction=late, effect=early).joint_start == 2
+    without = LossWeight(0.0, begin=1)
+    assert LensLosses(**warm, reconstruction=without, effect=late).joint_start == 5
+    assert LensLosses(**warm, entropy=early).joint_start is None
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -8,7 +8,10 @@ import pytest
 import torch
 
 from lit_models.consistency_lens import building
+from lit_models.consistency_lens.loss import text_nats
 from lit_models.consistency_lens.teacher import TeacherText
+from tests.causal_lm.folders import VOCAB
+from tests.consistency_lens.tiny import activations, documents, lens_of
 
 #                      0  1  2  3  4  5  6  7
 COUNTS = torch.tensor([0, 9, 9, 5, 3, 3, 1, 7])  # in the training part; 0 is no word
@@ -17,12 +20,12 @@ POSITION = torch.tensor([8, 4])
 
 
 def words(num_words: int, **options: object) -> list[list[int]]:
-    return TeacherText(**options).words(IDS, POSITION, num_words, COUNTS).tolist()  # type: ignore[arg-type]
+    return TeacherText(**options).words(IDS, POSITION, num_words, COUNTS, COUNTS > 0).tolist()  # type: ignore[arg-type]
 
 
 def test_recent_words_go_back_from_the_position_and_stop_at_the_first_word() -> None:
     assert words(3) == [[1, 2, 4], [4, 1, 4]]
-    assert words(7)[1] == [4, 1, 4, 4, 0, 0, 0]
+    assert words(7)[1] == [4, 1, 4, 4, 4, 4, 4]
 
 
 def test_rare_words_are_distinct_unlike_the_recent_ones_and_the_rarest_come_first() -> None:
@@ -36,6 +39,26 @@ def test_words_after_the_position_and_tokens_that_are_no_words_are_never_taken()
     assert words(8, rare=7)[0] == [1, 6, 4, 5, 3, 2, 1, 1]
 
 
+def test_tokens_that_begin_or_part_documents_are_passed_over() -> None:
+    ids = torch.tensor([[0, 5, 3, 0, 4, 0], [0, 5, 3, 0, 4, 0], [0, 5, 3, 0, 4, 0]])
+    given = (ids, torch.tensor([4, 5, 0]), 4, COUNTS, COUNTS > 0)
+    # Up to 4 there are the words 4, 3, 5; the token at 5 is no word; up to 0 there is no word.
+    assert TeacherText().words(*given).tolist() == [[4, 3, 5, 5], [4, 3, 5, 5], [1, 1, 1, 1]]
+    assert TeacherText(rare=2).words(*given).tolist() == [[4, 3, 5, 4], [4, 3, 5, 4], [1, 1, 1, 1]]
+    assert TeacherText(rare=4).words(*given)[1].tolist() == [4, 5, 3, 4]
+
+
+def test_an_untrained_verbalizer_can_say_every_word_of_a_teachers_text_after_a_special_token() -> (
+    None
+):
+    lens, (ids, _) = lens_of(), documents()
+    ids[:, 0] = VOCAB - 1  # no word, see tiny.Tokenizer
+    is_word = lens.verbalizer.is_word
+    text = TeacherText().words(ids, torch.tensor([0, 1, 3]), 4, lens.token_counts, is_word)
+    assert is_word[text].all()
+    assert text_nats(lens.verbalizer(activations(), text), text).max() < 100  # not 1e4
+
+
 def test_rare_words_may_come_first() -> None:
     assert words(4, rare=2, rare_first=True)[0] == [6, 4, 1, 2]
 
@@ -43,8 +66,8 @@ def test_rare_words_may_come_first() -> None:
 def test_padding_and_neighbours_change_no_text() -> None:
     longer = torch.cat([IDS, torch.full((2, 5), 6)], dim=1)
     teacher = TeacherText(rare=3)
-    alone = [teacher.words(longer[[i]], POSITION[[i]], 5, COUNTS) for i in range(2)]
-    assert torch.equal(torch.cat(alone), teacher.words(IDS, POSITION, 5, COUNTS))
+    alone = [teacher.words(longer[[i]], POSITION[[i]], 5, COUNTS, COUNTS > 0) for i in range(2)]
+    assert torch.equal(torch.cat(alone), teacher.words(IDS, POSITION, 5, COUNTS, COUNTS > 0))
 
 
 def test_words_are_counted_over_the_training_part_in_pieces(

@@ -109,3 +109,13 @@ def test_special_tokens_are_never_words_and_neighbours_change_nothing() -> None:
     assert (found.token_ids != 28).all()
     alone = lens.verbalizer.explain(activation[[7]], keys[[7]])
     assert torch.equal(alone.token_ids[0], found.token_ids[7])
+
+
+@torch.no_grad()
+def test_without_a_gradient_words_are_rows_of_the_table_also_in_half_precision() -> None:
+    lens = lens_of().float()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = lens.verbalizer.explain(activations().float(), KEYS)
+    table = lens.subject.network.embedding.weight
+    assert torch.equal(found.embeddings, table[found.token_ids])
+    assert not torch.equal(found.embeddings, found.embeddings.bfloat16().float())

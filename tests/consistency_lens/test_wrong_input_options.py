@@ -9,8 +9,15 @@ from datamodules import ActivationDataModule, ActivationDumpDataModule, TextSpli
 from datamodules.activations.positions import PositionRule
 from lit_models import LitSubject
 from lit_models.causal_lm.decoder_config import DecoderConfig
+from lit_models.causal_lm.pretrained import own_recipe
+from lit_models.consistency_lens.building import check_explanations
+from lit_models.consistency_lens.lens import LensOptions
 from lit_models.consistency_lens.subject import SubjectOptions
+from lit_models.training.strategies import FullyShardedStrategy
 from tests.activation_dumps import RULE, documents, dumped, stories, subject, trainer
+from tests.consistency_lens.small_lens import documents as lens_stories
+from tests.consistency_lens.small_lens import lens
+from tests.consistency_lens.small_lens import trainer as lens_trainer
 
 
 @pytest.mark.parametrize(
@@ -61,6 +68,34 @@ def test_documents_without_any_activation_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the part train holds no activation: .*lower that, or"):
         dumped(tmp_path / "a", stories(tmp_path, 20), positions=rule, context_length=300,
                of=SubjectOptions(network=DecoderConfig(max_positions=300), layer=1))  # fmt: skip
+
+
+def test_explanations_beyond_learned_positions_are_refused_and_those_up_to_them_are_not() -> None:
+    shape = {"vocab_size": 30, "hidden_size": 16, "num_layers": 2, "num_heads": 2}
+    recipe = own_recipe(DecoderConfig(max_positions=8, positions="learned", **shape))
+    check_explanations(recipe, LensOptions(num_words=6, num_prompt=2))  # 2 + 1 + 6 - 1 = 8
+    check_explanations(recipe, LensOptions(num_words=6, gives_current_token=True))
+    check_explanations(own_recipe(DecoderConfig(max_positions=8, **shape)), LensOptions(10))
+    with pytest.raises(ValueError, match=r"num_words 10 need 11 .* and 11 in .* learnt 8; lower"):
+        check_explanations(recipe, LensOptions(num_words=10))
+    with pytest.raises(ValueError, match=r"need 8 positions .* and 9 in the reconstructor"):
+        check_explanations(recipe, LensOptions(num_words=7, gives_current_token=True))
+
+
+def test_a_run_with_too_long_explanations_ends_before_it_begins(tmp_path: Path) -> None:
+    shape = DecoderConfig(
+        max_positions=32, positions="learned", hidden_size=8, num_layers=2, num_heads=2
+    )
+    module = lens(SubjectOptions(layer=0, network=shape), lens=LensOptions(num_words=32))
+    with pytest.raises(ValueError, match=r"num_words 32 need 33 positions"):
+        lens_trainer(tmp_path / "run", max_steps=1).fit(module, lens_stories(tmp_path))
+
+
+def test_blocks_that_are_computed_again_are_refused() -> None:
+    strategy = FullyShardedStrategy(activation_checkpointing=True)
+    with pytest.raises(ValueError, match=r"LitConsistencyLens keeps a growing cache .* leave it"):
+        strategy._check_recomputing(lens())
+    FullyShardedStrategy()._check_recomputing(lens())
 
 
 def test_a_layer_below_0_and_two_subjects_are_refused() -> None:

@@ -64,7 +64,8 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
 
     Raises:
         ValueError: `replicate_size` below 1 or no divisor of the world, `cpu_offload` on a CPU,
-            freeing after forward where the calls are uneven, or shards for another CheckpointIO.
+            freeing after forward where the calls are uneven, computing blocks again where the
+            module keeps a cache in them, or shards for another CheckpointIO.
     """
 
     strategy_name = "fsdp"
@@ -215,6 +216,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
             "offload_policy": CPUOffloadPolicy() if self.cpu_offload else OffloadPolicy(),
         }
         self._frees = self._frees_after_forward(module)
+        self._check_recomputing(module)
         separate_frozen(blocks)
         for block in blocks:
             if self.activation_checkpointing:
@@ -251,6 +253,14 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
                 "Leave it at auto."
             )
         return self.reshard_after_forward
+
+    def _check_recomputing(self, module: LightningModule) -> None:
+        if self.activation_checkpointing and not getattr(module, "may_recompute_blocks", True):
+            raise ValueError(
+                f"activation_checkpointing is true, but {type(module).__name__} keeps a growing "
+                "cache in its blocks, which would hold every position twice if they were computed "
+                "again; leave it out, and raise trainer.accumulate_grad_batches if memory is short."
+            )
 
     def _after_gathering(self, step: Any) -> Any:
         """Wrap a step so that every rank gathers all blocks first, in the same order."""
