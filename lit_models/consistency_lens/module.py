@@ -100,9 +100,7 @@ class LitConsistencyLens(ExactModule):
         """Take the recipe of the checkpoint, or make one for the data."""
         super().setup(stage)
         recipe = building.recipe_of_run(self.options, self.lens_options, self.trainer.datamodule)
-        if self.recipe is not None:
-            building.check_same(self.recipe, recipe)
-        self.recipe = self.recipe or recipe
+        self.recipe = building.continued(self.recipe, recipe, self.trainer)
 
     def configure_model(self) -> None:
         if self.recipe is None or self.baselines is not None:
@@ -120,7 +118,8 @@ class LitConsistencyLens(ExactModule):
 
     def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
         """Return the weights of another run, with the mean and variance of this one's data."""
-        building.check_same(building.stored_recipe(checkpoint), self.recipe)
+        trained = building.stored_recipe(checkpoint)
+        self.recipe = building.continued(trained, self.recipe, self._trainer)
         own = {"lens.mean": self.lens.mean, "lens.variance": self.lens.variance}
         return {**checkpoint["state_dict"], **own}
 
@@ -131,7 +130,7 @@ class LitConsistencyLens(ExactModule):
         """Keep both networks as they are when they begin to learn together."""
         begins = self.trainer.global_step == self.losses.joint_start
         if begins and batch_idx % self.trainer.accumulate_grad_batches == 0:
-            self.lens.keep_reference()
+            self.lens.keep_reference(self.trainer.global_step)
 
     def training_terms(self, batch: ActivationBatch) -> dict[str, LossSum]:
         step, weight = self.trainer.global_step, batch["weight"]
@@ -185,7 +184,7 @@ class LitConsistencyLens(ExactModule):
             building.check_subject(self.options, trained)
             self.recipe = trained
             self._build(1)
-        building.check_same(trained, self.recipe)
+        self.recipe = building.continued(trained, self.recipe, self._trainer)
 
     def _build(self, context_length: int) -> None:
         subject = building.subject_of(self.options, self.recipe, context_length)
@@ -195,4 +194,4 @@ class LitConsistencyLens(ExactModule):
 
     def _case(self, batch: ActivationBatch) -> Case:
         pair = (self.lens.activation(batch), self.lens.activation(batch["other"]))
-        return Case(self.lens, self.baselines, batch, *pair, self.evaluation)
+        return Case(self.lens, self.baselines, batch, *pair, self.teacher, self.evaluation)
