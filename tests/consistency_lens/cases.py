@@ -113,8 +113,9 @@ def stories(folder, number=60, name="stories"):
 def data_of(folder, **options):
     options = {"context_length": 24, "global_batch_size": 16, **options}
     tokenizer = options.pop("tokenizer", TokenizerOptions("words"))
+    files = options.pop("train", None) or str(stories(folder))
     return ActivationDataModule(
-        train_files=str(stories(folder)), tokenizer=tokenizer, documents_by="line", **options
+        train_files=files, tokenizer=tokenizer, documents_by="line", **options
     )
 
 
