@@ -21,8 +21,8 @@ UNKNOWN_DATA = (
     "the checkpoint does not say what it was trained on: documents of the test may\nbe among it"
 )
 NO_REFERENCE = (
-    "without the rows of the separate reader: no reference is kept before verbalizer\n"
-    "and reconstructor begin to learn together, or the checkpoint does not say so"
+    "without the rows of the separate reader: it is kept when both networks begin to\n"
+    "learn together after a warm start, and this lens knows of none"
 )
 NOT_RUN = (
     f"not run: {RANDOM}; test a lens with model.subject.random_weights, and name\n"

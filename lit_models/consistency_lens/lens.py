@@ -24,6 +24,8 @@ from lit_models.consistency_lens.reconstructor import Reconstructor
 from lit_models.consistency_lens.subject import Subject
 from lit_models.consistency_lens.verbalizer import Injection, Verbalizer, only_words
 
+NEVER = -1  # for the step at which the reference was kept
+
 
 @dataclass(frozen=True)
 class LensOptions:
@@ -79,7 +81,7 @@ class Lens(nn.Module):
         width = network.embedding.weight.shape[1]
         self.register_buffer("mean", torch.zeros(width))  # of the training part
         self.register_buffer("variance", torch.ones(()))
-        self.register_buffer("reference_step", torch.tensor(-1))  # when it was kept; -1 = never
+        self.register_buffer("reference_step", torch.tensor(NEVER))
         counts = torch.zeros(len(words), dtype=torch.int64)  # in the training part
         self.register_buffer("token_counts", counts, persistent=False)
         shape = (words, self.begin_id, options.num_words, options.num_prompt, options.injection)
@@ -109,7 +111,11 @@ class Lens(nn.Module):
 
     @torch.no_grad()
     def keep_reference(self, step: int = 0) -> None:
-        """Make verbalizer and reconstructor of now, an optimizer step, the reference."""
+        """Make verbalizer and reconstructor of now the reference.
+
+        Args:
+            step: optimizer step of now; `NEVER` where neither has learnt anything.
+        """
         self.reference_step.fill_(step)
         for name, kept in self.reference.items():
             for own, copied in zip(
@@ -120,7 +126,7 @@ class Lens(nn.Module):
 
     @property
     def has_reference(self) -> bool:
-        """Whether the reference was ever kept: else it has learnt nothing."""
+        """Whether the reference was kept of networks that had learnt something."""
         return bool(self.reference_step >= 0)
 
     def train(self, mode: bool = True) -> "Lens":
@@ -177,7 +183,7 @@ class Lens(nn.Module):
 
 def _with_reference_step(lens: nn.Module, content: dict[str, Any], prefix: str, *_: Any) -> None:
     """Of older checkpoints nobody knows whether the reference was kept."""
-    content.setdefault(f"{prefix}reference_step", torch.tensor(-1))
+    content.setdefault(f"{prefix}reference_step", torch.tensor(NEVER))
 
 
 def _reference(part: nn.Module) -> nn.Module:

@@ -13,7 +13,7 @@ from lit_models.consistency_lens import building
 from lit_models.consistency_lens.building import LENS_RECIPE_KEY
 from lit_models.consistency_lens.controls import CONTROLS, Baselines, Case, predictions
 from lit_models.consistency_lens.evaluation import EvaluationOptions
-from lit_models.consistency_lens.lens import LensOptions
+from lit_models.consistency_lens.lens import NEVER, LensOptions
 from lit_models.consistency_lens.loss import LensLosses, squared_error
 from lit_models.consistency_lens.metrics import Explained
 from lit_models.consistency_lens.phases import check_phases, leaves_one_idle
@@ -128,9 +128,9 @@ class LitConsistencyLens(ExactModule):
 
     def on_train_batch_start(self, batch: ActivationBatch, batch_idx: int) -> None:
         """Keep both networks as they are when they begin to learn together."""
-        begins = self.trainer.global_step == self.losses.joint_start
-        if begins and batch_idx % self.trainer.accumulate_grad_batches == 0:
-            self.lens.keep_reference(self.trainer.global_step)
+        step = self.trainer.global_step
+        if step == self.losses.joint_start and not batch_idx % self.trainer.accumulate_grad_batches:
+            self.lens.keep_reference(step if step or self.init_from else NEVER)
 
     def training_terms(self, batch: ActivationBatch) -> dict[str, LossSum]:
         step, weight = self.trainer.global_step, batch["weight"]

@@ -13,6 +13,7 @@ from datamodules.tokenizers.text_tokenizer import TokenizerOptions
 from lit_models.consistency_lens.building import TRAINED_ON, check_same, continued
 from lit_models.consistency_lens.control_notes import NO_REFERENCE, OTHER_DATA
 from lit_models.consistency_lens.evaluation import EvaluationOptions
+from lit_models.consistency_lens.lens import NEVER
 from lit_models.consistency_lens.samples import ExplanationSamples
 from lit_models.training.checkpoint import read_checkpoint
 from tests.consistency_lens.cases import case_of, data_of, module_of, stories, trainer_of
@@ -55,8 +56,9 @@ def test_a_test_on_another_split_of_the_same_texts_says_so(trained):
     _, own, is_told = evaluated(trained, "own", split=split(0))
     assert not is_told
     assert OTHER_DATA not in own["notes"]
-    assert NO_REFERENCE not in own["notes"]  # kept at the first step
-    assert {"separate_reader", "teacher_text_separate"} <= own["rows"]["all"].keys()
+    assert NO_REFERENCE in own["notes"]  # kept at the first step, without a warm start
+    assert "teacher_text" in own["rows"]["all"]
+    assert not {"separate_reader", "teacher_text_separate"} & own["rows"]["all"].keys()
     _, other, is_told = evaluated(trained, "other", split=split(1))
     assert is_told
     assert other["notes"][0] == OTHER_DATA
@@ -106,7 +108,7 @@ def test_a_recipe_knows_all_that_its_weights_went_through():
 
 def test_a_lens_knows_when_its_reference_was_kept(trained):
     content = read_checkpoint(trained / "lens.ckpt")["state_dict"]
-    assert content["lens.reference_step"] == 0
+    assert content["lens.reference_step"] == NEVER
     lens = case_of().lens
     assert not lens.has_reference
     lens.keep_reference(7)
