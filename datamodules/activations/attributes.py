@@ -17,6 +17,7 @@ from datamodules.plan import hash_ids
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 
 NONE = -1
+ALL = "all"  # the group of all files
 Given = dict[str, str]
 
 
@@ -24,7 +25,7 @@ class DocumentFacts(NamedTuple):
     """What is known of the documents of a part.
 
     names: of the attributes. attributes [D, A] int64: `first_tokens` of the words, -1 = unknown.
-    group [D] int64: index in group_names. group_names: stems of the part's files.
+    group [D] int64: index in group_names. group_names: of the part's files, none twice.
     """
 
     names: list[str]
@@ -73,7 +74,18 @@ def document_facts(
         group[document], given = known.get(key, (0, {}))
         for name, word in given.items():
             attributes[document, place[name]] = token_of[word]
-    return DocumentFacts(names, attributes, group, [path.stem for path in files])
+    return DocumentFacts(names, attributes, group, group_names(files))
+
+
+def group_names(files: Sequence[Path]) -> list[str]:
+    """Return a name for each of several files: stems, with the folder or the whole path where
+    those are not different, or mean all files."""
+    paths = [path.absolute() for path in files]
+    stems = [path.stem for path in paths]
+    for names in (stems, [f"{path.parent.name}/{path.stem}" for path in paths]):
+        if len({ALL, *names}) > len(names):
+            return names
+    return [str(path) for path in paths]
 
 
 def first_tokens(words: Sequence[str], tokenizer: TextTokenizer) -> dict[str, int]:

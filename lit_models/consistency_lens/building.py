@@ -4,6 +4,7 @@ A recipe is what a checkpoint keeps, in plain values. The subject's weights are 
 is read from its folder again, and known by its digest. Shapes: B samples, D features.
 """
 
+import hashlib
 import warnings
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch import Trainer
 from torch import Tensor, nn
 
 from datamodules.activations.datamodule import ActivationDataModule
@@ -31,6 +33,7 @@ from lit_models.consistency_lens.subject import (
 )
 
 LENS_RECIPE_KEY = "lens_recipe"
+TRAINED_ON = "trained_on"  # digests of training parts, of all runs that the weights went through
 COUNTED_AT_ONCE = 1 << 22  # tokens
 Recipe = dict[str, Any]
 
@@ -56,6 +59,7 @@ def recipe_of_run(options: SubjectOptions, lens: LensOptions, data: ActivationDa
         "network": network,
         "subject": asdict(facts),
         "lens": asdict(lens),
+        TRAINED_ON: [training_digest(data)],
     }
 
 
@@ -80,6 +84,28 @@ def check_explanations(recipe: Recipe, lens: LensOptions) -> None:
             f"and {read} in the reconstructor, and the subject has learnt {limit}; lower "
             "lens.num_words or lens.num_prompt, or take a subject with rotary positions."
         )
+
+
+def training_digest(data: ActivationDataModule) -> str:
+    """Return hex, equal for training parts of the same documents."""
+    assert data.store is not None
+    return hashlib.sha256(np.unique(data.store.hashes(TRAIN)).tobytes()).hexdigest()[:32]
+
+
+def continued(trained: Recipe | None, recipe: Recipe, trainer: Trainer | None) -> Recipe:
+    """Return the recipe of a run that goes on from another one, which it must fit: it was trained
+    on what that was, and if it trains, on its own documents too.
+
+    Raises:
+        ValueError: see `check_same`.
+    """
+    if trained is None:
+        return recipe
+    check_same(trained, recipe)
+    known = [*trained.get(TRAINED_ON, [])]  # none in older recipes
+    if trainer is not None and trainer.state.fn == "fit":
+        known += recipe[TRAINED_ON]
+    return {**recipe, TRAINED_ON: list(dict.fromkeys(known))}
 
 
 def check_store(store: ActivationStore, subject: SubjectFacts) -> None:
@@ -145,7 +171,8 @@ def check_same(trained: Recipe, recipe: Recipe) -> None:
     Raises:
         ValueError: subject, layer, tokenizer or the lens's shape differ.
     """
-    changed = [name for name in recipe if trained.get(name) != recipe[name]]
+    kept = [name for name in recipe if name != TRAINED_ON]
+    changed = [name for name in kept if trained.get(name) != recipe[name]]
     if changed:
         raise ValueError(
             f"the checkpoint was trained with another {' and '.join(changed)} than this run has; "

@@ -2,29 +2,30 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
 from rich.console import Console
 from torch import nn
 
+from datamodules.activations.attributes import ALL
+from lit_models.consistency_lens.building import training_digest
+from lit_models.consistency_lens.control_notes import data_notes, notes_of, subject_of
 from lit_models.consistency_lens.control_views import Row, Rows, legibility_table, rendered
+from lit_models.consistency_lens.controls import known_rows
 from lit_models.consistency_lens.evaluation import RANDOM, random_subject_rows
-from lit_models.consistency_lens.metrics import ALL, Settled
+from lit_models.consistency_lens.metrics import Settled
 
-TOLD_NOTE = "the reconstructor is told the current token (lens.gives_current_token)"
-IS_RANDOM = "the subject has random weights"
-NOT_RUN = (
-    f"not run: {RANDOM}; test a lens with model.subject.random_weights, and name\n"
-    "its controls.json with model.evaluation.random_subject"
-)
+OF_FURTHER_FILES = ("fve", "fve_excess", "kl_recovered", "recall", "shuffled_recall")
 
 
 class ControlTable(Callback):
     """Computes all rows from the module's sums, logs the headline, prints and writes the tables.
 
+    The headline is that of the first file; of each further one FILE some values are test/FILE/….
     controls.json: subject; rows, group -> row -> value of `REPORTED`, with `_low` and `_high` for
-    the 95 % interval; legibility; attributes, name -> recall; notes.
+    the 95 % interval; legibility, group -> name -> value; attributes, group -> name -> recall;
+    notes. A group is a file, or all.
     """
 
     def __init__(self) -> None:
@@ -33,15 +34,19 @@ class ControlTable(Callback):
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         path = pl_module.evaluation.random_subject
         self._random = {} if path is None else random_subject_rows(Path(path).expanduser())
+        for note in data_notes(pl_module.recipe, training_digest(trainer.datamodule)):
+            rank_zero_warn(note.replace("\n", " "))
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        groups = pl_module.tested.fidelity.computed()  # collectives: on every rank
-        legible, attributes = pl_module.tested.legibility.computed()
-        found = headline(groups[ALL], legible)
-        pl_module.headline = nn.ModuleDict({name: Settled(found[name]) for name in found})
-        for name, metric in pl_module.headline.items():
-            pl_module.log(f"test/{name}", metric, metric_attribute=f"headline.{name}")
-        notes = notes_of(pl_module, groups[ALL], self._random)
+        computed = pl_module.tested.fidelity.computed()  # collectives: on every rank
+        groups = {group: known_rows(rows, pl_module.lens) for group, rows in computed.items()}
+        legible, attributes = pl_module.tested.legible()
+        found = logged({group: headline(groups[group], legible[group]) for group in groups})
+        pl_module.headline = nn.ModuleList(map(Settled, found.values()))  # no names: FILE has dots
+        for place, (name, metric) in enumerate(zip(found, pl_module.headline, strict=True)):
+            pl_module.log(f"test/{name}", metric, metric_attribute=f"headline.{place}")
+        digest = training_digest(trainer.datamodule)
+        notes = notes_of(pl_module, groups[ALL], self._random, digest)
         for group in self._random.keys() & groups.keys():
             groups[group][RANDOM] = self._random[group]
         if not trainer.is_global_zero:
@@ -60,30 +65,8 @@ class ControlTable(Callback):
         for group, rows in groups.items():
             if group != ALL or len(groups) == 1:
                 console.print(rendered(rows, group))
-        console.print(legibility_table(groups[ALL], legible, attributes))
+                console.print(legibility_table(rows, legible[group], attributes[group], group))
         console.print(*notes, sep="\n", markup=False)
-
-
-def subject_of(module: LightningModule) -> dict[str, Any]:
-    """Return which subject was tested."""
-    facts = module.recipe["subject"]
-    is_random = module.options.random_weights or module.options.path is None
-    return {"digest": facts["digest"], "layer": facts["layer"], "has_random_weights": is_random}
-
-
-def notes_of(module: LightningModule, rows: Rows, random: Rows) -> list[str]:
-    """Return what a reader of the tables must know besides."""
-    notes = []
-    if module.lens_options.gives_current_token:
-        notes.append(TOLD_NOTE)
-    if subject_of(module)["has_random_weights"]:
-        notes.append(IS_RANDOM)
-    elif not random:
-        notes.append(NOT_RUN)
-    number, other = (int(r["count"]) for r in (rows["greedy"], random.get(ALL, rows["greedy"])))
-    if number != other:
-        notes.append(f"{RANDOM} is of {other} activations, and the other rows of {number}")
-    return notes
 
 
 def headline(rows: Rows, legible: Row) -> Row:
@@ -96,6 +79,13 @@ def headline(rows: Rows, legible: Row) -> Row:
         "fve_shuffled": rows["shuffled_examples"]["fve"],
         "fve_sampled": rows["sampled"]["fve"],
         "kl_recovered": own["kl_recovered"],
-        "separate_reader_fve": rows["separate_reader"]["fve"],
+        **{f"{row}_fve": rows[row]["fve"] for row in ("separate_reader",) if row in rows},
         **legible,
     }
+
+
+def logged(headlines: Rows) -> Row:
+    """Return the values that are logged: the headline of the first file, and some of others."""
+    first, *others = [group for group in headlines if group != ALL] or [ALL]
+    some = {f"{g}/{name}": headlines[g].get(name) for g in others for name in OF_FURTHER_FILES}
+    return headlines[first] | {name: value for name, value in some.items() if value is not None}

@@ -2,9 +2,9 @@
 
 from rich.table import Table
 
-from lit_models.consistency_lens.metrics import ALL
+from datamodules.activations.attributes import ALL
+from lit_models.consistency_lens.controls import Row
 
-Row = dict[str, float]
 Rows = dict[str, Row]
 COLUMNS = {
     "fve": "FVE",
@@ -33,18 +33,18 @@ def rendered(rows: Rows, group: str) -> Table:
     return shown
 
 
-def legibility_table(rows: Rows, legible: Row, attributes: Rows) -> Table:
+def legibility_table(rows: Rows, legible: Row, attributes: Rows, group: str) -> Table:
     """Return the table of what readers get, apart from what is rebuilt; 80 columns wide."""
-    shown = _table("legibility")
+    shown = _table("legibility" if group == ALL else f"legibility: {group}")
     shown.add_column("of greedy explanations")
     shown.add_column("", justify="right")
     shown.add_column("of another activation", justify="right")
     shown.add_column("known", justify="right")
     shown.add_row("nats per word under the subject", _number(legible["text_nats"]))
     shown.add_row("share of distinct ones", _number(legible["distinct"]))
-    shown.add_row(
-        "FVE of a reader that never learnt along", _number(rows["separate_reader"]["fve"])
-    )
+    if "separate_reader" in rows:
+        fve = rows["separate_reader"]["fve"]
+        shown.add_row("FVE of a reader that never learnt along", _number(fve))
     if "recall" in legible:
         shares = (legible["recall"], legible["shuffled_recall"])
         shown.add_row("attributes named", *map(_number, shares))

@@ -14,16 +14,19 @@ from datamodules.activations.statistics import ActivationStatistics
 from datamodules.batches import ActivationBatch
 from lit_models.consistency_lens.evaluation import EvaluationOptions
 from lit_models.consistency_lens.lens import Lens
-from lit_models.consistency_lens.loss import squared_error
+from lit_models.consistency_lens.loss import squared_error, text_nats
 from lit_models.consistency_lens.metrics import Fidelity
 from lit_models.consistency_lens.patching import PatchedSubject
-from lit_models.consistency_lens.teacher import current_token, recent_words
+from lit_models.consistency_lens.teacher import TeacherText, current_token, recent_words
 from lit_models.consistency_lens.verbalizer import Explanation
 from lit_models.training.keyed_dropout import mixed
 
 COMPONENTS = (1, 4, 16)
 # What a prediction is compared with, one by one.
 CONTROLS = ("mean", "position_mean", "token_mean", "true_text", "no_activation")
+# Rows that the reconstructor of the reference reads.
+REFERENCE_ROWS = ("teacher_text_separate", "separate_reader")
+Row = dict[str, float]
 _WORD_ORDER, _DRAW = 3, 4  # keys of what is drawn
 
 
@@ -33,13 +36,19 @@ def row_names(options: EvaluationOptions) -> tuple[str, ...]:
         *("greedy", "sampled", *(f"best_of_{number}" for number in options.best_of)),
         *("zero", "mean", "position_mean", "token_mean"),
         *(f"components_{number}" for number in COMPONENTS),
-        *("true_text", "shuffled_examples", "shuffled_words"),
+        *("true_text", "teacher_text", "teacher_text_separate"),
+        *("shuffled_examples", "shuffled_words"),
         *("untrained_verbalizer", "no_activation", "separate_reader"),
     )
 
 
+def known_rows(rows: dict[str, Row], lens: Lens) -> dict[str, Row]:
+    """Return the rows without those of a reference that was never kept."""
+    return {n: row for n, row in rows.items() if lens.has_reference or n not in REFERENCE_ROWS}
+
+
 class Baselines(nn.Module):
-    """What the training part alone says of an activation.
+    """What the training part of the data at hand says of an activation.
 
     Args:
         statistics: of the training part.
@@ -57,30 +66,35 @@ class Baselines(nn.Module):
         super().__init__()
         row = torch.full((vocab_size,), len(statistics.token_ids))
         row[torch.from_numpy(statistics.token_ids)] = torch.arange(len(statistics.token_ids))
-        mean = torch.from_numpy(statistics.mean).float()
         tables = {
-            "mean": mean,
+            "mean": torch.from_numpy(statistics.mean).float(),
             "unit_mean": torch.from_numpy(statistics.unit_mean).float(),
-            "token_means": torch.cat([torch.from_numpy(statistics.token_means), mean[None]]),
+            "token_means": torch.from_numpy(statistics.token_means),
             "token_row": row,
-            "position_means": torch.cat([torch.from_numpy(statistics.position_means), mean[None]]),
+            "position_means": torch.from_numpy(statistics.position_means),
             "components": torch.from_numpy(statistics.components),
         }
         for name, table in tables.items():
             self.register_buffer(name, table, persistent=False)
 
-    def of_token(self, token: Tensor) -> Tensor:
-        """Return [B, D]: mean activation at these tokens [B]; the mean of all for unseen ones."""
-        return self.token_means[self.token_row[token]]
+    def of_token(self, token: Tensor, mean: Tensor) -> Tensor:
+        """Return [B, D]: mean activation at these tokens [B]; `mean` [D] for unseen ones."""
+        return _looked_up(self.token_means, self.token_row[token], mean)
 
-    def of_position(self, position: Tensor) -> Tensor:
-        """Return [B, D]: mean activation at these positions [B]."""
-        return self.position_means[position.clamp(max=len(self.position_means) - 1)]
+    def of_position(self, position: Tensor, mean: Tensor) -> Tensor:
+        """Return [B, D]: mean activation at these positions [B]; `mean` [D] for unseen ones."""
+        return _looked_up(self.position_means, position, mean)
 
     def projected(self, activation: Tensor, number: int) -> Tensor:
         """Return [B, D]: what the first principal components say of activations [B, D]."""
         components = self.components[:number]
         return self.mean + (activation - self.mean) @ components.T @ components
+
+
+def _looked_up(table: Tensor, row: Tensor, default: Tensor) -> Tensor:
+    """[B, D]: rows [B] of a table [N, D], and the default [D] behind its end."""
+    whole = torch.cat([table, default[None].to(table.dtype)])
+    return whole[row.clamp(max=len(table))]
 
 
 class Case:
@@ -92,6 +106,7 @@ class Case:
         batch: with `other`.
         activation: [B, D] of the batch.
         other: [B, D] of the partners.
+        teacher: what the lens's teacher told.
         options: how many explanations are drawn.
     """
 
@@ -102,9 +117,10 @@ class Case:
         batch: ActivationBatch,
         activation: Tensor,
         other: Tensor,
+        teacher: TeacherText,
         options: EvaluationOptions,
     ) -> None:
-        self.lens, self.baselines = lens, baselines
+        self.lens, self.baselines, self.teacher = lens, baselines, teacher
         self.batch, self.activation, self.other = batch, activation, other
         self.position = batch["position"]
         self.num_draws, self.best_of = options.num_draws, options.best_of
@@ -118,6 +134,19 @@ class Case:
     def shuffled(self) -> Explanation:
         """The explanation of another activation."""
         return self.lens.verbalizer.explain(self.other)
+
+    @cached_property
+    def teacher_words(self) -> Tensor:
+        """[B, t, D], embeddings of the teacher's text: the reconstructor learns from no other."""
+        number, counts = self.lens.verbalizer.num_words, self.lens.token_counts
+        found = self.teacher.words(self.batch["input_ids"], self.position, number, counts)
+        return self.lens.words(found)
+
+    @cached_property
+    def greedy_nats(self) -> Tensor:
+        """[B]: mean nats of the greedy words under the subject as a language model."""
+        ids = self.greedy.token_ids
+        return text_nats(self.lens.language_logits(ids), ids)
 
     @cached_property
     def draws(self) -> list[Tensor]:
@@ -141,18 +170,20 @@ class Case:
 
     def rows(self) -> dict[str, Callable[[], Tensor]]:
         """Return name -> what rebuilds the activations [B, D]; the first is the lens itself."""
-        baselines, current = self.baselines, self.current
+        baselines, current, mean = self.baselines, self.current, self.lens.mean
         reader = self.lens.reference["reconstructor"]
         return {
             "greedy": lambda: self.rebuilt(self.greedy),
             "sampled": lambda: self.draws[0],
             **{f"best_of_{k}": self._best_of(k) for k in self.best_of},
             "zero": lambda: torch.zeros_like(self.activation),
-            "mean": lambda: baselines.mean.expand_as(self.activation),
-            "position_mean": lambda: baselines.of_position(self.position),
-            "token_mean": lambda: baselines.of_token(current),
+            "mean": lambda: mean.expand_as(self.activation),
+            "position_mean": lambda: baselines.of_position(self.position, mean),
+            "token_mean": lambda: baselines.of_token(current, mean),
             **{f"components_{k}": self._projected(k) for k in COMPONENTS},
             "true_text": lambda: self._read(self.lens.words(self._recent())),
+            "teacher_text": lambda: self._read(self.teacher_words),
+            "teacher_text_separate": lambda: reader(self.teacher_words, current),
             "shuffled_examples": lambda: self.rebuilt(self.shuffled),
             "shuffled_words": lambda: self._read(self._in_other_order()),
             "untrained_verbalizer": lambda: self.rebuilt(self._untrained()),

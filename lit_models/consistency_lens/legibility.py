@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
-from torch import nn
+from torch import Tensor, nn
 
 from lit_models.consistency_lens.controls import Case
-from lit_models.consistency_lens.loss import text_nats
 from lit_models.consistency_lens.metrics import AttributeRecall, DistinctShare
 from lit_models.training.metrics import SumCount
 
@@ -28,11 +27,10 @@ class Legibility(nn.ModuleDict):
             for name in ("recall", "shuffled_recall"):
                 self[name] = AttributeRecall(len(attributes))
 
-    def add(self, case: Case) -> None:
-        """Add one batch."""
-        weight, ids = case.batch["weight"], case.greedy.token_ids
-        nats = text_nats(case.lens.language_logits(ids), ids)  # [B]
-        self["text_nats"].update(nats * weight, weight)
+    def add(self, case: Case, weight: Tensor) -> None:
+        """Add one batch. Args: weight: [B], 0 for what does not count."""
+        ids = case.greedy.token_ids
+        self["text_nats"].update(case.greedy_nats * weight, weight)
         self["distinct"].update(ids, weight)
         if self.attributes:
             words = case.batch["attributes"]

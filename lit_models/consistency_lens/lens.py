@@ -24,6 +24,8 @@ from lit_models.consistency_lens.reconstructor import Reconstructor
 from lit_models.consistency_lens.subject import Subject
 from lit_models.consistency_lens.verbalizer import Injection, Verbalizer, only_words
 
+NEVER = -1  # for the step at which the reference was kept
+
 
 @dataclass(frozen=True)
 class LensOptions:
@@ -79,6 +81,7 @@ class Lens(nn.Module):
         width = network.embedding.weight.shape[1]
         self.register_buffer("mean", torch.zeros(width))  # of the training part
         self.register_buffer("variance", torch.ones(()))
+        self.register_buffer("reference_step", torch.tensor(NEVER))
         counts = torch.zeros(len(words), dtype=torch.int64)  # in the training part
         self.register_buffer("token_counts", counts, persistent=False)
         shape = (words, self.begin_id, options.num_words, options.num_prompt, options.injection)
@@ -91,6 +94,7 @@ class Lens(nn.Module):
         self.reference = nn.ModuleDict(
             {name: _reference(getattr(self, name)) for name in ("verbalizer", "reconstructor")}
         )
+        self.register_load_state_dict_pre_hook(_with_reference_step)
 
     def _share_frozen(self) -> None:
         text = torch.full((1, 2), self.begin_id)
@@ -106,14 +110,24 @@ class Lens(nn.Module):
         self.variance.fill_(statistics.variance)
 
     @torch.no_grad()
-    def keep_reference(self) -> None:
-        """Make verbalizer and reconstructor of now the reference."""
+    def keep_reference(self, step: int = 0) -> None:
+        """Make verbalizer and reconstructor of now the reference.
+
+        Args:
+            step: optimizer step of now; `NEVER` where neither has learnt anything.
+        """
+        self.reference_step.fill_(step)
         for name, kept in self.reference.items():
             for own, copied in zip(
                 getattr(self, name).parameters(), kept.parameters(), strict=True
             ):
                 if copied is not own:  # words are shared
                     copied.copy_(own)
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the reference was kept of networks that had learnt something."""
+        return bool(self.reference_step >= 0)
 
     def train(self, mode: bool = True) -> "Lens":
         """Train verbalizer and reconstructor; what stands still stays in evaluation mode."""
@@ -165,6 +179,11 @@ class Lens(nn.Module):
             for name, value in self.state_dict(keep_vars=True).items()
             if id(value) in own or name.startswith(("subject.", "untrained."))
         }
+
+
+def _with_reference_step(lens: nn.Module, content: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Of older checkpoints nobody knows whether the reference was kept."""
+    content.setdefault(f"{prefix}reference_step", torch.tensor(NEVER))
 
 
 def _reference(part: nn.Module) -> nn.Module:

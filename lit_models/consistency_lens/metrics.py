@@ -11,12 +11,12 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
+from datamodules.activations.attributes import ALL
 from datamodules.batches import ActivationBatch
 from lit_models.training.keyed_dropout import mixed
 from lit_models.training.metrics import SumCount
 
 REPLICATES = 500
-ALL = "all"
 _POISSON = 2  # key of the bootstrap's draws
 _MANTISSA = 24
 
@@ -63,6 +63,9 @@ class FidelityTable(Metric):
         groups: names of the files; one alone is all documents.
         options: of `Metric`.
 
+    Raises:
+        ValueError: two files have one name, or one that means all of them.
+
     Source: Chamandy et al. 2012, "Estimating uncertainty for massive data streams", section 3.
     """
 
@@ -74,6 +77,12 @@ class FidelityTable(Metric):
         super().__init__(**options)
         self.rows, self.files = list(rows), list(groups) if len(groups) > 1 else []
         self.groups = [ALL, *self.files]
+        if len(set(self.groups)) < len(self.groups):
+            raise ValueError(
+                f"the files of the test part are called {', '.join(self.files)}, and each needs a "
+                f'name of its own other than "{ALL}"; dump the activations again, which names them '
+                "by their folders, too."
+            )
         shape = (len(self.groups), len(self.rows), len(SUMMED))
         empty = torch.zeros(shape, dtype=torch.float64)
         self.add_state("sums", empty, dist_reduce_fx="sum")
@@ -86,16 +95,19 @@ class FidelityTable(Metric):
 
     def update(self, found: dict[str, Fidelity], batch: ActivationBatch) -> None:
         """Add one batch. Args: found: row -> values of each sample; batch: with weights."""
-        weight = batch["weight"].double()
-        one = torch.ones_like(weight)
+        one = torch.ones_like(batch["weight"], dtype=torch.float64)
         values = torch.stack([torch.stack([*found[row], one], -1) for row in self.rows], 1)
-        weights = [weight, *(weight * (batch["group"] == n) for n in range(len(self.files)))]
-        member = torch.stack(weights, dim=1)  # [B, G]
+        member = torch.stack(self.weights(batch), dim=1)  # [B, G]
         draws = poisson(batch["document"]).double()  # [B, R]
         self.sums = self.sums + torch.einsum("bg,bcf->gcf", member, values)
         self.replicates = self.replicates + torch.einsum(
             "brg,bcf->rgcf", draws[:, :, None] * member[:, None], values
         )
+
+    def weights(self, batch: ActivationBatch) -> list[Tensor]:
+        """Return for each group the weights [B] float64 of a batch: 0 for what is not of it."""
+        weight = batch["weight"].double()
+        return [weight, *(weight * (batch["group"] == n) for n in range(len(self.files)))]
 
     def compute(self) -> Tensor:
         """Return [G, C, K, 3] float64: value, lower and upper end of its 95 % interval of each row

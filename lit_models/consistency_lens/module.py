@@ -13,7 +13,7 @@ from lit_models.consistency_lens import building
 from lit_models.consistency_lens.building import LENS_RECIPE_KEY
 from lit_models.consistency_lens.controls import CONTROLS, Baselines, Case, predictions
 from lit_models.consistency_lens.evaluation import EvaluationOptions
-from lit_models.consistency_lens.lens import LensOptions
+from lit_models.consistency_lens.lens import NEVER, LensOptions
 from lit_models.consistency_lens.loss import LensLosses, squared_error
 from lit_models.consistency_lens.metrics import Explained
 from lit_models.consistency_lens.phases import check_phases, leaves_one_idle
@@ -101,9 +101,7 @@ class LitConsistencyLens(ExactModule):
         """Take the recipe of the checkpoint, or make one for the data."""
         super().setup(stage)
         recipe = building.recipe_of_run(self.options, self.lens_options, self.trainer.datamodule)
-        if self.recipe is not None:
-            building.check_same(self.recipe, recipe)
-        self.recipe = self.recipe or recipe
+        self.recipe = building.continued(self.recipe, recipe, self.trainer)
 
     def configure_model(self) -> None:
         if self.recipe is None or self.baselines is not None:
@@ -121,7 +119,8 @@ class LitConsistencyLens(ExactModule):
 
     def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
         """Return the weights of another run, with the mean and variance of this one's data."""
-        building.check_same(building.stored_recipe(checkpoint), self.recipe)
+        trained = building.stored_recipe(checkpoint)
+        self.recipe = building.continued(trained, self.recipe, self._trainer)
         own = {"lens.mean": self.lens.mean, "lens.variance": self.lens.variance}
         return {**checkpoint["state_dict"], **own}
 
@@ -130,9 +129,9 @@ class LitConsistencyLens(ExactModule):
 
     def on_train_batch_start(self, batch: ActivationBatch, batch_idx: int) -> None:
         """Keep both networks as they are when they begin to learn together."""
-        begins = self.trainer.global_step == self.losses.joint_start
-        if begins and batch_idx % self.trainer.accumulate_grad_batches == 0:
-            self.lens.keep_reference()
+        step = self.trainer.global_step
+        if step == self.losses.joint_start and not batch_idx % self.trainer.accumulate_grad_batches:
+            self.lens.keep_reference(step if step or self.init_from else NEVER)
 
     def training_terms(self, batch: ActivationBatch) -> dict[str, LossSum]:
         step, weight = self.trainer.global_step, batch["weight"]
@@ -186,7 +185,7 @@ class LitConsistencyLens(ExactModule):
             building.check_subject(self.options, trained)
             self.recipe = trained
             self._build(1)
-        building.check_same(trained, self.recipe)
+        self.recipe = building.continued(trained, self.recipe, self._trainer)
 
     def _build(self, context_length: int) -> None:
         subject = building.subject_of(self.options, self.recipe, context_length)
@@ -196,4 +195,4 @@ class LitConsistencyLens(ExactModule):
 
     def _case(self, batch: ActivationBatch) -> Case:
         pair = (self.lens.activation(batch), self.lens.activation(batch["other"]))
-        return Case(self.lens, self.baselines, batch, *pair, self.evaluation)
+        return Case(self.lens, self.baselines, batch, *pair, self.teacher, self.evaluation)

@@ -8,11 +8,12 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
+from datamodules.activations.attributes import ALL
 from datamodules.activations.dataset import ActivationDataset
 from lit_models.causal_lm.samples import evaluating
-from lit_models.consistency_lens.controls import Case, fidelities, row_names
-from lit_models.consistency_lens.examples import evenly, examples
-from lit_models.consistency_lens.metrics import ALL, FidelityTable
+from lit_models.consistency_lens.controls import Case, fidelities, known_rows, row_names
+from lit_models.consistency_lens.examples import AT_ONCE, evenly, examples
+from lit_models.consistency_lens.metrics import FidelityTable
 
 CURVES = ("fve", "kl_recovered")
 
@@ -80,12 +81,11 @@ class ExplanationSamples(Callback):
         table = FidelityTable(row_names(module.evaluation), [], sync_on_compute=False)
         table.to(module.device)
         numbers = evenly(range(len(dataset.lengths)), self.num_evaluated)
-        size = trainer.datamodule.global_batch_size
-        for start in range(0, len(numbers), size):
-            batch = dataset.chosen(numbers[start : start + size])
+        for start in range(0, len(numbers), AT_ONCE):
+            batch = dataset.chosen(numbers[start : start + AT_ONCE])
             batch = module.transfer_batch_to_device(batch, module.device, 0)
             trainer.strategy.predict_step(batch, 0, evaluate=partial(_added, table))
-        rows = table.computed()[ALL]
+        rows = known_rows(table.computed()[ALL], module.lens)
         return {f"{kind}/{row}": rows[row][kind] for kind in CURVES for row in rows}
 
 

@@ -9,6 +9,8 @@ from lit_models.consistency_lens.evaluation import EvaluationOptions
 from lit_models.consistency_lens.legibility import Legibility
 from lit_models.consistency_lens.metrics import FidelityTable, SampleErrors
 
+Values = dict[str, float]
+
 
 class Tested(nn.Module):
     """What a test finds out: how faithful explanations are, how legible, and the single errors.
@@ -24,11 +26,24 @@ class Tested(nn.Module):
     ) -> None:
         super().__init__()
         self.fidelity = FidelityTable(row_names(options), groups)
-        self.legibility, self.errors = Legibility(attributes), SampleErrors()
+        each = [Legibility(attributes) for _ in self.fidelity.groups]
+        self.legibility, self.errors = nn.ModuleList(each), SampleErrors()
 
     def add(self, case: Case) -> None:
         """Add one batch."""
         self.fidelity.update(fidelities(case), case.batch)
-        self.legibility.add(case)
+        weights = self.fidelity.weights(case.batch)
+        for weight, legibility in zip(weights, self.legibility, strict=True):
+            legibility.add(case, weight)
         error = case.error(case.rebuilt(case.greedy))
         self.errors.update(case.batch["sample_id"], error, case.batch["weight"])
+
+    def legible(self) -> tuple[dict[str, Values], dict[str, dict[str, Values]]]:
+        """Return group -> name -> value, and group -> attribute -> recall; a collective."""
+        found = [legibility.computed() for legibility in self.legibility]
+        values, attributes = zip(*found, strict=True)
+        groups = self.fidelity.groups
+        return (
+            dict(zip(groups, values, strict=True)),
+            dict(zip(groups, attributes, strict=True)),
+        )

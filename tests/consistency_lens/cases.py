@@ -19,6 +19,7 @@ from lit_models.consistency_lens.loss import LensLosses
 from lit_models.consistency_lens.module import LitConsistencyLens
 from lit_models.consistency_lens.schedules import LossWeight
 from lit_models.consistency_lens.subject import Subject, SubjectOptions
+from lit_models.consistency_lens.teacher import TeacherText
 from lit_models.training.callbacks import default_callbacks
 from tests.toy import toy_trainer
 
@@ -73,11 +74,12 @@ def statistics():
 
 
 @torch.no_grad()
-def case_of(batch=None, kind=Case, moved=True, told=False, **options):
+def case_of(batch=None, kind=Case, moved=True, told=False, rare=0, **options):
     """A case, with the batch turned round as the partners."""
     batch = batch or batch_of()
     lens = Lens(subject(), Tokenizer(), LensOptions(num_words=4, gives_current_token=told))
     lens.eval()
+    lens.token_counts.copy_(torch.arange(V) * (torch.arange(V) < V - 1))
     if moved:  # else verbalizer and reconstructor are the subject
         torch.manual_seed(1)
         for parameter in lens.parameters():
@@ -88,7 +90,8 @@ def case_of(batch=None, kind=Case, moved=True, told=False, **options):
     lens.variance.fill_(found.variance)
     activation = activations_of(lens.subject, batch)
     other = activation.roll(1, 0)
-    return kind(lens, Baselines(found, V), batch, activation, other, EvaluationOptions(**options))
+    pair, teacher = (activation, other), TeacherText(rare)
+    return kind(lens, Baselines(found, V), batch, *pair, teacher, EvaluationOptions(**options))
 
 
 def part_of(batch, rows):
@@ -110,8 +113,9 @@ def stories(folder, number=60, name="stories"):
 def data_of(folder, **options):
     options = {"context_length": 24, "global_batch_size": 16, **options}
     tokenizer = options.pop("tokenizer", TokenizerOptions("words"))
+    files = options.pop("train", None) or str(stories(folder))
     return ActivationDataModule(
-        train_files=str(stories(folder)), tokenizer=tokenizer, documents_by="line", **options
+        train_files=files, tokenizer=tokenizer, documents_by="line", **options
     )
 
 

@@ -8,15 +8,19 @@ import torch
 from lightning.pytorch import seed_everything
 from rich.console import Console
 
-from lit_models.consistency_lens.control_table import (
+from lit_models.consistency_lens.building import TRAINED_ON
+from lit_models.consistency_lens.control_notes import (
     IS_RANDOM,
+    NO_REFERENCE,
     NOT_RUN,
+    OTHER_DATA,
     TOLD_NOTE,
-    headline,
+    UNKNOWN_DATA,
     notes_of,
 )
+from lit_models.consistency_lens.control_table import headline, logged
 from lit_models.consistency_lens.control_views import legibility_table, rendered
-from lit_models.consistency_lens.controls import fidelities, row_names
+from lit_models.consistency_lens.controls import REFERENCE_ROWS, fidelities, known_rows, row_names
 from lit_models.consistency_lens.evaluation import EvaluationOptions, random_subject_rows
 from lit_models.consistency_lens.lens import LensOptions
 from lit_models.consistency_lens.metrics import FidelityTable
@@ -49,11 +53,13 @@ def test_tables_fit_a_terminal_and_cut_no_word(rows):
     assert f"greedy is {rows['greedy']['excess']:.3f} (" in lines[-1]
     legible = {"text_nats": 12.345, "distinct": 0.5, "recall": 0.25, "shuffled_recall": 0.125}
     attributes = {"pet": {"recall": 0.5, "shuffled_recall": 0.25, "known": 1234.0}}
-    lines = printed(legibility_table(rows, legible, attributes))
+    lines = printed(legibility_table(rows, legible, attributes, "all"))
     assert max(map(len, lines)) <= 80
     assert [line.split()[-3:] for line in lines if "pet" in line] == [["0.500", "0.250", "1234"]]
-    assert len(printed(legibility_table(rows, {"text_nats": 1.0, "distinct": 1.0}, {}))) == 5
-    assert max(map(len, [*NOT_RUN.splitlines(), IS_RANDOM])) <= 80
+    bare = printed(legibility_table(rows, {"text_nats": 1.0, "distinct": 1.0}, {}, "combinations"))
+    assert (len(bare), bare[0].strip()) == (5, "legibility: combinations")
+    notes = "\n".join([NOT_RUN, IS_RANDOM, OTHER_DATA, UNKNOWN_DATA, NO_REFERENCE, TOLD_NOTE])
+    assert max(map(len, notes.splitlines())) <= 80
 
 
 def test_the_headline_is_what_the_token_mean_does_not_say(rows):
@@ -64,16 +70,46 @@ def test_the_headline_is_what_the_token_mean_does_not_say(rows):
     assert found["distinct"] == 0.5
 
 
+def test_the_headline_is_of_the_first_file_and_of_others_some_values_are_told(rows):
+    found = {g: headline(rows, {"recall": n}) for n, g in enumerate(["all", "a.b", "c"])}
+    values = logged(found)
+    assert values["recall"] == 1
+    assert values["c/recall"] == 2
+    assert values["c/fve"] == rows["greedy"]["fve"]
+    assert values["c/kl_recovered"] == rows["greedy"]["kl_recovered"]
+    assert not any(name.startswith(("all/", "a.b/")) for name in values)
+    assert logged({"all": found["all"]}) == found["all"]
+
+
+def test_a_reference_that_was_never_kept_has_no_rows(rows):
+    lens = SimpleNamespace(has_reference=False)
+    found = known_rows(rows, lens)
+    assert rows.keys() - found.keys() == set(REFERENCE_ROWS)
+    assert "separate_reader_fve" not in headline(found, {})
+    assert headline(rows, {})["separate_reader_fve"] == rows["separate_reader"]["fve"]
+    legible = {"text_nats": 1.0, "distinct": 1.0}
+    assert "reader" not in "".join(printed(legibility_table(found, legible, {}, "all")))
+    lens.has_reference = True
+    assert known_rows(rows, lens) == rows
+
+
 def test_notes_name_all_that_makes_the_numbers_easier(rows):
     module = SimpleNamespace(
         lens_options=LensOptions(gives_current_token=True),
         options=SimpleNamespace(path="subject", random_weights=True),
-        recipe={"subject": {"digest": "", "layer": 1}},
+        recipe={"subject": {"digest": "", "layer": 1}, TRAINED_ON: ["mine"]},
+        lens=SimpleNamespace(has_reference=True),
     )
-    assert notes_of(module, rows, {}) == [TOLD_NOTE, IS_RANDOM]
+    assert notes_of(module, rows, {}, "mine") == [TOLD_NOTE, IS_RANDOM]
     module.options.random_weights, module.lens_options = False, LensOptions()
-    assert notes_of(module, rows, {}) == [NOT_RUN]
-    assert notes_of(module, rows, {"all": rows["greedy"]}) == []
+    assert notes_of(module, rows, {}, "mine") == [NOT_RUN]
+    random = {"all": rows["greedy"]}
+    assert notes_of(module, rows, random, "mine") == []
+    assert notes_of(module, rows, random, "other") == [OTHER_DATA]
+    module.lens.has_reference, module.recipe[TRAINED_ON] = False, ["mine", "before"]
+    assert notes_of(module, rows, random, "mine") == [OTHER_DATA, NO_REFERENCE]
+    del module.recipe[TRAINED_ON]  # an older checkpoint
+    assert notes_of(module, rows, random, "mine") == [UNKNOWN_DATA, NO_REFERENCE]
 
 
 def test_a_second_chain_becomes_a_row(tmp_path, capsys):
@@ -81,9 +117,10 @@ def test_a_second_chain_becomes_a_row(tmp_path, capsys):
     module, data = module_of(), data_of(tmp_path)
     trainer_of(tmp_path / "random").test(module, data, verbose=False)
     content = json.loads((tmp_path / "random" / "controls.json").read_text())
-    assert content["notes"] == [IS_RANDOM]
-    assert set(content["attributes"]) == {"pet", "place"}
-    assert set(content["rows"]["all"]) == set(row_names(EvaluationOptions()))
+    assert content["notes"] == [NO_REFERENCE, IS_RANDOM]
+    assert set(content["attributes"]["all"]) == {"pet", "place"}
+    told = set(row_names(EvaluationOptions())) - set(REFERENCE_ROWS)
+    assert set(content["rows"]["all"]) == told
     capsys.readouterr()
     named = str(tmp_path / "random" / "controls.json")
     options = EvaluationOptions(num_draws=1, num_examples=0, random_subject=named)

@@ -64,7 +64,7 @@ def test_what_a_checkpoint_leaves_out_is_all_that_is_shared() -> None:
         kept = set(lens.state_dict()) - lens.unsaved_names()
         learns = {name for name, p in lens.named_parameters() if p.requires_grad}
         copies = {name for name in kept if name.startswith("reference.")}
-        assert kept - copies == learns | {"mean", "variance"}
+        assert kept - copies == learns | {"mean", "variance", "reference_step"}
         assert {name.removeprefix("reference.") for name in copies} == learns
 
 

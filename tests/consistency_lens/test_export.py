@@ -107,6 +107,9 @@ def test_a_joint_run_begins_from_the_warm_start_of_another(trained, tmp_path):
     for name, value in joint["state_dict"].items():
         if name.startswith("lens.reference."):  # kept at its first step
             assert torch.equal(value, warm["state_dict"][name.replace(".reference.", ".")]), name
+    assert joint["state_dict"]["lens.reference_step"] == 0  # after the warm start of the other
+    assert warm["state_dict"]["lens.reference_step"] == 2
+    assert joint["lens_recipe"]["trained_on"] == warm["lens_recipe"]["trained_on"]
     assert AVERAGED not in joint
 
 

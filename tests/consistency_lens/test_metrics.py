@@ -78,6 +78,13 @@ def test_files_are_summed_apart_and_together():
     assert found == {"all": 0.7, "one": pytest.approx(1 - 2 / 6), "two": 0.75}
 
 
+@pytest.mark.parametrize("files", [["all", "two"], ["one", "one"]])
+def test_files_without_a_name_of_their_own_are_refused(files):
+    with pytest.raises(ValueError, match=f"called {files[0]}, {files[1]}, and each needs a name"):
+        FidelityTable(ROWS, files)
+    assert FidelityTable(ROWS, ["all"]).groups == ["all"]  # one alone is all
+
+
 def random_rows(number, seed=0):
     random = np.random.default_rng(seed)
     return {row: fidelity(*random.gamma(1.0, size=(8, number))) for row in ROWS}

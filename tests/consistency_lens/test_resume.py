@@ -31,6 +31,7 @@ def test_a_run_resumed_before_at_or_after_the_joint_start_is_the_whole_one(whole
     expected = read_checkpoint(whole / "checkpoints" / "last.ckpt")["state_dict"]
     found = read_checkpoint(path)["state_dict"]
     assert found.keys() == expected.keys()
+    assert found["lens.reference_step"] == 2
     torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-12)
 
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from datamodules.activations.attributes import NONE, DocumentFacts, document_facts
+from datamodules.activations.attributes import NONE, DocumentFacts, document_facts, group_names
 from datamodules.documents import Reading
 from datamodules.token_store import TokenStore
 from datamodules.token_writer import open_token_store
@@ -100,6 +100,19 @@ def test_documents_know_their_file_of_any_kind(tmp_path: Path) -> None:
     assert found.group_names == ["rows", "lines", "more"]
     _, without = facts(files, column=None, reading=Reading(documents_by="line"))
     assert without.group.tolist() == [0, 0, 1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("files", "names"),
+    [
+        (["a/one.txt", "b/two.txt"], ["one", "two"]),
+        (["a/one.txt", "b/one.txt"], ["a/one", "b/one"]),
+        (["a/all.jsonl", "a/two.txt"], ["a/all", "a/two"]),
+        (["a/one.txt", "a/one.jsonl"], ["/a/one.txt", "/a/one.jsonl"]),
+    ],
+)
+def test_no_two_files_have_one_name_and_none_is_all(files: list[str], names: list[str]) -> None:
+    assert group_names([Path("/") / file for file in files]) == names
 
 
 def test_a_long_text_file_is_known_by_the_hash_of_all_its_sections(
