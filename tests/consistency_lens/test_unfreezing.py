@@ -96,7 +96,7 @@ def test_a_checkpoint_holds_what_learns_and_no_frozen_weight(
     _, weights = fit(stories / kind, lens)
     saved = torch.load(stories / kind / "checkpoints" / "last.ckpt", weights_only=True)
     names = {name.removeprefix("lens.") for name in saved["state_dict"] if "lens." in name}
-    assert names - {"mean", "variance"} == {n for n in names if _is_own(n)}
+    assert names - {"mean", "variance", "reference_step"} == {n for n in names if _is_own(n)}
     for name in weights[0]:
         assert any(moves(weights, name)) == _is_own(name), name
 
