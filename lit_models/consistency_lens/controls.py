@@ -138,9 +138,9 @@ class Case:
     @cached_property
     def teacher_words(self) -> Tensor:
         """[B, t, D], embeddings of the teacher's text: the reconstructor learns from no other."""
-        number, counts = self.lens.verbalizer.num_words, self.lens.token_counts
-        found = self.teacher.words(self.batch["input_ids"], self.position, number, counts)
-        return self.lens.words(found)
+        number, is_word = self.lens.verbalizer.num_words, self.lens.verbalizer.is_word
+        place = (self.batch["input_ids"], self.position, number)
+        return self.lens.words(self.teacher.words(*place, self.lens.token_counts, is_word))
 
     @cached_property
     def greedy_nats(self) -> Tensor:
