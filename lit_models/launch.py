@@ -68,9 +68,7 @@ def launch(argv: list[str]) -> int:
     except (ValueError, FileNotFoundError) as error:
         raise UsageError(str(error)) from error
     is_over = False
-    silence_noise()
-    if argv[0] != "fit":  # it says that an evaluation elsewhere keeps no checkpoints
-        warnings.filterwarnings("ignore", message="The dirpath has changed from ")
+    silence_noise(argv[0])
     try:
         if run.notice and is_first_process():
             say(run.notice)
@@ -149,8 +147,10 @@ def exit_status(run: Path) -> int:
     return INTERRUPTED if reason == signal.SIGINT.name else REQUEUE
 
 
-def silence_noise() -> None:
+def silence_noise(verb: str = "fit") -> None:
     """Drops Lightning's messages that tell the user of this command nothing."""
+    if verb != "fit":  # it says that an evaluation elsewhere keeps no checkpoints
+        warnings.filterwarnings("ignore", message="The dirpath has changed from ")
     for start in NOISE:
         warnings.filterwarnings("ignore", message=start.replace("(", r"\(").replace(")", r"\)"))
     for name in ("utilities.rank_zero", "trainer.connectors.checkpoint_connector"):

@@ -20,7 +20,8 @@ POSITION = torch.tensor([8, 4])
 
 
 def words(num_words: int, **options: object) -> list[list[int]]:
-    return TeacherText(**options).words(IDS, POSITION, num_words, COUNTS, COUNTS > 0).tolist()  # type: ignore[arg-type]
+    teacher = TeacherText(**options)  # type: ignore[arg-type]
+    return teacher.words(IDS, POSITION, num_words, COUNTS, COUNTS > 0).tolist()
 
 
 def test_recent_words_go_back_from_the_position_and_stop_at_the_first_word() -> None:

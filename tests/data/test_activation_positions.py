@@ -82,7 +82,8 @@ def test_a_rule_out_of_range_is_refused(options: dict[str, int], message: str) -
 
 def test_long_documents_are_cut_and_no_position_is_lost(tmp_path: object) -> None:
     texts = ["a" * 5, "b" * 23, "c", "d" * 12]
-    files = [text_file(tmp_path / f"{i}.txt", text) for i, text in enumerate(texts)]  # type: ignore[operator]
+    paths = [tmp_path / f"{i}.txt" for i in range(len(texts))]  # type: ignore[operator]
+    files = [text_file(path, text) for path, text in zip(paths, texts, strict=True)]
     pieces = Pieces(open_token_store(request(files)), 0, context_length=8)
     # Bytes between a begin and an end token: 6, 24, 2 and 13 positions, cut at 7.
     assert pieces.sizes.tolist() == [6, 7, 7, 7, 3, 2, 7, 6]
@@ -98,7 +99,8 @@ def test_long_documents_are_cut_and_no_position_is_lost(tmp_path: object) -> Non
 
 
 def test_rows_are_the_first_tokens_of_pieces_padded_with_zeros(tmp_path: object) -> None:
-    pieces = Pieces(open_token_store(request([text_file(tmp_path / "a.txt", "x" * 20)])), 0, 9)  # type: ignore[operator]
+    text = text_file(tmp_path / "a.txt", "x" * 20)  # type: ignore[operator]
+    pieces = Pieces(open_token_store(request([text])), 0, 9)
     rows = pieces.rows(np.array([2, 0]), np.array([3, 5]))
     assert rows[0].tolist() == [*pieces.tokens(2)[:3].tolist(), 0, 0]
     assert rows[1].tolist() == pieces.tokens(0)[:5].tolist()
