@@ -14,6 +14,8 @@ import pytest
 from tests.distributed.launch import run
 from tests.wrong_inputs import FIT, ONE_DEVICE, contents
 
+pytestmark = pytest.mark.slow
+
 CHECKPOINT = "--ckpt_path=runs/mine/checkpoints/last.ckpt"
 CODE_MINE = [
     "predict", *ONE_DEVICE, CHECKPOINT, "--trainer.limit_predict_batches=1.0",

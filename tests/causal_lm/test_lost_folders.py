@@ -19,6 +19,8 @@ from tests.causal_lm.test_resume import SGD, TEXT, model, run
 from tests.text_corpora import saved_tokenizer
 from tests.toy import ledger_lines, toy_trainer
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(("backend", "is_known"), [("own", False), ("transformers", True)])
 def test_a_checkpoint_outlives_the_folder_that_it_began_with(tmp_path, backend, is_known):

@@ -9,6 +9,8 @@ from lit_models.checkpoint_values import changes
 from lit_models.training.export import export_checkpoint
 from tests.causal_lm.test_resume import SHAPE, TEXT
 
+pytestmark = pytest.mark.slow
+
 SIZES = ["--data.context_length=16", "--data.global_batch_size=8", "--data.split.by=tail"]
 QUIET = [f"--trainer.enable_{name}=false" for name in ("progress_bar", "model_summary")]
 DEVICE = ["--trainer.accelerator=cpu", "--trainer.devices=1"]

@@ -12,6 +12,8 @@ from lit_models.consistency_lens.terms import group_terms
 from lit_models.training.keyed_dropout import mixed
 from tests.consistency_lens.tiny import activations, documents, lens_of, moved
 
+pytestmark = pytest.mark.slow
+
 GROUP = 3
 
 

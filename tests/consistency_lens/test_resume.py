@@ -11,7 +11,10 @@ from lit_models.training.run_step import Start, find_step
 from tests.consistency_lens.small_lens import documents, fitted, lens
 from tests.toy import ledger_lines
 
-pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
+]
 STEPS = 4
 
 

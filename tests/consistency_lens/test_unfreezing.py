@@ -23,6 +23,8 @@ from tests.consistency_lens.lens_runs import (
 from tests.distributed.launch import run
 from tests.toy import ledger_lines
 
+pytestmark = pytest.mark.slow
+
 PARTS = ("verbalizer", "reconstructor")
 Weights = dict[int, dict[str, Tensor]]
 
@@ -118,7 +120,6 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", list(JOBS))
 def test_two_devices_learn_what_one_learns_and_agree(two: Path, stories: Path, name: str) -> None:
     ranks = [torch.load(two / name / f"weights-{r}.pt", weights_only=True) for r in (0, 1)]

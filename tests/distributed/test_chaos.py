@@ -60,7 +60,7 @@ def test_twenty_kills_on_changing_devices_leave_no_trace(
         torch.testing.assert_close(value, undisturbed(family)[name], rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_kills_on_the_same_device_change_no_bit(tmp_path, undisturbed, capsys):
     moments = ["seconds", "checkpoint", "validation"]
     chaos(tmp_path / "run", "causal_lm", 4, [ONE], moments)

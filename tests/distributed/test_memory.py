@@ -38,6 +38,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize(("family", "found"), [("toy", 4), ("tied", 4), ("occupation_coder", 8)])
+@pytest.mark.soak
 def test_the_run_is_bit_for_bit_that_of_the_number_that_was_found(runs, family, found, strategy):
     auto, given = (runs / f"{family}-{strategy}-{name}" for name in ("auto", "given"))
     assert facts(auto)["micro_batch_size"] == facts(given)["micro_batch_size"] == found

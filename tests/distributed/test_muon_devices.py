@@ -9,7 +9,8 @@ import torch
 from tests.distributed.test_matrix import assert_same, run_jobs, weights
 from tests.toy import ledger_lines
 
-pytestmark = pytest.mark.slow
+# The matrix moves language models by Muon on all strategies.
+pytestmark = [pytest.mark.slow, pytest.mark.soak]
 
 
 def job(name: str, strategy: str, **more: Any) -> dict[str, Any]:

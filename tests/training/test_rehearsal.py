@@ -284,6 +284,7 @@ class Peak(Callback):
         self.gib = self.meter.peak_bytes() / GIB
 
 
+@pytest.mark.slow
 def test_a_run_keeps_to_the_budget_of_a_cpu(tmp_path):
     idle, peak = HostMeter(1), Peak()
     idle.start()
