@@ -95,7 +95,7 @@ def test_an_evaluation_that_wrote_nothing_is_not_complete(
         assert "stage one ended well and wrote nothing to out/one, so" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_real_fit_is_exported_and_each_evaluation_has_its_folder(
     unisono: Unisono, toy_config: Path
 ) -> None:

@@ -120,6 +120,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", list(JOBS))
 def test_two_devices_learn_what_one_learns_and_agree(two: Path, stories: Path, name: str) -> None:
     ranks = [torch.load(two / name / f"weights-{r}.pt", weights_only=True) for r in (0, 1)]

@@ -32,7 +32,7 @@ def losses(folder: Path, *options: str) -> list[float]:
 
 @pytest.mark.parametrize(
     "is_exact",
-    [pytest.param(True, marks=pytest.mark.slow), pytest.param(False, marks=pytest.mark.soak)],
+    [pytest.param(True, marks=pytest.mark.soak), pytest.param(False, marks=pytest.mark.soak)],
 )
 def test_losses_agree_over_devices_and_accumulation_if_dropout_is_keyed(
     tmp_path: Path, is_exact: bool

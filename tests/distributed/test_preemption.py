@@ -49,7 +49,11 @@ def test_a_signal_to_one_rank_stops_all_at_one_step(tmp_path, undisturbed, name,
         pytest.param("SIGTERM", [], 75, id="one device"),
         pytest.param("SIGINT", [], 130, id="Ctrl-C"),
         pytest.param(
-            "SIGTERM", ["--trainer.devices=2", "--trainer.strategy=ddp_spawn"], 75, id="ddp_spawn"
+            "SIGTERM",
+            ["--trainer.devices=2", "--trainer.strategy=ddp_spawn"],
+            75,
+            id="ddp_spawn",
+            marks=pytest.mark.soak,
         ),
     ],
 )

@@ -13,7 +13,7 @@ from lit_models.training.exported import read_exported
 from tests.distributed.test_matrix import assert_same, run_jobs, weights
 from tests.toy import ledger_lines
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.soak]
 HALF = {"max_steps": 5}
 LIT_TIED = "tests.distributed.families.LitTied"
 SHARDS = {"sharded_checkpoint": True}
