@@ -64,7 +64,6 @@ def test_a_store_is_made_once_and_named_by_all_it_depends_on(tmp_path, monkeypat
     assert base.folder() != store.folder
 
 
-@pytest.mark.slow
 def test_memory_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
     monkeypatch.setattr(documents, "SECTION_BYTES", 1 << 15)
     monkeypatch.setattr(token_jobs, "SECTION_BYTES", 1 << 15)
