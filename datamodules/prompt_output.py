@@ -146,7 +146,7 @@ def _write(
 ) -> None:
     names: dict[tuple[str, ...], list[str]] = {}
     number = -1
-    with _new_file(path) as file:
+    with new_json_file(path) as file:
         for number, row in enumerate(rows):
             keys = tuple(row.values)
             if keys not in names:
@@ -164,8 +164,13 @@ def _write(
 
 
 @contextmanager
-def _new_file(path: Path) -> Iterator[IO[str]]:
-    """Give a file that gets its name when all went well."""
+def new_json_file(path: Path) -> Iterator[IO[str]]:
+    """Give a file that gets its name when all went well.
+
+    Raises:
+        FileExistsError: the name is taken.
+        ValueError: the suffix is unknown.
+    """
     check_output(path)
     _check_free(path)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,6 @@ Shapes: N activations, t words, C controls.
 """
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from datamodules.activations.dataset import ActivationDataset
 from datamodules.activations.token_texts import context_of
+from datamodules.prompt_output import new_json_file
 from datamodules.splitting import PART_NAMES
 from datamodules.table_writer import naming
 
@@ -35,24 +35,14 @@ def write_explanations(
     Raises:
         FileExistsError: the file exists.
     """
-    if path.exists():
-        raise FileExistsError(
-            f"{path} exists and is not overwritten; move it away, or name another file with "
-            "--data.predict_output."
-        )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with naming(path), open(unfinished, "w", encoding="utf-8") as file:
-            for number in range(len(results["error"])):
-                values = {name: found[number] for name, found in results.items()}
-                line = explanation_line(dataset, number, values, controls)
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with new_json_file(path) as file:
+        for number in range(len(results["error"])):
+            values = {name: found[number] for name, found in results.items()}
+            line = json.dumps(
+                explanation_line(dataset, number, values, controls), ensure_ascii=False
+            )
+            with naming(path):
+                file.write(line + "\n")
 
 
 def explanation_line(

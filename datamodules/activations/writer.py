@@ -20,6 +20,7 @@ from datamodules.activations.positions import PositionRule
 from datamodules.activations.statistics import Chunk, statistics_of
 from datamodules.activations.store import SCHEMA, STATISTICS, STORE_VERSION, SubjectFacts
 from datamodules.cache import content_digest, digest_of
+from datamodules.files import sync
 from datamodules.splitting import PART_NAMES, TRAIN
 from datamodules.table_writer import naming
 from datamodules.token_store import TokenStore
@@ -161,21 +162,13 @@ def _write_schema(folder: Path, facts: dict[str, object]) -> None:
     """Write the schema last, when all else is on the disk."""
     files = {}
     for path in sorted(folder.iterdir()):
-        _flush(path)
+        sync(path)
         files[path.name] = {"bytes": path.stat().st_size, "digest": content_digest(path)}
     identity = {k: facts[k] for k in ("subject", "tokens", "positions", "context_length")}
     schema = {**facts, "fingerprint": digest_of(identity), "files": files}
     text = json.dumps(schema, indent=1, sort_keys=True)
     (folder / SCHEMA).write_text(text + "\n", encoding="utf-8")
-    _flush(folder / SCHEMA)
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(folder / SCHEMA)
 
 
 def _remove_leftovers(folder: Path) -> None:

@@ -1,15 +1,11 @@
 """What the model writes while it learns, as text in TensorBoard."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch import LightningModule, Trainer
 from rich.console import Console
 from rich.text import Text
-from torch import nn
 
 from datamodules.prompt_output import completion_text
 from datamodules.prompt_rows import prompt_tokens
@@ -17,12 +13,13 @@ from datamodules.prompts import prompt_batch
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from lit_models.causal_lm.generation import GenerationOptions, check_lengths, most_positions
 from lit_models.causal_lm.pretrained import recipe_of
+from lit_models.training.callbacks.board_samples import BoardSamples, boards, evaluating
 from lit_models.training.callbacks.ledger import ledger_of
 
 OPTIONS = GenerationOptions(max_new_tokens=200, temperature=0.8, context="recent")
 
 
-class Samples(Callback):
+class Samples(BoardSamples):
     """Completes some prompts every few optimizer steps; the training goes on as if it had not.
 
     Args:
@@ -45,38 +42,30 @@ class Samples(Callback):
     ) -> None:
         if isinstance(prompts, str) or not prompts:
             raise ValueError(f'prompts must be a list such as ["Once upon"], got {prompts!r}.')
-        if every_n_steps < 1:
-            raise ValueError(f"every_n_steps must be at least 1, got {every_n_steps}.")
+        super().__init__(every_n_steps)
         self.options = generation or OPTIONS
         if self.options.mode != "generate":
             raise ValueError('Samples writes texts; leave generation.mode at "generate".')
-        self.prompts, self.every_n_steps, self.prints_last = prompts, every_n_steps, prints_last
-        self._seen_step = 0
+        self.prompts, self.prints_last = prompts, prints_last
+
+    @property
+    def needs_board(self) -> bool:
+        """Whether nothing is printed at the end."""
+        return not self.prints_last
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._seen_step = trainer.global_step
-        if not (self.prints_last or trainer.fast_dev_run or _boards(trainer)):
-            raise ValueError(
-                "Samples has nowhere to write: the trainer has no TensorBoardLogger. Give it one, "
-                "or leave Samples out."
-            )
+        super().on_train_start(trainer, pl_module)
         lengths = [len(ids) for ids in prompt_tokens(pl_module.tokenizer, self.prompts)]
         limit = most_positions(recipe_of(pl_module.network), self.options.context)
         check_lengths(lengths, limit, self.options)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        step = trainer.global_step
-        if step == self._seen_step:
-            return  # in the middle of an accumulation
-        self._seen_step = step
-        if step % self.every_n_steps == 0 and _boards(trainer):
-            texts = self.completions(trainer, pl_module, self.prompts)
-            for board in _boards(trainer) if trainer.is_global_zero else []:
-                for number, (prompt, text) in enumerate(zip(self.prompts, texts, strict=True)):
-                    block = f"```\n{prompt}{text}\n```"  # of code: it keeps the lines
-                    board.experiment.add_text(f"samples/{number}", block, step)
+    def sample(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
+        """Write a completion of each prompt."""
+        texts = self.completions(trainer, pl_module, self.prompts)
+        for board in boards(trainer) if trainer.is_global_zero else []:
+            for number, (prompt, text) in enumerate(zip(self.prompts, texts, strict=True)):
+                block = f"```\n{prompt}{text}\n```"  # of code: it keeps the lines
+                board.experiment.add_text(f"samples/{number}", block, step)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         ledger = ledger_of(trainer)
@@ -99,19 +88,3 @@ class Samples(Callback):
             found = trainer.strategy.predict_step(batch, 0, options=self.options)
         ids, characters = found["completion_ids"].cpu().numpy(), found["num_characters"].tolist()
         return [completion_text(tokenizer, *pair) for pair in zip(ids, characters, strict=True)]
-
-
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Put a module into eval mode, and each of its parts back into its own mode."""
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, mode in modes:
-            part.training = mode
-
-
-def _boards(trainer: Trainer) -> list[TensorBoardLogger]:
-    return [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]

@@ -5,20 +5,19 @@ from html import escape
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch import LightningModule, Trainer
 
 from datamodules.activations.attributes import ALL
 from datamodules.activations.dataset import ActivationDataset
-from lit_models.causal_lm.samples import evaluating
 from lit_models.consistency_lens.controls import Case, fidelities, known_rows, row_names
 from lit_models.consistency_lens.examples import AT_ONCE, evenly, examples
 from lit_models.consistency_lens.metrics import FidelityTable
+from lit_models.training.callbacks.board_samples import BoardSamples, boards, evaluating
 
 CURVES = ("fve", "kl_recovered")
 
 
-class ExplanationSamples(Callback):
+class ExplanationSamples(BoardSamples):
     """Explains some activations of the validation part every few optimizer steps, and evaluates
     the lens and all controls on more of them; the training goes on as if it had not.
 
@@ -34,41 +33,20 @@ class ExplanationSamples(Callback):
     def __init__(
         self, num_examples: int = 8, num_evaluated: int = 256, every_n_steps: int = 200
     ) -> None:
-        numbers = {
-            "num_examples": num_examples,
-            "num_evaluated": num_evaluated,
-            "every_n_steps": every_n_steps,
-        }
-        for name, number in numbers.items():
+        super().__init__(every_n_steps)
+        for name, number in (("num_examples", num_examples), ("num_evaluated", num_evaluated)):
             if number < 1:
                 raise ValueError(f"{name} of ExplanationSamples must be at least 1, got {number}.")
         self.num_examples, self.num_evaluated = num_examples, num_evaluated
-        self.every_n_steps = every_n_steps
-        self._seen_step = 0
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._seen_step = trainer.global_step
-        if not (trainer.fast_dev_run or _boards(trainer)):
-            raise ValueError(
-                "ExplanationSamples has nowhere to write: the trainer has no TensorBoardLogger. "
-                "Give it one, or leave ExplanationSamples out."
-            )
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        step = trainer.global_step
-        if step == self._seen_step:
-            return  # in the middle of an accumulation
-        self._seen_step = step
-        if step % self.every_n_steps or not _boards(trainer):
-            return
+    def sample(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
+        """Write explanations of the same activations, and a point of each curve."""
         dataset = trainer.datamodule.datasets["validation"]
         with evaluating(pl_module), torch.no_grad():
             chosen = evenly(range(len(dataset.lengths)), self.num_examples)
             lines = examples(trainer, pl_module, dataset, chosen)
             curves = self._curves(trainer, pl_module, dataset)
-        for board in _boards(trainer) if trainer.is_global_zero else []:
+        for board in boards(trainer) if trainer.is_global_zero else []:
             for number, line in enumerate(lines):
                 board.experiment.add_text(f"examples/{number}", markdown(line), step)
             for name, value in curves.items():
@@ -104,7 +82,3 @@ def markdown(line: dict[str, Any]) -> str:
     token = f"<b>{escape(line['token'])}</b>"
     context = f"{escape(line['before'])}{token}{escape(line['after'])}"
     return f"{context}\n\n{words}\n\nerror {line['error']:.3f}; {nearest}"
-
-
-def _boards(trainer: Trainer) -> list[TensorBoardLogger]:
-    return [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]

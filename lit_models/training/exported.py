@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_models.training.files import sha256_of, sync
+from datamodules.files import sha256_of, sync
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 OWN_CONFIG = "unisono.json"  # where config.json belongs to another program

@@ -1,4 +1,4 @@
-"""What checkpoints and exports do to files alike."""
+"""What stores, checkpoints and exports do to files alike."""
 
 import hashlib
 import os
