@@ -132,12 +132,8 @@ def join_groups(argv: list[str]) -> list[str]:
     i = 0
     for option, value, used in _tokens(argv):
         names = _group_names(option)
-        is_whole = (
-            len(names) == 1
-            and value is not None
-            and (value == "null" or value[:1] + value[-1:] == "{}")
-        )
-        if is_whole or (len(names) > 1 and value is not None):
+        is_whole = value is not None and (value == "null" or value[:1] + value[-1:] == "{}")
+        if value is not None and (len(names) > 1 or (len(names) == 1 and is_whole)):
             node = groups
             for name in names[:-1]:
                 if not isinstance(node.setdefault(name, {}), dict):
