@@ -10,7 +10,7 @@ from datamodules.splitting import MAX_SHARE, TEST, TRAIN, VALIDATION
 if TYPE_CHECKING:
     from datamodules.relevance.collection_writer import CollectionReader
 
-COLLECTION_VERSION = 1
+COLLECTION_VERSION = 2
 Format = Literal["demo", "beir", "msmarco", "esci"]
 Files = str | list[str] | None
 

@@ -26,7 +26,7 @@ BOM = b"\xef\xbb\xbf"
 
 
 class TextTableWriter:
-    """Indexes texts of one kind into a folder.
+    """Indexes texts of one kind into a folder; use it in a `with` block.
 
     Args:
         folder: of the index.
@@ -41,13 +41,20 @@ class TextTableWriter:
     ) -> None:
         self.folder, self.name, self.bad_rows = folder, name, bad_rows
         self.are_queries = are_queries
-        self.num_empty, self.num_merged = 0, 0
+        self.num_merged = 0
         self.kind: LineKind = "jsonl"
         self.files: list[str] = []
         self._block: dict[str, list[int]] = {key: [] for key in COLUMNS}
         self._ids: list[str] = []
         self._columns = {key: (folder / f"{name}.{key}.bin").open("wb") for key in COLUMNS}
         self._copy: BinaryIO | None = None  # of texts whose own file has no lines
+
+    def __enter__(self) -> "TextTableWriter":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for file in (*self._columns.values(), *([self._copy] if self._copy else [])):
+            file.close()
 
     def add_file(self, path: Path, kind: LineKind) -> None:
         """Index the lines of a file, which must stay where it is."""
@@ -94,8 +101,7 @@ class TextTableWriter:
             final_folder: where the folder will be in the end.
         """
         self._flush()
-        for file in (*self._columns.values(), *([self._copy] if self._copy else [])):
-            file.close()
+        self.__exit__()
         order, is_repeated = self._sorted()
         if is_repeated.any():
             self._leave_out(self._repeated(order, is_repeated))
@@ -107,7 +113,6 @@ class TextTableWriter:
         copy = self._path("jsonl", "")
         facts = {
             "count": len(order),
-            "num_empty": self.num_empty,
             "num_merged": self.num_merged,
             "kind": self.kind,
             "files": self.files,
@@ -120,7 +125,6 @@ class TextTableWriter:
         if record.is_empty and self.are_queries:
             rule = "the query is empty; write what was asked, or take it out."
             raise LineError(record.id, rule)
-        self.num_empty += record.is_empty
         return record
 
     def _append(self, record: TextRecord, content: bytes, start: int, line: int, file: int) -> None:
