@@ -55,7 +55,7 @@ def best(index: Bm25, query: str, k: int) -> tuple[list[int], list[float]]:
 
 
 @pytest.mark.parametrize("query", ["a", "a b", "b b c", "d e x", "A, B?", "x", ""])
-@pytest.mark.parametrize(("k1", "b"), [(0.9, 0.4), (1.2, 0.75), (0.1, 1.0)])
+@pytest.mark.parametrize(("k1", "b"), [(0.9, 0.4), (1.2, 0.75), (0.1, 0.9)])
 def test_scores_equal_a_plain_reference(collection, query: str, k1: float, b: float) -> None:
     index = open_bm25(collection, Bm25Options(k1, b))
     wanted = np.array(reference(collection, query, k1, b))

@@ -114,9 +114,7 @@ def test_a_changed_file_is_never_misread_and_indexed_anew(tmp_path: Path) -> Non
     status, content = corpus.stat(), corpus.read_text()
     corpus.write_text(content.replace("lift of a wing", "LIFT of a wing"))
     os.utime(corpus, ns=(status.st_atime_ns, status.st_mtime_ns))  # same size, same time
-    with pytest.raises(
-        RuntimeError, match=r"corpus.jsonl has changed since it was .*line 1\); lea"
-    ):
+    with pytest.raises(RuntimeError, match=r"corpus.jsonl has changed since it was .*line 1\)"):
         collection.document(0)
     assert collection.document(1).text == "drag of a body"
     corpus.write_text("")
@@ -168,4 +166,4 @@ def test_memory_stays_flat_over_ten_times_the_documents(tmp_path: Path) -> None:
         check=True,
     )
     small, large = map(float, done.stdout.split())
-    assert large - small < 70, f"{small:.0f} MiB, then {large:.0f} MiB; the texts are 80 MiB"
+    assert large - small < 45, f"{small:.0f} MiB, then {large:.0f} MiB; the texts are 80 MiB"
