@@ -39,7 +39,7 @@ class EncodedTextModule(ExactModule):
     """
 
     export_keys: ClassVar[tuple[str, ...]] = (RECIPE_KEY,)
-    settled_options: ClassVar[tuple[str, ...]] = ("encoder", "pretrained", "lora")
+    settled_options: ClassVar[tuple[str, ...]] = ("pretrained", "lora")
     network: Any
 
     def __init__(
