@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
-
-from datamodules.relevance.collection import Collection, CollectionRequest, open_collection
+from typing import Any, ClassVar, Literal
 
 from datamodules.audits import Audit, MakeModel
 from datamodules.encoded_texts import EncodedTextDataModule
+from datamodules.relevance.collection import Collection, CollectionRequest, open_collection
 
 MOST_TOKENIZER_TEXTS = 200_000
 
@@ -17,6 +16,7 @@ class RelevanceDataModule(EncodedTextDataModule):
 
     Args:
         collection: which files, in which format; embedded demo data without any.
+        on_bad_rows: `error` names the first 20, `reject` leaves them out.
         predict_output: where a prediction goes; none is a name in the run folder.
         encoded: tokenizer, lengths, batch sizes, plan and loader, see `EncodedTextDataModule`.
     """
@@ -26,11 +26,12 @@ class RelevanceDataModule(EncodedTextDataModule):
     def __init__(
         self,
         collection: CollectionRequest = CollectionRequest(),  # noqa: B008 - frozen
+        on_bad_rows: Literal["error", "reject"] = "error",
         predict_output: str | None = None,
         **encoded: Any,
     ) -> None:
         super().__init__(**encoded)
-        self.collection_request = collection
+        self.collection_request, self.on_bad_rows = collection, on_bad_rows
         self.predict_output = predict_output
         self._collection: Collection | None = None
 
@@ -38,12 +39,12 @@ class RelevanceDataModule(EncodedTextDataModule):
     def collection(self) -> Collection:
         """The documents, queries and judgements; made in the cache at first use."""
         if self._collection is None:
-            self._collection = open_collection(self.collection_request)
+            self._collection = open_collection(self.collection_request, self.on_bad_rows)
         return self._collection
 
     def prepare_data(self) -> None:
         """Make the collection and the tokenizer in the cache."""
-        open_collection(self.collection_request)
+        open_collection(self.collection_request, self.on_bad_rows)
         super().prepare_data()
 
     def training_texts(self) -> Iterator[str]:

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from datamodules.relevance.collection import Collection
 
 from datamodules.encoded_texts import TextEncoding
 from datamodules.framing import Framed, padded
 from datamodules.plan import rng_for
 from datamodules.planned import PlannedDataset, Stage
+from datamodules.relevance.collection import Collection
 from datamodules.relevance.datamodule import RelevanceDataModule
 from datamodules.splitting import PART_NAMES
 

@@ -39,7 +39,8 @@ def folder_tokenizer(folder: Path, chat_template: str | None = None) -> TextToke
             f'"eos_token" to its {CONFIG_FILE}, a token of the vocabulary.'
         )
     ids = {name: backend.token_to_id(token) for name, token in special.items()}
-    if ids[end] is None:
+    end_id = ids[end]
+    if end_id is None:
         raise ValueError(
             f'{folder}: the end-of-text token "{special[end]}" of {CONFIG_FILE} is not '
             f"in the vocabulary; name one that is."
@@ -51,7 +52,7 @@ def folder_tokenizer(folder: Path, chat_template: str | None = None) -> TextToke
     )
     return TextTokenizer(
         backend,
-        ids[end],
+        end_id,
         ids.get("bos_token"),
         chat_template or _template(folder, config),
         tuple((name, token) for name, token in special.items() if ids[name] is not None),
