@@ -46,8 +46,8 @@ class EsciReader:
     def __init__(self, folder: str | None, files: CollectionFiles, options: EsciOptions) -> None:
         if files.judgements():
             raise ValueError(
-                "files.train, files.validation and files.test are none of esci's; its examples "
-                "have a column split. Leave them out."
+                "data.collection.files.train, .validation and .test are none of esci's; its "
+                "examples have a column split. Leave them out."
             )
         place = Path(folder).expanduser() if folder else None
         self.products = named_or_found(place, files.documents, "documents", ("*products*.parquet",))
@@ -135,7 +135,7 @@ class EsciReader:
             raise ValueError(
                 f'{self.examples[0]} has no example of locale "{self.options.locale}" in the '
                 f"{self.options.version} version; its locales are: {', '.join(locales)}. Choose "
-                "another with esci.locale or esci.version."
+                "another with data.collection.esci.locale or data.collection.esci.version."
             )
         return np.unique(np.concatenate(found))
 

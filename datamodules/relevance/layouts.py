@@ -34,14 +34,14 @@ def named_or_found(
         FileNotFoundError: there are none.
     """
     if named:
-        return expand_files(named, f"files.{role}", SUFFIXES)
+        return expand_files(named, f"data.collection.files.{role}", SUFFIXES)
     for pattern in patterns if folder else ():
         assert folder is not None
         if found := sorted(folder.glob(pattern)):
             return found
     raise FileNotFoundError(
         f"{folder or 'the request'} has no {role} ({' or '.join(patterns)}); check the folder, or "
-        f"name them with files.{role}."
+        f"name them with data.collection.files.{role}."
     )
 
 
@@ -56,7 +56,7 @@ def judgement_files(
     """
     if named := files.judgements():
         return {
-            part: expand_files(paths, f"files.{PART_NAMES[part]}", SUFFIXES)
+            part: expand_files(paths, f"data.collection.files.{PART_NAMES[part]}", SUFFIXES)
             for part, paths in named.items()
         }
     parts: dict[int, list[Path]] = {}
@@ -66,7 +66,7 @@ def judgement_files(
         if others and not (SHARD.search(path.stem) and SHARD.search(others[0].stem)):
             raise ValueError(
                 f"{others[0]} and {path} both hold judgements of {PART_NAMES[part]}; name one of "
-                f"them with files.{PART_NAMES[part]}."
+                f"them with data.collection.files.{PART_NAMES[part]}."
             )
         others.append(path)
     return {part: parts[part] for part in sorted(parts)}
@@ -78,7 +78,8 @@ def _part_of(path: Path) -> int:
             return PART_ALIASES[word]
     raise ValueError(
         f"{path}: its name tells no part, which is one of train, validation (or dev) and test; "
-        "rename it, or name the files of all parts with files.train, files.validation, files.test."
+        "rename it, or name the files of all parts with data.collection.files.train, .validation "
+        "and .test."
     )
 
 

@@ -137,7 +137,8 @@ class CollectionRequest:
             )
         if self.format != "demo" and not (self.folder or names_files):
             raise ValueError(
-                f'format "{self.format}" needs files; name their folder, or each with files.'
+                f'format "{self.format}" needs files; name their folder with '
+                "data.collection.folder, or each with data.collection.files."
             )
         if self.files.triples and self.format != "msmarco":
             raise ValueError(f'triples belong to format "msmarco", got "{self.format}".')

@@ -196,7 +196,7 @@ class TextTable:
             raise RuntimeError(
                 f"{self.facts['sources'][source]} has changed since it was indexed (line "
                 f"{self.column('lines')[index]}); leave files alone while a run reads them, and "
-                "start again, which indexes it anew."
+                "start again, which indexes it anew (`touch` it where size and time are as before)."
             )
         return parse_line(self.facts["kind"], line)
 

@@ -117,6 +117,8 @@ def test_a_changed_file_is_never_misread_and_indexed_anew(tmp_path: Path) -> Non
     with pytest.raises(RuntimeError, match=r"corpus.jsonl has changed since it was .*line 1\)"):
         collection.document(0)
     assert collection.document(1).text == "drag of a body"
+    corpus.touch()
+    assert open_collection(request).document(0).text == "LIFT of a wing"
     corpus.write_text("")
     with pytest.raises(RuntimeError, match="leave files alone while a run reads them, and start"):
         collection.document(2)

@@ -216,7 +216,9 @@ def test_files_that_are_missing_or_unclear_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"mine.tsv: its name tells no part, .*; rename it, or"):
         open_collection(request)
     (folder / "corpus.jsonl").unlink()
-    message = r"has no documents \(corpus.jsonl or corpus/\*.parquet\); .*with files.documents"
+    message = (
+        r"has no documents \(corpus.jsonl or corpus/\*.parquet\); .*collection.files.documents"
+    )
     with pytest.raises(FileNotFoundError, match=message):
         open_collection(request)
     write_lines(folder / "corpus.jsonl", "")
@@ -234,7 +236,10 @@ def test_files_that_are_missing_or_unclear_are_named(tmp_path: Path) -> None:
     [
         ({"format": "trec"}, 'format must be one of demo, beir, msmarco, esci, got "trec"'),
         ({"folder": "x"}, 'format "demo" reads no files, and some are named; say how they are'),
-        ({"format": "beir"}, 'format "beir" needs files; name their folder, or each with files'),
+        (
+            {"format": "beir"},
+            'format "beir" needs files; name their folder with data.collection.folder, or',
+        ),
         (
             {"format": "beir", "files": CollectionFiles(triples="x.tsv")},
             'triples belong to format "msmarco", got "beir"',
