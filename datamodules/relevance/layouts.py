@@ -35,10 +35,13 @@ def named_or_found(
     """
     if named:
         return expand_files(named, f"data.collection.files.{role}", SUFFIXES)
-    for pattern in patterns if folder else ():
-        assert folder is not None
-        if found := sorted(folder.glob(pattern)):
-            return found
+    if folder is not None:
+        for pattern in patterns:
+            if found := sorted(folder.glob(pattern)):
+                return found
+        for pattern in patterns:
+            if packed := sorted(folder.glob(f"{pattern}.gz")):
+                raise FileNotFoundError(f"{packed[0]} is compressed; unpack it with gunzip.")
     raise FileNotFoundError(
         f"{folder or 'the request'} has no {role} ({' or '.join(patterns)}); check the folder, or "
         f"name them with data.collection.files.{role}."

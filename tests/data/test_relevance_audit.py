@@ -3,11 +3,13 @@
 import io
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from datamodules.audits import WIDTH
 from datamodules.relevance.audit import Audit, audit_collection
 from datamodules.relevance.request import CollectionRequest, QuerySplit
+from lit_models.commands.check import check
 from tests.relevance_collections import TEST, TRAIN, write_beir, write_qrels
 
 
@@ -64,3 +66,18 @@ def test_the_audit_is_printed_in_80_columns(tmp_path: Path) -> None:
         "warning    queries of train with the words of one of test: 1",
     ):
         assert finding in text
+
+
+def test_the_command_takes_options_of_a_collection_and_fails_on_bad_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_beir(tmp_path / "beir")
+    mine = write_qrels(tmp_path / "mine.tsv", [*TRAIN, ("q9", "d1", "1")])
+    collection = {"format": "beir", "folder": str(folder), "split": {"validation_share": 0.0}}
+    data = {"class_path": "datamodules.relevance.ranking.RankingDataModule"}
+    assert check({**data, "collection": collection}) == 0
+    assert "every row can be used" in capsys.readouterr().out
+    assert check({**data, "collection": {**collection, "files": {"test": str(mine)}}}) == 1
+    shown = capsys.readouterr().out
+    assert "mine.tsv:5: no query has the id" in " ".join(shown.split())
+    assert "--data.on_bad_rows=reject" in shown

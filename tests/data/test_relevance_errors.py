@@ -221,6 +221,9 @@ def test_files_that_are_missing_or_unclear_are_named(tmp_path: Path) -> None:
     )
     with pytest.raises(FileNotFoundError, match=message):
         open_collection(request)
+    write_lines(folder / "corpus.jsonl.gz", "")
+    with pytest.raises(FileNotFoundError, match=r"corpus.jsonl.gz is compressed; unpack it with"):
+        open_collection(request)
     write_lines(folder / "corpus.jsonl", "")
     (folder / "qrels" / "mine.tsv").unlink()
     with pytest.raises(ValueError, match="the files hold no documents; check that they are those"):
