@@ -44,6 +44,7 @@ class TextTableWriter:
         self.num_merged = 0
         self.kind: LineKind = "jsonl"
         self.files: list[str] = []
+        self._numbers: dict[Path, int] = {}
         self._block: dict[str, list[int]] = {key: [] for key in COLUMNS}
         self._ids: list[str] = []
         self._columns = {key: (folder / f"{name}.{key}.bin").open("wb") for key in COLUMNS}
@@ -202,6 +203,7 @@ class TextTableWriter:
         return self.folder / f"{self.name}.{key}{suffix}"
 
     def _number(self, path: Path) -> int:
-        if str(path.resolve()) not in self.files:
+        if path not in self._numbers:  # asked for every row
+            self._numbers[path] = len(self.files)
             self.files.append(str(path.resolve()))
-        return self.files.index(str(path.resolve()))
+        return self._numbers[path]
