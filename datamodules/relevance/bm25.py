@@ -101,13 +101,16 @@ class Bm25:
             mapped(folder / f"{name}.bin", dtype) for name, dtype in ARRAYS.items()
         )
 
+    def __reduce__(self) -> tuple[type["Bm25"], tuple[Path, Bm25Options]]:
+        return Bm25, (self.folder, self.options)
+
     @cached_property
     def _terms(self) -> dict[str, int]:
         with (self.folder / "terms.txt").open(encoding="utf-8") as file:
             return {line.rstrip("\n"): number for number, line in enumerate(file)}
 
     def search(self, queries: Sequence[str], k: int) -> Iterator[Hits]:
-        """Yield the best k documents of these queries, some queries at a time."""
+        """Yield the best k documents of these queries, or all if they are fewer; some at a time."""
         if k < 1:
             raise ValueError(f"k must be 1 or more, got {k}.")
         k = min(k, self.num_documents)

@@ -63,7 +63,7 @@ class TextTableWriter:
         start = 0
         with path.open("rb") as file:
             for line, raw in enumerate(file, start=1):
-                content = raw.rstrip(b"\r\n")
+                content = raw.removesuffix(b"\n").removesuffix(b"\r")
                 begins = start
                 start += len(raw)
                 if line == 1 and content.startswith(BOM):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import pickle
 import re
 from collections import Counter
 from pathlib import Path
@@ -83,6 +84,11 @@ def test_equal_scores_come_in_the_order_of_documents(collection: Collection) -> 
     assert best(index, "b", 5)[0] == [0, 1, 5, 6, -1]
     assert best(index, "b", 2)[0] == [0, 1]
     assert best(index, "a", 2)[0] == [0, 6]
+
+
+def test_a_pickled_index_gives_the_same(collection: Collection) -> None:
+    index = open_bm25(collection, Bm25Options(stopwords="english"))
+    assert best(pickle.loads(pickle.dumps(index)), "a b c", 7) == best(index, "a b c", 7)
 
 
 def test_chunks_of_queries_change_nothing(collection, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,12 @@
 """Collections are read from the field's own files, in their exact formats."""
 
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from datamodules.relevance.collection import Collection, Document, open_collection
 from datamodules.relevance.request import (
@@ -98,6 +101,17 @@ def test_quotes_of_msmarco_are_text(tmp_path: Path) -> None:
     assert collection.triples is not None
     ids = [[collection.query_id(q), p, n] for q, p, n in np.stack(collection.triples, 1).tolist()]
     assert ids == [["10", 0, 1], ["11", 1, 2]]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\t\n\r"))))
+def test_any_text_of_one_line_is_a_passage(texts: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = write_msmarco(Path(name))
+        lines = [*(f"{i}\t{text}" for i, text in enumerate(texts)), *(f"p{i}\tx" for i in range(3))]
+        (folder / "collection.tsv").write_text("\n".join(lines), "utf-8", newline="")
+        collection = open_collection(CollectionRequest("msmarco", str(folder)), "reject")
+        assert [collection.document(i).text for i in range(len(texts))] == texts
 
 
 def test_msmarco_takes_qrels_of_three_columns(tmp_path: Path) -> None:
