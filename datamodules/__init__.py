@@ -4,6 +4,7 @@ import importlib
 from typing import Any
 
 _HOME = {
+    "RankingDataModule": "datamodules.relevance.ranking",
     "HISCO": "datamodules.tokenizers.code_systems",
     "OCC1950": "datamodules.tokenizers.code_systems",
     "ActivationDataModule": "datamodules.activations.datamodule",
@@ -40,6 +41,7 @@ __all__ = [
     "PlanOptions",
     "PlannedDataModule",
     "PlannedDataset",
+    "RankingDataModule",
     "SplitOptions",
     "TextDataModule",
     "TextOptions",

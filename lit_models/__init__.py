@@ -4,13 +4,14 @@ import importlib
 from typing import Any
 
 _HOME = {
+    "LitRanker": "lit_models.seo.ranker",
     "LitCausalLM": "lit_models.causal_lm.module",
     "LitConsistencyLens": "lit_models.consistency_lens.module",
     "LitOccupationCoder": "lit_models.occupation_coder.module",
     "LitSubject": "lit_models.consistency_lens.dump",
 }
 
-__all__ = ["LitCausalLM", "LitConsistencyLens", "LitOccupationCoder", "LitSubject"]
+__all__ = ["LitCausalLM", "LitConsistencyLens", "LitOccupationCoder", "LitRanker", "LitSubject"]
 
 
 def __getattr__(name: str) -> Any:
