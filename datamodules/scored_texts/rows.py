@@ -1,4 +1,4 @@
-"""Rows of csv, tsv, jsonl and parquet files: a text, its labels, and the group that it belongs to."""
+"""Rows of csv, tsv, jsonl and parquet files: a text, its labels and its group."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
