@@ -99,9 +99,9 @@ class Head(nn.Module):
             weight: [B], 0 for a filler.
         """
         counted = is_labelled * (weight if target.dim() == 1 else weight[:, None])
-        losses = self._losses(outputs, target.to(outputs.dtype))
-        total = torch.where(counted > 0, losses, 0.0) * counted
-        return LossSum(total.sum(), counted.sum())
+        # Zero times a gradient that is no number would be one that is none.
+        losses = self._losses(outputs, target.to(outputs.dtype).where(counted > 0, 0.0))
+        return LossSum((losses * counted).sum(), counted.sum())
 
     def prediction(self, outputs: Tensor) -> Tensor:
         """Return [B, P] float64: a regression's value in the unit of its labels, else the

@@ -29,7 +29,7 @@ HEADS = {
 
 
 def scored_texts(path: Path) -> None:
-    """Write 50 texts of one to three chunks; every label is missing somewhere, one text has none."""
+    """Write 50 texts of one to three chunks; every label is missing somewhere, all of one."""
     rng = np.random.default_rng(0)
     rows = []
     for number in range(50):
