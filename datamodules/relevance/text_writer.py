@@ -26,7 +26,7 @@ BOM = b"\xef\xbb\xbf"
 
 
 class TextTableWriter:
-    """Indexes texts of one kind into a folder.
+    """Indexes texts of one kind into a folder; use it in a `with` block.
 
     Args:
         folder: of the index.
@@ -40,13 +40,22 @@ class TextTableWriter:
         self, folder: Path, name: str, bad_rows: BadRows, are_queries: bool = False
     ) -> None:
         self.folder, self.name, self.bad_rows = folder, name, bad_rows
-        self.are_queries, self.num_empty = are_queries, 0
+        self.are_queries = are_queries
+        self.num_merged = 0
         self.kind: LineKind = "jsonl"
         self.files: list[str] = []
+        self._numbers: dict[Path, int] = {}
         self._block: dict[str, list[int]] = {key: [] for key in COLUMNS}
         self._ids: list[str] = []
         self._columns = {key: (folder / f"{name}.{key}.bin").open("wb") for key in COLUMNS}
         self._copy: BinaryIO | None = None  # of texts whose own file has no lines
+
+    def __enter__(self) -> "TextTableWriter":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for file in (*self._columns.values(), *([self._copy] if self._copy else [])):
+            file.close()
 
     def add_file(self, path: Path, kind: LineKind) -> None:
         """Index the lines of a file, which must stay where it is."""
@@ -64,7 +73,7 @@ class TextTableWriter:
                 try:
                     record = self._sound(parse_line(kind, content))
                 except LineError as error:
-                    self._refuse(str(path), line, error)
+                    self.refuse(str(path), line, error)
                     continue
                 self._append(record, content, begins, line, number)
 
@@ -73,7 +82,7 @@ class TextTableWriter:
         try:
             self._sound(record)
         except LineError as error:
-            self._refuse(str(path), row, error)
+            self.refuse(str(path), row, error)
             return
         if self._copy is None:
             self._copy = (self.folder / f"{self.name}.jsonl").open("wb")
@@ -82,18 +91,18 @@ class TextTableWriter:
         self._append(record, content, self._copy.tell(), row, self._number(path))
         self._copy.write(content + b"\n")
 
+    def refuse(self, file: str, line: int, error: LineError) -> None:
+        """Take a row that breaks a rule."""
+        self.bad_rows.add(BadRow(file, line, error.value, error.rule, self.name))
+
     def finish(self, final_folder: Path) -> TextTable:
-        """Close the index, refuse repeated ids and return the table.
+        """Close the index, refuse repeated ids and return the table; `facts` are its final ones.
 
         Args:
             final_folder: where the folder will be in the end.
-
-        Raises:
-            ValueError: there is no text at all.
         """
         self._flush()
-        for file in (*self._columns.values(), *([self._copy] if self._copy else [])):
-            file.close()
+        self.__exit__()
         order, is_repeated = self._sorted()
         if is_repeated.any():
             self._leave_out(self._repeated(order, is_repeated))
@@ -105,7 +114,7 @@ class TextTableWriter:
         copy = self._path("jsonl", "")
         facts = {
             "count": len(order),
-            "num_empty": self.num_empty,
+            "num_merged": self.num_merged,
             "kind": self.kind,
             "files": self.files,
             "sources": [str(copy)] if self._copy else self.files,
@@ -117,7 +126,6 @@ class TextTableWriter:
         if record.is_empty and self.are_queries:
             rule = "the query is empty; write what was asked, or take it out."
             raise LineError(record.id, rule)
-        self.num_empty += record.is_empty
         return record
 
     def _append(self, record: TextRecord, content: bytes, start: int, line: int, file: int) -> None:
@@ -128,6 +136,7 @@ class TextTableWriter:
         block["lines"].append(line)
         block["files"].append(file)
         block["checks"].append(zlib.crc32(content))
+        block["contents"].append(record.content_hash)
         self._ids.append(record.id)
         if len(self._ids) == LINES_PER_BLOCK:
             self._flush()
@@ -167,6 +176,7 @@ class TextTableWriter:
         for index, first in sorted(repeated):
             record, known = table.record(index), table.record(first)
             if self.are_queries and record == known:
+                self.num_merged += 1
                 continue
             file, line = table.place(index)
             before = "{}:{}".format(*table.place(first))
@@ -193,9 +203,7 @@ class TextTableWriter:
         return self.folder / f"{self.name}.{key}{suffix}"
 
     def _number(self, path: Path) -> int:
-        if str(path.resolve()) not in self.files:
+        if path not in self._numbers:  # asked for every row
+            self._numbers[path] = len(self.files)
             self.files.append(str(path.resolve()))
-        return self.files.index(str(path.resolve()))
-
-    def _refuse(self, file: str, line: int, error: LineError) -> None:
-        self.bad_rows.add(BadRow(file, line, error.value, error.rule, self.name))
+        return self._numbers[path]
