@@ -63,7 +63,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
         **encoded: Any,
     ) -> None:
         super().__init__(**encoded)
-        self.files: dict[str, Files] = {**(files or {})}
+        self.files: dict[str, Files] = dict((files or {}).items())
         self.predict_output, self.columns, self.heads = predict_output, columns, heads
         self.folds = FoldOptions(fold, num_folds, stratify_by)
         self.split, self.chunks = split or SplitOptions(), chunks

@@ -87,8 +87,8 @@ class RowReader:
             check_columns(path, head.columns, f"heads.{head.name}.columns")
         for batch in read_rows(path, wanted, self.bad_rows.add):
             columns = [batch.texts(name) for name in wanted]
-            for line, *cells in zip(batch.line.tolist(), *columns, strict=True):
-                yield line, dict(zip(wanted, cells, strict=True))
+            for line, *values in zip(batch.line.tolist(), *columns, strict=True):
+                yield line, dict(zip(wanted, values, strict=True))
 
     def _row(self, cells: dict[str, str]) -> ScoredRow:
         parts = [cells[name] for name in self.columns.texts]

@@ -119,7 +119,8 @@ def _write(request: StoreRequest, folder: Path) -> None:
     heads = [LabelReader(name, options) for name, options in request.heads.items()]
     reader = RowReader(request.columns, heads, bad_rows)
     text_of, part_of, labels, keys = array("q"), array("b"), array("d"), array("Q")
-    offsets, number_of = array("q", [0]), {}
+    offsets = array("q", [0])
+    number_of: dict[bytes, int] = {}
     width = sum(head.width for head in heads)
     content = hashlib.sha256()
     with (folder / "texts.bin").open("wb") as texts:
@@ -147,9 +148,13 @@ def _write(request: StoreRequest, folder: Path) -> None:
     numbers = np.array(labels, np.float64).reshape(len(part_of), width)
     facts = _finish(heads, numbers)
     content.update(numbers.tobytes() + np.array(part_of, np.int8).tobytes())
-    arrays = {"text_of_row": np.array(text_of, np.int64), "file_part": np.array(part_of, np.int8)}
+    arrays: dict[str, np.ndarray] = {
+        "text_of_row": np.array(text_of, np.int64),
+        "file_part": np.array(part_of, np.int8),
+    }
     arrays |= {"labels": numbers, "keys": np.array(keys, np.uint64)}
-    for name, values in {**arrays, "offsets": np.array(offsets, np.int64)}.items():
+    arrays["offsets"] = np.array(offsets, np.int64)
+    for name, values in arrays.items():
         np.save(folder / f"{name}.npy", values)
     files = [str(path) for _, path in request.files]
     whole = {"fingerprint": content.hexdigest()[:32], "heads": facts, "files": files}
