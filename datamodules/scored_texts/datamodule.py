@@ -13,7 +13,7 @@ from datamodules.cache import cache_root
 from datamodules.encoded_texts import EncodedTextDataModule
 from datamodules.planned import PlannedDataset, Stage
 from datamodules.scored_texts.batches import ChunkOptions, ScoredTextDataset, chunk_facts
-from datamodules.scored_texts.labels import LabelOptions, with_classes
+from datamodules.scored_texts.labels import LabelOptions, trained_heads
 from datamodules.scored_texts.output import check_output, default_output, write_scored
 from datamodules.scored_texts.rows import SUFFIXES, TextColumns
 from datamodules.scored_texts.splits import FoldOptions, parts_of, statistics
@@ -161,7 +161,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
             files = [(TRAIN, demo.demo_file(cache_root()))]
             columns, heads = demo.COLUMNS, heads or demo.HEADS
         if recipe is not None:
-            heads = _trained_heads(recipe["heads"], heads)
+            heads = trained_heads(recipe["heads"], heads)
         if not heads:
             raise ValueError("data.heads is empty: name what is learnt, and in which column.")
         return StoreRequest(tuple(files), columns, heads, self.on_bad_rows)
@@ -196,26 +196,3 @@ class ScoredTextDataModule(EncodedTextDataModule):
         if not files:
             raise ValueError("predict needs texts: name them with --data.files.predict=mine.csv.")
         return files
-
-
-def _trained_heads(
-    trained: dict[str, dict[str, Any]], given: dict[str, LabelOptions] | None
-) -> dict[str, LabelOptions]:
-    """Return the heads of a model; columns may be named anew, its kinds and classes stay.
-
-    Raises:
-        ValueError: the data declares a head of another kind.
-    """
-    heads = {}
-    for name, facts in trained.items():
-        own = (given or {}).get(name)
-        if own is None:
-            heads[name] = LabelOptions.from_facts(facts)
-            continue
-        if own.kind != facts["kind"]:
-            raise ValueError(
-                f"data.heads.{name} is {own.kind}, the model was trained with {facts['kind']}; "
-                "take the model's."
-            )
-        heads[name] = with_classes(own, facts["classes"])
-    return heads
