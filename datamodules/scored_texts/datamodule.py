@@ -16,7 +16,13 @@ from datamodules.scored_texts.batches import ChunkOptions, ScoredTextDataset, ch
 from datamodules.scored_texts.labels import LabelOptions, trained_heads
 from datamodules.scored_texts.output import check_output, default_output, write_scored
 from datamodules.scored_texts.rows import SUFFIXES, TextColumns
-from datamodules.scored_texts.splits import FoldOptions, parts_of, statistics
+from datamodules.scored_texts.splits import (
+    FoldOptions,
+    check_split,
+    parts_of,
+    split_facts,
+    statistics,
+)
 from datamodules.scored_texts.store import ScoredStore, StoreRequest, open_store
 from datamodules.sources import expand_files
 from datamodules.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, SplitOptions
@@ -91,6 +97,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
         if stage == "predict":
             return ScoredTextDataset(self._open(stage, self.recipe), self.encoding, chunks)
         store = self._open(stage, self.recipe)
+        check_split(self.recipe["split"], split_facts(store, self.folds, self.split))
         part = PART_NAMES.index(stage)
         rows = np.flatnonzero(parts_of(store, self.folds, self.split) == part)
         if not len(rows):
@@ -116,7 +123,8 @@ class ScoredTextDataModule(EncodedTextDataModule):
         """Return the heads with the statistics of the training part, and how texts are cut."""
         store = self._open("fit", None)
         heads = statistics(store, parts_of(store, self.folds, self.split))
-        return {"heads": heads, "chunks": chunk_facts(self.chunks)}
+        split = split_facts(store, self.folds, self.split)
+        return {"heads": heads, "chunks": chunk_facts(self.chunks), "split": split}
 
     def audit(self, make_model: MakeModel | None = None) -> Audit:
         """Return what is in the files, and what is wrong with them, whatever the model."""
