@@ -6,6 +6,7 @@ import io
 import json
 import os
 import platform
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
@@ -61,7 +62,7 @@ def _occupation_code_rows() -> Iterable[Sequence[str]]:
 # --- language models: the documentation that Python carries ---
 
 TEXT_VERSION = 2  # of the functions below
-SHORTEST_TEXT, SHORTEST_SUMMARY, LONGEST_SUMMARY = 80, 20, 400
+SHORTEST_TEXT, SHORTEST_SUMMARY, LONGEST_SUMMARY, LONGEST_TITLE = 80, 20, 400, 100
 
 
 def demo_text(cache_dir: Path) -> Path:
@@ -75,6 +76,25 @@ def demo_text(cache_dir: Path) -> Path:
 def demo_instructions(cache_dir: Path) -> Path:
     """A jsonl of {"prompt", "completion"}: what is asked of a name, and its first paragraph."""
     return _cached_lines(cache_dir, "instructions", _instructions)
+
+
+def demo_pages(cache_dir: Path) -> Path:
+    """A jsonl of {"text", "title", "query", "url"}: the docstrings as pages, their first paragraph
+    as the title, and the words of the signature as the query."""
+    return _cached_lines(cache_dir, "pages", _pages)
+
+
+def _pages() -> Iterator[dict[str, str]]:
+    known: set[str] = set()
+    for found in documentation_texts.documented():
+        text = found.docstring.partition("\n\n")[2].strip()
+        has_length = len(found.summary) <= LONGEST_TITLE and len(text) >= SHORTEST_TEXT
+        if has_length and text.isascii() and text not in known:
+            known.add(text)
+            words = re.findall(r"[A-Za-z]{2,}", found.signature or found.module)
+            row = {"text": text, "title": found.summary.rstrip(".")}
+            url = f"https://docs.example/{found.source.replace('.', '/')}"
+            yield {**row, "query": " ".join(dict.fromkeys(words)).lower(), "url": url}
 
 
 def _texts() -> Iterator[dict[str, str]]:

@@ -119,11 +119,15 @@ class InstructionDataModule(PromptedDataModule):
         """Return what is read and how; the demo samples where no file is named."""
         files = self.named_files(may_lack_training)
         if not any(files.values()):
-            from datamodules import demo  # made only where it is asked for
-
-            files[TRAIN] = [demo.demo_instructions(cache_root())]
+            files[TRAIN] = self.demo_files()
         options = model_options(self.trainer, self.tokenizer_options)
         return InstructionRequest(files, options, self.split, self.train_on, self.separator)
+
+    def demo_files(self) -> list[Path]:
+        """Return the embedded data, which is made only where it is asked for."""
+        from datamodules import demo
+
+        return [demo.demo_instructions(cache_root())]
 
     def make_store(self, request: InstructionRequest) -> InstructionStore:
         store = open_instruction_store(request)

@@ -7,10 +7,17 @@ _HOME = {
     "LitCausalLM": "lit_models.causal_lm.module",
     "LitConsistencyLens": "lit_models.consistency_lens.module",
     "LitOccupationCoder": "lit_models.occupation_coder.module",
+    "LitSnippetWriter": "lit_models.seo.writer",
     "LitSubject": "lit_models.consistency_lens.dump",
 }
 
-__all__ = ["LitCausalLM", "LitConsistencyLens", "LitOccupationCoder", "LitSubject"]
+__all__ = [
+    "LitCausalLM",
+    "LitConsistencyLens",
+    "LitOccupationCoder",
+    "LitSnippetWriter",
+    "LitSubject",
+]
 
 
 def __getattr__(name: str) -> Any:
