@@ -87,7 +87,7 @@ def demo_pages(cache_dir: Path) -> Path:
 def _pages() -> Iterator[dict[str, str]]:
     known: set[str] = set()
     for found in documentation_texts.documented():
-        text = found.docstring.partition("\n\n")[2].strip()
+        text = _unwrapped(found.docstring.partition("\n\n")[2].strip())
         has_length = len(found.summary) <= LONGEST_TITLE and len(text) >= SHORTEST_TEXT
         if has_length and text.isascii() and text not in known:
             known.add(text)
@@ -95,6 +95,13 @@ def _pages() -> Iterator[dict[str, str]]:
             row = {"text": text, "title": found.summary.rstrip(".")}
             url = f"https://docs.example/{found.source.replace('.', '/')}"
             yield {**row, "query": " ".join(dict.fromkeys(words)).lower(), "url": url}
+
+
+def _unwrapped(text: str) -> str:
+    """Return a text with one line per paragraph; examples, lists and tables keep their lines."""
+    paragraphs = text.split("\n\n")
+    kept = re.compile(r"^(\s|>>>|[-*+=|])", re.MULTILINE)
+    return "\n".join(p if kept.search(p) else " ".join(p.split()) for p in paragraphs)
 
 
 def _texts() -> Iterator[dict[str, str]]:

@@ -2,7 +2,7 @@
 
 import logging
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from datamodules.audits import Audit, MakeModel
 from datamodules.bad_rows import BadRows, hand_over_rejected
@@ -51,6 +51,8 @@ class InstructionDataModule(PromptedDataModule):
     Raises:
         ValueError: options are wrong or in conflict.
     """
+
+    dataset_class: ClassVar[type[InstructionDataset]] = InstructionDataset
 
     def __init__(
         self,
@@ -101,7 +103,8 @@ class InstructionDataModule(PromptedDataModule):
             return self.build_prompts(self.separator)
         assert self.store is not None
         part = PART_NAMES.index(stage)
-        return InstructionDataset(self.store, part, self.context_length, self.layout, self.too_long)
+        options = (self.context_length, self.layout, self.too_long)
+        return self.dataset_class(self.store, part, *options)
 
     def audit(self, make_model: MakeModel | None = None) -> Audit:
         """Return what is in the files, and what is wrong with them.

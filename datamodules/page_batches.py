@@ -1,6 +1,6 @@
 """The dataset that gives `SnippetBatch`: pages whose titles or descriptions are known."""
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +13,14 @@ from datamodules.prompts import padded_prompts
 from datamodules.text_batches import Piece
 
 
+class PageDataset(InstructionDataset):
+    """Pages with their targets, for training."""
+
+    long_way_out: ClassVar[str] = (
+        "Raise data.max_target_tokens, with data.context_length, or set data.too_long to leave_out."
+    )
+
+
 class SnippetExample(NamedTuple):
     """The tokens of a page with its target, and its texts."""
 
@@ -20,7 +28,7 @@ class SnippetExample(NamedTuple):
     texts: PageText
 
 
-class SnippetDataset(InstructionDataset):
+class SnippetDataset(PageDataset):
     """One part for evaluation: a sample is one page, to be rated and to be written for.
 
     Args:

@@ -2,10 +2,10 @@
 
 What is to be written must not stand in the input. Of HTML only the body's visible text is read:
 `<title>`, Open Graph and meta descriptions, JSON-LD are not in it. A line of the body that is the
-target word for word is taken out (mostly the h1 or a breadcrumb), and so is a line that is the
-longest part of a title between dashes or bars: the h1 of "Apple pie – My Site". A longer passage
-that holds the target's words stays, as people write from such passages; `unisono check` counts
-them. Nothing is taken out of the page for another row's sake.
+target word for word is taken out (mostly the h1 or a breadcrumb), and so is a line that is one of
+its parts between dashes or bars: the h1 of "Apple pie – My Site", and the site's name with it. A
+longer passage that holds the target's words stays, as people write from such passages; `unisono
+check` counts them.
 """
 
 import json
@@ -106,9 +106,8 @@ def framed(page: Page, target: Target) -> Framed:
 
 
 def without_target(lines: list[str], target: str) -> list[str]:
-    """Return the lines that are not the target, nor the longest part of it."""
-    parts = SEPARATORS.split(target)
-    taken = {_folded(target), _folded(max(parts, key=len))} - {""}
+    """Return the lines that are not the target, nor a part of it."""
+    taken = {_folded(part) for part in (target, *SEPARATORS.split(target))} - {""}
     return [line for line in lines if _folded(line) not in taken]
 
 

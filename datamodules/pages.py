@@ -8,10 +8,11 @@ import numpy as np
 
 from datamodules.audits import Audit, MakeModel
 from datamodules.cache import cache_root
+from datamodules.instruction_batches import InstructionDataset
 from datamodules.instruction_store import InstructionStore
 from datamodules.instructions import InstructionDataModule
 from datamodules.page_audit import page_warnings
-from datamodules.page_batches import SnippetDataset
+from datamodules.page_batches import PageDataset, SnippetDataset
 from datamodules.page_output import write_snippets
 from datamodules.page_rows import TARGETS, Target
 from datamodules.page_store import PagePrompts, PageRequest, open_page_texts
@@ -42,6 +43,7 @@ class PagesDataModule(InstructionDataModule):
     """
 
     predict_example: ClassVar[str] = "PAGES.jsonl"
+    dataset_class: ClassVar[type[InstructionDataset]] = PageDataset
 
     def __init__(
         self,

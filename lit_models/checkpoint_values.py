@@ -146,7 +146,10 @@ def settled_options(class_path: str) -> dict[str, Any]:
     """Returns name -> default of the options that an evaluation takes from its checkpoint."""
     found: Any = locate(class_path)
     names = getattr(found, "settled_options", ())
-    parameters = signature(found).parameters if names else {}
+    parameters: dict[str, Any] = {}
+    for base in reversed(getattr(found, "__mro__", ()) if names else ()):
+        if "__init__" in vars(base):  # a family may hand the options of another on
+            parameters |= signature(base.__init__).parameters
     return {name: parameters[name].default for name in names}
 
 

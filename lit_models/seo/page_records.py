@@ -4,7 +4,7 @@ from typing import Any
 
 from datamodules.json_rows import JsonRow
 from lit_models.seo.onpage.checks import check_page
-from lit_models.seo.onpage.page import Page
+from lit_models.seo.onpage.page import Finding, Page, is_address, shown
 
 
 def onpage_record(row: JsonRow, snippet: str) -> dict[str, Any] | None:
@@ -18,6 +18,11 @@ def onpage_record(row: JsonRow, snippet: str) -> dict[str, Any] | None:
     html, query = row.values.get("html"), (row.values.get("query") or "").strip()
     if not html:
         return None
-    page = Page(row.place, html, row.values.get("url"))
+    url = row.values.get("url") or None
+    is_known = url is not None and is_address(url)
+    page = Page(row.place, html, url if is_known else None)
+    if url is not None and not is_known:
+        rule = "the url is no whole address, such as https://example.org/page"
+        page.findings.append(Finding("address", rule, shown(url)))
     keywords = [query] if any(c.isalnum() for c in query) else []
     return check_page(page, keywords).to_dict()

@@ -81,8 +81,11 @@ def read_page(path: Path, address: str | None = None) -> Page:
         FileNotFoundError: there is no such file.
         ValueError: it is a folder, or the address is none.
     """
-    if address is not None:
-        _check_address(address)
+    if address is not None and not is_address(address):
+        raise ValueError(
+            f'the address "{address}" is none of a page; write it whole, such as '
+            "https://example.org/page."
+        )
     if path.is_dir():
         raise ValueError(f"{path} is a folder; name its pages, such as {path}/*.html.")
     if not path.is_file():
@@ -109,6 +112,15 @@ def page_of_bytes(content: bytes, name: str, address: str | None = None) -> Page
     return Page(name, html, address, findings, facts)
 
 
+def is_address(address: str) -> bool:
+    """Whether this is a whole address of a page on the web."""
+    try:
+        parts = urlsplit(address)
+    except ValueError:  # such as http://[
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.netloc)
+
+
 def shown(text: str | None) -> str:
     """Return a text as evidence: on one line, and not too long."""
     line = " ".join((text or "").split())
@@ -133,18 +145,6 @@ def path_of(node: "LexborNode") -> str:
         steps.append(at.tag if at.tag in ("head", "body") else f"{at.tag}:nth-of-type({number})")
         at = at.parent
     return " > ".join(reversed(steps)) or "html"
-
-
-def _check_address(address: str) -> None:
-    try:
-        parts = urlsplit(address)
-    except ValueError:
-        parts = urlsplit("")
-    if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise ValueError(
-            f'the address "{address}" is none of a page; write it whole, such as '
-            "https://example.org/page."
-        )
 
 
 def _declared(head: bytes, findings: list[Finding]) -> str | None:
