@@ -62,7 +62,8 @@ def _occupation_code_rows() -> Iterable[Sequence[str]]:
 # --- language models: the documentation that Python carries ---
 
 TEXT_VERSION = 2  # of the functions below
-SHORTEST_TEXT, SHORTEST_SUMMARY, LONGEST_SUMMARY, LONGEST_TITLE = 80, 20, 400, 100
+SHORTEST_TEXT, SHORTEST_SUMMARY, LONGEST_SUMMARY = 80, 20, 400
+SHORTEST_PAGE, LONGEST_TITLE = 40, 100
 
 
 def demo_text(cache_dir: Path) -> Path:
@@ -88,7 +89,7 @@ def _pages() -> Iterator[dict[str, str]]:
     known: set[str] = set()
     for found in documentation_texts.documented():
         text = _unwrapped(found.docstring.partition("\n\n")[2].strip())
-        has_length = len(found.summary) <= LONGEST_TITLE and len(text) >= SHORTEST_TEXT
+        has_length = len(found.summary) <= LONGEST_TITLE and len(text) >= SHORTEST_PAGE
         if has_length and text.isascii() and text not in known:
             known.add(text)
             words = re.findall(r"[A-Za-z]{2,}", found.signature or found.module)

@@ -4,7 +4,7 @@ from typing import Any, ClassVar, Literal
 
 from datamodules.batches import SnippetBatch
 from datamodules.page_output import Records
-from datamodules.page_rows import Target
+from datamodules.page_rows import TARGETS, Target
 from datamodules.prompt_output import completion_text
 from lit_models.causal_lm.generation import Completions, GenerationOptions, generate
 from lit_models.causal_lm.module import LitCausalLM
@@ -20,6 +20,9 @@ class LitSnippetWriter(LitCausalLM):
         target: what is written; the data must name the same.
         onpage: prediction adds the on-page report of each row that has html.
         language_model: see `LitCausalLM`; generation writes 64 tokens at most where not given.
+
+    Raises:
+        ValueError: an unknown target, or options of generation for scores.
     """
 
     settled_options: ClassVar[tuple[str, ...]] = (*LitCausalLM.settled_options, "target")
@@ -31,6 +34,8 @@ class LitSnippetWriter(LitCausalLM):
         generation: GenerationOptions | None = None,
         **language_model: Any,
     ) -> None:
+        if target not in TARGETS:
+            raise ValueError(f'target must be {" or ".join(TARGETS)}, got "{target}".')
         generation = generation or GenerationOptions(max_new_tokens=64)
         if generation.mode != "generate":
             raise ValueError('a writer writes texts; leave generation.mode at "generate".')
