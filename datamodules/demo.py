@@ -92,10 +92,11 @@ def _pages() -> Iterator[dict[str, str]]:
         has_length = len(found.summary) <= LONGEST_TITLE and len(text) >= SHORTEST_PAGE
         if has_length and text.isascii() and text not in known:
             known.add(text)
-            words = re.findall(r"[A-Za-z]{2,}", found.signature or found.module)
-            row = {"text": text, "title": found.summary.rstrip(".")}
+            words = re.findall(r"[a-z]{2,}", (found.signature or found.module).lower())
+            query = " ".join(w for w in dict.fromkeys(words) if w not in ("self", "none"))
             url = f"https://docs.example/{found.source.replace('.', '/')}"
-            yield {**row, "query": " ".join(dict.fromkeys(words)).lower(), "url": url}
+            title = found.summary.rstrip(".")
+            yield {"text": text, "title": title, "query": query or found.module, "url": url}
 
 
 def _unwrapped(text: str) -> str:

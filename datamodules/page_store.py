@@ -16,6 +16,7 @@ from datamodules.instruction_rows import Instruction
 from datamodules.instruction_store import InstructionStore
 from datamodules.instruction_writer import InstructionRequest
 from datamodules.page_rows import Page, Target, framed, page_of, read_pages
+from datamodules.prompt_output import json_line
 from datamodules.prompt_rows import (
     ROWS_AT_ONCE,
     Prompt,
@@ -90,6 +91,8 @@ class PagePrompts(PromptRequest):
         """
         rows = read_rows(self.files)
         while some := [row for _, row in zip(range(ROWS_AT_ONCE), rows, strict=False)]:
+            for row in some:
+                json_line(row, row.values)  # what cannot be written is said now
             asked = [framed(page_of(row, self.target), self.target) for row in some]
             encodings = self.tokenizer.encode_with_offsets([one.prompt for one in asked])
             most = self.max_prompt - (self.tokenizer.begin_id is not None)

@@ -100,8 +100,10 @@ class PagesDataModule(InstructionDataModule):
     def build_prompts(self, separator: str = "") -> PromptDataset:
         """Return the dataset of prediction; rows may lack the target."""
         tokenizer = self.prompt_tokenizer()
-        facts = {"target": self.target, "max_prompt": self.max_prompt}
-        dataset = PromptDataset(PagePrompts(self._predict_paths(), tokenizer, **facts))
+        asked = PagePrompts(
+            self._predict_paths(), tokenizer, target=self.target, max_prompt=self.max_prompt
+        )
+        dataset = PromptDataset(asked)
         num_cut = int((dataset.num_cut > 0).sum())
         if num_cut and self.trainer.is_global_zero:
             log.warning(

@@ -13,6 +13,9 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from datamodules.prompt_output import completion_text
+from datamodules.tokenizers.text_tokenizer import TextTokenizer
+from lit_models.causal_lm.generation import Completions
 from lit_models.seo.onpage.elements import LONGEST_DESCRIPTION, LONGEST_TITLE, SHORTEST_DESCRIPTION
 from lit_models.seo.onpage.sentences import sentences_of
 from lit_models.training.metrics import SumCount
@@ -31,7 +34,7 @@ class Score(NamedTuple):
     """A value of one page, and 1 where it counts or 0 where there is nothing to rate."""
 
     value: float
-    count: float = 1.0
+    weight: float = 1.0
 
 
 class SnippetMetrics(nn.ModuleDict):
@@ -65,8 +68,8 @@ class SnippetMetrics(nn.ModuleDict):
             weight = batch["weight"].double()
             for name in rated[0]:
                 pairs = torch.tensor([page[name] for page in rated], dtype=torch.float64)
-                value, count = pairs.to(weight.device).unbind(1)
-                self[start + name].update(value * count * weight, count * weight)
+                value, own = pairs.to(weight.device).unbind(1)
+                self[start + name].update(value * own * weight, own * weight)
             self[f"{start}duplicates"].update(outputs, weight)
 
 
@@ -97,6 +100,12 @@ class Duplicates(Metric):
         _, counts = kept.unique(return_counts=True)
         repeated = counts[counts > 1].sum().double()
         return repeated / max(len(kept), 1)
+
+
+def written_texts(done: Completions, tokenizer: TextTokenizer) -> list[str]:
+    """Return the text of each completion, on one line."""
+    pairs = zip(done.completion_ids.cpu().numpy(), done.num_characters.tolist(), strict=True)
+    return [" ".join(completion_text(tokenizer, *pair).split()) for pair in pairs]
 
 
 def snippet_scores(

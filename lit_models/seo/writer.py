@@ -5,11 +5,10 @@ from typing import Any, ClassVar, Literal
 from datamodules.batches import SnippetBatch
 from datamodules.page_output import Records
 from datamodules.page_rows import TARGETS, Target
-from datamodules.prompt_output import completion_text
-from lit_models.causal_lm.generation import Completions, GenerationOptions, generate
+from lit_models.causal_lm.generation import GenerationOptions, generate
 from lit_models.causal_lm.module import LitCausalLM
 from lit_models.seo.page_records import onpage_record
-from lit_models.seo.snippets import SnippetMetrics
+from lit_models.seo.snippets import SnippetMetrics, written_texts
 
 
 class LitSnippetWriter(LitCausalLM):
@@ -69,9 +68,3 @@ class LitSnippetWriter(LitCausalLM):
         metrics.add_batch(self.written(batch), batch)
         for name, metric in metrics.items():
             self.log(f"{split}/{name}", metric, on_step=False, on_epoch=True)
-
-
-def written_texts(done: Completions, tokenizer: Any) -> list[str]:
-    """Return the text of each completion, on one line."""
-    pairs = zip(done.completion_ids.cpu().numpy(), done.num_characters.tolist(), strict=True)
-    return [" ".join(completion_text(tokenizer, *pair).split()) for pair in pairs]

@@ -85,6 +85,12 @@ def test_a_missing_alternative_text_is_no_empty_one():
     assert (evidence, place) == ('<img src="a">', "body > img:nth-of-type(1)")
 
 
+def test_many_faults_of_one_kind_are_counted():
+    found = report("<img src=a>" * 30).findings
+    assert [f.rule for f in found if f.check == "images"][-1] == "10 more of these"
+    assert len([f for f in found if f.check == "images"]) == 21
+
+
 def test_links_are_seen_from_the_page():
     html = "".join(
         f"<a href='{href}'>x</a>"

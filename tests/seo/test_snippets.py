@@ -45,10 +45,10 @@ def test_the_lead_sentence_is_the_first_of_the_text():
 def test_lengths_and_queries_are_rated_where_there_is_something_to_rate():
     scores = snippet_scores("x" * 60, "page", "y", "", (1, 60))
     assert scores["within_limits"].value == 1
-    assert scores["query_coverage"].count == 0
+    assert scores["query_coverage"].weight == 0
     assert snippet_scores("x" * 61, "page", "y", "", (1, 60))["within_limits"].value == 0
     nothing = snippet_scores("", "page", "y", "Apple, apple cake", (1, 60))
-    assert (nothing["within_limits"].value, nothing["copy_rate"].count) == (0, 0)
+    assert (nothing["within_limits"].value, nothing["copy_rate"].weight) == (0, 0)
     half = snippet_scores("apples or Apple", "page", "y", "Apple, apple cake", (1, 60))
     assert half["query_coverage"].value == 0.5
 

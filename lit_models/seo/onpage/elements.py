@@ -4,7 +4,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urljoin, urlsplit
 
 from lit_models.seo.onpage.page import Finding, Page, opening_tag, path_of, shown
@@ -15,7 +15,16 @@ if TYPE_CHECKING:
 LONGEST_TITLE = 60  # characters
 SHORTEST_DESCRIPTION, LONGEST_DESCRIPTION = 70, 160
 LANGUAGE = re.compile(r"[A-Za-z]{2,3}(?:[-_][A-Za-z0-9]{2,8})*|[xi](?:-[A-Za-z0-9]{1,8})+")
+MOST_FINDINGS = 20  # of one check, with their places
 LINK_KINDS = ("internal", "external", "fragment", "other", "unknown")
+
+
+class Fault(NamedTuple):
+    """A rule that an element breaks, and what shows it."""
+
+    rule: str
+    node: "LexborNode"
+    evidence: str
 
 
 def title(page: Page) -> tuple[dict[str, Any], list[Finding]]:
@@ -103,31 +112,26 @@ def headings(page: Page) -> tuple[dict[str, Any], list[Finding]]:
     """Return level and text of all headings in order, and where the order breaks."""
     nodes = page.tree.css("h1, h2, h3, h4, h5, h6")
     listed = [(int((node.tag or "h0")[1]), " ".join(node.text().split())) for node in nodes]
-    found, before = [], 0
+    faults: list[Fault] = []
+    before = 0
     for node, (level, text) in zip(nodes, listed, strict=True):
         if before and level > before + 1:
-            rule = f"h{level} follows h{before}: levels are skipped"
-            found.append(Finding("headings", rule, shown(text), path_of(node)))
+            faults.append(Fault(f"h{level} follows h{before}: levels are skipped", node, text))
         if not text and not node.css_first("img[alt]"):
-            found.append(Finding("headings", "an empty heading", opening_tag(node), path_of(node)))
+            faults.append(Fault("an empty heading", node, opening_tag(node)))
         before = level
     tops = [node for node, (level, _) in zip(nodes, listed, strict=True) if level == 1]
-    if not nodes:
-        found.append(Finding("headings", "there is no heading"))
-    elif not tops:
-        rule = "there is no h1"
-        found.append(Finding("headings", rule, shown(listed[0][1]), path_of(nodes[0])))
-    found += [
-        Finding("headings", "another h1; one names the page", shown(n.text()), path_of(n))
-        for n in tops[1:]
-    ]
-    return {"headings": listed}, found
+    faults += [Fault("another h1; one names the page", node, node.text()) for node in tops[1:]]
+    if nodes and not tops:
+        faults.append(Fault("there is no h1", nodes[0], listed[0][1]))
+    missing = [] if nodes else [Finding("headings", "there is no heading")]
+    return {"headings": listed}, missing + _findings("headings", faults)
 
 
 def images(page: Page) -> tuple[dict[str, Any], list[Finding]]:
     """Return how many images have an alternative text, an empty one (decoration), or none."""
     counts: Counter[str] = Counter()
-    found = []
+    faults = []
     for node in page.tree.css("img, area[href], input[type=image]"):
         text, is_named = node.attributes.get("alt", ""), "alt" in node.attributes
         is_labelled = any(node.attributes.get(n) for n in ("aria-label", "aria-labelledby"))
@@ -136,9 +140,9 @@ def images(page: Page) -> tuple[dict[str, Any], list[Finding]]:
         counts[kind] += 1
         if kind == "without":
             rule = 'no alternative text; describe it, or write alt="" where it decorates'
-            found.append(Finding("images", rule, opening_tag(node), path_of(node)))
+            faults.append(Fault(rule, node, opening_tag(node)))
     kinds = ("described", "decorative", "without")
-    return {"images": {kind: counts[kind] for kind in kinds}}, found
+    return {"images": {kind: counts[kind] for kind in kinds}}, _findings("images", faults)
 
 
 def links(page: Page) -> tuple[dict[str, Any], list[Finding]]:
@@ -150,17 +154,17 @@ def links(page: Page) -> tuple[dict[str, Any], list[Finding]]:
     base = page.tree.css_first("base[href]")
     start = _joined(page.address or "", (base.attributes.get("href") or "") if base else "")
     counts: Counter[str] = Counter()
-    found = []
+    faults = []
     for node in page.tree.css("a[href]"):
         href = (node.attributes.get("href") or "").strip()
         if _split(href) is None:
-            found.append(Finding("links", "the address cannot be read", shown(href), path_of(node)))
+            faults.append(Fault("the address cannot be read", node, href))
             continue
         counts[_kind(href, start)] += 1
         if not _says_something(node):
             rule = "a link without a text says nothing of its target"
-            found.append(Finding("links", rule, opening_tag(node), path_of(node)))
-    return {"links": {kind: counts[kind] for kind in LINK_KINDS}}, found
+            faults.append(Fault(rule, node, opening_tag(node)))
+    return {"links": {kind: counts[kind] for kind in LINK_KINDS}}, _findings("links", faults)
 
 
 def structured_data(page: Page) -> tuple[dict[str, Any], list[Finding]]:
@@ -189,6 +193,14 @@ CHECKS = (
     *(title, description, canonical, robots, language),
     *(headings, images, links, structured_data),
 )
+
+
+def _findings(check: str, faults: list[Fault]) -> list[Finding]:
+    """Return the first faults as findings, and how many more there are."""
+    first = faults[:MOST_FINDINGS]
+    found = [Finding(check, f.rule, shown(f.evidence), path_of(f.node)) for f in first]
+    num_more = len(faults) - len(first)
+    return found + [Finding(check, f"{num_more:,} more of these")] * bool(num_more)
 
 
 def _meta(page: Page, name: str) -> list["LexborNode"]:
