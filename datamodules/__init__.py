@@ -4,6 +4,7 @@ import importlib
 from typing import Any
 
 _HOME = {
+    "RankingDataModule": "datamodules.relevance.ranking",
     "HISCO": "datamodules.tokenizers.code_systems",
     "OCC1950": "datamodules.tokenizers.code_systems",
     "ActivationDataModule": "datamodules.activations.datamodule",
@@ -19,6 +20,7 @@ _HOME = {
     "PlanOptions": "datamodules.plan",
     "PlannedDataModule": "datamodules.planned",
     "PlannedDataset": "datamodules.planned",
+    "ScoredTextDataModule": "datamodules.scored_texts.datamodule",
     "SplitOptions": "datamodules.splitting",
     "TextDataModule": "datamodules.text",
     "TextOptions": "datamodules.occupation_request",
@@ -42,6 +44,8 @@ __all__ = [
     "PlanOptions",
     "PlannedDataModule",
     "PlannedDataset",
+    "RankingDataModule",
+    "ScoredTextDataModule",
     "SplitOptions",
     "TextDataModule",
     "TextOptions",

@@ -71,6 +71,18 @@ def _one_line(row: BadRow) -> str:
     return line if len(line) <= COLUMNS else line[: COLUMNS - 1] + "…"
 
 
+def read_rejected(folder: Path) -> list[BadRow]:
+    """Returns the rows that `settle` wrote into a folder."""
+    path = folder / REJECTED_FILE
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        return [
+            BadRow(row["file"], int(row["line"]), row["value"], row["reason"], row["kind"])
+            for row in csv.DictReader(file)
+        ]
+
+
 def hand_over_rejected(cache_folder: Path, run_folder: Path) -> int:
     """Copies the rejected rows of a cache to the run folder, says so and returns their number."""
     source = cache_folder / REJECTED_FILE

@@ -88,3 +88,50 @@ class ActivationBatch(PlannedBatch):
     group: NotRequired[Tensor]  # [B] int64, file of the document; evaluation only
     attributes: NotRequired[Tensor]  # [B, A] int64, tokens seen before the position; -1 = none
     other: NotRequired["ActivationBatch"]  # as many others, each of another document; test only
+
+
+class ScoredTextBatch(PlannedBatch):
+    """Texts with what people said of them; a long text is several chunks.
+
+    C chunks, L labels of a multilabel head.
+    """
+
+    input_ids: Tensor  # [C, T] int64, padded at the right with 0
+    attention_mask: Tensor  # [C, T] bool
+    chunk_of: Tensor  # [C] int64, sample of each chunk, ascending
+    targets: NotRequired[dict[str, Tensor]]  # head -> [B] or [B, L] float32; not in prediction
+    is_labelled: NotRequired[dict[str, Tensor]]  # head -> the same shape, bool
+
+
+class RankingBatch(PlannedBatch):
+    """Queries, each with its candidates. P pairs of the micro-batch, K most candidates of one."""
+
+    input_ids: Tensor  # [P, T] int64, query and document, padded at the right with 0
+    attention_mask: Tensor  # [P, T] bool
+    segment_ids: Tensor  # [P, T] int64, 0 = query, 1 = document
+    pair_index: Tensor  # [B, K] int64, row of each candidate; -1 = none
+    document: Tensor  # [B, K] int64, index of each candidate in the collection; -1 = none
+    relevance: Tensor  # [B, K] float32 grades; NaN = unjudged
+    prior: Tensor  # [B, K] float32, score of the first stage; 0 where there is none
+    all_relevance: NotRequired[Tensor]  # [B, J] float32, every grade of the query; NaN = none
+
+
+class RetrievalBatch(PlannedBatch):
+    """Queries with a document that answers each, and others that do not. N documents."""
+
+    query_ids: Tensor  # [B, S] int64, padded at the right with 0
+    query_mask: Tensor  # [B, S] bool
+    document_ids: Tensor  # [N, T] int64: that of each sample first, then hard negatives
+    document_mask: Tensor  # [N, T] bool
+    document: Tensor  # [N] int64, index in the collection, of each row
+    document_of: Tensor  # [N] int64, sample for which it was chosen
+    known: Tensor  # [B, R] int64, documents that may be no negatives of the query; -1 = none
+
+
+class EncodeBatch(PlannedBatch):
+    """Single texts to encode: queries and documents of a collection."""
+
+    input_ids: Tensor  # [B, T] int64, padded at the right with 0
+    attention_mask: Tensor  # [B, T] bool
+    is_query: Tensor  # [B] bool
+    text_index: Tensor  # [B] int64, of the query or the document in the collection

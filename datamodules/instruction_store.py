@@ -1,13 +1,12 @@
 """Instructions in memory-mapped files, tokenised once, with the mark of what is trained on."""
 
-import csv
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from datamodules.bad_rows import REJECTED_FILE
+from datamodules.bad_rows import read_rejected
 from datamodules.sources import BadRow
 from datamodules.splitting import PART_NAMES
 from datamodules.token_store import TokenisedFolder
@@ -50,14 +49,7 @@ class InstructionStore(TokenisedFolder):
     @cached_property
     def bad_rows(self) -> list[BadRow]:
         """The rows that are left out because they break a rule."""
-        path = self.folder / REJECTED_FILE
-        if not path.exists():
-            return []
-        with path.open(encoding="utf-8", newline="") as file:
-            return [
-                BadRow(row["file"], int(row["line"]), row["value"], row["reason"], row["kind"])
-                for row in csv.DictReader(file)
-            ]
+        return read_rejected(self.folder)
 
     def part(self, part: int) -> InstructionPart:
         """Return the samples of one part: 0 train, 1 validation, 2 test."""

@@ -4,19 +4,23 @@ import importlib
 from typing import Any
 
 _HOME = {
+    "LitRanker": "lit_models.seo.ranker",
     "LitCausalLM": "lit_models.causal_lm.module",
     "LitConsistencyLens": "lit_models.consistency_lens.module",
     "LitOccupationCoder": "lit_models.occupation_coder.module",
     "LitSnippetWriter": "lit_models.seo.writer",
     "LitSubject": "lit_models.consistency_lens.dump",
+    "LitTextScorer": "lit_models.seo.scorer",
 }
 
 __all__ = [
     "LitCausalLM",
     "LitConsistencyLens",
     "LitOccupationCoder",
+    "LitRanker",
     "LitSnippetWriter",
     "LitSubject",
+    "LitTextScorer",
 ]
 
 

@@ -146,11 +146,12 @@ def settled_options(class_path: str) -> dict[str, Any]:
     """Returns name -> default of the options that an evaluation takes from its checkpoint."""
     found: Any = locate(class_path)
     names = getattr(found, "settled_options", ())
-    parameters: dict[str, Any] = {}
-    for base in reversed(getattr(found, "__mro__", ()) if names else ()):
-        if "__init__" in vars(base):  # a family may hand the options of another on
-            parameters |= signature(base.__init__).parameters
-    return {name: parameters[name].default for name in names}
+    defaults: dict[str, Any] = {}
+    for kind in reversed(getattr(found, "__mro__", ())):  # a class hands **options to its parent
+        if names and "__init__" in vars(kind):
+            parameters = signature(kind.__init__).parameters.values()
+            defaults.update((parameter.name, parameter.default) for parameter in parameters)
+    return {name: defaults[name] for name in names}
 
 
 def changes(then: dict[str, Any], now: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:

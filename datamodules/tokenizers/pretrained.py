@@ -32,15 +32,17 @@ def folder_tokenizer(folder: Path, chat_template: str | None = None) -> TextToke
     backend.no_truncation()  # tokenizer.json may hold both, and would cut texts in silence
     backend.no_padding()
     special = {name: _content(config[name]) for name in NAMES if config.get(name)}
-    if "eos_token" not in special:
+    end = "eos_token" if "eos_token" in special else "sep_token"  # BERT has the latter alone
+    if end not in special:
         raise ValueError(
             f"{folder} names no end-of-text token, which ends documents and answers; add "
             f'"eos_token" to its {CONFIG_FILE}, a token of the vocabulary.'
         )
     ids = {name: backend.token_to_id(token) for name, token in special.items()}
-    if ids["eos_token"] is None:
+    end_id = ids[end]
+    if end_id is None:
         raise ValueError(
-            f'{folder}: the end-of-text token "{special["eos_token"]}" of {CONFIG_FILE} is not '
+            f'{folder}: the end-of-text token "{special[end]}" of {CONFIG_FILE} is not '
             f"in the vocabulary; name one that is."
         )
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
@@ -50,7 +52,7 @@ def folder_tokenizer(folder: Path, chat_template: str | None = None) -> TextToke
     )
     return TextTokenizer(
         backend,
-        ids["eos_token"],
+        end_id,
         ids.get("bos_token"),
         chat_template or _template(folder, config),
         tuple((name, token) for name, token in special.items() if ids[name] is not None),

@@ -144,7 +144,7 @@ def check_is_causal(content: Content, source: str) -> None:
             "they were made from."
         )
     try:
-        _config(content)
+        model_config(content)
     except Exception as error:  # of many kinds, such as a TypeError for a size in words
         reason = " ".join(str(error).split())
         raise ValueError(
@@ -157,28 +157,36 @@ def built_model(content: Content) -> Any:
     """Return a model with random weights, without dropout."""
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_config(_config(content), dtype=torch.float32)
+    return AutoModelForCausalLM.from_config(model_config(content), dtype=torch.float32)
 
 
-def loaded_model(folder: str | Path, content: Content, dtype: torch.dtype | None) -> Any:
+def loaded_model(
+    folder: str | Path,
+    content: Content,
+    dtype: torch.dtype | None,
+    auto_class: str = "AutoModelForCausalLM",
+    may_lack: str | None = None,
+) -> Any:
     """Return a model with the weights of its folder, without dropout.
 
     Args:
         folder: with safetensors.
         content: of its config.json.
         dtype: of the weights; none keeps that of the files.
+        auto_class: name of the class of transformers that chooses the model's.
+        may_lack: beginning of the names of weights that the caller does not use.
 
     Raises:
         ValueError: weights are missing or of the wrong shape, or a file is damaged.
     """
+    import transformers
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
 
     with _without_bars():
         try:
-            model, report = AutoModelForCausalLM.from_pretrained(
+            model, report = getattr(transformers, auto_class).from_pretrained(
                 str(folder),
-                config=_config(content),
+                config=model_config(content),
                 dtype=dtype or "auto",
                 local_files_only=True,
                 trust_remote_code=False,
@@ -190,7 +198,8 @@ def loaded_model(folder: str | Path, content: Content, dtype: torch.dtype | None
             raise ValueError(
                 f"the weights of {folder} are damaged ({error}); copy or download them again."
             ) from error
-    faults = [f"lacks {name}" for name in sorted(report["missing_keys"])]
+    missing = sorted(report["missing_keys"])
+    faults = [f"lacks {n}" for n in missing if may_lack is None or not n.startswith(may_lack)]
     faults += [f"has another shape of {names}" for names in sorted(report["mismatched_keys"])]
     if faults:
         raise ValueError(
@@ -203,12 +212,12 @@ def loaded_model(folder: str | Path, content: Content, dtype: torch.dtype | None
 
 def vocab_size_of(content: Content) -> int:
     """Return the rows of the embedding."""
-    return _config(content).get_text_config().vocab_size
+    return model_config(content).get_text_config().vocab_size
 
 
 def position_limit(content: Content) -> int | None:
     """Return the longest context that a model can compute; none where positions have no table."""
-    config = _config(content).get_text_config()
+    config = model_config(content).get_text_config()
     if getattr(config, "rope_parameters", None) or getattr(config, "rope_theta", None):
         return None
     return getattr(config, "max_position_embeddings", None)
@@ -216,10 +225,10 @@ def position_limit(content: Content) -> int | None:
 
 def trained_positions(content: Content) -> int | None:
     """Return the longest context that a model was made for; none where its config names none."""
-    return getattr(_config(content).get_text_config(), "max_position_embeddings", None)
+    return getattr(model_config(content).get_text_config(), "max_position_embeddings", None)
 
 
-def _config(content: Content) -> Any:
+def model_config(content: Content) -> Any:
     """Return transformers' configuration, with every dropout at 0."""
     from transformers import CONFIG_MAPPING
 

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lit_models.layers.encoder import EncoderLayer, positions_up_to, rotary_table
 from lit_models.occupation_coder.ngrams import SALT_SHIFT, frame, mix, ngram_keys
 
 CHARACTER_BUCKETS = (
@@ -41,50 +42,6 @@ class Encoder(nn.Module):
     def blocks(self) -> list[nn.Module]:
         """The layers from the lowest to the highest: freezing and layer-wise rates go by them."""
         raise NotImplementedError
-
-
-class SelfAttention(nn.Module):
-    """Multi-head self-attention with rotary positions; no biases, so no key bias either."""
-
-    def __init__(self, width: int, num_heads: int) -> None:
-        super().__init__()
-        if width % (2 * num_heads):
-            raise ValueError(
-                f"width {width} must be a multiple of 2 x num_heads ({num_heads}): "
-                "change the width or the number of heads."
-            )
-        self.num_heads = num_heads
-        self.qkv = nn.Linear(width, 3 * width, bias=False)
-        self.output = nn.Linear(width, width, bias=False)
-
-    def forward(self, hidden: Tensor, mask: Tensor, rotary: Tensor) -> Tensor:
-        """Args: hidden [B, P, D]; mask [B, P] bool; rotary [2, P, D / H] cosines and sines."""
-        batch, positions, width = hidden.shape
-        qkv = self.qkv(hidden).view(batch, positions, 3, self.num_heads, width // self.num_heads)
-        q_bhpk, k_bhpk, v_bhpk = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-        mixed = F.scaled_dot_product_attention(
-            rotate(q_bhpk, rotary), rotate(k_bhpk, rotary), v_bhpk, attn_mask=mask[:, None, None, :]
-        )
-        return self.output(mixed.transpose(1, 2).reshape(batch, positions, width))
-
-
-class EncoderLayer(nn.Module):
-    """Pre-norm self-attention and feed-forward block."""
-
-    def __init__(self, width: int, num_heads: int, feed_forward: int, dropout: float) -> None:
-        super().__init__()
-        self.attention_norm = nn.LayerNorm(width)
-        self.attention = SelfAttention(width, num_heads)
-        self.feed_forward_norm = nn.LayerNorm(width)
-        self.expand = nn.Linear(width, feed_forward)
-        self.contract = nn.Linear(feed_forward, width)
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, hidden: Tensor, mask: Tensor, rotary: Tensor) -> Tensor:
-        attended = self.attention(self.attention_norm(hidden), mask, rotary)
-        hidden = hidden + self.dropout(attended)
-        inner = F.gelu(self.expand(self.feed_forward_norm(hidden)))
-        return hidden + self.dropout(self.contract(inner))
 
 
 class NgramTable(nn.Module):
@@ -248,11 +205,6 @@ class CanineEncoder(Encoder):
         return [layer for stage in stages for layer in stage.layer]
 
 
-def positions_up_to(lengths: Tensor, size: int) -> Tensor:
-    """Mask [B, size] bool, True below each length."""
-    return torch.arange(size, device=lengths.device)[None, :] < lengths[:, None]
-
-
 def pad_for_canine(input_ids: Tensor, attention_mask: Tensor, config: Any) -> tuple[Tensor, Tensor]:
     """CANINE's marks around the texts, padded to a multiple of 4 with at least 8 pads.
 
@@ -266,17 +218,3 @@ def pad_for_canine(input_ids: Tensor, attention_mask: Tensor, config: Any) -> tu
     padded[:, 0] = config.bos_token_id
     padded = padded.scatter(1, (lengths - 1)[:, None], config.eos_token_id)
     return padded, positions_up_to(lengths, size)
-
-
-def rotary_table(positions: int, head_size: int, like: Tensor) -> Tensor:
-    """Cosines and sines of the rotary embedding [2, positions, head_size]."""
-    steps = torch.arange(0, head_size, 2, device=like.device, dtype=torch.float32) / head_size
-    angles = torch.arange(positions, device=like.device)[:, None] * 1000.0**-steps
-    angles = torch.cat([angles, angles], dim=-1)
-    return torch.stack([angles.cos(), angles.sin()]).to(like.dtype)
-
-
-def rotate(x_bhpk: Tensor, rotary: Tensor) -> Tensor:
-    """Queries or keys turned by their positions."""
-    first, second = x_bhpk.chunk(2, dim=-1)
-    return x_bhpk * rotary[0] + torch.cat([-second, first], dim=-1) * rotary[1]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from lit_models.occupation_coder.encoders import Encoder
 
@@ -36,22 +36,6 @@ def freeze_encoder(encoder: Encoder, freeze: Literal["none", "encoder"] | int) -
     for parameter in encoder.parameters():
         if id(parameter) in frozen or id(parameter) not in in_others | top:
             parameter.requires_grad_(False)
-
-
-def layer_depths(root: nn.Module, encoder: Encoder) -> dict[str, int]:
-    """Name of each encoder parameter in `root` -> how many layers it lies below the heads.
-
-    The highest layer has 1; embeddings lie below the lowest layer.
-    """
-    blocks = encoder.blocks()
-    depth_of = {id(p): len(blocks) - i for i, b in enumerate(blocks) for p in b.parameters()}
-    top = {id(p): 1 for p in encoder.norm.parameters()} if hasattr(encoder, "norm") else {}
-    own = {id(p) for p in encoder.parameters()}
-    return {
-        name: {**depth_of, **top}.get(id(parameter), len(blocks) + 1)
-        for name, parameter in root.named_parameters()
-        if id(parameter) in own
-    }
 
 
 def language_rows(rows: Tensor, trained: Sequence[str], wanted: Sequence[str]) -> Tensor:

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from datamodules.batches import OccupationBatch
 from datamodules.tokenizers.codes import CodeBook
+from lit_models.layers.depths import layer_depths
 from lit_models.occupation_coder.calibration import TemperatureSearch, nats_by_temperature
 from lit_models.occupation_coder.coding import CodedText, TextCoder
 from lit_models.occupation_coder.decoding import Decoded, DecodingOptions, decode
 from lit_models.occupation_coder.encoders import CharacterEncoder, Encoder
 from lit_models.occupation_coder.figures import OccupationFigures
-from lit_models.occupation_coder.freezing import freeze_encoder, language_rows, layer_depths
+from lit_models.occupation_coder.freezing import freeze_encoder, language_rows
 from lit_models.occupation_coder.loss import LossOptions, check_num_codes, occupation_losses
 from lit_models.occupation_coder.metrics import ConfusedPairs, OccupationMetrics
 from lit_models.occupation_coder.network import BlockDecoder, Memory, OccupationNetwork

@@ -16,6 +16,7 @@ from tests.distributed.families import FAMILIES, occupation_table, text_files
 from tests.distributed.jobs import STEPS
 from tests.distributed.launch import run
 from tests.distributed.lens_family import story_files
+from tests.distributed.seo_family import scored_texts
 from tests.toy import ledger_lines
 
 pytestmark = pytest.mark.slow
@@ -25,10 +26,11 @@ Cell = tuple[str, int, str, int]  # family, processes, strategy, accumulation
 SHAPES = [(n, s, a) for n in (1, 2, 4) for s in ("ddp", "fsdp") for a in (1, 4)]
 # Every process count, strategy and accumulation once: the other cells of these are in the soak.
 DIAGONAL = [(1, "ddp", 1), (2, "ddp", 4), (2, "fsdp", 1), (4, "ddp", 1), (4, "fsdp", 4)]
-BY_DIAGONAL = ("toy", "tied", "consistency_lens")
+BY_DIAGONAL = ("toy", "tied", "consistency_lens", "text_scorer")
 ALL_CELLS: list[Cell] = [(f, *shape) for f in FAMILIES for shape in SHAPES]
 FIRST_CELLS = [c for c in ALL_CELLS if c[0] not in BY_DIAGONAL or c[1:] in DIAGONAL]
-FIRST_CELLS.append(("consistency_lens", 3, "ddp", 1))  # a count that divides nothing
+# A count of processes that divides nothing.
+FIRST_CELLS += [("consistency_lens", 3, "ddp", 1), ("text_scorer", 3, "ddp", 1)]
 OTHER_CELLS = [c for c in ALL_CELLS if c not in FIRST_CELLS]
 
 
@@ -40,6 +42,7 @@ def run_jobs(folder: Path, num_processes: int, jobs: list[dict[str, Any]]) -> No
         occupation_table(folder / "occupations.csv")
         text_files(folder)
         story_files(folder)
+        scored_texts(folder / "scored.jsonl")
     launcher = ["torch.distributed.run", "--standalone", f"--nproc_per_node={num_processes}"]
     script = ["-m", "tests.distributed.jobs", str(folder), str(path)]
     done = run("-m", *launcher, *script, timeout_s=400)

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from lit_models.layers.depths import layer_depths
 from lit_models.occupation_coder.encoders import CanineEncoder, CharacterEncoder
-from lit_models.occupation_coder.freezing import freeze_encoder, layer_depths
+from lit_models.occupation_coder.freezing import freeze_encoder
 
 
 @pytest.fixture(scope="module")

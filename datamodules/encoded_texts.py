@@ -1,0 +1,141 @@
+"""EncodedTextDataModule: what the data of text encoders shares, a tokenizer and its recipe."""
+
+import json
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from datamodules.cache import cache_root, digest_of, made_once
+from datamodules.checkpoint_recipe import checkpoint_to_load, read_recipe
+from datamodules.framing import Framing, TextLimits
+from datamodules.planned import PlannedDataModule
+from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions, make_tokenizer
+from datamodules.tokenizers.wanted import model_options
+
+RECIPE_KEY = "text_encoder_recipe"
+MODULES = "LitTextScorer, LitRanker or LitRetriever"
+TOKENIZER_FILE = "tokenizer.json"
+KEPT_TEXTS = 200_000
+
+
+class TextEncoding:
+    """Turns texts into token ids as a recipe says; each process remembers those it has seen.
+
+    Args:
+        recipe: `tokenizer` of `TextTokenizer.to_dict`, and `text`, fields of `TextLimits`.
+    """
+
+    def __init__(self, recipe: dict[str, Any]) -> None:
+        self.tokenizer = TextTokenizer.from_dict(recipe["tokenizer"])
+        self.limits = TextLimits(**recipe["text"])
+        self.framing = Framing.of(self.tokenizer, self.limits)
+        self._known: dict[str, np.ndarray] = {}
+
+    def ids(self, text: str) -> np.ndarray:
+        """Return the token ids of a text, [n] int64, whole and without marks."""
+        ids = self._known.get(text)
+        if ids is None:
+            ids = self.tokenizer.encode(self.limits.normalised(text))
+            if len(self._known) < KEPT_TEXTS:
+                self._known[text] = ids
+        return ids
+
+    @cached_property
+    def digest(self) -> str:
+        """Hex digest of all that decides the ids of a text."""
+        return digest_of([self.tokenizer.digest, asdict(self.limits)])
+
+
+class EncodedTextDataModule(PlannedDataModule):
+    """Knows which tokenizer the texts are read with; a family says which texts, and its datasets.
+
+    After `setup`, `recipe` holds what a checkpoint must keep to read a text in the same way.
+
+    Args:
+        tokenizer: of the texts; none takes that of a pretrained encoder, else bytes.
+        text: how much of a text is seen; a checkpoint's own win over these.
+        planned: batch sizes, plan and loader, see `PlannedDataModule`.
+    """
+
+    def __init__(
+        self,
+        tokenizer: TokenizerOptions | None = None,
+        text: TextLimits = TextLimits(),  # noqa: B008 - frozen
+        **planned: Any,
+    ) -> None:
+        super().__init__(**planned)
+        self.tokenizer_options, self.text = tokenizer, text
+        self.recipe: dict[str, Any] | None = None
+        self.encoding: TextEncoding | None = None
+
+    @abstractmethod
+    def training_texts(self) -> Iterator[str]:
+        """Yield the texts that a tokenizer's vocabulary is made of."""
+
+    @abstractmethod
+    def texts_digest(self) -> str:
+        """Return the hex digest of those texts."""
+
+    def recipe_facts(self) -> dict[str, Any]:
+        """Return what else a checkpoint must keep, such as the names of classes; none here."""
+        return {}
+
+    def prepare_data(self) -> None:
+        """Make the tokenizer in the cache, once per machine."""
+        if self._trained_recipe(self._trainer_stage()) is None:
+            self._new_tokenizer()
+
+    def setup(self, stage: str) -> None:
+        """Take the recipe and build the datasets of the stage."""
+        recipe = self._trained_recipe(stage)
+        if recipe is None:
+            limits = {"text": asdict(self.text)}
+            recipe = {"tokenizer": self._new_tokenizer().to_dict(), **limits, **self.recipe_facts()}
+        encoding = TextEncoding(recipe)
+        if self.encoding is None or self.encoding.digest != encoding.digest:
+            self.encoding = encoding
+            self.datasets.clear()
+        self.recipe = recipe
+        if stage == "predict":
+            self.datasets.pop("predict", None)
+        super().setup(stage)
+
+    def _trained_recipe(self, stage: str) -> dict[str, Any] | None:
+        """Return the recipe of the model that is evaluated; none in training.
+
+        Raises:
+            FileNotFoundError: there is no such checkpoint.
+            ValueError: it is damaged or of another family, or a prediction has no trained model.
+        """
+        if stage == "fit":
+            return None
+        if path := checkpoint_to_load(self.trainer):
+            return read_recipe(Path(path), RECIPE_KEY, "text encoder's", MODULES)
+        model = getattr(self.trainer, "lightning_module", None)
+        recipe = getattr(model, "recipe", None) or self.recipe
+        if recipe is None and stage == "predict":
+            raise ValueError(
+                "predict needs a trained model: give --ckpt_path, in a script "
+                "predict(ckpt_path=…) or load_from_checkpoint(path) of its class."
+            )
+        return recipe
+
+    def _new_tokenizer(self) -> TextTokenizer:
+        options = model_options(self.trainer, self.tokenizer_options)
+        if options.kind in ("bytes", "folder"):  # made at once
+            return make_tokenizer(options, iter(()))
+        facts = [options.facts(), self.texts_digest(), self.text.lower_case]
+        folder = made_once(
+            cache_root() / "tokenizers" / digest_of(facts), lambda f: self._write(f, options)
+        )
+        return TextTokenizer.from_dict(json.loads((folder / TOKENIZER_FILE).read_text("utf-8")))
+
+    def _write(self, folder: Path, options: TokenizerOptions) -> None:
+        texts = (self.text.normalised(text) for text in self.training_texts())
+        values = make_tokenizer(options, texts).to_dict()
+        (folder / TOKENIZER_FILE).write_text(json.dumps(values), "utf-8")

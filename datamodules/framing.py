@@ -1,0 +1,134 @@
+"""How token ids of a text, or of a query and a document, become the input of an encoder.
+
+Marks are those of a pretrained tokenizer (BERT's [CLS] and [SEP]) or, of an own one, its
+end-of-text token. Shapes: R rows, T positions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from datamodules.tokenizers.text_tokenizer import TextTokenizer
+
+QUERY, DOCUMENT = 0, 1  # segments
+
+
+@dataclass(frozen=True)
+class TextLimits:
+    """How much of a text an encoder sees.
+
+    Args:
+        max_length: most positions of a row, marks included; the end of a text is cut.
+        max_query_length: most tokens of a query.
+        lower_case: whether letters are made small before they become tokens.
+
+    Raises:
+        ValueError: a length below 4, or a query that leaves no room for a document.
+    """
+
+    max_length: int = 256
+    max_query_length: int = 64
+    lower_case: bool = True
+
+    def __post_init__(self) -> None:
+        if self.max_length < 4:
+            raise ValueError(f"text.max_length must be at least 4, got {self.max_length}.")
+        if not 1 <= self.max_query_length <= self.max_length - 3:
+            raise ValueError(
+                f"text.max_query_length must be 1 to {self.max_length - 3} (text.max_length less "
+                f"its marks), got {self.max_query_length}."
+            )
+
+    def normalised(self, text: str) -> str:
+        """Return a text as it is tokenised."""
+        return text.lower() if self.lower_case else text
+
+
+class Framed(NamedTuple):
+    """One row: token ids [T] int64, and the segment of each."""
+
+    ids: np.ndarray
+    segments: np.ndarray
+
+
+@dataclass(frozen=True)
+class Framing:
+    """Marks and lengths.
+
+    Args:
+        begin_id: token before a text; none where the tokenizer has no such mark.
+        separator_id: token behind each text.
+        limits: how much of a text is seen.
+    """
+
+    begin_id: int | None
+    separator_id: int
+    limits: TextLimits
+
+    @classmethod
+    def of(cls, tokenizer: TextTokenizer, limits: TextLimits) -> "Framing":
+        """Return the framing of a tokenizer."""
+        named = dict(tokenizer.special_tokens)
+        ids = {name: tokenizer.backend.token_to_id(token) for name, token in named.items()}
+        begin, separator = ids.get("cls_token"), ids.get("sep_token")
+        if begin is None:
+            begin = tokenizer.begin_id
+        return cls(begin, tokenizer.end_id if separator is None else separator, limits)
+
+    @property
+    def num_marks(self) -> int:
+        """Marks around a single text."""
+        return 1 + (self.begin_id is not None)
+
+    def single(self, ids: np.ndarray, max_length: int | None = None) -> Framed:
+        """Return one text between its marks, cut at `max_length` positions."""
+        kept = ids[: (max_length or self.limits.max_length) - self.num_marks]
+        return self._framed([kept])
+
+    def query(self, ids: np.ndarray) -> Framed:
+        """Return a query between its marks."""
+        return self._framed([ids[: self.limits.max_query_length]])
+
+    def pair(self, query: np.ndarray, document: np.ndarray) -> Framed:
+        """Return a query and a document in one row; the document's end is cut."""
+        query = query[: self.limits.max_query_length]
+        room = self.limits.max_length - self.num_marks - 1 - len(query)
+        return self._framed([query, document[:room]])
+
+    def chunks(self, ids: np.ndarray, stride: int, most: int) -> list[Framed]:
+        """Return a long text in overlapping rows; a short one is one row.
+
+        Args:
+            ids: of the text.
+            stride: tokens from the beginning of one chunk to that of the next.
+            most: chunks that are kept; what follows is cut.
+        """
+        room = self.limits.max_length - self.num_marks
+        last = max(0, len(ids) - room)
+        starts = range(0, last + stride, stride)[:most]
+        return [self._framed([ids[start : start + room]]) for start in starts]
+
+    def _framed(self, texts: Sequence[np.ndarray]) -> Framed:
+        begin = [] if self.begin_id is None else [np.array([self.begin_id])]
+        parts, segments = [*begin], [np.zeros(len(begin), np.int64)]
+        for segment, text in enumerate(texts):
+            parts += [text, np.array([self.separator_id])]
+            segments.append(np.full(len(text) + 1, segment, np.int64))
+        return Framed(np.concatenate(parts).astype(np.int64), np.concatenate(segments))
+
+
+def padded(rows: Sequence[Framed]) -> dict[str, torch.Tensor]:
+    """Return input_ids and segment_ids [R, T] int64, and attention_mask [R, T] bool."""
+    lengths = np.fromiter((len(row.ids) for row in rows), np.int64, len(rows))
+    mask = np.arange(lengths.max()) < lengths[:, None]
+    ids, segments = np.zeros(mask.shape, np.int64), np.zeros(mask.shape, np.int64)
+    ids[mask] = np.concatenate([row.ids for row in rows])
+    segments[mask] = np.concatenate([row.segments for row in rows])
+    return {
+        "input_ids": torch.from_numpy(ids),
+        "attention_mask": torch.from_numpy(mask),
+        "segment_ids": torch.from_numpy(segments),
+    }

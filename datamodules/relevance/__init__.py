@@ -1,0 +1,1 @@
+"""Collections of documents, queries and judgements, and what is made of them."""

@@ -1,0 +1,1 @@
+"""Search text: score it, rank it, find it, write its title and description."""

@@ -1,0 +1,177 @@
+"""What the modules around a text encoder share: building, recipe, freezing, rates, checkpoints."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor, nn
+
+from datamodules.encoded_texts import RECIPE_KEY
+from datamodules.tokenizers.text_tokenizer import TextTokenizer
+from lit_models.causal_lm.freezing import freeze as freeze_by_name
+from lit_models.causal_lm.lora import LoraOptions, adapter_weights, add_lora, lora_recipe
+from lit_models.causal_lm.model_folders import read_config, weight_files
+from lit_models.layers.depths import layer_depths
+from lit_models.seo.encoders import PretrainedEncoder, TextEncoder, TransformerEncoder
+from lit_models.training.exact import ExactModule
+from lit_models.training.optim import configured, parameter_groups
+
+EncoderFactory = Callable[[int], TextEncoder]  # tokens of the vocabulary -> encoder
+
+
+class EncodedTextModule(ExactModule):
+    """A text encoder and what a family puts on it: it implements `make_network`, the steps, and
+    names in `own_recipe` what its heads need to know of the data.
+
+    Args:
+        optimizer: factory; it has no default, so that a rate is always chosen in the YAML.
+        lr_scheduler: factory; none keeps the rate constant.
+        encoder: factory of an encoder from scratch, given the size of the vocabulary.
+        pretrained: folder of a Hugging Face encoder, instead of `encoder`.
+        lora: adapters on layers of the encoder, which else stands still.
+        freeze: parameters of the network that stand still, by patterns of their names.
+        layer_decay: factor of the learning rate per encoder layer below the top.
+        lr_scaling: how the rate follows a global batch that grows with the devices.
+        base_global_batch_size: the global batch for which the rate was chosen.
+        init_from: checkpoint to take weights from.
+    """
+
+    export_keys: ClassVar[tuple[str, ...]] = (RECIPE_KEY,)
+    settled_options: ClassVar[tuple[str, ...]] = ("pretrained", "lora")
+    network: Any
+
+    def __init__(
+        self,
+        optimizer: OptimizerCallable,
+        lr_scheduler: LRSchedulerCallable | None = None,
+        encoder: EncoderFactory = TransformerEncoder,
+        pretrained: str | None = None,
+        lora: LoraOptions | None = None,
+        freeze: list[str] | None = None,
+        layer_decay: float = 1.0,
+        lr_scaling: Literal["none", "linear", "sqrt"] = "none",
+        base_global_batch_size: int | None = None,
+        init_from: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
+        self.encoder_factory, self.pretrained = encoder, pretrained
+        self.lora, self.freeze_patterns = lora, freeze
+        self.init_from = init_from
+        self.recipe: Any = None  # a dict of plain values, from the data or a checkpoint
+        self.network = None  # of `make_network`, once the recipe is known
+
+    @abstractmethod
+    def make_network(self, encoder: TextEncoder) -> nn.Module:
+        """Return the network around an encoder, which it keeps as `encoder`."""
+
+    def blocks(self) -> list[nn.Module]:
+        return self.network.encoder.blocks()
+
+    def wanted_tokenizer(self) -> str | None:
+        """Return the folder of the tokenizer that the data must be read with, if there is one."""
+        return self.pretrained
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        """The tokenizer that the model was trained with; there after `setup`."""
+        return TextTokenizer.from_dict(self.recipe["tokenizer"])
+
+    def setup(self, stage: str) -> None:
+        """Take the recipe (tokenizer, lengths) that the data was read with."""
+        super().setup(stage)
+        if self.recipe is None:
+            self.recipe = {**self.trainer.datamodule.recipe}
+
+    def configure_model(self) -> None:
+        if self.network is None and self.recipe is not None:
+            self._build(is_trained=self.recipe.get("encoder") is not None)
+            if self.trainer.state.fn == "fit":
+                self.configure_model_from()
+
+    def configure_optimizers(self) -> Any:
+        depths = layer_depths(self, self.network.encoder)
+        groups = parameter_groups(self, layer_decay=self.hparams.layer_decay, depths=depths)
+        return configured(self, self.optimizer(groups), self.lr_scheduler)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint[RECIPE_KEY] = self.recipe
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_load_checkpoint(checkpoint)
+        trained = checkpoint.get(RECIPE_KEY)
+        if trained is None or trained["kind"] != type(self).__name__:
+            kind = "another family" if trained is None else f"a {trained['kind']}"
+            raise ValueError(
+                f"the checkpoint is of {kind}; give one of {type(self).__name__}, or take the "
+                "encoder alone with model.init_from."
+            )
+        if self.network is None:
+            self.recipe = trained
+            self._build(is_trained=True)
+
+    def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the weights that `init_from` takes: the encoder's, and those of heads that are
+        the same here.
+
+        Raises:
+            ValueError: the checkpoint is of another family, or was trained with another tokenizer.
+        """
+        trained = checkpoint.get(RECIPE_KEY)
+        if trained is None or trained["tokenizer"] != self.recipe["tokenizer"]:
+            what = "of another family" if trained is None else "of another tokenizer"
+            raise ValueError(
+                f"init_from {self.init_from} is {what}: its embeddings mean other tokens. Take a "
+                "checkpoint of seo that was trained on the same texts and data.tokenizer."
+            )
+        own = {**self.state_dict()}
+        taken = {
+            name: tensor
+            for name, tensor in checkpoint["state_dict"].items()
+            if name in own and own[name].shape == tensor.shape
+        }
+        return {**own, **adapter_weights(self), **taken}
+
+    def _build(self, is_trained: bool) -> None:
+        encoder = self._trained_encoder() if is_trained else self._new_encoder()
+        self.recipe["kind"] = type(self).__name__
+        if self.recipe["lora"] is not None:
+            add_lora(encoder, self.recipe["lora"])
+        self.network = self.make_network(encoder)
+        if self.freeze_patterns:
+            freeze_by_name(self.network, self.freeze_patterns)
+
+    def _new_encoder(self) -> TextEncoder:
+        encoder: TextEncoder
+        if self.pretrained is None:
+            encoder = self.encoder_factory(self.tokenizer.vocab_size)
+            self.recipe["encoder"] = {"kind": "own"}
+        else:
+            content = read_config(self.pretrained)
+            weight_files(self.pretrained)  # refuses pickles
+            _check_positions(content, self.recipe["text"]["max_length"], self.pretrained)
+            encoder = PretrainedEncoder.loaded(Path(self.pretrained), content)
+            self.recipe["encoder"] = {"kind": "transformers", "config": content}
+        lora = self.lora
+        self.recipe["lora"] = lora and lora_recipe(encoder, lora, self.pretrained)
+        return encoder
+
+    def _trained_encoder(self) -> TextEncoder:
+        described = self.recipe["encoder"]
+        if described["kind"] == "transformers":
+            return PretrainedEncoder.built(described["config"])
+        return self.encoder_factory(self.tokenizer.vocab_size)
+
+
+def _check_positions(content: dict[str, Any], max_length: int, folder: str) -> None:
+    limit = content.get("max_position_embeddings")
+    if content["model_type"] == "roberta" and limit is not None:
+        limit -= 2  # positions begin behind that of padding
+    if limit is not None and max_length > limit:
+        raise ValueError(
+            f"data.text.max_length {max_length} is longer than the {limit} positions of "
+            f"{folder}; lower it to {limit} or less."
+        )

@@ -1,0 +1,157 @@
+"""Text encoders of `seo`: tokens in, one vector per position out.
+
+Shapes: R rows, T positions, D hidden.
+"""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from lit_models.causal_lm.transformers_model import loaded_model, model_config
+from lit_models.layers.encoder import EncoderLayer, rotary_table
+
+Pooling = Literal["mean", "first", "max"]
+POOLER = "pooler."  # weights of a pretrained head that nothing here uses
+
+
+class TextEncoder(nn.Module):
+    """What every encoder offers: `width` D, `blocks()` from the lowest up, and `forward`."""
+
+    width: int
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, segment_ids: Tensor | None = None
+    ) -> Tensor:
+        """Return hidden states [R, T, D]; those of padding mean nothing.
+
+        Args:
+            input_ids: [R, T] int64, padded at the right.
+            attention_mask: [R, T] bool, true at tokens.
+            segment_ids: [R, T] int64, 0 = query or the only text, 1 = document; none is all 0.
+        """
+        raise NotImplementedError
+
+    def blocks(self) -> list[nn.Module]:
+        """Return the layers from the lowest to the highest."""
+        raise NotImplementedError
+
+
+class TransformerEncoder(TextEncoder):
+    """A transformer from scratch, with rotary positions.
+
+    Args:
+        vocab_size: tokens of the tokenizer.
+        width: D.
+        num_layers: transformer layers; 0 leaves a bag of embeddings.
+        num_heads: attention heads per layer.
+        feed_forward: inner width of the feed-forward blocks.
+        dropout: probability after embeddings and blocks; never on attention weights.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        width: int = 128,
+        num_layers: int = 2,
+        num_heads: int = 4,
+        feed_forward: int = 512,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.width, self.head_size = width, width // num_heads
+        self.tokens = nn.Embedding(vocab_size, width)
+        self.segments = nn.Embedding(2, width)
+        self.layers = nn.ModuleList(
+            EncoderLayer(width, num_heads, feed_forward, dropout) for _ in range(num_layers)
+        )
+        self.norm = nn.LayerNorm(width)
+        self.dropout = nn.Dropout(dropout)
+        nn.init.normal_(self.tokens.weight, std=0.1)
+        nn.init.normal_(self.segments.weight, std=0.1)
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, segment_ids: Tensor | None = None
+    ) -> Tensor:
+        if segment_ids is None:
+            segment_ids = torch.zeros_like(input_ids)
+        hidden = self.dropout(self.tokens(input_ids) + self.segments(segment_ids))
+        rotary = rotary_table(hidden.shape[1], self.head_size, hidden)
+        for layer in self.layers:
+            hidden = layer(hidden, attention_mask, rotary)
+        return self.norm(hidden)
+
+    def blocks(self) -> list[nn.Module]:
+        return list(self.layers)
+
+
+class PretrainedEncoder(TextEncoder):
+    """An encoder of transformers, such as BERT, without its pooler and without dropout.
+
+    Args:
+        model: of transformers' AutoModel.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        if getattr(model, "pooler", None) is not None:
+            model.pooler = None  # its parameters would never get a gradient
+        self.model = model.train()  # it comes in evaluation mode, and Lightning keeps modes
+        self.width = model.config.hidden_size
+
+    @classmethod
+    def built(cls, content: dict[str, Any]) -> "PretrainedEncoder":
+        """Return the encoder of a config.json with random weights, in float32."""
+        from transformers import AutoModel
+
+        return cls(AutoModel.from_config(model_config(content), dtype=torch.float32))
+
+    @classmethod
+    def loaded(cls, folder: str | Path, content: dict[str, Any]) -> "PretrainedEncoder":
+        """Return the encoder of a folder with its weights, in float32.
+
+        Raises:
+            ValueError: weights are missing or of the wrong shape, or a file is damaged.
+        """
+        return cls(loaded_model(folder, content, torch.float32, "AutoModel", may_lack=POOLER))
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, segment_ids: Tensor | None = None
+    ) -> Tensor:
+        given: dict[str, Tensor] = {}
+        if segment_ids is not None and getattr(self.model.config, "type_vocab_size", 0) > 1:
+            given["token_type_ids"] = segment_ids
+        output = self.model(input_ids=input_ids, attention_mask=attention_mask.long(), **given)
+        return output.last_hidden_state
+
+    def blocks(self) -> list[nn.Module]:
+        """Return the repeated layers.
+
+        Raises:
+            RuntimeError: the model does not keep its layers in one list.
+        """
+        count = self.model.config.num_hidden_layers
+        for module in self.model.modules():
+            if isinstance(module, nn.ModuleList) and len(module) == count:
+                return list(module)
+        raise RuntimeError(
+            f"{type(self.model).__name__} has no list of {count} layers, so its blocks are not "
+            "known; take another encoder, such as BERT."
+        )
+
+
+def pooled(hidden: Tensor, attention_mask: Tensor, how: Pooling) -> Tensor:
+    """Return one vector per row [R, D].
+
+    Args:
+        hidden: [R, T, D].
+        attention_mask: [R, T] bool, at least one true in each row.
+        how: the mean or the maximum over tokens, or the first token's.
+    """
+    if how == "first":
+        return hidden[:, 0]
+    mask = attention_mask[..., None]
+    if how == "max":
+        return hidden.masked_fill(~mask, -torch.inf).amax(1)
+    return (hidden * mask).sum(1) / mask.sum(1).clamp(min=1)

@@ -1,0 +1,157 @@
+"""Ranking metrics by hand, against trec_eval, and the bootstrap."""
+
+import math
+
+import numpy as np
+import pytest
+import pytrec_eval
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lit_models.seo.ranking_metrics import (
+    RankedQueries,
+    RankingMetrics,
+    ndcg,
+    paired_bootstrap,
+    rank_queries,
+)
+
+NAN = math.nan
+TREC_NAMES = {
+    "ndcg": "ndcg",
+    "ndcg@5": "ndcg_cut_5",
+    "ndcg@10": "ndcg_cut_10",
+    "mrr": "recip_rank",
+    "map": "map",
+    "map@5": "map_cut_5",
+    "recall@5": "recall_5",
+    "recall@10": "recall_10",
+    "precision@5": "P_5",
+}
+
+
+def one_query(
+    scores: list[float], relevance: list[float], judged: list[float], **options: list[int]
+) -> RankedQueries:
+    return rank_queries(
+        torch.tensor([scores]),
+        torch.tensor([relevance]),
+        torch.ones(1, len(scores), dtype=torch.bool),
+        torch.tensor([judged]),
+        **{name: torch.tensor([value]) for name, value in options.items()},
+    )
+
+
+def test_one_query_by_hand() -> None:
+    # ranks: unjudged, grade 1, grade 0, grade 2; a third relevant document was not retrieved
+    ranked = one_query([1.0, 4.0, 3.0, 2.0], [2.0, NAN, 1.0, 0.0], [0.0, 1.0, 1.0, 2.0, -1.0])
+    names = ("ndcg@4", "mrr@10", "mrr@1", "map", "recall@2", "recall@100", "precision@10")
+    found = {n: float(v) for n, v in RankingMetrics(names).per_query(ranked).items()}
+    ideal = 2 + 1 / math.log2(3) + 1 / math.log2(4)
+    assert found == pytest.approx(
+        {
+            "ndcg@4": (1 / math.log2(3) + 2 / math.log2(5)) / ideal,
+            "mrr@10": 1 / 2,
+            "mrr@1": 0.0,
+            "map": (1 / 2 + 2 / 4) / 3,
+            "recall@2": 1 / 3,
+            "recall@100": 2 / 3,
+            "precision@10": 2 / 10,
+        }
+    )
+    best = 3 + 1 / math.log2(3) + 1 / math.log2(4)
+    assert float(ndcg(ranked, 4, "exponential")) == pytest.approx(
+        (1 / math.log2(3) + 3 / math.log2(5)) / best
+    )
+
+
+def test_ties_go_to_the_smaller_document_in_any_order_of_candidates() -> None:
+    for order in ([0, 1, 2], [2, 1, 0], [1, 2, 0]):
+        relevance = [[0.0, 1.0, 2.0][i] for i in order]
+        ranked = one_query([0.5] * 3, relevance, [1.0, 2.0], document=[[7, 8, 9][i] for i in order])
+        assert ranked.relevance.tolist() == [[0.0, 1.0, 2.0]]
+
+
+def test_fillers_and_queries_without_judgements_count_nowhere() -> None:
+    metrics = RankingMetrics(("ndcg@1", "recall@1"))
+    scores = torch.tensor([[1.0, 0.0], [1.0, 0.0], [NAN, 0.0], [1.0, 9.0]])
+    is_candidate = torch.tensor([[True, True]] * 3 + [[True, False]])
+    relevance = torch.tensor([[1.0, 0.0], [NAN, NAN], [1.0, 0.0], [0.0, 5.0]])
+    judged = torch.tensor([[1.0, 0.0], [-1.0, -1.0], [1.0, 0.0], [0.0, 0.0]])
+    ranked = rank_queries(scores, relevance, is_candidate, judged)
+    metrics.update(ranked, torch.tensor([1.0, 1.0, 0.0, 1.0]))
+    # the first scores 1, the last has judgements but nothing relevant and scores 0
+    assert {n: float(m.compute()) for n, m in metrics.items()} == {"ndcg@1": 0.5, "recall@1": 0.5}
+    assert metrics["ndcg@1"].count == 2
+    metrics.update(ranked, torch.ones(4))  # scores that are no numbers are no good ranking
+    assert math.isnan(metrics["ndcg@1"].compute())
+
+
+def test_an_unknown_metric_is_refused() -> None:
+    for name in ("ndgc@10", "ndcg@0", "precision"):
+        with pytest.raises(ValueError, match=f"metric '{name}' is unknown"):
+            RankingMetrics((name,))
+
+
+@st.composite
+def queries(draw: st.DrawFn) -> list[tuple[list[float], list[float | None], list[int]]]:
+    """Scores and grades of each query's candidates, and grades of what was not retrieved."""
+    grade = st.integers(-1, 3)
+    found = st.lists(st.tuples(st.sampled_from(range(6)), st.none() | grade), max_size=12)
+    return [
+        ([score / 4 for score, _ in rows], [g for _, g in rows], draw(st.lists(grade, max_size=4)))
+        for rows in draw(st.lists(found.filter(bool), min_size=1, max_size=4))
+    ]
+
+
+@settings(max_examples=40, deadline=None)
+@given(queries(), st.booleans())
+def test_equal_to_trec_eval(cases: list, is_exponential: bool) -> None:
+    width = max(len(scores) for scores, _, _ in cases)
+    scores, relevance = torch.zeros(len(cases), width), torch.full((len(cases), width), NAN)
+    is_candidate = torch.zeros(len(cases), width, dtype=torch.bool)
+    all_relevance = torch.full((len(cases), width + 4), NAN)
+    qrels: dict[str, dict[str, int]] = {}
+    run: dict[str, dict[str, float]] = {}
+    for q, (found, grades, missed) in enumerate(cases):
+        names = [str(9000 - i) for i in range(len(found))]  # trec_eval's ties: the larger first
+        judged = {n: g for n, g in zip(names, grades, strict=True) if g is not None}
+        judged |= {f"missed{i}": grade for i, grade in enumerate(missed)}
+        scores[q, : len(found)], is_candidate[q, : len(found)] = torch.tensor(found), True
+        relevance[q, : len(found)] = torch.tensor([NAN if g is None else g for g in grades])
+        # trec_eval never returns from some queries whose grades are all below 0
+        floor = {name: max(grade, 0) for name, grade in judged.items()}
+        qrels[f"q{q}"] = {n: 2**g - 1 if is_exponential else g for n, g in floor.items()}
+        for column, grade in enumerate(floor.values()):
+            all_relevance[q, column] = grade  # below 0 would say that there is no document
+        run[f"q{q}"] = dict(zip(names, found, strict=True))
+    ranked = rank_queries(scores, relevance, is_candidate, all_relevance)
+    metrics = RankingMetrics(TREC_NAMES, "exponential" if is_exponential else "linear")
+    values = metrics.per_query(ranked)
+    wanted = {"ndcg", "ndcg_cut", "recip_rank", "map", "map_cut", "recall", "P"}
+    reference = pytrec_eval.RelevanceEvaluator(qrels, wanted).evaluate(run)
+    for q in range(len(cases)):
+        assert bool(ranked.is_evaluated[q]) == bool(qrels[f"q{q}"])
+        if qrels[f"q{q}"]:
+            expected = {n: reference[f"q{q}"][trec] for n, trec in TREC_NAMES.items()}
+            assert {n: float(values[n][q]) for n in TREC_NAMES} == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_bootstrap_finds_the_interval_of_a_mean_difference() -> None:
+    rng = np.random.default_rng(0)
+    b = rng.random(400)
+    a = b + rng.normal(0.1, 0.5, 400)
+    mean, low, high = paired_bootstrap(a, b, seed=1, num=4000)
+    assert mean == pytest.approx((a - b).mean())
+    error = (a - b).std() / math.sqrt(400)
+    assert (low, high) == pytest.approx((mean - 1.96 * error, mean + 1.96 * error), abs=0.005)
+    assert paired_bootstrap(a, b, seed=1, num=4000) == (mean, low, high)
+    assert paired_bootstrap(b, b, seed=1) == (0.0, 0.0, 0.0)
+
+
+def test_the_bootstrap_refuses_what_cannot_be_paired() -> None:
+    with pytest.raises(ValueError, match=r"shapes \(2,\) and \(3,\) cannot be paired"):
+        paired_bootstrap(np.zeros(2), np.zeros(3), seed=0)
+    with pytest.raises(ValueError, match="query 1 has the values nan and 0.0"):
+        paired_bootstrap(np.array([0.0, NAN]), np.zeros(2), seed=0)
