@@ -50,6 +50,16 @@ class PromptBatch(PlannedBatch):
     lengths: Tensor  # [B] int64, tokens of each prompt, at least 1
 
 
+class SnippetBatch(TextBatch):
+    """Pages with what people wrote of each, as text and as a prompt to go on from."""
+
+    prompt_ids: Tensor  # [B, S] int64, padded at the right with 0
+    prompt_lengths: Tensor  # [B] int64
+    texts: list[str]  # [B] visible text, its lines apart
+    targets: list[str]  # [B] title or description
+    queries: list[str]  # [B] "" where there is none
+
+
 class ChoiceBatch(TextBatch):
     """Continuations to rate: each is a document with its prompt, and its tokens are the labels."""
 

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from datamodules.instruction_rows import ASSISTANT, Instruction
+from datamodules.prompt_rows import kept_tokens
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 
 TrainOn = Literal["answers", "all"]
@@ -21,6 +22,7 @@ class MarkedText(NamedTuple):
         is_chat: written by a template, which brings its own begin token.
         ends: whether end-of-text goes behind it.
         is_end_trained: whether that is trained on.
+        shrinks: see `Instruction`.
     """
 
     text: str
@@ -28,6 +30,7 @@ class MarkedText(NamedTuple):
     is_chat: bool
     ends: bool
     is_end_trained: bool
+    shrinks: tuple[int, int] = (0, 0)
 
 
 class TrainedTokens(NamedTuple):
@@ -50,10 +53,19 @@ class Marker:
         tokenizer: with a chat template where there are chats.
         train_on: answers only, or all.
         separator: between a prompt and its completion.
+        max_prompt: tokens of a prompt, its beginning included, from which on it loses the end of
+            what shrinks; none cuts nothing.
     """
 
-    def __init__(self, tokenizer: TextTokenizer, train_on: TrainOn, separator: str) -> None:
+    def __init__(
+        self,
+        tokenizer: TextTokenizer,
+        train_on: TrainOn,
+        separator: str,
+        max_prompt: int | None = None,
+    ) -> None:
         self.tokenizer, self.train_on, self.separator = tokenizer, train_on, separator
+        self.max_prompt = max_prompt
         added = tokenizer.backend.get_added_tokens_decoder().values()
         self.special = tuple(token.content for token in added if token.special)
         self.special_behind = re.compile(rf"\s*({'|'.join(map(re.escape, self.special))})")
@@ -69,7 +81,7 @@ class Marker:
         before = row.prompt + self.separator
         text = before + row.completion
         start = 0 if self.train_on == "all" else len(before)
-        return MarkedText(text, [(start, len(text))], False, True, True)
+        return MarkedText(text, [(start, len(text))], False, True, True, row.shrinks)
 
     def check_template(self, row: Instruction) -> None:
         """Raise ValueError where the row is a chat and the tokenizer cannot write any."""
@@ -123,6 +135,10 @@ class Marker:
         )
 
     def _trained(self, text: MarkedText, ids: np.ndarray, offsets: np.ndarray) -> TrainedTokens:
+        if self.max_prompt is not None:
+            most = self.max_prompt - (self.tokenizer.begin_id is not None)
+            kept = kept_tokens(offsets, text.spans[0][0], text.shrinks, most)
+            ids, offsets = ids[kept], offsets[kept]
         is_trained, is_inside = np.zeros(len(ids), bool), False
         for start, end in text.spans:
             found = np.flatnonzero((offsets[:, 1] > start) & (offsets[:, 0] < end))

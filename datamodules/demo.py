@@ -6,6 +6,7 @@ import io
 import json
 import os
 import platform
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
@@ -62,6 +63,7 @@ def _occupation_code_rows() -> Iterable[Sequence[str]]:
 
 TEXT_VERSION = 2  # of the functions below
 SHORTEST_TEXT, SHORTEST_SUMMARY, LONGEST_SUMMARY = 80, 20, 400
+SHORTEST_PAGE, LONGEST_TITLE = 40, 100
 
 
 def demo_text(cache_dir: Path) -> Path:
@@ -75,6 +77,33 @@ def demo_text(cache_dir: Path) -> Path:
 def demo_instructions(cache_dir: Path) -> Path:
     """A jsonl of {"prompt", "completion"}: what is asked of a name, and its first paragraph."""
     return _cached_lines(cache_dir, "instructions", _instructions)
+
+
+def demo_pages(cache_dir: Path) -> Path:
+    """A jsonl of {"text", "title", "query", "url"}: the docstrings as pages, their first paragraph
+    as the title, and the words of the signature as the query."""
+    return _cached_lines(cache_dir, "pages", _pages)
+
+
+def _pages() -> Iterator[dict[str, str]]:
+    known: set[str] = set()
+    for found in documentation_texts.documented():
+        text = _unwrapped(found.docstring.partition("\n\n")[2].strip())
+        has_length = len(found.summary) <= LONGEST_TITLE and len(text) >= SHORTEST_PAGE
+        if has_length and text.isascii() and text not in known:
+            known.add(text)
+            words = re.findall(r"[a-z]{2,}", (found.signature or found.module).lower())
+            query = " ".join(w for w in dict.fromkeys(words) if w not in ("self", "none"))
+            url = f"https://docs.example/{found.source.replace('.', '/')}"
+            title = found.summary.rstrip(".")
+            yield {"text": text, "title": title, "query": query or found.module, "url": url}
+
+
+def _unwrapped(text: str) -> str:
+    """Return a text with one line per paragraph; examples, lists and tables keep their lines."""
+    paragraphs = text.split("\n\n")
+    kept = re.compile(r"^(\s|>>>|[-*+=|])", re.MULTILINE)
+    return "\n".join(p if kept.search(p) else " ".join(p.split()) for p in paragraphs)
 
 
 def _texts() -> Iterator[dict[str, str]]:

@@ -1,6 +1,6 @@
 """The dataset that gives `TextBatch` of instructions, and what happens to over-long samples."""
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -116,6 +116,8 @@ class InstructionDataset(PlannedDataset):
         ValueError: a sample is too long and the policy is `error`, or none is left.
     """
 
+    long_way_out: ClassVar[str] = LONG_WAY_OUT
+
     def __init__(
         self,
         store: InstructionStore,
@@ -128,7 +130,10 @@ class InstructionDataset(PlannedDataset):
         self.is_padded = layout != "documents"
         self.fitted = fitted(self.part, context_length, too_long)
         if too_long == "error" and self.fitted.num_too_long:
-            raise ValueError(_long_ones(store, self.part, context_length, self.fitted.num_too_long))
+            raise ValueError(
+                f"{_long_ones(store, self.part, context_length, self.fitted.num_too_long)} "
+                f"{self.long_way_out}"
+            )
         sizes = self.fitted.sizes
         if not len(sizes):
             raise ValueError(_none_left(PART_NAMES[part], self.fitted, context_length))
@@ -179,7 +184,7 @@ def _long_ones(
     longest = int(part.sizes.argmax())
     return (
         f"{count} samples are longer than data.context_length {context_length}; the longest, "
-        f"{store.place(part, longest)}, has {part.sizes[longest] - 1} positions. {LONG_WAY_OUT}"
+        f"{store.place(part, longest)}, has {part.sizes[longest] - 1} positions."
     )
 
 

@@ -15,17 +15,27 @@ SHAPES = '{"prompt": "…", "completion": "…"} or {"messages": [{"role": "user
 
 
 class Instruction(NamedTuple):
-    """One sample: a prompt and its completion, or the messages of a chat (then both are empty)."""
+    """One sample: a prompt and its completion, or the messages of a chat (then both are empty).
+
+    Args:
+        shrinks: first and past-the-last character of what loses its end in a prompt that is too
+            long; equal where nothing may.
+        group: samples of equal groups are in one part; "" groups by all that is said.
+    """
 
     file: str
     line: int
     prompt: str
     completion: str
     messages: tuple[dict[str, Any], ...] = ()
+    shrinks: tuple[int, int] = (0, 0)
+    group: str = ""
 
     @property
     def key(self) -> str:
-        """The sample without its place: equal for exact duplicates."""
+        """The sample without its place: equal for exact duplicates, and within a group."""
+        if self.group:
+            return self.group
         said = self.messages or (self.prompt, self.completion)
         return json.dumps(said, sort_keys=True, ensure_ascii=False)
 

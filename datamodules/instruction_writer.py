@@ -61,6 +61,10 @@ class InstructionRequest:
         }
         return root / "instructions" / digest_of(facts)
 
+    def marker(self, tokenizer: TextTokenizer) -> Marker:
+        """Return what turns rows into tokens."""
+        return Marker(tokenizer, self.train_on, self.separator)
+
     def rows(self, bad_rows: BadRows) -> Iterator[tuple[int, int, Instruction]]:
         """Yield the part, the number of the file and the row of all sound rows."""
         number = 0
@@ -105,7 +109,7 @@ class _Writer:
         self.bad_rows = BadRows("reject")
         self.parts, self.keys = request.divided()
         self.tokenizer = request.given or make_tokenizer(request.tokenizer, self._training_texts())
-        self.marker = Marker(self.tokenizer, request.train_on, request.separator)
+        self.marker = request.marker(self.tokenizer)
         self.dtype = np.dtype(token_dtype(self.tokenizer.vocab_size))
         self.content = hashlib.sha256()
         self.counts = {"begins_inside_token": 0, "holds_special_token": 0}

@@ -2,7 +2,7 @@
 
 import logging
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from datamodules.audits import Audit, MakeModel
 from datamodules.bad_rows import BadRows, hand_over_rejected
@@ -51,6 +51,8 @@ class InstructionDataModule(PromptedDataModule):
     Raises:
         ValueError: options are wrong or in conflict.
     """
+
+    dataset_class: ClassVar[type[InstructionDataset]] = InstructionDataset
 
     def __init__(
         self,
@@ -101,7 +103,8 @@ class InstructionDataModule(PromptedDataModule):
             return self.build_prompts(self.separator)
         assert self.store is not None
         part = PART_NAMES.index(stage)
-        return InstructionDataset(self.store, part, self.context_length, self.layout, self.too_long)
+        options = (self.context_length, self.layout, self.too_long)
+        return self.dataset_class(self.store, part, *options)
 
     def audit(self, make_model: MakeModel | None = None) -> Audit:
         """Return what is in the files, and what is wrong with them.
@@ -119,11 +122,15 @@ class InstructionDataModule(PromptedDataModule):
         """Return what is read and how; the demo samples where no file is named."""
         files = self.named_files(may_lack_training)
         if not any(files.values()):
-            from datamodules import demo  # made only where it is asked for
-
-            files[TRAIN] = [demo.demo_instructions(cache_root())]
+            files[TRAIN] = self.demo_files()
         options = model_options(self.trainer, self.tokenizer_options)
         return InstructionRequest(files, options, self.split, self.train_on, self.separator)
+
+    def demo_files(self) -> list[Path]:
+        """Return the embedded data, which is made only where it is asked for."""
+        from datamodules import demo
+
+        return [demo.demo_instructions(cache_root())]
 
     def make_store(self, request: InstructionRequest) -> InstructionStore:
         store = open_instruction_store(request)

@@ -4,7 +4,7 @@ Shapes: N rows, M most tokens of a completion, C most choices of a row.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import date, time
 from decimal import Decimal
@@ -60,15 +60,15 @@ def write_completions(
         ValueError: a result is missing.
         RuntimeError: there are more or fewer rows than results.
     """
-    _check_results(results, COMPLETED)
+    check_results(results, COMPLETED)
 
-    def added(number: int) -> tuple[Any, ...]:
+    def added(number: int, row: JsonRow) -> tuple[Any, ...]:
         characters = int(results["num_characters"][number])
         text = completion_text(tokenizer, results["completion_ids"][number], characters)
         reason = FINISH_REASONS[int(results["finish_reason"][number])]
         return text, int(results["num_tokens"][number]), reason, int(num_cut[number])
 
-    _write(rows, added, COMPLETED_COLUMNS, len(results["num_tokens"]), path)
+    write_rows(rows, added, COMPLETED_COLUMNS, len(results["num_tokens"]), path)
 
 
 def write_scores(
@@ -86,15 +86,15 @@ def write_scores(
     Raises:
         FileExistsError, ValueError, RuntimeError: see `write_completions`.
     """
-    _check_results(results, SCORED)
+    check_results(results, SCORED)
 
-    def added(number: int) -> tuple[Any, ...]:
+    def added(number: int, row: JsonRow) -> tuple[Any, ...]:
         scores = results["scores"][number]
         there = ~np.isnan(scores)
         lists = [results[name][number][there].tolist() for name in SCORED]
         return (*lists, int(np.argmax(scores[there])), int(num_cut[number]))
 
-    _write(rows, added, SCORED_COLUMNS, len(results["scores"]), path)
+    write_rows(rows, added, SCORED_COLUMNS, len(results["scores"]), path)
 
 
 def check_output(path: Path) -> None:
@@ -132,7 +132,8 @@ def _as_json(value: Any) -> str:
     raise TypeError(f"a value is of type {type(value).__name__}")
 
 
-def _check_results(results: dict[str, np.ndarray], names: tuple[str, ...]) -> None:
+def check_results(results: dict[str, np.ndarray], names: Sequence[str]) -> None:
+    """Raise ValueError where a prediction lacks results."""
     missing = [name for name in names if name not in results]
     if missing:
         raise ValueError(
@@ -140,9 +141,26 @@ def _check_results(results: dict[str, np.ndarray], names: tuple[str, ...]) -> No
         )
 
 
-def _write(
-    rows: Iterable[JsonRow], added: Any, columns: tuple[str, ...], num_results: int, path: Path
+def write_rows(
+    rows: Iterable[JsonRow],
+    added: Callable[[int, JsonRow], tuple[Any, ...]],
+    columns: Sequence[str],
+    num_results: int,
+    path: Path,
 ) -> None:
+    """Write each row with more columns, whole or not at all.
+
+    Args:
+        rows: all that were predicted, in their order.
+        added: gives the values of the columns for a row and its number.
+        columns: their names; a row's own value of such a name is kept as `input_NAME`.
+        num_results: that there are.
+        path: .jsonl.
+
+    Raises:
+        FileExistsError: the file exists.
+        RuntimeError: there are more or fewer rows than results.
+    """
     names: dict[tuple[str, ...], list[str]] = {}
     number = -1
     with new_json_file(path) as file:
@@ -152,7 +170,7 @@ def _write(
                 names[keys] = free_names(list(keys), list(columns))
             if number < num_results:
                 values = dict(zip(names[keys], row.values.values(), strict=True))
-                values |= zip(columns, added(number), strict=True)
+                values |= zip(columns, added(number, row), strict=True)
                 with naming(path):
                     file.write(json_line(row, values) + "\n")
         if number + 1 != num_results:

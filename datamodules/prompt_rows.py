@@ -12,6 +12,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from datamodules.json_rows import JsonRow, read_json_rows
 from datamodules.prompt_output import json_line
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
@@ -43,6 +45,10 @@ class PromptRequest:
     max_positions: int | None = None
     max_new_tokens: int = 1
     cuts: bool = False
+
+    def prompts(self) -> Iterator[list["Prompt"]]:
+        """Yield the tokens of each row, see `read_prompts`."""
+        return read_prompts(self)
 
 
 class Prompt(NamedTuple):
@@ -89,7 +95,7 @@ def read_prompts(request: PromptRequest) -> Iterator[list[Prompt]]:
 
 def prompt_tokens(tokenizer: TextTokenizer, prompts: Sequence[str]) -> list[list[int]]:
     """Return the tokens of prompts that begin a document; no chat template wrote them."""
-    return [_begun(ids.tolist(), False, tokenizer) for ids in tokenizer.encode_batch(prompts)]
+    return [begun(ids.tolist(), False, tokenizer) for ids in tokenizer.encode_batch(prompts)]
 
 
 def joint_tokens(prompt: Sequence[int], joint: Sequence[int]) -> int:
@@ -106,6 +112,25 @@ def joint_tokens(prompt: Sequence[int], joint: Sequence[int]) -> int:
     pairs = zip(prompt, joint, strict=False)
     same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(prompt), len(joint)))
     return len(joint) - same
+
+
+def kept_tokens(
+    offsets: np.ndarray, prompt_end: int, shrinks: tuple[int, int], most: int
+) -> np.ndarray:
+    """Return which tokens stay, [n] bool, where a prompt that is too long loses the end of a part.
+
+    Args:
+        offsets: [n, 2] characters of each token, of a prompt and what may follow it.
+        prompt_end: characters of the prompt.
+        shrinks: first and past-the-last character of that part.
+        most: tokens that the prompt may have; it keeps more where the part is shorter than that.
+    """
+    surplus = int((offsets[:, 0] < prompt_end).sum()) - most
+    part = np.flatnonzero((offsets[:, 0] >= shrinks[0]) & (offsets[:, 1] <= shrinks[1]))
+    kept = np.ones(len(offsets), bool)
+    if surplus > 0:
+        kept[part[max(len(part) - surplus, 0) :]] = False
+    return kept
 
 
 def recent(tokens: list[int], max_positions: int, num_new: int) -> list[int]:
@@ -135,7 +160,7 @@ def _at(row: JsonRow) -> Iterator[None]:
 
 
 def _prompt(text: _Text, ids: list[int], request: PromptRequest) -> Prompt:
-    ids, limit = _begun(ids, text.is_chat, request.tokenizer), request.max_positions
+    ids, limit = begun(ids, text.is_chat, request.tokenizer), request.max_positions
     if limit is None or len(ids) <= limit:
         return Prompt(ids, 0, 0)
     _check_cut(text, "the prompt", len(ids), request)
@@ -145,7 +170,7 @@ def _prompt(text: _Text, ids: list[int], request: PromptRequest) -> Prompt:
 
 def _choice(text: _Text, prompt: list[int], joint: list[int], request: PromptRequest) -> Prompt:
     num_rated = joint_tokens(prompt, joint)
-    ids, limit = _begun(joint, text.is_chat, request.tokenizer), request.max_positions
+    ids, limit = begun(joint, text.is_chat, request.tokenizer), request.max_positions
     if num_rated == len(ids):  # the first token, too, needs one to follow
         ids = [request.tokenizer.end_id, *ids]
     if not num_rated:
@@ -163,7 +188,8 @@ def _choice(text: _Text, prompt: list[int], joint: list[int], request: PromptReq
     return Prompt(ids[-limit - 1 :], num_rated, len(ids) - limit - 1)
 
 
-def _begun(ids: list[int], is_chat: bool, tokenizer: TextTokenizer) -> list[int]:
+def begun(ids: list[int], is_chat: bool, tokenizer: TextTokenizer) -> list[int]:
+    """Return the tokens of a text with what a document begins with."""
     if ids and (is_chat or tokenizer.begin_id is None):
         return ids
     begin = tokenizer.end_id if tokenizer.begin_id is None else tokenizer.begin_id

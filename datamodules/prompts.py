@@ -16,7 +16,7 @@ from torch import Tensor
 from datamodules.batches import IGNORED, PromptBatch
 from datamodules.packing import best_fit
 from datamodules.planned import PlannedDataset
-from datamodules.prompt_rows import Prompt, PromptRequest, prompt_tokens, read_prompts
+from datamodules.prompt_rows import Prompt, PromptRequest, prompt_tokens
 from datamodules.text_batches import Piece, padded_rows
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 
@@ -37,7 +37,7 @@ class PromptDataset(PlannedDataset):
 
     def __init__(self, request: PromptRequest) -> None:
         per_row, lengths, rated, cut, tokens = [], [], [], [], []
-        for prompts in read_prompts(request):
+        for prompts in request.prompts():
             per_row.append(len(prompts))
             for prompt in prompts:
                 tokens.append(np.array(prompt.ids, np.int32))
@@ -62,7 +62,7 @@ class PromptDataset(PlannedDataset):
 
     def collate(self, examples: list[list[Prompt]]) -> dict[str, Tensor]:
         """Return input_ids [B, S], padded at the right, and lengths [B]."""
-        input_ids, lengths = _padded([torch.tensor(prompts[0].ids) for prompts in examples])
+        input_ids, lengths = padded_prompts([torch.tensor(prompts[0].ids) for prompts in examples])
         return {"input_ids": input_ids, "lengths": lengths}
 
     def _text(self, number: int) -> Prompt:
@@ -111,7 +111,7 @@ class ChoiceDataset(PromptDataset):
 def prompt_batch(tokenizer: TextTokenizer, prompts: Sequence[str]) -> PromptBatch:
     """Return prompts that no chat template wrote as one batch; sample ids count from 0."""
     rows = [torch.tensor(ids) for ids in prompt_tokens(tokenizer, prompts)]
-    input_ids, lengths = _padded(rows)
+    input_ids, lengths = padded_prompts(rows)
     return PromptBatch(
         input_ids=input_ids,
         lengths=lengths,
@@ -122,7 +122,8 @@ def prompt_batch(tokenizer: TextTokenizer, prompts: Sequence[str]) -> PromptBatc
     )
 
 
-def _padded(rows: list[Tensor]) -> tuple[Tensor, Tensor]:
+def padded_prompts(rows: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return input_ids [B, S], padded at the right, and lengths [B]."""
     input_ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
     return input_ids, torch.tensor([len(row) for row in rows])
 

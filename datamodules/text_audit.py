@@ -9,7 +9,6 @@ import numpy as np
 from datamodules.audits import TOO_LONG
 from datamodules.batches import IGNORED, TERM
 from datamodules.instruction_batches import (
-    LONG_WAY_OUT,
     InstructionDataset,
     Loss,
     TooLong,
@@ -153,7 +152,8 @@ def audit_instructions(data: "InstructionDataModule", store: InstructionStore) -
             found.losses(name, data.context_length, data.too_long),
         )
         if data.too_long == "error":
-            audit.bad_rows += _long_rows(store, samples, data.context_length)
+            way_out = data.dataset_class.long_way_out
+            audit.bad_rows += _long_rows(store, samples, data.context_length, way_out)
         if not len(found.samples):
             audit.parts.append(part)
             continue
@@ -206,12 +206,12 @@ def _losses_of_text(name: str, num_long: int, num_empty: int, layout: str) -> li
 
 
 def _long_rows(
-    store: InstructionStore, part: InstructionPart, context_length: int
+    store: InstructionStore, part: InstructionPart, context_length: int, way_out: str
 ) -> Iterator[BadRow]:
     for i in np.flatnonzero(part.sizes - 1 > context_length).tolist():
         rule = (
             f"the sample has {part.sizes[i] - 1} positions, more than data.context_length "
-            f"{context_length}. {LONG_WAY_OUT}"
+            f"{context_length}. {way_out}"
         )
         yield BadRow(store.file_of(part, i), int(part.lines[i]), "", rule, TOO_LONG)
 

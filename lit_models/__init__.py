@@ -8,6 +8,7 @@ _HOME = {
     "LitCausalLM": "lit_models.causal_lm.module",
     "LitConsistencyLens": "lit_models.consistency_lens.module",
     "LitOccupationCoder": "lit_models.occupation_coder.module",
+    "LitSnippetWriter": "lit_models.seo.writer",
     "LitSubject": "lit_models.consistency_lens.dump",
     "LitTextScorer": "lit_models.seo.scorer",
 }
@@ -17,6 +18,7 @@ __all__ = [
     "LitConsistencyLens",
     "LitOccupationCoder",
     "LitRanker",
+    "LitSnippetWriter",
     "LitSubject",
     "LitTextScorer",
 ]

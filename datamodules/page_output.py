@@ -1,0 +1,55 @@
+"""What was written for pages, as a jsonl file: each input row, in order, and more."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from datamodules.json_rows import JsonRow
+from datamodules.prompt_output import (
+    COMPLETED,
+    FINISH_REASONS,
+    check_results,
+    completion_text,
+    write_rows,
+)
+from datamodules.tokenizers.text_tokenizer import TextTokenizer
+
+Records = dict[str, Callable[[JsonRow, str], Any]]
+COLUMNS = ("snippet", "num_characters", "finish_reason", "page_tokens_cut")
+
+
+def write_snippets(
+    rows: Iterable[JsonRow],
+    results: dict[str, np.ndarray],
+    path: Path,
+    tokenizer: TextTokenizer,
+    num_cut: np.ndarray,
+    records: Records,
+) -> None:
+    """Write each row with what was written for it, its characters and the reason of its end.
+
+    Args:
+        rows: all rows that were predicted, in their order.
+        results: see `datamodules.prompt_output.write_completions`.
+        path: .jsonl.
+        tokenizer: of the model.
+        num_cut: [N] tokens at the end of a page that the model did not see.
+        records: further columns: name -> what makes its value of a row and its snippet.
+
+    Raises:
+        FileExistsError: the file exists.
+        ValueError: a result is missing.
+        RuntimeError: there are more or fewer rows than results.
+    """
+    check_results(results, COMPLETED)
+
+    def added(number: int, row: JsonRow) -> tuple[Any, ...]:
+        ids, characters = results["completion_ids"][number], int(results["num_characters"][number])
+        snippet = " ".join(completion_text(tokenizer, ids, characters).split())
+        reason = FINISH_REASONS[int(results["finish_reason"][number])]
+        more = (record(row, snippet) for record in records.values())
+        return (snippet, len(snippet), reason, int(num_cut[number]), *more)
+
+    write_rows(rows, added, (*COLUMNS, *records), len(results["num_tokens"]), path)

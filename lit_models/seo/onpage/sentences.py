@@ -1,0 +1,61 @@
+"""Words and sentences of a text: abbreviations, initials, decimals and quotes end no sentence."""
+
+import re
+from collections.abc import Iterable
+
+# Numbers such as 3.5 and 1,000 are one word.
+WORD = re.compile(r"\d+(?:[.,]\d+)+|[^\W_]+(?:['’\-][^\W_]+)*")
+# An end: marks, then closing quotes or brackets, then a space or the end of the line.
+END = re.compile(r"([.!?…]+)[\"'”’»)\]]*(?=\s|$)")
+LAST_WORD = re.compile(r"[^\s(\[\"'“‘«]+$")
+ABBREVIATIONS = frozenset(
+    {
+        *("mr", "mrs", "ms", "dr", "prof", "sr", "jr", "st", "rev", "hon", "gen", "col", "sgt"),
+        *("capt", "lt", "vs", "etc", "al", "cf", "ca", "approx", "no", "nos", "vol", "vols", "pp"),
+        *("p", "fig", "figs", "eq", "sec", "ch", "ed", "eds", "inc", "ltd", "co", "corp", "dept"),
+        *("est", "jan", "feb", "mar", "apr", "jun", "jul", "aug", "sep", "sept", "oct", "nov"),
+        *("dec", "mon", "tue", "wed", "thu", "fri", "e.g", "i.e", "u.s", "u.k", "a.m", "p.m"),
+        *("ph.d", "b.a", "m.a", "d.c"),
+    }
+)
+# Of these some end sentences as often as not: they do where a capital follows.
+MAY_END = frozenset({"etc", "al", "inc", "ltd", "co", "corp", "u.s", "u.k", "a.m", "p.m", "no"})
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words of a text; it's and well-known are one word each."""
+    return WORD.findall(text)
+
+
+def sentences_of(lines: Iterable[str]) -> list[str]:
+    """Return the sentences of lines; none goes over the end of a line, such as a heading's.
+
+    `?!` and `...` are one end, and what follows them in small letters goes on with the sentence.
+    """
+    found = []
+    for line in lines:
+        start = 0
+        for end in END.finditer(line):
+            if _is_end(line, start, end):
+                found.append(line[start : end.end()].strip())
+                start = end.end()
+        found.append(line[start:].strip())
+    return [sentence for sentence in found if WORD.search(sentence)]
+
+
+def _is_end(line: str, start: int, end: re.Match[str]) -> bool:
+    behind = line[end.end() :].lstrip()
+    follows = behind.lstrip("\"'“‘«([")[:1]
+    goes_on = follows.islower()
+    if end[1] != ".":
+        return not goes_on
+    word = LAST_WORD.search(line, start, end.start())
+    last = word[0].lower() if word else ""
+    if not behind:
+        return True
+    if len(last) == 1 and last.isalpha() and word is not None and word[0].isupper():
+        return last == "i" and not goes_on  # an initial: J. Smith; "than I." ends
+    if last in ABBREVIATIONS:
+        # "No. 5" and "fig. 2" go on; "etc. The" and "Inc. It" end.
+        return last in MAY_END and follows.isupper()
+    return not goes_on

@@ -1,0 +1,170 @@
+"""How good titles and descriptions are: per page, then the mean over pages; and the baseline.
+
+There is no single score: closeness to what people wrote (ROUGE), length, the query's words, how
+much is copied, and how many outputs repeat each other stand beside each other. B pages.
+"""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+from datamodules.prompt_output import completion_text
+from datamodules.tokenizers.text_tokenizer import TextTokenizer
+from lit_models.causal_lm.generation import Completions
+from lit_models.seo.onpage.elements import LONGEST_DESCRIPTION, LONGEST_TITLE, SHORTEST_DESCRIPTION
+from lit_models.seo.onpage.sentences import sentences_of
+from lit_models.training.metrics import SumCount
+
+if TYPE_CHECKING:
+    from datamodules.batches import SnippetBatch
+
+LIMITS = {"title": (1, LONGEST_TITLE), "description": (SHORTEST_DESCRIPTION, LONGEST_DESCRIPTION)}
+WORDS_COPIED = 3  # in a run
+WORD = re.compile(r"\w+")
+ROUGE = ("rouge1", "rouge2", "rougeL")
+BASELINE = "lead_"  # before the names of the same scores of the lead sentence
+
+
+class Score(NamedTuple):
+    """A value of one page, and 1 where it counts or 0 where there is nothing to rate."""
+
+    value: float
+    weight: float = 1.0
+
+
+class SnippetMetrics(nn.ModuleDict):
+    """All scores of one split, of what is written and, after `lead_`, of the lead sentence.
+
+    Names, all 0 to 1 but for the length: `rouge1`, `rouge2`, `rougeL` (F measure; words without
+    case, not stemmed); `within_limits` (title 1 to 60 characters, description 70 to 160);
+    `query_coverage`, the share of the query's words that occur, over the pages with a query;
+    `copy_rate`, the share of runs of three words that stand in the page; `characters`, the mean
+    length; `duplicates`, the share of outputs that another page has too.
+
+    Args:
+        target: title or description.
+    """
+
+    def __init__(self, target: str) -> None:
+        self.limits = LIMITS[target]
+        names = (*ROUGE, "within_limits", "query_coverage", "copy_rate", "characters")
+        metrics: dict[str, Metric] = {}
+        for start in ("", BASELINE):
+            metrics |= {start + name: SumCount() for name in names}
+            metrics[f"{start}duplicates"] = Duplicates()
+        super().__init__(metrics)
+
+    def add_batch(self, snippets: Sequence[str], batch: "SnippetBatch") -> None:
+        """Add one batch. Args: snippets [B], and the batch that they were written for."""
+        leads = [lead_sentence(text) for text in batch["texts"]]
+        for start, outputs in (("", snippets), (BASELINE, leads)):
+            columns = zip(outputs, batch["texts"], batch["targets"], batch["queries"], strict=True)
+            rated = [snippet_scores(*column, self.limits) for column in columns]
+            weight = batch["weight"].double()
+            for name in rated[0]:
+                pairs = torch.tensor([page[name] for page in rated], dtype=torch.float64)
+                value, own = pairs.to(weight.device).unbind(1)
+                self[start + name].update(value * own * weight, own * weight)
+            self[f"{start}duplicates"].update(outputs, weight)
+
+
+class Duplicates(Metric):
+    """The share of texts that another one equals, kept as hashes: exact on any number of devices.
+
+    Case and spaces do not matter.
+    """
+
+    full_state_update = False
+    hashes: list[Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("hashes", [], dist_reduce_fx="cat")
+
+    def update(self, texts: Sequence[str], weight: Tensor) -> None:
+        """Add texts [B]; those of weight 0 do not count."""
+        hashes = torch.tensor([_hash(text) for text in texts], device=weight.device)
+        self.hashes.append(hashes[weight > 0])
+
+    def compute(self) -> Tensor:
+        """Return the share, [] float64; 0 without any text."""
+        none_yet = torch.zeros(0, dtype=torch.int64, device=self.device)
+        kept = (
+            self.hashes if isinstance(self.hashes, Tensor) else torch.cat([none_yet, *self.hashes])
+        )
+        _, counts = kept.unique(return_counts=True)
+        repeated = counts[counts > 1].sum().double()
+        return repeated / max(len(kept), 1)
+
+
+def written_texts(done: Completions, tokenizer: TextTokenizer) -> list[str]:
+    """Return the text of each completion, on one line."""
+    pairs = zip(done.completion_ids.cpu().numpy(), done.num_characters.tolist(), strict=True)
+    return [" ".join(completion_text(tokenizer, *pair).split()) for pair in pairs]
+
+
+def snippet_scores(
+    output: str, text: str, target: str, query: str, limits: tuple[int, int]
+) -> dict[str, Score]:
+    """Return the scores of one output by name, see `SnippetMetrics`.
+
+    Args:
+        output: what is rated.
+        text: of the page.
+        target: what people wrote.
+        query: "" where there is none.
+        limits: fewest and most characters.
+    """
+    asked = set(words(query))
+    said = words(output)
+    return {
+        **{name: Score(value) for name, value in rouge(output, target).items()},
+        "within_limits": Score(float(limits[0] <= len(output) <= limits[1])),
+        "query_coverage": Score(len(asked & set(said)) / max(len(asked), 1), float(bool(asked))),
+        "copy_rate": Score(copy_rate(said, words(text)), float(bool(said))),
+        "characters": Score(float(len(output))),
+    }
+
+
+def rouge(output: str, target: str) -> dict[str, float]:
+    """Return ROUGE-1, -2 and -L, F measures from 0 to 1.
+
+    Source: Lin 2004, as torchmetrics has it; words of all scripts count, not of ASCII alone.
+    """
+    from torchmetrics.functional.text.rouge import rouge_score
+
+    scores = rouge_score(output, target, rouge_keys=ROUGE, normalizer=str, tokenizer=words)
+    return {name: float(scores[f"{name}_fmeasure"]) for name in ROUGE}
+
+
+def copy_rate(said: Sequence[str], page: Sequence[str]) -> float:
+    """Return the share of the runs of three words that stand in the page; a shorter output is one
+    run."""
+    if not said:
+        return 0.0
+    size = min(WORDS_COPIED, len(said))
+    there = {tuple(page[i : i + size]) for i in range(len(page) - size + 1)}
+    runs = [tuple(said[i : i + size]) for i in range(len(said) - size + 1)]
+    return sum(run in there for run in runs) / len(runs)
+
+
+def lead_sentence(text: str) -> str:
+    """Return the first sentence of a page's text: what a writer must be better than."""
+    return next(iter(sentences_of(text.splitlines())), "")
+
+
+def words(text: str) -> list[str]:
+    """Return the words of a text without case."""
+    return WORD.findall(text.casefold())
+
+
+def _hash(text: str) -> int:
+    folded = " ".join(text.casefold().split())
+    return int.from_bytes(
+        hashlib.blake2b(folded.encode(), digest_size=8).digest(), "big", signed=True
+    )

@@ -1,0 +1,70 @@
+"""Titles and descriptions from pages as a LightningModule. Batch: TextBatch, SnippetBatch."""
+
+from typing import Any, ClassVar, Literal
+
+from datamodules.batches import SnippetBatch
+from datamodules.page_output import Records
+from datamodules.page_rows import TARGETS, Target
+from lit_models.causal_lm.generation import GenerationOptions, generate
+from lit_models.causal_lm.module import LitCausalLM
+from lit_models.seo.page_records import onpage_record
+from lit_models.seo.snippets import SnippetMetrics, written_texts
+
+
+class LitSnippetWriter(LitCausalLM):
+    """A language model that writes a page's title or description; logs as LitCausalLM, and what
+    `SnippetMetrics` says of texts that it writes in validation and test.
+
+    Args:
+        target: what is written; the data must name the same.
+        onpage: prediction adds the on-page report of each row that has html.
+        language_model: see `LitCausalLM`; generation writes 64 tokens at most where not given.
+
+    Raises:
+        ValueError: an unknown target, or options of generation for scores.
+    """
+
+    settled_options: ClassVar[tuple[str, ...]] = (*LitCausalLM.settled_options, "target")
+
+    def __init__(
+        self,
+        target: Target = "title",
+        onpage: bool = False,
+        generation: GenerationOptions | None = None,
+        **language_model: Any,
+    ) -> None:
+        if target not in TARGETS:
+            raise ValueError(f'target must be {" or ".join(TARGETS)}, got "{target}".')
+        generation = generation or GenerationOptions(max_new_tokens=64)
+        if generation.mode != "generate":
+            raise ValueError('a writer writes texts; leave generation.mode at "generate".')
+        super().__init__(generation=generation, **language_model)
+        self.target, self.onpage = target, onpage
+        self.val_snippets, self.test_snippets = SnippetMetrics(target), SnippetMetrics(target)
+
+    def setup(self, stage: str) -> None:
+        """Refuse data of another target, whose prompts ask for something else."""
+        given = getattr(self.trainer.datamodule, "target", None)
+        if given != self.target:
+            raise ValueError(
+                f"model.target is {self.target} and the data's is {given}; set both to the same, "
+                "with a PagesDataModule."
+            )
+        super().setup(stage)
+
+    def page_records(self) -> Records:
+        """Return what prediction adds to each row besides the snippet."""
+        return {"onpage": onpage_record} if self.onpage else {}
+
+    def written(self, batch: SnippetBatch) -> list[str]:
+        """Return what the model writes for each page, on one line."""
+        prompts = (batch["prompt_ids"], batch["prompt_lengths"], batch["sample_id"])
+        done = generate(self.network, self.tokenizer, *prompts, self.generation)
+        return written_texts(done, self.tokenizer)
+
+    def _evaluate(self, split: Literal["val", "test"], batch: Any) -> None:
+        super()._evaluate(split, batch)
+        metrics: SnippetMetrics = getattr(self, f"{split}_snippets")
+        metrics.add_batch(self.written(batch), batch)
+        for name, metric in metrics.items():
+            self.log(f"{split}/{name}", metric, on_step=False, on_epoch=True)

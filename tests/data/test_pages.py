@@ -1,0 +1,199 @@
+"""Pages become prompts without their target, cut at the page's end; nothing goes unsaid."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from datamodules import PagesDataModule, PlanOptions, TextSplit, TokenizerOptions, demo
+from datamodules.bad_rows import BadRows
+from datamodules.batches import IGNORED
+from datamodules.json_rows import JsonRow
+from datamodules.page_batches import SnippetDataset, prompt_of
+from datamodules.page_rows import Page, framed, page_of, read_pages
+from datamodules.page_store import PagePrompts, open_page_texts
+
+TITLE = "Apple pie – Grandmother's Kitchen"
+HTML = f"""<html><head><title>{TITLE}</title><meta property="og:title" content="{TITLE}">
+<meta name="twitter:title" content="{TITLE}"><meta name="description" content="How it is made.">
+<script type="application/ld+json">{{"name": "{TITLE}"}}</script></head><body>
+<nav><a href="/">Home</a> <li>apple PIE!</li></nav><h1>Apple pie - Grandmother's kitchen</h1>
+<svg><title>{TITLE}</title></svg><p hidden>{TITLE}</p><img alt="{TITLE}">
+<p>Grandmother's Kitchen</p><p>An apple pie needs apples.</p><p>How it is made.</p></body></html>"""
+
+
+def row(**values):
+    return JsonRow(Path("mine.jsonl"), 7, values)
+
+
+def write(folder, rows, name="pages.jsonl"):
+    path = folder / name
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
+    return str(path)
+
+
+def module(folder, rows, **options):
+    """A datamodule whose training part has all rows, and its store."""
+    split = options.pop("split", TextSplit(validation_share=0))
+    path = write(folder, rows)
+    sizes = {"context_length": 96, "max_target_tokens": 24, **options}
+    data = PagesDataModule(train_files=path, split=split, plan=PlanOptions(seed=1), **sizes)
+    data.store = data.make_store(data.store_request())
+    return data
+
+
+def pieces(dataset):
+    return [piece for i in range(len(dataset.lengths)) for piece in dataset.example(i, 0)]
+
+
+def test_the_target_is_nowhere_in_the_page():
+    page = page_of(row(html=HTML, query="pie"), "title")
+    assert page.target == TITLE  # of the page's own head
+    assert page.text == "Home\nAn apple pie needs apples.\nHow it is made."
+    assert page.num_removed == 3  # the breadcrumb, the h1 and the site's name
+    assert framed(page, "title").prompt == f"Query: pie\nPage: {page.text}\nTitle:\n"
+
+
+def test_a_description_is_written_from_title_and_text():
+    page = page_of(row(html=HTML, title="Mine"), "description")
+    assert (page.title, page.target) == ("Mine", "How it is made.")
+    assert "How it is made" not in page.text
+    asked = framed(page, "description")
+    assert asked.prompt.startswith("Title: Mine\nPage: Home\n")
+    assert asked.prompt.endswith("\nDescription:\n")
+    assert asked.prompt[slice(*asked.shrinks)] == page.text
+
+
+def test_a_passage_that_holds_the_target_stays_and_is_known():
+    page = page_of(row(text="Apple pie\nOld apple, pie is good", title="Apple pie"), "title")
+    assert (page.text, page.num_removed, page.holds_target) == ("Old apple, pie is good", 1, True)
+    assert not page_of(row(text="apple pies", title="Apple pie"), "title").holds_target
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"title": "x"}, 'mine.jsonl:7: the row has no "html" and no "text"; write {"html"'),
+        ({"text": 3}, 'mine.jsonl:7: "text" must be a text, got 3'),
+        ({"text": "a", "query": ["b"]}, 'mine.jsonl:7: "query" must be a text'),
+        ({"text": "A.", "title": "a"}, "mine.jsonl:7: the page has no visible text besides its t"),
+        ({"html": "<script>x</script>"}, "mine.jsonl:7: the page has no visible text"),
+        ({"text": "a \ud83d"}, r"mine.jsonl:7: .* is half of a surrogate pair"),
+    ],
+)
+def test_a_wrong_row_is_named(values, message):
+    with pytest.raises(ValueError, match=message):
+        page_of(row(**values), "title")
+
+
+def test_pages_without_a_target_are_told_apart(tmp_path):
+    path = write(tmp_path, [{"text": "a b", "title": " "}, {"text": "c", "title": "d"}, {}])
+    found = BadRows("collect")
+    assert [page.line for page in read_pages(Path(path), "title", found)] == [2]
+    assert [(r.line, r.kind) for r in found.rows] == [(1, "no target"), (3, "no page")]
+    with pytest.raises(
+        ValueError, match=r"(?s)pages.jsonl:1: .a b.: the page has no title.*reject"
+    ):
+        module(tmp_path, [{"text": "a b"}, {"text": "c", "title": "d"}])
+    data = module(tmp_path, [{"text": "a b"}, {"text": "c", "title": "d"}], on_bad_rows="reject")
+    assert len(data.build("train").lengths) == 1
+    assert [r.kind for r in data.audit().bad_rows] == ["no target"]
+
+
+@pytest.mark.parametrize(
+    "tokenizer", [TokenizerOptions("bytes"), TokenizerOptions("bpe", vocab_size=280)]
+)
+def test_a_long_page_loses_its_end_and_never_the_target(tmp_path, tokenizer):
+    text = "the hen drank milk in the barn. " * 12
+    rows = [{"text": text, "title": title} for title in ("Hen", "A hen, déjà vu")]
+    data = module(tmp_path, rows, tokenizer=tokenizer, context_length=72)
+    short, long = sorted(pieces(data.build("train")), key=lambda p: (p.labels != IGNORED).sum())
+    decode = data.store.tokenizer.decode
+    answers = [decode(p.labels[p.labels != IGNORED]) for p in (short, long)]
+    assert answers == ["Hen", "A hen, déjà vu"]
+    prompts = [prompt_of(p) for p in (short, long)]
+    assert prompts[0].tolist() == prompts[1].tolist()  # a long target leaves no trace in it
+    assert len(prompts[0]) == data.max_prompt == 48
+    told = decode(prompts[0])
+    assert told.startswith("Page: the hen")
+    assert told.endswith("\nTitle:\n")
+
+
+def test_prediction_asks_as_training_did(tmp_path):
+    rows = [{"text": "the hen " * n, "title": f"Hen {n}", "query": "q"} for n in (1, 40)]
+    data = module(tmp_path, rows, layout="documents")
+    asked = PagePrompts(
+        [Path(data.files[0])], data.store.tokenizer, target="title", max_prompt=data.max_prompt
+    )
+    prompts = [prompt.ids for [prompt] in asked.prompts()]
+    assert prompts == [prompt_of(piece).tolist() for piece in pieces(data.build("train"))]
+    assert [p.num_cut for [p] in asked.prompts()] == [0, len("the hen " * 40) + 24 - 1 - 72]
+
+
+def test_a_target_beyond_its_room_is_an_error_or_left_out(tmp_path):
+    rows = [{"text": "a" * 200, "title": "b" * 25}, {"text": "c", "title": "d"}]
+    with pytest.raises(ValueError, match="1 samples are longer .* Raise data.max_target_tokens"):
+        module(tmp_path, rows).build("train")
+    assert len(module(tmp_path, rows, too_long="leave_out").build("train").fitted.samples) == 1
+
+
+def test_one_page_with_several_queries_is_in_one_part(tmp_path):
+    rows = [
+        {"text": f"page {i}", "title": f"title {i}", "query": query}
+        for i in range(20)
+        for query in ("one", "two", "")
+    ]
+    data = module(tmp_path, rows, split=TextSplit(validation_share=0.3, test_share=0.3))
+    parts = [set(data.store.part(part).lines.tolist()) for part in range(3)]
+    groups = [{(line - 1) // 3 for line in lines} for lines in parts]
+    assert [len(lines) for lines in parts] == [3 * len(group) for group in groups]
+    assert len(groups[1]) == 6
+
+
+def test_evaluation_has_a_page_per_sample_with_its_whole_texts(tmp_path):
+    rows = [{"text": f"page {i}\n" + "x " * i, "title": f"T{i}", "query": "q"} for i in range(60)]
+    data = module(tmp_path, rows, split=TextSplit(validation_share=0.5), layout="packed")
+    dataset = data.build("validation")
+    assert isinstance(dataset, SnippetDataset)
+    batch = dataset.collate([dataset.example(i, 0) for i in range(30)])
+    texts = open_page_texts(data.page_request, data.store, 1)
+    assert batch["texts"] == [texts[i].text for i in range(30)]
+    decode = data.store.tokenizer.decode
+    for i, target in enumerate(batch["targets"]):
+        prompt = batch["prompt_ids"][i, : batch["prompt_lengths"][i]]
+        assert decode(prompt).startswith(f"Query: q\nPage: page {target[1:]}\n")
+    assert batch["input_ids"].shape[0] == 1  # in one row, which do not see each other
+    assert np.array_equal(batch["document_ids"].unique(), np.arange(30))
+
+
+def test_check_says_where_the_target_shows(tmp_path):
+    rows = [{"text": "Pie\nbake it", "title": "Pie"}, {"text": "a big pie is", "title": "Big pie"}]
+    found = module(tmp_path, rows).audit().warnings
+    assert any("1 of 2 pages have their title as a line of its own" in line for line in found)
+    assert any("1 of 2 pages hold the words of their title" in line for line in found)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target": "h1"}, 'target must be title or description, got "h1"'),
+        ({"too_long": "cut"}, "too_long must be leave_out or error: a page loses its end in any"),
+        ({"max_target_tokens": 512}, "max_target_tokens must be 1 to 511, got 512"),
+    ],
+)
+def test_wrong_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        PagesDataModule(**options)
+
+
+def test_the_demo_has_pages_without_their_titles(tmp_path):
+    path = demo.demo_pages(tmp_path)
+    assert demo.demo_pages(tmp_path) == path
+    found = BadRows("collect")
+    pages = list(read_pages(path, "title", found))
+    assert not found.rows
+    assert len(pages) > 900
+    assert len({page.text for page in pages}) == len(pages)
+    assert all(isinstance(page, Page) and page.query and len(page.target) <= 100 for page in pages)
+    assert sum(page.holds_target for page in pages) < 0.05 * len(pages)

@@ -1,0 +1,62 @@
+"""Small pages, and a run of a writer on them."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import seed_everything
+
+from datamodules import PagesDataModule, PlanOptions, TokenizerOptions
+from lit_models.causal_lm.decoder_config import DecoderConfig
+from lit_models.causal_lm.generation import GenerationOptions
+from lit_models.seo.writer import LitSnippetWriter
+
+NETWORK = DecoderConfig(max_positions=48, hidden_size=64, num_layers=2, num_heads=2)
+ANIMALS = ("hen", "cow", "ant", "dog", "cat", "owl", "fox")
+
+
+def write_pages(path: Path, number: int = 4) -> str:
+    """Write pages of animals, the html of some; return the path."""
+    rows: list[dict[str, Any]] = []
+    for i in range(number):
+        name = ANIMALS[i % len(ANIMALS)] * (1 + i // len(ANIMALS))
+        text = f"The {name} is here. It eats."
+        page: dict[str, Any] = {"text": text}
+        if i % 2:
+            page = {"html": f"<title>x</title><h1>Big {name}</h1><p>{text}</p>", "url": "nowhere"}
+        rows.append(
+            {
+                **page,
+                "description": "Animals.",
+                "title": f"Big {name}",
+                "query": f"{name} food",
+                "id": i,
+            }
+        )
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def writer(rate: float = 0.003, **options: Any) -> LitSnippetWriter:
+    """Return a writer of titles."""
+    seed_everything(1)
+    optimizer = partial(torch.optim.AdamW, lr=rate)
+    generation = GenerationOptions(max_new_tokens=12)
+    given = {"network": NETWORK, "generation": generation, **options}
+    return LitSnippetWriter(optimizer=optimizer, **given)
+
+
+def pages_of(path: str, **options: Any) -> PagesDataModule:
+    """Return pages that train, validate and test."""
+    given = {"global_batch_size": 4, "plan": PlanOptions(seed=1), **options}
+    return PagesDataModule(
+        train_files=path,
+        validation_files=path,
+        test_files=path,
+        context_length=48,
+        max_target_tokens=16,
+        tokenizer=TokenizerOptions("bpe", vocab_size=300),
+        **given,
+    )

@@ -1,0 +1,194 @@
+"""What the checks find in the elements of a page, and how its bytes are read."""
+
+import json
+
+import pytest
+
+from lit_models.seo.onpage.__main__ import main
+from lit_models.seo.onpage.checks import check_page, check_site
+from lit_models.seo.onpage.page import Page, page_of_bytes
+
+SOUND = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Pies</title>
+<meta name="description" content="How to make an apple pie as grandmothers did: what you need, how
+long it takes, and what to do with the peel."><link rel="canonical" href="https://ex.org/pie">
+</head><body><h1>Apple pie</h1><h2>Peel</h2><p>Keep it.</p></body></html>"""
+
+
+def report(html, address=None, **options):
+    return check_page(Page("page", html, address), **options)
+
+
+def rules(html, check, address=None):
+    """The rules that one check says are broken, with evidence."""
+    found = report(html, address).findings
+    return [(f.rule.split(";")[0], f.evidence, f.place) for f in found if f.check == check]
+
+
+def test_a_sound_page_has_no_finding():
+    done = report(SOUND)
+    assert done.findings == []
+    assert (done.facts["title"], done.facts["title_length"]) == ("Pies", 4)
+    assert done.facts["description_length"] == 109
+    assert done.facts["canonical"] == "https://ex.org/pie"
+    assert done.facts["headings"] == [(1, "Apple pie"), (2, "Peel")]
+    assert done.facts["words"] == 5
+
+
+def test_titles_and_descriptions_are_measured_in_characters():
+    head = "<title>{}</title><meta name=description content='{}'>"
+    at_the_limit = report(head.format("é" * 60, "x" * 70)).findings
+    assert not [f for f in at_the_limit if f.check in ("title", "description")]
+    assert rules(head.format("é" * 61, ""), "title")[0][0].startswith("61 characters")
+    assert rules(head.format("", "x" * 161), "description")[0][0].startswith("161 characters")
+    assert rules(head.format(" ", "x"), "title")[0][0] == "the <title> is empty"
+    assert rules("<p>x", "description") == [("there is no meta description", "", "head")]
+    two = "<title>a</title><title>b</title>"
+    assert rules(two, "title") == [("another <title>", "b", "head > title:nth-of-type(2)")]
+    assert report("<p>x<svg><title>drawing</title></svg>").facts["title"] is None
+
+
+@pytest.mark.parametrize(
+    ("link", "rule"),
+    [
+        ('<link rel="canonical" href="">', "the canonical link names no address"),
+        ('<link rel="canonical" href="/a">', "the canonical address is relative"),
+        ('<link rel="canonical" href="http://[">', "the canonical address cannot be read"),
+        ("<p>x</p><link rel=canonical href=https://a.b/>", "the canonical link stands in the body"),
+    ],
+)
+def test_a_canonical_link_must_be_whole_and_in_the_head(link, rule):
+    assert rules(link, "canonical")[0][0].startswith(rule)
+
+
+def test_robots_and_language_are_read():
+    html = '<html lang="en_us!"><meta name="ROBOTS" content="NOINDEX,follow"><p>x'
+    assert rules(html, "robots")[0][1] == '<meta name="ROBOTS" content="NOINDEX,follow">'
+    assert report(html).facts["robots"] == {"robots": "noindex,follow"}
+    assert rules(html, "language") == [
+        ("the language is no code such as en or pt-BR", "en_us!", "html")
+    ]
+
+
+def test_the_order_of_headings_is_checked():
+    html = "<h2>a</h2><h4>b</h4><h1>c</h1><h1>d</h1><h2></h2>"
+    assert [rule for rule, _, _ in rules(html, "headings")] == [
+        "h4 follows h2: levels are skipped", "an empty heading", "another h1",
+    ]  # fmt: skip
+    assert rules("<p>x", "headings") == [("there is no heading", "", "")]
+    assert rules("<h2>a</h2>", "headings") == [("there is no h1", "a", "body > h2:nth-of-type(1)")]
+
+
+def test_a_missing_alternative_text_is_no_empty_one():
+    html = "<img src=a><img src=b alt><img src=c alt='A pie'><img src=d aria-label=x>"
+    assert report(html).facts["images"] == {"described": 2, "decorative": 1, "without": 1}
+    [(_, evidence, place)] = rules(html, "images")
+    assert (evidence, place) == ('<img src="a">', "body > img:nth-of-type(1)")
+
+
+def test_many_faults_of_one_kind_are_counted():
+    found = report("<img src=a>" * 30).findings
+    assert [f.rule for f in found if f.check == "images"][-1] == "10 more of these"
+    assert len([f for f in found if f.check == "images"]) == 21
+
+
+def test_links_are_seen_from_the_page():
+    html = "".join(
+        f"<a href='{href}'>x</a>"
+        for href in ("/a", "b", "//www.ex.org/c", "https://Ex.org/d", "http://o.org", "#e", "tel:1")
+    )
+    counts = {"internal": 4, "external": 1, "fragment": 1, "other": 1, "unknown": 0}
+    assert report(html, "https://ex.org/dir/").facts["links"] == counts
+    unknown = {"internal": 2, "external": 0, "fragment": 1, "other": 1, "unknown": 3}
+    assert report(html).facts["links"] == unknown
+    silent = (
+        "<a href='/a'><img src=x></a><a href='/b'><img src=x alt=Home></a><a href='http://['>y</a>"
+    )
+    assert [rule for rule, _, _ in rules(silent, "links")] == [
+        "a link without a text says nothing of its target", "the address cannot be read",
+    ]  # fmt: skip
+
+
+def test_structured_data_that_nobody_can_read_is_found():
+    html = (
+        '<script type="application/ld+json">{"@graph": [{"@type": ["A", "B"]}]}</script>'
+        '<script type="application/ld+json">{"@type": }</script>'
+        '<div itemscope itemtype="https://schema.org/Recipe"></div><p typeof="Person">x</p>'
+    )
+    held = report(html).facts["structured_data"]
+    assert (held["json_ld"], held["rdfa"]) == (["A", "B"], ["Person"])
+    assert held["microdata"] == ["https://schema.org/Recipe"]
+    [(rule, evidence, _)] = rules(html, "structured data")
+    assert rule.startswith("JSON-LD that is no JSON")
+    assert evidence == '{"@type": }'
+
+
+@pytest.mark.parametrize(
+    ("content", "read", "rule"),
+    [
+        ("<meta charset=utf-8><p>é".encode("cp1252"), "utf-8", "UTF-8 is declared and the bytes"),
+        ("<meta charset=latin1><p>é".encode(), "cp1252", "cp1252 is declared and the bytes are UT"),
+        ("<p>é".encode(), "utf-8", "no encoding is declared"),
+        ("<p>é".encode("cp1252"), "cp1252", "no encoding is declared"),
+        (b"<meta charset=klingon><p>x", "utf-8", "the declared encoding is not known"),
+        (b" ", "utf-8", ""),
+    ],
+)
+def test_a_wrong_encoding_is_a_finding(content, read, rule):
+    page = page_of_bytes(content, "a.html")
+    assert page.facts["encoding_read"] == read
+    assert page.findings[0].rule.startswith(rule or "the file is empty")
+
+
+def test_a_declared_encoding_is_used():
+    sound = page_of_bytes('<meta charset="iso-8859-1"><title>é'.encode("cp1252"), "a")
+    marked = page_of_bytes("\ufeff<title>é".encode("utf-16"), "a")
+    assert not sound.findings + marked.findings
+    assert [check_page(p).facts["title"] for p in (sound, marked)] == ["é", "é"]
+
+
+def test_malformed_html_is_read_as_browsers_do():
+    html = "<h1>One<p>two</h1></b><div>" + "<div>" * 5000 + "deep<style>p{}</style><p hidden>no"
+    done = report(html + "<p style='display: none'>no</p>un<b>broken</b>")
+    assert done.facts["words"] == 4
+    assert Page("x", html).lines == ["One", "two", "deep"]
+
+
+def test_the_command_prints_reports_for_people_and_programs(tmp_path, capsys):
+    page = tmp_path / "a.html"
+    page.write_text(SOUND, encoding="utf-8")
+    assert main([str(page), "--address=https://ex.org/apple-pie", "--keyword=apple pie"]) == 0
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    assert "0 findings" in printed
+    assert main([str(page), str(page), "--json", "--keyword=apple pie"]) == 0
+    first, second = json.loads(capsys.readouterr().out)
+    assert first["keywords"]["apple pie"]["headings"] == 1
+    assert first["findings"] == []
+    assert {f["check"] for f in second["findings"]} == {"duplicates"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere.html"], "nowhere.html does not exist; name a file of HTML."),
+        (["."], "is a folder; name its pages"),
+        (["a.html", "--keyword=?!"], 'the keyword "?!" has no word'),
+        (["a.html", "--address=/pie"], 'the address "/pie" is none of a page'),
+        (["a.html", "a.html", "--address=https://a.b"], "--address must be given once for each"),
+    ],
+)
+def test_wrong_input_is_named(arguments, message, tmp_path, monkeypatch, capsys):
+    (tmp_path / "a.html").write_text(SOUND, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_pages_of_a_site_that_repeat_each_other_are_named():
+    words = " ".join(f"w{i}" for i in range(100))
+    pages = [Page(n, f"<title>{t}</title><p>{text}") for n, t, text in (
+        ("a", "One", words), ("b", "one ", words + " more"), ("c", "Two", "w0 w1 w2 w3 w4 other"),
+    )]  # fmt: skip
+    found = [[f.rule for f in r.findings if f.check == "duplicates"] for r in check_site(pages)]
+    # 96 runs of five words are shared, of 97.
+    assert found == [[], ["the same title as a", "99 % of the text is that of a"], []]

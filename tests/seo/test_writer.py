@@ -1,0 +1,116 @@
+"""A writer learns titles, writes them into the rows, and is exported."""
+
+import json
+
+import pytest
+import torch
+
+from datamodules import PagesDataModule
+from lit_models.causal_lm.generation import GenerationOptions
+from lit_models.seo.writer import LitSnippetWriter
+from lit_models.training.callbacks.ledger import Ledger
+from lit_models.training.callbacks.predictions import PredictionWriter
+from lit_models.training.export import export_checkpoint
+from tests.seo.pages import pages_of, write_pages, writer
+from tests.toy import toy_trainer
+
+NAME = "lit_models.seo.writer.LitSnippetWriter"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with pages.jsonl, a.ckpt of a run that learnt them by heart, and its metrics."""
+    folder = tmp_path_factory.mktemp("writer")
+    path = write_pages(folder / "pages.jsonl")
+    quiet = {"callbacks": [Ledger()], "enable_checkpointing": False, "precision": 32}
+    trainer = toy_trainer(folder, max_epochs=120, limit_val_batches=0, **quiet)
+    module = writer()
+    trainer.fit(module, pages_of(path))
+    trainer.save_checkpoint(folder / "a.ckpt")
+    [metrics] = trainer.test(module, pages_of(path), verbose=False)
+    return folder, metrics, module
+
+
+def predict(folder, module, path, **options):
+    """Predict with a trained module; return the rows of the output."""
+    output = folder / "out.jsonl"
+    quiet = {"callbacks": [PredictionWriter()], "enable_checkpointing": False, "precision": 32}
+    trainer = toy_trainer(folder, **quiet)
+    data = PagesDataModule(
+        predict_files=str(path),
+        predict_output=str(output),
+        context_length=48,
+        max_target_tokens=16,
+        global_batch_size=3,
+    )
+    ckpt_path = options.pop("ckpt_path", None)
+    trainer.predict(module, data, return_predictions=False, ckpt_path=ckpt_path, weights_only=True)
+    return [json.loads(line) for line in output.read_text("utf-8").splitlines()]
+
+
+def test_what_is_learnt_by_heart_is_written(trained):
+    _, metrics, _ = trained
+    for name in ("rouge1", "rouge2", "rougeL", "within_limits"):
+        assert metrics[f"test/{name}"] == 1
+    assert metrics["test/duplicates"] == 0
+    assert metrics["test/query_coverage"] == 0.5  # "hen", and no "food"
+    assert metrics["test/characters"] == 7
+    assert metrics["test/copy_rate"] == 0  # "big" is in no page
+    assert metrics["test/lead_copy_rate"] == 1
+    assert metrics["test/lead_characters"] == len("The hen is here.")
+    assert metrics["test/lead_rouge1"] == pytest.approx(2 * (1 / 4 * 1 / 2) / (1 / 4 + 1 / 2))
+    assert metrics["test/loss"] < 0.1
+
+
+def test_rows_come_back_with_what_was_written(trained, tmp_path):
+    folder, _, _ = trained
+    module = writer(onpage=True)
+    rows = predict(tmp_path, module, folder / "pages.jsonl", ckpt_path=str(folder / "a.ckpt"))
+    assert [row["snippet"] for row in rows] == [row["title"] for row in rows]
+    assert [row["id"] for row in rows] == list(range(4))
+    assert all(row["num_characters"] == 7 for row in rows)
+    assert all(row["finish_reason"] == "end" for row in rows)
+    assert rows[0]["onpage"] is None
+    report = rows[1]["onpage"]
+    assert report["headings"] == [[1, "Big cow"]]
+    assert report["keywords"]["cow food"]["text"] == 0
+    assert report["findings"][0]["evidence"] == "nowhere"
+
+
+def test_pages_without_a_title_are_written_for_too(trained, tmp_path):
+    folder, _, _ = trained
+    lines = [json.loads(line) for line in (folder / "pages.jsonl").read_text().splitlines()]
+    bare = [{"text": r["text"], "query": r["query"]} for r in lines if "text" in r]
+    (tmp_path / "bare.jsonl").write_text("".join(json.dumps(r) + "\n" for r in bare))
+    module = writer()
+    rows = predict(tmp_path, module, tmp_path / "bare.jsonl", ckpt_path=str(folder / "a.ckpt"))
+    assert [row["snippet"] for row in rows] == [r["title"] for r in lines if "text" in r]
+    assert "onpage" not in rows[0]
+
+
+def test_an_exported_folder_writes_the_same(trained, tmp_path):
+    folder, _, module = trained
+    export_checkpoint(folder / "a.ckpt", tmp_path / "model", class_path=NAME)
+    loaded = LitSnippetWriter.from_exported(tmp_path / "model")
+    assert loaded.target == "title"
+    data = pages_of(str(folder / "pages.jsonl"))
+    data.setup("test")
+    dataset = data.datasets["test"]
+    batch = dataset.collate([dataset.example(i, 0) for i in range(4)])
+    batch |= {"sample_id": torch.arange(4)}
+    module.eval()
+    assert loaded.written(batch) == module.float().written(batch) == batch["targets"]
+    theirs = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert theirs["architectures"] == ["LlamaForCausalLM"]  # transformers reads it, too
+
+
+def test_wrong_options_are_refused(tmp_path):
+    generation = GenerationOptions(mode="score")
+    with pytest.raises(ValueError, match='a writer writes texts; leave generation.mode at "gen'):
+        writer(generation=generation)
+    path = write_pages(tmp_path / "pages.jsonl")
+    trainer = toy_trainer(tmp_path, max_epochs=1)
+    with pytest.raises(ValueError, match="model.target is title and the data's is description"):
+        trainer.fit(writer(), pages_of(path, target="description"))
+    with pytest.raises(ValueError, match='target must be title or description, got "h1"'):
+        writer(target="h1")
