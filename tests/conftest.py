@@ -31,6 +31,18 @@ trainer:
 """
 
 
+MOST_WORKERS = 4
+STARTS_PROCESSES = ("slow", "soak", "smoke", "benchmark")
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Default tests share the cores; those that start processes or measure time have them all."""
+    asked = config.getoption("markexpr").replace("not ", "not_")
+    if any(marker in asked.split() for marker in STARTS_PROCESSES):
+        return 0
+    return min(MOST_WORKERS, len(os.sched_getaffinity(0)))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["UNISONO_CACHE"] = str(tmp_path_factory.mktemp("cache"))

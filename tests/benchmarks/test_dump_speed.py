@@ -22,7 +22,7 @@ from tests.benchmarks.dump_peers import BATCH, LAYER, LONGEST, dump
 
 pytestmark = pytest.mark.benchmark
 ROOT = Path(__file__).parents[2]
-ROUNDS, DOCUMENTS = 3, 3000
+ROUNDS, DOCUMENTS = 3, 1000
 SIZES = {"n_positions": LONGEST, "n_embd": 256, "n_layer": 6, "n_head": 8}
 
 
