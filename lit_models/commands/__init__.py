@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import importlib
+from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +42,22 @@ def run_command(name: str, argv: list[str]) -> Any:
         raise UsageError(str(error)) from error
     function_name = name.replace("-", "_")
     module = importlib.import_module(f"lit_models.commands.{function_name}")
+    function = getattr(module, function_name)
     return auto_cli(
-        getattr(module, function_name),
-        args=argv,
+        function,
+        args=with_values(argv, function),
         prog=f"unisono {name}",
         parser_class=CommandParser,
         allow_abbrev=False,
     )
+
+
+def with_values(argv: list[str], function: Callable[..., Any]) -> list[str]:
+    """Returns the arguments with --json for --json=true, where it is an option that is true or
+    false and no value follows."""
+    flags = {f"--{n}" for n, p in signature(function).parameters.items() if p.annotation is bool}
+    following = [*argv[1:], "--"]
+    return [
+        f"{option}=true" if option in flags and after.startswith("-") else option
+        for option, after in zip(argv, following, strict=True)
+    ]

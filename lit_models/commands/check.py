@@ -74,12 +74,17 @@ def _built(key: str, base: type, config: dict[str, Any]) -> Any:
     """The object of a config: class_path and init_args, and options beside them, which win."""
     from lit_models.cli import UnisonoParser
 
-    options = {k: value for k, value in config.items() if k not in ("class_path", "init_args")}
-    init_args = _merged(config.get("init_args") or {}, options)
     parser = UnisonoParser()
     parser.add_lightning_class_args(base, key, subclass_mode=True)
-    spec = {key: {"class_path": config["class_path"], "init_args": init_args}}
+    spec = {key: with_options(config)}
     return getattr(parser.instantiate_classes(parser.parse_object(spec)), key)
+
+
+def with_options(config: dict[str, Any]) -> dict[str, Any]:
+    """Returns a config's class_path and init_args, in which the options beside them have won."""
+    options = {k: value for k, value in config.items() if k not in ("class_path", "init_args")}
+    init_args = _merged(config.get("init_args") or {}, options)
+    return {"class_path": config["class_path"], "init_args": init_args}
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

@@ -269,7 +269,7 @@ def check_world(
     Raises:
         ValueError: the worlds differ.
     """
-    for name, started in _launched_worlds(environ).items():
+    for name, started in launched_worlds(environ).items():
         if started != world_size:
             raise ValueError(
                 f"the launcher started {started} processes ({name}={started}), but trainer.devices "
@@ -288,7 +288,7 @@ def check_world(
         )
 
 
-def _launched_worlds(environ: Mapping[str, str]) -> dict[str, int]:
+def launched_worlds(environ: Mapping[str, str]) -> dict[str, int]:
     """Returns the worlds larger than one process that a launcher set up, by variable."""
     worlds = {name: int(environ[name]) for name in ("WORLD_SIZE",) if environ.get(name)}
     # In an interactive allocation only `srun` starts the tasks; there Lightning ignores SLURM.

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
-from lit_models.training.callbacks.exact_dropout import ExactDropout
 from lit_models.training.record import StepRecord
 from lit_models.training.sharding import local_parts
 
@@ -52,6 +51,8 @@ def try_batch(
         batch: on the CPU.
         keeps_gradients: whether the backward pass adds to gradients that are there.
     """
+    from lit_models.training.callbacks.exact_dropout import ExactDropout  # imports this file
+
     plugin = trainer.precision_plugin
     batch = module._on_before_batch_transfer(plugin.convert_input(batch))
     batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)

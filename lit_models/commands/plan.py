@@ -1,0 +1,75 @@
+"""Show steps, rates, memory and time on several numbers of devices, before any job."""
+
+import json as json_format
+import logging
+
+
+def plan(
+    model: dict | None = None,
+    data: dict | None = None,
+    trainer: dict | None = None,
+    seed_everything: int | bool | None = None,
+    test_after_fit: bool | None = None,
+    on_missing_devices: str | None = None,
+    exactness: str | None = None,
+    exact_dropout: bool | None = None,
+    devices: str = "1,2,4,8",
+    rehearse: bool = False,
+    bandwidth_gib_s: float | None = None,
+    time_limit_h: float | None = None,
+    json: bool = False,
+) -> int:
+    """Show what a run will be on several numbers of devices; nothing is trained or written.
+
+    Args:
+        model: of the run.
+        data: of the run, which is prepared in the cache as for a training.
+        trainer: of the run; epochs, steps and precision count.
+        seed_everything: of the run.
+        test_after_fit: not used.
+        on_missing_devices: not used.
+        exactness: not used.
+        exact_dropout: not used.
+        devices: numbers of devices over all machines, such as 1,2,4,8.
+        rehearse: compute some batches on this machine, for seconds and activations.
+        bandwidth_gib_s: of the network between devices, as `unisono doctor --collectives` says;
+            without it, no time is counted for the exchange of gradients.
+        time_limit_h: of one job of a cluster, to count how many the run takes.
+        json: print plain JSON for scripts.
+    """
+    from lightning.pytorch import seed_everything as seed_all
+    from rich.console import Console
+
+    from lit_models.commands._run_config import built
+    from lit_models.commands.check import with_options
+    from lit_models.forecasting import table
+    from lit_models.forecasting.probe import Probe, forecast
+    from lit_models.launch import silence_noise
+
+    counts = numbers(devices)
+    if not model or not data or "class_path" not in model or "class_path" not in data:
+        raise ValueError("`unisono plan` needs a module and data; give the config of a run.")
+    silence_noise()
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
+    seed_all(0 if seed_everything in (None, True) else int(seed_everything or 0), verbose=False)
+    module, datamodule = built({"model": with_options(model), "data": with_options(data)})
+    found = forecast(module, datamodule, trainer or {}, Probe(counts, rehearse))
+    accelerator = str((trainer or {}).get("accelerator") or "auto")
+    rows = table.rows(found, bandwidth_gib_s, time_limit_h, accelerator)
+    if json:
+        print(json_format.dumps(rows, indent=1))
+    else:
+        table.show(found, rows, Console(highlight=False))
+    return 0
+
+
+def numbers(devices: str) -> list[int]:
+    """Returns the numbers of devices.
+
+    Raises:
+        ValueError: one is no whole number above 0.
+    """
+    parts = [part.strip() for part in str(devices).strip("[]").split(",")]
+    if not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise ValueError(f"--devices must be numbers such as 1,2,4,8, got {devices}.")
+    return [int(part) for part in parts]

@@ -1,0 +1,1 @@
+"""What `unisono doctor` looks at: each file returns findings, nothing here trains."""

@@ -1,0 +1,57 @@
+"""Everything that the doctor looks at, in the order in which it is shown."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from lit_models.doctoring import collectives as groups
+from lit_models.doctoring import environment, gpus, launchers, machine
+from lit_models.doctoring.findings import Finding
+
+SLURM_FIRST_PORT, SLURM_PORTS = 15000, 10000
+
+
+def examine(
+    devices: int | None, num_nodes: int | None, folder: Path, collectives: bool, timeout_s: float
+) -> list[Finding]:
+    """Return what was found; nothing on ranks other than the first.
+
+    Arguments as those of `unisono doctor`.
+    """
+    environ = joined_environment(os.environ)
+    is_first = environ is None or environ["RANK"] == "0"
+    results: list[Finding] = []
+    if is_first:
+        results += environment.check()
+        results += machine.check(folder)
+        results += gpus.check()
+        results += launchers.check(os.environ, devices, num_nodes)
+    if collectives and environ is not None:
+        results += groups.check_as_rank(environ, timeout_s)
+    return results
+
+
+def joined_environment(environ: Mapping[str, str]) -> dict[str, str] | None:
+    """Return rank, world and rendezvous of a job that a launcher started, none without one.
+
+    Under srun they are made as Lightning makes them, so that the same way is tried.
+    """
+    if "RANK" in environ and "WORLD_SIZE" in environ:
+        return dict(environ)
+    if "SLURM_PROCID" not in environ or "SLURM_STEP_ID" not in environ:
+        return None
+    if int(environ.get("SLURM_NTASKS") or 1) < 2:
+        return None
+    from lightning.fabric.plugins.environments import SLURMEnvironment
+
+    port = SLURM_FIRST_PORT + int(environ["SLURM_JOB_ID"][-4:]) % SLURM_PORTS
+    nodes = environ.get("SLURM_NODELIST", "127.0.0.1")
+    return {
+        **environ,
+        "RANK": environ["SLURM_PROCID"],
+        "LOCAL_RANK": environ.get("SLURM_LOCALID", "0"),
+        "WORLD_SIZE": environ["SLURM_NTASKS"],
+        "MASTER_ADDR": environ.get("MASTER_ADDR")
+        or SLURMEnvironment.resolve_root_node_address(nodes),
+        "MASTER_PORT": environ.get("MASTER_PORT") or str(port),
+    }
