@@ -5,13 +5,21 @@ from typing import Any
 
 _HOME = {
     "LitRanker": "lit_models.seo.ranker",
+    "LitRetriever": "lit_models.seo.retriever",
     "LitCausalLM": "lit_models.causal_lm.module",
     "LitConsistencyLens": "lit_models.consistency_lens.module",
     "LitOccupationCoder": "lit_models.occupation_coder.module",
     "LitSubject": "lit_models.consistency_lens.dump",
 }
 
-__all__ = ["LitCausalLM", "LitConsistencyLens", "LitOccupationCoder", "LitRanker", "LitSubject"]
+__all__ = [
+    "LitCausalLM",
+    "LitConsistencyLens",
+    "LitOccupationCoder",
+    "LitRanker",
+    "LitRetriever",
+    "LitSubject",
+]
 
 
 def __getattr__(name: str) -> Any:
