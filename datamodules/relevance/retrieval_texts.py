@@ -35,7 +35,7 @@ class TextExample(NamedTuple):
 
     framed: Framed
     is_query: bool
-    index: int
+    number: int
     judged: np.ndarray
     grade: np.ndarray
     first: FirstStage | None
@@ -99,7 +99,7 @@ class TextsDataset(PlannedDataset):
             "input_ids": rows["input_ids"],
             "attention_mask": rows["attention_mask"],
             "is_query": torch.tensor([example.is_query for example in examples]),
-            "text_index": torch.tensor([example.index for example in examples]),
+            "text_index": torch.tensor([example.number for example in examples]),
         }
         if self.judged is None:
             return texts
@@ -118,8 +118,8 @@ class TextsDataset(PlannedDataset):
         """Return the id and the beginning of the text."""
         example = self.example(sample_id, epoch)
         if example.is_query:
-            return {"query": self.collection.query_id(example.index)}
-        return {"document": self.collection.document_id(example.index)}
+            return {"query": self.collection.query_id(example.number)}
+        return {"document": self.collection.document_id(example.number)}
 
     def _first_stage(self, query: str) -> FirstStage | None:
         if self.bm25_options is None:

@@ -225,8 +225,7 @@ class PairDataset(PlannedDataset):
             if kind == "judged":
                 lengths = np.array([of_document[d].mean() for d, _ in self.judged.all_relevant()])
             elif kind == "triples":
-                positives = [] if self.triples is None else self.triples.positive
-                lengths = of_document[np.asarray(positives, np.int64)]
+                lengths = of_document[[] if self.triples is None else self.triples.positive]
             else:
                 lengths = of_document
             parts.append(np.tile(lengths.astype(np.int64), getattr(self.mix, kind)))

@@ -3,7 +3,7 @@
 Shapes: Q queries, D documents, W width of vectors, k documents found of each.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 DOCUMENTS_AT_ONCE = 16_384
 QUERIES_AT_ONCE = 256
-Vectors = Tensor | np.ndarray
+Vectors: TypeAlias = Tensor | np.ndarray
 
 
 class Found(NamedTuple):
