@@ -24,6 +24,7 @@ from lit_models.training.metrics import SumCount
 from lit_models.training.muon import MuonAdamW
 from lit_models.training.optim import configured, parameter_groups
 from tests.distributed.lens_family import consistency_lens
+from tests.distributed.seo_retriever import WAYS, retriever
 from tests.distributed.text_gradient import write_documents
 from tests.toy import LitToy, ToyData
 
@@ -204,5 +205,6 @@ FAMILIES: dict[str, Family] = {
     "occupation_coder": occupation_coder,
     "causal_lm": causal_lm,
     "consistency_lens": consistency_lens,
+    "retriever": retriever,
 }
-SPECIAL: dict[str, Family] = {"muon": muon}  # not in every test
+SPECIAL: dict[str, Family] = {"muon": muon, **WAYS}  # not in every test
