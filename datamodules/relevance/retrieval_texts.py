@@ -30,6 +30,9 @@ class FirstStage(NamedTuple):
     scores: np.ndarray
 
 
+NO_FIRST_STAGE = FirstStage(np.zeros(0, np.int64), np.zeros(0, np.float32))
+
+
 class TextExample(NamedTuple):
     """One text, its number, and what evaluation needs to know of a query."""
 
@@ -38,7 +41,7 @@ class TextExample(NamedTuple):
     number: int
     judged: np.ndarray
     grade: np.ndarray
-    first: FirstStage | None
+    first: FirstStage
 
 
 class TextsDataset(PlannedDataset):
@@ -79,7 +82,7 @@ class TextsDataset(PlannedDataset):
 
     def example(self, sample_id: int, epoch: int) -> TextExample:
         """Return one text; it is the same in every epoch."""
-        none = (np.zeros(0, np.int64), np.zeros(0, np.float32), None)
+        none = (np.zeros(0, np.int64), np.zeros(0, np.float32), NO_FIRST_STAGE)
         if sample_id >= len(self.queries):
             index = int(self.documents[sample_id - len(self.queries)])
             ids = self.encoding.ids(self.collection.document(index).whole)
@@ -104,7 +107,7 @@ class TextsDataset(PlannedDataset):
         if self.judged is None:
             return texts
         queries = [example for example in examples if example.is_query]
-        firsts = [example.first for example in queries if example.first is not None]
+        firsts = [example.first for example in queries]
         most, depth = self.judged.most, self.depth
         return {
             **texts,
@@ -121,9 +124,9 @@ class TextsDataset(PlannedDataset):
             return {"query": self.collection.query_id(example.number)}
         return {"document": self.collection.document_id(example.number)}
 
-    def _first_stage(self, query: str) -> FirstStage | None:
+    def _first_stage(self, query: str) -> FirstStage:
         if self.bm25_options is None:
-            return None
+            return NO_FIRST_STAGE
         if self._bm25 is None:
             self._bm25 = open_bm25(self.collection, self.bm25_options)
         if len(self.documents) == self.collection.num_documents:

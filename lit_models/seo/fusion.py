@@ -44,6 +44,8 @@ def unit_range(scores: Tensor, is_there: Tensor, is_open: bool) -> Tensor:
         is_open: a ranking with gaps ends at the score 0.
     """
     scores = scores.double()
+    if not scores.shape[1]:
+        return scores
     low = scores.masked_fill(~is_there, torch.inf).amin(1, keepdim=True)
     high = scores.masked_fill(~is_there, -torch.inf).amax(1, keepdim=True)
     if is_open:

@@ -193,6 +193,8 @@ class RetrievalEvaluation(nn.Module):
 
 def best_weight(rankings: Rankings, values_of: Callable[[RankedQueries], Tensor]) -> float:
     """Return the weight of BM25 that is best on average over queries, the smallest of equals."""
+    if not rankings.has_first:  # a limited run may have seen no query
+        return 0.0
     means = [float(values_of(rankings.fused(weight)).mean()) for weight in WEIGHTS]
     return WEIGHTS[max(range(len(WEIGHTS)), key=lambda n: (round(means[n], 12), -n))]
 

@@ -30,15 +30,7 @@ def write_run(
         data: with the options of the run and of BM25.
         fusion_weight: of BM25; none leaves it out.
         device: where products are computed.
-
-    Raises:
-        ValueError: a fusion without BM25.
     """
-    if fusion_weight is not None and data.bm25 is None:
-        raise ValueError(
-            "model.fusion adds BM25's scores, and data.bm25 is none; give its options, or leave "
-            "the fusion out."
-        )
     write_rankings(encoded.folder / RUN_FILE, _rankings(encoded, data, fusion_weight, device), TAG)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -82,7 +83,7 @@ def table(content: dict[str, Any], split: str) -> Table:
     title = f"{split}: {content['queries']} queries over {among} documents"
     if among < whole:
         title += f" of {whole}, which is easier than all"
-    shown = Table(title=title, caption="difference: to bm25, 95 % over queries")
+    shown = Table(title=title, caption="difference: to bm25, 95 % over queries", box=SIMPLE)
     shown.add_column("metric")
     for system in content["systems"]:
         shown.add_column(system, justify="right")

@@ -81,7 +81,7 @@ class LitRetriever(EncodedTextModule):
                 f"{', '.join(metrics)}; add it."
             )
         self.metric_names, self.depth = tuple(metrics), deepest(metrics)
-        self.choosing_metric = measure(metrics[0], "linear", 0.0)
+        self.choosing_metric, *_ = (measure(name, "linear", 0.0) for name in metrics)
         self.encode_chunk, self.fusion = encode_chunk, fusion
         self.built = (towers, pooling, dimensions, temperature)
 
@@ -104,6 +104,11 @@ class LitRetriever(EncodedTextModule):
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
+        if self.fusion is not None and self.trainer.datamodule.bm25 is None:
+            raise ValueError(
+                "model.fusion adds BM25's scores, and data.bm25 is none; give its options, or "
+                "leave the fusion out."
+            )
         if stage == "predict":
             self.trainer.datamodule.search_encoded = self.write_run
 
@@ -199,7 +204,8 @@ class LitRetriever(EncodedTextModule):
     def _evaluate(self, split: str) -> None:
         evaluation = getattr(self, f"{split}_evaluation")
         rankings = evaluation.rankings()
-        if split == "val" and self.fusion is not None and self.fusion.weight is None:
+        is_open = self.fusion is not None and self.fusion.weight is None
+        if split == "val" and is_open:
             self.recipe["fusion_weight"] = best_weight(rankings, self.choosing_metric)
         for name, metric in evaluation.measure(rankings, self.fusion_weight()).items():
             self.log(f"{split}/{name}", metric, on_step=False, on_epoch=True)
