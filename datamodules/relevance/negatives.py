@@ -61,18 +61,26 @@ class HardNegatives:
                 "and the source run belong together."
             )
 
+    def run_path(self) -> Path | None:
+        """Return the file of the run, if there is to be one.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        if self.run is None:
+            return None
+        path = Path(self.run).expanduser()
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"negatives.run {self.run} is no file; make it with unisono predict of a "
+                "retriever, or correct the path."
+            )
+        return path
+
     def facts(self) -> dict[str, Any]:
         """Return what decides which negatives are drawn, as plain JSON; not where a run lies."""
-        digest = None
-        if self.run is not None:
-            path = Path(self.run).expanduser()
-            if not path.is_file():
-                raise FileNotFoundError(
-                    f"negatives.run {self.run} is no file; make it with unisono predict of a "
-                    "retriever, or correct the path."
-                )
-            digest = file_digest(path, cache_root())
-        return {**asdict(self), "run": digest}
+        path = self.run_path()
+        return {**asdict(self), "run": path and file_digest(path, cache_root())}
 
 
 class NegativePool:
@@ -101,8 +109,9 @@ class NegativePool:
                     'negatives.source is "judged", but no document was judged and found not '
                     "relevant (grade 0); take bm25 or run, or set negatives.count to 0."
                 )
-        if options.count and options.source == "run":
-            self._known = self._of_run()
+        path = options.run_path()
+        if options.count and path is not None:
+            self._known = self._of_run(path)
 
     def of(self, query: int) -> np.ndarray:
         """Return documents [n] int64 in the order of their ranks; relevant ones may be there."""
@@ -120,8 +129,7 @@ class NegativePool:
         (hits,) = self._bm25.search([self.collection.query(query)], self.options.depth)
         return hits.documents[0][hits.documents[0] >= 0][self.options.skip :]
 
-    def _of_run(self) -> dict[int, np.ndarray]:
-        path = Path(str(self.options.run)).expanduser()
+    def _of_run(self, path: Path) -> dict[int, np.ndarray]:
         found = {}
         for ranking in read_run(path):
             names = ranking.documents[self.options.skip : self.options.depth]

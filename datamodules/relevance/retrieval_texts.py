@@ -85,11 +85,11 @@ class TextsDataset(PlannedDataset):
         none = (np.zeros(0, np.int64), np.zeros(0, np.float32), NO_FIRST_STAGE)
         if sample_id >= len(self.queries):
             index = int(self.documents[sample_id - len(self.queries)])
-            ids = self.encoding.ids(self.collection.document(index).whole)
+            ids = self._ids(self.collection.document(index).whole)
             return TextExample(self.encoding.framing.single(ids), False, index, *none)
         index = int(self.queries[sample_id])
         text = self.collection.query(index)
-        framed = self.encoding.framing.query(self.encoding.ids(text))
+        framed = self.encoding.framing.query(self._ids(text))
         if self.judged is None:
             return TextExample(framed, True, index, *none)
         documents, grades = self.judged.judged(int(np.searchsorted(self.judged.queries, index)))
@@ -123,6 +123,10 @@ class TextsDataset(PlannedDataset):
         if example.is_query:
             return {"query": self.collection.query_id(example.number)}
         return {"document": self.collection.document_id(example.number)}
+
+    def _ids(self, text: str) -> np.ndarray:
+        """A prediction reads each text once, and its memory must not grow with their number."""
+        return self.encoding.ids_once(text) if self.judged is None else self.encoding.ids(text)
 
     def _first_stage(self, query: str) -> FirstStage:
         if self.bm25_options is None:

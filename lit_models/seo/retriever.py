@@ -165,18 +165,16 @@ class LitRetriever(EncodedTextModule):
         a document, its title and its text with a line break between them."""
         encoding = TextEncoding(self.recipe)
         frame = encoding.framing.query if is_query else encoding.framing.single
-        rows = [frame(encoding.ids(text)) for text in texts]
-        order = sorted(range(len(rows)), key=lambda n: len(rows[n].ids))
-        vectors = torch.zeros(len(rows), 0, device=self.device)
+        parts = []
+        order = sorted(range(len(texts)), key=lambda n: len(texts[n]))
         for start in range(0, len(order), TEXTS_AT_ONCE):
-            places = order[start : start + TEXTS_AT_ONCE]
-            batch = padded([rows[n] for n in places])
-            ids, mask = (batch[k].to(self.device) for k in ("input_ids", "attention_mask"))
-            found = self.network.encode(ids, mask, is_query)
-            if not start:
-                vectors = found.new_zeros(len(rows), found.shape[1])
-            vectors[places] = found
-        return vectors
+            chosen = order[start : start + TEXTS_AT_ONCE]
+            rows = padded([frame(encoding.ids_once(texts[n])) for n in chosen])
+            ids, mask = (rows[k].to(self.device) for k in ("input_ids", "attention_mask"))
+            parts.append(self.network.encode(ids, mask, is_query))
+        if not parts:
+            return torch.zeros(0, 0, device=self.device)
+        return torch.cat(parts)[torch.tensor(order, device=self.device).argsort()]
 
     def search(self, queries: Sequence[str], documents: Vectors, k: int) -> Found:
         """Return the k best rows of encoded documents [D, W] for each query."""

@@ -21,7 +21,7 @@ from datamodules.relevance.training_pairs import (
 )
 from datamodules.splitting import TRAIN
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions, make_tokenizer
-from tests.seo.small_collection import SIZES, write_collection
+from tests.seo.retrieval_collection import SIZES, write_collection
 
 LIMITS = {"max_length": 24, "max_query_length": 8, "lower_case": True}
 

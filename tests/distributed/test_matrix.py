@@ -16,7 +16,7 @@ from tests.distributed.families import FAMILIES, occupation_table, text_files
 from tests.distributed.jobs import STEPS
 from tests.distributed.launch import run
 from tests.distributed.lens_family import story_files
-from tests.seo.small_collection import write_collection
+from tests.seo.retrieval_collection import write_collection
 from tests.toy import ledger_lines
 
 pytestmark = pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 
 from tests.distributed.launch import run
 from tests.distributed.test_matrix import assert_same
-from tests.seo.small_collection import write_collection
+from tests.seo.retrieval_collection import write_collection
 from tests.toy import ledger_lines
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,7 @@ from lit_models import LitRetriever
 from lit_models.seo.fusion import Fusion
 from lit_models.training.export import export_checkpoint
 from tests.distributed.seo_retriever import adamw, retriever
-from tests.seo.small_collection import SIZES, write_collection
+from tests.seo.retrieval_collection import SIZES, write_collection
 from tests.toy import ledger_lines, toy_trainer
 
 
@@ -80,9 +80,9 @@ def test_a_test_measures_what_a_plain_reference_measures(run: Path, trained: Lit
 def test_one_batch_is_learnt_by_heart(run: Path, tmp_path: Path) -> None:
     module, data = retriever(run, {})
     options = {"overfit_batches": 1, "limit_val_batches": 0}
-    toy_trainer(tmp_path, max_steps=40, max_epochs=40, **options).fit(module, data)
+    toy_trainer(tmp_path, max_steps=20, max_epochs=20, **options).fit(module, data)
     losses = [line["loss"] for line in ledger_lines(tmp_path)]
-    assert losses[-1] < 0.3 * losses[0]
+    assert losses[-1] < 0.5 * losses[0]
 
 
 def test_a_prediction_is_a_mapped_matrix_with_ids_and_a_run(
