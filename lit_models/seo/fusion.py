@@ -4,11 +4,13 @@ Shapes: Q queries, A and F documents of the two rankings.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 NO_DOCUMENT = -1
+CHOSEN_WEIGHT = "fusion_weight"  # in the recipe of a checkpoint
 WEIGHTS = tuple(step / 20 for step in range(21))  # that are tried on the validation queries
 
 
@@ -33,6 +35,22 @@ class Fusion:
     def __post_init__(self) -> None:
         if self.weight is not None and not 0 <= self.weight <= 1:
             raise ValueError(f"fusion.weight must be 0 to 1, got {self.weight}.")
+
+
+def weight_of(fusion: Fusion, recipe: dict[str, Any]) -> float:
+    """Return the weight of BM25 that is given, or that a recipe keeps.
+
+    Raises:
+        ValueError: it was to be chosen on validation queries, and no validation has run.
+    """
+    if fusion.weight is not None:
+        return fusion.weight
+    if CHOSEN_WEIGHT not in recipe:
+        raise ValueError(
+            "fusion.weight is chosen on the validation queries, and this model has seen none; "
+            "train with validation, or give model.fusion.weight."
+        )
+    return recipe[CHOSEN_WEIGHT]
 
 
 def unit_range(scores: Tensor, is_there: Tensor, is_open: bool) -> Tensor:

@@ -92,11 +92,14 @@ def table(content: dict[str, Any], split: str) -> Table:
         shown.add_column("difference" if system == OWN else f"of {system}", justify="right")
     for name in content["systems"][OWN]:
         means = [f"{metrics[name]:.3f}" for metrics in content["systems"].values()]
-        spans = [
-            "{:+.3f} [{:+.2f} {:+.2f}]".format(*metrics[name]) for metrics in differences.values()
-        ]
+        spans = [_span(*metrics[name]) for metrics in differences.values()]
         shown.add_row(name, *means, *spans)
     return shown
+
+
+def _span(mean: float, low: float, high: float) -> str:
+    """A difference and its interval, without the zeros before the points."""
+    return f"{mean:+.3f} [{low:+.2f} {high:+.2f}]".replace("0.", ".")
 
 
 def _named(per_query: dict[str, dict[str, Tensor]], names: list[str]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from lit_models.seo.base import EncodedTextModule
 from lit_models.seo.biencoder import BiEncoder, Towers
 from lit_models.seo.contrastive import NO_DOCUMENT, TemperatureOptions, in_batch_loss
 from lit_models.seo.encoders import Pooling, TextEncoder
-from lit_models.seo.fusion import Fusion
+from lit_models.seo.fusion import CHOSEN_WEIGHT, Fusion, weight_of
 from lit_models.seo.ranking_metrics import measure
 from lit_models.seo.retrieval_metrics import (
     DEFAULT_METRICS,
@@ -185,25 +185,13 @@ class LitRetriever(EncodedTextModule):
         write_run(encoded, self.trainer.datamodule, self.fusion_weight(), self.device)
 
     def fusion_weight(self) -> float | None:
-        """Return the weight of BM25; none without a fusion.
-
-        Raises:
-            ValueError: it was to be chosen on validation queries, and no validation has run.
-        """
-        if self.fusion is None or self.fusion.weight is not None:
-            return None if self.fusion is None else self.fusion.weight
-        if "fusion_weight" not in self.recipe:
-            raise ValueError(
-                "fusion.weight is chosen on the validation queries, and this model has seen none; "
-                "train with validation, or give model.fusion.weight."
-            )
-        return self.recipe["fusion_weight"]
+        """Return the weight of BM25; none without a fusion."""
+        return None if self.fusion is None else weight_of(self.fusion, self.recipe)
 
     def _evaluate(self, split: str) -> None:
         evaluation = getattr(self, f"{split}_evaluation")
         rankings = evaluation.rankings()
-        is_open = self.fusion is not None and self.fusion.weight is None
-        if split == "val" and is_open:
-            self.recipe["fusion_weight"] = best_weight(rankings, self.choosing_metric)
+        if split == "val" and self.fusion is not None:
+            self.recipe[CHOSEN_WEIGHT] = best_weight(rankings, self.choosing_metric)
         for name, metric in evaluation.measure(rankings, self.fusion_weight()).items():
             self.log(f"{split}/{name}", metric, on_step=False, on_epoch=True)

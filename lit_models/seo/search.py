@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-DOCUMENTS_AT_ONCE = 16_384
+DOCUMENTS_AT_ONCE = 8_192
 QUERIES_AT_ONCE = 256
 Vectors: TypeAlias = Tensor | np.ndarray
 

@@ -76,7 +76,7 @@ def test_texts_and_searches_per_second(tmp_path: Path, capsys: pytest.CaptureFix
         rows["sentence-transformers"] = measured("peers", many)
     shown(rows, capsys)
     grown = rows["all"]["peak_mib"] - rows["a tenth of them"]["peak_mib"]
-    # One pass holds 64 texts and a search 16,384 vectors; the matrix itself is mapped.
+    # One pass holds 64 texts and a search 8,192 vectors; the matrix itself is mapped.
     matrix_mib = MOST * 128 * 4 / 2**20
     assert grown < 2 * matrix_mib + 64
 

@@ -32,7 +32,8 @@ ALL_CELLS: list[Cell] = [
     (f, *shape) for f in FAMILIES for shape in SHAPES if f not in UNCUT or shape[2] == 1
 ]
 FIRST_CELLS = [c for c in ALL_CELLS if c[0] not in BY_DIAGONAL or c[1:] in DIAGONAL]
-FIRST_CELLS.append(("consistency_lens", 3, "ddp", 1))  # a count that divides nothing
+# A count of processes that divides nothing.
+FIRST_CELLS += [("consistency_lens", 3, "ddp", 1), ("retriever", 3, "ddp", 1)]
 OTHER_CELLS = [c for c in ALL_CELLS if c not in FIRST_CELLS]
 
 
