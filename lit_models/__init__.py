@@ -10,6 +10,7 @@ _HOME = {
     "LitConsistencyLens": "lit_models.consistency_lens.module",
     "LitOccupationCoder": "lit_models.occupation_coder.module",
     "LitSubject": "lit_models.consistency_lens.dump",
+    "LitTextScorer": "lit_models.seo.scorer",
 }
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "LitRanker",
     "LitRetriever",
     "LitSubject",
+    "LitTextScorer",
 ]
 
 

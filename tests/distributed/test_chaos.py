@@ -19,7 +19,7 @@ def undisturbed(tmp_path_factory):
 
     @functools.cache
     def weights_of(family):
-        folder = tmp_path_factory.mktemp(family) / "run"
+        folder = tmp_path_factory.mktemp(family.replace("/", "-")) / "run"
         finish(folder, family, ONE)
         return weights(folder)
 
@@ -47,6 +47,7 @@ def assert_proven(folder, capsys):
         pytest.param("occupation_coder", 3, marks=pytest.mark.soak),
         pytest.param("causal_lm", 1, marks=pytest.mark.soak),
         pytest.param("consistency_lens", 1, marks=pytest.mark.soak),
+        pytest.param("seo/scorer", 1, marks=pytest.mark.soak),
         pytest.param("seo/retriever", 1, marks=pytest.mark.soak),
     ],
 )

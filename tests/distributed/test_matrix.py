@@ -16,6 +16,7 @@ from tests.distributed.families import FAMILIES, occupation_table, text_files
 from tests.distributed.jobs import STEPS
 from tests.distributed.launch import run
 from tests.distributed.lens_family import story_files
+from tests.distributed.seo_family import scored_texts
 from tests.seo.retrieval_collection import write_collection
 from tests.toy import ledger_lines
 
@@ -26,14 +27,14 @@ Cell = tuple[str, int, str, int]  # family, processes, strategy, accumulation
 SHAPES = [(n, s, a) for n in (1, 2, 4) for s in ("ddp", "fsdp") for a in (1, 4)]
 # Every process count, strategy and accumulation once: the other cells of these are in the soak.
 DIAGONAL = [(1, "ddp", 1), (2, "ddp", 4), (2, "fsdp", 1), (4, "ddp", 1), (4, "fsdp", 4)]
-BY_DIAGONAL = ("toy", "tied", "consistency_lens", "retriever")
+BY_DIAGONAL = ("toy", "tied", "consistency_lens", "retriever", "text_scorer")
 UNCUT = ("retriever",)  # a step is one micro-batch, since its loss couples the samples
 ALL_CELLS: list[Cell] = [
     (f, *shape) for f in FAMILIES for shape in SHAPES if f not in UNCUT or shape[2] == 1
 ]
 FIRST_CELLS = [c for c in ALL_CELLS if c[0] not in BY_DIAGONAL or c[1:] in DIAGONAL]
 # A count of processes that divides nothing.
-FIRST_CELLS += [("consistency_lens", 3, "ddp", 1), ("retriever", 3, "ddp", 1)]
+FIRST_CELLS += [(f, 3, "ddp", 1) for f in ("consistency_lens", "retriever", "text_scorer")]
 OTHER_CELLS = [c for c in ALL_CELLS if c not in FIRST_CELLS]
 
 
@@ -45,6 +46,7 @@ def run_jobs(folder: Path, num_processes: int, jobs: list[dict[str, Any]]) -> No
         occupation_table(folder / "occupations.csv")
         text_files(folder)
         story_files(folder)
+        scored_texts(folder / "scored.jsonl")
         write_collection(folder / "collection")
     launcher = ["torch.distributed.run", "--standalone", f"--nproc_per_node={num_processes}"]
     script = ["-m", "tests.distributed.jobs", str(folder), str(path)]
