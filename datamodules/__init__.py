@@ -5,6 +5,7 @@ from typing import Any
 
 _HOME = {
     "RankingDataModule": "datamodules.relevance.ranking",
+    "RetrievalDataModule": "datamodules.relevance.retrieval",
     "HISCO": "datamodules.tokenizers.code_systems",
     "OCC1950": "datamodules.tokenizers.code_systems",
     "ActivationDataModule": "datamodules.activations.datamodule",
@@ -45,6 +46,7 @@ __all__ = [
     "PlannedDataModule",
     "PlannedDataset",
     "RankingDataModule",
+    "RetrievalDataModule",
     "ScoredTextDataModule",
     "SplitOptions",
     "TextDataModule",

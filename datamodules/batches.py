@@ -117,21 +117,30 @@ class RankingBatch(PlannedBatch):
 
 
 class RetrievalBatch(PlannedBatch):
-    """Queries with a document that answers each, and others that do not. N documents."""
+    """Queries, each with a document that answers it and K - 1 others.
+
+    Of the B x K documents, rows i * K to i * K + K - 1 were chosen for sample i.
+    """
 
     query_ids: Tensor  # [B, S] int64, padded at the right with 0
     query_mask: Tensor  # [B, S] bool
-    document_ids: Tensor  # [N, T] int64: that of each sample first, then hard negatives
-    document_mask: Tensor  # [N, T] bool
-    document: Tensor  # [N] int64, index in the collection, of each row
-    document_of: Tensor  # [N] int64, sample for which it was chosen
+    document_ids: Tensor  # [B * K, T] int64; the first of each sample answers its query
+    document_mask: Tensor  # [B * K, T] bool
+    document: Tensor  # [B * K] int64, index in the collection; -1 = the sample has fewer
     known: Tensor  # [B, R] int64, documents that may be no negatives of the query; -1 = none
 
 
 class EncodeBatch(PlannedBatch):
-    """Single texts to encode: queries and documents of a collection."""
+    """Single texts to encode: queries and documents of a collection.
+
+    Q queries among the B texts, J most judgements of one, F documents of a first stage.
+    """
 
     input_ids: Tensor  # [B, T] int64, padded at the right with 0
     attention_mask: Tensor  # [B, T] bool
     is_query: Tensor  # [B] bool
     text_index: Tensor  # [B] int64, of the query or the document in the collection
+    judged: NotRequired[Tensor]  # [Q, J] int64, documents; -1 = none. Evaluation only, as all below
+    grade: NotRequired[Tensor]  # [Q, J] float32; NaN = none
+    first_document: NotRequired[Tensor]  # [Q, F] int64, best first; -1 = none
+    first_score: NotRequired[Tensor]  # [Q, F] float32, 0 where there is none

@@ -40,10 +40,14 @@ class TextEncoding:
         """Return the token ids of a text, [n] int64, whole and without marks."""
         ids = self._known.get(text)
         if ids is None:
-            ids = self.tokenizer.encode(self.limits.normalised(text))
+            ids = self.ids_once(text)
             if len(self._known) < KEPT_TEXTS:
                 self._known[text] = ids
         return ids
+
+    def ids_once(self, text: str) -> np.ndarray:
+        """Return the same as `ids`, of a text that does not come again: nothing is kept."""
+        return self.tokenizer.encode(self.limits.normalised(text))
 
     @cached_property
     def digest(self) -> str:

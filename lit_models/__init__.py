@@ -5,6 +5,7 @@ from typing import Any
 
 _HOME = {
     "LitRanker": "lit_models.seo.ranker",
+    "LitRetriever": "lit_models.seo.retriever",
     "LitCausalLM": "lit_models.causal_lm.module",
     "LitConsistencyLens": "lit_models.consistency_lens.module",
     "LitOccupationCoder": "lit_models.occupation_coder.module",
@@ -19,6 +20,7 @@ __all__ = [
     "LitOccupationCoder",
     "LitRanker",
     "LitSnippetWriter",
+    "LitRetriever",
     "LitSubject",
     "LitTextScorer",
 ]

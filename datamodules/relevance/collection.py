@@ -22,6 +22,11 @@ class Document(NamedTuple):
     title: str
     text: str
 
+    @property
+    def whole(self) -> str:
+        """The document as an encoder reads it: its title, and its text."""
+        return f"{self.title}\n{self.text}" if self.title else self.text
+
 
 @dataclass(frozen=True)
 class Judgements:

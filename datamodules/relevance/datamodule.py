@@ -61,8 +61,7 @@ class RelevanceDataModule(EncodedTextDataModule):
 
     def document_text(self, index: int) -> str:
         """Return a document as an encoder reads it: its title, and its text."""
-        document = self.collection.document(index)
-        return f"{document.title}\n{document.text}" if document.title else document.text
+        return self.collection.document(index).whole
 
     def audit(self, make_model: MakeModel | None = None) -> Audit:
         """Return what is in the collection, and what is wrong with it, whatever the model."""

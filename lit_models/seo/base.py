@@ -71,6 +71,10 @@ class EncodedTextModule(ExactModule):
     def blocks(self) -> list[nn.Module]:
         return self.network.encoder.blocks()
 
+    def depths(self) -> dict[str, int]:
+        """Return name of a parameter -> encoder layers above it."""
+        return layer_depths(self, self.network.encoder)
+
     def wanted_tokenizer(self) -> str | None:
         """Return the folder of the tokenizer that the data must be read with, if there is one."""
         return self.pretrained
@@ -93,8 +97,8 @@ class EncodedTextModule(ExactModule):
                 self.configure_model_from()
 
     def configure_optimizers(self) -> Any:
-        depths = layer_depths(self, self.network.encoder)
-        groups = parameter_groups(self, layer_decay=self.hparams.layer_decay, depths=depths)
+        decay = self.hparams.layer_decay
+        groups = parameter_groups(self, layer_decay=decay, depths=self.depths())
         return configured(self, self.optimizer(groups), self.lr_scheduler)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

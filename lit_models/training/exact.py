@@ -126,6 +126,8 @@ class ExactModule(LightningModule):
         for module in self.modules():
             if isinstance(module, Metric):
                 module.reset()
+        if stage == "fit" and not self.may_accumulate:
+            self._check_accumulation()
 
     def training_terms(self, batch: Any) -> dict[str, LossSum]:
         """Return each term of the training loss as total and count over the weight-1 samples of a
@@ -287,6 +289,16 @@ class ExactModule(LightningModule):
         """Return the weights that `init_from` takes; a family whose shapes follow the data
         overrides it."""
         return checkpoint["state_dict"]
+
+    def _check_accumulation(self) -> None:
+        accumulation = self.trainer.accumulate_grad_batches
+        if accumulation > 1:
+            raise ValueError(
+                f"the step is cut into {accumulation} micro-batches, but the loss of "
+                f"{type(self).__name__} couples all samples of a step. Leave "
+                "data.micro_batch_size and trainer.accumulate_grad_batches out, and save memory "
+                "inside the step (encode_chunk of a retriever), or lower data.global_batch_size."
+            )
 
     def _is_built(self) -> bool:
         return next(self.parameters(), None) is not None

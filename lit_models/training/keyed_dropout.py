@@ -6,6 +6,8 @@ Shapes: B samples of the micro-batch, R = B x O rows, O rows of each sample.
 """
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +42,26 @@ class SampleKeys:
 
     def end(self) -> None:
         self.rows = None
+
+    @contextmanager
+    def of_texts(self, sample: Tensor, text: Tensor) -> Iterator[None]:
+        """Let the rows of all calls inside be texts of samples, whichever they are and how many.
+
+        A mask then belongs to a text, not to a row: what is computed in chunks, or once more in
+        the backward pass, drops the same.
+
+        Args:
+            sample: [R] int64, position of each row's sample in the micro-batch.
+            text: [R] int64, which of the sample's texts it is.
+        """
+        before = self.rows, self._calls, self.is_backward
+        if self.rows is not None:
+            self.rows = mixed(self.rows[sample], text)
+        self._calls, self.is_backward = Counter(), False
+        try:
+            yield
+        finally:
+            self.rows, self._calls, self.is_backward = before
 
     def next_call(self, module: int, place: str) -> int:
         """Return which call of the module in this micro-batch this is, from 0.
@@ -144,6 +166,17 @@ def key_dropout(network: nn.Module, keys: SampleKeys) -> list[nn.Dropout]:
         module.__class__ = KeyedDropout
         module.index, module.place, module.keys, module.tables = index, place, keys, {}
     return [module for _, module in found]
+
+
+@contextmanager
+def keyed_texts(network: nn.Module, sample: Tensor, text: Tensor) -> Iterator[None]:
+    """Use `SampleKeys.of_texts` where the dropouts of a network are keyed."""
+    keys = next((m.keys for m in network.modules() if type(m) is KeyedDropout), None)
+    if keys is None:
+        yield
+    else:
+        with keys.of_texts(sample, text):
+            yield
 
 
 def release_dropout(dropouts: list[nn.Dropout]) -> None:

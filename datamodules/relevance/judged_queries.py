@@ -1,0 +1,69 @@
+"""The queries of one part with what people said of documents for them."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from datamodules.relevance.collection import Judgements
+
+RELEVANT_ABOVE = 0.0  # grades above it are relevant
+
+
+class JudgedQueries:
+    """Judgements grouped by query.
+
+    Args:
+        judgements: sorted by query.
+
+    Attributes:
+        queries: [Q] int64, numbers of the queries, ascending.
+    """
+
+    def __init__(self, judgements: Judgements) -> None:
+        self.judgements = judgements
+        self.queries, starts = np.unique(judgements.query, return_index=True)
+        self._offsets = np.append(starts, len(judgements.query))
+
+    def with_relevant(self) -> "JudgedQueries":
+        """Return those that have a relevant document, with all their judgements."""
+        judged = self.judgements
+        found = np.unique(judged.query[judged.grade > RELEVANT_ABOVE])
+        kept = np.isin(judged.query, found)
+        return JudgedQueries(
+            Judgements(judged.query[kept], judged.document[kept], judged.grade[kept])
+        )
+
+    @property
+    def most(self) -> int:
+        """Most judgements of one query."""
+        return int(np.diff(self._offsets).max(initial=0))
+
+    def judged(self, place: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return documents and grades of the query at this place in `queries`."""
+        part = slice(*self._offsets[place : place + 2])
+        return self.judgements.document[part], self.judgements.grade[part]
+
+    def relevant(self, place: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the relevant documents and their grades, as float64."""
+        documents, grades = self.judged(place)
+        is_relevant = grades > RELEVANT_ABOVE
+        return documents[is_relevant], grades[is_relevant].astype(np.float64)
+
+    def all_relevant(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield `relevant` of every query."""
+        return (self.relevant(place) for place in range(len(self.queries)))
+
+    def relevant_of(self, query: int) -> np.ndarray:
+        """Return the relevant documents of a query by its number; none where it is not judged."""
+        place = int(np.searchsorted(self.queries, query))
+        if place == len(self.queries) or self.queries[place] != query:
+            return np.zeros(0, np.int64)
+        return self.relevant(place)[0]
+
+    def irrelevant_of(self, query: int) -> np.ndarray:
+        """Return the documents that were judged and found not relevant."""
+        place = int(np.searchsorted(self.queries, query))
+        if place == len(self.queries) or self.queries[place] != query:
+            return np.zeros(0, np.int64)
+        documents, grades = self.judged(place)
+        return documents[grades <= RELEVANT_ABOVE]

@@ -1,0 +1,131 @@
+"""RetrievalDataModule: a collection becomes planned batches for the retriever."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from datamodules.planned import PlannedDataset, Stage
+from datamodules.relevance.bm25 import Bm25Options
+from datamodules.relevance.datamodule import RelevanceDataModule
+from datamodules.relevance.encoded_collection import EncodedCollection, NumberType, write_encoded
+from datamodules.relevance.judged_queries import JudgedQueries
+from datamodules.relevance.negatives import HardNegatives
+from datamodules.relevance.retrieval_texts import TextsDataset, chosen_documents
+from datamodules.relevance.training_pairs import PairDataset, TrainingMix
+from datamodules.splitting import PART_NAMES, TRAIN
+
+QueryPart = Literal["train", "validation", "test", "all"]
+
+
+def no_search(encoded: EncodedCollection) -> None:
+    """Leave encoded texts as they are."""
+
+
+class RetrievalDataModule(RelevanceDataModule):
+    """Deals pairs for training, and single texts to encode for everything else.
+
+    In evaluation and prediction a sample is a query or a document, and each is encoded once.
+
+    Args:
+        mix: how often each kind of pair comes in an epoch.
+        negatives: which documents come along as hard negatives.
+        num_others: evaluation searches the judged documents and so many others instead of the
+            whole collection, which is easier: its figures say so. None searches all.
+        bm25: the first stage that is measured beside the retriever, and fused with it; none
+            leaves it out.
+        bm25_depth: documents of the first stage for each query.
+        predict_queries: part whose judged queries a prediction encodes and searches with.
+        predict_depth: documents of each query in the run that a prediction writes.
+        predict_type: numbers of the matrices that a prediction writes.
+        relevance: collection, output, tokenizer and more, see `RelevanceDataModule`.
+
+    Raises:
+        ValueError: a number below 1, or of others below 0.
+    """
+
+    predict_example: ClassVar[str] = "FOLDER"
+
+    def __init__(
+        self,
+        mix: TrainingMix = TrainingMix(),  # noqa: B008 - frozen
+        negatives: HardNegatives = HardNegatives(),  # noqa: B008 - frozen
+        num_others: int | None = None,
+        bm25: Bm25Options | None = Bm25Options(),  # noqa: B008 - frozen
+        bm25_depth: int = 1000,
+        predict_queries: QueryPart = "test",
+        predict_depth: int = 1000,
+        predict_type: NumberType = "float32",
+        **relevance: Any,
+    ) -> None:
+        super().__init__(**relevance)
+        for name, value in (("bm25_depth", bm25_depth), ("predict_depth", predict_depth)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}.")
+        if num_others is not None and num_others < 0:
+            raise ValueError(f"num_others must be 0 or more, got {num_others}.")
+        self.mix, self.negatives, self.num_others = mix, negatives, num_others
+        self.bm25, self.bm25_depth = bm25, bm25_depth
+        self.predict_queries, self.predict_depth = predict_queries, predict_depth
+        self.predict_type: NumberType = predict_type
+        self.search_encoded: Callable[[EncodedCollection], None] = no_search
+
+    @property
+    def predict_output_path(self) -> Path:
+        """The folder of encoded texts that a prediction makes."""
+        return self.output_path("encoded")
+
+    def build(self, stage: Stage) -> PlannedDataset:
+        """Return the dataset of one stage.
+
+        Raises:
+            ValueError: there is nothing to train on, or no query to evaluate or search with.
+        """
+        assert self.encoding is not None
+        collection, encoding = self.collection, self.encoding
+        if stage == "train":
+            judged = JudgedQueries(collection.judgements(TRAIN))
+            return PairDataset(collection, encoding, judged, self.mix, self.negatives, self.seed)
+        if stage == "predict":
+            everything = np.arange(collection.num_documents)
+            return TextsDataset(collection, encoding, self._predicted(), everything)
+        judged = JudgedQueries(collection.judgements(PART_NAMES.index(stage)))
+        if not len(judged.queries):
+            raise ValueError(
+                f"no query is judged for {stage}; name its judgements in data.collection."
+            )
+        documents = chosen_documents(judged, collection.num_documents, self.num_others)
+        first = (self.bm25, self.bm25_depth)
+        return TextsDataset(collection, encoding, judged.queries, documents, judged, *first)
+
+    def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
+        """Write the encoded texts, and whatever `search_encoded` finds in them."""
+        dataset = self.datasets["predict"]
+        assert isinstance(dataset, TextsDataset)
+        vectors, num_queries = results["vector"], len(dataset.queries)
+        collection = self.collection
+        write_encoded(
+            path,
+            {"queries": vectors[:num_queries], "documents": vectors[num_queries:]},
+            {
+                "queries": (collection.query_id(int(n)) for n in dataset.queries),
+                "documents": (collection.document_id(int(n)) for n in dataset.documents),
+            },
+            self.predict_type,
+            {"collection": collection.fingerprint, "queries": self.predict_queries},
+            self.search_encoded,
+        )
+
+    def _predicted(self) -> np.ndarray:
+        """Return the numbers of the queries that a prediction searches with."""
+        if self.predict_queries == "all":
+            return np.arange(self.collection.num_queries)
+        judgements = self.collection.judgements(PART_NAMES.index(self.predict_queries))
+        queries = np.unique(judgements.query)
+        if not len(queries):
+            raise ValueError(
+                f"predict_queries is {self.predict_queries}, and no query is judged there; take "
+                "another part, or all."
+            )
+        return queries

@@ -1,0 +1,111 @@
+"""The retriever beside BM25 on the same queries: a table, and a file in the run folder."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from lit_models.seo.ranking_metrics import paired_bootstrap
+from lit_models.seo.retrieval_metrics import BM25, OWN, RetrievalEvaluation
+
+WIDTH = 80
+SEED = 0  # of the bootstrap
+
+
+class RetrievalTable(Callback):
+    """Prints the systems of the last evaluation, and writes retrieval-SPLIT.json.
+
+    The file: queries, documents and how many the collection has; systems, name -> metric -> mean;
+    differences, system -> metric -> mean of it less BM25 with a 95 % interval over queries;
+    per_query, system -> metric -> query id -> value.
+    """
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._show(trainer, pl_module, "val")
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == "validate":
+            self._show(trainer, pl_module, "val")
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._show(trainer, pl_module, "test")
+
+    def _show(self, trainer: Trainer, module: LightningModule, split: str) -> None:
+        evaluation = getattr(module, f"{split}_evaluation")
+        if (
+            not trainer.is_global_zero
+            or evaluation.texts is None
+            or not len(evaluation.texts.query)
+        ):
+            return
+        collection = trainer.datamodule.collection  # type: ignore[attr-defined]
+        content = compared(evaluation)
+        content["documents_in_collection"] = collection.num_documents
+        names = [collection.query_id(int(number)) for number in evaluation.texts.query]
+        per_query = evaluation.per_query()
+        path = Path(trainer.default_root_dir) / f"retrieval-{split}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({**content, "per_query": _named(per_query, names)}) + "\n")
+        Console(width=WIDTH, highlight=False).print(table(content, split))
+
+
+def compared(evaluation: RetrievalEvaluation) -> dict[str, Any]:
+    """Return sizes, means, and differences to BM25 with their intervals."""
+    assert evaluation.texts is not None
+    per_query = evaluation.per_query()
+    baseline = per_query.get(BM25, {})
+    return {
+        "queries": len(evaluation.texts.query),
+        "documents": len(evaluation.texts.document),
+        "systems": {
+            system: {name: float(values.mean()) for name, values in metrics.items()}
+            for system, metrics in per_query.items()
+        },
+        "differences": {
+            system: {
+                name: paired_bootstrap(values.cpu().numpy(), baseline[name].cpu().numpy(), SEED)
+                for name, values in metrics.items()
+            }
+            for system, metrics in per_query.items()
+            if baseline and system != BM25
+        },
+    }
+
+
+def table(content: dict[str, Any], split: str) -> Table:
+    """Return the table of `compared` for a terminal of 80 columns."""
+    among, whole = content["documents"], content["documents_in_collection"]
+    title = f"{split}: {content['queries']} queries over {among} documents"
+    if among < whole:
+        title += f" of {whole}, which is easier than all"
+    shown = Table(title=title, caption="difference: to bm25, 95 % over queries", box=SIMPLE)
+    shown.add_column("metric")
+    for system in content["systems"]:
+        shown.add_column(system, justify="right")
+    differences = content["differences"]
+    for system in differences:
+        shown.add_column("difference" if system == OWN else f"of {system}", justify="right")
+    for name in content["systems"][OWN]:
+        means = [f"{metrics[name]:.3f}" for metrics in content["systems"].values()]
+        spans = [_span(*metrics[name]) for metrics in differences.values()]
+        shown.add_row(name, *means, *spans)
+    return shown
+
+
+def _span(mean: float, low: float, high: float) -> str:
+    """A difference and its interval, without the zeros before the points."""
+    return f"{mean:+.3f} [{low:+.2f} {high:+.2f}]".replace("0.", ".")
+
+
+def _named(per_query: dict[str, dict[str, Tensor]], names: list[str]) -> dict[str, Any]:
+    return {
+        system: {
+            name: dict(zip(names, values.tolist(), strict=True)) for name, values in metrics.items()
+        }
+        for system, metrics in per_query.items()
+    }

@@ -1,0 +1,164 @@
+"""What a retriever is trained on: pairs of several kinds, and documents that answer nothing."""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from datamodules.encoded_texts import TextEncoding
+from datamodules.relevance.collection import Collection, Document, Triples, open_collection
+from datamodules.relevance.judged_queries import JudgedQueries
+from datamodules.relevance.negatives import HardNegatives
+from datamodules.relevance.request import CollectionRequest
+from datamodules.relevance.runs import Ranking, write_run
+from datamodules.relevance.training_pairs import (
+    PairDataset,
+    TrainingMix,
+    sentence_and_rest,
+)
+from datamodules.splitting import TRAIN
+from datamodules.tokenizers.text_tokenizer import TokenizerOptions, make_tokenizer
+from tests.seo.retrieval_collection import SIZES, write_collection
+
+LIMITS = {"max_length": 24, "max_query_length": 8, "lower_case": True}
+
+
+@pytest.fixture(scope="module")
+def collection(tmp_path_factory: pytest.TempPathFactory) -> Collection:
+    folder = write_collection(tmp_path_factory.mktemp("small"))
+    return open_collection(CollectionRequest("beir", str(folder)))
+
+
+def pairs(
+    collection: Collection,
+    mix: TrainingMix = TrainingMix(),  # noqa: B008 - frozen
+    negatives: HardNegatives = HardNegatives(),  # noqa: B008 - frozen
+) -> PairDataset:
+    tokenizer = make_tokenizer(TokenizerOptions("bytes"), iter(()))
+    encoding = TextEncoding({"tokenizer": tokenizer.to_dict(), "text": LIMITS})
+    judged = JudgedQueries(collection.judgements(TRAIN))
+    return PairDataset(collection, encoding, judged, mix, negatives, seed=5)
+
+
+def test_each_kind_comes_as_often_as_the_mix_says(collection: Collection) -> None:
+    dataset = pairs(collection, TrainingMix(judged=3, titles=1, sentences=2))
+    kinds = Counter(dataset.describe(n, 0)["kind"] for n in range(len(dataset.lengths)))
+    assert kinds == {"judged": 3 * SIZES["train"], "titles": 40, "sentences": 80}
+
+
+def test_a_relevant_document_is_drawn_in_proportion_to_its_grade(collection: Collection) -> None:
+    dataset = pairs(collection)
+    documents, grades = dataset.judged.relevant(0)
+    drawn = Counter(int(dataset.example(0, epoch).document[0]) for epoch in range(600))
+    assert set(drawn) == set(documents.tolist())
+    share = drawn[int(documents[grades.argmax()])] / 600
+    assert share == pytest.approx(2 / 3, abs=0.06)
+    again = [int(dataset.example(0, epoch).document[0]) for epoch in range(20)]
+    assert again == [int(dataset.example(0, epoch).document[0]) for epoch in range(20)]
+
+
+@pytest.mark.parametrize("source", ["judged", "bm25"])
+def test_no_relevant_document_is_a_negative(collection: Collection, source: str) -> None:
+    dataset = pairs(collection, negatives=HardNegatives(3, source, depth=30))
+    found = 0
+    for sample_id in range(SIZES["train"]):
+        for epoch in range(3):
+            example = dataset.example(sample_id, epoch)
+            others = example.document[1:][example.document[1:] >= 0]
+            found += len(others)
+            assert len(set(others.tolist())) == len(others)
+            assert not set(others.tolist()) & set(example.known.tolist())
+            assert example.document[0] in example.known
+            if source == "judged":
+                query = int(dataset.judged.queries[sample_id])
+                assert set(others) <= set(dataset.judged.irrelevant_of(query))
+    assert found > 0
+
+
+def test_a_run_gives_the_negatives_of_its_ranks(collection: Collection, tmp_path: Path) -> None:
+    names = [f"d{n}" for n in range(40)]
+    write_run(tmp_path / "a.run", [Ranking("train-0", names, [-float(n) for n in range(40)])], "x")
+    options = HardNegatives(40, "run", str(tmp_path / "a.run"), depth=6, skip=2)
+    dataset = pairs(collection, negatives=options)
+    place = int(np.searchsorted(dataset.judged.queries, collection.query_index("train-0")))
+    example = dataset.example(place, 0)
+    expected = {2, 3, 4, 5} - set(example.known.tolist())
+    assert set(example.document[1:].tolist()) - {-1} == expected
+    write_run(tmp_path / "b.run", [Ranking("train-0", ["d1", "d2", "dx"], [3, 2, 1])], "x")
+    with pytest.raises(ValueError, match=r'no id "dx"\. Take a run over the same collection'):
+        pairs(collection, negatives=replace(options, run=str(tmp_path / "b.run")))
+    with pytest.raises(FileNotFoundError, match=r"negatives\.run .* is no file; make it with"):
+        pairs(collection, negatives=replace(options, run=str(tmp_path / "c.run")))
+
+
+def test_a_triple_brings_its_own_negative(
+    collection: Collection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = (np.array([n], np.int32) for n in (collection.query_index("train-1"), 5, 9))
+    monkeypatch.setattr(Collection, "triples", Triples(*columns))
+    dataset = pairs(collection, TrainingMix(judged=0, triples=2), HardNegatives(1))
+    assert len(dataset.lengths) == 2
+    example = dataset.example(1, 0)
+    assert example.document.tolist() == [5, 9]
+    assert 5 in example.known
+
+
+def test_a_sentence_leaves_its_document_as_often_as_it_should() -> None:
+    document = Document("title", "The first one is here. Short. And a second one follows.")
+    long = {"The first one is here.", "And a second one follows."}
+    gone = 0
+    for seed in range(200):
+        sentence, rest = sentence_and_rest(document, np.random.default_rng(seed), 0.75)
+        assert sentence in long
+        assert rest.title == "title"
+        gone += sentence not in rest.text
+        assert "Short." in rest.text
+    assert gone / 200 == pytest.approx(0.75, abs=0.1)
+    alone = Document("", "Nothing but this.")
+    assert sentence_and_rest(alone, np.random.default_rng(0), 1.0) == ("Nothing but this.", alone)
+
+
+def test_a_batch_has_the_documents_of_a_sample_side_by_side(collection: Collection) -> None:
+    dataset = pairs(collection, negatives=HardNegatives(2, "judged"))
+    examples = [dataset.example(n, 0) for n in range(4)]
+    batch = dataset.collate(examples)
+    assert batch["query_ids"].shape[0] == 4
+    assert batch["document_ids"].shape[0] == batch["document"].shape[0] == 12
+    assert torch.equal(batch["document"][::3], torch.tensor([int(e.document[0]) for e in examples]))
+    assert batch["document_mask"].any(1).all()  # a document that is missing has a token, too
+    assert (batch["document"] == -1).any()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: TrainingMix(judged=-1), r"mix\.judged must be 0 or more, got -1"),
+        (lambda: TrainingMix(0, 0), r"mix takes no pair at all"),
+        (lambda: TrainingMix(removal=2), r"mix\.removal must be 0 to 1, got 2"),
+        (lambda: HardNegatives(-1), r"negatives\.count must be 0 or more, got -1"),
+        (lambda: HardNegatives(1, "x"), r"negatives\.source must be one of judged, bm25, run, got"),
+        (lambda: HardNegatives(1, "bm25", depth=3, skip=3), r"negatives\.skip must be 0 to 2"),
+        (lambda: HardNegatives(1, "run"), r"a run file and the source run belong together"),
+    ],
+)
+def test_wrong_options_are_refused(make, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_data_that_cannot_teach_is_refused(tmp_path: Path) -> None:
+    folder = write_collection(tmp_path / "small")
+    judged = (folder / "qrels" / "train.tsv").read_text().splitlines()
+    kept = [judged[0], *(line for line in judged[1:] if not line.endswith("\t0"))]
+    (folder / "qrels" / "train.tsv").write_text("\n".join(kept) + "\n")
+    opened = open_collection(CollectionRequest("beir", str(folder)))
+    with pytest.raises(ValueError, match=r"no document was judged and found not relevant"):
+        pairs(opened, negatives=HardNegatives(1))
+    zeros = [judged[0], *(f"{line[:-1]}0" for line in judged[1:])]
+    (folder / "qrels" / "train.tsv").write_text("\n".join(zeros) + "\n")
+    opened = open_collection(CollectionRequest("beir", str(folder)))
+    with pytest.raises(ValueError, match=r"there is no pair to train on.*mix\.sentences"):
+        pairs(opened)

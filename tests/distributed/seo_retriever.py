@@ -1,0 +1,78 @@
+"""A retriever so small that its whole run takes a second, in all the ways that it can compute."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback
+
+from datamodules import RetrievalDataModule, TokenizerOptions
+from datamodules.framing import TextLimits
+from datamodules.planned import LoaderOptions, PlannedDataModule
+from datamodules.relevance.negatives import HardNegatives
+from datamodules.relevance.request import CollectionRequest
+from datamodules.relevance.training_pairs import TrainingMix
+from lit_models import LitRetriever
+from lit_models.seo.encoders import TransformerEncoder
+from lit_models.seo.fusion import Fusion
+from lit_models.training.callbacks import ExactDropout
+from lit_models.training.exact import ExactModule
+
+adamw = partial(torch.optim.AdamW, lr=0.01)
+SMALL = {"width": 16, "num_layers": 2, "num_heads": 2, "feed_forward": 32}
+
+
+class WithoutGradients(LitRetriever):
+    """A mutant: the documents of other devices are constants."""
+
+    def all_gather(self, data: Any, group: Any = None, sync_grads: bool = False) -> Any:
+        gathered = super().all_gather(data, group)
+        if data.is_floating_point() and gathered.dim() > data.dim():
+            mine = self.trainer.global_rank
+            return torch.cat([gathered[:mine], data[None], gathered[mine + 1 :]])
+        return gathered
+
+
+class WithExactDropout(LitRetriever):
+    """Masks of its dropout belong to texts."""
+
+    def own_callbacks(self) -> list[Callback]:
+        return [*super().own_callbacks(), ExactDropout()]
+
+
+def retriever(
+    folder: Path,
+    options: dict[str, Any],
+    module_class: type[LitRetriever] = LitRetriever,
+    dropout: float = 0.0,
+    **model: Any,
+) -> tuple[ExactModule, PlannedDataModule]:
+    """Return the module and its data, the collection beside a job's folder."""
+    options = {**options}
+    options.pop("num_samples", None)
+    data = RetrievalDataModule(
+        collection=CollectionRequest("beir", str(folder.parent / "collection")),
+        mix=TrainingMix(judged=1, titles=1),
+        negatives=HardNegatives(1, "bm25", depth=8),
+        predict_output=str(folder / "coded.encoded"),
+        predict_type="float16",
+        tokenizer=TokenizerOptions("words"),
+        text=TextLimits(max_length=24, max_query_length=8),
+        loader=LoaderOptions(num_workers=0),
+        **{"global_batch_size": 16, **options},
+    )
+    encoder = partial(TransformerEncoder, **SMALL, dropout=dropout)
+    module = module_class(optimizer=adamw, encoder=encoder, fusion=Fusion(), **model)
+    return module, data
+
+
+WAYS = {
+    "retriever_chunked": partial(retriever, encode_chunk=5),
+    "retriever_towers": partial(retriever, encode_chunk=7, towers="two", dimensions=8),
+    "retriever_dropout": partial(retriever, module_class=WithExactDropout, dropout=0.3),
+    "retriever_dropout_chunked": partial(
+        retriever, module_class=WithExactDropout, dropout=0.3, encode_chunk=5
+    ),
+    "retriever_mutant": partial(retriever, module_class=WithoutGradients),
+}

@@ -1,0 +1,129 @@
+"""Texts that are collected over batches, and what is measured over them."""
+
+import numpy as np
+import pytest
+import torch
+
+from datamodules.relevance.bm25 import Bm25Options, open_bm25
+from datamodules.relevance.collection import Judgements, open_collection
+from datamodules.relevance.judged_queries import JudgedQueries
+from datamodules.relevance.request import CollectionRequest
+from datamodules.relevance.retrieval_texts import chosen_documents, first_of
+from lit_models.seo.retrieval_metrics import (
+    EncodedTexts,
+    RetrievalEvaluation,
+    best_weight,
+    deepest,
+    graded,
+)
+from tests.seo.retrieval_collection import write_collection
+
+NAN = float("nan")
+METRICS = ["ndcg@10", "mrr@10"]
+
+
+def batch(texts, queries):
+    """Texts as (number, is query, weight); queries as (judged, grade, first, score)."""
+    number, is_query, weight = zip(*texts, strict=True)
+    columns = zip(*queries, strict=True) if queries else [[], [], [], []]
+    judged, grade, first, score = map(list, columns)
+    return {
+        "text_index": torch.tensor(number),
+        "is_query": torch.tensor(is_query),
+        "weight": torch.tensor(weight),
+        "judged": torch.tensor(judged, dtype=torch.int64).reshape(-1, 2),
+        "grade": torch.tensor(grade, dtype=torch.float32).reshape(-1, 2),
+        "first_document": torch.tensor(first, dtype=torch.int64).reshape(-1, 2),
+        "first_score": torch.tensor(score, dtype=torch.float32).reshape(-1, 2),
+    }
+
+
+def two_batches():
+    """Query 4 finds document 20 first, query 2 finds document 10; the others follow."""
+    queries = {
+        4: ([10, 30], [1.0, 0.0], [20, 10], [3.0, 1.0]),
+        2: ([10, -1], [2.0, NAN], [10, -1], [2.0, 0.0]),
+    }
+    first = batch([(4, True, 1.0), (20, False, 1.0), (4, True, 0.0)], [queries[4]] * 2)
+    second = batch([(30, False, 1.0), (2, True, 1.0), (10, False, 1.0)], [queries[2]])
+    vectors = {4: [0.6, 0.8], 2: [1.0, 0.0], 20: [0.0, 1.0], 10: [1.0, 0.0], 30: [-1.0, 0.0]}
+    return [(torch.tensor([vectors[int(n)] for n in b["text_index"]]), b) for b in (first, second)]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_texts_come_in_their_order_and_fillers_are_left_out(turned) -> None:
+    metric, batches = EncodedTexts(), two_batches()
+    for vectors, part in batches[::-1] if turned else batches:
+        metric.update(vectors, part)
+    texts = metric.compute()
+    assert texts.query.tolist() == [2, 4]
+    assert texts.document.tolist() == [10, 20, 30]
+    assert texts.judged.tolist() == [[10, -1], [10, 30]]
+    assert texts.documents.tolist() == [[1, 0], [0, 1], [-1, 0]]
+
+
+def test_systems_are_measured_by_hand() -> None:
+    evaluation = RetrievalEvaluation(METRICS, 10)
+    for vectors, part in two_batches():
+        evaluation.encoded.update(vectors, part)
+    rankings = evaluation.rankings()
+    found = {n: float(m.compute()) for n, m in evaluation.measure(rankings, 0.5).items()}
+    # Query 2 finds its document first; query 4 behind document 20, in both rankings.
+    assert found["mrr@10"] == found["bm25_mrr@10"] == found["fused_mrr@10"] == 0.75
+    discounted = (1 + 1 / torch.log2(torch.tensor(3.0))) / 2
+    assert found["ndcg@10"] == pytest.approx(float(discounted))
+    assert best_weight(rankings, lambda ranked: ranked.relevance[:, 0]) == 0.0
+
+
+def test_one_text_alone_and_none_at_all_are_no_trouble() -> None:
+    evaluation = RetrievalEvaluation(METRICS, 10)
+    (vectors, _), _ = two_batches()
+    alone = batch([(4, True, 1.0)], [([1, 2], [1, 1], [1, 2], [2, 1])])
+    evaluation.encoded.update(vectors[:1], alone)
+    rankings = evaluation.rankings()
+    assert rankings.texts.query.shape == (1,)
+    found = evaluation.measure(rankings, 0.5)
+    assert float(found["fused_ndcg@10"].compute()) == 0.0
+    evaluation = RetrievalEvaluation(METRICS, 10)
+    evaluation.encoded.update(vectors[1:2], batch([(20, False, 1.0)], []))
+    rankings = evaluation.rankings()
+    assert best_weight(rankings, lambda ranked: ranked.relevance[:, 0]) == 0.0
+    assert float(evaluation.measure(rankings, None)["ndcg@10"].compute()) == 0.0
+
+
+def test_grades_are_found_wherever_they_stand() -> None:
+    judged, grade = torch.tensor([[7, 3, -1]]), torch.tensor([[2.0, 0.0, NAN]])
+    found = graded(torch.tensor([[3, 9, 7, -1, 1]]), judged, grade)[0]
+    assert found[[0, 2]].tolist() == [0.0, 2.0]
+    assert found[[1, 3, 4]].isnan().all()
+
+
+def test_a_metric_over_all_ranks_is_refused() -> None:
+    assert deepest(["ndcg@10", "recall@100"]) == 100
+    with pytest.raises(ValueError, match=r"'map' looks at every rank.*such as map@100"):
+        deepest(["ndcg@10", "map"])
+
+
+def test_bm25_over_some_documents_is_its_search_without_the_others(tmp_path) -> None:
+    request = CollectionRequest("beir", str(write_collection(tmp_path / "small")))
+    collection = open_collection(request)
+    index = open_bm25(collection, Bm25Options())
+    judged = JudgedQueries(collection.judgements(2))
+    documents = chosen_documents(judged, collection.num_documents, 3)
+    of_queries = set(judged.judgements.document.tolist())
+    assert len(documents) == len(of_queries) + 3
+    assert of_queries <= set(documents.tolist())
+    for number in judged.queries.tolist():
+        query = collection.query(number)
+        (hits,) = index.search([query], collection.num_documents)
+        expected = [d for d in hits.documents[0].tolist() if d in set(documents.tolist())]
+        found = first_of(index.scores(query, documents), documents, 10)
+        assert [d for d in found.documents.tolist() if d >= 0] == expected[:10]
+
+
+def test_queries_without_judgements_have_none() -> None:
+    judged = JudgedQueries(Judgements(np.array([2, 2]), np.array([5, 8]), np.array([1.0, 0.0])))
+    assert judged.relevant_of(2).tolist() == [5]
+    assert judged.irrelevant_of(2).tolist() == [8]
+    assert judged.relevant_of(3).tolist() == judged.irrelevant_of(0).tolist() == []
+    assert judged.with_relevant().most == 2

@@ -1,0 +1,176 @@
+"""A whole retriever: evaluation against a plain reference, prediction, scripts, wrong input."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from datamodules.relevance.bm25 import open_bm25
+from datamodules.relevance.encoded_collection import EncodedCollection
+from datamodules.relevance.runs import read_run
+from datamodules.splitting import TEST
+from lit_models import LitRetriever
+from lit_models.seo.fusion import Fusion
+from lit_models.training.export import export_checkpoint
+from tests.distributed.seo_retriever import adamw, retriever
+from tests.seo.retrieval_collection import SIZES, write_collection
+from tests.toy import ledger_lines, toy_trainer
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run that was trained, tested and predicted with."""
+    folder = tmp_path_factory.mktemp("retriever")
+    write_collection(folder / "collection")
+    module, data = retriever(folder / "run", {})
+    trainer = toy_trainer(folder / "run", max_epochs=2)
+    trainer.fit(module, data)
+    trainer.test(module, data, verbose=False)
+    trainer.predict(module, data, return_predictions=False)
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def trained(run: Path) -> LitRetriever:
+    return LitRetriever.load_from_checkpoint(run / "checkpoints/last.ckpt").eval().double()
+
+
+def plain_ndcg(ranked: list[str], grades: dict[str, float], k: int = 10) -> float:
+    discounts = 1 / np.log2(np.arange(2, k + 2))
+    gains = np.array([grades.get(name, 0.0) for name in ranked[:k]])
+    ideal = np.array(sorted(grades.values(), reverse=True)[:k])
+    return float((gains * discounts[: len(gains)]).sum() / (ideal * discounts[: len(ideal)]).sum())
+
+
+def test_a_test_measures_what_a_plain_reference_measures(run: Path, trained: LitRetriever) -> None:
+    _, data = retriever(run, {})
+    collection = data.collection
+    texts = [collection.document(n).whole for n in range(collection.num_documents)]
+    documents = trained.encode(texts, is_query=False)
+    judged = collection.judgements(TEST)
+    index = open_bm25(collection, data.bm25)
+    content = json.loads((run / "retrieval-test.json").read_text())
+    assert content["queries"] == SIZES["test"]
+    assert content["documents"] == content["documents_in_collection"] == 40
+    for query in np.unique(judged.query):
+        name, text = collection.query_id(int(query)), collection.query(int(query))
+        of_query = judged.query == query
+        grades = {
+            str(d): float(g)
+            for d, g in zip(judged.document[of_query], judged.grade[of_query], strict=True)
+        }
+        found = trained.search([text], documents, 10).documents[0]
+        ndcg = plain_ndcg([str(int(n)) for n in found], grades)
+        per_query = content["per_query"]
+        assert per_query["retriever"]["ndcg@10"][name] == pytest.approx(ndcg, abs=1e-6)
+        (hits,) = index.search([text], 10)
+        ndcg = plain_ndcg([str(n) for n in hits.documents[0]], grades)
+        assert per_query["bm25"]["ndcg@10"][name] == pytest.approx(ndcg, abs=1e-6)
+    for system, metrics in content["systems"].items():
+        for metric, mean in metrics.items():
+            values = content["per_query"][system][metric].values()
+            assert mean == pytest.approx(np.mean(list(values)))
+    assert set(content["systems"]) == {"retriever", "bm25", "fused"}
+    mean, low, high = content["differences"]["fused"]["ndcg@10"]
+    assert low <= mean <= high
+
+
+def test_one_batch_is_learnt_by_heart(run: Path, tmp_path: Path) -> None:
+    module, data = retriever(run, {})
+    options = {"overfit_batches": 1, "limit_val_batches": 0}
+    toy_trainer(tmp_path, max_steps=30, max_epochs=30, **options).fit(module, data)
+    losses = [line["loss"] for line in ledger_lines(tmp_path)]
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_a_prediction_is_a_mapped_matrix_with_ids_and_a_run(
+    run: Path, trained: LitRetriever
+) -> None:
+    encoded = EncodedCollection(run / "coded.encoded")
+    _, data = retriever(run, {})
+    assert encoded.document_ids == [data.collection.document_id(n) for n in range(40)]
+    assert isinstance(encoded.documents, np.memmap)
+    assert encoded.documents.dtype == np.float16
+    names = encoded.query_ids
+    texts = [data.collection.query(data.collection.query_index(name)) for name in names]
+    expected = trained.encode(texts, is_query=True)
+    assert np.allclose(encoded.queries, expected.numpy(), atol=1e-3)
+    rankings = list(read_run(run / "coded.encoded" / "run.trec"))
+    assert [ranking.query for ranking in rankings] == names
+    assert all(len(ranking.documents) == 40 for ranking in rankings)
+
+
+def test_an_exported_folder_encodes_alike(run: Path, trained: LitRetriever, tmp_path: Path) -> None:
+    export_checkpoint(
+        run / "checkpoints/last.ckpt", tmp_path / "out", class_path="lit_models.LitRetriever"
+    )
+    exported = LitRetriever.from_exported(tmp_path / "out").double()
+    texts = ["Salt by weight", "", "old iron boat sold cheap by mill " * 9]
+    assert torch.equal(exported.encode(texts, False), trained.encode(texts, False))
+    alone = torch.cat([trained.encode([text], False) for text in texts])
+    torch.testing.assert_close(trained.encode(texts, False), alone, rtol=1e-12, atol=1e-12)
+    assert trained.encode([], True).shape[0] == 0
+    assert exported.recipe["fusion_weight"] == trained.recipe["fusion_weight"]
+
+
+def test_validation_can_leave_documents_out_and_says_so(run: Path, capsys) -> None:
+    module, data = retriever(run, {})
+    data.num_others, data.bm25 = 5, None
+    with pytest.raises(ValueError, match=r"model\.fusion adds BM25's scores, and data\.bm25 is"):
+        toy_trainer(run, max_steps=1, callbacks=[]).fit(module, data)
+    module, data = retriever(run, {})
+    data.num_others, data.bm25, module.fusion = 5, None, None
+    toy_trainer(run, max_steps=1, callbacks=[]).fit(module, data)
+    content = json.loads((run / "retrieval-val.json").read_text())
+    judged = np.unique(data.collection.judgements(1).document)
+    assert content["documents"] == len(judged) + 5
+    assert set(content["systems"]) == {"retriever"}
+    printed = capsys.readouterr().out
+    assert "which is easier than all" in " ".join(printed.split())
+    assert max(map(len, printed.splitlines())) <= 80
+
+
+def test_a_step_that_is_cut_is_refused(run: Path) -> None:
+    module, data = retriever(run, {"micro_batch_size": 4})
+    with pytest.raises(ValueError, match=r"cut into 4 micro-batches, but the loss of LitRetriever"):
+        toy_trainer(run, max_steps=1).fit(module, data)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"encode_chunk": 0}, r"encode_chunk must be at least 1, got 0"),
+        ({"dimensions": -2}, r"dimensions must be at least 1, got -2"),
+        ({"metrics": ["mrr@10"]}, r"metrics must name ndcg@10"),
+        ({"metrics": ["ndcg@10", "map"]}, r"'map' looks at every rank.*map@100"),
+        ({"metrics": ["ndcg@10", "x@3"]}, r"'x@3' is unknown"),
+    ],
+)
+def test_wrong_options_of_the_module_are_refused(options, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        LitRetriever(optimizer=adamw, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bm25_depth": 0}, r"bm25_depth must be at least 1, got 0"),
+        ({"num_others": -1}, r"num_others must be 0 or more, got -1"),
+    ],
+)
+def test_wrong_options_of_the_data_are_refused(options, message) -> None:
+    from datamodules import RetrievalDataModule
+
+    with pytest.raises(ValueError, match=message):
+        RetrievalDataModule(**options)
+
+
+def test_a_fusion_needs_a_weight(run: Path) -> None:
+    fresh = LitRetriever(optimizer=adamw, fusion=Fusion())
+    fresh.recipe = {}
+    with pytest.raises(ValueError, match=r"fusion\.weight is chosen on the validation queries"):
+        fresh.fusion_weight()
+    with pytest.raises(FileNotFoundError, match=r"holds no encoded texts; make it with"):
+        EncodedCollection(run)
