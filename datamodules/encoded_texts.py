@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from datamodules.cache import cache_root, digest_of, made_once
 from datamodules.checkpoint_recipe import checkpoint_to_load, read_recipe
@@ -85,6 +86,18 @@ class EncodedTextDataModule(PlannedDataModule):
     def texts_digest(self) -> str:
         """Return the hex digest of those texts."""
 
+    def token_counts(self) -> tuple[torch.Tensor, int]:
+        """Return how many training texts hold each token [V] int64, special ones aside, and how
+        many texts there are."""
+        assert self.encoding is not None
+        tokenizer = self.encoding.tokenizer
+        counts, number = np.zeros(tokenizer.vocab_size, np.int64), 0
+        for text in self.training_texts():
+            number += 1
+            counts[np.unique(self.encoding.ids_once(text))] += 1
+        counts[tokenizer.special_ids] = 0
+        return torch.from_numpy(counts), number
+
     def recipe_facts(self) -> dict[str, Any]:
         """Return what else a checkpoint must keep, such as the names of classes; none here."""
         return {}
@@ -133,7 +146,8 @@ class EncodedTextDataModule(PlannedDataModule):
         options = model_options(self.trainer, self.tokenizer_options)
         if options.kind in ("bytes", "folder"):  # made at once
             return make_tokenizer(options, iter(()))
-        facts = [options.facts(), self.texts_digest(), self.text.lower_case]
+        kept = {k: v for k, v in asdict(self.text).items() if not k.startswith("max_")}
+        facts = [options.facts(), self.texts_digest(), kept]
         folder = made_once(
             cache_root() / "tokenizers" / digest_of(facts), lambda f: self._write(f, options)
         )

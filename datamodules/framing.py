@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from datamodules.terms import check_languages, terms_by
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 
 QUERY, DOCUMENT = 0, 1  # segments
@@ -24,16 +25,23 @@ class TextLimits:
         max_length: most positions of a row, marks included; the end of a text is cut.
         max_query_length: most tokens of a query.
         lower_case: whether letters are made small before they become tokens.
+        stemmer: language of a Snowball stemmer, such as english; a text then becomes its terms,
+            words without punctuation, before they become tokens.
+        stopwords: language whose commonest words are left out; a text then becomes its terms.
 
     Raises:
-        ValueError: a length below 4, or a query that leaves no room for a document.
+        ValueError: a length below 4, a query that leaves no room for a document, or an unknown
+            language.
     """
 
     max_length: int = 256
     max_query_length: int = 64
     lower_case: bool = True
+    stemmer: str | None = None
+    stopwords: str | None = None
 
     def __post_init__(self) -> None:
+        check_languages(self.stemmer, self.stopwords)
         if self.max_length < 4:
             raise ValueError(f"text.max_length must be at least 4, got {self.max_length}.")
         if not 1 <= self.max_query_length <= self.max_length - 3:
@@ -44,6 +52,8 @@ class TextLimits:
 
     def normalised(self, text: str) -> str:
         """Return a text as it is tokenised."""
+        if self.stemmer or self.stopwords:
+            return " ".join(terms_by(self.stemmer, self.stopwords)(text))
         return text.lower() if self.lower_case else text
 
 

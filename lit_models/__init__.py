@@ -19,8 +19,8 @@ __all__ = [
     "LitConsistencyLens",
     "LitOccupationCoder",
     "LitRanker",
-    "LitSnippetWriter",
     "LitRetriever",
+    "LitSnippetWriter",
     "LitSubject",
     "LitTextScorer",
 ]

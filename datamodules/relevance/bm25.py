@@ -5,7 +5,6 @@ sections 3.4 and 3.5; the inverse document frequency is Lucene's, which is never
 """
 
 import json
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -18,20 +17,13 @@ import numpy as np
 from datamodules.cache import cache_root, digest_of, made_once
 from datamodules.relevance.collection import Collection
 from datamodules.relevance.texts import mapped
+from datamodules.terms import check_languages, terms_by
 
 BM25_VERSION = 1
 DOCUMENTS_PER_BLOCK = 2_000
 QUERIES_PER_CHUNK = 256
 POSTINGS_PER_BLOCK = 1 << 22
 ARRAYS = {"starts": np.int64, "documents": np.int32, "impacts": np.float32}
-_WORD = re.compile(r"\w+")
-# Words that ask or connect, without which a query means the same.
-_ENGLISH = """
-a an and are as at be but by for from had has have he her his i if in into is it its no not of on
-or our she so such that the their then there these they this to was we were what when where which
-who will with you your
-"""
-STOPWORDS = {"english": frozenset(_ENGLISH.split())}
 
 
 @dataclass(frozen=True)
@@ -55,26 +47,11 @@ class Bm25Options:
             raise ValueError(f"k1 must be 0 or more, got {self.k1}.")
         if not 0 <= self.b <= 1:
             raise ValueError(f"b must be 0 to 1, got {self.b}.")
-        if self.stopwords not in (None, *STOPWORDS):
-            raise ValueError(
-                f'stopwords must be none or {" or ".join(STOPWORDS)}, got "{self.stopwords}".'
-            )
+        check_languages(self.stemmer, self.stopwords)
 
     def words(self) -> Callable[[str], list[str]]:
-        """Return what cuts a text into words: lower case, letters and digits.
-
-        Raises:
-            ValueError: there is no stemmer of this language.
-            ImportError: the stemmer is not installed.
-        """
-        stop = STOPWORDS[self.stopwords] if self.stopwords else frozenset()
-        stem = _stemmer(self.stemmer) if self.stemmer else None
-
-        def words(text: str) -> list[str]:
-            found = [word for word in _WORD.findall(text.lower()) if word not in stop]
-            return [stem(word) for word in found] if stem else found
-
-        return words
+        """Return what cuts a text into words, see `terms_by`."""
+        return terms_by(self.stemmer, self.stopwords)
 
 
 class Hits(NamedTuple):
@@ -219,17 +196,3 @@ def _impacts(
     weight = np.log1p((len(lengths) - frequency + 0.5) / (frequency + 0.5))
     norm = options.k1 * (1 - options.b + options.b * lengths[document] / mean_length)
     return weight * count / (count + norm)
-
-
-def _stemmer(language: str) -> Callable[[str], str]:
-    try:
-        import snowballstemmer
-    except ImportError as error:
-        raise ImportError(
-            f'stemmer "{language}" needs the package snowballstemmer; install it, or leave the '
-            "stemmer out."
-        ) from error
-    if language not in snowballstemmer.algorithms():
-        known = ", ".join(sorted(snowballstemmer.algorithms()))
-        raise ValueError(f'there is no stemmer of "{language}"; there are: {known}.')
-    return snowballstemmer.stemmer(language).stemWord

@@ -39,9 +39,12 @@ class TrainingMix:
         sentences: times that each document gives one of its sentences as query, drawn anew each
             time, and itself as answer.
         removal: probability that such a sentence is then missing from the document.
+        token_dropout: probability that a distinct token is missing from a query or a document in
+            this epoch; a text of one token keeps it.
 
     Raises:
-        ValueError: a negative number, nothing at all, or a removal that is no probability.
+        ValueError: a negative number, nothing at all, or a removal or dropout that is no
+            probability.
     """
 
     judged: int = 1
@@ -49,6 +52,7 @@ class TrainingMix:
     titles: int = 0
     sentences: int = 0
     removal: float = 0.9
+    token_dropout: float = 0.0
 
     def __post_init__(self) -> None:
         times = {name: getattr(self, name) for name in KINDS}
@@ -59,8 +63,9 @@ class TrainingMix:
             raise ValueError(
                 f"mix takes no pair at all; give one of {', '.join(KINDS)} a number above 0."
             )
-        if not 0 <= self.removal <= 1:
-            raise ValueError(f"mix.removal must be 0 to 1, got {self.removal}.")
+        for name in ("removal", "token_dropout"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"mix.{name} must be 0 to 1, got {getattr(self, name)}.")
 
 
 KINDS = ("judged", "triples", "titles", "sentences")
@@ -142,10 +147,10 @@ class PairDataset(PlannedDataset):
         chosen = self._negatives(pair, rng)
         others = [self.collection.document(int(number)) for number in chosen]
         missing = self.num_negatives - len(chosen)
-        texts = [self._framed(document) for document in (pair.answer, *others)]
+        texts = [self._framed(document, rng) for document in (pair.answer, *others)]
         texts += [self.encoding.framing.single(np.zeros(0, np.int64))] * missing
         numbers = [pair.document, *chosen, *[NO_DOCUMENT] * missing]
-        query = self.encoding.framing.query(self.encoding.ids(pair.query))
+        query = self.encoding.framing.query(self._ids(pair.query, rng))
         return PairExample(query, texts, np.array(numbers, np.int64), pair.known)
 
     def collate(self, examples: list[PairExample]) -> dict[str, torch.Tensor]:
@@ -185,7 +190,9 @@ class PairDataset(PlannedDataset):
         whole = self.collection.document(number)
         known = np.array([number])
         if kind == "titles" and whole.title:
-            return _Pair(whole.title, Document("", whole.text), number, known)
+            # Some texts begin with their title, by which they would be found without any learning.
+            text = whole.text.removeprefix(whole.title)
+            return _Pair(whole.title, Document("", text), number, known)
         sentence, rest = sentence_and_rest(whole, rng, self.mix.removal)
         return _Pair(sentence, rest, number, known)
 
@@ -214,8 +221,17 @@ class PairDataset(PlannedDataset):
         more = min(self.num_negatives - len(own), len(pool))
         return [*own, *rng.choice(pool, more, replace=False).tolist()]
 
-    def _framed(self, document: Document) -> Framed:
-        return self.encoding.framing.single(self.encoding.ids(document.whole))
+    def _framed(self, document: Document, rng: np.random.Generator) -> Framed:
+        return self.encoding.framing.single(self._ids(document.whole, rng))
+
+    def _ids(self, text: str, rng: np.random.Generator) -> np.ndarray:
+        """Return the token ids of a text, without those that are dropped in this epoch."""
+        ids, probability = self.encoding.ids(text), self.mix.token_dropout
+        if not probability or not len(ids):
+            return ids
+        distinct, which = np.unique(ids, return_inverse=True)
+        is_kept = rng.random(len(distinct)) >= probability
+        return ids[is_kept[which]] if is_kept.any() else ids
 
     def _lengths(self) -> np.ndarray:
         """Return about how many positions each sample's document takes, [N] int64."""

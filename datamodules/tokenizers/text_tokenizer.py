@@ -239,6 +239,8 @@ class TokenizerOptions:
             (`folder`).
         vocab_size: the most tokens of `bpe` (at least 257) or `words` (all of which must have
             room), end-of-text included; a short text gives fewer. None is 8000.
+        min_count: of `words`: those of fewer texts, and those that are unknown, become one token;
+            none keeps all words and refuses unknown ones.
         path: of `folder`.
         chat_template: a Jinja file that turns messages into text, or the built-in `plain`; none
             keeps that of the folder.
@@ -248,6 +250,7 @@ class TokenizerOptions:
     vocab_size: int | None = None
     path: str | None = None
     chat_template: str | None = None
+    min_count: int | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -256,6 +259,11 @@ class TokenizerOptions:
             )
         if self.vocab_size is not None:
             self._check_vocab_size(self.vocab_size)
+        if self.min_count is not None and (self.kind != "words" or self.min_count < 1):
+            raise ValueError(
+                f"tokenizer.min_count belongs to kind words and is at least 1, got "
+                f"{self.min_count} with kind {self.kind}; leave it out."
+            )
         if self.path is not None and self.kind != "folder":
             raise ValueError(
                 f'tokenizer.path "{self.path}" has no effect on tokenizer.kind {self.kind}; leave '
@@ -286,6 +294,8 @@ class TokenizerOptions:
             FileNotFoundError: the folder or the template does not exist.
         """
         facts = asdict(self)
+        if self.min_count is None:
+            del facts["min_count"]  # stores of older versions stay where they are
         if self.kind in SMALLEST:
             facts["vocab_size"] = self.vocab_size or DEFAULT_VOCAB_SIZE
         if self.path is not None:
@@ -320,7 +330,7 @@ def make_tokenizer(options: TokenizerOptions, texts: Iterator[str]) -> TextToken
         return trained.character_tokenizer(texts, template)
     vocab_size = options.vocab_size or DEFAULT_VOCAB_SIZE
     if options.kind == "words":
-        return trained.word_tokenizer(texts, vocab_size, template)
+        return trained.word_tokenizer(texts, vocab_size, template, options.min_count)
     if options.kind == "bpe":
         return trained.bpe_tokenizer(texts, vocab_size, template)
     return trained.byte_tokenizer(template)

@@ -3,6 +3,7 @@
 That is its characters, its words or its byte pairs.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -11,6 +12,7 @@ from datamodules.tokenizers.spelling import words_of
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 
 END_OF_TEXT = "<|endoftext|>"
+UNKNOWN_WORD = "<|unknown|>"
 
 
 def byte_tokenizer(chat_template: str | None = None) -> TextTokenizer:
@@ -39,7 +41,10 @@ def character_tokenizer(texts: Iterable[str], chat_template: str | None = None) 
 
 
 def word_tokenizer(
-    texts: Iterable[str], vocab_size: int, chat_template: str | None = None
+    texts: Iterable[str],
+    vocab_size: int,
+    chat_template: str | None = None,
+    min_count: int | None = None,
 ) -> TextTokenizer:
     """Return the tokenizer whose tokens are the words of these texts, and end-of-text.
 
@@ -49,26 +54,30 @@ def word_tokenizer(
         texts: any number, read once.
         vocab_size: the most tokens, end-of-text included.
         chat_template: see `TextTokenizer`.
+        min_count: words of fewer texts, and unknown ones, become one token of their own; none
+            keeps all words and refuses unknown ones.
 
     Raises:
         ValueError: there is no word, or there are more than vocab_size.
     """
-    words: set[str] = set()
+    counts: Counter[str] = Counter()
     for text in texts:
-        words.update(words_of(text.replace(END_OF_TEXT, " ")))
-        if len(words) >= vocab_size:
-            raise ValueError(
-                f"the training text has more than {vocab_size - 1} different words, for which "
-                f"there is room beside end-of-text in tokenizer.vocab_size {vocab_size}; raise it, "
-                "or use data.tokenizer.kind bpe, which spells rare words in pieces."
-            )
+        counts.update(set(words_of(text.replace(END_OF_TEXT, " "))))
+        if min_count is None and len(counts) >= vocab_size:
+            raise ValueError(_too_many_words(vocab_size, "data.tokenizer.min_count"))
+    words = sorted(word for word, count in counts.items() if count >= (min_count or 1))
     if not words:
         raise ValueError(_no_text("words"))
-    vocabulary = {word: i for i, word in enumerate(sorted(words))}
-    # No word is empty: one that is unknown is refused, and never becomes a token.
-    backend = Tokenizer(models.WordLevel(vocabulary, unk_token=""))
+    if len(words) + 2 > vocab_size and min_count is not None:
+        raise ValueError(_too_many_words(vocab_size, f"data.tokenizer.min_count {min_count}"))
+    vocabulary = {word: i for i, word in enumerate(words)}
+    # No word is empty: without a token for the unknown, such a word is refused.
+    unknown = "" if min_count is None else UNKNOWN_WORD
+    if unknown:
+        vocabulary[unknown] = len(vocabulary)
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token=unknown))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return _with_end(backend, chat_template)
+    return _with_end(backend, chat_template, unknown)
 
 
 def bpe_tokenizer(
@@ -110,12 +119,21 @@ def bpe_tokenizer(
     return _with_end(backend, chat_template)
 
 
-def _with_end(backend: Tokenizer, chat_template: str | None) -> TextTokenizer:
-    backend.add_special_tokens([END_OF_TEXT])
+def _with_end(backend: Tokenizer, chat_template: str | None, unknown: str = "") -> TextTokenizer:
+    backend.add_special_tokens([END_OF_TEXT, *([unknown] if unknown else [])])
     end_id = backend.token_to_id(END_OF_TEXT)
     assert end_id is not None
     special = (("bos_token", END_OF_TEXT), ("eos_token", END_OF_TEXT), ("pad_token", END_OF_TEXT))
+    special += (("unk_token", unknown),) if unknown else ()
     return TextTokenizer(backend, end_id, end_id, chat_template, special)
+
+
+def _too_many_words(vocab_size: int, option: str) -> str:
+    return (
+        f"the training text has more different words than there is room for beside the special "
+        f"tokens in tokenizer.vocab_size {vocab_size}; raise it, raise {option}, which makes rare "
+        "words unknown, or use data.tokenizer.kind bpe, which spells rare words in pieces."
+    )
 
 
 def _no_text(kind: str) -> str:

@@ -152,6 +152,8 @@ class EncodedTextModule(ExactModule):
         encoder: TextEncoder
         if self.pretrained is None:
             encoder = self.encoder_factory(self.tokenizer.vocab_size)
+            if hasattr(encoder, "start_from"):
+                encoder.start_from(*self.trainer.datamodule.token_counts())
             self.recipe["encoder"] = {"kind": "own"}
         else:
             content = read_config(self.pretrained)

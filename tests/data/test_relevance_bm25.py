@@ -102,7 +102,6 @@ def test_chunks_of_queries_change_nothing(collection, monkeypatch: pytest.Monkey
 
 def test_stopwords_and_stems_are_options() -> None:
     assert Bm25Options(stopwords="english").words()("What is the Lift?") == ["lift"]
-    pytest.importorskip("snowballstemmer", reason="extra: seo")
     stem = Bm25Options(stemmer="english").words()
     assert stem("running wings") == ["run", "wing"]
     with pytest.raises(ValueError, match='there is no stemmer of "klingon"; there are: arabic'):

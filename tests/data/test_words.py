@@ -81,7 +81,7 @@ def test_an_unknown_word_is_named_with_its_neighbours(text: str) -> None:
 
 def test_the_vocabulary_has_a_cap() -> None:
     assert word_tokenizer(["a b c"], 4).vocab_size == 4
-    with pytest.raises(ValueError, match="more than 2 different words.*vocab_size 3; raise it"):
+    with pytest.raises(ValueError, match="more different words .*vocab_size 3; raise it"):
         word_tokenizer(["a b", "c"], 3)
     with pytest.raises(ValueError, match="kind words takes its vocabulary from the training text"):
         make_tokenizer(TokenizerOptions("words"), iter([" \n"]))
