@@ -9,8 +9,9 @@ def best_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray
     """Return rows of pieces, filled so that little room is left.
 
     Pieces are taken from the longest to the shortest, equal ones in their order, each into the row
-    with the least room that still holds it. Equal pieces are laid at once, so that the time
-    depends on the number of lengths more than on that of the pieces.
+    with the least room that still holds it, of several into the one that has had it longest. Equal
+    pieces are laid at once, so that the time depends on the number of lengths more than on that of
+    the pieces.
 
     Args:
         lengths: [N] positions of each piece, 1 to capacity.

@@ -123,9 +123,9 @@ def _with_end(backend: Tokenizer, chat_template: str | None, unknown: str = "") 
     backend.add_special_tokens([END_OF_TEXT, *([unknown] if unknown else [])])
     end_id = backend.token_to_id(END_OF_TEXT)
     assert end_id is not None
-    special = (("bos_token", END_OF_TEXT), ("eos_token", END_OF_TEXT), ("pad_token", END_OF_TEXT))
-    special += (("unk_token", unknown),) if unknown else ()
-    return TextTokenizer(backend, end_id, end_id, chat_template, special)
+    special = [(name, END_OF_TEXT) for name in ("bos_token", "eos_token", "pad_token")]
+    special += [("unk_token", unknown)] if unknown else []
+    return TextTokenizer(backend, end_id, end_id, chat_template, tuple(special))
 
 
 def _too_many_words(vocab_size: int, option: str) -> str:

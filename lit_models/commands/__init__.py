@@ -56,7 +56,7 @@ def with_values(argv: list[str], function: Callable[..., Any]) -> list[str]:
     """Returns the arguments with --json for --json=true, where it is an option that is true or
     false and no value follows."""
     flags = {f"--{n}" for n, p in signature(function).parameters.items() if p.annotation is bool}
-    following = [*argv[1:], "--"]
+    following = [*argv[1:], "--"] if argv else []
     return [
         f"{option}=true" if option in flags and after.startswith("-") else option
         for option, after in zip(argv, following, strict=True)

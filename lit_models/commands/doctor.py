@@ -1,4 +1,4 @@
-"""Look whether this machine, job and process group are sound; exit status 1 on errors."""
+"""Look whether machine, job and process group are sound."""
 
 import json as json_format
 import os

@@ -1,4 +1,4 @@
-"""Show steps, rates, memory and time on several numbers of devices, before any job."""
+"""Show steps, rates, memory and time on several device counts."""
 
 import json as json_format
 import logging

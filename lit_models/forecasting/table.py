@@ -71,6 +71,13 @@ def rows(
         known = of_step is not None and world.total_steps is not None
         return of_step * world.total_steps if known else None  # type: ignore[operator]
 
+    def in_units(value: float | None, unit: float) -> float | None:
+        return None if value is None else value / unit
+
+    def epoch_s(world: World) -> float | None:
+        of_step = seconds(world)
+        return None if of_step is None else of_step * world.steps_per_epoch
+
     def jobs(world: World) -> int | None:
         whole = run_s(world)
         if whole is None or time_limit_h is None:
@@ -90,10 +97,8 @@ def rows(
         "GiB, ddp": lambda w: memory_bytes(forecast, w, False) / GIB,
         "GiB, fsdp": lambda w: memory_bytes(forecast, w, True) / GIB,
         "s per step": seconds,
-        "min per epoch": lambda w: (
-            None if seconds(w) is None else seconds(w) * w.steps_per_epoch / 60
-        ),
-        "h in all": lambda w: None if run_s(w) is None else run_s(w) / 3600,
+        "min per epoch": lambda w: in_units(epoch_s(w), 60),
+        "h in all": lambda w: in_units(run_s(w), 3600),
         "jobs": jobs,
     }
     found = {name: [value(world) for world in forecast.worlds] for name, value in columns.items()}

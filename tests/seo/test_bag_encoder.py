@@ -26,7 +26,7 @@ def summed(encoder, *rows):
 
 
 def test_weights_begin_as_inverse_document_frequencies(encoder):
-    weights = encoder.log_weights.weight.exp()[:, 0]
+    weights = encoder.log_weights.weight.exp()[:, 0].detach()
     assert weights[0] == pytest.approx(1.0)  # in every text
     assert weights[1] == pytest.approx(1 + math.log(10 / 5))
     assert weights[2] == weights[3] > weights[1]
