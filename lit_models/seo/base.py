@@ -57,6 +57,7 @@ class EncodedTextModule(ExactModule):
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
+        self.kind = type(self).__name__  # fsdp will put another class in front
         self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
         self.encoder_factory, self.pretrained = encoder, pretrained
         self.lora, self.freeze_patterns = lora, freeze
@@ -107,10 +108,10 @@ class EncodedTextModule(ExactModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
         trained = checkpoint.get(RECIPE_KEY)
-        if trained is None or trained["kind"] != type(self).__name__:
+        if trained is None or trained["kind"] != self.kind:
             kind = "another family" if trained is None else f"a {trained['kind']}"
             raise ValueError(
-                f"the checkpoint is of {kind}; give one of {type(self).__name__}, or take the "
+                f"the checkpoint is of {kind}; give one of {self.kind}, or take the "
                 "encoder alone with model.init_from."
             )
         if self.network is None:
@@ -141,7 +142,7 @@ class EncodedTextModule(ExactModule):
 
     def _build(self, is_trained: bool) -> None:
         encoder = self._trained_encoder() if is_trained else self._new_encoder()
-        self.recipe["kind"] = type(self).__name__
+        self.recipe["kind"] = self.kind
         if self.recipe["lora"] is not None:
             add_lora(encoder, self.recipe["lora"])
         self.network = self.make_network(encoder)

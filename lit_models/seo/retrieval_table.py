@@ -83,7 +83,12 @@ def table(content: dict[str, Any], split: str) -> Table:
     title = f"{split}: {content['queries']} queries over {among} documents"
     if among < whole:
         title += f" of {whole}, which is easier than all"
-    shown = Table(title=title, caption="difference: to bm25, 95 % over queries", box=SIMPLE)
+    shown = Table(
+        title=title,
+        caption="difference: to bm25, 95 % over queries",
+        box=SIMPLE,
+        padding=(0, 1, 0, 0),
+    )
     shown.add_column("metric")
     for system in content["systems"]:
         shown.add_column(system, justify="right")

@@ -96,6 +96,8 @@ def replay(
         RuntimeError: training ends before the step.
     """
     follow_one_device(data, found, run, trainer_values)
+    if not module.may_accumulate:
+        data.micro_batch_size = "auto"  # the whole step, whose samples the loss couples
     at_step = AtStep(found, run, advance)
     with quiet():
         trainer = one_device_trainer(trainer_values, found, folder, accelerator)

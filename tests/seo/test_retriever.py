@@ -1,18 +1,22 @@
 """A whole retriever: evaluation against a plain reference, prediction, scripts, wrong input."""
 
+import io
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
+from datamodules.encoded_texts import RECIPE_KEY
 from datamodules.relevance.bm25 import open_bm25
 from datamodules.relevance.encoded_collection import EncodedCollection
 from datamodules.relevance.runs import read_run
 from datamodules.splitting import TEST
 from lit_models import LitRetriever
 from lit_models.seo.fusion import Fusion
+from lit_models.seo.retrieval_table import table
 from lit_models.training.export import export_checkpoint
 from tests.distributed.seo_retriever import adamw, retriever
 from tests.seo.retrieval_collection import SIZES, write_collection
@@ -132,39 +136,37 @@ def test_validation_can_leave_documents_out_and_says_so(run: Path, capsys) -> No
     assert max(map(len, printed.splitlines())) <= 80
 
 
+def test_three_systems_fit_a_terminal() -> None:
+    systems = ("retriever", "bm25", "fused")
+    span = (-0.123, -0.234, 0.345)
+    content = {
+        "queries": 7,
+        "documents": 40,
+        "documents_in_collection": 40,
+        "systems": {system: {"recall@100": 0.5} for system in systems},
+        "differences": {system: {"recall@100": span} for system in systems[::2]},
+    }
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(table(content, "test"))
+    (row,) = [line for line in console.export_text().splitlines() if "recall@100" in line]
+    assert row.split() == ["recall@100", *["0.500"] * 3, *["-.123", "[-.23", "+.34]"] * 2]
+
+
+def test_a_checkpoint_is_of_the_class_that_fsdp_hides(run: Path, trained: LitRetriever) -> None:
+    checkpoint = {RECIPE_KEY: trained.recipe, "state_dict": {}}
+    sharded = LitRetriever(optimizer=adamw)
+    sharded.recipe, sharded.network = trained.recipe, trained.network
+    sharded.__class__ = type("FSDPLitRetriever", (LitRetriever,), {})
+    sharded.on_load_checkpoint(checkpoint)
+    sharded.kind = "LitRanker"
+    with pytest.raises(ValueError, match=r"of a LitRetriever; give one of LitRanker"):
+        sharded.on_load_checkpoint(checkpoint)
+
+
 def test_a_step_that_is_cut_is_refused(run: Path) -> None:
     module, data = retriever(run, {"micro_batch_size": 4})
     with pytest.raises(ValueError, match=r"cut into 4 micro-batches, but the loss of LitRetriever"):
         toy_trainer(run, max_steps=1).fit(module, data)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"encode_chunk": 0}, r"encode_chunk must be at least 1, got 0"),
-        ({"dimensions": -2}, r"dimensions must be at least 1, got -2"),
-        ({"metrics": ["mrr@10"]}, r"metrics must name ndcg@10"),
-        ({"metrics": ["ndcg@10", "map"]}, r"'map' looks at every rank.*map@100"),
-        ({"metrics": ["ndcg@10", "x@3"]}, r"'x@3' is unknown"),
-    ],
-)
-def test_wrong_options_of_the_module_are_refused(options, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        LitRetriever(optimizer=adamw, **options)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"bm25_depth": 0}, r"bm25_depth must be at least 1, got 0"),
-        ({"num_others": -1}, r"num_others must be 0 or more, got -1"),
-    ],
-)
-def test_wrong_options_of_the_data_are_refused(options, message) -> None:
-    from datamodules import RetrievalDataModule
-
-    with pytest.raises(ValueError, match=message):
-        RetrievalDataModule(**options)
 
 
 def test_a_fusion_needs_a_weight(run: Path) -> None:
