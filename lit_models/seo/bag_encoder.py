@@ -4,9 +4,10 @@ Shapes: R rows, T positions, D hidden, V vocabulary.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lit_models.seo.encoders import TextEncoder
+from lit_models.seo.encoders import Pooling, TextEncoder
 
 VECTOR_STD = 0.1
 UNSEEN = -30.0  # log-weight of tokens that no text has, such as marks: they count nothing
@@ -47,10 +48,29 @@ class BagEncoder(TextEncoder):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, segment_ids: Tensor | None = None
     ) -> Tensor:
-        same = (input_ids[:, :, None] == input_ids[:, None, :]) & attention_mask[:, None, :]
-        times = same.sum(-1).clamp(min=1).to(self.vectors.weight)  # [R, T]
-        weights = self.log_weights(input_ids).exp() * ((1 + times.log()) / times)[..., None]
-        return self.vectors(input_ids) * weights
+        weights = self._weights(input_ids, attention_mask)
+        return self.vectors(input_ids) * weights[..., None]
+
+    def vectors_of(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        segment_ids: Tensor | None = None,
+        how: Pooling = "mean",
+    ) -> Tensor:
+        """Return one vector per row [R, D], as the base class does; means are summed at once."""
+        if how != "mean":
+            return super().vectors_of(input_ids, attention_mask, segment_ids, how)
+        share = attention_mask / attention_mask.sum(1, keepdim=True).clamp(min=1)
+        weights = self._weights(input_ids, attention_mask) * share
+        table = self.vectors.weight
+        return F.embedding_bag(input_ids, table, mode="sum", per_sample_weights=weights.to(table))
 
     def blocks(self) -> list[nn.Module]:
         return []
+
+    def _weights(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Return what each token counts [R, T]; copies of one share what they count together."""
+        same = (input_ids[:, :, None] == input_ids[:, None, :]) & attention_mask[:, None, :]
+        times = same.sum(-1).clamp(min=1).to(self.vectors.weight)
+        return self.log_weights(input_ids).squeeze(-1).exp() * (1 + times.log()) / times

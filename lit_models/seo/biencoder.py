@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lit_models.seo.contrastive import Temperature, TemperatureOptions
-from lit_models.seo.encoders import Pooling, TextEncoder, pooled
+from lit_models.seo.encoders import Pooling, TextEncoder
 from lit_models.training.keyed_dropout import keyed_texts
 
 Towers = Literal["shared", "two"]
@@ -55,9 +55,8 @@ class BiEncoder(nn.Module):
     def encode(self, input_ids: Tensor, attention_mask: Tensor, is_query: bool) -> Tensor:
         """Return unit vectors [R, W] of queries or of documents [R, T]."""
         tower = self.query_encoder if is_query and self.query_encoder is not None else self.encoder
-        hidden = tower(input_ids, attention_mask)
-        vectors = self.project(pooled(hidden, attention_mask, self.pooling))
-        return F.normalize(vectors, dim=-1)
+        vectors = tower.vectors_of(input_ids, attention_mask, how=self.pooling)
+        return F.normalize(self.project(vectors), dim=-1)
 
     def encode_mixed(self, input_ids: Tensor, attention_mask: Tensor, is_query: Tensor) -> Tensor:
         """Return unit vectors [R, W] of rows that are queries or not, is_query [R] bool."""

@@ -37,6 +37,16 @@ class TextEncoder(nn.Module):
         """Return the layers from the lowest to the highest."""
         raise NotImplementedError
 
+    def vectors_of(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        segment_ids: Tensor | None = None,
+        how: Pooling = "mean",
+    ) -> Tensor:
+        """Return one vector per row [R, D]. Arguments as those of `forward` and `pooled`."""
+        return pooled(self(input_ids, attention_mask, segment_ids), attention_mask, how)
+
 
 class TransformerEncoder(TextEncoder):
     """A transformer from scratch, with rotary positions.

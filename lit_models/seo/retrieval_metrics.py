@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from datamodules.batches import EncodeBatch
+from lit_models.seo.feedback import Feedback, searched
 from lit_models.seo.fusion import WEIGHTS, fused
 from lit_models.seo.ranking_metrics import RankedQueries, RankingMetrics, rank_queries
-from lit_models.seo.search import search
 
 OWN, BM25, FUSED = SYSTEMS = ("retriever", "bm25", "fused")
 DEFAULT_METRICS = ("ndcg@10", "mrr@10", "recall@10", "recall@100")
@@ -102,13 +102,15 @@ class Rankings:
     Args:
         texts: of the split.
         depth: ranks that are looked at.
+        feedback: how queries are moved before they search; none leaves them.
     """
 
-    def __init__(self, texts: CollectedTexts, depth: int) -> None:
+    def __init__(self, texts: CollectedTexts, depth: int, feedback: Feedback | None = None) -> None:
         self.texts = texts
         self.has_first = texts.first_document.shape[1] > 0 and len(texts.query) > 0
         depth = max(depth, texts.first_document.shape[1])
-        found = search(texts.queries, texts.documents, depth, texts.queries.device)
+        device = texts.queries.device
+        found = searched(texts.queries, texts.documents, depth, device, feedback)
         self.scores = found.scores.to(texts.document.device)
         rows = found.documents.to(texts.document.device)
         self.documents = torch.where(rows >= 0, texts.document[rows.clamp(min=0)], rows)
@@ -160,9 +162,9 @@ class RetrievalEvaluation(nn.Module):
         self.texts: CollectedTexts | None = None
         self.ranked: dict[str, RankedQueries] = {}
 
-    def rankings(self) -> Rankings:
+    def rankings(self, feedback: Feedback | None = None) -> Rankings:
         """Return the rankings over all ranks' texts, and forget those."""
-        rankings = Rankings(self.encoded.compute(), self.depth)
+        rankings = Rankings(self.encoded.compute(), self.depth, feedback)
         self.encoded.reset()
         return rankings
 

@@ -10,8 +10,9 @@ from datamodules.relevance.encoded_collection import RUN_FILE, EncodedCollection
 from datamodules.relevance.retrieval import RetrievalDataModule
 from datamodules.relevance.runs import Ranking
 from datamodules.relevance.runs import write_run as write_rankings
+from lit_models.seo.feedback import Feedback, searched
 from lit_models.seo.fusion import fused
-from lit_models.seo.search import Found, search
+from lit_models.seo.search import Found
 
 TAG = "unisono"
 QUERIES_AT_ONCE = 1024
@@ -22,6 +23,7 @@ def write_run(
     data: RetrievalDataModule,
     fusion_weight: float | None,
     device: torch.device,
+    feedback: Feedback | None = None,
 ) -> None:
     """Write the best documents of each query into the folder of encoded texts.
 
@@ -30,8 +32,10 @@ def write_run(
         data: with the options of the run and of BM25.
         fusion_weight: of BM25; none leaves it out.
         device: where products are computed.
+        feedback: how queries are moved before they search.
     """
-    write_rankings(encoded.folder / RUN_FILE, _rankings(encoded, data, fusion_weight, device), TAG)
+    rankings = _rankings(encoded, data, fusion_weight, device, feedback)
+    write_rankings(encoded.folder / RUN_FILE, rankings, TAG)
 
 
 def _rankings(
@@ -39,6 +43,7 @@ def _rankings(
     data: RetrievalDataModule,
     fusion_weight: float | None,
     device: torch.device,
+    feedback: Feedback | None,
 ) -> Iterator[Ranking]:
     names, ids = encoded.query_ids, encoded.document_ids
     depth = (
@@ -47,7 +52,7 @@ def _rankings(
     for start in range(0, len(names), QUERIES_AT_ONCE):
         chunk = names[start : start + QUERIES_AT_ONCE]
         queries = encoded.queries[start : start + QUERIES_AT_ONCE]
-        found = search(np.asarray(queries), encoded.documents, depth, device)
+        found = searched(np.asarray(queries), encoded.documents, depth, device, feedback)
         if fusion_weight is not None:
             found = _with_bm25(found, chunk, data, fusion_weight)
         for name, rows, scores in zip(chunk, found.documents, found.scores, strict=True):

@@ -28,7 +28,7 @@ from lit_models.seo.retrieval_metrics import (
 )
 from lit_models.seo.retrieval_run import write_run
 from lit_models.seo.retrieval_table import RetrievalTable
-from lit_models.seo.search import Found, Vectors, search
+from lit_models.seo.search import Found, Vectors
 from lit_models.training.exact import LossSum
 
 TEXTS_AT_ONCE = 64
@@ -48,6 +48,8 @@ class LitRetriever(EncodedTextModule):
             steps that are larger than the memory; about a third more time.
         fusion: how BM25's scores are added in evaluation and in the run of a prediction; none
             leaves them apart.
+        feedback: how queries are moved towards what they found before they search, in evaluation
+            and in the run of a prediction; none leaves them.
         metrics: with the number of ranks that each looks at; the first one chooses the weight of
             the fusion.
         shared: optimizer, encoder and more, see `EncodedTextModule`.
@@ -68,6 +70,7 @@ class LitRetriever(EncodedTextModule):
         temperature: TemperatureOptions = TemperatureOptions(),  # noqa: B008 - frozen
         encode_chunk: int | None = None,
         fusion: Fusion | None = None,
+        feedback: Feedback | None = None,
         metrics: Sequence[str] = DEFAULT_METRICS,
         **shared: Any,
     ) -> None:
@@ -82,7 +85,7 @@ class LitRetriever(EncodedTextModule):
             )
         self.metric_names, self.depth = tuple(metrics), deepest(metrics)
         self.choosing_metric, *_ = (measure(name, "linear", 0.0) for name in metrics)
-        self.encode_chunk, self.fusion = encode_chunk, fusion
+        self.encode_chunk, self.fusion, self.feedback = encode_chunk, fusion, feedback
         self.built = (towers, pooling, dimensions, temperature)
 
     def make_network(self, encoder: TextEncoder) -> nn.Module:
@@ -178,11 +181,13 @@ class LitRetriever(EncodedTextModule):
 
     def search(self, queries: Sequence[str], documents: Vectors, k: int) -> Found:
         """Return the k best rows of encoded documents [D, W] for each query."""
-        return search(self.encode(queries, True), documents, k, self.device)
+        vectors = self.encode(queries, True)
+        return searched(vectors, documents, k, self.device, self.feedback)
 
     def write_run(self, encoded: EncodedCollection) -> None:
         """Search encoded texts with their queries and write the run beside them."""
-        write_run(encoded, self.trainer.datamodule, self.fusion_weight(), self.device)
+        weight = self.fusion_weight()
+        write_run(encoded, self.trainer.datamodule, weight, self.device, self.feedback)
 
     def fusion_weight(self) -> float | None:
         """Return the weight of BM25; none without a fusion."""
@@ -190,7 +195,7 @@ class LitRetriever(EncodedTextModule):
 
     def _evaluate(self, split: str) -> None:
         evaluation = getattr(self, f"{split}_evaluation")
-        rankings = evaluation.rankings()
+        rankings = evaluation.rankings(self.feedback)
         if split == "val" and self.fusion is not None:
             self.recipe[CHOSEN_WEIGHT] = best_weight(rankings, self.choosing_metric)
         for name, metric in evaluation.measure(rankings, self.fusion_weight()).items():

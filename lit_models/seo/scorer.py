@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from datamodules.batches import ScoredTextBatch
 from lit_models.seo.base import EncodedTextModule
-from lit_models.seo.encoders import Pooling, TextEncoder, pooled
+from lit_models.seo.encoders import Pooling, TextEncoder
 from lit_models.seo.heads import Head, HeadOptions, baseline
 from lit_models.seo.measures import BASELINE_NAMES
 from lit_models.seo.scorer_metrics import HeadMetrics, WeightedLoss
@@ -48,8 +48,8 @@ class TextScorer(nn.Module):
 
     def forward(self, batch: ScoredTextBatch) -> dict[str, Tensor]:
         """Return head -> outputs [B, P]."""
-        hidden = self.encoder(batch["input_ids"], batch["attention_mask"])
-        chunks = pooled(hidden, batch["attention_mask"], self.pooling)
+        ids, mask = batch["input_ids"], batch["attention_mask"]
+        chunks = self.encoder.vectors_of(ids, mask, how=self.pooling)
         vectors = pooled_chunks(chunks, batch["chunk_of"], len(batch["weight"]), self.chunk_pooling)
         return {name.removeprefix(PREFIX): head(vectors) for name, head in self.heads.items()}
 
