@@ -54,7 +54,7 @@ class QuerySplit:
     """
 
     validation_share: float = 0.1
-    test_share: float = 0.1
+    test_share: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -1,0 +1,214 @@
+"""BM25: how well the words of a query fit a document, without learning anything.
+
+Source: Robertson and Zaragoza, The Probabilistic Relevance Framework: BM25 and Beyond (2009),
+sections 3.4 and 3.5; the inverse document frequency is Lucene's, which is never negative.
+"""
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from datamodules.cache import cache_root, digest_of, made_once
+from datamodules.relevance.collection import Collection
+from datamodules.relevance.texts import mapped
+
+BM25_VERSION = 1
+DOCUMENTS_PER_BLOCK = 2_000
+QUERIES_PER_CHUNK = 256
+ARRAYS = {"starts": np.int64, "documents": np.int32, "impacts": np.float32}
+_WORD = re.compile(r"\w+")
+# Words that ask or connect, without which a query means the same.
+STOPWORDS = {
+    "english": frozenset(
+        "a an and are as at be but by for from had has have he her his i if in into is it its no "
+        "not of on or our she so such that the their then there these they this to was we were "
+        "what when where which who will with you your".split()
+    )
+}
+
+
+@dataclass(frozen=True)
+class Bm25Options:
+    """How documents are scored.
+
+    Args:
+        k1: how long further occurrences of a word count, 0 or more.
+        b: how much long documents are marked down, 0 to 1.
+        stemmer: language of a Snowball stemmer, such as english; none compares whole words.
+        stopwords: language whose commonest words are passed over; none keeps all.
+    """
+
+    k1: float = 0.9
+    b: float = 0.4
+    stemmer: str | None = None
+    stopwords: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.k1 >= 0:
+            raise ValueError(f"k1 must be 0 or more, got {self.k1}.")
+        if not 0 <= self.b <= 1:
+            raise ValueError(f"b must be 0 to 1, got {self.b}.")
+        if self.stopwords not in (None, *STOPWORDS):
+            raise ValueError(
+                f'stopwords must be none or {" or ".join(STOPWORDS)}, got "{self.stopwords}".'
+            )
+
+    def words(self) -> Callable[[str], list[str]]:
+        """Return what cuts a text into words: lower case, letters and digits.
+
+        Raises:
+            ValueError: there is no stemmer of this language.
+            ImportError: the stemmer is not installed.
+        """
+        stop = STOPWORDS[self.stopwords] if self.stopwords else frozenset()
+        stem = _stemmer(self.stemmer) if self.stemmer else None
+
+        def words(text: str) -> list[str]:
+            found = [word for word in _WORD.findall(text.lower()) if word not in stop]
+            return [stem(word) for word in found] if stem else found
+
+        return words
+
+
+class Hits(NamedTuple):
+    """The best documents of each query, best first; equal scores in the order of documents.
+
+    Args:
+        documents: [Q, k] int64, -1 behind the last document that shares a word.
+        scores: [Q, k] float32, 0 there.
+    """
+
+    documents: np.ndarray
+    scores: np.ndarray
+
+
+class Bm25:
+    """A memory-mapped inverted index, as `open_bm25` makes it."""
+
+    def __init__(self, folder: Path, options: Bm25Options) -> None:
+        self.folder, self.options = folder, options
+        facts = json.loads((folder / "facts.json").read_text("utf-8"))
+        self.num_documents: int = facts["num_documents"]
+        self._words = options.words()
+        self._starts, self._documents, self._impacts = (
+            mapped(folder / f"{name}.bin", dtype) for name, dtype in ARRAYS.items()
+        )
+
+    @cached_property
+    def _terms(self) -> dict[str, int]:
+        with (self.folder / "terms.txt").open(encoding="utf-8") as file:
+            return {line.rstrip("\n"): number for number, line in enumerate(file)}
+
+    def search(self, queries: Sequence[str], k: int) -> Iterator[Hits]:
+        """Yield the best k documents of these queries, some queries at a time."""
+        if k < 1:
+            raise ValueError(f"k must be 1 or more, got {k}.")
+        k = min(k, self.num_documents)
+        scores = np.zeros(self.num_documents, np.float64)
+        for first in range(0, len(queries), QUERIES_PER_CHUNK):
+            chunk = queries[first : first + QUERIES_PER_CHUNK]
+            hits = Hits(np.full((len(chunk), k), -1, np.int64), np.zeros((len(chunk), k), "f4"))
+            for row, query in enumerate(chunk):
+                best = self._best(query, k, scores)
+                hits.documents[row, : len(best)] = best
+                hits.scores[row, : len(best)] = scores[best]
+            yield hits
+
+    def scores(self, query: str, documents: np.ndarray) -> np.ndarray:
+        """Return the scores of some documents, [n] float64; 0 where no word is shared."""
+        found = np.zeros(len(documents), np.float64)
+        for postings, impacts, count in self._postings(query):
+            place = np.minimum(np.searchsorted(postings, documents), len(postings) - 1)
+            found += np.where(postings[place] == documents, impacts[place] * count, 0.0)
+        return found
+
+    def _best(self, query: str, k: int, scores: np.ndarray) -> np.ndarray:
+        """Return the best documents of one query; `scores` is then that of every document."""
+        scores.fill(0.0)
+        for postings, impacts, count in self._postings(query):
+            scores[postings] += impacts * count
+        matching = np.flatnonzero(scores)
+        if len(matching) > k:
+            worst = -np.partition(-scores[matching], k - 1)[k - 1]
+            matching = matching[scores[matching] >= worst]
+        return matching[np.argsort(-scores[matching], kind="stable")][:k]
+
+    def _postings(self, query: str) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
+        """Yield documents, impacts and number in the query of each of its words, in order."""
+        counts = Counter(self._words(query))
+        for term, count in sorted((self._terms.get(w, -1), n) for w, n in counts.items()):
+            if term >= 0:
+                part = slice(self._starts[term], self._starts[term + 1])
+                yield self._documents[part], self._impacts[part].astype(np.float64), count
+
+
+def open_bm25(collection: Collection, options: Bm25Options = Bm25Options()) -> Bm25:  # noqa: B008
+    """Return the index of a collection's titles and texts, made in the cache at first use."""
+    key = digest_of([BM25_VERSION, collection.fingerprint, asdict(options)])
+    folder = made_once(
+        cache_root() / "bm25" / key, lambda folder: _write(folder, collection, options)
+    )
+    return Bm25(folder, options)
+
+
+def _write(folder: Path, collection: Collection, options: Bm25Options) -> None:
+    words = options.words()
+    terms: dict[str, int] = {}
+    lengths = np.zeros(collection.num_documents, np.int64)
+    blocks: list[np.ndarray] = []
+    rows: list[tuple[int, int, int]] = []
+    for number in range(collection.num_documents):
+        found = words(" ".join(collection.document(number)))
+        lengths[number] = len(found)
+        for word, count in Counter(found).items():
+            rows.append((terms.setdefault(word, len(terms)), number, count))
+        if number % DOCUMENTS_PER_BLOCK == DOCUMENTS_PER_BLOCK - 1:
+            blocks.append(np.array(rows, np.int32).reshape(-1, 3))
+            rows.clear()
+    term, document, count = np.concatenate([*blocks, np.array(rows, np.int32).reshape(-1, 3)]).T
+    order = np.argsort(term, kind="stable")  # documents stay ascending within a term
+    term, document, count = term[order], document[order], count[order]
+    frequency = np.bincount(term, minlength=len(terms))
+    starts = np.concatenate([[0], np.cumsum(frequency)])
+    impacts = _impacts(count, lengths, document, frequency[term], options)
+    for (name, dtype), values in zip(ARRAYS.items(), (starts, document, impacts), strict=True):
+        values.astype(dtype).tofile(folder / f"{name}.bin")
+    (folder / "terms.txt").write_text("".join(f"{t}\n" for t in terms), "utf-8")
+    facts = {"num_documents": collection.num_documents, "options": asdict(options)}
+    (folder / "facts.json").write_text(json.dumps(facts), "utf-8")
+
+
+def _impacts(
+    count: np.ndarray,
+    lengths: np.ndarray,
+    document: np.ndarray,
+    frequency: np.ndarray,
+    options: Bm25Options,
+) -> np.ndarray:
+    """Return what each word adds to the score of each of its documents, [postings] float64."""
+    mean_length = max(lengths.mean(), 1.0) if len(lengths) else 1.0
+    weight = np.log1p((len(lengths) - frequency + 0.5) / (frequency + 0.5))
+    norm = options.k1 * (1 - options.b + options.b * lengths[document] / mean_length)
+    return weight * count / (count + norm)
+
+
+def _stemmer(language: str) -> Callable[[str], str]:
+    try:
+        import snowballstemmer
+    except ImportError as error:
+        raise ImportError(
+            f'stemmer "{language}" needs the package snowballstemmer; install it, or leave the '
+            "stemmer out."
+        ) from error
+    if language not in snowballstemmer.algorithms():
+        known = ", ".join(sorted(snowballstemmer.algorithms()))
+        raise ValueError(f'there is no stemmer of "{language}"; there are: {known}.')
+    return snowballstemmer.stemmer(language).stemWord
