@@ -5,7 +5,6 @@ sections 3.4 and 3.5; the inverse document frequency is Lucene's, which is never
 """
 
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -26,13 +25,12 @@ QUERIES_PER_CHUNK = 256
 ARRAYS = {"starts": np.int64, "documents": np.int32, "impacts": np.float32}
 _WORD = re.compile(r"\w+")
 # Words that ask or connect, without which a query means the same.
-STOPWORDS = {
-    "english": frozenset(
-        "a an and are as at be but by for from had has have he her his i if in into is it its no "
-        "not of on or our she so such that the their then there these they this to was we were "
-        "what when where which who will with you your".split()
-    )
-}
+_ENGLISH = """
+a an and are as at be but by for from had has have he her his i if in into is it its no not of on
+or our she so such that the their then there these they this to was we were what when where which
+who will with you your
+"""
+STOPWORDS = {"english": frozenset(_ENGLISH.split())}
 
 
 @dataclass(frozen=True)
@@ -150,7 +148,7 @@ class Bm25:
                 yield self._documents[part], self._impacts[part].astype(np.float64), count
 
 
-def open_bm25(collection: Collection, options: Bm25Options = Bm25Options()) -> Bm25:  # noqa: B008
+def open_bm25(collection: Collection, options: Bm25Options = Bm25Options()) -> Bm25:
     """Return the index of a collection's titles and texts, made in the cache at first use."""
     key = digest_of([BM25_VERSION, collection.fingerprint, asdict(options)])
     folder = made_once(

@@ -1,18 +1,28 @@
 """Which file of a folder is what, and lines of judgements: what the formats share."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from datamodules.bad_rows import BadRows
 from datamodules.relevance.collection_writer import JudgementRows
 from datamodules.relevance.request import CollectionFiles, Files
+from datamodules.relevance.texts import LineError
 from datamodules.sources import BadRow, expand_files
 from datamodules.splitting import PART_ALIASES, PART_NAMES
 
 SUFFIXES = (".jsonl", ".tsv", ".txt", ".parquet", ".pq")
 LINES_PER_BLOCK = 65_536
 SHARD = re.compile(r"-\d+-of-\d+$")
+
+
+class JudgementLine(NamedTuple):
+    """One judgement, as it is written."""
+
+    query: str
+    document: str
+    grade: str
 
 
 def named_or_found(
@@ -73,27 +83,26 @@ def _part_of(path: Path) -> int:
 
 
 def judgement_lines(
-    path: Path, part: int, header: Sequence[str], bad_rows: BadRows
+    path: Path, part: int, cut: Callable[[str], JudgementLine], bad_rows: BadRows, first_line: int
 ) -> Iterator[JudgementRows]:
-    """Yield the judgements of a file with tabs between three columns, below a header.
+    """Yield the judgements of a file of lines, some at a time.
 
-    Raises:
-        ValueError: the header is missing.
+    Args:
+        path: the file.
+        part: what it judges.
+        cut: finds the values of a line, or raises LineError.
+        bad_rows: takes lines that cannot be cut.
+        first_line: number of the first line that is a judgement, from 1.
     """
-    rows: list[tuple[int, list[str]]] = []
+    rows: list[tuple[int, JudgementLine]] = []
     with path.open("rb") as file:
         for line, raw in enumerate(file, start=1):
-            values = _values(path, line, raw, bad_rows)
-            if line == 1 and header:
-                _check_header(path, values or [], header)
-            elif values and len(values) == 3:
-                rows.append((line, values))
-            elif values:
-                rule = (
-                    f"the line has {len(values)} columns, and must have 3 with tabs between them: "
-                    "query, document, grade."
-                )
-                bad_rows.add(BadRow(str(path), line, "\t".join(values), rule))
+            if line < first_line or not raw.strip():
+                continue
+            try:
+                rows.append((line, cut(decoded(raw, line))))
+            except LineError as error:
+                bad_rows.add(BadRow(str(path), line, error.value, error.rule))
             if len(rows) == LINES_PER_BLOCK:
                 yield _rows_of(path, part, rows)
                 rows = []
@@ -101,34 +110,48 @@ def judgement_lines(
         yield _rows_of(path, part, rows)
 
 
-def _rows_of(path: Path, part: int, rows: list[tuple[int, list[str]]]) -> JudgementRows:
-    columns = zip(*(values for _, values in rows), strict=True)
-    return JudgementRows(part, str(path), [line for line, _ in rows], *columns)
+def decoded(raw: bytes, line: int) -> str:
+    """Return a line as text, without its end.
 
-
-def _values(path: Path, line: int, raw: bytes, bad_rows: BadRows) -> list[str] | None:
-    if not raw.strip():
-        return None
+    Raises:
+        LineError: it is not UTF-8.
+    """
     try:
-        return raw.decode("utf-8-sig" if line == 1 else "utf-8").rstrip("\r\n").split("\t")
-    except UnicodeDecodeError:
+        return raw.decode("utf-8-sig" if line == 1 else "utf-8").rstrip("\r\n")
+    except UnicodeDecodeError as error:
         rule = "the line is not UTF-8; convert it, such as with iconv -f latin1 -t utf-8."
-        bad_rows.add(BadRow(str(path), line, raw.decode(errors="replace").strip(), rule))
-        return None
+        raise LineError(raw.decode(errors="replace").strip(), rule) from error
 
 
-def _check_header(path: Path, values: list[str], header: Sequence[str]) -> None:
-    if len(values) == len(header) and _grade_is_no_number(values[-1]):
-        return
-    raise ValueError(
-        f'{path}:1: "{" ".join(values)}" is no header; the first line of this file must name its '
-        f"columns, {', '.join(header)}, with tabs between them: write it above the first judgement."
+def cut_three(text: str) -> JudgementLine:
+    """Cut a line of query, document and grade at its tabs."""
+    values = text.split("\t")
+    if len(values) != 3:
+        raise LineError(
+            text,
+            f"the line has {len(values)} columns, and must have 3 with tabs between them: query, "
+            "document, grade.",
+        )
+    return JudgementLine(*values)
+
+
+def cut_trec(text: str) -> JudgementLine:
+    """Cut a line of TREC's qrels at blanks or tabs: query, a column without use, document, grade.
+
+    A line of three columns with tabs is query, document, grade.
+    """
+    values = text.split()
+    if len(values) == 4:
+        return JudgementLine(values[0], values[2], values[3])
+    if len(values) == 3:
+        return cut_three(text)
+    raise LineError(
+        text,
+        f"the line has {len(values)} columns, and must have TREC's 4 (query, 0, document, grade) "
+        "or 3 with tabs between them (query, document, grade).",
     )
 
 
-def _grade_is_no_number(value: str) -> bool:
-    try:
-        float(value)
-    except ValueError:
-        return True
-    return False
+def _rows_of(path: Path, part: int, rows: list[tuple[int, JudgementLine]]) -> JudgementRows:
+    columns = zip(*(values for _, values in rows), strict=True)
+    return JudgementRows(part, str(path), [line for line, _ in rows], *columns)

@@ -40,7 +40,8 @@ class TextTableWriter:
         self, folder: Path, name: str, bad_rows: BadRows, are_queries: bool = False
     ) -> None:
         self.folder, self.name, self.bad_rows = folder, name, bad_rows
-        self.are_queries, self.num_empty = are_queries, 0
+        self.are_queries = are_queries
+        self.num_empty, self.num_merged = 0, 0
         self.kind: LineKind = "jsonl"
         self.files: list[str] = []
         self._block: dict[str, list[int]] = {key: [] for key in COLUMNS}
@@ -64,7 +65,7 @@ class TextTableWriter:
                 try:
                     record = self._sound(parse_line(kind, content))
                 except LineError as error:
-                    self._refuse(str(path), line, error)
+                    self.refuse(str(path), line, error)
                     continue
                 self._append(record, content, begins, line, number)
 
@@ -73,7 +74,7 @@ class TextTableWriter:
         try:
             self._sound(record)
         except LineError as error:
-            self._refuse(str(path), row, error)
+            self.refuse(str(path), row, error)
             return
         if self._copy is None:
             self._copy = (self.folder / f"{self.name}.jsonl").open("wb")
@@ -82,14 +83,15 @@ class TextTableWriter:
         self._append(record, content, self._copy.tell(), row, self._number(path))
         self._copy.write(content + b"\n")
 
+    def refuse(self, file: str, line: int, error: LineError) -> None:
+        """Take a row that breaks a rule."""
+        self.bad_rows.add(BadRow(file, line, error.value, error.rule, self.name))
+
     def finish(self, final_folder: Path) -> TextTable:
-        """Close the index, refuse repeated ids and return the table.
+        """Close the index, refuse repeated ids and return the table; `facts` are its final ones.
 
         Args:
             final_folder: where the folder will be in the end.
-
-        Raises:
-            ValueError: there is no text at all.
         """
         self._flush()
         for file in (*self._columns.values(), *([self._copy] if self._copy else [])):
@@ -106,6 +108,7 @@ class TextTableWriter:
         facts = {
             "count": len(order),
             "num_empty": self.num_empty,
+            "num_merged": self.num_merged,
             "kind": self.kind,
             "files": self.files,
             "sources": [str(copy)] if self._copy else self.files,
@@ -128,6 +131,7 @@ class TextTableWriter:
         block["lines"].append(line)
         block["files"].append(file)
         block["checks"].append(zlib.crc32(content))
+        block["contents"].append(record.content_hash)
         self._ids.append(record.id)
         if len(self._ids) == LINES_PER_BLOCK:
             self._flush()
@@ -167,6 +171,7 @@ class TextTableWriter:
         for index, first in sorted(repeated):
             record, known = table.record(index), table.record(first)
             if self.are_queries and record == known:
+                self.num_merged += 1
                 continue
             file, line = table.place(index)
             before = "{}:{}".format(*table.place(first))
@@ -196,6 +201,3 @@ class TextTableWriter:
         if str(path.resolve()) not in self.files:
             self.files.append(str(path.resolve()))
         return self.files.index(str(path.resolve()))
-
-    def _refuse(self, file: str, line: int, error: LineError) -> None:
-        self.bad_rows.add(BadRow(file, line, error.value, error.rule, self.name))

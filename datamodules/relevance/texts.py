@@ -26,6 +26,7 @@ COLUMNS = {  # of the index, one value per text
     "checks": np.uint32,  # checksum of the line
     "high": np.uint64,  # the two halves of the hash of its id
     "low": np.uint64,
+    "contents": np.uint64,  # hash of the words, without case and spacing
 }
 
 
@@ -45,6 +46,12 @@ class TextRecord(NamedTuple):
     def num_bytes(self) -> int:
         """Bytes of title and text in UTF-8."""
         return len(self.title.encode()) + len(self.text.encode())
+
+    @property
+    def content_hash(self) -> int:
+        """A number of 64 bits, equal for texts that differ in case and spacing alone."""
+        words = " ".join(f"{self.title} {self.text}".casefold().split())
+        return int.from_bytes(hashlib.blake2b(words.encode(), digest_size=8).digest(), "little")
 
 
 class LineError(Exception):
@@ -101,7 +108,7 @@ def record_of(values: dict[str, Any]) -> TextRecord:
     if isinstance(found["id"], int) and not isinstance(found["id"], bool):
         found["id"] = str(found["id"])
     for name, value in found.items():
-        if value is None and (name == "title" or name in values or name == "text" in values):
+        if value is None and (name == "title" or name in values):
             found[name] = ""
         elif not isinstance(value, str):
             shown = "is missing" if value is None else f"is {type(value).__name__}, no text"
