@@ -6,7 +6,6 @@ scored): nothing is taken for irrelevant because nobody has judged it. A query w
 say nothing has loss 0 and counts. Scores of missing candidates are -inf, their grades NaN.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,7 +16,6 @@ from torch import Tensor
 from lit_models.training.record import LossSum
 
 Kind = Literal["listnet", "bce", "ranknet", "lambda", "margin_mse"]
-QueryLoss = Callable[[Tensor, Tensor], Tensor]
 NONE = -1e9  # logit of a candidate that takes no part: its probability is 0, its gradient too
 
 
@@ -66,14 +64,15 @@ class RankingLoss:
         """Whether the targets are a teacher's scores, not grades."""
         return self.kind == "margin_mse"
 
-    def per_query(self) -> QueryLoss:
-        """Return scores [B, K], targets [B, K] -> loss of each query [B]."""
+    def __call__(self, scores: Tensor, target: Tensor) -> Tensor:
+        """Return the loss of each query [B]; arguments as for `summed`."""
         if self.kind == "bce":
-            return lambda scores, grades: pointwise_bce(scores, self._probabilities(grades))
+            return pointwise_bce(scores, self._probabilities(target))
         if self.kind == "lambda":
             weighting, gain = self.weighting or "ndcg_loss2pp", self.gain or "exponential"
-            return lambda scores, grades: lambda_loss(scores, grades, weighting, gain)
-        return {"listnet": listnet, "ranknet": ranknet, "margin_mse": margin_mse}[self.kind]
+            return lambda_loss(scores, target, weighting, gain)
+        losses = {"listnet": listnet, "ranknet": ranknet, "margin_mse": margin_mse}
+        return losses[self.kind](scores, target)
 
     def _probabilities(self, grades: Tensor) -> Tensor:
         if self.relevant_above is not None:
@@ -81,16 +80,16 @@ class RankingLoss:
         return (grades / (self.top_grade or 1.0)).clamp(0, 1)
 
 
-def summed(per_query: QueryLoss, scores: Tensor, target: Tensor, weight: Tensor) -> LossSum:
+def summed(loss: RankingLoss, scores: Tensor, target: Tensor, weight: Tensor) -> LossSum:
     """Return the sum over queries, and their number.
 
     Args:
-        per_query: one of the losses below.
+        loss: of a query.
         scores: [B, K], -inf where there is no candidate.
         target: [B, K] grades, or the teacher's scores; NaN = none.
         weight: [B], 0 for a filler.
     """
-    losses = per_query(scores, target.to(scores))
+    losses = loss(scores, target.to(scores))
     return LossSum((losses * weight).sum(), weight.sum())
 
 
@@ -134,9 +133,9 @@ def lambda_loss(
     scores give, a pair weighs |G_i - G_j| times: lambdarank ρ = |1/D(r_i) - 1/D(r_j)|; ndcg_loss2
     δ = |1/D(|r_i - r_j|) - 1/D(|r_i - r_j| + 1)|; ndcg_loss2pp ρ + 10 δ.
 
-    Source: Wang et al. 2018, The LambdaLoss framework for ranking metric optimization, equations
-    12, 18 and 19 with μ = 10; natural logarithms. Equal scores are ranked in the order of the
-    candidates. Only judged candidates are ranked.
+    Source: Wang et al. 2018, The LambdaLoss framework for ranking metric optimization, with μ = 10
+    as there, and natural logarithms. Equal scores are ranked in the order of the candidates. Only
+    judged candidates are ranked.
     """
     scores, grades, takes_part = _judged(scores, relevance)
     gains = grades.clamp(min=0)
