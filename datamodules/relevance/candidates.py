@@ -41,7 +41,7 @@ class CandidateOptions:
     source: Literal["judged", "bm25", "run"] = "judged"
     top: int | None = None
     run: Files = None
-    bm25: Bm25Options | None = Bm25Options()
+    bm25: Bm25Options | None = Bm25Options()  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:
         if self.source == "judged" and self.top is not None:
@@ -103,7 +103,12 @@ def bm25_lists(bm25: Bm25, collection: Collection, queries: Queries, most: int) 
 
 
 def run_lists(
-    files: Files, collection: Collection, queries: Queries, most: int | None, option: str
+    files: Files,
+    collection: Collection,
+    queries: Queries,
+    most: int | None,
+    option: str,
+    may_lack_all: bool = False,
 ) -> Lists:
     """Return the rankings of these queries in runs, kept in the cache.
 
@@ -113,6 +118,7 @@ def run_lists(
         queries: that are wanted; others in the files are passed over.
         most: documents of a query; none takes all.
         option: that names the files, for messages.
+        may_lack_all: whether none of the queries needs to be in the files.
 
     Raises:
         FileNotFoundError: a file is not there.
@@ -125,12 +131,12 @@ def run_lists(
 
     def make(folder: Path) -> None:
         found = _rankings(paths, collection, {id: place for place, id in enumerate(ids)}, most)
-        if not found:
+        if not (found or may_lack_all):
             raise ValueError(
                 f"{option} {', '.join(map(str, paths))} ranks none of the {len(ids)} queries, such "
                 f'as "{ids[0]}"; name a run of these queries.'
             )
-        width = max(len(documents) for documents, _ in found.values())
+        width = max((len(documents) for documents, _ in found.values()), default=0)
         documents = np.full((len(ids), width), NO_DOCUMENT, np.int64)
         scores = np.zeros((len(ids), width), np.float32)
         for place, (indices, values) in found.items():

@@ -35,7 +35,8 @@ class RankingDataModule(RelevanceDataModule):
         candidates: which documents of a query are ranked, in evaluation and prediction; in
             training they are where hard negatives are mined.
         groups: the candidates of a query in a training step.
-        teacher: runs with a teacher's scores, for a loss that imitates them.
+        teacher: runs with a teacher's scores of training queries, for a loss that imitates them;
+            those of other queries, where there are any, are for the loss of an evaluation.
         predict_queries: jsonl with _id and text, or tsv with id and text; none predicts the
             judged queries of the test part.
         relevance: collection, output, tokenizer and more, see `RelevanceDataModule`.
@@ -95,7 +96,7 @@ class RankingDataModule(RelevanceDataModule):
                 f"no query is judged for {stage}; name its judgements in data.collection."
             )
         queries = CollectionQueries(self.collection, judgements.queries)
-        source = self._source(queries, judgements)
+        source = self._source(queries, judgements, needs_teacher=stage == "train")
         if stage == "train":
             return GroupDataset(source, self.groups, self.seed)
         return RankingDataset(source, stage == "test", is_even=stage == "predict")
@@ -129,16 +130,24 @@ class RankingDataModule(RelevanceDataModule):
             ids = [self.collection.document_id(int(index)) for index in documents[order]]
             yield Ranking(dataset.source.queries.id(place), ids, found[order].tolist())
 
-    def _source(self, queries: Queries, judgements: QueryJudgements | None) -> RankingSource:
+    def _source(
+        self,
+        queries: Queries,
+        judgements: QueryJudgements | None,
+        needs_teacher: bool = False,
+    ) -> RankingSource:
         assert self.encoding is not None
         first = FirstStage(self.candidates, self.collection, queries)
         texts = PairTexts(self.collection, self.encoding)
-        return RankingSource(texts, queries, first, judgements, self._teacher_of(queries))
+        return RankingSource(
+            texts, queries, first, judgements, self._teacher_of(queries, needs_teacher)
+        )
 
-    def _teacher_of(self, queries: Queries) -> Lists | None:
+    def _teacher_of(self, queries: Queries, is_needed: bool) -> Lists | None:
         if self.teacher is None or self._trainer_stage() == "predict":
             return None
-        return run_lists(self.teacher, self.collection, queries, None, "data.teacher")
+        facts = (self.teacher, self.collection, queries, None, "data.teacher")
+        return run_lists(*facts, may_lack_all=not is_needed)
 
     def _triples(self) -> TripleDataset:
         assert self.encoding is not None

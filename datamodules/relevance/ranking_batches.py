@@ -19,7 +19,7 @@ from datamodules.planned import PlannedDataset
 from datamodules.relevance.candidates import NO_DOCUMENT, FirstStage, Lists
 from datamodules.relevance.collection import Collection, Judgements
 from datamodules.relevance.groups import GroupOptions
-from datamodules.relevance.queries import CollectionQueries, Queries
+from datamodules.relevance.queries import Queries
 
 TERM = "queries"
 PROBED = 64  # documents whose tokens are counted, for the plan

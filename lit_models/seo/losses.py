@@ -153,9 +153,11 @@ def lambda_loss(
 def margin_mse(scores: Tensor, teacher: Tensor) -> Tensor:
     """Return the mean over all pairs of the squared difference of the two margins, [B].
 
-    Source: Hofstätter et al. 2020, Improving efficient neural ranking models with cross-architecture
-    knowledge distillation; over every pair of candidates that the teacher has scored, whatever
-    their grades, instead of one relevant and one other. In squared units of the teacher's scores.
+    In squared units of the teacher's scores.
+
+    Source: Hofstätter et al. 2020, Improving efficient neural ranking models with
+    cross-architecture knowledge distillation; over every pair of candidates that the teacher has
+    scored, whatever their grades, instead of one relevant and one other.
     """
     scores, target, takes_part = _judged(scores, teacher)
     error = scores - target
