@@ -47,7 +47,7 @@ class GroupOptions:
             )
         if self.after_rank < 0:
             raise ValueError(f"groups.after_rank must be 0 or more, got {self.after_rank}.")
-        if self.triples and self != GroupOptions(triples=True):
+        if self.triples and (self.size, self.mined) != (GroupOptions.size, 0):
             raise ValueError(
                 "groups.triples gives groups of one relevant and one other document; leave size, "
                 "mined and the rest of groups out."

@@ -24,6 +24,7 @@ from lit_models.training.metrics import SumCount
 from lit_models.training.muon import MuonAdamW
 from lit_models.training.optim import configured, parameter_groups
 from tests.distributed.lens_family import consistency_lens
+from tests.distributed.seo_family import SEO
 from tests.distributed.text_gradient import write_documents
 from tests.toy import LitToy, ToyData
 
@@ -204,5 +205,6 @@ FAMILIES: dict[str, Family] = {
     "occupation_coder": occupation_coder,
     "causal_lm": causal_lm,
     "consistency_lens": consistency_lens,
+    **SEO,
 }
 SPECIAL: dict[str, Family] = {"muon": muon}  # not in every test

@@ -47,6 +47,7 @@ def assert_proven(folder, capsys):
         pytest.param("occupation_coder", 3, marks=pytest.mark.soak),
         pytest.param("causal_lm", 1, marks=pytest.mark.soak),
         pytest.param("consistency_lens", 1, marks=pytest.mark.soak),
+        pytest.param("ranker", 1, marks=pytest.mark.soak),
     ],
 )
 def test_twenty_kills_on_changing_devices_leave_no_trace(
