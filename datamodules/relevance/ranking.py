@@ -25,7 +25,7 @@ from datamodules.relevance.runs import Ranking, write_run
 from datamodules.splitting import PART_NAMES
 
 RUN_NAME = "ranked.trec"
-TAG = "unisono"
+TAG, DECIMALS = "unisono", 6
 
 
 class RankingDataModule(RelevanceDataModule):
@@ -114,6 +114,8 @@ class RankingDataModule(RelevanceDataModule):
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
         """Write the run, best first, equal scores in the order of documents.
 
+        Scores are rounded to 6 decimals: the others are rounding errors in single precision.
+
         Args:
             results: `score` [N, K], of the candidates in the order of documents.
             path: of the run.
@@ -125,7 +127,7 @@ class RankingDataModule(RelevanceDataModule):
         assert isinstance(dataset, RankingDataset)
         for place in range(len(dataset.source.queries)):
             documents = dataset.candidates(place)
-            found = scores[place, : len(documents)]
+            found = scores[place, : len(documents)].astype(np.float64).round(DECIMALS)
             order = np.argsort(-found, kind="stable")
             ids = [self.collection.document_id(int(index)) for index in documents[order]]
             yield Ranking(dataset.source.queries.id(place), ids, found[order].tolist())

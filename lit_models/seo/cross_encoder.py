@@ -14,16 +14,26 @@ class CrossEncoder(nn.Module):
         pooling: how a row becomes one vector.
         adds_prior: add the first stage's score times a learned weight. The network then begins
             with the first stage's order: its own part of the score is 0.
+        has_offset: whether the loss can learn what is added to all scores alike. Where only
+            differences count, its gradient would be nothing but rounding.
     """
 
-    def __init__(self, encoder: TextEncoder, pooling: Pooling, adds_prior: bool = False) -> None:
+    def __init__(
+        self,
+        encoder: TextEncoder,
+        pooling: Pooling,
+        adds_prior: bool = False,
+        has_offset: bool = False,
+    ) -> None:
         super().__init__()
         self.encoder, self.pooling = encoder, pooling
-        self.score = nn.Linear(encoder.width, 1)
+        # Without it the bias of the encoder's last norm would only move all scores alike.
+        self.dense = nn.Linear(encoder.width, encoder.width)
+        self.score = nn.Linear(encoder.width, 1, bias=has_offset)
         self.prior_weight: nn.Parameter | None = None
         if adds_prior:
-            nn.init.zeros_(self.score.weight)
-            nn.init.zeros_(self.score.bias)
+            for parameter in self.score.parameters():
+                nn.init.zeros_(parameter)
             self.prior_weight = nn.Parameter(torch.ones(1))
 
     def forward(
@@ -58,4 +68,5 @@ class CrossEncoder(nn.Module):
 
     def _scores(self, input_ids: Tensor, attention_mask: Tensor, segment_ids: Tensor) -> Tensor:
         hidden = self.encoder(input_ids, attention_mask, segment_ids)
-        return self.score(pooled(hidden, attention_mask, self.pooling)).squeeze(-1)
+        vector = pooled(hidden, attention_mask, self.pooling)
+        return self.score(torch.tanh(self.dense(vector))).squeeze(-1)

@@ -64,6 +64,11 @@ class RankingLoss:
         """Whether the targets are a teacher's scores, not grades."""
         return self.kind == "margin_mse"
 
+    @property
+    def reads_offset(self) -> bool:
+        """Whether the loss changes when all scores of a query grow alike."""
+        return self.kind == "bce"
+
     def __call__(self, scores: Tensor, target: Tensor) -> Tensor:
         """Return the loss of each query [B]; arguments as for `summed`."""
         if self.kind == "bce":

@@ -86,7 +86,7 @@ class LitRanker(EncodedTextModule):
         self.test_metrics = RankingMetrics(**self.metric_options)
         self.val_loss, self.test_loss = SumCount(), SumCount()
         self.tested = nn.ModuleDict({name: QueryValues() for name in SYSTEMS})
-        return CrossEncoder(encoder, self.pooling, self.adds_prior)
+        return CrossEncoder(encoder, self.pooling, self.adds_prior, self.loss.reads_offset)
 
     def own_callbacks(self) -> list[Callback]:
         from lit_models.seo.ranking_table import RankingTable

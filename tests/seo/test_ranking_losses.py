@@ -166,3 +166,11 @@ def test_a_score_that_is_no_number_gives_a_loss_that_is_none(name):
 def test_an_option_without_effect_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         RankingLoss(**options)
+
+
+@each_loss
+def test_only_the_loss_of_single_candidates_tells_where_zero_is(name):
+    scores = torch.tensor([[0.3, -0.2, 1.0]], dtype=torch.float64)
+    target = torch.tensor([[2.0, 0.0, 1.0]], dtype=torch.float64)
+    is_same = torch.allclose(LOSSES[name](scores, target), LOSSES[name](scores + 2, target))
+    assert is_same != LOSSES[name].reads_offset
