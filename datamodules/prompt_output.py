@@ -4,7 +4,6 @@ Shapes: N rows, M most tokens of a completion, C most choices of a row.
 """
 
 import json
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import date, time
@@ -16,7 +15,7 @@ import numpy as np
 
 from datamodules.json_rows import HALF_RULE, JSON_SUFFIXES, JsonRow, half_character
 from datamodules.predict_output import free_names
-from datamodules.table_writer import naming
+from datamodules.table_writer import naming, new_text_file
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 
 FINISH_REASONS = ("end", "stop", "length", "positions")
@@ -172,23 +171,5 @@ def new_json_file(path: Path) -> Iterator[IO[str]]:
         ValueError: the suffix is unknown.
     """
     check_output(path)
-    _check_free(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with naming(path), open(unfinished, "w", encoding="utf-8") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        _check_free(path)
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
-def _check_free(path: Path) -> None:
-    if path.exists():
-        raise FileExistsError(
-            f"{path} exists and is not overwritten; move it away, or name another file with "
-            "--data.predict_output."
-        )
+    with new_text_file(path, "or name another file with --data.predict_output") as file:
+        yield file

@@ -102,11 +102,38 @@ class TableWriter:
             self._file.close()
 
     def _check_free(self) -> None:
-        if self.path.exists() and not self.overwrite:
-            raise FileExistsError(
-                f"{self.path} exists and is not overwritten; move it, choose another name, or "
-                "allow overwriting."
-            )
+        if not self.overwrite:
+            _check_free(self.path, "choose another name, or allow overwriting")
+
+
+@contextmanager
+def new_text_file(path: Path, way_out: str = "choose another name") -> Iterator[IO[str]]:
+    """Give a file that gets its name when all went well, and that must be new.
+
+    Args:
+        path: its name.
+        way_out: for the message where the name is taken.
+
+    Raises:
+        FileExistsError: the name is taken.
+    """
+    _check_free(path, way_out)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with naming(path), open(unfinished, "w", encoding="utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        _check_free(path, way_out)
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _check_free(path: Path, way_out: str) -> None:
+    if path.exists():
+        raise FileExistsError(f"{path} exists and is not overwritten; move it, {way_out}.")
 
 
 @contextmanager

@@ -9,9 +9,17 @@ _HOME = {
     "LitConsistencyLens": "lit_models.consistency_lens.module",
     "LitOccupationCoder": "lit_models.occupation_coder.module",
     "LitSubject": "lit_models.consistency_lens.dump",
+    "LitTextScorer": "lit_models.seo.scorer",
 }
 
-__all__ = ["LitCausalLM", "LitConsistencyLens", "LitOccupationCoder", "LitRanker", "LitSubject"]
+__all__ = [
+    "LitCausalLM",
+    "LitConsistencyLens",
+    "LitOccupationCoder",
+    "LitRanker",
+    "LitSubject",
+    "LitTextScorer",
+]
 
 
 def __getattr__(name: str) -> Any:

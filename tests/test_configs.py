@@ -16,7 +16,7 @@ CONFIGS = [
     name for name in shipped_configs() if not name.startswith("hardware/") and name not in CHAINS
 ]
 OVERLAYS = [name for name in shipped_configs() if name.startswith("hardware/")]
-DEBUG = [name for name in CONFIGS if name.endswith("/debug.yaml")]
+DEBUG = [name for name in CONFIGS if name.endswith("debug.yaml")]
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -66,11 +66,11 @@ def test_a_debug_config_trains_validates_saves_and_reloads(
     unisono: Unisono, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    family = name.partition("/")[0]
+    run = "runs/" + name.removesuffix(".yaml").replace("/", "-")
     status, output = unisono("fit", "--config", name)
     assert status == 0, output
     status, output = unisono("test", "--config", name, "--ckpt_path", "auto")
     assert status == 0, output
-    assert f"uses runs/{family}-debug/checkpoints/" in output
-    status, output = unisono("verify", f"runs/{family}-debug")
+    assert f"uses {run}/checkpoints/" in output
+    status, output = unisono("verify", run)
     assert status == 0, output

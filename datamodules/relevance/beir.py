@@ -56,6 +56,10 @@ class BeirReader:
                     "text in one format."
                 )
 
+        for path in (path for paths in self.qrels.values() for path in paths):
+            if not is_parquet(path):
+                _check_header(path)
+
     def files(self) -> dict[str, list[Path]]:
         judged = {PART_NAMES[part]: paths for part, paths in self.qrels.items()}
         return {"documents": self.documents, "queries": self.queries, **judged}
@@ -72,7 +76,6 @@ class BeirReader:
                 if is_parquet(path):
                     yield from _parquet_judgements(path, part)
                 else:
-                    _check_header(path)
                     yield from judgement_lines(path, part, cut_three, bad_rows, first_line=2)
 
     def write_triples(

@@ -6,7 +6,7 @@ sections 3.4 and 3.5; the inverse document frequency is Lucene's, which is never
 
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -22,6 +22,7 @@ from datamodules.relevance.texts import mapped
 BM25_VERSION = 1
 DOCUMENTS_PER_BLOCK = 2_000
 QUERIES_PER_CHUNK = 256
+POSTINGS_PER_BLOCK = 1 << 22
 ARRAYS = {"starts": np.int64, "documents": np.int32, "impacts": np.float32}
 _WORD = re.compile(r"\w+")
 # Words that ask or connect, without which a query means the same.
@@ -100,13 +101,16 @@ class Bm25:
             mapped(folder / f"{name}.bin", dtype) for name, dtype in ARRAYS.items()
         )
 
+    def __reduce__(self) -> tuple[type["Bm25"], tuple[Path, Bm25Options]]:
+        return Bm25, (self.folder, self.options)
+
     @cached_property
     def _terms(self) -> dict[str, int]:
         with (self.folder / "terms.txt").open(encoding="utf-8") as file:
             return {line.rstrip("\n"): number for number, line in enumerate(file)}
 
     def search(self, queries: Sequence[str], k: int) -> Iterator[Hits]:
-        """Yield the best k documents of these queries, some queries at a time."""
+        """Yield the best k documents of these queries, or all if they are fewer; some at a time."""
         if k < 1:
             raise ValueError(f"k must be 1 or more, got {k}.")
         k = min(k, self.num_documents)
@@ -123,29 +127,31 @@ class Bm25:
     def scores(self, query: str, documents: np.ndarray) -> np.ndarray:
         """Return the scores of some documents, [n] float64; 0 where no word is shared."""
         found = np.zeros(len(documents), np.float64)
-        for postings, impacts, count in self._postings(query):
+        for postings, impacts in self._postings(query):
             place = np.minimum(np.searchsorted(postings, documents), len(postings) - 1)
-            found += np.where(postings[place] == documents, impacts[place] * count, 0.0)
+            found += np.where(postings[place] == documents, impacts[place], 0)
         return found
 
     def _best(self, query: str, k: int, scores: np.ndarray) -> np.ndarray:
         """Return the best documents of one query; `scores` is then that of every document."""
         scores.fill(0.0)
-        for postings, impacts, count in self._postings(query):
-            scores[postings] += impacts * count
-        matching = np.flatnonzero(scores)
-        if len(matching) > k:
-            worst = -np.partition(-scores[matching], k - 1)[k - 1]
-            matching = matching[scores[matching] >= worst]
+        for postings, impacts in self._postings(query):
+            scores[postings] += impacts
+        worst = np.partition(scores, len(scores) - k)[len(scores) - k]
+        matching = np.flatnonzero(scores >= worst if worst > 0 else scores)
         return matching[np.argsort(-scores[matching], kind="stable")][:k]
 
-    def _postings(self, query: str) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
-        """Yield documents, impacts and number in the query of each of its words, in order."""
+    def _postings(self, query: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield the documents of each of its words, ascending, and what it adds to their scores."""
         counts = Counter(self._words(query))
+        # In the order of the terms, so that the sums do not depend on the order of the words.
         for term, count in sorted((self._terms.get(w, -1), n) for w, n in counts.items()):
             if term >= 0:
                 part = slice(self._starts[term], self._starts[term + 1])
-                yield self._documents[part], self._impacts[part].astype(np.float64), count
+                impacts = self._impacts[part]
+                if count > 1:
+                    impacts = np.multiply(impacts, count, dtype=np.float64)
+                yield self._documents[part], impacts
 
 
 def open_bm25(collection: Collection, options: Bm25Options = Bm25Options()) -> Bm25:
@@ -158,30 +164,47 @@ def open_bm25(collection: Collection, options: Bm25Options = Bm25Options()) -> B
 
 
 def _write(folder: Path, collection: Collection, options: Bm25Options) -> None:
-    words = options.words()
-    terms: dict[str, int] = {}
+    terms: defaultdict[str, int] = defaultdict()
+    terms.default_factory = terms.__len__  # a new word gets the next number
     lengths = np.zeros(collection.num_documents, np.int64)
-    blocks: list[np.ndarray] = []
-    rows: list[tuple[int, int, int]] = []
-    for number in range(collection.num_documents):
-        found = words(" ".join(collection.document(number)))
-        lengths[number] = len(found)
-        for word, count in Counter(found).items():
-            rows.append((terms.setdefault(word, len(terms)), number, count))
-        if number % DOCUMENTS_PER_BLOCK == DOCUMENTS_PER_BLOCK - 1:
-            blocks.append(np.array(rows, np.int32).reshape(-1, 3))
-            rows.clear()
-    term, document, count = np.concatenate([*blocks, np.array(rows, np.int32).reshape(-1, 3)]).T
+    blocks = _counted_blocks(collection, options.words(), terms, lengths)
+    term, document, count = np.concatenate(list(blocks), axis=1)
     order = np.argsort(term, kind="stable")  # documents stay ascending within a term
     term, document, count = term[order], document[order], count[order]
     frequency = np.bincount(term, minlength=len(terms))
-    starts = np.concatenate([[0], np.cumsum(frequency)])
-    impacts = _impacts(count, lengths, document, frequency[term], options)
-    for (name, dtype), values in zip(ARRAYS.items(), (starts, document, impacts), strict=True):
-        values.astype(dtype).tofile(folder / f"{name}.bin")
+    np.concatenate([[0], np.cumsum(frequency)]).astype(np.int64).tofile(folder / "starts.bin")
+    document.tofile(folder / "documents.bin")
+    with (folder / "impacts.bin").open("wb") as file:
+        for first in range(0, len(term), POSTINGS_PER_BLOCK):
+            part = slice(first, first + POSTINGS_PER_BLOCK)
+            impacts = _impacts(count[part], lengths, document[part], frequency[term[part]], options)
+            impacts.astype(np.float32).tofile(file)
     (folder / "terms.txt").write_text("".join(f"{t}\n" for t in terms), "utf-8")
     facts = {"num_documents": collection.num_documents, "options": asdict(options)}
     (folder / "facts.json").write_text(json.dumps(facts), "utf-8")
+
+
+def _counted_blocks(
+    collection: Collection,
+    words: Callable[[str], list[str]],
+    terms: defaultdict[str, int],
+    lengths: np.ndarray,
+) -> Iterator[np.ndarray]:
+    """Yield term, document and count, [3, postings] int32, of some documents at a time.
+
+    Numbers of new words enter `terms`, numbers of words `lengths`.
+    """
+    for first in range(0, collection.num_documents, DOCUMENTS_PER_BLOCK):
+        numbers = range(first, min(first + DOCUMENTS_PER_BLOCK, collection.num_documents))
+        found: list[int] = []
+        for number in numbers:
+            before = len(found)
+            found += [terms[word] for word in words(" ".join(collection.document(number)))]
+            lengths[number] = len(found) - before
+        document = np.repeat(np.arange(len(numbers)), lengths[numbers.start : numbers.stop])
+        keys, count = np.unique(document * len(terms) + found, return_counts=True)
+        document, term = np.divmod(keys, max(len(terms), 1))
+        yield np.stack([term, document + first, count]).astype(np.int32)
 
 
 def _impacts(

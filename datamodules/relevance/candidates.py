@@ -234,5 +234,7 @@ def _write(folder: Path, documents: np.ndarray, scores: np.ndarray) -> None:
 
 
 def _opened(folder: Path) -> Lists:
-    arrays = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("documents", "scores"))
-    return Lists(*arrays, folder.name)
+    documents, scores = (
+        np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("documents", "scores")
+    )
+    return Lists(documents, scores, folder.name)

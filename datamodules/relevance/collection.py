@@ -133,13 +133,13 @@ def open_collection(request: CollectionRequest, on_bad_rows: OnBadRows = "error"
         FileNotFoundError: a file is not there.
         ValueError: a file cannot be read at all, or rows break a rule.
     """
+    found = BadRows(on_bad_rows)
     reader = request.reader()
     fingerprint = digest_of(request.facts(reader))
     final = request.cache_folder(reader, fingerprint)
     writer = CollectionWriter(request, reader, fingerprint)
     collection = Collection(made_once(final, lambda folder: writer.write(folder, final)))
-    if collection.facts["num_bad_rows"] and on_bad_rows == "error":
-        found = BadRows("error")
+    if collection.facts["num_bad_rows"] and found.mode == "error":
         for row in collection.bad_rows:
             found.add(row)
         raise ValueError(found.message())

@@ -95,13 +95,14 @@ class CollectionWriter:
             ValueError: a file cannot be read at all, or no row of it is sound.
         """
         self.folder = folder
-        writers = [
-            TextTableWriter(folder, "documents", self.bad_rows),
-            TextTableWriter(folder, "queries", self.bad_rows, are_queries=True),
-        ]
-        self.reader.index_documents(writers[0])
-        self.reader.index_queries(writers[1])
-        self.documents, self.queries = (writer.finish(final_folder) for writer in writers)
+        with (
+            TextTableWriter(folder, "documents", self.bad_rows) as documents,
+            TextTableWriter(folder, "queries", self.bad_rows, are_queries=True) as queries,
+        ):
+            self.reader.index_documents(documents)
+            self.reader.index_queries(queries)
+            self.documents = documents.finish(final_folder)
+            self.queries = queries.finish(final_folder)
         for table in (self.documents, self.queries):
             if not table.count:
                 raise ValueError(self._nothing(table.name))
@@ -117,7 +118,8 @@ class CollectionWriter:
         facts: dict[str, Any] = {
             "fingerprint": self.fingerprint,
             "format": self.request.format,
-            **{writer.name: writer.facts for writer in writers},
+            "documents": documents.facts,
+            "queries": queries.facts,
             "num_triples": num_triples,
             "num_bad_rows": self.bad_rows.count,
             **self.counts,

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from datamodules.audits import Audit, MakeModel
+from datamodules.bad_rows import hand_over_rejected
 from datamodules.encoded_texts import EncodedTextDataModule
 from datamodules.relevance.collection import Collection, CollectionRequest, open_collection
 
@@ -43,8 +44,10 @@ class RelevanceDataModule(EncodedTextDataModule):
         return self._collection
 
     def prepare_data(self) -> None:
-        """Make the collection and the tokenizer in the cache."""
-        open_collection(self.collection_request, self.on_bad_rows)
+        """Make collection and tokenizer in the cache; copy rejected rows to the run folder."""
+        made = open_collection(self.collection_request, self.on_bad_rows)
+        run_folder = self.trainer.default_root_dir if self.trainer is not None else "."
+        hand_over_rejected(made.folder, Path(run_folder))
         super().prepare_data()
 
     def training_texts(self) -> Iterator[str]:

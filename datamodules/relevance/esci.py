@@ -46,8 +46,8 @@ class EsciReader:
     def __init__(self, folder: str | None, files: CollectionFiles, options: EsciOptions) -> None:
         if files.judgements():
             raise ValueError(
-                "files.train, files.validation and files.test are none of esci's; its examples "
-                "have a column split. Leave them out."
+                "data.collection.files.train, .validation and .test are none of esci's; its "
+                "examples have a column split. Leave them out."
             )
         place = Path(folder).expanduser() if folder else None
         self.products = named_or_found(place, files.documents, "documents", ("*products*.parquet",))
@@ -66,10 +66,11 @@ class EsciReader:
             is_judged = judged[place] == high
             if self.options.locale is not None:  # one product id may stand in several locales
                 is_judged &= np.array(_texts(batch, "product_locale")) == self.options.locale
+            titles = _texts(batch, "product_title")
+            texts = list(zip(*(_texts(batch, name) for name in TEXT_COLUMNS), strict=True))
             for i in np.flatnonzero(is_judged).tolist():
-                values = {name: batch.column(name)[i].as_py() or "" for name in PRODUCT_COLUMNS}
-                text = "\n".join(values[name] for name in TEXT_COLUMNS if values[name])
-                table.add_record(TextRecord(ids[i], values["product_title"], text), path, row + i)
+                text = "\n".join(filter(None, texts[i]))
+                table.add_record(TextRecord(ids[i], titles[i], text), path, row + i)
 
     def index_queries(self, table: TextTableWriter) -> None:
         known: dict[int, int] = {}  # hash of the id -> of the text
@@ -135,7 +136,7 @@ class EsciReader:
             raise ValueError(
                 f'{self.examples[0]} has no example of locale "{self.options.locale}" in the '
                 f"{self.options.version} version; its locales are: {', '.join(locales)}. Choose "
-                "another with esci.locale or esci.version."
+                "another with data.collection.esci.locale or data.collection.esci.version."
             )
         return np.unique(np.concatenate(found))
 

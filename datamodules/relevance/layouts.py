@@ -34,14 +34,17 @@ def named_or_found(
         FileNotFoundError: there are none.
     """
     if named:
-        return expand_files(named, f"files.{role}", SUFFIXES)
-    for pattern in patterns if folder else ():
-        assert folder is not None
-        if found := sorted(folder.glob(pattern)):
-            return found
+        return expand_files(named, f"data.collection.files.{role}", SUFFIXES)
+    if folder is not None:
+        for pattern in patterns:
+            if found := sorted(folder.glob(pattern)):
+                return found
+        for pattern in patterns:
+            if packed := sorted(folder.glob(f"{pattern}.gz")):
+                raise FileNotFoundError(f"{packed[0]} is compressed; unpack it with gunzip.")
     raise FileNotFoundError(
         f"{folder or 'the request'} has no {role} ({' or '.join(patterns)}); check the folder, or "
-        f"name them with files.{role}."
+        f"name them with data.collection.files.{role}."
     )
 
 
@@ -56,7 +59,7 @@ def judgement_files(
     """
     if named := files.judgements():
         return {
-            part: expand_files(paths, f"files.{PART_NAMES[part]}", SUFFIXES)
+            part: expand_files(paths, f"data.collection.files.{PART_NAMES[part]}", SUFFIXES)
             for part, paths in named.items()
         }
     parts: dict[int, list[Path]] = {}
@@ -66,7 +69,7 @@ def judgement_files(
         if others and not (SHARD.search(path.stem) and SHARD.search(others[0].stem)):
             raise ValueError(
                 f"{others[0]} and {path} both hold judgements of {PART_NAMES[part]}; name one of "
-                f"them with files.{PART_NAMES[part]}."
+                f"them with data.collection.files.{PART_NAMES[part]}."
             )
         others.append(path)
     return {part: parts[part] for part in sorted(parts)}
@@ -78,7 +81,8 @@ def _part_of(path: Path) -> int:
             return PART_ALIASES[word]
     raise ValueError(
         f"{path}: its name tells no part, which is one of train, validation (or dev) and test; "
-        "rename it, or name the files of all parts with files.train, files.validation, files.test."
+        "rename it, or name the files of all parts with data.collection.files.train, .validation "
+        "and .test."
     )
 
 

@@ -45,7 +45,7 @@ class MsMarcoReader:
         self.documents = named_or_found(place, files.documents, "documents", ("collection.tsv",))
         self.queries = named_or_found(place, files.queries, "queries", ("queries*.tsv",))
         self.qrels = judgement_files(place, files, ("*qrels*.tsv", "*qrels*.txt"))
-        self.triples = expand_files(files.triples, "files.triples", SUFFIXES)
+        self.triples = expand_files(files.triples, "data.collection.files.triples", SUFFIXES)
 
     def files(self) -> dict[str, list[Path]]:
         judged = {PART_NAMES[part]: paths for part, paths in self.qrels.items()}

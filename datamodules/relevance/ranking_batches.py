@@ -131,7 +131,7 @@ class RankingSource:
         """Return the hex digest of all this and of the options of a dataset."""
         lists = [found.fingerprint for found in (self.first.lists, self.teacher) if found]
         facts = [self.texts.collection.fingerprint, self.texts.encoding.digest, lists, *options]
-        return digest_of([*facts, asdict(self.first.options.bm25) if self.first.bm25 else None])
+        return digest_of([*facts, self.first.options.bm25 and asdict(self.first.options.bm25)])
 
 
 class RankingDataset(PlannedDataset):

@@ -10,7 +10,7 @@ from datamodules.splitting import MAX_SHARE, TEST, TRAIN, VALIDATION
 if TYPE_CHECKING:
     from datamodules.relevance.collection_writer import CollectionReader
 
-COLLECTION_VERSION = 1
+COLLECTION_VERSION = 2
 Format = Literal["demo", "beir", "msmarco", "esci"]
 Files = str | list[str] | None
 
@@ -137,7 +137,8 @@ class CollectionRequest:
             )
         if self.format != "demo" and not (self.folder or names_files):
             raise ValueError(
-                f'format "{self.format}" needs files; name their folder, or each with files.'
+                f'format "{self.format}" needs files; name their folder with '
+                "data.collection.folder, or each with data.collection.files."
             )
         if self.files.triples and self.format != "msmarco":
             raise ValueError(f'triples belong to format "msmarco", got "{self.format}".')

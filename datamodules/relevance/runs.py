@@ -5,16 +5,14 @@ trec_eval orders by score, never by rank, and equal scores by document id, the l
 """
 
 import math
-import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from datamodules.relevance.layouts import cut_trec, decoded
 from datamodules.relevance.texts import LineError
 from datamodules.sources import BadRow
-from datamodules.table_writer import naming
+from datamodules.table_writer import new_text_file
 
 RUN_COLUMNS = ("query", "Q0", "document", "rank", "score", "tag")
 
@@ -47,7 +45,7 @@ def write_run(path: Path, rankings: Iterable[Ranking], tag: str) -> None:
         FileExistsError: the file exists.
         ValueError: an id or the tag holds a blank, or scores are not descending numbers.
     """
-    with _new_file(path) as file:
+    with new_text_file(path) as file:
         _check_word(tag, "the tag")
         for ranking in rankings:
             _check_word(ranking.query, "the query's id")
@@ -70,7 +68,7 @@ def read_run(path: Path) -> Iterator[Ranking]:
     Raises:
         ValueError: a line breaks a rule, or a query or document comes again.
     """
-    query, rows = "", {}
+    query, rows = "", dict[str, _RunEntry]()
     done: set[str] = set()
     for line, text in _lines(path):
         entry = _run_entry(path, line, text)
@@ -96,7 +94,7 @@ def write_qrels(path: Path, judgements: Iterable[Judgement]) -> None:
         FileExistsError: the file exists.
         ValueError: an id holds a blank.
     """
-    with _new_file(path) as file:
+    with new_text_file(path) as file:
         for query, document, grade in judgements:
             _check_word(query, "the query's id")
             _check_word(document, "the document's id")
@@ -175,28 +173,4 @@ def _check_word(value: str, name: str) -> None:
         raise ValueError(
             f'{name} is "{value}", and must be one word, since blanks divide the columns of '
             "TREC's files; replace them."
-        )
-
-
-@contextmanager
-def _new_file(path: Path) -> Iterator[IO[str]]:
-    """Open a file that takes its name when all went well, and that must be new."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _check_free(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with naming(path), temporary.open("w", encoding="utf-8") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        _check_free(path)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _check_free(path: Path) -> None:
-    if path.exists():
-        raise FileExistsError(
-            f"{path} exists and is not overwritten; move it, or choose another name."
         )

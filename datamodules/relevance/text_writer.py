@@ -26,7 +26,7 @@ BOM = b"\xef\xbb\xbf"
 
 
 class TextTableWriter:
-    """Indexes texts of one kind into a folder.
+    """Indexes texts of one kind into a folder; use it in a `with` block.
 
     Args:
         folder: of the index.
@@ -41,13 +41,21 @@ class TextTableWriter:
     ) -> None:
         self.folder, self.name, self.bad_rows = folder, name, bad_rows
         self.are_queries = are_queries
-        self.num_empty, self.num_merged = 0, 0
+        self.num_merged = 0
         self.kind: LineKind = "jsonl"
         self.files: list[str] = []
+        self._numbers: dict[Path, int] = {}
         self._block: dict[str, list[int]] = {key: [] for key in COLUMNS}
         self._ids: list[str] = []
         self._columns = {key: (folder / f"{name}.{key}.bin").open("wb") for key in COLUMNS}
         self._copy: BinaryIO | None = None  # of texts whose own file has no lines
+
+    def __enter__(self) -> "TextTableWriter":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for file in (*self._columns.values(), *([self._copy] if self._copy else [])):
+            file.close()
 
     def add_file(self, path: Path, kind: LineKind) -> None:
         """Index the lines of a file, which must stay where it is."""
@@ -55,7 +63,7 @@ class TextTableWriter:
         start = 0
         with path.open("rb") as file:
             for line, raw in enumerate(file, start=1):
-                content = raw.rstrip(b"\r\n")
+                content = raw.removesuffix(b"\n").removesuffix(b"\r")
                 begins = start
                 start += len(raw)
                 if line == 1 and content.startswith(BOM):
@@ -94,8 +102,7 @@ class TextTableWriter:
             final_folder: where the folder will be in the end.
         """
         self._flush()
-        for file in (*self._columns.values(), *([self._copy] if self._copy else [])):
-            file.close()
+        self.__exit__()
         order, is_repeated = self._sorted()
         if is_repeated.any():
             self._leave_out(self._repeated(order, is_repeated))
@@ -107,7 +114,6 @@ class TextTableWriter:
         copy = self._path("jsonl", "")
         facts = {
             "count": len(order),
-            "num_empty": self.num_empty,
             "num_merged": self.num_merged,
             "kind": self.kind,
             "files": self.files,
@@ -120,7 +126,6 @@ class TextTableWriter:
         if record.is_empty and self.are_queries:
             rule = "the query is empty; write what was asked, or take it out."
             raise LineError(record.id, rule)
-        self.num_empty += record.is_empty
         return record
 
     def _append(self, record: TextRecord, content: bytes, start: int, line: int, file: int) -> None:
@@ -198,6 +203,7 @@ class TextTableWriter:
         return self.folder / f"{self.name}.{key}{suffix}"
 
     def _number(self, path: Path) -> int:
-        if str(path.resolve()) not in self.files:
+        if path not in self._numbers:  # asked for every row
+            self._numbers[path] = len(self.files)
             self.files.append(str(path.resolve()))
-        return self.files.index(str(path.resolve()))
+        return self._numbers[path]

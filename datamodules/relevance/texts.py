@@ -104,21 +104,28 @@ def record_of(values: dict[str, Any]) -> TextRecord:
         LineError: a value is missing or no text.
     """
     key = "_id" if "_id" in values else "id"
-    found = {"id": values.get(key), "title": values.get("title"), "text": values.get("text")}
-    if isinstance(found["id"], int) and not isinstance(found["id"], bool):
-        found["id"] = str(found["id"])
-    for name, value in found.items():
-        if value is None and (name == "title" or name in values):
-            found[name] = ""
-        elif not isinstance(value, str):
-            shown = "is missing" if value is None else f"is {type(value).__name__}, no text"
-            names = ", ".join(map(str, values)) or "nothing"
-            raise LineError(
-                "" if value is None else str(value),
-                f'"{"_id" if name == "id" else name}" {shown}; a row has _id and text, and this '
-                f"one has {names}.",
-            )
-    return TextRecord(**found)
+    id = values.get(key)
+    if isinstance(id, int) and not isinstance(id, bool):
+        id = str(id)
+    title = values.get("title")
+    return TextRecord(
+        _text_of(values, key, id),
+        "" if title is None else _text_of(values, "title", title),
+        _text_of(values, "text", values.get("text")),
+    )
+
+
+def _text_of(values: dict[str, Any], name: str, value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if value is None and name == "text" and name in values:
+        return ""
+    shown = f'has no "{name}"' if value is None else f'has a "{name}" that is no text'
+    names = ", ".join(map(str, values)) or "nothing"
+    raise LineError(
+        "" if value is None else str(value),
+        f"the row {shown}; it must have _id and text, and may have title; it has {names}.",
+    )
 
 
 def _tsv_record(content: str) -> TextRecord:
@@ -189,7 +196,7 @@ class TextTable:
             raise RuntimeError(
                 f"{self.facts['sources'][source]} has changed since it was indexed (line "
                 f"{self.column('lines')[index]}); leave files alone while a run reads them, and "
-                "start again, which indexes it anew."
+                "start again, which indexes it anew (`touch` it where size and time are as before)."
             )
         return parse_line(self.facts["kind"], line)
 

@@ -61,7 +61,8 @@ class LitRanker(EncodedTextModule):
             raise ValueError(f"pairs_per_forward must be at least 1, got {pairs_per_forward}.")
         self.loss, self.pooling, self.adds_prior = loss, pooling, prior
         self.pairs_per_forward = pairs_per_forward
-        self.metric_options = {"gain": gain, "relevant_above": relevant_above}
+        self.gain: Gain = gain
+        self.relevant_above = relevant_above
         self.target = "teacher" if loss.reads_teacher else "relevance"
 
     def setup(self, stage: str) -> None:
@@ -82,8 +83,9 @@ class LitRanker(EncodedTextModule):
             )
 
     def make_network(self, encoder: TextEncoder) -> nn.Module:
-        self.val_metrics = RankingMetrics(**self.metric_options)
-        self.test_metrics = RankingMetrics(**self.metric_options)
+        self.val_metrics, self.test_metrics = (
+            RankingMetrics(gain=self.gain, relevant_above=self.relevant_above) for _ in range(2)
+        )
         self.val_loss, self.test_loss = SumCount(), SumCount()
         self.tested = nn.ModuleDict({name: QueryValues() for name in SYSTEMS})
         return CrossEncoder(encoder, self.pooling, self.adds_prior, self.loss.reads_offset)

@@ -196,12 +196,9 @@ def measure(name: str, gain: Gain, relevant_above: float) -> Callable[[RankedQue
     kind, k = parts[1], None if parts[2] is None else int(parts[2])
     if kind == "ndcg":
         return partial(ndcg, k=k, gain=gain)  # which `ddp_spawn` can send, unlike a lambda
-    of_hits = {
-        "mrr": reciprocal_rank,
-        "map": average_precision,
-        "recall": recall,
-        "precision": precision,
-    }
+    if k is not None and kind == "precision":
+        return partial(precision, k=k, relevant_above=relevant_above)
+    of_hits = {"mrr": reciprocal_rank, "map": average_precision, "recall": recall}
     return partial(of_hits[kind], k=k, relevant_above=relevant_above)
 
 

@@ -25,7 +25,6 @@ EPOCHS, STEPS_PER_EPOCH = 16, 40
 WORLDS = [*[(1, "auto"), (1, "fsdp"), (2, "ddp"), (2, "fsdp")] * 2, (3, "ddp")]
 MOMENTS = ["seconds"] * 11 + ["checkpoint"] * 5 + ["validation"] * 2 + ["epoch end"] * 2
 ENDS_WITHIN_S = 30.0
-CONFIGS = {"ranker": "seo/ranker_debug.yaml"}
 
 
 @dataclass
@@ -41,11 +40,15 @@ class Kill:
     ended_after_s: float
 
 
+def config_of(family: str) -> str:
+    """Return the debug config of a family, or of one module of it, such as seo/scorer."""
+    return f"{family}_debug.yaml" if "/" in family else f"{family}/debug.yaml"
+
+
 def command(folder: Path, family: str, devices: int, strategy: str) -> list[str]:
     """Return the command of every attempt: the same but for the devices."""
     return [
-        *(sys.executable, "-m", "lit_models", "fit", "--config"),
-        CONFIGS.get(family, f"{family}/debug.yaml"),
+        *(sys.executable, "-m", "lit_models", "fit", "--config", config_of(family)),
         *("--ckpt_path=auto", f"--trainer.default_root_dir={folder}", "--trainer.precision=64"),
         *(f"--trainer.max_epochs={EPOCHS}", f"--trainer.limit_train_batches={STEPS_PER_EPOCH}"),
         *(f"--trainer.devices={devices}", f"--trainer.strategy={strategy}"),

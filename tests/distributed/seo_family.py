@@ -1,19 +1,77 @@
-"""The modules of `seo`, so small that a whole run of one takes a second."""
+"""Modules of seo so small that a whole run takes a second, and their files."""
 
+import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from datamodules.planned import PlannedDataModule
+import numpy as np
+import torch
+
+from datamodules import ScoredTextDataModule, SplitOptions, TokenizerOptions
+from datamodules.framing import TextLimits
+from datamodules.planned import LoaderOptions, PlannedDataModule
 from datamodules.relevance.candidates import CandidateOptions
 from datamodules.relevance.groups import GroupOptions
+from datamodules.scored_texts.batches import ChunkOptions
+from datamodules.scored_texts.labels import LabelOptions
+from lit_models import LitTextScorer
+from lit_models.seo.encoders import TransformerEncoder
+from lit_models.seo.heads import HeadOptions
 from lit_models.seo.losses import RankingLoss
 from lit_models.training.exact import ExactModule
 from tests.seo.small_collection import ranker, ranking_data, relevance_files
 
+adamw = partial(torch.optim.AdamW, lr=0.01)
+SMALL_ENCODER = partial(TransformerEncoder, width=16, num_layers=2, num_heads=2, feed_forward=32)
+HEADS = {
+    "price": LabelOptions("regression"),
+    "stars": LabelOptions("ordinal"),
+    "trade": LabelOptions("multiclass"),
+    "tags": LabelOptions("multilabel", classes=["old", "cheap"], separator=";"),
+}
 
-def seo_files(folder: Path) -> None:
-    """Write what the families below read."""
-    relevance_files(folder / "relevance")
+
+def scored_texts(path: Path) -> None:
+    """Write 50 texts of one to three chunks; every label is missing somewhere, all of one."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for number in range(50):
+        trade = str(rng.choice(["baker", "smith", "weaver"]))
+        words = rng.choice(["old", "cheap", "good", "bread", "iron"], rng.integers(2, 14))
+        labels: dict[str, Any] = {
+            "price": round(float(rng.normal(3, 2)), 2),
+            "stars": int(rng.integers(1, 4)),
+            "trade": trade,
+            "tags": [tag for tag in ("old", "cheap") if tag in words],
+        }
+        for place, name in enumerate(labels):
+            if number % 4 == place or number == 7:
+                labels[name] = None
+        rows.append(json.dumps({"text": f"{trade} {' '.join(words)}", **labels}))
+    path.write_text("\n".join(rows) + "\n")
+
+
+def text_scorer(folder: Path, options: dict[str, Any]) -> tuple[ExactModule, PlannedDataModule]:
+    path = str(folder.parent / "scored.jsonl")
+    options = {**options}
+    options.pop("num_samples", None)
+    data = ScoredTextDataModule(
+        files=dict.fromkeys(("train", "validation", "test", "predict"), path),
+        predict_output=str(folder / "coded.jsonl"),
+        heads=HEADS,
+        split=SplitOptions(0.0, 0.0),
+        chunks=ChunkOptions(most=3, stride=4),
+        tokenizer=TokenizerOptions("words"),
+        text=TextLimits(max_length=7, max_query_length=4),
+        loader=LoaderOptions(num_workers=0),
+        **{"global_batch_size": 8, **options},
+    )
+    heads = {"price": HeadOptions("huber", 2.0), "tags": HeadOptions(weight=0.5)}
+    module = LitTextScorer(
+        heads, task_weights="uncertainty", optimizer=adamw, encoder=SMALL_ENCODER
+    )
+    return module, data
 
 
 def text_ranker(folder: Path, options: dict[str, Any]) -> tuple[ExactModule, PlannedDataModule]:
@@ -29,4 +87,10 @@ def text_ranker(folder: Path, options: dict[str, Any]) -> tuple[ExactModule, Pla
     return ranker(loss=RankingLoss("lambda"), prior=True, pairs_per_forward=16), data
 
 
-SEO = {"ranker": text_ranker}
+SEO = {"text_scorer": text_scorer, "ranker": text_ranker}
+
+
+def seo_files(folder: Path) -> None:
+    """Write what these read."""
+    scored_texts(folder / "scored.jsonl")
+    relevance_files(folder / "relevance")

@@ -19,7 +19,7 @@ def undisturbed(tmp_path_factory):
 
     @functools.cache
     def weights_of(family):
-        folder = tmp_path_factory.mktemp(family) / "run"
+        folder = tmp_path_factory.mktemp(family.replace("/", "-")) / "run"
         finish(folder, family, ONE)
         return weights(folder)
 
@@ -47,7 +47,8 @@ def assert_proven(folder, capsys):
         pytest.param("occupation_coder", 3, marks=pytest.mark.soak),
         pytest.param("causal_lm", 1, marks=pytest.mark.soak),
         pytest.param("consistency_lens", 1, marks=pytest.mark.soak),
-        pytest.param("ranker", 1, marks=pytest.mark.soak),
+        pytest.param("seo/ranker", 1, marks=pytest.mark.soak),
+        pytest.param("seo/scorer", 1, marks=pytest.mark.soak),
     ],
 )
 def test_twenty_kills_on_changing_devices_leave_no_trace(

@@ -7,7 +7,7 @@ import pytest
 from lit_models.config_files import shipped_configs
 from tests.distributed.launch import run
 
-DEBUG = [name for name in shipped_configs() if name.endswith("/debug.yaml")]
+DEBUG = [name for name in shipped_configs() if name.endswith("debug.yaml")]
 
 
 @pytest.mark.smoke

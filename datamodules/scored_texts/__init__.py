@@ -1,0 +1,1 @@
+"""Texts with what people said of them: numbers, levels, classes, labels."""

@@ -1,0 +1,119 @@
+"""Scored texts as planned batches. Shapes: B texts in the micro-batch, C chunks, L labels."""
+
+import hashlib
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from datamodules.encoded_texts import TextEncoding
+from datamodules.framing import Framed, padded
+from datamodules.planned import PlannedDataset
+from datamodules.scored_texts.store import ScoredStore
+
+SHOWN = 300  # characters of a text in a description
+
+
+@dataclass(frozen=True)
+class ChunkOptions:
+    """How a text that is longer than `text.max_length` is cut.
+
+    Args:
+        most: chunks of a text that are read; what follows them is cut.
+        stride: tokens from the beginning of a chunk to that of the next; none lets chunks touch
+            without overlap.
+
+    Raises:
+        ValueError: a number below 1.
+    """
+
+    most: int = 1
+    stride: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.most < 1:
+            raise ValueError(f"chunks.most must be at least 1, got {self.most}.")
+        if self.stride is not None and self.stride < 1:
+            raise ValueError(f"chunks.stride must be at least 1, got {self.stride}.")
+        if self.stride is not None and self.most == 1:
+            raise ValueError(
+                f"chunks.stride {self.stride} has no effect on single chunks; raise chunks.most."
+            )
+
+
+class ScoredExample(NamedTuple):
+    """One text: its chunks, and the numbers of its labels [W], NaN = missing."""
+
+    chunks: list[Framed]
+    labels: np.ndarray
+
+
+class ScoredTextDataset(PlannedDataset):
+    """Texts of a store; a sample is a row, or in prediction a distinct text.
+
+    Args:
+        store: of the texts.
+        encoding: of the texts.
+        chunks: how long ones are cut.
+        rows: [n] rows of the store; none takes each distinct text once, without labels.
+    """
+
+    def __init__(
+        self,
+        store: ScoredStore,
+        encoding: TextEncoding,
+        chunks: ChunkOptions,
+        rows: np.ndarray | None = None,
+    ) -> None:
+        self.store, self.encoding, self.chunks = store, encoding, chunks
+        self.texts = np.arange(store.num_texts) if rows is None else store.text_of_row[rows]
+        self.has_labels = rows is not None
+        labels = np.zeros((len(self.texts), 0)) if rows is None else store.labels[rows]
+        self.labels = {name: labels[:, store.columns_of(name)] for name in store.heads}
+        # Bytes say enough about tokens to put texts of like length together.
+        longest = encoding.limits.max_length * chunks.most
+        self.lengths = np.minimum(store.num_bytes[self.texts] + 2, longest)
+        content = hashlib.sha256(np.ascontiguousarray(self.texts).tobytes()).hexdigest()[:16]
+        facts = f"{chunks.most}-{chunks.stride}"
+        self.fingerprint = f"{store.fingerprint}-{content}-{encoding.digest}-{facts}"
+        self.target_counts = {
+            name: (~np.isnan(values)).sum(1) for name, values in self.labels.items()
+        }
+
+    def example(self, sample_id: int, epoch: int) -> ScoredExample:
+        """Return one text, the same in every epoch."""
+        ids = self.encoding.ids(self.store.text(int(self.texts[sample_id])))
+        framing = self.encoding.framing
+        stride = self.chunks.stride or self.encoding.limits.max_length - framing.num_marks
+        labels = [values[sample_id] for values in self.labels.values()]
+        numbers = np.concatenate([np.zeros(0), *labels])
+        return ScoredExample(framing.chunks(ids, stride, self.chunks.most), numbers)
+
+    def collate(self, examples: list[ScoredExample]) -> dict[str, object]:
+        """Return the padded batch."""
+        batch: dict[str, object] = padded([chunk for e in examples for chunk in e.chunks])
+        del batch["segment_ids"]  # a single text is all one segment
+        sizes = torch.tensor([len(example.chunks) for example in examples])
+        batch["chunk_of"] = torch.arange(len(examples)).repeat_interleave(sizes)
+        if not self.has_labels:
+            return batch
+        numbers = torch.from_numpy(np.stack([example.labels for example in examples]))
+        targets, known = {}, {}
+        for name, facts in self.store.heads.items():
+            values = numbers[:, self.store.columns_of(name)]
+            values = values if facts["kind"] == "multilabel" else values[:, 0]
+            known[name] = ~values.isnan()
+            targets[name] = values.nan_to_num(nan=0.0).float()  # masked, wherever it is read
+        return {**batch, "targets": targets, "is_labelled": known}
+
+    def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
+        """Return the beginning of the text, and its labels."""
+        text = self.store.text(int(self.texts[sample_id]))[:SHOWN]
+        shown = {name: " ".join(f"{v:g}" for v in x[sample_id]) for name, x in self.labels.items()}
+        return {"text": text, **shown}
+
+
+def chunk_facts(chunks: ChunkOptions) -> dict[str, int | None]:
+    """Return plain values from which ChunkOptions makes the same."""
+    return asdict(chunks)

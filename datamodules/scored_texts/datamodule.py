@@ -1,0 +1,221 @@
+"""Texts with what people said of them become planned batches for the scorer."""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from datamodules.audits import Audit, MakeModel
+from datamodules.bad_rows import hand_over_rejected
+from datamodules.cache import cache_root
+from datamodules.encoded_texts import EncodedTextDataModule
+from datamodules.planned import PlannedDataset, Stage
+from datamodules.scored_texts.batches import ChunkOptions, ScoredTextDataset, chunk_facts
+from datamodules.scored_texts.labels import LabelOptions, with_classes
+from datamodules.scored_texts.output import check_output, default_output, write_scored
+from datamodules.scored_texts.rows import SUFFIXES, TextColumns
+from datamodules.scored_texts.splits import FoldOptions, parts_of, statistics
+from datamodules.scored_texts.store import ScoredStore, StoreRequest, open_store
+from datamodules.sources import expand_files
+from datamodules.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, SplitOptions
+
+Files = str | list[str] | None
+
+
+class ScoredTextDataModule(EncodedTextDataModule):
+    """Reads csv, tsv, jsonl or parquet with texts and labels; without any file, the demo.
+
+    Args:
+        files: part (train, validation, test, predict) -> a path, a pattern, or several. Without
+            validation and test files the training rows are divided. Files to predict need no
+            labels.
+        predict_output: the scored file; none makes mine.csv mine.scored.csv in the run folder.
+        columns: which column holds the text, and the group.
+        heads: name -> what is learnt, and in which column.
+        fold: fold that is the test, of a cross-validation; none divides by shares.
+        num_folds: of the cross-validation.
+        stratify_by: head whose labels are spread evenly; none takes the first.
+        split: shares of training rows, and the seed of folds and shares.
+        chunks: how long texts are cut; a checkpoint's own win over these.
+        on_bad_rows: `error` names the first 20, `reject` writes all to rejected.csv.
+        encoded: tokenizer, lengths, batch sizes, plan and loader, see `EncodedTextDataModule`.
+
+    Raises:
+        ValueError: options are in conflict.
+    """
+
+    predict_example: ClassVar[str] = "YOUR.csv"
+
+    def __init__(
+        self,
+        files: dict[Literal["train", "validation", "test", "predict"], Files] | None = None,
+        predict_output: str | None = None,
+        columns: TextColumns = TextColumns(),  # noqa: B008 - frozen
+        heads: dict[str, LabelOptions] | None = None,
+        fold: int | None = None,
+        num_folds: int | None = None,
+        stratify_by: str | None = None,
+        split: SplitOptions | None = None,
+        chunks: ChunkOptions = ChunkOptions(),  # noqa: B008 - frozen
+        on_bad_rows: Literal["error", "reject"] = "error",
+        **encoded: Any,
+    ) -> None:
+        super().__init__(**encoded)
+        self.files: dict[str, Files] = dict((files or {}).items())
+        self.predict_output, self.columns, self.heads = predict_output, columns, heads
+        self.folds = FoldOptions(fold, num_folds, stratify_by)
+        self.split, self.chunks = split or SplitOptions(), chunks
+        self.on_bad_rows = on_bad_rows
+        self._stores: dict[Path, ScoredStore] = {}
+        self._check()
+
+    def prepare_data(self) -> None:
+        """Read the files and make the tokenizer, in the cache; copies the rejected rows."""
+        super().prepare_data()
+        stage = self._trainer_stage()
+        store = self._open(stage, self._trained_recipe(stage))
+        folder = self.trainer.default_root_dir if self.trainer is not None else "."
+        hand_over_rejected(store.folder, Path(folder))
+
+    def build(self, stage: Stage) -> PlannedDataset:
+        """Return the dataset of one stage.
+
+        Raises:
+            ValueError: no row belongs to it.
+        """
+        assert self.encoding is not None
+        assert self.recipe is not None
+        chunks = ChunkOptions(**self.recipe["chunks"])
+        if stage == "predict":
+            return ScoredTextDataset(self._open(stage, self.recipe), self.encoding, chunks)
+        store = self._open(stage, self.recipe)
+        part = PART_NAMES.index(stage)
+        rows = np.flatnonzero(parts_of(store, self.folds, self.split) == part)
+        if not len(rows):
+            raise ValueError(
+                f"no row is for {stage}; name data.files.{stage}, or raise "
+                f"data.split.{stage}_share above {getattr(self.split, stage + '_share', 0)}."
+            )
+        return ScoredTextDataset(store, self.encoding, chunks, rows)
+
+    def training_texts(self) -> Iterator[str]:
+        """Yield the texts of the training part."""
+        store = self._open("fit", None)
+        rows = np.flatnonzero(parts_of(store, self.folds, self.split) == TRAIN)
+        for number in np.unique(store.text_of_row[rows]).tolist():
+            yield store.text(number)
+
+    def texts_digest(self) -> str:
+        store = self._open("fit", None)
+        parts = parts_of(store, self.folds, self.split)
+        return hashlib.sha256(store.fingerprint.encode() + parts.tobytes()).hexdigest()[:32]
+
+    def recipe_facts(self) -> dict[str, Any]:
+        """Return the heads with the statistics of the training part, and how texts are cut."""
+        store = self._open("fit", None)
+        heads = statistics(store, parts_of(store, self.folds, self.split))
+        return {"heads": heads, "chunks": chunk_facts(self.chunks)}
+
+    def audit(self, make_model: MakeModel | None = None) -> Audit:
+        """Return what is in the files, and what is wrong with them, whatever the model."""
+        from datamodules.scored_texts.audit import audit_scored_texts
+
+        return audit_scored_texts(self.store_request("fit", None))
+
+    @property
+    def predict_output_path(self) -> Path:
+        """Where the scored file goes."""
+        files = self._predict_paths()
+        folder = Path(self.trainer.default_root_dir if self.trainer is not None else ".")
+        named = self.predict_output
+        path = default_output(files, folder) if named is None else Path(named).expanduser()
+        check_output(files, path)  # not after hours of scoring
+        return path
+
+    def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
+        """Write the scored file; `results` as `write_scored` takes them."""
+        assert self.recipe is not None
+        write_scored(self._open("predict", self.recipe), self.recipe["heads"], results, path)
+
+    def store_request(self, stage: str, recipe: dict[str, Any] | None) -> StoreRequest:
+        """Return what is read and how.
+
+        Args:
+            stage: predict reads texts alone.
+            recipe: of a trained model, whose heads and classes win; none in training.
+
+        Raises:
+            FileNotFoundError: a named file does not exist.
+            ValueError: files are given and no heads.
+        """
+        if stage == "predict":
+            paths = [(TEST, path) for path in self._predict_paths()]
+            return StoreRequest(tuple(paths), self.columns, {}, self.on_bad_rows)
+        files = [(part, path) for part in (TRAIN, VALIDATION, TEST) for path in self._paths(part)]
+        columns, heads = self.columns, self.heads
+        if not files:
+            from datamodules.scored_texts import demo  # made only where it is asked for
+
+            files = [(TRAIN, demo.demo_file(cache_root()))]
+            columns, heads = demo.COLUMNS, heads or demo.HEADS
+        if recipe is not None:
+            heads = _trained_heads(recipe["heads"], heads)
+        if not heads:
+            raise ValueError("data.heads is empty: name what is learnt, and in which column.")
+        return StoreRequest(tuple(files), columns, heads, self.on_bad_rows)
+
+    def _open(self, stage: str, recipe: dict[str, Any] | None) -> ScoredStore:
+        request = self.store_request(stage, recipe)
+        folder = request.folder()
+        if folder not in self._stores:
+            self._stores[folder] = open_store(request)
+        return self._stores[folder]
+
+    def _check(self) -> None:
+        if unknown := set(self.files) - {*PART_NAMES, "predict"}:
+            raise ValueError(
+                f"data.files names {', '.join(sorted(unknown))}; the parts are train, validation, "
+                "test and predict."
+            )
+        if self.folds.fold is not None and (self.files.get("validation") or self.files.get("test")):
+            raise ValueError(
+                "data.fold divides the training files, and data.files names validation or test "
+                "files too; leave one of them out."
+            )
+        if not self.files.get("train") and self.files.get("validation"):
+            raise ValueError("data.files names validation without train; name both.")
+
+    def _paths(self, part: int) -> list[Path]:
+        name = PART_NAMES[part]
+        return expand_files(self.files.get(name), f"data.files.{name}", SUFFIXES)
+
+    def _predict_paths(self) -> list[Path]:
+        files = expand_files(self.files.get("predict"), "data.files.predict", SUFFIXES)
+        if not files:
+            raise ValueError("predict needs texts: name them with --data.files.predict=mine.csv.")
+        return files
+
+
+def _trained_heads(
+    trained: dict[str, dict[str, Any]], given: dict[str, LabelOptions] | None
+) -> dict[str, LabelOptions]:
+    """Return the heads of a model; columns may be named anew, its kinds and classes stay.
+
+    Raises:
+        ValueError: the data declares a head of another kind.
+    """
+    heads = {}
+    for name, facts in trained.items():
+        own = (given or {}).get(name)
+        if own is None:
+            heads[name] = LabelOptions.from_facts(facts)
+            continue
+        if own.kind != facts["kind"]:
+            raise ValueError(
+                f"data.heads.{name} is {own.kind}, the model was trained with {facts['kind']}; "
+                "take the model's."
+            )
+        heads[name] = with_classes(own, facts["classes"])
+    return heads

@@ -1,0 +1,224 @@
+"""What a head learns: cells of a table become numbers, and their classes get an order.
+
+A cell that is empty (or NA, null, none) is a missing label: NaN, never 0.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+Kind = Literal["regression", "ordinal", "binary", "multiclass", "multilabel"]
+KINDS = ("regression", "ordinal", "binary", "multiclass", "multilabel")
+MISSING = ("", "na", "n/a", "nan", "null", "none")
+NO, YES = ("0", "false", "no"), ("1", "true", "yes")
+MOST_LEVELS = 100
+
+
+class LabelError(ValueError):
+    """A cell that breaks a rule: its value, and the rule with the way out."""
+
+    def __init__(self, value: str, rule: str) -> None:
+        super().__init__(rule)
+        self.value = value
+
+
+@dataclass(frozen=True)
+class LabelOptions:
+    """Which column holds a head's labels, and what they are.
+
+    Args:
+        kind: `regression` of a number; `ordinal` for levels with an order; `binary` for 0/1,
+            true/false, yes/no; `multiclass` for one of several names; `multilabel` for several at
+            once: a column of 0/1 each, or one column of names that `separator` cuts.
+        columns: of the table; none is the name of the head.
+        classes: names of the classes; those of `ordinal` in their order, the two of `binary` with
+            the positive one last. None takes those of the data: for `ordinal` the whole numbers
+            from the smallest to the largest.
+        separator: between the names in one cell of a `multilabel` head. The separator alone is
+            the empty set, an empty cell a missing label.
+
+    Raises:
+        ValueError: options that contradict each other.
+    """
+
+    kind: Kind
+    columns: str | list[str] | None = None
+    classes: list[str] | None = None
+    separator: str | None = None
+
+    def __post_init__(self) -> None:
+        several = isinstance(self.columns, list) and len(self.columns) > 1
+        if self.kind not in KINDS:
+            raise ValueError(
+                f'a head\'s kind must be one of {", ".join(KINDS)}, got "{self.kind}".'
+            )
+        if several and self.kind != "multilabel":
+            raise ValueError(
+                f"a {self.kind} head has one column, got {self.columns}; declare a head for each."
+            )
+        if self.separator is not None and (self.kind != "multilabel" or several):
+            raise ValueError(
+                f'separator "{self.separator}" has no effect on this {self.kind} head; leave it '
+                "out: only one column of a multilabel head is cut."
+            )
+        if self.kind == "multilabel" and not several and not (self.separator and self.classes):
+            raise ValueError(
+                "a multilabel head needs several columns of 0/1, or one column with a separator "
+                "and the names of its classes."
+            )
+        self._check_classes(several)
+
+    def _check_classes(self, several: bool) -> None:
+        if self.classes is None:
+            return
+        if self.kind == "regression" or several:
+            raise ValueError(f"classes {self.classes} have no effect on this {self.kind} head.")
+        if len(set(self.classes)) != len(self.classes) or len(self.classes) < 2:
+            raise ValueError(f"classes must be two or more different names, got {self.classes}.")
+        if self.kind == "binary" and len(self.classes) != 2:
+            raise ValueError(f"a binary head has two classes, got {self.classes}.")
+
+    def columns_of(self, name: str) -> list[str]:
+        """Return the columns of the head of this name."""
+        if self.columns is None:
+            return [name]
+        return [self.columns] if isinstance(self.columns, str) else list(self.columns)
+
+    def facts(self, name: str) -> dict[str, Any]:
+        """Return plain values from which `from_facts` makes the same options."""
+        return {
+            "kind": self.kind,
+            "columns": self.columns_of(name),
+            "classes": self.classes,
+            "separator": self.separator,
+        }
+
+    @classmethod
+    def from_facts(cls, facts: dict[str, Any]) -> "LabelOptions":
+        """Return the options with which a model was trained, classes of the data included."""
+        several = len(facts["columns"]) > 1
+        classes = None if several else facts["classes"]
+        return cls(facts["kind"], list(facts["columns"]), classes, facts["separator"])
+
+
+class LabelReader:
+    """Reads the cells of one head.
+
+    Args:
+        name: of the head.
+        options: of its labels.
+    """
+
+    def __init__(self, name: str, options: LabelOptions) -> None:
+        self.name, self.options = name, options
+        self.columns = options.columns_of(name)
+        self.is_open = options.classes is None and options.kind in ("ordinal", "multiclass")
+        self._ids = {c: float(i) for i, c in enumerate(options.classes or [])}
+        if options.kind == "binary" and options.classes is None:
+            self._ids = {**dict.fromkeys(NO, 0.0), **dict.fromkeys(YES, 1.0)}
+
+    @property
+    def width(self) -> int:
+        """Numbers of one row."""
+        if self.options.kind != "multilabel":
+            return 1
+        return len(self.options.classes or self.columns)
+
+    def parse(self, cells: list[str]) -> list[float]:
+        """Return the numbers of one row, NaN where the label is missing.
+
+        Raises:
+            LabelError: a cell breaks a rule.
+        """
+        kind = self.options.kind
+        if kind == "multilabel" and self.options.separator is None:
+            return [self._switch(cell.strip()) for cell in cells]
+        cell = cells[0].strip()
+        if cell.lower() in MISSING and cell not in self._ids:
+            return [math.nan] * self.width
+        if kind == "multilabel":
+            return self._set(cell)
+        if kind == "regression" or (kind == "ordinal" and self.is_open):
+            return [self._number(cell)]
+        return [self._class(cell)]
+
+    def finish(self, values: np.ndarray) -> tuple[np.ndarray, list[str] | None]:
+        """Return the numbers of all rows with classes in their final order, and their names.
+
+        Args:
+            values: [N, width] float64, from `parse`; its classes may still be as they came.
+
+        Raises:
+            ValueError: fewer than two classes, or too many levels.
+        """
+        kind = self.options.kind
+        if kind == "regression":
+            return values, None
+        if kind == "multilabel":
+            return values, list(self.options.classes or self.columns)
+        if kind == "binary":
+            return values, list(self.options.classes or ("0", "1"))
+        if not self.is_open:
+            return values, list(self._ids)
+        known = values[~np.isnan(values)]
+        if np.unique(known).size < 2:
+            raise ValueError(
+                f'head "{self.name}": its column holds {np.unique(known).size} different labels; '
+                "it needs two or more, or the names of its classes in the option classes."
+            )
+        if kind == "ordinal":
+            return self._levels(values, int(known.min()), int(known.max()))
+        names = sorted(self._ids)
+        new = {self._ids[name]: float(names.index(name)) for name in names}
+        return np.array([[new.get(v, v) for v in row] for row in values.tolist()]), names
+
+    def _levels(self, values: np.ndarray, low: int, high: int) -> tuple[np.ndarray, list[str]]:
+        if high - low >= MOST_LEVELS:
+            raise ValueError(
+                f'head "{self.name}": levels from {low} to {high} are more than {MOST_LEVELS}; '
+                "make it a regression, or name its classes."
+            )
+        return values - low, [str(level) for level in range(low, high + 1)]
+
+    def _number(self, cell: str) -> float:
+        try:
+            value = float(cell)
+        except ValueError:
+            value = math.inf
+        if not math.isfinite(value):
+            raise LabelError(cell, f'head "{self.name}": must be a finite number, such as 3.5.')
+        if self.options.kind == "ordinal" and value != int(value):
+            raise LabelError(
+                cell, f'head "{self.name}": must be a whole number, or one of the option classes.'
+            )
+        return value
+
+    def _class(self, cell: str) -> float:
+        key = cell.lower() if self.options.kind == "binary" and not self.options.classes else cell
+        if self.is_open:
+            return self._ids.setdefault(key, float(len(self._ids)))
+        if key in self._ids:
+            return self._ids[key]
+        known = ", ".join(self._ids)
+        raise LabelError(cell, f'head "{self.name}": must be one of {known}; or leave it empty.')
+
+    def _switch(self, cell: str) -> float:
+        if cell.lower() in MISSING:
+            return math.nan
+        if cell.lower() in NO or cell.lower() in YES:
+            return float(cell.lower() in YES)
+        raise LabelError(cell, f'head "{self.name}": must be 0 or 1; or leave it empty.')
+
+    def _set(self, cell: str) -> list[float]:
+        assert self.options.separator is not None
+        found = [part.strip() for part in cell.split(self.options.separator) if part.strip()]
+        ids = {int(self._class(part)) for part in found}
+        return [float(i in ids) for i in range(self.width)]
+
+
+def with_classes(options: LabelOptions, classes: list[str] | None) -> LabelOptions:
+    """Return the options with the classes that a model was trained with."""
+    is_free = options.classes is None and options.kind in ("ordinal", "multiclass")
+    return replace(options, classes=classes) if is_free else options

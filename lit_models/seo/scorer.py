@@ -1,0 +1,195 @@
+"""Scores of texts, any number of heads on one encoder, as a LightningModule.
+
+Batch: ScoredTextBatch. Shapes: B texts, C chunks, D hidden.
+"""
+
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from datamodules.batches import ScoredTextBatch
+from lit_models.seo.base import EncodedTextModule
+from lit_models.seo.encoders import Pooling, TextEncoder, pooled
+from lit_models.seo.heads import Head, HeadOptions, baseline
+from lit_models.seo.scorer_metrics import BASELINE_NAMES, HeadMetrics, WeightedLoss
+from lit_models.training.exact import LossSum
+from lit_models.training.metrics import SumCount
+
+PREFIX = "head_"  # of module names: a head may be called as a method of nn.Module is
+
+
+class TextScorer(nn.Module):
+    """A text, in one chunk or several, to the outputs of all heads.
+
+    Args:
+        encoder: of the chunks.
+        pooling: how the tokens of a chunk become one vector.
+        chunk_pooling: how the chunks of a text do.
+        heads: by name.
+        learns_weights: one log-variance per head is learnt.
+    """
+
+    def __init__(
+        self,
+        encoder: TextEncoder,
+        pooling: Pooling,
+        chunk_pooling: Pooling,
+        heads: dict[str, Head],
+        learns_weights: bool,
+    ) -> None:
+        super().__init__()
+        self.encoder, self.pooling, self.chunk_pooling = encoder, pooling, chunk_pooling
+        self.heads = nn.ModuleDict({PREFIX + name: head for name, head in heads.items()})
+        self.log_variances = nn.ParameterDict(
+            {PREFIX + name: nn.Parameter(torch.zeros(1)) for name in heads if learns_weights}
+        )
+
+    def forward(self, batch: ScoredTextBatch) -> dict[str, Tensor]:
+        """Return head -> outputs [B, P]."""
+        hidden = self.encoder(batch["input_ids"], batch["attention_mask"])
+        chunks = pooled(hidden, batch["attention_mask"], self.pooling)
+        vectors = pooled_chunks(chunks, batch["chunk_of"], len(batch["weight"]), self.chunk_pooling)
+        return {name.removeprefix(PREFIX): head(vectors) for name, head in self.heads.items()}
+
+
+def pooled_chunks(chunks: Tensor, chunk_of: Tensor, num_texts: int, how: Pooling) -> Tensor:
+    """Return one vector per text [B, D].
+
+    Args:
+        chunks: [C, D].
+        chunk_of: [C] int64, text of each, ascending; every text has one at least.
+        num_texts: B.
+        how: the mean or the maximum over chunks, or the first chunk's.
+    """
+    # [B, C, D] only where there are several: the usual text is one chunk.
+    if len(chunks) == num_texts:
+        return chunks
+    is_of = chunk_of == torch.arange(num_texts, device=chunk_of.device)[:, None]  # [B, C]
+    if how == "first":
+        return chunks[is_of.byte().argmax(1)]
+    if how == "mean":  # as a product, whose order of addition is fixed on a GPU too
+        return (is_of.to(chunks) @ chunks) / is_of.sum(1, keepdim=True)
+    return chunks.masked_fill(~is_of[..., None], -torch.inf).amax(1)
+
+
+class LitTextScorer(EncodedTextModule):
+    """Any number of heads on one text encoder. Logs each head's loss and measures, and in the
+    test those of who knows the training labels alone (`test/baseline_…`).
+
+    Args:
+        heads: name -> loss and weight, where they are not the defaults of the head's kind; which
+            heads there are, the data says.
+        pooling: how the tokens of a chunk become one vector.
+        chunk_pooling: how the chunks of a long text do.
+        task_weights: `fixed`, or by `uncertainty`: loss times exp(-s) plus s / 2 with a learnt s
+            per head, the loss of `mse` halved (Kendall, Gal, Cipolla 2018); the fixed weights
+            still count. `val/loss` always is the sum with the fixed weights.
+        shared: optimizer, encoder and more, see `EncodedTextModule`.
+    """
+
+    monitor: ClassVar[str] = "val/loss"
+
+    def __init__(
+        self,
+        heads: dict[str, HeadOptions] | None = None,
+        pooling: Pooling = "mean",
+        chunk_pooling: Pooling = "mean",
+        task_weights: Literal["fixed", "uncertainty"] = "fixed",
+        **shared: Any,
+    ) -> None:
+        super().__init__(**shared)
+        self.head_options, self.task_weights = heads or {}, task_weights
+        self.pooling, self.chunk_pooling = pooling, chunk_pooling
+
+    def make_network(self, encoder: TextEncoder) -> nn.Module:
+        declared = self.recipe["heads"]
+        if unknown := [name for name in self.head_options if name not in declared]:
+            raise ValueError(
+                f'model.heads names "{unknown[0]}"; the data has the heads {", ".join(declared)}.'
+            )
+        self.options = {name: self.head_options.get(name, HeadOptions()) for name in declared}
+        for split in ("val", "test"):
+            self._add_metrics(split, declared)
+        heads = {
+            name: Head(facts, self.options[name].loss_of(name, facts["kind"]), encoder.width)
+            for name, facts in declared.items()
+        }
+        learns = self.task_weights == "uncertainty"
+        return TextScorer(encoder, self.pooling, self.chunk_pooling, heads, learns)
+
+    def forward(self, batch: ScoredTextBatch) -> dict[str, Tensor]:
+        """Return head -> outputs [B, P]."""
+        return self.network(batch)
+
+    def training_terms(self, batch: ScoredTextBatch) -> dict[str, LossSum]:
+        return {n: self._certain(n, term) for n, term in self._terms(self(batch), batch).items()}
+
+    def term_weights(self) -> dict[str, float]:
+        return {name: options.weight for name, options in self.options.items()}
+
+    def validation_step(self, batch: ScoredTextBatch, batch_idx: int) -> None:
+        self._evaluate("val", batch)
+
+    def test_step(self, batch: ScoredTextBatch, batch_idx: int) -> None:
+        self._evaluate("test", batch)
+        for name, facts in self.recipe["heads"].items():
+            expected = baseline(facts).to(self.device).expand(len(batch["weight"]), -1)
+            metrics = self.test_baselines[PREFIX + name]
+            metrics.update(expected, batch["targets"][name], batch["is_labelled"][name], batch)
+            self._log_figures(f"test/baseline_{name}", metrics)
+
+    def predict_step(self, batch: ScoredTextBatch, batch_idx: int) -> dict[str, Tensor]:
+        outputs = self(batch)
+        return {n: self._head(n).prediction(values) for n, values in outputs.items()}
+
+    def _add_metrics(self, split: str, declared: dict[str, Any]) -> None:
+        metrics = {PREFIX + n: HeadMetrics(f["kind"], f"{split}/{n}") for n, f in declared.items()}
+        self.add_module(f"{split}_metrics", nn.ModuleDict(metrics))
+        losses = nn.ModuleDict({PREFIX + name: SumCount() for name in declared})
+        self.add_module(f"{split}_losses", losses)
+        self.add_module(f"{split}_loss", WeightedLoss(self.term_weights()))
+        if split == "test":
+            kinds = {PREFIX + name: facts["kind"] for name, facts in declared.items()}
+            self.test_baselines = nn.ModuleDict(
+                {n: HeadMetrics(k, None, BASELINE_NAMES[k]) for n, k in kinds.items()}
+            )
+
+    def _head(self, name: str) -> Any:
+        return self.network.heads[PREFIX + name]
+
+    def _terms(self, outputs: dict[str, Tensor], batch: ScoredTextBatch) -> dict[str, LossSum]:
+        targets, known, weight = batch["targets"], batch["is_labelled"], batch["weight"]
+        return {
+            name: self._head(name).loss(values, targets[name], known[name], weight)
+            for name, values in outputs.items()
+        }
+
+    def _certain(self, name: str, term: LossSum) -> LossSum:
+        """The term of a head that is weighted by its own uncertainty."""
+        if self.task_weights == "fixed":
+            return term
+        log_variance = self.network.log_variances[PREFIX + name][0]
+        factor = 0.5 if self._head(name).loss_name == "mse" else 1.0
+        total = factor * torch.exp(-log_variance) * term.total + log_variance / 2 * term.count
+        return LossSum(total, term.count)
+
+    def _evaluate(self, split: str, batch: ScoredTextBatch) -> None:
+        outputs = self(batch)
+        terms = self._terms(outputs, batch)
+        metrics, losses = getattr(self, f"{split}_metrics"), getattr(self, f"{split}_losses")
+        loss = getattr(self, f"{split}_loss")
+        loss.update(terms)
+        self.log(f"{split}/loss", loss, on_step=False, on_epoch=True)
+        for name, values in outputs.items():
+            losses[PREFIX + name].update(*terms[name])
+            label = f"{split}/loss_{name}"
+            self.log(label, losses[PREFIX + name], on_step=False, on_epoch=True)
+            prediction = self._head(name).prediction(values)
+            target, known = batch["targets"][name], batch["is_labelled"][name]
+            metrics[PREFIX + name].update(prediction, target, known, batch)
+            self._log_figures(f"{split}/{name}", metrics[PREFIX + name])
+
+    def _log_figures(self, label: str, metrics: Any) -> None:
+        for name, figure in metrics.figures.items():
+            self.log(f"{label}_{name}", figure, on_step=False, on_epoch=True)

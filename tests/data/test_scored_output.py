@@ -1,0 +1,74 @@
+"""Scored texts out: the written table, the audit, the demo's facts."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from datamodules import ScoredTextDataModule
+from datamodules.documentation_texts import Documented
+from datamodules.scored_texts.demo import demo_row
+from datamodules.scored_texts.labels import LabelOptions
+from datamodules.scored_texts.output import check_output, scores_of, write_scored
+from datamodules.scored_texts.rows import TextColumns
+from datamodules.scored_texts.store import StoreRequest, open_store
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / "cache"))
+
+
+def test_a_scored_table_holds_every_row_and_a_rejected_one_without_scores(tmp_path) -> None:
+    path, out = tmp_path / "mine.csv", tmp_path / "out.csv"
+    path.write_text("text,quality\nhello,7\n ,8\nworld,9\nhello,1\n")
+    request = StoreRequest(((2, path),), TextColumns(), {}, "reject")
+    store = open_store(request)
+    facts = {"quality": {"kind": "ordinal", "classes": ["bad", "good"]}}
+    write_scored(store, facts, {"quality": np.array([[0.2, 0.8], [0.9, 0.1]])}, out)
+    assert out.read_text().splitlines() == [
+        "text,quality,predicted_quality,expected_quality",
+        "hello,7,good,0.8",
+        " ,8,,",
+        "world,9,bad,0.1",
+        "hello,1,good,0.8",
+    ]
+    with pytest.raises(ValueError, match='the prediction has no "quality" for each of 2 texts'):
+        write_scored(store, facts, {}, out)
+    with pytest.raises(ValueError, match=r"out.jsonl cannot hold .*mine.csv: lines of JSON"):
+        check_output([path], tmp_path / "out.jsonl")
+    path.write_text("text,quality\nhello,7\n")
+    with pytest.raises(RuntimeError, match="hold 1 rows, 4 were read before"):
+        write_scored(store, facts, {"quality": np.zeros((2, 2))}, tmp_path / "other.csv")
+
+
+def test_the_audit_names_what_is_there_and_what_is_wrong(tmp_path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text("text,grade,trade\na,1.5,smith\nb,,\na,-3,baker\nc,good,smith\n")
+    heads = {"grade": LabelOptions("regression"), "trade": LabelOptions("multiclass")}
+    audit = ScoredTextDataModule(files={"train": str(path)}, heads=heads).audit()
+    assert audit.num_rows == {str(path): 3}
+    assert audit.num_repeated == 1
+    assert [(row.line, row.value) for row in audit.bad_rows] == [(5, "good")]
+    assert audit.heads["trade"] == "multiclass, 2 of 3 rows labelled; baker 1, smith 1"
+    assert audit.heads["grade"] == "regression, 2 of 3 rows labelled; -3 to 1.5, mean -0.75"
+
+
+def test_the_columns_of_each_kind() -> None:
+    chances = np.array([[0.25, 0.75], [0.625, 0.375]])
+    classes = {"classes": ["x", "y"]}
+    for kind, expected in {
+        "multiclass": {"predicted_q": ["y", "x"], "probability_q": [0.75, 0.625]},
+        "multilabel": {"probability_q_x": [0.25, 0.625], "probability_q_y": [0.75, 0.375]},
+        "binary": {"probability_q": [0.25, 0.625]},
+        "regression": {"predicted_q": [0.25, 0.625]},
+    }.items():
+        assert scores_of("q", {"kind": kind, **classes}, chances) == expected
+
+
+def test_the_demo_counts_the_parameters_of_a_function() -> None:
+    method = Documented("m", "C.f", "function", "C.f(self, a, *b, c=1) -> int", "Do it.")
+    row = demo_row(method)
+    assert (row["num_parameters"], row["has_default"], row["kind"]) == (3, True, "function")
+    row = demo_row(Documented("m", "C", "class", "C", "A thing."))
+    assert (row["num_parameters"], row["has_default"]) == (None, None)

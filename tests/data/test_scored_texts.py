@@ -1,0 +1,165 @@
+"""Files of scored texts: labels, missing and wrong ones, folds, scored output, audit."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from datamodules import ScoredTextDataModule, SplitOptions
+from datamodules.scored_texts.batches import ChunkOptions
+from datamodules.scored_texts.folds import folds_of, strata_of
+from datamodules.scored_texts.labels import LabelOptions
+from datamodules.scored_texts.rows import TextColumns
+from datamodules.scored_texts.splits import parts_of
+from datamodules.scored_texts.store import ScoredStore, StoreRequest, open_store
+
+HEADS = {
+    "grade": LabelOptions("regression"),
+    "level": LabelOptions("ordinal", "stars"),
+    "sold": LabelOptions("binary"),
+    "trade": LabelOptions("multiclass"),
+    "tags": LabelOptions("multilabel", classes=["old", "cheap"], separator=";"),
+}
+ROWS = [
+    {"text": "a", "grade": 1.5, "stars": 2, "sold": True, "trade": "smith", "tags": ["cheap"]},
+    {"text": "b", "grade": None, "stars": 5, "sold": False, "trade": None, "tags": []},
+    {"text": "a", "grade": -3, "stars": None, "sold": None, "trade": "baker", "tags": None},
+]
+NAN = np.nan
+EXPECTED = [[1.5, 0, 1, 1, 0, 1], [NAN, 3, 0, NAN, 0, 0], [-3, NAN, NAN, 0, NAN, NAN]]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / "cache"))
+
+
+def opened(path: Path, heads=HEADS, **columns) -> ScoredStore:
+    return open_store(StoreRequest(((0, path),), TextColumns(**columns), heads))
+
+
+def as_csv(rows: list[dict], mark: str) -> str:
+    def cell(value):
+        if isinstance(value, list):
+            return ";".join(value) or ";"
+        return "" if value is None else str(value).lower()
+
+    lines = [list(rows[0]), *([cell(value) for value in row.values()] for row in rows)]
+    return "\n".join(mark.join(line) for line in lines) + "\n"
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet"])
+def test_every_format_gives_the_same_labels_and_a_missing_one_is_never_0(tmp_path, suffix) -> None:
+    path = tmp_path / f"mine.{suffix}"
+    if suffix == "jsonl":
+        path.write_text("\n".join(map(json.dumps, ROWS)) + "\n")
+    elif suffix == "parquet":
+        flat = [{**row, "tags": None if row["tags"] is None else ";".join(row["tags"]) or ";"}
+                for row in ROWS]  # fmt: skip
+        pq.write_table(pa.Table.from_pylist(flat), path)
+    else:
+        path.write_text(as_csv(ROWS, {"csv": ",", "tsv": "\t"}[suffix]))
+    store = opened(path)
+    np.testing.assert_array_equal(store.labels, EXPECTED)
+    assert store.text_of_row.tolist() == [0, 1, 0]  # equal texts are one
+    assert store.heads["level"]["classes"] == ["2", "3", "4", "5"]
+    assert store.heads["trade"]["classes"] == ["baker", "smith"]
+
+
+@pytest.mark.parametrize(
+    ("head", "cell", "rule"),
+    [
+        ("grade", "good", r'mine.csv:3: "good": head "grade": must be a finite number'),
+        ("grade", "inf", "must be a finite number"),
+        ("stars", "2.5", 'head "level": must be a whole number'),
+        ("sold", "perhaps", 'head "sold": must be one of 0, false, no, 1, true, yes'),
+        ("tags", "old;new", 'head "tags": must be one of old, cheap'),
+        ("text", " ", "the column text holds no text"),
+    ],
+)
+def test_a_wrong_cell_is_named_with_file_line_value_and_rule(tmp_path, head, cell, rule) -> None:
+    rows = [dict(ROWS[0]), {**ROWS[0], head: cell}]
+    path = tmp_path / "mine.csv"
+    path.write_text(as_csv(rows, ","))
+    with pytest.raises(ValueError, match=rule):
+        opened(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kind": "rating"}, 'kind must be one of .*, got "rating"'),
+        ({"kind": "binary", "columns": ["a", "b"]}, "a binary head has one column"),
+        ({"kind": "binary", "separator": ";"}, 'separator ";" has no effect on this binary head'),
+        ({"kind": "multilabel"}, "needs several columns of 0/1, or one column with a separator"),
+        ({"kind": "regression", "classes": ["a", "b"]}, "have no effect on this regression"),
+        ({"kind": "binary", "classes": ["a", "b", "c"]}, "a binary head has two classes"),
+        ({"kind": "ordinal", "classes": ["a", "a"]}, "two or more different names"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(options, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        LabelOptions(**options)
+
+
+def test_options_of_the_datamodule_are_checked(tmp_path) -> None:
+    with pytest.raises(ValueError, match="data.fold is 1 and data.num_folds None"):
+        ScoredTextDataModule(fold=1)
+    with pytest.raises(ValueError, match="got fold 3 of 3"):
+        ScoredTextDataModule(fold=3, num_folds=3)
+    with pytest.raises(ValueError, match="data.fold divides the training files"):
+        ScoredTextDataModule(files={"train": "a.csv", "test": "b.csv"}, fold=0, num_folds=2)
+    with pytest.raises(ValueError, match="data.files names dev; the parts are"):
+        ScoredTextDataModule(files={"dev": "a.csv"})
+    with pytest.raises(ValueError, match=r"chunks.stride 8 has no effect on single chunks"):
+        ChunkOptions(stride=8)
+    (tmp_path / "a.csv").write_text("text,x\na,1\n")
+    with pytest.raises(ValueError, match="data.heads is empty: name what is learnt"):
+        ScoredTextDataModule(files={"train": str(tmp_path / "a.csv")}).setup("fit")
+
+
+def test_folds_keep_groups_whole_spread_labels_and_forget_the_order() -> None:
+    rng = np.random.default_rng(0)
+    groups = [f"site{i}" for i in rng.integers(0, 60, 400)]
+    label = {group: str(rng.integers(0, 3)) for group in groups}
+    strata = [label[group] for group in groups]
+    folds = folds_of(groups, strata, 5)
+    fold_of = dict(zip(groups, folds.tolist(), strict=True))
+    assert [fold_of[group] for group in groups] == folds.tolist()  # one fold per group
+    for stratum in set(strata):
+        counts = Counter(f for f, s in zip(folds.tolist(), strata, strict=True) if s == stratum)
+        assert max(counts.values()) - min(counts.values()) <= 12
+    order = rng.permutation(400)
+    mixed = folds_of([groups[i] for i in order], [strata[i] for i in order], 5)
+    assert mixed.tolist() == folds[order].tolist()
+    assert folds_of(groups, strata, 5, seed=1).tolist() != folds.tolist()
+    with pytest.raises(ValueError, match="2 groups cannot be dealt to 3 folds"):
+        folds_of(["a", "b", "a"], ["", "", ""], 3)
+
+
+def test_numbers_are_stratified_by_quantiles_and_missing_ones_apart() -> None:
+    strata = strata_of(np.array([[v] for v in [*range(10), NAN]]), is_number=True)
+    assert strata == ["0", "0", "1", "1", "2", "2", "3", "3", "4", "4", "-"]
+
+
+def test_each_row_is_the_test_of_one_fold_and_validation_leaves_it_alone(tmp_path) -> None:
+    path = tmp_path / "mine.csv"
+    rows = [f"word{i} x,{i % 2},g{i // 3}" for i in range(90)]
+    path.write_text("\n".join(["text,y,site", *rows]) + "\n")
+    heads, tests = {"y": LabelOptions("binary")}, []
+    for fold in range(3):
+        data = ScoredTextDataModule(
+            files={"train": str(path)}, heads=heads, fold=fold, num_folds=3,
+            columns=TextColumns(group="site"), split=SplitOptions(0.2, 0.1),
+        )  # fmt: skip
+        store = open_store(data.store_request("fit", None))
+        parts = parts_of(store, data.folds, data.split)
+        tests.append(np.flatnonzero(parts == 2))
+        groups = [set(store.keys[parts == part].tolist()) for part in (0, 1, 2)]
+        assert not groups[0] & groups[1] | groups[0] & groups[2] | groups[1] & groups[2]
+        assert min(map(len, groups)) > 2
+    assert sorted(np.concatenate(tests).tolist()) == list(range(90))

@@ -1,0 +1,129 @@
+"""The scorer: batches, chunks and missing labels; a whole run with its baselines and its file."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lit_models import LitTextScorer
+from lit_models.seo.heads import HeadOptions
+from lit_models.seo.scorer import pooled_chunks
+from lit_models.training.export import export_checkpoint
+from tests.distributed.seo_family import HEADS, SMALL_ENCODER, adamw, scored_texts, text_scorer
+from tests.toy import toy_trainer
+
+
+@pytest.fixture
+def scorer(tmp_path: Path):
+    """A module that has not learnt yet, in float64, and the dataset of its training rows."""
+    scored_texts(tmp_path / "scored.jsonl")
+    module, data = text_scorer(tmp_path / "run", {})
+    data.setup("fit")
+    module.recipe = {**data.recipe}
+    module._build(is_trained=False)
+    return module.double().eval(), data.datasets["train"]
+
+
+def batch_of(dataset, ids, weight=None):
+    batch = dataset.collate([dataset.example(i, 0) for i in ids])
+    weights = torch.ones(len(ids)) if weight is None else torch.tensor(weight)
+    return {**batch, "weight": weights, "sample_id": torch.tensor(ids)}
+
+
+def test_padding_and_the_other_texts_of_a_batch_change_nothing(scorer) -> None:
+    module, dataset = scorer
+    ids = list(range(12))
+    assert len(batch_of(dataset, ids)["chunk_of"]) > len(ids)  # some have several chunks
+    for how in ("mean", "max", "first"):
+        module.network.chunk_pooling = how
+        together = module(batch_of(dataset, ids))
+        for i in ids:
+            for name, alone in module(batch_of(dataset, [i])).items():
+                torch.testing.assert_close(together[name][i : i + 1], alone)
+
+
+def test_terms_of_micro_batches_add_up_and_the_plan_knows_their_counts(scorer) -> None:
+    module, dataset = scorer
+    whole = module.training_terms(batch_of(dataset, range(50)))
+    parts = [module.training_terms(batch_of(dataset, range(i, i + 10))) for i in range(0, 50, 10)]
+    assert list(whole) == list(HEADS)
+    for name, (total, count) in whole.items():
+        assert count == dataset.target_counts[name].sum() < 50 * (1 + (name == "tags"))
+        torch.testing.assert_close(sum(part[name].total for part in parts), total)
+        assert sum(part[name].count for part in parts) == count
+
+
+def test_a_text_without_labels_and_a_filler_give_no_gradient(scorer) -> None:
+    module, dataset = scorer
+    for batch in (batch_of(dataset, [7]), batch_of(dataset, [3], [0.0])):
+        terms = module.training_terms(batch)
+        assert all(float(term.count) == 0 for term in terms.values())
+        module.zero_grad()
+        sum(term.total for term in terms.values()).backward()
+        assert all(not p.grad.any() for p in module.parameters() if p.grad is not None)
+
+
+def test_uncertainty_weighs_a_loss_by_its_own_variance(scorer) -> None:
+    module, dataset = scorer
+    batch = batch_of(dataset, range(8))
+    before = module.training_terms(batch)["stars"]
+    module.network.log_variances["head_stars"].data.fill_(np.log(4.0))
+    total, count = module.training_terms(batch)["stars"]
+    torch.testing.assert_close(total, before.total / 4 + np.log(4.0) / 2 * count)
+    assert module.term_weights() == {"price": 2.0, "stars": 1.0, "trade": 1.0, "tags": 0.5}
+
+
+def test_chunks_become_one_vector_per_text() -> None:
+    chunks, chunk_of = torch.tensor([[1.0, 8], [3, 4], [5, 6]]), torch.tensor([0, 0, 1])
+    assert pooled_chunks(chunks, chunk_of, 2, "mean").tolist() == [[2, 6], [5, 6]]
+    assert pooled_chunks(chunks, chunk_of, 2, "max").tolist() == [[3, 8], [5, 6]]
+    assert pooled_chunks(chunks, chunk_of, 2, "first").tolist() == [[1, 8], [5, 6]]
+
+
+def test_an_unknown_head_is_refused(scorer) -> None:
+    module, _ = scorer
+    other = LitTextScorer({"prize": HeadOptions()}, optimizer=adamw, encoder=SMALL_ENCODER)
+    other.recipe = module.recipe
+    with pytest.raises(ValueError, match='model.heads names "prize"; the data has the heads price'):
+        other._build(is_trained=False)
+
+
+def test_one_batch_is_learnt_by_heart(scorer) -> None:
+    module, dataset = scorer
+    batch, optimizer = batch_of(dataset, range(16)), torch.optim.AdamW(module.parameters(), lr=0.02)
+    for _ in range(60):
+        optimizer.zero_grad()
+        sum(term.total for term in module.training_terms(batch).values()).backward()
+        optimizer.step()
+    known, target = batch["is_labelled"]["trade"], batch["targets"]["trade"]
+    assert (module(batch)["trade"].argmax(1) == target)[known].all()
+
+
+def test_a_run_knows_its_baseline_is_exported_and_writes_every_row(tmp_path: Path) -> None:
+    scored_texts(tmp_path / "scored.jsonl")
+    module, data = text_scorer(tmp_path / "run", {"global_batch_size": 16})
+    trainer = toy_trainer(tmp_path / "run", max_epochs=1, limit_val_batches=0)
+    trainer.fit(module, data)
+    found = trainer.test(module, data, verbose=False)[0]
+    rows = [json.loads(line) for line in (tmp_path / "scored.jsonl").read_text().splitlines()]
+    prices = np.array([row["price"] for row in rows if row["price"] is not None])
+    assert found["test/baseline_price_rmse"] == pytest.approx(prices.std(), rel=1e-6)
+    shares = [sum(row["trade"] == t for row in rows) for t in ("baker", "smith", "weaver")]
+    assert found["test/baseline_trade_accuracy"] == pytest.approx(max(shares) / sum(shares))
+    checkpoint = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    export_checkpoint(checkpoint, tmp_path / "exported", class_path="lit_models.LitTextScorer")
+    exported = LitTextScorer.from_exported(tmp_path / "exported").double()
+    batch = batch_of(data.datasets["test"], range(8))
+    for name, outputs in module.eval()(batch).items():
+        # The exported module is in float32 when its weights come.
+        torch.testing.assert_close(exported(batch)[name], outputs, rtol=1e-5, atol=1e-5)
+    trainer.predict(module, data, return_predictions=False)
+    coded = [json.loads(line) for line in (tmp_path / "run/coded.jsonl").read_text().splitlines()]
+    assert [{name: row[name] for name in rows[0]} for row in coded] == rows
+    hits = [row["predicted_trade"] == row["trade"] for row in coded if row["trade"]]
+    assert np.mean(hits) == pytest.approx(found["test/trade_accuracy"])
+    errors = [row["predicted_price"] - row["price"] for row in coded if row["price"] is not None]
+    assert np.sqrt(np.mean(np.square(errors))) == pytest.approx(found["test/price_rmse"], rel=1e-4)
+    assert {"predicted_stars", "expected_stars", "probability_tags_old"} <= set(coded[0])
