@@ -51,7 +51,7 @@ class LitRanker(EncodedTextModule):
         loss: RankingLoss = RankingLoss(),  # noqa: B008 - frozen
         pooling: Pooling = "mean",
         prior: bool = False,
-        pairs_per_forward: int | None = None,
+        pairs_per_forward: int | None = 256,
         gain: Gain = "linear",
         relevant_above: float = 0.0,
         **shared: Any,
@@ -130,19 +130,21 @@ class LitRanker(EncodedTextModule):
             prior: scores of the first stage, where the model was trained with them.
 
         Raises:
-            ValueError: no documents, or the model needs a prior that is not there, or has no use
-                for one.
+            ValueError: no documents, or not as many priors as the model needs.
         """
-        if not len(documents) or self.adds_prior != (prior is not None):
+        wanted, given = len(documents) * self.adds_prior, 0 if prior is None else len(prior)
+        if not len(documents) or given != wanted:
             raise ValueError(
-                f"rank was given {len(documents)} documents and prior {prior!r}; give at least one "
-                f"document, and {'one prior score each' if self.adds_prior else 'no prior'}, since "
-                f"the ranker was trained with prior={self.adds_prior}."
+                f"rank was given {len(documents)} documents and {given} prior scores; give at "
+                f"least one document, and {'one score each' if self.adds_prior else 'no score'}, "
+                f"since the ranker was trained with prior={self.adds_prior}."
             )
         encoding, device = self._encoding, self.device
         pairs = [encoding.framing.pair(encoding.ids(query), encoding.ids(d)) for d in documents]
         rows = {name: rows.to(device) for name, rows in padded(pairs).items()}
-        first = torch.tensor(prior or [0.0] * len(documents), device=device)[None]
+        first = torch.tensor([0.0] * len(documents) if prior is None else [*prior], device=device)[
+            None
+        ]
         deviation = first.std(correction=0)
         first = (first - first.mean()) / torch.where(deviation > 0, deviation, 1.0)
         index = torch.arange(len(documents), device=device)[None]

@@ -132,7 +132,7 @@ def test_two_runs_of_the_same_query_are_refused(folder, tmp_path):
         ("q.csv", "a\tsalt\n", r"q.csv must end with .jsonl or .tsv: one query in each line"),
         ("q.tsv", "a\tsalt\nsalt\n", r"q.tsv:2: .*the line has 1 columns, and must have 2"),
         ("q.tsv", "a\tsalt\na\thay\n", r'q.tsv:2: "a": the id stands in line 1 too; give each'),
-        ("q.jsonl", '{"_id": "a"}\n', r'q.jsonl:1: .*"text" is missing'),
+        ("q.jsonl", '{"_id": "a"}\n', r'q.jsonl:1: .*the row has no "text"'),
         ("q.tsv", "\n", r"q.tsv holds no query"),
     ],
 )
@@ -153,9 +153,11 @@ def test_a_ranker_refuses_a_forward_of_no_pairs():
 
 
 def test_rank_wants_a_prior_where_it_was_trained_with_one():
-    with pytest.raises(ValueError, match=r"2 documents and prior None; .*one prior score each"):
+    with pytest.raises(ValueError, match=r"2 documents and 0 prior scores; .*one score each"):
         ranker(prior=True).rank("salt", ["a", "b"])
-    with pytest.raises(ValueError, match=r"prior \[1.0\]; .*no prior, since .*prior=False"):
+    with pytest.raises(
+        ValueError, match=r"1 documents and 1 prior scores; .*no score, since .*prior=False"
+    ):
         ranker().rank("salt", ["a"], prior=[1.0])
     with pytest.raises(ValueError, match="given 0 documents"):
         ranker().rank("salt", [])

@@ -45,7 +45,7 @@ def test_a_group_can_be_learnt_by_heart(folder, tmp_path):
     data = ranking_data(folder, global_batch_size=30)
     module = ranker()
     torch.manual_seed(1)
-    options = {"max_steps": 25, "max_epochs": 25, "limit_val_batches": 0}
+    options = {"max_steps": 15, "max_epochs": 15, "limit_val_batches": 0}
     toy_trainer(tmp_path, **options).fit(module, data)
     losses = [line["loss"] for line in ledger_lines(tmp_path)]
     dataset = data.datasets["train"]
@@ -53,7 +53,7 @@ def test_a_group_can_be_learnt_by_heart(folder, tmp_path):
     grades = batch["relevance"].double()
     target = grades.nan_to_num() / grades.nansum(1, keepdim=True).clamp(min=1)
     least = -(target.clamp(min=1e-300).log() * target).sum(1).mean()
-    assert losses[-1] - least < 0.6 * (losses[0] - least)
+    assert losses[-1] - least < 0.8 * (losses[0] - least)
 
 
 def test_a_teacher_is_imitated(folder, tmp_path):
