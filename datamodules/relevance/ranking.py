@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from datamodules.planned import PlannedDataset, Stage
+from datamodules.planned import STAGES_OF, PlannedDataset, Stage
 from datamodules.relevance.candidates import CandidateOptions, FirstStage, Lists, run_lists
 from datamodules.relevance.datamodule import RelevanceDataModule
 from datamodules.relevance.groups import GroupOptions
@@ -77,6 +77,13 @@ class RankingDataModule(RelevanceDataModule):
                 "data.candidates.source to bm25 or run."
             )
 
+    def prepare_data(self) -> None:
+        """Make collection, tokenizer, BM25's index and the lists of candidates in the cache."""
+        super().prepare_data()
+        for stage in STAGES_OF[self._trainer_stage()]:
+            if not self._learns_triples(stage):
+                FirstStage(self.candidates, self.collection, self._queries(stage)[0])
+
     def build(self, stage: Stage) -> PlannedDataset:
         """Return the dataset of one stage.
 
@@ -84,19 +91,13 @@ class RankingDataModule(RelevanceDataModule):
             FileNotFoundError: a file is not there.
             ValueError: no query is judged in it, or a run or file of queries breaks a rule.
         """
-        if stage == "train" and self.groups.triples:
-            return self._triples()
-        if stage == "predict" and self.predict_queries is not None:
-            queries: Queries = FileQueries(Path(self.predict_queries).expanduser())
-            return RankingDataset(self._source(queries, None), is_even=True)
-        part = PART_NAMES.index("test" if stage == "predict" else stage)
-        judgements = QueryJudgements(self.collection.judgements(part))
-        if not len(judgements.queries):
-            raise ValueError(
-                f"no query is judged for {stage}; name its judgements in data.collection."
-            )
-        queries = CollectionQueries(self.collection, judgements.queries)
-        source = self._source(queries, judgements, needs_teacher=stage == "train")
+        assert self.encoding is not None
+        texts = PairTexts(self.collection, self.encoding)
+        if self._learns_triples(stage):
+            return self._triples(texts)
+        queries, judgements = self._queries(stage)
+        first = FirstStage(self.candidates, self.collection, queries)
+        source = RankingSource(texts, queries, first, judgements, self._teacher(stage, queries))
         if stage == "train":
             return GroupDataset(source, self.groups, self.seed)
         return RankingDataset(source, stage == "test", is_even=stage == "predict")
@@ -132,35 +133,34 @@ class RankingDataModule(RelevanceDataModule):
             ids = [self.collection.document_id(int(index)) for index in documents[order]]
             yield Ranking(dataset.source.queries.id(place), ids, found[order].tolist())
 
-    def _source(
-        self,
-        queries: Queries,
-        judgements: QueryJudgements | None,
-        needs_teacher: bool = False,
-    ) -> RankingSource:
-        assert self.encoding is not None
-        first = FirstStage(self.candidates, self.collection, queries)
-        texts = PairTexts(self.collection, self.encoding)
-        return RankingSource(
-            texts, queries, first, judgements, self._teacher_of(queries, needs_teacher)
-        )
+    def _learns_triples(self, stage: Stage) -> bool:
+        return stage == "train" and self.groups.triples
 
-    def _teacher_of(self, queries: Queries, is_needed: bool) -> Lists | None:
-        if self.teacher is None or self._trainer_stage() == "predict":
+    def _queries(self, stage: Stage) -> tuple[Queries, QueryJudgements | None]:
+        if stage == "predict" and self.predict_queries is not None:
+            return FileQueries(Path(self.predict_queries).expanduser()), None
+        part = PART_NAMES.index("test" if stage == "predict" else stage)
+        judgements = QueryJudgements(self.collection.judgements(part))
+        if not len(judgements.queries):
+            raise ValueError(
+                f"no query is judged for {stage}; name its judgements in data.collection."
+            )
+        return CollectionQueries(self.collection, judgements.queries), judgements
+
+    def _teacher(self, stage: Stage, queries: Queries) -> Lists | None:
+        if self.teacher is None or stage == "predict":
             return None
         facts = (self.teacher, self.collection, queries, None, "data.teacher")
-        return run_lists(*facts, may_lack_all=not is_needed)
+        return run_lists(*facts, may_lack_all=stage != "train")
 
-    def _triples(self) -> TripleDataset:
-        assert self.encoding is not None
-        if self.collection.triples is None:
+    def _triples(self, texts: PairTexts) -> TripleDataset:
+        triples = self.collection.triples
+        if triples is None:
             raise ValueError(
                 "data.groups.triples: the collection has no triples; name their file with "
                 "data.collection.files.triples, or leave groups.triples out."
             )
-        queries = CollectionQueries(self.collection, self.collection.triples.query)
+        queries = CollectionQueries(self.collection, triples.query)
         unscored = replace(self.candidates, source="judged", top=None, run=None, bm25=None)
         first = FirstStage(unscored, self.collection, queries)
-        return TripleDataset(
-            RankingSource(PairTexts(self.collection, self.encoding), queries, first)
-        )
+        return TripleDataset(RankingSource(texts, queries, first))

@@ -45,7 +45,7 @@ def test_a_group_can_be_learnt_by_heart(folder, tmp_path):
     data = ranking_data(folder, global_batch_size=30)
     module = ranker()
     torch.manual_seed(1)
-    options = {"max_steps": 15, "max_epochs": 15, "limit_val_batches": 0}
+    options = {"max_steps": 15, "max_epochs": 15, "limit_val_batches": 0, "callbacks": []}
     toy_trainer(tmp_path, **options).fit(module, data)
     losses = [line["loss"] for line in ledger_lines(tmp_path)]
     dataset = data.datasets["train"]
