@@ -13,10 +13,16 @@ from datamodules.cache import cache_root
 from datamodules.encoded_texts import EncodedTextDataModule
 from datamodules.planned import PlannedDataset, Stage
 from datamodules.scored_texts.batches import ChunkOptions, ScoredTextDataset, chunk_facts
-from datamodules.scored_texts.labels import LabelOptions, with_classes
+from datamodules.scored_texts.labels import LabelOptions, trained_heads
 from datamodules.scored_texts.output import check_output, default_output, write_scored
 from datamodules.scored_texts.rows import SUFFIXES, TextColumns
-from datamodules.scored_texts.splits import FoldOptions, parts_of, statistics
+from datamodules.scored_texts.splits import (
+    FoldOptions,
+    check_split,
+    parts_of,
+    split_facts,
+    statistics,
+)
 from datamodules.scored_texts.store import ScoredStore, StoreRequest, open_store
 from datamodules.sources import expand_files
 from datamodules.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, SplitOptions
@@ -91,6 +97,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
         if stage == "predict":
             return ScoredTextDataset(self._open(stage, self.recipe), self.encoding, chunks)
         store = self._open(stage, self.recipe)
+        check_split(self.recipe["split"], split_facts(store, self.folds, self.split))
         part = PART_NAMES.index(stage)
         rows = np.flatnonzero(parts_of(store, self.folds, self.split) == part)
         if not len(rows):
@@ -116,7 +123,8 @@ class ScoredTextDataModule(EncodedTextDataModule):
         """Return the heads with the statistics of the training part, and how texts are cut."""
         store = self._open("fit", None)
         heads = statistics(store, parts_of(store, self.folds, self.split))
-        return {"heads": heads, "chunks": chunk_facts(self.chunks)}
+        split = split_facts(store, self.folds, self.split)
+        return {"heads": heads, "chunks": chunk_facts(self.chunks), "split": split}
 
     def audit(self, make_model: MakeModel | None = None) -> Audit:
         """Return what is in the files, and what is wrong with them, whatever the model."""
@@ -161,7 +169,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
             files = [(TRAIN, demo.demo_file(cache_root()))]
             columns, heads = demo.COLUMNS, heads or demo.HEADS
         if recipe is not None:
-            heads = _trained_heads(recipe["heads"], heads)
+            heads = trained_heads(recipe["heads"], heads)
         if not heads:
             raise ValueError("data.heads is empty: name what is learnt, and in which column.")
         return StoreRequest(tuple(files), columns, heads, self.on_bad_rows)
@@ -196,26 +204,3 @@ class ScoredTextDataModule(EncodedTextDataModule):
         if not files:
             raise ValueError("predict needs texts: name them with --data.files.predict=mine.csv.")
         return files
-
-
-def _trained_heads(
-    trained: dict[str, dict[str, Any]], given: dict[str, LabelOptions] | None
-) -> dict[str, LabelOptions]:
-    """Return the heads of a model; columns may be named anew, its kinds and classes stay.
-
-    Raises:
-        ValueError: the data declares a head of another kind.
-    """
-    heads = {}
-    for name, facts in trained.items():
-        own = (given or {}).get(name)
-        if own is None:
-            heads[name] = LabelOptions.from_facts(facts)
-            continue
-        if own.kind != facts["kind"]:
-            raise ValueError(
-                f"data.heads.{name} is {own.kind}, the model was trained with {facts['kind']}; "
-                "take the model's."
-            )
-        heads[name] = with_classes(own, facts["classes"])
-    return heads

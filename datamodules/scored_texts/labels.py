@@ -218,7 +218,30 @@ class LabelReader:
         return [float(i in ids) for i in range(self.width)]
 
 
-def with_classes(options: LabelOptions, classes: list[str] | None) -> LabelOptions:
+def trained_heads(
+    trained: dict[str, dict[str, Any]], given: dict[str, LabelOptions] | None
+) -> dict[str, LabelOptions]:
+    """Return the heads of a model; columns may be named anew, its kinds and classes stay.
+
+    Raises:
+        ValueError: the data declares a head of another kind.
+    """
+    heads = {}
+    for name, facts in trained.items():
+        own = (given or {}).get(name)
+        if own is None:
+            heads[name] = LabelOptions.from_facts(facts)
+            continue
+        if own.kind != facts["kind"]:
+            raise ValueError(
+                f"data.heads.{name} is {own.kind}, the model was trained with {facts['kind']}; "
+                "take the model's."
+            )
+        heads[name] = _with_classes(own, facts["classes"])
+    return heads
+
+
+def _with_classes(options: LabelOptions, classes: list[str] | None) -> LabelOptions:
     """Return the options with the classes that a model was trained with."""
     is_free = options.classes is None and options.kind in ("ordinal", "multiclass")
     return replace(options, classes=classes) if is_free else options

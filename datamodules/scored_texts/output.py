@@ -95,12 +95,18 @@ def scores_of(name: str, facts: dict[str, Any], values: np.ndarray) -> dict[str,
         level = np.floor(expected + 0.5).astype(int)
         return {
             f"predicted_{name}": [classes[i] for i in level],
-            f"expected_{name}": np.round(expected, DIGITS).tolist(),
+            f"expected_{name}": np.round(expected + _lowest(classes), DIGITS).tolist(),
         }
     return {
         f"predicted_{name}": [classes[i] for i in values.argmax(1)],
         f"probability_{name}": rounded.max(1).tolist(),
     }
+
+
+def _lowest(classes: list[str]) -> int:
+    """The lowest level, where levels are whole numbers in a row; names count from 0."""
+    lowest = int(classes[0]) if classes[0].lstrip("-").isdigit() else 0
+    return lowest if classes == [str(lowest + i) for i in range(len(classes))] else 0
 
 
 def default_output(files: list[Path], folder: Path) -> Path:

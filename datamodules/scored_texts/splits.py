@@ -1,6 +1,6 @@
 """Which scored text trains and which judges, and what the training part says of the labels."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -71,6 +71,30 @@ def parts_of(store: ScoredStore, folds: FoldOptions, split: SplitOptions) -> np.
         split = replace(split, test_share=0.0)
     parts[rows] = split_by_stem(keys, strata, split).parts
     return parts
+
+
+def split_facts(store: ScoredStore, folds: FoldOptions, split: SplitOptions) -> dict[str, Any]:
+    """Return plain values that say how these rows are divided."""
+    return {"rows": store.fingerprint, **asdict(folds), **asdict(split)}
+
+
+def check_split(trained: dict[str, Any], now: dict[str, Any]) -> None:
+    """Refuse to judge a model by rows that it was trained with.
+
+    Args:
+        trained: `split_facts` of the training.
+        now: those of the evaluation.
+
+    Raises:
+        ValueError: the same rows are divided in another way.
+    """
+    changed = [f"{n}: {trained[n]} -> {now[n]}" for n in now if now[n] != trained[n]]
+    if changed and trained["rows"] == now["rows"]:
+        raise ValueError(
+            f"the model was trained on another division of these rows ({', '.join(changed)}), so "
+            "that some to be judged were trained with; restore the old values, or name files that "
+            "are new."
+        )
 
 
 def statistics(store: ScoredStore, parts: np.ndarray) -> dict[str, dict[str, Any]]:

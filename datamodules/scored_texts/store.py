@@ -145,20 +145,30 @@ def _write(request: StoreRequest, folder: Path) -> None:
     bad_rows.settle(folder)
     if not number_of:
         raise ValueError(f"{', '.join(str(p) for _, p in request.files)}: no row can be used.")
-    numbers = np.array(labels, np.float64).reshape(len(part_of), width)
-    facts = _finish(heads, numbers)
-    content.update(numbers.tobytes() + np.array(part_of, np.int8).tobytes())
     arrays: dict[str, np.ndarray] = {
         "text_of_row": np.array(text_of, np.int64),
         "file_part": np.array(part_of, np.int8),
+        "labels": np.array(labels, np.float64).reshape(len(part_of), width),
+        "keys": np.array(keys, np.uint64),
+        "offsets": np.array(offsets, np.int64),
     }
-    arrays |= {"labels": numbers, "keys": np.array(keys, np.uint64)}
-    arrays["offsets"] = np.array(offsets, np.int64)
+    facts = _finish(heads, arrays["labels"])
+    content.update(arrays["labels"].tobytes() + arrays["file_part"].tobytes())
+    _save(folder, arrays, facts, content.hexdigest()[:32], request)
+
+
+def _save(
+    folder: Path,
+    arrays: dict[str, np.ndarray],
+    heads: dict[str, Any],
+    fingerprint: str,
+    request: StoreRequest,
+) -> None:
     for name, values in arrays.items():
         np.save(folder / f"{name}.npy", values)
     files = [str(path) for _, path in request.files]
-    whole = {"fingerprint": content.hexdigest()[:32], "heads": facts, "files": files}
-    (folder / "facts.json").write_text(json.dumps(whole), "utf-8")
+    facts = {"fingerprint": fingerprint, "heads": heads, "files": files}
+    (folder / "facts.json").write_text(json.dumps(facts), "utf-8")
 
 
 def _finish(heads: list[LabelReader], numbers: np.ndarray) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from datamodules.batches import ScoredTextBatch
 from lit_models.seo.base import EncodedTextModule
 from lit_models.seo.encoders import Pooling, TextEncoder, pooled
 from lit_models.seo.heads import Head, HeadOptions, baseline
-from lit_models.seo.scorer_metrics import BASELINE_NAMES, HeadMetrics, WeightedLoss
+from lit_models.seo.measures import BASELINE_NAMES
+from lit_models.seo.scorer_metrics import HeadMetrics, WeightedLoss
 from lit_models.training.exact import LossSum
 from lit_models.training.metrics import SumCount
 

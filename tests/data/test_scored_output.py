@@ -64,6 +64,9 @@ def test_the_columns_of_each_kind() -> None:
         "regression": {"predicted_q": [0.25, 0.625]},
     }.items():
         assert scores_of("q", {"kind": kind, **classes}, chances) == expected
+    levels = {"kind": "ordinal", "classes": ["-1", "0"]}  # numbers keep their scale
+    found = {"predicted_q": ["0", "-1"], "expected_q": [-0.25, -0.625]}
+    assert scores_of("q", levels, chances) == found
 
 
 def test_the_demo_counts_the_parameters_of_a_function() -> None:

@@ -14,7 +14,7 @@ from datamodules.scored_texts.batches import ChunkOptions
 from datamodules.scored_texts.folds import folds_of, strata_of
 from datamodules.scored_texts.labels import LabelOptions
 from datamodules.scored_texts.rows import TextColumns
-from datamodules.scored_texts.splits import parts_of
+from datamodules.scored_texts.splits import FoldOptions, check_split, parts_of, split_facts
 from datamodules.scored_texts.store import ScoredStore, StoreRequest, open_store
 
 HEADS = {
@@ -159,6 +159,12 @@ def test_each_row_is_the_test_of_one_fold_and_validation_leaves_it_alone(tmp_pat
         store = open_store(data.store_request("fit", None))
         parts = parts_of(store, data.folds, data.split)
         tests.append(np.flatnonzero(parts == 2))
+        if fold:  # a model of the first fold was trained with rows of this one
+            first, now = (
+                split_facts(store, f, data.split) for f in (FoldOptions(0, 3), data.folds)
+            )
+            with pytest.raises(ValueError, match=f"division of these rows .fold: 0 -> {fold}"):
+                check_split(first, now)
         groups = [set(store.keys[parts == part].tolist()) for part in (0, 1, 2)]
         assert not groups[0] & groups[1] | groups[0] & groups[2] | groups[1] & groups[2]
         assert min(map(len, groups)) > 2

@@ -9,7 +9,8 @@ import torch
 from scipy import stats
 from sklearn import metrics as sk
 
-from lit_models.seo.scorer_metrics import HeadMetrics, WeightedLoss, measures
+from lit_models.seo.measures import measures
+from lit_models.seo.scorer_metrics import HeadMetrics, WeightedLoss
 from lit_models.training.record import LossSum
 
 RNG = np.random.default_rng(0)
