@@ -14,6 +14,7 @@ from lit_models.seo.losses import RankingLoss
 from tests.seo.small_collection import ranker, ranking_data, relevance_files
 from tests.toy import ledger_lines, toy_trainer
 
+pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed")
 OPTIONS = {
     "candidates": CandidateOptions("bm25", top=10),
     "groups": GroupOptions(size=6, mined=3, unjudged_as_negative=True),
@@ -54,6 +55,22 @@ def test_a_group_can_be_learnt_by_heart(folder, tmp_path):
     target = grades.nan_to_num() / grades.nansum(1, keepdim=True).clamp(min=1)
     least = -(target.clamp(min=1e-300).log() * target).sum(1).mean()
     assert losses[-1] - least < 0.8 * (losses[0] - least)
+
+
+def test_a_resumed_run_draws_the_same_groups_and_ends_with_the_same_weights(folder, tmp_path):
+    weights = []
+    for name, stops in (("whole", [6]), ("cut", [2, 6])):
+        for max_steps in stops:
+            torch.manual_seed(1)
+            module, data = ranker(prior=True), ranking_data(folder, **OPTIONS)
+            options = {"max_steps": max_steps, "max_epochs": 2, "limit_val_batches": 0}
+            path = tmp_path / name / "checkpoints" / "last.ckpt"
+            resumed = str(path) if path.exists() else None
+            trainer = toy_trainer(tmp_path / name, **options)
+            trainer.fit(module, data, ckpt_path=resumed, weights_only=True)
+        weights.append(module.state_dict())
+    for name, value in weights[0].items():
+        torch.testing.assert_close(weights[1][name], value, rtol=1e-12, atol=1e-12)
 
 
 def test_a_teacher_is_imitated(folder, tmp_path):
