@@ -103,7 +103,9 @@ class EncodedTextModule(ExactModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
         trained = checkpoint.get(RECIPE_KEY)
-        if trained is None or trained["kind"] != type(self).__name__:
+        # All its classes: a sharded module is of one that was made from its own.
+        kinds = [cls.__name__ for cls in type(self).__mro__]
+        if trained is None or trained["kind"] not in kinds:
             kind = "another family" if trained is None else f"a {trained['kind']}"
             raise ValueError(
                 f"the checkpoint is of {kind}; give one of {type(self).__name__}, or take the "
