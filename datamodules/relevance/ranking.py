@@ -1,146 +1,166 @@
-"""RankingDataModule: queries with candidates become planned batches for the ranker.
+"""RankingDataModule: queries with candidates become planned batches for the ranker."""
 
-Shapes: B queries in the micro-batch, K most candidates of one, P pairs, J most judgements of one.
-"""
-
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
 
-from datamodules.encoded_texts import TextEncoding
-from datamodules.framing import Framed, padded
-from datamodules.plan import rng_for
-from datamodules.planned import PlannedDataset, Stage
-from datamodules.relevance.collection import Collection
+from datamodules.planned import STAGES_OF, PlannedDataset, Stage
+from datamodules.relevance.candidates import CandidateOptions, FirstStage, Lists, run_lists
 from datamodules.relevance.datamodule import RelevanceDataModule
+from datamodules.relevance.groups import GroupOptions
+from datamodules.relevance.queries import CollectionQueries, FileQueries, Queries
+from datamodules.relevance.ranking_batches import (
+    GroupDataset,
+    PairTexts,
+    QueryJudgements,
+    RankingDataset,
+    RankingSource,
+    TripleDataset,
+)
+from datamodules.relevance.request import Files
+from datamodules.relevance.runs import Ranking, write_run
 from datamodules.splitting import PART_NAMES
 
-TERM = "queries"
-NO_DOCUMENT = -1
-
-
-class RankingExample(NamedTuple):
-    """One query: rows of its K pairs, candidates [K], grades [K], priors [K], all grades [J]."""
-
-    pairs: list[Framed]
-    document: np.ndarray
-    relevance: np.ndarray
-    prior: np.ndarray
-    all_relevance: np.ndarray
-
-
-class RankingDataset(PlannedDataset):
-    """The judged queries of one part, each with its candidates.
-
-    Args:
-        collection: of texts and judgements.
-        encoding: of the texts.
-        part: 0 train, 1 validation, 2 test.
-        group_size: candidates of a query in training, drawn anew in every epoch; none takes all.
-        seed: key of the draw, together with epoch and sample id.
-    """
-
-    def __init__(
-        self,
-        collection: Collection,
-        encoding: TextEncoding,
-        part: int,
-        group_size: int | None = None,
-        seed: int = 0,
-    ) -> None:
-        self.collection, self.encoding = collection, encoding
-        self.group_size, self.seed = group_size, seed
-        judged = collection.judgements(part)
-        self.queries, starts = np.unique(judged.query, return_index=True)
-        self.offsets = np.append(starts, len(judged.query))
-        self.documents, self.grades = judged.document, judged.grade
-        sizes = np.diff(self.offsets)
-        self.lengths = sizes if group_size is None else np.minimum(sizes, group_size)
-        self.fingerprint = f"{collection.fingerprint}-{encoding.digest}-{part}-{group_size}"
-        self.target_counts = {TERM: None}
-
-    def example(self, sample_id: int, epoch: int) -> RankingExample:
-        """Return one query with its candidates of this epoch."""
-        start, end = self.offsets[sample_id : sample_id + 2]
-        documents, grades = self.documents[start:end], self.grades[start:end]
-        chosen = self._chosen(grades, epoch, sample_id)
-        query = self.encoding.ids(self.collection.query(int(self.queries[sample_id])))
-        pairs = [self._pair(query, int(index)) for index in documents[chosen]]
-        return RankingExample(
-            pairs, documents[chosen], grades[chosen], np.zeros(len(chosen), np.float32), grades
-        )
-
-    def collate(self, examples: list[RankingExample]) -> dict[str, torch.Tensor]:
-        """Return the padded batch."""
-        sizes = [len(example.pairs) for example in examples]
-        index = np.full((len(examples), max(sizes)), NO_DOCUMENT)
-        index[np.arange(max(sizes)) < np.array(sizes)[:, None]] = np.arange(sum(sizes))
-        return {
-            **padded([pair for example in examples for pair in example.pairs]),
-            "pair_index": torch.from_numpy(index),
-            "document": _rows([e.document for e in examples], NO_DOCUMENT),
-            "relevance": _rows([e.relevance for e in examples], np.nan),
-            "prior": _rows([e.prior for e in examples], 0.0),
-            "all_relevance": _rows([e.all_relevance for e in examples], np.nan),
-        }
-
-    def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
-        """Return the query, and the grades of its candidates of this epoch."""
-        example = self.example(sample_id, epoch)
-        names = [self.collection.document_id(int(i)) for i in example.document]
-        graded = zip(names, example.relevance.tolist(), strict=True)
-        return {
-            "query": self.collection.query(int(self.queries[sample_id])),
-            "candidates": " ".join(f"{name}:{grade:g}" for name, grade in graded),
-        }
-
-    def _chosen(self, grades: np.ndarray, epoch: int, sample_id: int) -> np.ndarray:
-        if self.group_size is None or len(grades) <= self.group_size:
-            return np.arange(len(grades))
-        rng = rng_for(self.seed, epoch, sample_id)
-        return np.sort(rng.permutation(len(grades))[: self.group_size])
-
-    def _pair(self, query: np.ndarray, document: int) -> Framed:
-        text = self.collection.document(document)
-        whole = f"{text.title}\n{text.text}" if text.title else text.text
-        return self.encoding.framing.pair(query, self.encoding.ids(whole))
+RUN_NAME = "ranked.trec"
+TAG, DECIMALS = "unisono", 6
 
 
 class RankingDataModule(RelevanceDataModule):
-    """Deals queries with their judged candidates.
+    """Deals queries with their candidates; a prediction is a run, TREC's file of rankings.
 
     Args:
-        group_size: candidates of a query in a training step.
+        candidates: which documents of a query are ranked, in evaluation and prediction; in
+            training they are where hard negatives are mined.
+        groups: the candidates of a query in a training step.
+        teacher: runs with a teacher's scores of training queries, for a loss that imitates them;
+            those of other queries, where there are any, are for the loss of an evaluation.
+        predict_queries: jsonl with _id and text, or tsv with id and text; none predicts the
+            judged queries of the test part.
         relevance: collection, output, tokenizer and more, see `RelevanceDataModule`.
+
+    Raises:
+        ValueError: options in conflict.
     """
 
-    def __init__(self, group_size: int = 8, **relevance: Any) -> None:
+    predict_example = "QUERIES.jsonl"
+
+    def __init__(
+        self,
+        candidates: CandidateOptions = CandidateOptions(),  # noqa: B008 - frozen
+        groups: GroupOptions = GroupOptions(),  # noqa: B008 - frozen
+        teacher: Files = None,
+        predict_queries: str | None = None,
+        **relevance: Any,
+    ) -> None:
         super().__init__(**relevance)
-        self.group_size = group_size
+        self.candidates, self.groups = candidates, groups
+        self.teacher, self.predict_queries = teacher, predict_queries
+        if groups.mined and candidates.source == "judged":
+            raise ValueError(
+                f"groups.mined is {groups.mined}, but candidates.source judged has nothing to mine "
+                "from; choose source bm25 or run."
+            )
+        if groups.mined and not groups.unjudged_as_negative and not teacher:
+            raise ValueError(
+                f"groups.mined is {groups.mined}, but mined documents are unjudged and count in no "
+                "loss; set groups.unjudged_as_negative=true if they shall count as irrelevant, or "
+                "give a teacher's scores."
+            )
+        if groups.triples and teacher:
+            raise ValueError("a teacher has no scores for groups.triples; leave one of them out.")
+        if predict_queries is not None and candidates.source == "judged":
+            raise ValueError(
+                f"nothing is judged for data.predict_queries {predict_queries}; set "
+                "data.candidates.source to bm25 or run."
+            )
+
+    def prepare_data(self) -> None:
+        """Make collection, tokenizer, BM25's index and the lists of candidates in the cache."""
+        super().prepare_data()
+        for stage in STAGES_OF[self._trainer_stage()]:
+            if not self._learns_triples(stage):
+                FirstStage(self.candidates, self.collection, self._queries(stage)[0])
 
     def build(self, stage: Stage) -> PlannedDataset:
         """Return the dataset of one stage.
 
         Raises:
-            ValueError: no query is judged in it.
+            FileNotFoundError: a file is not there.
+            ValueError: no query is judged in it, or a run or file of queries breaks a rule.
         """
         assert self.encoding is not None
-        size = self.group_size if stage == "train" else None
+        texts = PairTexts(self.collection, self.encoding)
+        if self._learns_triples(stage):
+            return self._triples(texts)
+        queries, judgements = self._queries(stage)
+        first = FirstStage(self.candidates, self.collection, queries)
+        source = RankingSource(texts, queries, first, judgements, self._teacher(stage, queries))
+        if stage == "train":
+            return GroupDataset(source, self.groups, self.seed)
+        return RankingDataset(source, stage == "test", is_even=stage == "predict")
+
+    @property
+    def scores_first(self) -> bool:
+        """Whether each candidate, in training too, has the score of a first stage."""
+        return self.candidates.scores_first and not self.groups.triples
+
+    @property
+    def predict_output_path(self) -> Path:
+        """Where the run goes."""
+        return self.output_path(RUN_NAME)
+
+    def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
+        """Write the run, best first, equal scores in the order of documents.
+
+        Scores are rounded to 6 decimals: the others are rounding errors in single precision.
+
+        Args:
+            results: `score` [N, K], of the candidates in the order of documents.
+            path: of the run.
+        """
+        write_run(path, self._rankings(results["score"]), TAG)
+
+    def _rankings(self, scores: np.ndarray) -> Iterator[Ranking]:
+        dataset = self.datasets["predict"]
+        assert isinstance(dataset, RankingDataset)
+        for place in range(len(dataset.source.queries)):
+            documents = dataset.candidates(place)
+            found = scores[place, : len(documents)].astype(np.float64).round(DECIMALS)
+            order = np.argsort(-found, kind="stable")
+            ids = [self.collection.document_id(int(index)) for index in documents[order]]
+            yield Ranking(dataset.source.queries.id(place), ids, found[order].tolist())
+
+    def _learns_triples(self, stage: Stage) -> bool:
+        return stage == "train" and self.groups.triples
+
+    def _queries(self, stage: Stage) -> tuple[Queries, QueryJudgements | None]:
+        if stage == "predict" and self.predict_queries is not None:
+            return FileQueries(Path(self.predict_queries).expanduser()), None
         part = PART_NAMES.index("test" if stage == "predict" else stage)
-        dataset = RankingDataset(self.collection, self.encoding, part, size, self.seed)
-        if not len(dataset.queries):
+        judgements = QueryJudgements(self.collection.judgements(part))
+        if not len(judgements.queries):
             raise ValueError(
                 f"no query is judged for {stage}; name its judgements in data.collection."
             )
-        return dataset
+        return CollectionQueries(self.collection, judgements.queries), judgements
 
+    def _teacher(self, stage: Stage, queries: Queries) -> Lists | None:
+        if self.teacher is None or stage == "predict":
+            return None
+        facts = (self.teacher, self.collection, queries, None, "data.teacher")
+        return run_lists(*facts, may_lack_all=stage != "train")
 
-def _rows(values: Sequence[np.ndarray], filler: float) -> torch.Tensor:
-    """Return arrays of several lengths as the rows of one [B, longest]."""
-    width = max(map(len, values))
-    rows = np.full((len(values), width), filler, values[0].dtype)
-    for row, value in zip(rows, values, strict=True):
-        row[: len(value)] = value
-    return torch.from_numpy(rows)
+    def _triples(self, texts: PairTexts) -> TripleDataset:
+        triples = self.collection.triples
+        if triples is None:
+            raise ValueError(
+                "data.groups.triples: the collection has no triples; name their file with "
+                "data.collection.files.triples, or leave groups.triples out."
+            )
+        queries = CollectionQueries(self.collection, triples.query)
+        unscored = replace(self.candidates, source="judged", top=None, run=None, bm25=None)
+        first = FirstStage(unscored, self.collection, queries)
+        return TripleDataset(RankingSource(texts, queries, first))

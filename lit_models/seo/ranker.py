@@ -1,89 +1,174 @@
 """The cross-encoder that puts candidates in order, as a LightningModule. Batch: RankingBatch."""
 
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
+from lightning.pytorch import Callback
 from torch import Tensor, nn
 
 from datamodules.batches import RankingBatch
-from datamodules.relevance.ranking import TERM
+from datamodules.encoded_texts import TextEncoding
+from datamodules.framing import padded
+from datamodules.relevance.ranking_batches import TERM
 from lit_models.seo.base import EncodedTextModule
-from lit_models.seo.encoders import Pooling, TextEncoder, pooled
-from lit_models.seo.losses import listwise_softmax
-from lit_models.seo.ranking_metrics import RankingMetrics, rank_queries
+from lit_models.seo.cross_encoder import CrossEncoder
+from lit_models.seo.encoders import Pooling, TextEncoder
+from lit_models.seo.losses import RankingLoss, summed
+from lit_models.seo.query_values import QueryValues
+from lit_models.seo.ranking_metrics import Gain, RankedQueries, RankingMetrics, rank_queries
+from lit_models.training.callbacks.board_samples import evaluating
 from lit_models.training.exact import LossSum
 from lit_models.training.metrics import SumCount
 
-
-class CrossEncoder(nn.Module):
-    """A query and a document in one row, to one score.
-
-    Args:
-        encoder: of the rows.
-        pooling: how a row becomes one vector.
-    """
-
-    def __init__(self, encoder: TextEncoder, pooling: Pooling) -> None:
-        super().__init__()
-        self.encoder, self.pooling = encoder, pooling
-        self.score = nn.Linear(encoder.width, 1)
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, segment_ids: Tensor) -> Tensor:
-        """Return scores [P] of rows [P, T]."""
-        hidden = self.encoder(input_ids, attention_mask, segment_ids)
-        return self.score(pooled(hidden, attention_mask, self.pooling)).squeeze(-1)
+RANKER, SYSTEMS = "ranker", ("ranker", "first", "bm25")
 
 
 class LitRanker(EncodedTextModule):
-    """Scores candidates of a query together.
+    """Scores the candidates of a query; learns from groups of them.
 
     Args:
+        loss: over a group.
         pooling: how a pair becomes one vector.
+        prior: add the first stage's score times a learned weight, so that training begins with
+            the first stage's order.
+        pairs_per_forward: pairs that are scored at once in evaluation and prediction, for memory;
+            none scores all of a batch.
+        gain: of NDCG.
+        relevant_above: grades above it are relevant, for all metrics but NDCG.
         shared: optimizer, encoder and more, see `EncodedTextModule`.
+
+    Raises:
+        ValueError: pairs_per_forward below 1; in `setup`, data without what loss or prior need.
     """
 
     monitor = "val/ndcg@10"
     monitor_mode = "max"
 
-    def __init__(self, pooling: Pooling = "mean", **shared: Any) -> None:
+    def __init__(
+        self,
+        loss: RankingLoss = RankingLoss(),  # noqa: B008 - frozen
+        pooling: Pooling = "mean",
+        prior: bool = False,
+        pairs_per_forward: int | None = 256,
+        gain: Gain = "linear",
+        relevant_above: float = 0.0,
+        **shared: Any,
+    ) -> None:
         super().__init__(**shared)
-        self.pooling = pooling
+        if pairs_per_forward is not None and pairs_per_forward < 1:
+            raise ValueError(f"pairs_per_forward must be at least 1, got {pairs_per_forward}.")
+        self.loss, self.pooling, self.adds_prior = loss, pooling, prior
+        self.pairs_per_forward = pairs_per_forward
+        self.gain: Gain = gain
+        self.relevant_above = relevant_above
+        self.target = "teacher" if loss.reads_teacher else "relevance"
+
+    def setup(self, stage: str) -> None:
+        """Check that the data gives what is learnt from."""
+        super().setup(stage)
+        data = self.trainer.datamodule
+        if self.adds_prior and not data.scores_first:
+            raise ValueError(
+                "model.prior needs a first stage's score of every candidate; leave "
+                "data.candidates.bm25 as it is and data.groups.triples out, or set model.prior "
+                "to false."
+            )
+        if stage != "predict" and self.loss.reads_teacher != (data.teacher is not None):
+            raise ValueError(
+                f'model.loss.kind is "{self.loss.kind}" and data.teacher {data.teacher!r}: '
+                "margin_mse imitates a teacher, and no other loss does. Name a run of the "
+                "teacher's scores with data.teacher, or choose another loss."
+            )
 
     def make_network(self, encoder: TextEncoder) -> nn.Module:
-        self.val_metrics, self.test_metrics = RankingMetrics(), RankingMetrics()
+        self.val_metrics, self.test_metrics = (
+            RankingMetrics(gain=self.gain, relevant_above=self.relevant_above) for _ in range(2)
+        )
         self.val_loss, self.test_loss = SumCount(), SumCount()
-        return CrossEncoder(encoder, self.pooling)
+        self.tested = nn.ModuleDict({name: QueryValues() for name in SYSTEMS})
+        return CrossEncoder(encoder, self.pooling, self.adds_prior, self.loss.reads_offset)
 
-    def forward(self, batch: RankingBatch) -> Tensor:
+    def own_callbacks(self) -> list[Callback]:
+        from lit_models.seo.ranking_table import RankingTable
+
+        return [*super().own_callbacks(), RankingTable()]
+
+    def forward(self, batch: RankingBatch, pairs_per_forward: int | None = None) -> Tensor:
         """Return the scores of all candidates [B, K]; -inf where there is none."""
-        pairs = self.network(batch["input_ids"], batch["attention_mask"], batch["segment_ids"])
-        index = batch["pair_index"]
-        return pairs[index.clamp(min=0)].masked_fill(index < 0, -torch.inf)
+        rows = (batch["input_ids"], batch["attention_mask"], batch["segment_ids"])
+        pairs = self.network(*rows, pairs_per_forward)
+        return self.network.candidates(pairs, batch["pair_index"], batch["prior"])
 
     def training_terms(self, batch: RankingBatch) -> dict[str, LossSum]:
-        return {TERM: listwise_softmax(self(batch), batch["relevance"], batch["weight"])}
+        target = batch[self.target]  # type: ignore[literal-required]
+        return {TERM: summed(self.loss, self(batch), target, batch["weight"])}
 
     def validation_step(self, batch: RankingBatch, batch_idx: int) -> None:
         self._evaluate("val", batch)
 
     def test_step(self, batch: RankingBatch, batch_idx: int) -> None:
-        self._evaluate("test", batch)
+        scores = self._evaluate("test", batch)
+        for name, found in {RANKER: scores, **batch["baselines"]}.items():
+            ranked = _ranked(batch, found)
+            values = self.test_metrics.per_query(ranked)
+            is_counted = (batch["weight"] > 0) & ranked.is_evaluated
+            self.tested[name].update(batch["sample_id"], values, is_counted)
 
     def predict_step(self, batch: RankingBatch, batch_idx: int) -> dict[str, Tensor]:
-        return {"score": self(batch)}
+        return {"score": self(batch, self.pairs_per_forward)}
 
-    def _evaluate(self, split: str, batch: RankingBatch) -> None:
-        scores = self(batch)
+    def rank(
+        self, query: str, documents: Sequence[str], prior: Sequence[float] | None = None
+    ) -> Tensor:
+        """Return the scores of documents for a query, [n], the higher the better.
+
+        Args:
+            query: its text.
+            documents: their texts; a title stands before the text, in a line of its own.
+            prior: scores of the first stage, where the model was trained with them.
+
+        Raises:
+            ValueError: no documents, or not as many priors as the model needs.
+        """
+        wanted, given = len(documents) * self.adds_prior, 0 if prior is None else len(prior)
+        if not len(documents) or given != wanted:
+            raise ValueError(
+                f"rank was given {len(documents)} documents and {given} prior scores; give at "
+                f"least one document, and {'one score each' if self.adds_prior else 'no score'}, "
+                f"since the ranker was trained with prior={self.adds_prior}."
+            )
+        encoding, device = self._encoding, self.device
+        pairs = [encoding.framing.pair(encoding.ids(query), encoding.ids(d)) for d in documents]
+        rows = {name: rows.to(device) for name, rows in padded(pairs).items()}
+        first = torch.tensor([0.0] * len(documents) if prior is None else [*prior], device=device)[
+            None
+        ]
+        deviation = first.std(correction=0)
+        first = (first - first.mean()) / torch.where(deviation > 0, deviation, 1.0)
+        index = torch.arange(len(documents), device=device)[None]
+        with evaluating(self), torch.no_grad():
+            scores = self.network(**rows, pairs_per_forward=self.pairs_per_forward)
+            return self.network.candidates(scores, index, first)[0]
+
+    @cached_property
+    def _encoding(self) -> TextEncoding:
+        return TextEncoding(self.recipe)
+
+    def _evaluate(self, split: str, batch: RankingBatch) -> Tensor:
+        scores = self(batch, self.pairs_per_forward)
         metrics, loss = getattr(self, f"{split}_metrics"), getattr(self, f"{split}_loss")
-        loss.update(*listwise_softmax(scores, batch["relevance"], batch["weight"]))
-        ranked = rank_queries(
-            scores,
-            batch["relevance"],
-            batch["pair_index"] >= 0,
-            batch["all_relevance"],
-            batch["document"],
-        )
-        metrics.update(ranked, batch["weight"])
+        target = batch[self.target]  # type: ignore[literal-required]
+        loss.update(*summed(self.loss, scores, target, batch["weight"]))
+        metrics.update(_ranked(batch, scores), batch["weight"])
         self.log(f"{split}/loss", loss, on_step=False, on_epoch=True)
         for name, metric in metrics.items():
             self.log(f"{split}/{name}", metric, on_step=False, on_epoch=True)
+        return scores
+
+
+def _ranked(batch: RankingBatch, scores: Tensor) -> RankedQueries:
+    is_candidate = batch["pair_index"] >= 0
+    judged = (batch["relevance"], is_candidate, batch["all_relevance"], batch["document"])
+    return rank_queries(scores, *judged)

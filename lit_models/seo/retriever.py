@@ -18,6 +18,7 @@ from lit_models.seo.base import EncodedTextModule
 from lit_models.seo.biencoder import BiEncoder, Towers
 from lit_models.seo.contrastive import NO_DOCUMENT, TemperatureOptions, in_batch_loss
 from lit_models.seo.encoders import Pooling, TextEncoder
+from lit_models.seo.feedback import Feedback, searched
 from lit_models.seo.fusion import CHOSEN_WEIGHT, Fusion, weight_of
 from lit_models.seo.ranking_metrics import measure
 from lit_models.seo.retrieval_metrics import (

@@ -24,8 +24,8 @@ from lit_models.training.metrics import SumCount
 from lit_models.training.muon import MuonAdamW
 from lit_models.training.optim import configured, parameter_groups
 from tests.distributed.lens_family import consistency_lens
-from tests.distributed.seo_family import text_scorer
-from tests.distributed.seo_retriever import WAYS, retriever
+from tests.distributed.seo_family import SEO
+from tests.distributed.seo_retriever import WAYS
 from tests.distributed.text_gradient import write_documents
 from tests.toy import LitToy, ToyData
 
@@ -206,7 +206,6 @@ FAMILIES: dict[str, Family] = {
     "occupation_coder": occupation_coder,
     "causal_lm": causal_lm,
     "consistency_lens": consistency_lens,
-    "text_scorer": text_scorer,
-    "retriever": retriever,
+    **SEO,
 }
 SPECIAL: dict[str, Family] = {"muon": muon, **WAYS}  # not in every test

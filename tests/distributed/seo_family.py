@@ -11,12 +11,19 @@ import torch
 from datamodules import ScoredTextDataModule, SplitOptions, TokenizerOptions
 from datamodules.framing import TextLimits
 from datamodules.planned import LoaderOptions, PlannedDataModule
+from datamodules.relevance.candidates import CandidateOptions
+from datamodules.relevance.groups import GroupOptions
 from datamodules.scored_texts.batches import ChunkOptions
 from datamodules.scored_texts.labels import LabelOptions
 from lit_models import LitTextScorer
 from lit_models.seo.encoders import TransformerEncoder
 from lit_models.seo.heads import HeadOptions
+from lit_models.seo.losses import RankingLoss
 from lit_models.training.exact import ExactModule
+from tests.distributed.seo_retriever import retriever
+from tests.seo.pages import pages_of, write_pages, writer
+from tests.seo.retrieval_collection import write_collection
+from tests.seo.small_collection import ranker, ranking_data, relevance_files
 
 adamw = partial(torch.optim.AdamW, lr=0.01)
 SMALL_ENCODER = partial(TransformerEncoder, width=16, num_layers=2, num_heads=2, feed_forward=32)
@@ -68,3 +75,46 @@ def text_scorer(folder: Path, options: dict[str, Any]) -> tuple[ExactModule, Pla
         heads, task_weights="uncertainty", optimizer=adamw, encoder=SMALL_ENCODER
     )
     return module, data
+
+
+def text_ranker(folder: Path, options: dict[str, Any]) -> tuple[ExactModule, PlannedDataModule]:
+    options = {**options}
+    options.pop("num_samples", None)
+    data = ranking_data(
+        folder.parent / "relevance",
+        candidates=CandidateOptions("bm25", top=10),
+        groups=GroupOptions(size=6, mined=3, unjudged_as_negative=True),
+        predict_output=str(folder / "coded.trec"),
+        **options,
+    )
+    return ranker(loss=RankingLoss("lambda"), prior=True, pairs_per_forward=16), data
+
+
+def snippet_writer(folder: Path, options: dict[str, Any]) -> tuple[ExactModule, PlannedDataModule]:
+    path = str(folder.parent / "pages.jsonl")
+    options = {**options}
+    options.pop("num_samples", None)
+    data = pages_of(
+        path,
+        predict_files=path,
+        predict_output=str(folder / "coded.jsonl"),
+        loader=LoaderOptions(num_workers=0),
+        **{"global_batch_size": 8, **options},
+    )
+    return writer(rate=0.01), data
+
+
+SEO = {
+    "text_scorer": text_scorer,
+    "ranker": text_ranker,
+    "retriever": retriever,
+    "snippet_writer": snippet_writer,
+}
+
+
+def seo_files(folder: Path) -> None:
+    """Write what these read."""
+    scored_texts(folder / "scored.jsonl")
+    relevance_files(folder / "relevance")
+    write_collection(folder / "collection")
+    write_pages(folder / "pages.jsonl", 40)

@@ -47,6 +47,7 @@ def assert_proven(folder, capsys):
         pytest.param("occupation_coder", 3, marks=pytest.mark.soak),
         pytest.param("causal_lm", 1, marks=pytest.mark.soak),
         pytest.param("consistency_lens", 1, marks=pytest.mark.soak),
+        pytest.param("seo/ranker", 1, marks=pytest.mark.soak),
         pytest.param("seo/scorer", 1, marks=pytest.mark.soak),
         pytest.param("seo/retriever", 1, marks=pytest.mark.soak),
     ],

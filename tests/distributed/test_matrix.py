@@ -16,8 +16,7 @@ from tests.distributed.families import FAMILIES, occupation_table, text_files
 from tests.distributed.jobs import STEPS
 from tests.distributed.launch import run
 from tests.distributed.lens_family import story_files
-from tests.distributed.seo_family import scored_texts
-from tests.seo.retrieval_collection import write_collection
+from tests.distributed.seo_family import SEO, seo_files
 from tests.toy import ledger_lines
 
 pytestmark = pytest.mark.slow
@@ -29,7 +28,7 @@ SHAPES = [(n, s, a) for n in (1, 2, 4) for s in ("ddp", "fsdp") for a in (1, 4)]
 DIAGONAL = [(1, "ddp", 1), (2, "ddp", 4), (2, "fsdp", 1), (4, "ddp", 1), (4, "fsdp", 4)]
 # Families that share their base with others, and a count of processes that divides nothing.
 FEW = [(1, "ddp", 1), (2, "ddp", 4), (2, "fsdp", 1), (3, "ddp", 1)]
-IN_FULL, BY_FEW = ("occupation_coder",), ("text_scorer", "ranker", "retriever", "snippet_writer")
+IN_FULL, BY_FEW = ("occupation_coder",), tuple(SEO)
 UNCUT = ("retriever",)  # a step is one micro-batch, since its loss couples the samples
 
 
@@ -57,8 +56,7 @@ def run_jobs(folder: Path, num_processes: int, jobs: list[dict[str, Any]]) -> No
         occupation_table(folder / "occupations.csv")
         text_files(folder)
         story_files(folder)
-        scored_texts(folder / "scored.jsonl")
-        write_collection(folder / "collection")
+        seo_files(folder)
     launcher = ["torch.distributed.run", "--standalone", f"--nproc_per_node={num_processes}"]
     script = ["-m", "tests.distributed.jobs", str(folder), str(path)]
     done = run("-m", *launcher, *script, timeout_s=400)
@@ -180,6 +178,13 @@ def test_every_control_of_a_lens_is_the_same_on_any_devices(runs, cell):
     for row, values in expected["rows"]["all"].items():
         assert values["count"] > 20
         assert found["rows"]["all"][row] == pytest.approx(values, rel=1e-7, abs=1e-9), row
+
+
+@pytest.mark.parametrize("cell", [c for c in FIRST_CELLS if c[0] == "ranker"], ids=name_of)
+def test_every_query_of_a_ranker_has_the_same_metrics_on_any_devices(runs, cell):
+    one, other = (runs / name_of(c) for c in (("ranker", 1, "ddp", 1), cell))
+    for name in ("ranking.json", "ranking_queries.csv"):
+        assert (other / name).read_bytes() == (one / name).read_bytes()
 
 
 def assert_used_once(folder: Path, rows: int, strategy: str, num_processes: int) -> None:

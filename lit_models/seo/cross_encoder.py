@@ -1,0 +1,72 @@
+"""The network of a ranker. Shapes: B queries, K candidates, P pairs, T positions."""
+
+import torch
+from torch import Tensor, nn
+
+from lit_models.seo.encoders import Pooling, TextEncoder, pooled
+
+
+class CrossEncoder(nn.Module):
+    """A query and a document in one row, to one score.
+
+    Args:
+        encoder: of the rows.
+        pooling: how a row becomes one vector.
+        adds_prior: add the first stage's score times a learned weight. The network then begins
+            with the first stage's order: its own part of the score is 0.
+        has_offset: whether the loss can learn what is added to all scores alike. Where only
+            differences count, its gradient would be nothing but rounding.
+    """
+
+    def __init__(
+        self,
+        encoder: TextEncoder,
+        pooling: Pooling,
+        adds_prior: bool = False,
+        has_offset: bool = False,
+    ) -> None:
+        super().__init__()
+        self.encoder, self.pooling = encoder, pooling
+        # Without it the bias of the encoder's last norm would only move all scores alike.
+        self.dense = nn.Linear(encoder.width, encoder.width)
+        self.score = nn.Linear(encoder.width, 1, bias=has_offset)
+        self.prior_weight: nn.Parameter | None = None
+        if adds_prior:
+            for parameter in self.score.parameters():
+                nn.init.zeros_(parameter)
+            self.prior_weight = nn.Parameter(torch.ones(1))
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        segment_ids: Tensor,
+        pairs_per_forward: int | None = None,
+    ) -> Tensor:
+        """Return scores [P] of rows [P, T].
+
+        Args:
+            input_ids, attention_mask, segment_ids: of a RankingBatch.
+            pairs_per_forward: rows that are computed at once; none computes all.
+        """
+        size = pairs_per_forward or len(input_ids)
+        rows = zip(*(t.split(size) for t in (input_ids, attention_mask, segment_ids)), strict=True)
+        return torch.cat([self._scores(*part) for part in rows])
+
+    def candidates(self, pairs: Tensor, index: Tensor, prior: Tensor) -> Tensor:
+        """Return scores [B, K], -inf where there is no candidate.
+
+        Args:
+            pairs: [P] scores of rows.
+            index: [B, K] int64, row of each candidate; -1 = none.
+            prior: [B, K] score of the first stage.
+        """
+        scores = pairs[index.clamp(min=0)]
+        if self.prior_weight is not None:
+            scores = scores + self.prior_weight * prior.to(scores)
+        return scores.masked_fill(index < 0, -torch.inf)
+
+    def _scores(self, input_ids: Tensor, attention_mask: Tensor, segment_ids: Tensor) -> Tensor:
+        hidden = self.encoder(input_ids, attention_mask, segment_ids)
+        vector = pooled(hidden, attention_mask, self.pooling)
+        return self.score(torch.tanh(self.dense(vector))).squeeze(-1)

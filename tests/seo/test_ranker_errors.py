@@ -1,0 +1,172 @@
+"""Wrong options and files of a ranker: what, the value, the rule and the way out."""
+
+import pytest
+
+from datamodules.relevance.candidates import CandidateOptions
+from datamodules.relevance.groups import GroupOptions
+from datamodules.relevance.queries import FileQueries
+from datamodules.relevance.request import CollectionRequest, QuerySplit
+from datamodules.relevance.runs import Ranking, write_run
+from lit_models.seo.losses import RankingLoss
+from tests.seo.small_collection import ranker, ranking_data, relevance_files
+from tests.toy import toy_trainer
+
+MINED = {"mined": 3, "unjudged_as_negative": True}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return relevance_files(tmp_path_factory.mktemp("relevance"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"top": 5}, r"top 5 has no effect on source judged.*choose source bm25 or run"),
+        ({"source": "bm25", "top": 0}, r"top must be at least 1, got 0"),
+        ({"source": "run"}, r'source is "run" and candidates.run None; a run goes with source run'),
+        ({"run": "a.trec"}, r'source is "judged" and candidates.run .a.trec.; a run goes with'),
+        ({"source": "bm25", "bm25": None}, r"source bm25 needs candidates.bm25"),
+    ],
+)
+def test_candidates_in_conflict_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        CandidateOptions(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"size": 1}, r"size must be at least 2, got 1"),
+        ({"mined": 8}, r"mined must be 0 to 7 .*got 8"),
+        ({"after_rank": 2}, r"after_rank concerns mined documents, and groups.mined is 0; raise"),
+        ({"unjudged_as_negative": True}, r"unjudged_as_negative concerns mined documents"),
+        ({**MINED, "after_rank": -1}, r"after_rank must be 0 or more, got -1"),
+        ({**MINED, "triples": True}, r"triples gives groups of one relevant .*leave size"),
+    ],
+)
+def test_groups_in_conflict_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        GroupOptions(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"groups": GroupOptions(**MINED)}, r"mined is 3, but candidates.source judged has noth"),
+        (
+            {"groups": GroupOptions(mined=3), "candidates": CandidateOptions("bm25")},
+            r"mined documents are unjudged and count in no loss; set groups.unjudged_as_negative",
+        ),
+        (
+            {"groups": GroupOptions(triples=True), "teacher": "t.trec"},
+            r"a teacher has no scores for groups.triples; leave one",
+        ),
+        ({"predict_queries": "q.tsv"}, r"nothing is judged for data.predict_queries q.tsv; set"),
+    ],
+)
+def test_data_in_conflict_is_refused(folder, options, message):
+    with pytest.raises(ValueError, match=message):
+        ranking_data(folder, **options)
+
+
+def fitted(folder, tmp_path, model, **options):
+    toy_trainer(tmp_path, max_steps=1).fit(ranker(**model), ranking_data(folder, **options))
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        (
+            {"prior": True},
+            {"candidates": CandidateOptions(bm25=None)},
+            r"model.prior needs a first stage's score .*or set model.prior to false",
+        ),
+        (
+            {"loss": RankingLoss("margin_mse")},
+            {},
+            r'loss.kind is "margin_mse" and data.teacher None: .*Name a run',
+        ),
+        ({}, {"teacher": "teacher.trec"}, r'loss.kind is "listnet" and data.teacher .*other loss'),
+        ({}, {"groups": GroupOptions(triples=True)}, r"has no triples; name their file with"),
+    ],
+)
+def test_a_model_and_data_that_do_not_go_together_are_refused(
+    folder, tmp_path, monkeypatch, model, options, message
+):
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "teacher.trec", [Ranking("q0", ["d1"], [1.0])], "t")
+    with pytest.raises(ValueError, match=message):
+        fitted(folder, tmp_path, model, **options)
+
+
+@pytest.mark.parametrize(
+    ("rankings", "message"),
+    [
+        (
+            [Ranking("other", ["d1"], [1.0])],
+            r"candidates.run .*ranks none of the 30 .*\"q0\"; name",
+        ),
+        ([Ranking("q0", ["no"], [1.0])], r'document "no" of query "q0" is not in the collection'),
+    ],
+)
+def test_a_run_of_other_queries_or_documents_is_refused(folder, tmp_path, rankings, message):
+    write_run(tmp_path / "first.trec", rankings, "x")
+    options = CandidateOptions("run", run=str(tmp_path / "first.trec"))
+    with pytest.raises(ValueError, match=message):
+        fitted(folder, tmp_path, {}, candidates=options)
+
+
+def test_two_runs_of_the_same_query_are_refused(folder, tmp_path):
+    paths = [tmp_path / f"{name}.trec" for name in "ab"]
+    for path in paths:
+        write_run(path, [Ranking("q0", ["d1"], [1.0])], "x")
+    options = CandidateOptions("run", run=[*map(str, paths)])
+    with pytest.raises(ValueError, match=r'b.trec: query "q0" is in another of the runs too'):
+        fitted(folder, tmp_path, {}, candidates=options)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("q.csv", "a\tsalt\n", r"q.csv must end with .jsonl or .tsv: one query in each line"),
+        ("q.tsv", "a\tsalt\nsalt\n", r"q.tsv:2: .*the line has 1 columns, and must have 2"),
+        ("q.tsv", "a\tsalt\na\thay\n", r'q.tsv:2: "a": the id stands in line 1 too; give each'),
+        ("q.jsonl", '{"_id": "a"}\n', r'q.jsonl:1: .*the row has no "text"'),
+        ("q.tsv", "\n", r"q.tsv holds no query"),
+    ],
+)
+def test_a_file_of_queries_that_breaks_a_rule_is_refused(tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        FileQueries(tmp_path / name)
+
+
+def test_a_missing_file_of_queries_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"predict_queries: there is no file .*no.tsv"):
+        FileQueries(tmp_path / "no.tsv")
+
+
+def test_a_ranker_refuses_a_forward_of_no_pairs():
+    with pytest.raises(ValueError, match="pairs_per_forward must be at least 1, got 0"):
+        ranker(pairs_per_forward=0)
+
+
+def test_rank_wants_a_prior_where_it_was_trained_with_one():
+    with pytest.raises(ValueError, match=r"2 documents and 0 prior scores; .*one score each"):
+        ranker(prior=True).rank("salt", ["a", "b"])
+    with pytest.raises(
+        ValueError, match=r"1 documents and 1 prior scores; .*no score, since .*prior=False"
+    ):
+        ranker().rank("salt", ["a"], prior=[1.0])
+    with pytest.raises(ValueError, match="given 0 documents"):
+        ranker().rank("salt", [])
+
+
+def test_a_part_without_judgements_is_named(tmp_path):
+    relevance_files(tmp_path)
+    (tmp_path / "qrels" / "validation.tsv").unlink()
+    split = QuerySplit(validation_share=0, test_share=0)
+    collection = CollectionRequest("beir", str(tmp_path), split=split)
+    with pytest.raises(ValueError, match=r"no query is judged for validation; name its judgements"):
+        fitted(tmp_path, tmp_path, {}, collection=collection)
