@@ -10,10 +10,21 @@ from tests.distributed.launch import run
 DEBUG = [name for name in shipped_configs() if name.endswith("debug.yaml")]
 
 
+# On one device tests/test_configs.py runs them all; three of seo share the retriever's base.
+REPEATED = ("seo/scorer_debug.yaml", "seo/ranker_debug.yaml", "seo/writer_debug.yaml")
+CASES = [
+    pytest.param(
+        name,
+        devices,
+        marks=pytest.mark.soak if devices == 1 or name in REPEATED else pytest.mark.slow,
+    )
+    for name in DEBUG
+    for devices in (1, 2)
+]
+
+
 @pytest.mark.smoke
-@pytest.mark.slow
-@pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize("name", DEBUG)
+@pytest.mark.parametrize(("name", "devices"), CASES)
 def test_a_debug_config_runs(tmp_path: Path, name: str, devices: int) -> None:
     done = run(
         "-m", "lit_models", "fit", "--config", name, "--test_after_fit=true",
