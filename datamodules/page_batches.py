@@ -8,9 +8,33 @@ import torch
 from datamodules.batches import IGNORED
 from datamodules.instruction_batches import InstructionDataset
 from datamodules.instruction_store import InstructionStore
-from datamodules.page_store import PageText, PageTexts
-from datamodules.prompts import padded_prompts
+from datamodules.page_store import PagePrompts, PageText, PageTexts
+from datamodules.prompts import PromptDataset, padded_prompts
 from datamodules.text_batches import Piece
+
+
+class PagePromptDataset(PromptDataset):
+    """Pages to write for: one sample per row, with its query.
+
+    Args:
+        request: which files, how they become tokens.
+
+    Raises:
+        ValueError: there is no row, or one is no page; file and line are named.
+    """
+
+    def __init__(self, request: PagePrompts) -> None:
+        super().__init__(request)
+        self.queries = list(request.queries())
+
+    def example(self, sample_id: int, epoch: int) -> Any:
+        """Return the texts of one row, and its query."""
+        return super().example(sample_id, epoch), self.queries[sample_id]
+
+    def collate(self, examples: list[Any]) -> dict[str, Any]:
+        """Return input_ids [B, S], padded at the right, lengths [B], and the queries [B]."""
+        prompts, queries = zip(*examples, strict=True)
+        return {**super().collate(list(prompts)), "queries": list(queries)}
 
 
 class PageDataset(InstructionDataset):

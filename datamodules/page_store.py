@@ -102,6 +102,11 @@ class PagePrompts(PromptRequest):
                 ids = np.array(encoding.ids, np.int64)[kept].tolist()
                 yield [Prompt(begun(ids, False, self.tokenizer), 0, int((~kept).sum()))]
 
+    def queries(self) -> Iterator[str]:
+        """Yield the query of each page, "" where it has none."""
+        for row in read_rows(self.files):
+            yield " ".join(str(row.values.get("query") or "").split())
+
 
 class PageText(NamedTuple):
     """What is written about, what people wrote, and for which query."""

@@ -12,7 +12,7 @@ from datamodules.instruction_batches import InstructionDataset
 from datamodules.instruction_store import InstructionStore
 from datamodules.instructions import InstructionDataModule
 from datamodules.page_audit import page_warnings
-from datamodules.page_batches import PageDataset, SnippetDataset
+from datamodules.page_batches import PageDataset, PagePromptDataset, SnippetDataset
 from datamodules.page_output import write_snippets
 from datamodules.page_rows import TARGETS, Target
 from datamodules.page_store import PagePrompts, PageRequest, open_page_texts
@@ -103,7 +103,7 @@ class PagesDataModule(InstructionDataModule):
         asked = PagePrompts(
             self._predict_paths(), tokenizer, target=self.target, max_prompt=self.max_prompt
         )
-        dataset = PromptDataset(asked)
+        dataset = PagePromptDataset(asked)
         num_cut = int((dataset.num_cut > 0).sum())
         if num_cut and self.trainer.is_global_zero:
             log.warning(

@@ -2,12 +2,16 @@
 
 from typing import Any, ClassVar, Literal
 
+from torch import Tensor
+
 from datamodules.batches import SnippetBatch
 from datamodules.page_output import Records
 from datamodules.page_rows import TARGETS, Target
-from lit_models.causal_lm.generation import GenerationOptions, generate
+from lit_models.causal_lm.generation import Completions, GenerationOptions, generate
 from lit_models.causal_lm.module import LitCausalLM
+from lit_models.seo.best_of import BestOf, best
 from lit_models.seo.page_records import onpage_record
+from lit_models.seo.ranker import LitRanker
 from lit_models.seo.snippets import SnippetMetrics, written_texts
 
 
@@ -18,6 +22,7 @@ class LitSnippetWriter(LitCausalLM):
     Args:
         target: what is written; the data must name the same.
         onpage: prediction adds the on-page report of each row that has html.
+        best_of: write several snippets and let a ranker choose, in evaluation and prediction.
         language_model: see `LitCausalLM`; generation writes 64 tokens at most where not given.
 
     Raises:
@@ -31,6 +36,7 @@ class LitSnippetWriter(LitCausalLM):
         target: Target = "title",
         onpage: bool = False,
         generation: GenerationOptions | None = None,
+        best_of: BestOf | None = None,
         **language_model: Any,
     ) -> None:
         if target not in TARGETS:
@@ -39,7 +45,8 @@ class LitSnippetWriter(LitCausalLM):
         if generation.mode != "generate":
             raise ValueError('a writer writes texts; leave generation.mode at "generate".')
         super().__init__(generation=generation, **language_model)
-        self.target, self.onpage = target, onpage
+        self.target, self.onpage, self.best_of = target, onpage, best_of
+        self._rankers: list[LitRanker] = []  # at most one; a list hides it from the state
         self.val_snippets, self.test_snippets = SnippetMetrics(target), SnippetMetrics(target)
 
     def setup(self, stage: str) -> None:
@@ -59,8 +66,34 @@ class LitSnippetWriter(LitCausalLM):
     def written(self, batch: SnippetBatch) -> list[str]:
         """Return what the model writes for each page, on one line."""
         prompts = (batch["prompt_ids"], batch["prompt_lengths"], batch["sample_id"])
-        done = generate(self.network, self.tokenizer, *prompts, self.generation)
+        return written_texts(self._completed(*prompts, batch["queries"]), self.tokenizer)
+
+    def predict_step(self, batch: Any, batch_idx: int, options: Any = None) -> dict[str, Tensor]:
+        if self.best_of is None:
+            return super().predict_step(batch, batch_idx, options)
+        prompts = (batch["input_ids"], batch["lengths"], batch["sample_id"])
+        return self._completed(*prompts, batch["queries"])._asdict()
+
+    def _completed(
+        self, input_ids: Tensor, lengths: Tensor, sample_ids: Tensor, queries: list[str]
+    ) -> Completions:
+        prompts = (input_ids, lengths, sample_ids)
+        if self.best_of is None:
+            return generate(self.network, self.tokenizer, *prompts, self.generation)
+        candidates = [
+            generate(self.network, self.tokenizer, *prompts, options)
+            for options in self.best_of.options(self.generation)
+        ]
+        return best(candidates, self._texts_of, queries, self._ranker())
+
+    def _texts_of(self, done: Completions) -> list[str]:
         return written_texts(done, self.tokenizer)
+
+    def _ranker(self) -> LitRanker:
+        assert self.best_of is not None
+        if not self._rankers:
+            self._rankers.append(self.best_of.loaded_ranker().to(self.device))
+        return self._rankers[0]
 
     def _evaluate(self, split: Literal["val", "test"], batch: Any) -> None:
         super()._evaluate(split, batch)

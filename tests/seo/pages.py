@@ -12,6 +12,8 @@ from datamodules import PagesDataModule, PlanOptions, TokenizerOptions
 from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.generation import GenerationOptions
 from lit_models.seo.writer import LitSnippetWriter
+from lit_models.training.callbacks.predictions import PredictionWriter
+from tests.toy import toy_trainer
 
 NETWORK = DecoderConfig(max_positions=48, hidden_size=64, num_layers=2, num_heads=2)
 ANIMALS = ("hen", "cow", "ant", "dog", "cat", "owl", "fox")
@@ -60,3 +62,20 @@ def pages_of(path: str, **options: Any) -> PagesDataModule:
         tokenizer=TokenizerOptions("bpe", vocab_size=300),
         **given,
     )
+
+
+def predict(folder, module, path, **options):
+    """Predict with a trained module; return the rows of the output."""
+    output = folder / "out.jsonl"
+    quiet = {"callbacks": [PredictionWriter()], "enable_checkpointing": False, "precision": 32}
+    trainer = toy_trainer(folder, **quiet)
+    data = PagesDataModule(
+        predict_files=str(path),
+        predict_output=str(output),
+        context_length=48,
+        max_target_tokens=16,
+        global_batch_size=3,
+    )
+    ckpt_path = options.pop("ckpt_path", None)
+    trainer.predict(module, data, return_predictions=False, ckpt_path=ckpt_path, weights_only=True)
+    return [json.loads(line) for line in output.read_text("utf-8").splitlines()]

@@ -5,13 +5,11 @@ import json
 import pytest
 import torch
 
-from datamodules import PagesDataModule
 from lit_models.causal_lm.generation import GenerationOptions
 from lit_models.seo.writer import LitSnippetWriter
 from lit_models.training.callbacks.ledger import Ledger
-from lit_models.training.callbacks.predictions import PredictionWriter
 from lit_models.training.export import export_checkpoint
-from tests.seo.pages import pages_of, write_pages, writer
+from tests.seo.pages import pages_of, predict, write_pages, writer
 from tests.toy import toy_trainer
 
 NAME = "lit_models.seo.writer.LitSnippetWriter"
@@ -29,23 +27,6 @@ def trained(tmp_path_factory):
     trainer.save_checkpoint(folder / "a.ckpt")
     [metrics] = trainer.test(module, pages_of(path), verbose=False)
     return folder, metrics, module
-
-
-def predict(folder, module, path, **options):
-    """Predict with a trained module; return the rows of the output."""
-    output = folder / "out.jsonl"
-    quiet = {"callbacks": [PredictionWriter()], "enable_checkpointing": False, "precision": 32}
-    trainer = toy_trainer(folder, **quiet)
-    data = PagesDataModule(
-        predict_files=str(path),
-        predict_output=str(output),
-        context_length=48,
-        max_target_tokens=16,
-        global_batch_size=3,
-    )
-    ckpt_path = options.pop("ckpt_path", None)
-    trainer.predict(module, data, return_predictions=False, ckpt_path=ckpt_path, weights_only=True)
-    return [json.loads(line) for line in output.read_text("utf-8").splitlines()]
 
 
 def test_what_is_learnt_by_heart_is_written(trained):
