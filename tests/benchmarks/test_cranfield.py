@@ -25,7 +25,7 @@ SEEDS, NUM_FOLDS, METRIC = (1, 2, 3), 5, "ndcg@10"
 Scores = dict[str, dict[str, float]]  # system -> query -> NDCG@10
 
 
-def tested(folder: Path, seed: int, train: Path, test: Path) -> Scores:
+def run(folder: Path, seed: int, train: Path, test: Path) -> Scores:
     """Train on some queries and return what the others score."""
     options = {
         "data.collection.folder": CRANFIELD,
@@ -73,10 +73,10 @@ def add_rows(table: Table, name: str, runs: list[Scores]) -> None:
 @pytest.mark.skipif(not CRANFIELD.is_dir(), reason="no ../shared/data/cranfield")
 def test_cranfield_from_scratch(tmp_path: Path) -> None:
     train, dev = CRANFIELD / "qrels" / "train.tsv", CRANFIELD / "qrels" / "dev.tsv"
-    runs = [tested(tmp_path / f"seed-{seed}", seed, train, dev) for seed in SEEDS]
+    runs = [run(tmp_path / f"seed-{seed}", seed, train, dev) for seed in SEEDS]
     out_of_fold: Scores = {}
     for number, (others, held_out) in enumerate(folds(tmp_path)):
-        for system, scores in tested(tmp_path / f"fold-{number}", 1, others, held_out).items():
+        for system, scores in run(tmp_path / f"fold-{number}", 1, others, held_out).items():
             out_of_fold.setdefault(system, {}).update(scores)
     table = Table("queries", "system", "NDCG@10", "seeds 1 2 3", "gain over BM25, 95 %")
     add_rows(table, f"dev ({len(runs[0]['bm25'])})", runs)
