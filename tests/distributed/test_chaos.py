@@ -50,6 +50,7 @@ def assert_proven(folder, capsys):
         pytest.param("seo/ranker", 1, marks=pytest.mark.soak),
         pytest.param("seo/scorer", 1, marks=pytest.mark.soak),
         pytest.param("seo/retriever", 1, marks=pytest.mark.soak),
+        pytest.param("seo/writer", 1, marks=pytest.mark.soak),
     ],
 )
 def test_twenty_kills_on_changing_devices_leave_no_trace(
