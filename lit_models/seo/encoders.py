@@ -135,16 +135,26 @@ class PretrainedEncoder(TextEncoder):
         output = self.model(input_ids=input_ids, attention_mask=attention_mask.long(), **given)
         return output.last_hidden_state
 
+    @property
+    def norm(self) -> nn.Module:
+        """What follows the last layer, such as ModernBERT's `final_norm`; often nothing."""
+        names = [name for name, _ in self.model.named_children()]
+        place = names.index(self._layers()[0].partition(".")[0])
+        return nn.ModuleList(self.model.get_submodule(name) for name in names[place + 1 :])
+
     def blocks(self) -> list[nn.Module]:
         """Return the repeated layers.
 
         Raises:
             RuntimeError: the model does not keep its layers in one list.
         """
+        return list(self._layers()[1])
+
+    def _layers(self) -> tuple[str, nn.ModuleList]:
         count = self.model.config.num_hidden_layers
-        for module in self.model.modules():
+        for name, module in self.model.named_modules():
             if isinstance(module, nn.ModuleList) and len(module) == count:
-                return list(module)
+                return name, module
         raise RuntimeError(
             f"{type(self.model).__name__} has no list of {count} layers, so its blocks are not "
             "known; take another encoder, such as BERT."
