@@ -137,10 +137,13 @@ class PretrainedEncoder(TextEncoder):
 
     @property
     def norm(self) -> nn.Module:
-        """What follows the last layer, such as ModernBERT's `final_norm`; often nothing."""
-        names = [name for name, _ in self.model.named_children()]
-        place = names.index(self._layers()[0].partition(".")[0])
-        return nn.ModuleList(self.model.get_submodule(name) for name in names[place + 1 :])
+        """The norms behind the last layer, such as ModernBERT's `final_norm`; often none."""
+        modules = list(self.model.modules())
+        *_, last = self.blocks()[-1].modules()
+        behind = modules[modules.index(last) + 1 :]
+        sizes = [[p.dim() for p in module.parameters(recurse=False)] for module in behind]
+        # A table of relative positions, which layers read, stands there too in MPNet.
+        return nn.ModuleList(m for m, dims in zip(behind, sizes, strict=True) if set(dims) == {1})
 
     def blocks(self) -> list[nn.Module]:
         """Return the repeated layers.
@@ -148,13 +151,10 @@ class PretrainedEncoder(TextEncoder):
         Raises:
             RuntimeError: the model does not keep its layers in one list.
         """
-        return list(self._layers()[1])
-
-    def _layers(self) -> tuple[str, nn.ModuleList]:
         count = self.model.config.num_hidden_layers
-        for name, module in self.model.named_modules():
+        for module in self.model.modules():
             if isinstance(module, nn.ModuleList) and len(module) == count:
-                return name, module
+                return list(module)
         raise RuntimeError(
             f"{type(self.model).__name__} has no list of {count} layers, so its blocks are not "
             "known; take another encoder, such as BERT."

@@ -64,6 +64,11 @@ class LitTextScorer(EncodedTextModule):
         learns = self.task_weights == "uncertainty"
         return TextScorer(encoder, self.pooling, self.chunk_pooling, heads, learns)
 
+    def is_same_head(self, name: str, trained: dict[str, Any]) -> bool:
+        head = name.split(".")[2].removeprefix(PREFIX)  # network.heads.head_a.output.weight
+        here, there = self.recipe["heads"].get(head), trained["heads"].get(head)
+        return here and there and all(here[n] == there[n] for n in ("kind", "classes"))
+
     def forward(self, batch: ScoredTextBatch) -> dict[str, Tensor]:
         """Return head -> outputs [B, P]."""
         return self.network(batch)
