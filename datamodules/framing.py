@@ -113,7 +113,8 @@ class Framing:
 
         Args:
             ids: of the text.
-            stride: tokens from the beginning of one chunk to that of the next.
+            stride: tokens from the beginning of one chunk to that of the next, at most the room
+                of a chunk.
             most: chunks that are kept; what follows is cut.
         """
         room = self.limits.max_length - self.num_marks

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from datamodules.encoded_texts import TextEncoding
-from datamodules.framing import Framed, padded
+from datamodules.framing import Framed, Framing, padded
 from datamodules.planned import PlannedDataset
 from datamodules.scored_texts.store import ScoredStore
 
@@ -41,6 +41,22 @@ class ChunkOptions:
                 f"chunks.stride {self.stride} has no effect on single chunks; raise chunks.most."
             )
 
+    def stride_in(self, framing: Framing) -> int:
+        """Return the tokens from the beginning of a chunk to that of the next.
+
+        Raises:
+            ValueError: chunks would leave out what stands between them.
+        """
+        room = framing.limits.max_length - framing.num_marks
+        if self.stride is not None and self.stride > room:
+            raise ValueError(
+                f"chunks.stride is {self.stride}, and a chunk holds {room} tokens (text.max_length "
+                f"{framing.limits.max_length} less {framing.num_marks} marks): it must be at most "
+                "that, or tokens between chunks would be read by none. Lower chunks.stride, or "
+                "raise text.max_length."
+            )
+        return room if self.stride is None else self.stride
+
 
 class ScoredExample(NamedTuple):
     """One text: its chunks, and the numbers of its labels [W], NaN = missing."""
@@ -57,6 +73,9 @@ class ScoredTextDataset(PlannedDataset):
         encoding: of the texts.
         chunks: how long ones are cut.
         rows: [n] rows of the store; none takes each distinct text once, without labels.
+
+    Raises:
+        ValueError: the stride is longer than a chunk.
     """
 
     def __init__(
@@ -67,6 +86,7 @@ class ScoredTextDataset(PlannedDataset):
         rows: np.ndarray | None = None,
     ) -> None:
         self.store, self.encoding, self.chunks = store, encoding, chunks
+        self.stride = chunks.stride_in(encoding.framing)
         self.texts = np.arange(store.num_texts) if rows is None else store.text_of_row[rows]
         self.has_labels = rows is not None
         labels = np.zeros((len(self.texts), 0)) if rows is None else store.labels[rows]
@@ -84,11 +104,10 @@ class ScoredTextDataset(PlannedDataset):
     def example(self, sample_id: int, epoch: int) -> ScoredExample:
         """Return one text, the same in every epoch."""
         ids = self.encoding.ids(self.store.text(int(self.texts[sample_id])))
-        framing = self.encoding.framing
-        stride = self.chunks.stride or self.encoding.limits.max_length - framing.num_marks
         labels = [values[sample_id] for values in self.labels.values()]
         numbers = np.concatenate([np.zeros(0), *labels])
-        return ScoredExample(framing.chunks(ids, stride, self.chunks.most), numbers)
+        chunks = self.encoding.framing.chunks(ids, self.stride, self.chunks.most)
+        return ScoredExample(chunks, numbers)
 
     def collate(self, examples: list[ScoredExample]) -> dict[str, object]:
         """Return the padded batch."""

@@ -18,10 +18,12 @@ from datamodules.scored_texts.output import check_output, default_output, write_
 from datamodules.scored_texts.rows import SUFFIXES, TextColumns
 from datamodules.scored_texts.splits import (
     FoldOptions,
+    check_files,
     check_split,
     parts_of,
     split_facts,
     statistics,
+    trained_facts,
 )
 from datamodules.scored_texts.store import ScoredStore, StoreRequest, open_store
 from datamodules.sources import expand_files
@@ -35,8 +37,8 @@ class ScoredTextDataModule(EncodedTextDataModule):
 
     Args:
         files: part (train, validation, test, predict) -> a path, a pattern, or several. Without
-            validation and test files the training rows are divided. Files to predict need no
-            labels.
+            validation or test files that part is drawn from the training rows. Files to predict
+            need no labels.
         predict_output: the scored file; none makes mine.csv mine.scored.csv in the run folder.
         columns: which column holds the text, and the group.
         heads: name -> what is learnt, and in which column.
@@ -75,7 +77,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
         self.split, self.chunks = split or SplitOptions(), chunks
         self.on_bad_rows = on_bad_rows
         self._stores: dict[Path, ScoredStore] = {}
-        self._check()
+        check_files(self.files, self.folds)
 
     def prepare_data(self) -> None:
         """Read the files and make the tokenizer, in the cache; copies the rejected rows."""
@@ -97,9 +99,9 @@ class ScoredTextDataModule(EncodedTextDataModule):
         if stage == "predict":
             return ScoredTextDataset(self._open(stage, self.recipe), self.encoding, chunks)
         store = self._open(stage, self.recipe)
-        check_split(self.recipe["split"], split_facts(store, self.folds, self.split))
-        part = PART_NAMES.index(stage)
-        rows = np.flatnonzero(parts_of(store, self.folds, self.split) == part)
+        rows = np.flatnonzero(self._parts(store) == PART_NAMES.index(stage))
+        now = split_facts(store, self.folds, self.split)
+        check_split(self.recipe["split"], now, store.digests[store.text_of_row[rows]])
         if not len(rows):
             raise ValueError(
                 f"no row is for {stage}; name data.files.{stage}, or raise "
@@ -110,20 +112,21 @@ class ScoredTextDataModule(EncodedTextDataModule):
     def training_texts(self) -> Iterator[str]:
         """Yield the texts of the training part."""
         store = self._open("fit", None)
-        rows = np.flatnonzero(parts_of(store, self.folds, self.split) == TRAIN)
+        rows = np.flatnonzero(self._parts(store) == TRAIN)
         for number in np.unique(store.text_of_row[rows]).tolist():
             yield store.text(number)
 
     def texts_digest(self) -> str:
         store = self._open("fit", None)
-        parts = parts_of(store, self.folds, self.split)
+        parts = self._parts(store)
         return hashlib.sha256(store.fingerprint.encode() + parts.tobytes()).hexdigest()[:32]
 
     def recipe_facts(self) -> dict[str, Any]:
         """Return the heads with the statistics of the training part, and how texts are cut."""
         store = self._open("fit", None)
-        heads = statistics(store, parts_of(store, self.folds, self.split))
-        split = split_facts(store, self.folds, self.split)
+        parts = self._parts(store)
+        heads = statistics(store, parts)
+        split = trained_facts(store, parts, self.folds, self.split)
         return {"heads": heads, "chunks": chunk_facts(self.chunks), "split": split}
 
     def audit(self, make_model: MakeModel | None = None) -> Audit:
@@ -181,19 +184,8 @@ class ScoredTextDataModule(EncodedTextDataModule):
             self._stores[folder] = open_store(request)
         return self._stores[folder]
 
-    def _check(self) -> None:
-        if unknown := set(self.files) - {*PART_NAMES, "predict"}:
-            raise ValueError(
-                f"data.files names {', '.join(sorted(unknown))}; the parts are train, validation, "
-                "test and predict."
-            )
-        if self.folds.fold is not None and (self.files.get("validation") or self.files.get("test")):
-            raise ValueError(
-                "data.fold divides the training files, and data.files names validation or test "
-                "files too; leave one of them out."
-            )
-        if not self.files.get("train") and self.files.get("validation"):
-            raise ValueError("data.files names validation without train; name both.")
+    def _parts(self, store: ScoredStore) -> np.ndarray:
+        return parts_of(store, self.folds, self.split)
 
     def _paths(self, part: int) -> list[Path]:
         name = PART_NAMES[part]

@@ -116,7 +116,10 @@ class LabelReader:
         self.columns = options.columns_of(name)
         self.is_open = options.classes is None and options.kind in ("ordinal", "multiclass")
         self._ids = {c: float(i) for i, c in enumerate(options.classes or [])}
-        if options.kind == "binary" and options.classes is None:
+        # A trained head names 0 and 1 itself.
+        self.is_switch = options.kind == "binary" and options.classes in (None, ["0", "1"])
+        self.has_numbers = options.kind == "ordinal" and all(map(_is_whole, self._ids))
+        if self.is_switch:
             self._ids = {**dict.fromkeys(NO, 0.0), **dict.fromkeys(YES, 1.0)}
 
     @property
@@ -196,7 +199,9 @@ class LabelReader:
         return value
 
     def _class(self, cell: str) -> float:
-        key = cell.lower() if self.options.kind == "binary" and not self.options.classes else cell
+        key = cell
+        if cell not in self._ids and (self.is_switch or self.has_numbers):
+            key = _plain(cell.lower())
         if self.is_open:
             return self._ids.setdefault(key, float(len(self._ids)))
         if key in self._ids:
@@ -207,8 +212,9 @@ class LabelReader:
     def _switch(self, cell: str) -> float:
         if cell.lower() in MISSING:
             return math.nan
-        if cell.lower() in NO or cell.lower() in YES:
-            return float(cell.lower() in YES)
+        key = _plain(cell.lower())
+        if key in NO or key in YES:
+            return float(key in YES)
         raise LabelError(cell, f'head "{self.name}": must be 0 or 1; or leave it empty.')
 
     def _set(self, cell: str) -> list[float]:
@@ -216,6 +222,19 @@ class LabelReader:
         found = [part.strip() for part in cell.split(self.options.separator) if part.strip()]
         ids = {int(self._class(part)) for part in found}
         return [float(i in ids) for i in range(self.width)]
+
+
+def _plain(cell: str) -> str:
+    """Return a whole number as it is written shortest, 1.0 as 1; anything else as it is."""
+    try:
+        value = float(cell)
+    except ValueError:
+        return cell
+    return str(int(value)) if value.is_integer() else cell
+
+
+def _is_whole(name: str) -> bool:
+    return name.lstrip("-").isdecimal()
 
 
 def trained_heads(

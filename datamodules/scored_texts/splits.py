@@ -1,5 +1,7 @@
 """Which scored text trains and which judges, and what the training part says of the labels."""
 
+import base64
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -7,7 +9,7 @@ import numpy as np
 
 from datamodules.scored_texts.folds import folds_of, strata_of
 from datamodules.scored_texts.store import ScoredStore
-from datamodules.splitting import TEST, TRAIN, SplitOptions, split_by_stem
+from datamodules.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, SplitOptions, split_by_stem
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,8 @@ class FoldOptions:
 def parts_of(store: ScoredStore, folds: FoldOptions, split: SplitOptions) -> np.ndarray:
     """Return the part of each row, [N] int8: 0 train, 1 validation, 2 test; -1 = rejected.
 
-    Rows of files that are for validation or test stay there.
+    Rows of files that are for validation or test stay there; only parts without a file are drawn
+    from the training files.
 
     Args:
         store: of the rows.
@@ -56,10 +59,14 @@ def parts_of(store: ScoredStore, folds: FoldOptions, split: SplitOptions) -> np.
         ValueError: there is no such head, or fewer groups than folds.
     """
     parts = np.where(store.text_of_row < 0, -1, store.file_part).astype(np.int8)
-    is_free = parts == TRAIN
-    if (parts > TRAIN).any() and folds.fold is None:
+    rows = np.flatnonzero(parts == TRAIN)
+    if (store.file_part == VALIDATION).any():
+        split = replace(split, validation_share=0.0)
+    if (store.file_part == TEST).any():
+        split = replace(split, test_share=0.0)
+    is_drawn = folds.fold is not None or split.validation_share + split.test_share > 0
+    if not rows.size or not is_drawn:
         return parts
-    rows = np.flatnonzero(is_free)
     keys = [f"{key:016x}" for key in store.keys[rows].tolist()]
     strata = _strata(store, rows, folds.stratify_by)
     if folds.fold is not None and folds.num_folds is not None:
@@ -78,23 +85,66 @@ def split_facts(store: ScoredStore, folds: FoldOptions, split: SplitOptions) -> 
     return {"rows": store.fingerprint, **asdict(folds), **asdict(split)}
 
 
-def check_split(trained: dict[str, Any], now: dict[str, Any]) -> None:
+def trained_facts(
+    store: ScoredStore, parts: np.ndarray, folds: FoldOptions, split: SplitOptions
+) -> dict[str, Any]:
+    """Return `split_facts` and the texts of the training part, by which any file can be checked:
+    `texts`, the sorted 8-byte digests in base64 (11 characters a text)."""
+    digests = np.unique(store.digests[store.text_of_row[parts == TRAIN]])
+    texts = base64.b64encode(digests.astype("<u8").tobytes()).decode()
+    return {**split_facts(store, folds, split), "texts": texts}
+
+
+def check_split(trained: dict[str, Any], now: dict[str, Any], digests: np.ndarray) -> None:
     """Refuse to judge a model by rows that it was trained with.
 
+    The division of its training is taken as it was, files that share texts included.
+
     Args:
-        trained: `split_facts` of the training.
-        now: those of the evaluation.
+        trained: `trained_facts` of the training.
+        now: `split_facts` of the evaluation.
+        digests: [n] uint64, of the text of each row that judges.
 
     Raises:
-        ValueError: the same rows are divided in another way.
+        ValueError: the same rows are divided in another way, or texts of the training judge.
     """
     changed = [f"{n}: {trained[n]} -> {now[n]}" for n in now if now[n] != trained[n]]
-    if changed and trained["rows"] == now["rows"]:
+    if not changed:
+        return
+    if trained["rows"] == now["rows"]:
         raise ValueError(
             f"the model was trained on another division of these rows ({', '.join(changed)}), so "
             "that some to be judged were trained with; restore the old values, or name files that "
             "are new."
         )
+    seen = np.frombuffer(base64.b64decode(trained["texts"]), "<u8")
+    if count := int(np.isin(digests, seen).sum()):
+        raise ValueError(
+            f"the model was trained with the texts of {count} of the {len(digests)} rows to be "
+            "judged: rows have changed since, and which of them train depends on all rows. Give "
+            "the rows of the training again, name a file of new texts alone, such as "
+            "--data.files.test=new.csv, or train anew."
+        )
+
+
+def check_files(files: Mapping[str, Any], folds: FoldOptions) -> None:
+    """Check which parts have files.
+
+    Raises:
+        ValueError: there is no such part, or files and folds contradict each other.
+    """
+    if unknown := set(files) - {*PART_NAMES, "predict"}:
+        raise ValueError(
+            f"data.files names {', '.join(sorted(unknown))}; the parts are train, validation, "
+            "test and predict."
+        )
+    if folds.fold is not None and (files.get("validation") or files.get("test")):
+        raise ValueError(
+            "data.fold divides the training files, and data.files names validation or test "
+            "files too; leave one of them out."
+        )
+    if not files.get("train") and files.get("validation"):
+        raise ValueError("data.files names validation without train; name both.")
 
 
 def statistics(store: ScoredStore, parts: np.ndarray) -> dict[str, dict[str, Any]]:
@@ -129,7 +179,7 @@ def _strata(store: ScoredStore, rows: np.ndarray, head: str | None) -> list[str]
     name = next(iter(store.heads)) if head is None else head
     if name not in store.heads:
         raise ValueError(
-            f'data.folds.stratify_by names "{name}"; the heads are {", ".join(store.heads)}.'
+            f'data.stratify_by names "{name}"; the heads are {", ".join(store.heads)}.'
         )
     values = store.labels[rows][:, store.columns_of(name)]
     return strata_of(values, store.heads[name]["kind"] == "regression")

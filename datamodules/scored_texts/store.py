@@ -5,17 +5,17 @@ import json
 from array import array
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from datamodules.bad_rows import BadRows, OnBadRows
 from datamodules.cache import cache_root, digest_of, file_digest, made_once
 from datamodules.scored_texts.labels import LabelOptions, LabelReader
-from datamodules.scored_texts.rows import RowReader, TextColumns
+from datamodules.scored_texts.rows import RowReader, ScoredRow, TextColumns
 from datamodules.splitting import stem_key
 
-STORE_VERSION = 1
+STORE_VERSION = 2
 REJECTED = -1
 
 
@@ -56,6 +56,7 @@ class ScoredStore:
         file_part: [N] int8, part of the file that the row comes from.
         labels: [N, W] float64, NaN = missing.
         keys: [N] uint64 hash of the row's group.
+        digests: [D] uint64 hash of each distinct text.
         heads: name -> plain facts of its labels, classes included, in the order of the columns
             of `labels`.
     """
@@ -66,7 +67,7 @@ class ScoredStore:
         self.fingerprint: str = facts["fingerprint"]
         self.heads: dict[str, dict[str, Any]] = facts["heads"]
         self.files = [Path(name) for name in facts["files"]]
-        for name in ("text_of_row", "file_part", "labels", "keys", "offsets"):
+        for name in ("text_of_row", "file_part", "labels", "keys", "offsets", "digests"):
             setattr(self, name, np.load(folder / f"{name}.npy"))
         self._texts = np.memmap(folder / "texts.bin", np.uint8, "r")
 
@@ -75,6 +76,7 @@ class ScoredStore:
     labels: np.ndarray
     keys: np.ndarray
     offsets: np.ndarray
+    digests: np.ndarray
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ScoredStore, (self.folder,)
@@ -118,43 +120,65 @@ def _write(request: StoreRequest, folder: Path) -> None:
     bad_rows = BadRows(request.on_bad_rows)
     heads = [LabelReader(name, options) for name, options in request.heads.items()]
     reader = RowReader(request.columns, heads, bad_rows)
-    text_of, part_of, labels, keys = array("q"), array("b"), array("d"), array("Q")
-    offsets = array("q", [0])
-    number_of: dict[bytes, int] = {}
-    width = sum(head.width for head in heads)
-    content = hashlib.sha256()
     with (folder / "texts.bin").open("wb") as texts:
+        rows = _Rows(texts, sum(head.width for head in heads))
         for part, path in request.files:
             for row in reader.rows(path):
-                part_of.append(part)
-                if row is None:
-                    text_of.append(REJECTED)
-                    keys.append(0)
-                    labels.extend([np.nan] * width)
-                    continue
-                encoded = row.text.encode()
-                digest = hashlib.blake2b(encoded, digest_size=16).digest()
-                number = number_of.setdefault(digest, len(number_of))
-                if number == len(offsets) - 1:
-                    texts.write(encoded)
-                    offsets.append(offsets[-1] + len(encoded))
-                text_of.append(number)
-                keys.append(_key(row.group or stem_key(row.text)))
-                labels.extend(value for values in row.labels for value in values)
-                content.update(digest)
+                rows.add(part, row)
     bad_rows.settle(folder)
-    if not number_of:
+    if not rows.number_of:
         raise ValueError(f"{', '.join(str(p) for _, p in request.files)}: no row can be used.")
-    arrays: dict[str, np.ndarray] = {
-        "text_of_row": np.array(text_of, np.int64),
-        "file_part": np.array(part_of, np.int8),
-        "labels": np.array(labels, np.float64).reshape(len(part_of), width),
-        "keys": np.array(keys, np.uint64),
-        "offsets": np.array(offsets, np.int64),
-    }
+    arrays = rows.arrays()
     facts = _finish(heads, arrays["labels"])
-    content.update(arrays["labels"].tobytes() + arrays["file_part"].tobytes())
-    _save(folder, arrays, facts, content.hexdigest()[:32], request)
+    rows.content.update(arrays["labels"].tobytes() + arrays["file_part"].tobytes())
+    _save(folder, arrays, facts, rows.content.hexdigest()[:32], request)
+
+
+class _Rows:
+    """Takes rows one after the other.
+
+    Args:
+        texts: file of the distinct texts.
+        width: W.
+    """
+
+    def __init__(self, texts: BinaryIO, width: int) -> None:
+        self.texts, self.width = texts, width
+        self.text_of, self.part_of = array("q"), array("b")
+        self.labels, self.keys, self.offsets = array("d"), array("Q"), array("q", [0])
+        self.number_of: dict[bytes, int] = {}
+        self.content = hashlib.sha256()
+
+    def add(self, part: int, row: ScoredRow | None) -> None:
+        """Take a row of a file for a part; none is one that was rejected."""
+        self.part_of.append(part)
+        if row is None:
+            self.text_of.append(REJECTED)
+            self.keys.append(0)
+            self.labels.extend([np.nan] * self.width)
+            return
+        encoded = row.text.encode()
+        digest = hashlib.blake2b(encoded, digest_size=16).digest()
+        number = self.number_of.setdefault(digest, len(self.number_of))
+        if number == len(self.offsets) - 1:
+            self.texts.write(encoded)
+            self.offsets.append(self.offsets[-1] + len(encoded))
+        self.text_of.append(number)
+        self.keys.append(_key(row.group or stem_key(row.text)))
+        self.labels.extend(value for values in row.labels for value in values)
+        self.content.update(digest)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return what `ScoredStore` reads; classes are as they came."""
+        digests = np.frombuffer(b"".join(self.number_of), "<u8")[::2]  # the first half of each
+        return {
+            "text_of_row": np.array(self.text_of, np.int64),
+            "file_part": np.array(self.part_of, np.int8),
+            "labels": np.array(self.labels, np.float64).reshape(len(self.part_of), self.width),
+            "keys": np.array(self.keys, np.uint64),
+            "offsets": np.array(self.offsets, np.int64),
+            "digests": digests.astype(np.uint64),
+        }
 
 
 def _save(

@@ -137,13 +137,8 @@ def _world(
     num_devices: int,
     rehearses: bool,
 ) -> World:
-    batching = derive_batching(
-        num_devices,
-        data.global_batch_size,
-        data.micro_batch_size,
-        data.batch_size,
-        data.given_accumulation,
-    )
+    sizes = (data.global_batch_size, data.micro_batch_size, data.batch_size)
+    batching = derive_batching(num_devices, *sizes, data.given_accumulation)
     request = data.request("train")
     request = type(request)(**{**vars(request), "global_batch_size": batching.global_batch_size})
     plan = cached_plan(request, data.datasets["train"].lengths, 0)
@@ -154,17 +149,10 @@ def _world(
     total = min(limits, default=None)
     base = module.hparams.get("base_global_batch_size") or data.batching.global_batch_size
     rule = module.hparams.get("lr_scaling", "none")
-    growth = batching.global_batch_size / base
-    rate = max(group["lr"] for group in trainer.optimizers[0].param_groups)
-    own_scale = getattr(module, "lr_scale", 1.0)
     schedule = next((c.scheduler for c in trainer.lr_scheduler_configs), None)
-    if isinstance(schedule, WarmupDecay):
-        rate = max(schedule.base_lrs)
-    measured = (
-        _rehearsed(trainer, module, data, plan, num_devices, batching)
-        if rehearses
-        else (None, None)
-    )
+    measured: tuple[float | None, int | None] = (None, None)
+    if rehearses:
+        measured = _rehearsed(trainer, module, data, plan, num_devices, batching)
     return World(
         num_devices,
         batching.global_batch_size,
@@ -172,11 +160,20 @@ def _world(
         batching.accumulate_grad_batches,
         steps,
         total,
-        _warmup(schedule, total, 1.0 if rule == "none" else growth),
-        rate / own_scale * lr_scale(rule, batching.global_batch_size, base),
+        _warmup(schedule, total, 1.0 if rule == "none" else batching.global_batch_size / base),
+        _unscaled_rate(trainer, module, schedule)
+        * lr_scale(rule, batching.global_batch_size, base),
         None if total is None else _samples(plan, steps, total),
         *measured,
     )
+
+
+def _unscaled_rate(trainer: Trainer, module: LightningModule, schedule: Any) -> float:
+    """Return the highest rate of the optimizer as the config gives it."""
+    rate = max(group["lr"] for group in trainer.optimizers[0].param_groups)
+    if isinstance(schedule, WarmupDecay):
+        rate = max(schedule.base_lrs)
+    return rate / getattr(module, "lr_scale", 1.0)
 
 
 def _limited(num_steps: int, data: PlannedDataModule) -> int:

@@ -66,24 +66,6 @@ def rows(
     def seconds(world: World) -> float | None:
         return step_s(forecast, world, bandwidth_gib_s, accelerator)
 
-    def run_s(world: World) -> float | None:
-        of_step = seconds(world)
-        known = of_step is not None and world.total_steps is not None
-        return of_step * world.total_steps if known else None  # type: ignore[operator]
-
-    def in_units(value: float | None, unit: float) -> float | None:
-        return None if value is None else value / unit
-
-    def epoch_s(world: World) -> float | None:
-        of_step = seconds(world)
-        return None if of_step is None else of_step * world.steps_per_epoch
-
-    def jobs(world: World) -> int | None:
-        whole = run_s(world)
-        if whole is None or time_limit_h is None:
-            return None
-        return max(1, math.ceil(whole / (time_limit_h * 3600)))
-
     columns: dict[str, Callable[[World], Any]] = {
         "devices": lambda w: w.num_devices,
         "global batch": lambda w: w.global_batch_size,
@@ -96,13 +78,33 @@ def rows(
         "learning rate": lambda w: w.learning_rate,
         "GiB, ddp": lambda w: memory_bytes(forecast, w, False) / GIB,
         "GiB, fsdp": lambda w: memory_bytes(forecast, w, True) / GIB,
-        "s per step": seconds,
-        "min per epoch": lambda w: in_units(epoch_s(w), 60),
-        "h in all": lambda w: in_units(run_s(w), 3600),
-        "jobs": jobs,
+        **_durations(seconds, time_limit_h),
     }
     found = {name: [value(world) for world in forecast.worlds] for name, value in columns.items()}
     return {name: values for name, values in found.items() if any(v is not None for v in values)}
+
+
+def _durations(
+    seconds: Callable[[World], float | None], time_limit_h: float | None
+) -> dict[str, Callable[[World], Any]]:
+    """Return the columns that follow from the seconds of a step."""
+
+    def in_all(world: World, steps: int | None, unit: float) -> float | None:
+        of_step = seconds(world)
+        return None if of_step is None or steps is None else of_step * steps / unit
+
+    def jobs(world: World) -> int | None:
+        whole = in_all(world, world.total_steps, 1)
+        if whole is None or time_limit_h is None:
+            return None
+        return max(1, math.ceil(whole / (time_limit_h * 3600)))
+
+    return {
+        "s per step": seconds,
+        "min per epoch": lambda w: in_all(w, w.steps_per_epoch, 60),
+        "h in all": lambda w: in_all(w, w.total_steps, 3600),
+        "jobs": jobs,
+    }
 
 
 def show(forecast: Forecast, found: dict[str, list[Any]], console: Console) -> None:

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from datamodules.encoded_texts import RECIPE_KEY
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from lit_models.causal_lm.freezing import freeze as freeze_by_name
-from lit_models.causal_lm.lora import LoraOptions, adapter_weights, add_lora, lora_recipe
+from lit_models.causal_lm.lora import LoraOptions, add_lora, lora_recipe
 from lit_models.causal_lm.model_folders import read_config, weight_files
 from lit_models.layers.depths import layer_depths
 from lit_models.seo.encoders import PretrainedEncoder, TextEncoder, TransformerEncoder
+from lit_models.seo.start_weights import start_weights
 from lit_models.training.exact import ExactModule
 from lit_models.training.optim import configured, parameter_groups
 
@@ -123,7 +124,8 @@ class EncodedTextModule(ExactModule):
         the same here.
 
         Raises:
-            ValueError: the checkpoint is of another family, or was trained with another tokenizer.
+            ValueError: the checkpoint is of another family, or was trained with another tokenizer
+                or encoder.
         """
         trained = checkpoint.get(RECIPE_KEY)
         if trained is None or trained["tokenizer"] != self.recipe["tokenizer"]:
@@ -132,13 +134,16 @@ class EncodedTextModule(ExactModule):
                 f"init_from {self.init_from} is {what}: its embeddings mean other tokens. Take a "
                 "checkpoint of seo that was trained on the same texts and data.tokenizer."
             )
-        own = {**self.state_dict()}
-        taken = {
-            name: tensor
-            for name, tensor in checkpoint["state_dict"].items()
-            if name in own and own[name].shape == tensor.shape
-        }
-        return {**own, **adapter_weights(self), **taken}
+
+        def is_same(name: str) -> bool:
+            return trained["kind"] == self.kind and self.is_same_head(name, trained)
+
+        source = str(self.init_from)
+        return start_weights(self.state_dict(), checkpoint["state_dict"], is_same, source)
+
+    def is_same_head(self, name: str, trained: dict[str, Any]) -> bool:
+        """Whether a weight besides the encoder's means the same in another recipe of this kind."""
+        return True
 
     def _build(self, is_trained: bool) -> None:
         encoder = self._trained_encoder() if is_trained else self._new_encoder()

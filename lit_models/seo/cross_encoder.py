@@ -70,3 +70,18 @@ class CrossEncoder(nn.Module):
         hidden = self.encoder(input_ids, attention_mask, segment_ids)
         vector = pooled(hidden, attention_mask, self.pooling)
         return self.score(torch.tanh(self.dense(vector))).squeeze(-1)
+
+
+def places_of_pairs(index: Tensor, num_pairs: int) -> tuple[Tensor, Tensor]:
+    """Return the query of each row, and which of its candidates it is, [P] int64 each.
+
+    Args:
+        index: [B, K] int64, row of each candidate; -1 = none.
+        num_pairs: P.
+    """
+    queries, width = index.shape
+    # What is no candidate goes to one more row, so that nothing waits for the device.
+    row = index.where(index >= 0, num_pairs).flatten()
+    place = index.new_zeros(num_pairs + 1)
+    place[row] = torch.arange(queries * width, device=index.device)
+    return place[:-1] // width, place[:-1] % width

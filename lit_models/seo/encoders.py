@@ -135,6 +135,16 @@ class PretrainedEncoder(TextEncoder):
         output = self.model(input_ids=input_ids, attention_mask=attention_mask.long(), **given)
         return output.last_hidden_state
 
+    @property
+    def norm(self) -> nn.Module:
+        """The norms behind the last layer, such as ModernBERT's `final_norm`; often none."""
+        modules = list(self.model.modules())
+        *_, last = self.blocks()[-1].modules()
+        behind = modules[modules.index(last) + 1 :]
+        sizes = [[p.dim() for p in module.parameters(recurse=False)] for module in behind]
+        # A table of relative positions, which layers read, stands there too in MPNet.
+        return nn.ModuleList(m for m, dims in zip(behind, sizes, strict=True) if set(dims) == {1})
+
     def blocks(self) -> list[nn.Module]:
         """Return the repeated layers.
 

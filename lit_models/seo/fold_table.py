@@ -7,6 +7,7 @@ import argparse
 import csv
 import math
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -46,10 +47,16 @@ def fold_table(folders: Sequence[Path]) -> dict[str, tuple[float, float, list[fl
         folders: of the runs, one per fold.
 
     Raises:
-        FileNotFoundError, ValueError: as `tested_measures`; or fewer than two runs.
+        FileNotFoundError, ValueError: as `tested_measures`; or fewer than two runs, or one twice.
     """
     if len(folders) < 2:
         raise ValueError(f"a table over folds needs two runs or more, got {len(folders)}.")
+    counts = Counter(folder.resolve() for folder in folders)
+    if twice := [str(folder) for folder, count in counts.items() if count > 1]:
+        raise ValueError(
+            f"{twice[0]} is named {counts[Path(twice[0])]} times; each fold counts once: name the "
+            "folder of every run once."
+        )
     runs = [tested_measures(folder) for folder in folders]
     names = sorted({name for run in runs for name in run})
     table = {}

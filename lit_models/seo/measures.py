@@ -119,12 +119,22 @@ _OF_KIND = {
 
 def pearson(a: Tensor, b: Tensor, say: Say, name: str) -> Tensor:
     """Return the correlation of [N] and [N], 0 where one of them is constant."""
-    a, b = a - a.mean(), b - b.mean()
-    scale = (a @ a).sqrt() * (b @ b).sqrt()
-    if scale <= 1e-12 * max(1, len(a)) or len(a) < 2:
+    a, b = _centred(a), _centred(b)
+    scale = a.norm() * b.norm()
+    if scale == 0:
         say(name, "predictions or labels are all the same")
         return torch.zeros_like(scale)
     return a @ b / scale
+
+
+def _centred(values: Tensor) -> Tensor:
+    """Return values less their mean, the largest 1 in size; all 0 where they differ by no more
+    than rounding."""
+    largest = values.abs().max()
+    values = values / torch.where(largest > 0, largest, 1.0)  # no unit is too small or too large
+    values = values - values.mean()
+    spread = values.abs().max()
+    return values / spread if spread > 1e-12 else torch.zeros_like(values)
 
 
 def spearman(a: Tensor, b: Tensor, say: Say) -> Tensor:

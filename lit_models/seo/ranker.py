@@ -13,13 +13,14 @@ from datamodules.encoded_texts import TextEncoding
 from datamodules.framing import padded
 from datamodules.relevance.ranking_batches import TERM
 from lit_models.seo.base import EncodedTextModule
-from lit_models.seo.cross_encoder import CrossEncoder
+from lit_models.seo.cross_encoder import CrossEncoder, places_of_pairs
 from lit_models.seo.encoders import Pooling, TextEncoder
 from lit_models.seo.losses import RankingLoss, summed
 from lit_models.seo.query_values import QueryValues
 from lit_models.seo.ranking_metrics import Gain, RankedQueries, RankingMetrics, rank_queries
 from lit_models.training.callbacks.board_samples import evaluating
 from lit_models.training.exact import LossSum
+from lit_models.training.keyed_dropout import keyed_texts
 from lit_models.training.metrics import SumCount
 
 RANKER, SYSTEMS = "ranker", ("ranker", "first", "bm25")
@@ -98,8 +99,10 @@ class LitRanker(EncodedTextModule):
     def forward(self, batch: RankingBatch, pairs_per_forward: int | None = None) -> Tensor:
         """Return the scores of all candidates [B, K]; -inf where there is none."""
         rows = (batch["input_ids"], batch["attention_mask"], batch["segment_ids"])
-        pairs = self.network(*rows, pairs_per_forward)
-        return self.network.candidates(pairs, batch["pair_index"], batch["prior"])
+        index = batch["pair_index"]
+        with keyed_texts(self.network, *places_of_pairs(index, len(rows[0]))):
+            pairs = self.network(*rows, pairs_per_forward)
+        return self.network.candidates(pairs, index, batch["prior"])
 
     def training_terms(self, batch: RankingBatch) -> dict[str, LossSum]:
         target = batch[self.target]  # type: ignore[literal-required]

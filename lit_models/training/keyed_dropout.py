@@ -5,7 +5,7 @@ step, position on every axis): no generator and no state, so a resumed run draws
 Shapes: B samples of the micro-batch, R = B x O rows, O rows of each sample.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -33,12 +33,14 @@ class SampleKeys:
         self.rows: Tensor | None = None  # [B] int64 while a training step runs
         self.is_backward = False
         self._calls: Counter[int] = Counter()
+        self._seen: defaultdict[int, list[Tensor]] = defaultdict(list)  # rows of a module's calls
 
     def begin(self, key: int, sample_id: Tensor) -> None:
         """Start a micro-batch. Args: key of seed and epoch; sample_id [B] int64."""
         self.rows = mixed(key, sample_id)
         self.is_backward = False
         self._calls.clear()
+        self._seen.clear()
 
     def end(self) -> None:
         self.rows = None
@@ -63,24 +65,30 @@ class SampleKeys:
         finally:
             self.rows, self._calls, self.is_backward = before
 
-    def next_call(self, module: int, place: str) -> int:
-        """Return which call of the module in this micro-batch this is, from 0.
+    def next_call(self, module: int, place: str) -> tuple[int, Tensor]:
+        """Return which call of the module in this micro-batch this is, from 0, and its rows.
 
         Raises:
-            RuntimeError: a module with several calls is called again in the backward pass, where
-                activation checkpointing repeats them in another order.
+            RuntimeError: no step is under way; or a module with several calls is called again in
+                the backward pass, where activation checkpointing repeats them in another order.
         """
+        if self.rows is None:
+            raise RuntimeError(
+                f"exact_dropout: {place} ran in training mode outside a training step, where no "
+                "sample is known; call eval() first."
+            )
         if not self.is_backward:
             self._calls[module] += 1
-            return self._calls[module] - 1
-        if self._calls[module] != 1:
+            self._seen[module].append(self.rows)
+            return self._calls[module] - 1, self.rows
+        if len(self._seen[module]) != 1:
             raise RuntimeError(
-                f"exact_dropout: {place} was called {self._calls[module]} times in the forward "
+                f"exact_dropout: {place} was called {len(self._seen[module])} times in the forward "
                 "pass, and again in the backward pass (activation checkpointing): which call is "
                 "repeated cannot be told. Give each call an nn.Dropout of its own, or switch "
                 "checkpointing off."
             )
-        return 0
+        return 0, self._seen[module][0]  # of texts too, whose context is left by now
 
 
 class KeyedDropout(nn.Dropout):
@@ -106,8 +114,8 @@ class KeyedDropout(nn.Dropout):
             return values
         if self.p == 1:
             return values * 0.0
-        rows = self._rows(values)
-        call = self.keys.next_call(self.index, self.place)
+        call, rows = self.keys.next_call(self.index, self.place)
+        self._check(values, len(rows))
         channels = values.shape[-1] if values.dim() > 1 else 1
         for axis, size in enumerate([len(values) // len(rows), *values.shape[1:-1]]):
             rows = rows[..., None] + self._table(call, axis, size, rows.device)
@@ -117,21 +125,14 @@ class KeyedDropout(nn.Dropout):
         noise = keep.view(values.shape).to(values.dtype).mul_(1 / (1 - self.p))
         return values * noise
 
-    def _rows(self, values: Tensor) -> Tensor:
-        rows = self.keys.rows
-        if rows is None:
-            raise RuntimeError(
-                f"exact_dropout: {self.place} ran in training mode outside a training step, where "
-                "no sample is known; call eval() first."
-            )
-        if values.dim() == 0 or len(values) % len(rows):
+    def _check(self, values: Tensor, num_rows: int) -> None:
+        if values.dim() == 0 or len(values) % num_rows:
             raise ValueError(
                 f"exact_dropout: {self.place} got a tensor of shape {list(values.shape)} in a "
-                f"micro-batch of {len(rows)} samples; the first axis must hold the samples, or "
+                f"micro-batch of {num_rows} samples; the first axis must hold the samples, or "
                 "several rows of each side by side. Reshape before this dropout, or leave "
                 "exact_dropout out."
             )
-        return rows
 
     def _table(self, call: int, axis: int, size: int, device: torch.device) -> Tensor:
         """Return one key per index of an axis [size]; those of long axes are kept."""

@@ -164,7 +164,7 @@ def test_each_row_is_the_test_of_one_fold_and_validation_leaves_it_alone(tmp_pat
                 split_facts(store, f, data.split) for f in (FoldOptions(0, 3), data.folds)
             )
             with pytest.raises(ValueError, match=f"division of these rows .fold: 0 -> {fold}"):
-                check_split(first, now)
+                check_split(first, now, np.zeros(0, np.uint64))
         groups = [set(store.keys[parts == part].tolist()) for part in (0, 1, 2)]
         assert not groups[0] & groups[1] | groups[0] & groups[2] | groups[1] & groups[2]
         assert min(map(len, groups)) > 2

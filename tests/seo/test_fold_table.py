@@ -26,6 +26,8 @@ def test_what_is_no_tested_run_is_named(tmp_path: Path) -> None:
     tested = run_folder(tmp_path / "x", "1")
     with pytest.raises(ValueError, match="needs two runs or more, got 1"):
         fold_table([tested])
+    with pytest.raises(ValueError, match=r"x is named 2 times; each fold counts once"):
+        fold_table([tested, tmp_path / "y" / ".." / "x"])
     with pytest.raises(FileNotFoundError, match=r"none/metrics.csv does not exist"):
         fold_table([tested, tmp_path / "none"])
     with pytest.raises(ValueError, match="holds no test measures; fit with --test_after_fit"):

@@ -35,6 +35,16 @@ def test_a_regression() -> None:
     )
 
 
+def test_a_correlation_has_no_unit() -> None:
+    truth = RNG.normal(0, 1, 30)
+    guess = truth + RNG.normal(0, 1, 30)
+    expected = stats.pearsonr(guess, truth).statistic
+    for unit in (1e-200, 1e-7, 1.0, 1e200):
+        found = measured("regression", guess[:, None] * unit, truth * unit)
+        assert found["pearson"] == pytest.approx(expected)
+    assert measured("regression", np.full((30, 1), 0.1), truth)["pearson"] == 0
+
+
 def test_ordinal_levels() -> None:
     truth, chances = RNG.integers(0, 4, 60), RNG.dirichlet(np.ones(4) * 0.5, 60)
     expected = chances @ np.arange(4)

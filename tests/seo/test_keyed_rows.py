@@ -1,0 +1,98 @@
+"""Keyed dropout over ragged rows: a sample's masks do not depend on what stands beside it."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from lit_models.seo.cross_encoder import CrossEncoder, places_of_pairs
+from lit_models.seo.encoders import TransformerEncoder
+from lit_models.seo.heads import Head
+from lit_models.seo.ranker import LitRanker
+from lit_models.seo.text_scorer import TextScorer
+from lit_models.training.keyed_dropout import SampleKeys, key_dropout
+
+SIZES = (3, 1, 2)  # rows of each sample
+IDS = torch.tensor([11, 5, 70])
+ENCODER = partial(TransformerEncoder, 30, 16, 2, 2, 32, 0.5)
+
+
+def keyed(network):
+    keys = SampleKeys()
+    key_dropout(network.double().train(), keys)
+    return network, keys
+
+
+def rows_of(samples):
+    """Return the rows of samples [R, T]; equal ones, so that only masks tell them apart."""
+    ids = torch.arange(1, 8).repeat(sum(SIZES[s] for s in samples), 1)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids).bool()}
+
+
+def scorer_batch(samples):
+    sizes = torch.tensor([SIZES[s] for s in samples])
+    chunk_of = torch.arange(len(samples)).repeat_interleave(sizes)
+    return {**rows_of(samples), "chunk_of": chunk_of, "weight": torch.ones(len(samples))}
+
+
+def ranking_batch(samples, width=4):
+    index, row = torch.full((len(samples), width), -1), 0
+    for place, sample in enumerate(samples):
+        index[place, : SIZES[sample]] = torch.arange(row, row + SIZES[sample])
+        row += SIZES[sample]
+    rows = rows_of(samples)
+    segments = torch.zeros_like(rows["input_ids"])
+    return {**rows, "segment_ids": segments, "pair_index": index, "prior": index.double()}
+
+
+def scorer():
+    torch.manual_seed(0)
+    head = Head({"kind": "regression", "classes": None}, "mse", 16)
+    return keyed(TextScorer(ENCODER(), "mean", "mean", {"a": head}, False))
+
+
+@pytest.mark.parametrize("others", [(0, 1, 2), (2, 0), (1, 0, 1)])
+def test_masks_of_a_text_in_chunks_are_its_own(others) -> None:
+    network, keys = scorer()
+    keys.begin(7, IDS[list(others)])
+    together = network(scorer_batch(others))["a"]
+    for place, sample in enumerate(others):
+        keys.begin(7, IDS[[sample]])
+        torch.testing.assert_close(together[place], network(scorer_batch([sample]))["a"][0])
+
+
+@pytest.mark.parametrize("others", [(0, 1, 2), (2, 0), (1, 0)])
+def test_masks_of_a_group_are_its_own(others) -> None:
+    torch.manual_seed(0)
+    module = LitRanker(optimizer=torch.optim.SGD, encoder=ENCODER)
+    module.network, keys = keyed(CrossEncoder(ENCODER(), "mean"))
+    keys.begin(7, IDS[list(others)])
+    together = module(ranking_batch(others))
+    for place, sample in enumerate(others):
+        keys.begin(7, IDS[[sample]])
+        alone = module(ranking_batch([sample], width=3))[0, : SIZES[sample]]
+        torch.testing.assert_close(together[place, : SIZES[sample]], alone)
+        assert len(alone.unique()) == len(alone)  # each candidate has a mask of its own
+
+
+def test_places_of_pairs() -> None:
+    index = torch.tensor([[0, 1, 2, -1], [3, -1, -1, -1], [4, 5, -1, -1]])
+    query, place = places_of_pairs(index, 6)
+    assert query.tolist() == [0, 0, 0, 1, 2, 2]
+    assert place.tolist() == [0, 1, 2, 0, 0, 1]
+
+
+def test_what_is_computed_again_drops_the_same() -> None:
+    network, keys = scorer()
+    dropout, found = network.encoder.dropout, []
+    for again in (False, True):
+        if again:
+            dropout.forward = partial(checkpoint, dropout.forward, use_reentrant=False)
+        keys.begin(7, IDS)
+        network.zero_grad()
+        output = network(scorer_batch((0, 1, 2)))["a"].sum()
+        keys.is_backward = True  # as the callback says
+        output.backward()
+        found.append(network.encoder.tokens.weight.grad.clone())
+    torch.testing.assert_close(found[1], found[0])
