@@ -8,7 +8,7 @@ from lit_models.seo.onpage.duplicates import near_duplicates
 from lit_models.seo.onpage.keywords import bm25, keyword_counts
 from lit_models.seo.onpage.page import Page
 from lit_models.seo.onpage.readability import readability, syllables
-from lit_models.seo.onpage.sentences import sentences_of, words_of
+from datamodules.sentences import sentences_of, words_of
 
 
 @pytest.mark.parametrize(

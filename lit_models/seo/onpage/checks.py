@@ -9,7 +9,7 @@ from lit_models.seo.onpage.elements import CHECKS
 from lit_models.seo.onpage.keywords import bm25, keyword_counts
 from lit_models.seo.onpage.page import Finding, Page
 from lit_models.seo.onpage.readability import readability
-from lit_models.seo.onpage.sentences import words_of
+from datamodules.sentences import words_of
 
 
 @dataclass

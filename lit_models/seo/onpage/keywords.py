@@ -6,7 +6,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from lit_models.seo.onpage.page import Page
-from lit_models.seo.onpage.sentences import words_of
+from datamodules.sentences import words_of
 
 FIRST_WORDS = 100
 K1, B = 1.2, 0.75  # Robertson and Zaragoza 2009, "The Probabilistic Relevance Framework"
