@@ -124,7 +124,10 @@ def test_a_sentence_leaves_its_document_as_often_as_it_should() -> None:
 @pytest.mark.parametrize(
     "sentences",
     [
-        ["the lift of a thin wing\nis measured .", "a slip stream, e.g. of\npropellers, adds lift ."],
+        [
+            "the lift of a thin wing\nis measured .",
+            "a slip stream, e.g. of\na screw, adds lift .",
+        ],
         ["all in small letters, cf. smith.", "this holds for\nmany a text."],
         ["Dr. Smith measured\nit in 3.5 hours.", "She wrote it down."],
     ],
