@@ -42,7 +42,7 @@ def say(console: "Console", label: str, text: str, style: str = "") -> None:
 
 
 def show_bad_rows(console: "Console", rows: Sequence[BadRow]) -> None:
-    """Print how many rows break a rule, and the first of them."""
+    """Print how many rows break a rule, and the first of them; those too long say what helps."""
     if not rows:
         say(console, "sound", "every row can be used", "green")
         return
@@ -59,9 +59,4 @@ def show_bad_rows(console: "Console", rows: Sequence[BadRow]) -> None:
         console.print(
             "Correct them, or leave them out of a run with --data.on_bad_rows=reject, which "
             "writes them to rejected.csv."
-        )
-    if num_long:
-        console.print(
-            "For those that are too long raise data.context_length, or use "
-            "--data.too_long=leave_out or --data.too_long=cut, which drops the beginning."
         )

@@ -30,7 +30,7 @@ WORD = re.compile(r"\w+")
 SEPARATORS = re.compile(r"\s+[|–—·»:/<>~•-]+\s+")  # of the parts of a title
 
 
-class Page(NamedTuple):
+class WriterPage(NamedTuple):
     """One page as a writer reads it.
 
     Args:
@@ -57,7 +57,7 @@ class Page(NamedTuple):
         return f" {_folded(self.target)} " in f" {_folded(self.text)} "
 
 
-class Framed(NamedTuple):
+class PagePrompt(NamedTuple):
     """What a writer is asked, and the characters of it that may lose their end."""
 
     prompt: str
@@ -68,7 +68,7 @@ class _Fault(Exception):
     """kind, value and rule of a bad row."""
 
 
-def read_pages(path: Path, target: Target, bad_rows: BadRows) -> Iterator[Page]:
+def read_pages(path: Path, target: Target, bad_rows: BadRows) -> Iterator[WriterPage]:
     """Yield the sound pages of one file that have a target; the others go to `bad_rows`.
 
     Raises:
@@ -85,7 +85,7 @@ def read_pages(path: Path, target: Target, bad_rows: BadRows) -> Iterator[Page]:
             bad_rows.add(BadRow(str(row.file), row.line, value, rule, kind))
 
 
-def page_of(row: JsonRow, target: Target) -> Page:
+def page_of(row: JsonRow, target: Target) -> WriterPage:
     """Return the page of a row that may lack its target.
 
     Raises:
@@ -97,12 +97,12 @@ def page_of(row: JsonRow, target: Target) -> Page:
         raise ValueError(f"{row.place}: {fault.args[2]}") from fault
 
 
-def framed(page: Page, target: Target) -> Framed:
+def framed(page: WriterPage, target: Target) -> PagePrompt:
     """Return the prompt of a page: the query, the title where it is not the target, the text."""
     given = (("Query", page.query), ("Title", page.title))
     head = "".join(f"{name}: {value}\n" for name, value in given if value) + "Page: "
     end = len(head) + len(page.text)
-    return Framed(f"{head}{page.text}\n{target.capitalize()}:\n", (len(head), end))
+    return PagePrompt(f"{head}{page.text}\n{target.capitalize()}:\n", (len(head), end))
 
 
 def without_target(lines: list[str], target: str) -> list[str]:
@@ -111,7 +111,7 @@ def without_target(lines: list[str], target: str) -> list[str]:
     return [line for line in lines if _folded(line) not in taken]
 
 
-def _page(row: JsonRow, target: Target) -> Page:
+def _page(row: JsonRow, target: Target) -> WriterPage:
     values = _texts(row)
     if not values["html"] and not values["text"]:
         keys = ", ".join(row.values) or "nothing"
@@ -131,7 +131,7 @@ def _page(row: JsonRow, target: Target) -> Page:
     num_removed = sum(map(bool, lines)) - len(kept)
     title = given["title"] if target != "title" else ""
     place = (str(row.file), row.line)
-    return Page(*place, "\n".join(kept), wanted, title, given["query"], num_removed)
+    return WriterPage(*place, "\n".join(kept), wanted, title, given["query"], num_removed)
 
 
 def _texts(row: JsonRow) -> dict[str, str]:

@@ -15,7 +15,7 @@ from datamodules.chat import Marker
 from datamodules.instruction_rows import Instruction
 from datamodules.instruction_store import InstructionStore
 from datamodules.instruction_writer import InstructionRequest
-from datamodules.page_rows import Page, Target, framed, page_of, read_pages
+from datamodules.page_rows import Target, WriterPage, framed, page_of, read_pages
 from datamodules.prompt_output import json_line
 from datamodules.prompt_rows import (
     ROWS_AT_ONCE,
@@ -61,7 +61,7 @@ class PageRequest(InstructionRequest):
             # One page that is asked for by several queries is on one side of the split.
             yield part, number, row._replace(shrinks=asked.shrinks, group=page.text)
 
-    def pages(self, bad_rows: BadRows) -> Iterator[tuple[int, int, Page]]:
+    def pages(self, bad_rows: BadRows) -> Iterator[tuple[int, int, WriterPage]]:
         """Yield the part, the number of the file and the page of all sound rows."""
         number = 0
         for part, paths in self.files.items():

@@ -140,6 +140,27 @@ def open_bm25(collection: Collection, options: Bm25Options = Bm25Options()) -> B
     return Bm25(folder, options)
 
 
+def scores_of(texts: Sequence[str], query: str, options: Bm25Options = Bm25Options()) -> np.ndarray:
+    """Return the score of each of a few texts, [n] float64, over these texts alone and unindexed.
+
+    Args:
+        texts: what is ranked.
+        query: a word that it has twice counts twice.
+        options: as of an index.
+    """
+    words = options.words()
+    counts = [Counter(words(text)) for text in texts]
+    lengths = np.array([own.total() for own in counts], np.int64)
+    found = np.zeros(len(texts), np.float64)
+    for term, times in sorted(Counter(words(query)).items()):
+        count = np.array([own[term] for own in counts], np.int64)
+        with_term = np.flatnonzero(count)
+        frequency = np.full(len(with_term), len(with_term))
+        impacts = impacts_of(count[with_term], lengths, with_term, frequency, options)
+        found[with_term] += times * impacts
+    return found
+
+
 def _write(folder: Path, collection: Collection, options: Bm25Options) -> None:
     terms: defaultdict[str, int] = defaultdict()
     terms.default_factory = terms.__len__  # a new word gets the next number
@@ -154,7 +175,9 @@ def _write(folder: Path, collection: Collection, options: Bm25Options) -> None:
     with (folder / "impacts.bin").open("wb") as file:
         for first in range(0, len(term), POSTINGS_PER_BLOCK):
             part = slice(first, first + POSTINGS_PER_BLOCK)
-            impacts = _impacts(count[part], lengths, document[part], frequency[term[part]], options)
+            impacts = impacts_of(
+                count[part], lengths, document[part], frequency[term[part]], options
+            )
             impacts.astype(np.float32).tofile(file)
     (folder / "terms.txt").write_text("".join(f"{t}\n" for t in terms), "utf-8")
     facts = {"num_documents": collection.num_documents, "options": asdict(options)}
@@ -184,14 +207,22 @@ def _counted_blocks(
         yield np.stack([term, document + first, count]).astype(np.int32)
 
 
-def _impacts(
+def impacts_of(
     count: np.ndarray,
     lengths: np.ndarray,
     document: np.ndarray,
     frequency: np.ndarray,
     options: Bm25Options,
 ) -> np.ndarray:
-    """Return what each word adds to the score of each of its documents, [postings] float64."""
+    """Return what each word adds to the score of each of its documents, [postings] float64.
+
+    Args:
+        count: times that the document has the word, [postings].
+        lengths: words of each document, [documents].
+        document: number of the document, [postings].
+        frequency: documents that have the word, [postings].
+        options: of the formula.
+    """
     mean_length = max(lengths.mean(), 1.0) if len(lengths) else 1.0
     weight = np.log1p((len(lengths) - frequency + 0.5) / (frequency + 0.5))
     norm = options.k1 * (1 - options.b + options.b * lengths[document] / mean_length)

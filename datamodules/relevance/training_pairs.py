@@ -3,7 +3,6 @@
 Shapes: B samples of the micro-batch, K documents of one, R most documents that are known.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
@@ -19,12 +18,12 @@ from datamodules.planned import PlannedDataset
 from datamodules.relevance.collection import Collection, Document
 from datamodules.relevance.judged_queries import JudgedQueries
 from datamodules.relevance.negatives import HardNegatives, NegativePool
+from datamodules.sentences import sentences_of
 
 TERM = "queries"
 NO_DOCUMENT = -1
 LENGTH_PROBES = 64  # documents of which bytes per token are counted
 FEWEST_WORDS = 4  # of a sentence that can stand for a query
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 
 
 @dataclass(frozen=True)
@@ -254,9 +253,10 @@ def sentence_and_rest(
     """Return one sentence of a document's text, and the document, perhaps without it.
 
     Sentences of fewer than four words are not drawn where there are others; a document of a
-    single sentence keeps it.
+    single sentence keeps it. The ends of lines mean nothing, as texts may be wrapped.
     """
-    sentences = _SENTENCE_END.split(document.text.strip())
+    text = " ".join(document.text.split())
+    sentences = sentences_of([text]) or [text]  # which may have no word
     long = [n for n, text in enumerate(sentences) if len(text.split()) >= FEWEST_WORDS]
     drawn = int(rng.choice(long or range(len(sentences))))
     is_removed = rng.random() < removal and len(sentences) > 1

@@ -11,7 +11,7 @@ from datamodules.bad_rows import BadRows
 from datamodules.batches import IGNORED
 from datamodules.json_rows import JsonRow
 from datamodules.page_batches import SnippetDataset, prompt_of
-from datamodules.page_rows import Page, framed, page_of, read_pages
+from datamodules.page_rows import WriterPage, framed, page_of, read_pages
 from datamodules.page_store import PagePrompts, open_page_texts
 
 TITLE = "Apple pie – Grandmother's Kitchen"
@@ -195,5 +195,5 @@ def test_the_demo_has_pages_without_their_titles(tmp_path):
     assert not found.rows
     assert len(pages) > 900
     assert len({page.text for page in pages}) == len(pages)
-    assert all(isinstance(page, Page) and page.query and len(page.target) <= 100 for page in pages)
+    assert all(isinstance(p, WriterPage) and p.query and len(p.target) <= 100 for p in pages)
     assert sum(page.holds_target for page in pages) < 0.05 * len(pages)

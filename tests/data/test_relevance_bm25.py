@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules.relevance.bm25 import Bm25, Bm25Options, open_bm25
+from datamodules.relevance.bm25 import Bm25, Bm25Options, open_bm25, scores_of
 from datamodules.relevance.collection import Collection, open_collection
 from datamodules.relevance.request import CollectionRequest
 from datamodules.splitting import VALIDATION
@@ -63,6 +63,9 @@ def test_scores_equal_a_plain_reference(collection, query: str, k1: float, b: fl
     np.testing.assert_allclose(index.scores(query, np.arange(7)), wanted, rtol=1e-6)
     chosen = np.array([6, 0, 3, 3])
     np.testing.assert_allclose(index.scores(query, chosen), wanted[chosen], rtol=1e-6)
+    texts = [" ".join(collection.document(i)) for i in range(7)]
+    unindexed = scores_of(texts, query, Bm25Options(k1, b))
+    np.testing.assert_allclose(unindexed, wanted, rtol=1e-12)
     documents, scores = best(index, query, 7)
     num_hits = int((wanted > 0).sum())
     assert documents[num_hits:] == [-1] * (7 - num_hits)

@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from datamodules import InstructionDataModule, TextDataModule, TextSplit, TokenizerOptions
+from datamodules import (
+    InstructionDataModule,
+    PagesDataModule,
+    TextDataModule,
+    TextSplit,
+    TokenizerOptions,
+)
 from datamodules.audits import WIDTH, show_bad_rows
 from datamodules.text_audit import PartAudit, Run, TextAudit, runs_of
 from datamodules.text_audit_view import show_audit
@@ -145,7 +151,18 @@ def test_samples_that_are_too_long_name_the_option_that_helps(tmp_path: Path) ->
     out = io.StringIO()
     show_bad_rows(Console(file=out, width=WIDTH), audit.bad_rows)
     assert "on_bad_rows" not in out.getvalue()
-    assert "--data.too_long=leave_out" in out.getvalue()
+    assert "set data.too_long to cut" in " ".join(out.getvalue().split())
+
+
+def test_pages_with_a_long_target_are_not_told_to_cut_it(tmp_path: Path) -> None:
+    path = written(tmp_path / "pages.jsonl", {"text": "a" * 9, "title": "b" * 99})
+    sizes = {"context_length": 64, "max_target_tokens": 24, "split": TextSplit(validation_share=0)}
+    out = io.StringIO()
+    audit = PagesDataModule(train_files=path, **sizes).audit()
+    show_bad_rows(Console(file=out, width=WIDTH), audit.bad_rows)
+    said = " ".join(out.getvalue().split())
+    assert "Raise data.max_target_tokens, with data.context_length, or set data.too_long" in said
+    assert "cut" not in said
 
 
 @pytest.mark.parametrize("layout", ["packed", "documents"])

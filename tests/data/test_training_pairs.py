@@ -121,6 +121,27 @@ def test_a_sentence_leaves_its_document_as_often_as_it_should() -> None:
     assert sentence_and_rest(alone, np.random.default_rng(0), 1.0) == ("Nothing but this.", alone)
 
 
+@pytest.mark.parametrize(
+    "sentences",
+    [
+        [
+            "the lift of a thin wing\nis measured .",
+            "a slip stream, e.g. of\na screw, adds lift .",
+        ],
+        ["all in small letters, cf. smith.", "this holds for\nmany a text."],
+        ["Dr. Smith measured\nit in 3.5 hours.", "She wrote it down."],
+    ],
+)
+def test_a_drawn_sentence_is_a_whole_one(sentences: list[str]) -> None:
+    document = Document("", "\n".join(sentences))
+    whole = [" ".join(sentence.split()) for sentence in sentences]
+    drawn = {sentence_and_rest(document, np.random.default_rng(n), 1.0) for n in range(9)}
+    assert drawn == {(whole[0], Document("", whole[1])), (whole[1], Document("", whole[0]))}
+    for text in ("", "*** ."):
+        alone = Document("", text)
+        assert sentence_and_rest(alone, np.random.default_rng(0), 1.0) == (text, alone)
+
+
 def test_a_batch_has_the_documents_of_a_sample_side_by_side(collection: Collection) -> None:
     dataset = pairs(collection, negatives=HardNegatives(2, "judged"))
     examples = [dataset.example(n, 0) for n in range(4)]

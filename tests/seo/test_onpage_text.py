@@ -1,14 +1,16 @@
 """Sentences, readability, keywords and near-duplicates against numbers worked by hand."""
 
 import math
+import random
 
 import pytest
 
-from lit_models.seo.onpage.duplicates import near_duplicates
-from lit_models.seo.onpage.keywords import bm25, keyword_counts
+from datamodules.sentences import sentences_of, words_of
+from lit_models.seo.onpage.checks import check_site
+from lit_models.seo.onpage.duplicates import earlier_candidates, near_duplicates, shingles
+from lit_models.seo.onpage.keywords import keyword_counts
 from lit_models.seo.onpage.page import Page
 from lit_models.seo.onpage.readability import readability, syllables
-from lit_models.seo.onpage.sentences import sentences_of, words_of
 
 
 @pytest.mark.parametrize(
@@ -98,16 +100,18 @@ def test_keywords_are_counted_where_they_stand():
     }  # fmt: skip
 
 
-def test_bm25_is_that_of_the_formula():
-    texts = [["a", "b"], ["A", "a", "c", "c"], ["c"] * 3]
-    rarity = math.log(1 + (3 - 2 + 0.5) / (2 + 0.5))
+def test_bm25_is_that_of_search():
+    texts = ["a b", "A a c c", "c c c", "<p>"]
+    rarity = math.log(1 + (4 - 2 + 0.5) / (2 + 0.5))
+    mean = (2 + 4 + 3 + 0) / 4
     expected = [
-        rarity * tf * 2.2 / (tf + 1.2 * (0.25 + 0.75 * length / 3)) if tf else 0
-        for tf, length in ((1, 2), (2, 4), (0, 3))
+        rarity * tf / (tf + 0.9 * (0.6 + 0.4 * length / mean)) if tf else 0
+        for tf, length in ((1, 2), (2, 4), (0, 3), (0, 0))
     ]
-    assert bm25(texts, ["a"]) == pytest.approx(expected)
-    assert bm25(texts, ["a", "a"]) == pytest.approx([2 * score for score in expected])
-    assert bm25([[], []], ["a"]) == [0, 0]
+    for keyword, times in (("a", 1), ("A, a!", 2)):
+        reports = check_site([Page("x", text) for text in texts], [keyword])
+        scores = [report.facts["keywords"][keyword]["bm25"] for report in reports]
+        assert scores == pytest.approx([times * score for score in expected])
 
 
 def test_near_duplicates_are_the_most_similar_earlier_texts():
@@ -115,3 +119,29 @@ def test_near_duplicates_are_the_most_similar_earlier_texts():
     texts = [text, text[:50], [*text[:-1], "x"], text, ["short"], ["Short"], []]
     found = near_duplicates(texts)
     assert found == {2: (0, 99 / 101), 3: (0, 1.0), 5: (4, 1.0)}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_near_duplicates_are_those_of_comparing_all_with_all(seed):
+    rng = random.Random(seed)
+    menu = [f"m{i}" for i in range(rng.choice([0, 20]))]
+    texts = []
+    for _ in range(30):
+        text = list(rng.choice(texts)) if texts and rng.random() < 0.8 else list("abcdefgh" * 3)
+        for _ in range(rng.randrange(3)):
+            text.insert(rng.randrange(len(text) + 1), rng.choice("abcdefgh"))
+        texts.append(text[: rng.choice([4, 15, 24, 99])])
+    pages = [menu + text for text in texts]
+    expected, runs = {}, [shingles(page) for page in pages]
+    for i, own in enumerate(runs):
+        shares = [(len(own & other) / len(own | other), -o) for o, other in enumerate(runs[:i])]
+        if shares and max(shares)[0] >= 0.8:
+            expected[i] = (-max(shares)[1], max(shares)[0])
+    assert near_duplicates(pages) == expected
+    assert len(expected) > 5
+
+
+def test_pages_that_share_no_more_than_a_menu_are_never_compared():
+    menu = frozenset(range(200))
+    runs = {i: menu | set(range(1000 * i, 1000 * i + 100)) for i in range(1, 41)}
+    assert not any(earlier_candidates(runs).values())

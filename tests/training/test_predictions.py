@@ -23,10 +23,11 @@ class CutAfter(Callback):
             raise Cut
 
 
-def predict(folder, cut_after=None, module=None, size=4, part_batches=1):
+def predict(folder, cut_after=None, module=None, size=4, part_batches=1, **trainer_options):
     counter = CutAfter(cut_after or 10_000)
     callbacks = [PredictionWriter(part_batches), counter]
-    trainer = toy_trainer(folder, callbacks=callbacks, enable_checkpointing=False)
+    options = {"callbacks": callbacks, "enable_checkpointing": False, **trainer_options}
+    trainer = toy_trainer(folder, **options)
     data = ToyData(global_batch_size=size, predict_output=str(folder / "out.csv"))
     try:
         trainer.predict(module or LitToy(), data, return_predictions=False)
@@ -62,6 +63,20 @@ def test_an_existing_file_is_not_overwritten(tmp_path):
     with pytest.raises(ValueError, match=r"out\.csv exists and is not overwritten.*predict_output"):
         predict(tmp_path)
     assert (tmp_path / "out.csv").read_text() == "precious"
+
+
+@pytest.mark.parametrize("limit", [0, 5, 0.5])
+def test_a_limit_that_leaves_samples_out_is_refused_before_any_work(tmp_path, limit):
+    rule = rf"limit_predict_batches is {limit} per device.* 6 batches.*Leave the limit"
+    with pytest.raises(ValueError, match=rule):
+        predict(tmp_path, limit_predict_batches=limit)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("limit", [6, 7, 1.0])
+def test_a_limit_that_leaves_nothing_out_is_kept(tmp_path, limit):
+    assert predict(tmp_path, limit_predict_batches=limit) == 6
+    assert (tmp_path / "out.csv").read_bytes().count(b"\n") == 21
 
 
 def test_missing_and_repeated_samples_are_noticed(tmp_path):

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from datamodules.relevance.bm25 import scores_of
 from lit_models.seo.onpage.duplicates import duplicates
 from lit_models.seo.onpage.elements import CHECKS
-from lit_models.seo.onpage.keywords import bm25, keyword_counts
+from lit_models.seo.onpage.keywords import keyword_counts
 from lit_models.seo.onpage.page import Finding, Page
 from lit_models.seo.onpage.readability import readability
-from lit_models.seo.onpage.sentences import words_of
 
 
 @dataclass
@@ -63,8 +63,8 @@ def check_site(
     what repeats. Arguments and errors as `check_page`."""
     reports = [check_page(page, keywords, language) for page in pages]
     for keyword in keywords:
-        scores = bm25([page.words for page in pages], words_of(keyword))
-        for report, score in zip(reports, scores, strict=True):
+        scores = scores_of(["\n".join(page.lines) for page in pages], keyword)
+        for report, score in zip(reports, scores.tolist(), strict=True):
             report.facts["keywords"][keyword]["bm25"] = score
     repeated = duplicates(pages, [report.facts for report in reports])
     for report, found in zip(reports, repeated, strict=True):

@@ -1,7 +1,7 @@
 """Pages of one site that repeat each other: the same title or description, or nearly one text."""
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 
 from lit_models.seo.onpage.page import Finding, Page, shown
 
@@ -33,26 +33,49 @@ def duplicates(pages: Sequence[Page], facts: Sequence[dict]) -> list[list[Findin
 def near_duplicates(texts: Sequence[Sequence[str]]) -> dict[int, tuple[int, float]]:
     """Return for each text that nearly repeats earlier ones the most similar one, and how similar.
 
-    Texts that share no run of words are never compared. Similarity is exact: shared over all
-    different runs of five words, and 1 for equal texts that are shorter than one run.
+    Similarity is exact: shared over all different runs of five words, and 1 for equal texts that
+    are shorter than one run. Texts are compared only where `earlier_candidates` names them.
 
     Args:
         texts: words of each.
     """
-    holders: dict[tuple[str, ...], list[int]] = defaultdict(list)
-    sizes, found = [], {}
-    for i, words in enumerate(texts):
-        runs = shingles(words)
-        shared: dict[int, int] = defaultdict(int)
-        for run in runs:
-            for other in holders[run]:
-                shared[other] += 1
-            holders[run].append(i)
-        sizes.append(len(runs))
-        similar = {o: n / (sizes[o] + sizes[i] - n) for o, n in shared.items()}
+    numbers: defaultdict[tuple[str, ...], int] = defaultdict()
+    numbers.default_factory = numbers.__len__  # a new run gets the next number
+    runs = [frozenset(numbers[run] for run in shingles(words)) for words in texts]
+    originals: dict[frozenset[int], int] = {}
+    found = {i: (originals[r], 1.0) for i, r in enumerate(runs) if originals.setdefault(r, i) != i}
+    firsts = [i for i in originals.values() if runs[i]]
+    for i, others in earlier_candidates({i: runs[i] for i in firsts}).items():
+        shared = {other: len(runs[i] & runs[other]) for other in others}
+        similar = {o: n / (len(runs[o]) + len(runs[i]) - n) for o, n in shared.items()}
         best = max(similar, key=lambda o: (similar[o], -o), default=None)
         if best is not None and similar[best] >= NEAR:
             found[i] = (best, similar[best])
+    return found
+
+
+def earlier_candidates(runs: Mapping[int, frozenset[int]]) -> dict[int, set[int]]:
+    """Return for each set the earlier ones that may be as similar as `NEAR`; none is missed.
+
+    Such sets share at least `NEAR` of the runs of either, so that of all but one fewer of them,
+    taken from one order, at least one is common (Chaudhuri, Ganti and Kaushik 2006, prefix
+    filter). The order is from rare to frequent: a menu that all pages share comes last, and names
+    no candidates unless it is most of a page.
+
+    Args:
+        runs: sets, each different from the others, in order.
+    """
+    frequency = Counter(run for own in runs.values() for run in own)
+    holders: dict[int, list[int]] = defaultdict(list)
+    found: dict[int, set[int]] = {}
+    for i, own in runs.items():
+        size = len(own)
+        prefix = sorted(own, key=lambda run: (frequency[run], run))[: size - int(NEAR * size) + 1]
+        near = set().union(*(holders[run] for run in prefix))
+        sizes = {o: len(runs[o]) for o in near}
+        found[i] = {o for o, n in sizes.items() if min(size, n) / max(size, n) >= NEAR}
+        for run in prefix:
+            holders[run].append(i)
     return found
 
 

@@ -177,7 +177,7 @@ def structured_data(page: Page) -> tuple[dict[str, Any], list[Finding]]:
         text = node.text()
         try:
             types += _types(json.loads(text))
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # Python refuses numbers of 5,000 digits
             rule = f"JSON-LD that is no JSON ({error}): nobody can read it"
             found.append(Finding("structured data", rule, shown(text), path_of(node)))
     items = [node.attributes.get("itemtype") or "" for node in page.tree.css("[itemscope]")]
@@ -265,12 +265,13 @@ def _says_something(node: "LexborNode") -> bool:
 
 
 def _types(value: Any) -> Iterator[str]:
-    """Yield every @type of JSON-LD, nested ones too."""
+    """Yield every @type of JSON-LD, nested ones too; one that is no text names no type."""
     if isinstance(value, list):
         for inner in value:
             yield from _types(inner)
     elif isinstance(value, dict):
         own = value.get("@type")
-        yield from [own] if isinstance(own, str) else map(str, own or [])
+        named = own if isinstance(own, list) else [own]
+        yield from (name for name in named if isinstance(name, str))
         for inner in value.values():
             yield from _types(inner)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from datamodules.html_text import parsed, visible_lines
-from lit_models.seo.onpage.sentences import words_of
+from datamodules.sentences import words_of
 
 if TYPE_CHECKING:
     from selectolax.lexbor import LexborHTMLParser, LexborNode

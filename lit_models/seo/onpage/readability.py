@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from lit_models.seo.onpage.sentences import sentences_of, words_of
+from datamodules.sentences import sentences_of, words_of
 
 FEWEST_WORDS = 100  # on which both formulas were made
 VOWELS = re.compile(r"[aeiouy]+")

@@ -39,9 +39,10 @@ class PredictionWriter(Callback):
         self._folder: Path | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse to overwrite, before any work is done."""
+        """Refuse to overwrite, or to leave samples out, before any work is done."""
         if stage != "predict":
             return
+        _check_limit(trainer)
         output = trainer.datamodule.predict_output_path
         if output.exists():
             raise ValueError(
@@ -114,6 +115,23 @@ class PredictionWriter(Callback):
         finally:
             unfinished.unlink(missing_ok=True)
         self._rows, self._batches = [], []
+
+
+def _check_limit(trainer: Trainer) -> None:
+    """Refuse a limit below the batches of the plan: the file has a row for each sample.
+
+    Raises:
+        ValueError: the trainer's `limit_predict_batches` leaves samples out.
+    """
+    limit, data = trainer.limit_predict_batches, trainer.datamodule
+    num_batches = data.plan("predict", 0).num_steps
+    per_device = math.ceil(num_batches / data.num_replicas)
+    if limit < (per_device if isinstance(limit, int) else 1.0):
+        raise ValueError(
+            f"limit_predict_batches is {limit} per device, and the predictions have "
+            f"{num_batches} batches, {per_device} per device: each input must get a row. Leave "
+            "the limit (and fast_dev_run) out, or name a file of fewer rows."
+        )
 
 
 def as_array(value: torch.Tensor) -> np.ndarray:

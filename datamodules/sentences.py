@@ -8,6 +8,8 @@ WORD = re.compile(r"\d+(?:[.,]\d+)+|[^\W_]+(?:['’\-][^\W_]+)*")
 # An end: marks, then closing quotes or brackets, then a space or the end of the line.
 END = re.compile(r"([.!?…]+)[\"'”’»)\]]*(?=\s|$)")
 LAST_WORD = re.compile(r"[^\s(\[\"'“‘«]+$")
+FOLLOWS = re.compile(r"\s*[\"'“‘«(\[\s]*(.?)", re.DOTALL)
+LONGEST_ABBREVIATION = 12  # characters, with room to see that a word is longer
 ABBREVIATIONS = frozenset(
     {
         *("mr", "mrs", "ms", "dr", "prof", "sr", "jr", "st", "rev", "hon", "gen", "col", "sgt"),
@@ -30,29 +32,32 @@ def words_of(text: str) -> list[str]:
 def sentences_of(lines: Iterable[str]) -> list[str]:
     """Return the sentences of lines; none goes over the end of a line, such as a heading's.
 
-    `?!` and `...` are one end, and what follows them in small letters goes on with the sentence.
+    `?!` and `...` are one end, and what follows them in small letters goes on with the sentence;
+    not so behind a lone mark such as ` .`, nor in a line without capitals, where it says nothing.
     """
     found = []
     for line in lines:
-        start = 0
+        start, has_capitals = 0, line != line.lower()
         for end in END.finditer(line):
-            if _is_end(line, start, end):
+            if _is_end(line, start, end, has_capitals):
                 found.append(line[start : end.end()].strip())
                 start = end.end()
         found.append(line[start:].strip())
     return [sentence for sentence in found if WORD.search(sentence)]
 
 
-def _is_end(line: str, start: int, end: re.Match[str]) -> bool:
-    behind = line[end.end() :].lstrip()
-    follows = behind.lstrip("\"'“‘«([")[:1]
-    goes_on = follows.islower()
+def _is_end(line: str, start: int, end: re.Match[str], has_capitals: bool) -> bool:
+    behind = FOLLOWS.match(line, end.end())
+    assert behind is not None  # it may be empty
+    follows = behind[1]
+    is_lone = len(end[1]) == 1 and line[end.start() - 1 : end.start()].isspace()
+    goes_on = follows.islower() and not is_lone and (has_capitals or len(end[1]) > 1)
     if end[1] != ".":
         return not goes_on
-    word = LAST_WORD.search(line, start, end.start())
-    last = word[0].lower() if word else ""
-    if not behind:
+    if not behind[0].strip():
         return True
+    word = LAST_WORD.search(line, max(start, end.start() - LONGEST_ABBREVIATION), end.start())
+    last = word[0].lower() if word else ""
     if len(last) == 1 and last.isalpha() and word is not None and word[0].isupper():
         return last == "i" and not goes_on  # an initial: J. Smith; "than I." ends
     if last in ABBREVIATIONS:
