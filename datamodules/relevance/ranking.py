@@ -11,11 +11,11 @@ from datamodules.planned import STAGES_OF, PlannedDataset, Stage
 from datamodules.relevance.candidates import CandidateOptions, FirstStage, Lists, run_lists
 from datamodules.relevance.datamodule import RelevanceDataModule
 from datamodules.relevance.groups import GroupOptions
+from datamodules.relevance.judged_queries import JudgedQueries
 from datamodules.relevance.queries import CollectionQueries, FileQueries, Queries
 from datamodules.relevance.ranking_batches import (
     GroupDataset,
     PairTexts,
-    QueryJudgements,
     RankingDataset,
     RankingSource,
     TripleDataset,
@@ -136,11 +136,11 @@ class RankingDataModule(RelevanceDataModule):
     def _learns_triples(self, stage: Stage) -> bool:
         return stage == "train" and self.groups.triples
 
-    def _queries(self, stage: Stage) -> tuple[Queries, QueryJudgements | None]:
+    def _queries(self, stage: Stage) -> tuple[Queries, JudgedQueries | None]:
         if stage == "predict" and self.predict_queries is not None:
             return FileQueries(Path(self.predict_queries).expanduser()), None
         part = PART_NAMES.index("test" if stage == "predict" else stage)
-        judgements = QueryJudgements(self.collection.judgements(part))
+        judgements = JudgedQueries(self.collection.judgements(part))
         if not len(judgements.queries):
             raise ValueError(
                 f"no query is judged for {stage}; name its judgements in data.collection."

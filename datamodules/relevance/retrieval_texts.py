@@ -18,7 +18,8 @@ from datamodules.planned import PlannedDataset
 from datamodules.relevance.bm25 import Bm25, Bm25Options, open_bm25
 from datamodules.relevance.collection import Collection
 from datamodules.relevance.judged_queries import JudgedQueries
-from datamodules.relevance.training_pairs import NO_DOCUMENT, estimated_lengths, rows_of
+from datamodules.relevance.tables import NO_DOCUMENT, rows_of
+from datamodules.relevance.training_pairs import estimated_lengths
 
 SAMPLE_KEY = 1_607  # of the documents that are drawn; any number
 

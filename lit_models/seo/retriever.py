@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from datamodules.batches import EncodeBatch, RetrievalBatch
 from datamodules.encoded_texts import TextEncoding
 from datamodules.relevance.encoded_collection import EncodedCollection
+from datamodules.relevance.tables import NO_DOCUMENT
 from datamodules.relevance.training_pairs import TERM
 from lit_models.layers.depths import layer_depths
 from lit_models.seo.base import EncodedTextModule
 from lit_models.seo.biencoder import BiEncoder, Towers
-from lit_models.seo.contrastive import NO_DOCUMENT, TemperatureOptions, in_batch_loss
+from lit_models.seo.contrastive import TemperatureOptions, in_batch_loss
 from lit_models.seo.encoders import Pooling, TextEncoder
 from lit_models.seo.feedback import Feedback, searched
 from lit_models.seo.fusion import CHOSEN_WEIGHT, Fusion, weight_of

@@ -1,4 +1,4 @@
-"""BM25 and a retriever together: what is measured is what is written, and where its weight is from."""
+"""BM25 and a retriever together: what is measured is written, and who chooses the weight."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,6 @@ from datamodules.relevance.runs import read_run
 from datamodules.splitting import TEST
 from lit_models import LitRetriever
 from lit_models.seo.fusion import CHOSEN_WEIGHT, WEIGHTS, Fusion
-from lit_models.seo.retrieval_table import RetrievalTable
 from tests.distributed.seo_retriever import retriever
 from tests.seo.test_retriever import plain_ndcg
 from tests.toy import toy_trainer
@@ -53,11 +52,12 @@ def other_weight(retriever_run: Path, tmp_path: Path) -> Path:
     return tmp_path / "other.ckpt"
 
 
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
 def test_only_a_fit_chooses_the_weight(
     retriever_run: Path, tmp_path: Path, other_weight: Path
 ) -> None:
     module, data = retriever(retriever_run, {})
-    trainer = toy_trainer(tmp_path, callbacks=[RetrievalTable()])
+    trainer = toy_trainer(tmp_path)
     trainer.validate(module, data, ckpt_path=other_weight, verbose=False)
     content = json.loads((tmp_path / "retrieval-val.json").read_text())
     assert module.fusion_weight() == content["fusion_weight"] == 0.123
@@ -66,6 +66,7 @@ def test_only_a_fit_chooses_the_weight(
     assert fitted["fusion_weight"] in WEIGHTS
 
 
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
 def test_a_fit_that_goes_on_keeps_the_weight(
     retriever_run: Path, tmp_path: Path, other_weight: Path
 ) -> None:
