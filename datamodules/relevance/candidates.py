@@ -148,18 +148,10 @@ def rankings_of(
     option: str,
     may_lack_all: bool = False,
 ) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-    """Return place of a query in `ids` -> documents [n] int64 and scores [n] float32 of a run.
+    """Return place of a query in `ids` -> documents [n] int64 and scores [n] float32 of runs.
 
-    Args:
-        paths: of the runs.
-        collection: that the documents are of.
-        ids: of the queries that are wanted; others in the files are passed over.
-        ranks: that are taken.
-        option: that names the files, for messages.
-        may_lack_all: whether none of the queries needs to be in the files.
-
-    Raises:
-        ValueError: as `run_lists`.
+    Args: ids of the queries that are wanted; ranks that are taken; the others and the errors are
+    those of `run_lists`.
     """
     places = {id: place for place, id in enumerate(ids)}
     found: dict[int, tuple[np.ndarray, np.ndarray]] = {}

@@ -1,5 +1,6 @@
 """RankingDataModule: queries with candidates become planned batches for the ranker."""
 
+import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,8 @@ from datamodules.splitting import PART_NAMES
 
 RUN_NAME = "ranked.trec"
 TAG, DECIMALS = "unisono", 6
+MOST_NAMED = 3  # queries of a message
+log = logging.getLogger(__name__)
 
 
 class RankingDataModule(RelevanceDataModule):
@@ -122,6 +125,15 @@ class RankingDataModule(RelevanceDataModule):
             path: of the run.
         """
         write_run(path, self._rankings(results["score"]), TAG)
+        dataset = self.datasets["predict"]
+        assert isinstance(dataset, RankingDataset)
+        queries = dataset.source.queries
+        if lacking := [n for n in range(len(queries)) if not len(dataset.candidates(n))]:
+            names = ", ".join(queries.id(place) for place in lacking[:MOST_NAMED])
+            log.warning(
+                "%d of %d queries have no candidate and are not in %s, such as %s.",
+                *(len(lacking), len(queries), path, names),
+            )
 
     def _rankings(self, scores: np.ndarray) -> Iterator[Ranking]:
         dataset = self.datasets["predict"]

@@ -36,7 +36,7 @@ class RetrievalDataModule(RelevanceDataModule):
         bm25: the first stage that is measured beside the retriever, and fused with it; none
             leaves it out.
         bm25_depth: documents of the first stage for each query.
-        predict_queries: part whose judged queries a prediction encodes and searches with.
+        predict_part: part whose judged queries a prediction encodes and searches with.
         predict_depth: documents of each query in the run that a prediction writes.
         predict_type: numbers of the matrices that a prediction writes.
         relevance: collection, output, tokenizer and more, see `RelevanceDataModule`.
@@ -54,7 +54,7 @@ class RetrievalDataModule(RelevanceDataModule):
         num_others: int | None = None,
         bm25: Bm25Options | None = Bm25Options(),  # noqa: B008 - frozen
         bm25_depth: int = 1000,
-        predict_queries: QueryPart = "test",
+        predict_part: QueryPart = "test",
         predict_depth: int = 1000,
         predict_type: NumberType = "float32",
         **relevance: Any,
@@ -67,7 +67,7 @@ class RetrievalDataModule(RelevanceDataModule):
             raise ValueError(f"num_others must be 0 or more, got {num_others}.")
         self.mix, self.negatives, self.num_others = mix, negatives, num_others
         self.bm25, self.bm25_depth = bm25, bm25_depth
-        self.predict_queries, self.predict_depth = predict_queries, predict_depth
+        self.predict_part, self.predict_depth = predict_part, predict_depth
         self.predict_type: NumberType = predict_type
         self.search_encoded: Callable[[EncodedCollection], None] = no_search
 
@@ -113,19 +113,19 @@ class RetrievalDataModule(RelevanceDataModule):
                 "documents": (collection.document_id(int(n)) for n in dataset.documents),
             },
             self.predict_type,
-            {"collection": collection.fingerprint, "queries": self.predict_queries},
+            {"collection": collection.fingerprint, "queries": self.predict_part},
             self.search_encoded,
         )
 
     def _predicted(self) -> np.ndarray:
         """Return the numbers of the queries that a prediction searches with."""
-        if self.predict_queries == "all":
+        if self.predict_part == "all":
             return np.arange(self.collection.num_queries)
-        judgements = self.collection.judgements(PART_NAMES.index(self.predict_queries))
+        judgements = self.collection.judgements(PART_NAMES.index(self.predict_part))
         queries = np.unique(judgements.query)
         if not len(queries):
             raise ValueError(
-                f"predict_queries is {self.predict_queries}, and no query is judged there; take "
+                f"predict_part is {self.predict_part}, and no query is judged there; take "
                 "another part, or all."
             )
         return queries

@@ -107,15 +107,17 @@ def test_an_exported_folder_encodes_alike(
     assert exported.recipe["fusion_weight"] == trained.recipe["fusion_weight"]
 
 
-def test_validation_can_leave_documents_out_and_says_so(retriever_run: Path, capsys) -> None:
+def test_validation_can_leave_documents_out_and_says_so(
+    retriever_run: Path, tmp_path: Path, capsys
+) -> None:
     module, data = retriever(retriever_run, {})
     data.num_others, data.bm25 = 5, None
     with pytest.raises(ValueError, match=r"model\.fusion adds BM25's scores, and data\.bm25 is"):
-        toy_trainer(retriever_run, max_steps=1, callbacks=[]).fit(module, data)
+        toy_trainer(tmp_path, max_steps=1, callbacks=[]).fit(module, data)
     module, data = retriever(retriever_run, {})
     data.num_others, data.bm25, module.fusion = 5, None, None
-    toy_trainer(retriever_run, max_steps=1, callbacks=[]).fit(module, data)
-    content = json.loads((retriever_run / "retrieval-val.json").read_text())
+    toy_trainer(tmp_path, max_steps=1, callbacks=[]).fit(module, data)
+    content = json.loads((tmp_path / "retrieval-val.json").read_text())
     judged = np.unique(data.collection.judgements(1).document)
     assert content["documents"] == len(judged) + 5
     assert set(content["systems"]) == {"retriever"}
@@ -156,10 +158,10 @@ def test_a_checkpoint_is_of_the_class_that_fsdp_hides(
         sharded.on_load_checkpoint(checkpoint)
 
 
-def test_a_step_that_is_cut_is_refused(retriever_run: Path) -> None:
+def test_a_step_that_is_cut_is_refused(retriever_run: Path, tmp_path: Path) -> None:
     module, data = retriever(retriever_run, {"micro_batch_size": 4})
     with pytest.raises(ValueError, match=r"cut into 4 micro-batches, but the loss of LitRetriever"):
-        toy_trainer(retriever_run, max_steps=1).fit(module, data)
+        toy_trainer(tmp_path, max_steps=1).fit(module, data)
 
 
 def test_a_fusion_needs_a_weight(retriever_run: Path) -> None:
