@@ -8,6 +8,7 @@ import torch
 from datamodules.relevance.bm25 import Hits, open_bm25
 from datamodules.relevance.encoded_collection import RUN_FILE, EncodedCollection
 from datamodules.relevance.retrieval import RetrievalDataModule
+from datamodules.relevance.retrieval_texts import TextsDataset
 from datamodules.relevance.runs import Ranking
 from datamodules.relevance.runs import write_run as write_rankings
 from lit_models.seo.feedback import Feedback, searched
@@ -45,16 +46,21 @@ def _rankings(
     device: torch.device,
     feedback: Feedback | None,
 ) -> Iterator[Ranking]:
-    names, collection = encoded.query_ids, data.collection
-    bm25 = None if data.bm25 is None or fusion_weight is None else open_bm25(collection, data.bm25)
+    names = encoded.query_ids
+    bm25 = (
+        None
+        if data.bm25 is None or fusion_weight is None
+        else open_bm25(data.collection, data.bm25)
+    )
     depth = data.predict_depth if bm25 is None else max(data.predict_depth, data.bm25_depth)
-    ids = encoded.document_ids
+    ids, dataset = encoded.document_ids, data.datasets["predict"]
+    assert isinstance(dataset, TextsDataset)
     for start in range(0, len(names), QUERIES_AT_ONCE):
         chunk = names[start : start + QUERIES_AT_ONCE]
         queries = encoded.queries[start : start + QUERIES_AT_ONCE]
         found = searched(np.asarray(queries), encoded.documents, depth, device, feedback)
         if bm25 is not None and fusion_weight is not None:
-            texts = [collection.query(collection.query_index(name)) for name in chunk]
+            texts = [dataset.queries.text(place) for place in range(start, start + len(chunk))]
             found = _with_bm25(found, bm25.search(texts, data.bm25_depth), fusion_weight)
         for name, rows, scores in zip(chunk, found.documents, found.scores, strict=True):
             kept = rows[rows >= 0][: data.predict_depth].tolist()

@@ -74,3 +74,23 @@ def test_a_fit_that_goes_on_keeps_the_weight(
     options = {"max_epochs": 3, "limit_val_batches": 0, "num_sanity_val_steps": 0}
     toy_trainer(tmp_path, **options).fit(module, data, ckpt_path=other_weight)
     assert module.recipe[CHOSEN_WEIGHT] == 0.123
+
+
+def test_queries_of_a_file_search_as_those_of_the_collection(
+    retriever_run: Path, tmp_path: Path
+) -> None:
+    _, data = retriever(retriever_run, {})
+    text = data.collection.query(data.collection.query_index("test-3"))
+    (tmp_path / "mine.tsv").write_text(f"mine\t{text}\n")
+    options = {"predict_queries": str(tmp_path / "mine.tsv")}
+    _, data = retriever(retriever_run, options)
+    data.predict_output = str(tmp_path / "out")
+    module = LitRetriever.load_from_checkpoint(retriever_run / LAST)
+    toy_trainer(tmp_path).predict(module, data, return_predictions=False)
+    (found,) = read_run(tmp_path / "out" / "run.trec")
+    known = {r.query: r for r in read_run(retriever_run / "coded.encoded" / "run.trec")}["test-3"]
+    assert (found.query, found.documents) == ("mine", known.documents)
+    with pytest.raises(
+        ValueError, match=r"predict_part train has no effect beside predict_queries"
+    ):
+        retriever(retriever_run, {**options, "predict_part": "train"})
