@@ -16,10 +16,10 @@ from datamodules.relevance.collection import Collection
 from datamodules.relevance.queries import Queries
 from datamodules.relevance.request import Files
 from datamodules.relevance.runs import read_run
+from datamodules.relevance.tables import NO_DOCUMENT, rows_of
 from datamodules.sources import expand_files
 
 LISTS_VERSION = 1
-NO_DOCUMENT = -1
 RUN_SUFFIXES = (".trec", ".run", ".txt", ".tsv")
 
 
@@ -130,26 +130,31 @@ def run_lists(
     key = digest_of([LISTS_VERSION, "run", collection.fingerprint, digests, most, ids])
 
     def make(folder: Path) -> None:
-        found = _rankings(paths, collection, {id: place for place, id in enumerate(ids)}, most)
-        if not (found or may_lack_all):
-            raise ValueError(
-                f"{option} {', '.join(map(str, paths))} ranks none of the {len(ids)} queries, such "
-                f'as "{ids[0]}"; name a run of these queries.'
-            )
-        width = max((len(documents) for documents, _ in found.values()), default=0)
-        documents = np.full((len(ids), width), NO_DOCUMENT, np.int64)
-        scores = np.zeros((len(ids), width), np.float32)
-        for place, (indices, values) in found.items():
-            documents[place, : len(indices)], scores[place, : len(indices)] = indices, values
-        _write(folder, documents, scores)
+        found = rankings_of(paths, collection, ids, slice(most), option, may_lack_all)
+        nothing = np.zeros(0, np.int64), np.zeros(0, np.float32)
+        documents, scores = zip(
+            *(found.get(place, nothing) for place in range(len(ids))), strict=True
+        )
+        _write(folder, rows_of(documents, NO_DOCUMENT), rows_of(scores, 0.0))
 
     return _opened(made_once(root / "candidates" / key, make))
 
 
-def _rankings(
-    paths: Sequence[Path], collection: Collection, places: dict[str, int], most: int | None
-) -> dict[int, tuple[np.ndarray, list[float]]]:
-    found: dict[int, tuple[np.ndarray, list[float]]] = {}
+def rankings_of(
+    paths: Sequence[Path],
+    collection: Collection,
+    ids: Sequence[str],
+    ranks: slice,
+    option: str,
+    may_lack_all: bool = False,
+) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    """Return place of a query in `ids` -> documents [n] int64 and scores [n] float32 of runs.
+
+    Args: ids of the queries that are wanted; ranks that are taken; the others and the errors are
+    those of `run_lists`.
+    """
+    places = {id: place for place, id in enumerate(ids)}
+    found: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     for path in paths:
         for ranking in read_run(path):
             place = places.get(ranking.query)
@@ -160,13 +165,18 @@ def _rankings(
                     f'{path}: query "{ranking.query}" is in another of the runs too; name runs '
                     "that hold different queries."
                 )
-            indices = collection.documents.indices_of(ranking.documents[:most])
+            indices = collection.documents.indices_of(names := ranking.documents[ranks])
             if (unknown := np.flatnonzero(indices < 0)).size:
                 raise ValueError(
-                    f'{path}: document "{ranking.documents[unknown[0]]}" of query '
+                    f'{path}: document "{names[unknown[0]]}" of query '
                     f'"{ranking.query}" is not in the collection; name a run of this collection.'
                 )
-            found[place] = indices, ranking.scores[:most]
+            found[place] = indices, np.array(ranking.scores[ranks], np.float32)
+    if not (found or may_lack_all):
+        raise ValueError(
+            f"{option} {', '.join(map(str, paths))} ranks none of the {len(ids)} queries, such "
+            f'as "{ids[0]}"; name a run of these queries.'
+        )
     return found
 
 

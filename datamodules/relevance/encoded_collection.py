@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -76,6 +77,18 @@ def write_encoded(
     Raises:
         FileExistsError: the folder is there.
     """
+    with _whole_folder(folder) as unfinished:
+        for name in TEXTS:
+            with naming(folder):
+                _write_matrix(unfinished / f"{name}.npy", vectors[name], number_type)
+                _write_ids(unfinished / f"{name}.ids.jsonl", ids[name])
+        (unfinished / "facts.json").write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
+        finish(EncodedCollection(unfinished))
+
+
+@contextmanager
+def _whole_folder(folder: Path) -> Iterator[Path]:
+    """Give an unfinished folder, which takes its name when all in it is on the disk."""
     if folder.exists():
         raise FileExistsError(f"{folder} exists and is not overwritten; move it away.")
     unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.unfinished")
@@ -83,12 +96,7 @@ def write_encoded(
     with naming(folder):
         unfinished.mkdir(parents=True)
     try:
-        for name in TEXTS:
-            with naming(folder):
-                _write_matrix(unfinished / f"{name}.npy", vectors[name], number_type)
-                _write_ids(unfinished / f"{name}.ids.jsonl", ids[name])
-        (unfinished / "facts.json").write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
-        finish(EncodedCollection(unfinished))
+        yield unfinished
         for path in unfinished.iterdir():
             sync(path)
         sync(unfinished)

@@ -1,12 +1,25 @@
 """The queries of one part with what people said of documents for them."""
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from datamodules.relevance.collection import Judgements
+from datamodules.relevance.tables import looked_up
 
 RELEVANT_ABOVE = 0.0  # grades above it are relevant
+
+
+class Judged(NamedTuple):
+    """All judged documents of a query, ascending [J] int64, and their grades [J] float32."""
+
+    documents: np.ndarray
+    grades: np.ndarray
+
+    def grades_of(self, documents: np.ndarray) -> np.ndarray:
+        """Return the grades of documents, [n] float32; NaN = unjudged."""
+        return looked_up(documents, self.documents, self.grades)
 
 
 class JudgedQueries:
@@ -38,10 +51,10 @@ class JudgedQueries:
         """Most judgements of one query."""
         return int(np.diff(self._offsets).max(initial=0))
 
-    def judged(self, place: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return documents and grades of the query at this place in `queries`."""
+    def judged(self, place: int) -> Judged:
+        """Return what was judged for the query at this place in `queries`."""
         part = slice(*self._offsets[place : place + 2])
-        return self.judgements.document[part], self.judgements.grade[part]
+        return Judged(self.judgements.document[part], self.judgements.grade[part])
 
     def relevant(self, place: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the relevant documents and their grades, as float64."""

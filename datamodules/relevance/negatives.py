@@ -8,9 +8,9 @@ import numpy as np
 
 from datamodules.cache import cache_root, file_digest
 from datamodules.relevance.bm25 import Bm25, Bm25Options, open_bm25
+from datamodules.relevance.candidates import rankings_of
 from datamodules.relevance.collection import Collection
 from datamodules.relevance.judged_queries import JudgedQueries
-from datamodules.relevance.runs import read_run
 
 Source = Literal["judged", "bm25", "run"]
 MOST_KEPT = 200_000  # queries whose negatives a process remembers
@@ -93,7 +93,8 @@ class NegativePool:
 
     Raises:
         FileNotFoundError: there is no such run.
-        ValueError: nobody was found not relevant, or the run is of another collection.
+        ValueError: nobody was found not relevant, or the run is of another collection or has
+            no training query.
     """
 
     def __init__(
@@ -130,15 +131,11 @@ class NegativePool:
         return hits.documents[0][hits.documents[0] >= 0][self.options.skip :]
 
     def _of_run(self, path: Path) -> dict[int, np.ndarray]:
-        found = {}
-        for ranking in read_run(path):
-            names = ranking.documents[self.options.skip : self.options.depth]
-            try:
-                query = self.collection.query_index(ranking.query)
-                numbers = [self.collection.document_index(name) for name in names]
-            except KeyError as error:
-                raise ValueError(
-                    f"{path}: {error.args[0]} Take a run over the same collection."
-                ) from error
-            found[query] = np.array(numbers, np.int64)
-        return found
+        """The run's documents of the training queries, those of triples too."""
+        queries, triples = self.judged.queries, self.collection.triples
+        if triples is not None:
+            queries = np.union1d(queries, triples.query)
+        ids = [self.collection.query_id(int(query)) for query in queries]
+        ranks = slice(self.options.skip, self.options.depth)
+        found = rankings_of([path], self.collection, ids, ranks, "data.negatives.run")
+        return {int(queries[place]): documents for place, (documents, _) in found.items()}

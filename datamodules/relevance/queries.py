@@ -6,6 +6,8 @@ from typing import Protocol
 
 import numpy as np
 
+from datamodules.cache import digest_of
+from datamodules.plan import hash_ids
 from datamodules.relevance.collection import Collection
 from datamodules.relevance.texts import LineError, TextRecord, parse_line
 from datamodules.sources import BadRow
@@ -14,7 +16,18 @@ QUERY_SUFFIXES = (".jsonl", ".tsv")
 
 
 class Queries(Protocol):
-    """Texts with ids, by their place 0 … len - 1."""
+    """Texts with ids, by their place 0 … len - 1.
+
+    Attributes:
+        indices: [Q] int64, their numbers where they are from.
+    """
+
+    indices: np.ndarray
+
+    @property
+    def digest(self) -> str:
+        """Tells these queries from others of the same collection."""
+        ...
 
     def __len__(self) -> int: ...
 
@@ -37,6 +50,10 @@ class CollectionQueries:
 
     def __init__(self, collection: Collection, indices: np.ndarray) -> None:
         self.collection, self.indices = collection, indices
+
+    @property
+    def digest(self) -> str:
+        return hash_digest(self.indices)
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -75,6 +92,11 @@ class FileQueries:
             self.records.append(record)
         if not self.records:
             raise ValueError(f"data.predict_queries {path} holds no query.")
+        self.indices = np.arange(len(self.records))
+
+    @property
+    def digest(self) -> str:
+        return digest_of([[record.id, record.text] for record in self.records])
 
     def __len__(self) -> int:
         return len(self.records)
@@ -84,6 +106,11 @@ class FileQueries:
 
     def text(self, place: int) -> str:
         return self.records[place].text
+
+
+def hash_digest(numbers: np.ndarray) -> str:
+    """Return a digest of numbers in their order."""
+    return digest_of([len(numbers), int(hash_ids(numbers).sum(dtype=np.uint64))])
 
 
 def _records(path: Path) -> Iterator[tuple[int, TextRecord]]:

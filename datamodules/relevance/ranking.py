@@ -1,5 +1,6 @@
 """RankingDataModule: queries with candidates become planned batches for the ranker."""
 
+import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +12,11 @@ from datamodules.planned import STAGES_OF, PlannedDataset, Stage
 from datamodules.relevance.candidates import CandidateOptions, FirstStage, Lists, run_lists
 from datamodules.relevance.datamodule import RelevanceDataModule
 from datamodules.relevance.groups import GroupOptions
+from datamodules.relevance.judged_queries import JudgedQueries
 from datamodules.relevance.queries import CollectionQueries, FileQueries, Queries
 from datamodules.relevance.ranking_batches import (
     GroupDataset,
     PairTexts,
-    QueryJudgements,
     RankingDataset,
     RankingSource,
     TripleDataset,
@@ -26,6 +27,8 @@ from datamodules.splitting import PART_NAMES
 
 RUN_NAME = "ranked.trec"
 TAG, DECIMALS = "unisono", 6
+MOST_NAMED = 3  # queries of a message
+log = logging.getLogger(__name__)
 
 
 class RankingDataModule(RelevanceDataModule):
@@ -122,6 +125,15 @@ class RankingDataModule(RelevanceDataModule):
             path: of the run.
         """
         write_run(path, self._rankings(results["score"]), TAG)
+        dataset = self.datasets["predict"]
+        assert isinstance(dataset, RankingDataset)
+        queries = dataset.source.queries
+        if lacking := [n for n in range(len(queries)) if not len(dataset.candidates(n))]:
+            names = ", ".join(queries.id(place) for place in lacking[:MOST_NAMED])
+            log.warning(
+                "%d of %d queries have no candidate and are not in %s, such as %s.",
+                *(len(lacking), len(queries), path, names),
+            )
 
     def _rankings(self, scores: np.ndarray) -> Iterator[Ranking]:
         dataset = self.datasets["predict"]
@@ -136,11 +148,11 @@ class RankingDataModule(RelevanceDataModule):
     def _learns_triples(self, stage: Stage) -> bool:
         return stage == "train" and self.groups.triples
 
-    def _queries(self, stage: Stage) -> tuple[Queries, QueryJudgements | None]:
+    def _queries(self, stage: Stage) -> tuple[Queries, JudgedQueries | None]:
         if stage == "predict" and self.predict_queries is not None:
             return FileQueries(Path(self.predict_queries).expanduser()), None
         part = PART_NAMES.index("test" if stage == "predict" else stage)
-        judgements = QueryJudgements(self.collection.judgements(part))
+        judgements = JudgedQueries(self.collection.judgements(part))
         if not len(judgements.queries):
             raise ValueError(
                 f"no query is judged for {stage}; name its judgements in data.collection."

@@ -16,25 +16,16 @@ from datamodules.encoded_texts import TextEncoding
 from datamodules.framing import Framed, padded
 from datamodules.plan import rng_for
 from datamodules.planned import PlannedDataset
-from datamodules.relevance.candidates import NO_DOCUMENT, FirstStage, Lists
-from datamodules.relevance.collection import Collection, Judgements
+from datamodules.relevance.candidates import FirstStage, Lists
+from datamodules.relevance.collection import Collection
 from datamodules.relevance.groups import GroupOptions
+from datamodules.relevance.judged_queries import Judged, JudgedQueries
 from datamodules.relevance.queries import Queries
+from datamodules.relevance.tables import NO_DOCUMENT, looked_up, rows_of
+from datamodules.relevance.training_pairs import tokens_per_byte
 
 TERM = "queries"
-PROBED = 64  # documents whose tokens are counted, for the plan
 NO_PAIR = Framed(np.zeros(1, np.int64), np.zeros(1, np.int64))  # where no query has a candidate
-
-
-class Judged(NamedTuple):
-    """All judged documents of a query, ascending [J] int64, and their grades [J] float32."""
-
-    documents: np.ndarray
-    grades: np.ndarray
-
-    def grades_of(self, documents: np.ndarray) -> np.ndarray:
-        """Return the grades of documents, [n] float32; NaN = unjudged."""
-        return looked_up(documents, self.documents, self.grades)
 
 
 class RankingExample(NamedTuple):
@@ -64,10 +55,8 @@ class PairTexts:
 
     def pair(self, query: str, document: int) -> Framed:
         """Return the row of a query's text and a document's number."""
-        text = self.collection.document(document)
-        whole = f"{text.title}\n{text.text}" if text.title else text.text
         ids = self.encoding.ids
-        return self.encoding.framing.pair(ids(query), ids(whole))
+        return self.encoding.framing.pair(ids(query), ids(self.collection.document(document).whole))
 
     def lengths(self, documents: np.ndarray) -> np.ndarray:
         """Return about how many positions the rows of documents have, [n] int64."""
@@ -78,29 +67,7 @@ class PairTexts:
 
     @cached_property
     def _tokens_per_byte(self) -> float:
-        count = self.collection.num_documents
-        probed = range(0, count, 1 + count // PROBED)
-        documents = [self.collection.document(index).text for index in probed]
-        num_tokens = sum(len(self.encoding.ids(text)) for text in documents)
-        return num_tokens / max(1, sum(len(text.encode()) for text in documents))
-
-
-class QueryJudgements:
-    """The judgements of a part, query by query.
-
-    Args:
-        judged: of the part.
-    """
-
-    def __init__(self, judged: Judgements) -> None:
-        self.queries, starts = np.unique(judged.query, return_index=True)
-        self.offsets = np.append(starts, len(judged.query))
-        self.documents, self.grades = judged.document, judged.grade
-
-    def of(self, place: int) -> Judged:
-        """Return the judgements of one query."""
-        start, end = self.offsets[place : place + 2]
-        return Judged(self.documents[start:end], self.grades[start:end])
+        return tokens_per_byte(self.encoding, self.collection)
 
 
 @dataclass(frozen=True)
@@ -118,14 +85,14 @@ class RankingSource:
     texts: PairTexts
     queries: Queries
     first: FirstStage
-    judgements: QueryJudgements | None = None
+    judgements: JudgedQueries | None = None
     teacher: Lists | None = None
 
     def judged(self, place: int) -> Judged:
         """Return the judgements of a query."""
         if self.judgements is None:
             return Judged(np.zeros(0, np.int64), np.zeros(0, np.float32))
-        return self.judgements.of(place)
+        return self.judgements.judged(place)
 
     def fingerprint(self, *options: Any) -> str:
         """Return the hex digest of all this and of the options of a dataset."""
@@ -192,17 +159,17 @@ class RankingDataset(PlannedDataset):
         batch = {
             **padded([pair for example in examples for pair in example.pairs] or [NO_PAIR]),
             "pair_index": torch.from_numpy(index),
-            "document": rows([e.document for e in examples], NO_DOCUMENT, width),
-            "relevance": rows([e.relevance for e in examples], np.nan, width),
-            "prior": rows([e.prior for e in examples], 0.0, width),
-            "all_relevance": rows([e.all_relevance for e in examples], np.nan),
+            "document": _rows([e.document for e in examples], NO_DOCUMENT, width),
+            "relevance": _rows([e.relevance for e in examples], np.nan, width),
+            "prior": _rows([e.prior for e in examples], 0.0, width),
+            "all_relevance": _rows([e.all_relevance for e in examples], np.nan, 1),
         }
         if self.source.teacher is not None:
-            batch["teacher"] = rows([e.teacher for e in examples], np.nan, width)
+            batch["teacher"] = _rows([e.teacher for e in examples], np.nan, width)
         if self.with_baselines:
             found = {"first": [e.first_stage for e in examples], "bm25": [e.bm25 for e in examples]}
             batch["baselines"] = {
-                name: rows(found[name], 0.0, width) for name in self.source.first.names
+                name: _rows(found[name], 0.0, width) for name in self.source.first.names
             }
         return batch
 
@@ -301,25 +268,5 @@ class TripleDataset(RankingDataset):
         return sum((of(side) for side in sides), np.zeros(count, np.int64))
 
 
-def looked_up(wanted: np.ndarray, known: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return the value of each wanted number, [n] float32; NaN = not known.
-
-    Args:
-        wanted: [n] int64.
-        known: [m] int64, ascending.
-        values: [m].
-    """
-    found = np.full(len(wanted), np.nan, np.float32)
-    if len(known):
-        near = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
-        hit = known[near] == wanted
-        found[hit] = values[near[hit]]
-    return found
-
-
-def rows(values: Sequence[np.ndarray], filler: float, width: int = 1) -> torch.Tensor:
-    """Return arrays of several lengths as the rows of one, at least `width` wide."""
-    found = np.full((len(values), max(width, *map(len, values))), filler, values[0].dtype)
-    for row, value in zip(found, values, strict=True):
-        row[: len(value)] = value
-    return torch.from_numpy(found)
+def _rows(values: Sequence[np.ndarray], filler: float, width: int) -> torch.Tensor:
+    return torch.from_numpy(rows_of(values, filler, width))

@@ -12,6 +12,7 @@ from datamodules.relevance.datamodule import RelevanceDataModule
 from datamodules.relevance.encoded_collection import EncodedCollection, NumberType, write_encoded
 from datamodules.relevance.judged_queries import JudgedQueries
 from datamodules.relevance.negatives import HardNegatives
+from datamodules.relevance.queries import CollectionQueries, FileQueries, Queries
 from datamodules.relevance.retrieval_texts import TextsDataset, chosen_documents
 from datamodules.relevance.training_pairs import PairDataset, TrainingMix
 from datamodules.splitting import PART_NAMES, TRAIN
@@ -36,13 +37,14 @@ class RetrievalDataModule(RelevanceDataModule):
         bm25: the first stage that is measured beside the retriever, and fused with it; none
             leaves it out.
         bm25_depth: documents of the first stage for each query.
-        predict_queries: part whose judged queries a prediction encodes and searches with.
+        predict_part: part whose judged queries a prediction encodes and searches with.
+        predict_queries: jsonl with _id and text, or tsv with id and text, instead of a part.
         predict_depth: documents of each query in the run that a prediction writes.
         predict_type: numbers of the matrices that a prediction writes.
         relevance: collection, output, tokenizer and more, see `RelevanceDataModule`.
 
     Raises:
-        ValueError: a number below 1, or of others below 0.
+        ValueError: a number below 1, or of others below 0, or options in conflict.
     """
 
     predict_example: ClassVar[str] = "FOLDER"
@@ -54,7 +56,8 @@ class RetrievalDataModule(RelevanceDataModule):
         num_others: int | None = None,
         bm25: Bm25Options | None = Bm25Options(),  # noqa: B008 - frozen
         bm25_depth: int = 1000,
-        predict_queries: QueryPart = "test",
+        predict_part: QueryPart = "test",
+        predict_queries: str | None = None,
         predict_depth: int = 1000,
         predict_type: NumberType = "float32",
         **relevance: Any,
@@ -67,7 +70,13 @@ class RetrievalDataModule(RelevanceDataModule):
             raise ValueError(f"num_others must be 0 or more, got {num_others}.")
         self.mix, self.negatives, self.num_others = mix, negatives, num_others
         self.bm25, self.bm25_depth = bm25, bm25_depth
-        self.predict_queries, self.predict_depth = predict_queries, predict_depth
+        if predict_queries is not None and predict_part != "test":
+            raise ValueError(
+                f"predict_part {predict_part} has no effect beside predict_queries "
+                f"{predict_queries}; leave one of them out."
+            )
+        self.predict_part, self.predict_queries = predict_part, predict_queries
+        self.predict_depth = predict_depth
         self.predict_type: NumberType = predict_type
         self.search_encoded: Callable[[EncodedCollection], None] = no_search
 
@@ -97,7 +106,8 @@ class RetrievalDataModule(RelevanceDataModule):
             )
         documents = chosen_documents(judged, collection.num_documents, self.num_others)
         first = (self.bm25, self.bm25_depth)
-        return TextsDataset(collection, encoding, judged.queries, documents, judged, *first)
+        queries = CollectionQueries(collection, judged.queries)
+        return TextsDataset(collection, encoding, queries, documents, judged, *first)
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
         """Write the encoded texts, and whatever `search_encoded` finds in them."""
@@ -109,23 +119,28 @@ class RetrievalDataModule(RelevanceDataModule):
             path,
             {"queries": vectors[:num_queries], "documents": vectors[num_queries:]},
             {
-                "queries": (collection.query_id(int(n)) for n in dataset.queries),
+                "queries": (dataset.queries.id(place) for place in range(num_queries)),
                 "documents": (collection.document_id(int(n)) for n in dataset.documents),
             },
             self.predict_type,
-            {"collection": collection.fingerprint, "queries": self.predict_queries},
+            {
+                "collection": collection.fingerprint,
+                "queries": self.predict_queries or self.predict_part,
+            },
             self.search_encoded,
         )
 
-    def _predicted(self) -> np.ndarray:
-        """Return the numbers of the queries that a prediction searches with."""
-        if self.predict_queries == "all":
-            return np.arange(self.collection.num_queries)
-        judgements = self.collection.judgements(PART_NAMES.index(self.predict_queries))
+    def _predicted(self) -> Queries:
+        """Return the queries that a prediction searches with."""
+        if self.predict_queries is not None:
+            return FileQueries(Path(self.predict_queries).expanduser())
+        if self.predict_part == "all":
+            return CollectionQueries(self.collection, np.arange(self.collection.num_queries))
+        judgements = self.collection.judgements(PART_NAMES.index(self.predict_part))
         queries = np.unique(judgements.query)
         if not len(queries):
             raise ValueError(
-                f"predict_queries is {self.predict_queries}, and no query is judged there; take "
+                f"predict_part is {self.predict_part}, and no query is judged there; take "
                 "another part, or all."
             )
-        return queries
+        return CollectionQueries(self.collection, queries)

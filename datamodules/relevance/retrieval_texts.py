@@ -18,7 +18,9 @@ from datamodules.planned import PlannedDataset
 from datamodules.relevance.bm25 import Bm25, Bm25Options, open_bm25
 from datamodules.relevance.collection import Collection
 from datamodules.relevance.judged_queries import JudgedQueries
-from datamodules.relevance.training_pairs import NO_DOCUMENT, estimated_lengths, rows_of
+from datamodules.relevance.queries import Queries, hash_digest
+from datamodules.relevance.tables import NO_DOCUMENT, rows_of
+from datamodules.relevance.training_pairs import estimated_lengths
 
 SAMPLE_KEY = 1_607  # of the documents that are drawn; any number
 
@@ -50,7 +52,7 @@ class TextsDataset(PlannedDataset):
     Args:
         collection: of the texts.
         encoding: of the texts.
-        queries: [Q] numbers of those that are encoded.
+        queries: that are encoded.
         documents: [D] numbers of those that are encoded, ascending.
         judged: judgements of the queries; none in prediction.
         bm25: how the first stage scores; none leaves it out.
@@ -61,7 +63,7 @@ class TextsDataset(PlannedDataset):
         self,
         collection: Collection,
         encoding: TextEncoding,
-        queries: np.ndarray,
+        queries: Queries,
         documents: np.ndarray,
         judged: JudgedQueries | None = None,
         bm25: Bm25Options | None = None,
@@ -75,7 +77,7 @@ class TextsDataset(PlannedDataset):
         of_queries = np.full(len(queries), encoding.limits.max_query_length)
         of_documents = estimated_lengths(encoding, collection)[documents]
         self.lengths = np.concatenate([of_queries, of_documents]).astype(np.int64)
-        chosen = digest_of([hash_digest(queries), hash_digest(documents)])
+        chosen = digest_of([queries.digest, hash_digest(documents)])
         options = [bm25 and asdict(bm25), self.depth, judged is not None]
         self.fingerprint = digest_of([collection.fingerprint, encoding.digest, chosen, options])
         self.target_counts = {}
@@ -87,8 +89,7 @@ class TextsDataset(PlannedDataset):
             index = int(self.documents[sample_id - len(self.queries)])
             ids = self._ids(self.collection.document(index).whole)
             return TextExample(self.encoding.framing.single(ids), False, index, *none)
-        index = int(self.queries[sample_id])
-        text = self.collection.query(index)
+        index, text = int(self.queries.indices[sample_id]), self.queries.text(sample_id)
         framed = self.encoding.framing.query(self._ids(text))
         if self.judged is None:
             return TextExample(framed, True, index, *none)
@@ -121,7 +122,7 @@ class TextsDataset(PlannedDataset):
         """Return the id and the beginning of the text."""
         example = self.example(sample_id, epoch)
         if example.is_query:
-            return {"query": self.collection.query_id(example.number)}
+            return {"query": self.queries.id(sample_id)}
         return {"document": self.collection.document_id(example.number)}
 
     def _ids(self, text: str) -> np.ndarray:
@@ -172,11 +173,6 @@ def chosen_documents(
     others = np.setdiff1d(everything, of_queries)
     drawn = others[np.argsort(hash_ids(others, SAMPLE_KEY), kind="stable")[:num_others]]
     return np.sort(np.concatenate([of_queries, drawn]))
-
-
-def hash_digest(numbers: np.ndarray) -> str:
-    """Return a digest of numbers in their order."""
-    return digest_of([len(numbers), int(hash_ids(numbers).sum(dtype=np.uint64))])
 
 
 def _table(

@@ -3,7 +3,6 @@
 Shapes: B samples of the micro-batch, K documents of one, R most documents that are known.
 """
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
@@ -18,10 +17,10 @@ from datamodules.planned import PlannedDataset
 from datamodules.relevance.collection import Collection, Document
 from datamodules.relevance.judged_queries import JudgedQueries
 from datamodules.relevance.negatives import HardNegatives, NegativePool
+from datamodules.relevance.tables import NO_DOCUMENT, rows_of
 from datamodules.sentences import sentences_of
 
 TERM = "queries"
-NO_DOCUMENT = -1
 LENGTH_PROBES = 64  # documents of which bytes per token are counted
 FEWEST_WORDS = 4  # of a sentence that can stand for a query
 
@@ -268,18 +267,14 @@ def estimated_lengths(encoding: TextEncoding, collection: Collection) -> np.ndar
     """Return about how many positions each document takes, [documents] int64: its bytes by the
     tokens per byte of some, cut at the encoder's length."""
     sizes = collection.document_lengths
+    positions = np.ceil(sizes * tokens_per_byte(encoding, collection)).astype(np.int64)
+    return np.clip(positions + encoding.framing.num_marks, 1, encoding.limits.max_length)
+
+
+def tokens_per_byte(encoding: TextEncoding, collection: Collection) -> float:
+    """Return the tokens per byte of some documents of a collection, evenly drawn."""
+    sizes = collection.document_lengths
     probes = np.unique(np.linspace(0, len(sizes) - 1, LENGTH_PROBES).astype(np.int64))
     texts = (collection.document(int(number)) for number in probes)
     tokens = sum(len(encoding.ids(text.whole)) for text in texts)
-    rate = tokens / max(1, int(sizes[probes].sum()))
-    positions = np.ceil(sizes * rate).astype(np.int64) + encoding.framing.num_marks
-    return np.clip(positions, 1, encoding.limits.max_length)
-
-
-def rows_of(values: Sequence[np.ndarray], filler: float, width: int | None = None) -> np.ndarray:
-    """Return arrays of several lengths as the rows of one array [B, width or the longest]."""
-    width = max(map(len, values)) if width is None else width
-    rows = np.full((len(values), width), filler, values[0].dtype)
-    for row, value in zip(rows, values, strict=True):
-        row[: len(value)] = value
-    return rows
+    return tokens / max(1, int(sizes[probes].sum()))

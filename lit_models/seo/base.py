@@ -41,6 +41,7 @@ class EncodedTextModule(ExactModule):
 
     export_keys: ClassVar[tuple[str, ...]] = (RECIPE_KEY,)
     settled_options: ClassVar[tuple[str, ...]] = ("pretrained", "lora")
+    learnt_facts: ClassVar[tuple[str, ...]] = ()  # keys of the recipe that training finds
     network: Any
 
     def __init__(
@@ -118,6 +119,8 @@ class EncodedTextModule(ExactModule):
         if self.network is None:
             self.recipe = trained
             self._build(is_trained=True)
+        else:  # a fit that goes on: the recipe is the data's, but for what was learnt
+            self.recipe |= {key: trained[key] for key in self.learnt_facts if key in trained}
 
     def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
         """Return the weights that `init_from` takes: the encoder's, and those of heads that are

@@ -4,7 +4,7 @@ Shapes: R rows, T positions, D hidden, W width of vectors.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -12,11 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from datamodules.encoded_texts import TextEncoding
+from datamodules.framing import padded
 from lit_models.seo.contrastive import Temperature, TemperatureOptions
 from lit_models.seo.encoders import Pooling, TextEncoder
 from lit_models.training.keyed_dropout import keyed_texts
 
 Towers = Literal["shared", "two"]
+TEXTS_AT_ONCE = 64
 
 
 class BiEncoder(nn.Module):
@@ -57,6 +60,22 @@ class BiEncoder(nn.Module):
         tower = self.query_encoder if is_query and self.query_encoder is not None else self.encoder
         vectors = tower.vectors_of(input_ids, attention_mask, how=self.pooling)
         return F.normalize(self.project(vectors), dim=-1)
+
+    def encode_texts(
+        self, texts: Sequence[str], is_query: bool, encoding: TextEncoding, device: torch.device
+    ) -> Tensor:
+        """Return unit vectors [n, W] of texts in their order, on the device."""
+        frame = encoding.framing.query if is_query else encoding.framing.single
+        parts = []
+        order = sorted(range(len(texts)), key=lambda n: len(texts[n]))
+        for start in range(0, len(order), TEXTS_AT_ONCE):
+            chosen = order[start : start + TEXTS_AT_ONCE]
+            rows = padded([frame(encoding.ids_once(texts[n])) for n in chosen])
+            ids, mask = (rows[k].to(device) for k in ("input_ids", "attention_mask"))
+            parts.append(self.encode(ids, mask, is_query))
+        if not parts:
+            return torch.zeros(0, 0, device=device)
+        return torch.cat(parts)[torch.tensor(order, device=device).argsort()]
 
     def encode_mixed(self, input_ids: Tensor, attention_mask: Tensor, is_query: Tensor) -> Tensor:
         """Return unit vectors [R, W] of rows that are queries or not, is_query [R] bool."""

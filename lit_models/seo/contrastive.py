@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from datamodules.relevance.tables import NO_DOCUMENT
 from lit_models.training.record import LossSum
-
-NO_DOCUMENT = -1
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,8 @@
 """Two rankings as one: BM25 finds the words, an encoder what they mean.
 
+As many documents of the retriever are fused as BM25 was asked for, however many it ranks: what a
+document gets depends neither on the ranks that a metric looks at nor on those that are written.
+
 Shapes: Q queries, A and F documents of the two rankings.
 """
 
@@ -9,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-NO_DOCUMENT = -1
+from datamodules.relevance.tables import NO_DOCUMENT
+
 CHOSEN_WEIGHT = "fusion_weight"  # in the recipe of a checkpoint
 WEIGHTS = tuple(step / 20 for step in range(21))  # that are tried on the validation queries
 
@@ -20,7 +24,8 @@ class Fusion:
 
     Each is first brought to 0 … 1 for each query: less the lowest of the query's ranking, over
     the highest less the lowest. A document that a ranking lacks has 0 there. The lowest of BM25
-    is 0 where fewer documents share a word than it was asked for.
+    is 0 where fewer documents share a word than it was asked for. A ranking is its best
+    data.bm25_depth documents; those of the retriever behind them follow in their order.
 
     Args:
         weight: of BM25, 0 to 1; the retriever has the rest. None takes what is best for the
@@ -76,15 +81,41 @@ def unit_range(scores: Tensor, is_there: Tensor, is_open: bool) -> Tensor:
 def fused(
     documents: Tensor, scores: Tensor, first: Tensor, first_scores: Tensor, weight: float
 ) -> tuple[Tensor, Tensor]:
-    """Return documents [Q, A + F] with -1 where there is none, and their scores, float64.
+    """Return documents [Q, A + F], best first, equal ones in the order of documents, and scores.
 
-    They are in the order of documents, not of scores.
+    Those are float64; -1 and -inf where there is none. The retriever's best F are fused, to
+    scores of 0 to 1, and those behind them, where BM25 has not found them, follow with -1, -2, ….
 
     Args:
-        documents, scores: [Q, A] of the retriever; -1 = there are fewer.
+        documents, scores: [Q, A] of the retriever, best first; -1 = there are fewer.
         first, first_scores: [Q, F] of BM25.
         weight: of BM25.
     """
+    depth = first.shape[1]
+    deeper = documents[:, depth:]
+    is_new = (deeper >= 0) & ~_is_among(deeper, first)
+    found, values = _summed(documents[:, :depth], scores[:, :depth], first, first_scores, weight)
+    behind = -torch.arange(1, deeper.shape[1] + 1, device=deeper.device).double()
+    found = torch.cat([found, deeper.masked_fill(~is_new, NO_DOCUMENT)], 1)
+    values = torch.cat([values, behind.expand(deeper.shape)], 1)
+    values = values.masked_fill(found < 0, -torch.inf)
+    order = values.argsort(dim=1, descending=True, stable=True)  # the fused come by document
+    return found.gather(1, order), values.gather(1, order)
+
+
+def _is_among(wanted: Tensor, known: Tensor) -> Tensor:
+    """Whether each number is in its row of the other, [Q, n] bool."""
+    if not known.shape[1]:
+        return torch.zeros_like(wanted, dtype=torch.bool)
+    known = known.sort(dim=1).values
+    place = torch.searchsorted(known, wanted.contiguous()).clamp(max=known.shape[1] - 1)
+    return known.gather(1, place) == wanted
+
+
+def _summed(
+    documents: Tensor, scores: Tensor, first: Tensor, first_scores: Tensor, weight: float
+) -> tuple[Tensor, Tensor]:
+    """Return the documents of both rankings, ascending, -1 for the second of two, and sums."""
     parts = (
         (1 - weight) * unit_range(scores, documents >= 0, is_open=False),
         weight * unit_range(first_scores, first >= 0, is_open=True),

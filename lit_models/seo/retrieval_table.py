@@ -20,7 +20,8 @@ SEED = 0  # of the bootstrap
 class RetrievalTable(Callback):
     """Prints the systems of the last evaluation, and writes retrieval-SPLIT.json.
 
-    The file: queries, documents and how many the collection has; systems, name -> metric -> mean;
+    The file: queries, documents and how many the collection has; fusion_weight, of BM25, and
+    whether it was chosen on these very queries; systems, name -> metric -> mean;
     differences, system -> metric -> mean of it less BM25 with a 95 % interval over queries;
     per_query, system -> metric -> query id -> value.
     """
@@ -46,6 +47,8 @@ class RetrievalTable(Callback):
         collection = trainer.datamodule.collection  # type: ignore[attr-defined]
         content = compared(evaluation)
         content["documents_in_collection"] = collection.num_documents
+        content["fusion_weight"] = module.fusion_weight()
+        content["weight_chosen_here"] = split == "val" and module.fusion_is_open
         names = [collection.query_id(int(number)) for number in evaluation.texts.query]
         per_query = evaluation.per_query()
         path = Path(trainer.default_root_dir) / f"retrieval-{split}.json"
@@ -83,9 +86,12 @@ def table(content: dict[str, Any], split: str) -> Table:
     title = f"{split}: {content['queries']} queries over {among} documents"
     if among < whole:
         title += f" of {whole}, which is easier than all"
+    caption = "difference: to bm25, 95 % over queries"
+    if content["weight_chosen_here"]:
+        caption += "\nfused: weight chosen on these queries"
     shown = Table(
         title=title,
-        caption="difference: to bm25, 95 % over queries",
+        caption=caption,
         box=SIMPLE,
         padding=(0, 1, 0, 0),
     )

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from datamodules.batches import EncodeBatch, RetrievalBatch
 from datamodules.encoded_texts import TextEncoding
-from datamodules.framing import padded
 from datamodules.relevance.encoded_collection import EncodedCollection
+from datamodules.relevance.tables import NO_DOCUMENT
 from datamodules.relevance.training_pairs import TERM
 from lit_models.layers.depths import layer_depths
 from lit_models.seo.base import EncodedTextModule
 from lit_models.seo.biencoder import BiEncoder, Towers
-from lit_models.seo.contrastive import NO_DOCUMENT, TemperatureOptions, in_batch_loss
+from lit_models.seo.contrastive import TemperatureOptions, in_batch_loss
 from lit_models.seo.encoders import Pooling, TextEncoder
 from lit_models.seo.feedback import Feedback, searched
 from lit_models.seo.fusion import CHOSEN_WEIGHT, Fusion, weight_of
@@ -31,8 +31,6 @@ from lit_models.seo.retrieval_run import write_run
 from lit_models.seo.retrieval_table import RetrievalTable
 from lit_models.seo.search import Found, Vectors
 from lit_models.training.exact import LossSum
-
-TEXTS_AT_ONCE = 64
 
 
 class LitRetriever(EncodedTextModule):
@@ -59,6 +57,7 @@ class LitRetriever(EncodedTextModule):
         ValueError: a size below 1, or a metric that is unknown or looks at all ranks.
     """
 
+    learnt_facts = (CHOSEN_WEIGHT,)
     monitor = "val/ndcg@10"
     monitor_mode = "max"
     may_accumulate = False  # every query of a step is compared with all of its documents
@@ -168,17 +167,7 @@ class LitRetriever(EncodedTextModule):
         """Return unit vectors [n, W] of texts, in their order, on the device of the module; of
         a document, its title and its text with a line break between them."""
         encoding = TextEncoding(self.recipe)
-        frame = encoding.framing.query if is_query else encoding.framing.single
-        parts = []
-        order = sorted(range(len(texts)), key=lambda n: len(texts[n]))
-        for start in range(0, len(order), TEXTS_AT_ONCE):
-            chosen = order[start : start + TEXTS_AT_ONCE]
-            rows = padded([frame(encoding.ids_once(texts[n])) for n in chosen])
-            ids, mask = (rows[k].to(self.device) for k in ("input_ids", "attention_mask"))
-            parts.append(self.network.encode(ids, mask, is_query))
-        if not parts:
-            return torch.zeros(0, 0, device=self.device)
-        return torch.cat(parts)[torch.tensor(order, device=self.device).argsort()]
+        return self.network.encode_texts(texts, is_query, encoding, self.device)
 
     def search(self, queries: Sequence[str], documents: Vectors, k: int) -> Found:
         """Return the k best rows of encoded documents [D, W] for each query."""
@@ -190,6 +179,11 @@ class LitRetriever(EncodedTextModule):
         weight = self.fusion_weight()
         write_run(encoded, self.trainer.datamodule, weight, self.device, self.feedback)
 
+    @property
+    def fusion_is_open(self) -> bool:
+        """Whether the weight is chosen on the validation queries, while fitting."""
+        return self.fusion is not None and self.fusion.weight is None
+
     def fusion_weight(self) -> float | None:
         """Return the weight of BM25; none without a fusion."""
         return None if self.fusion is None else weight_of(self.fusion, self.recipe)
@@ -197,7 +191,7 @@ class LitRetriever(EncodedTextModule):
     def _evaluate(self, split: str) -> None:
         evaluation = getattr(self, f"{split}_evaluation")
         rankings = evaluation.rankings(self.feedback)
-        if split == "val" and self.fusion is not None:
+        if self.trainer.state.fn == "fit" and self.fusion_is_open:
             self.recipe[CHOSEN_WEIGHT] = best_weight(rankings, self.choosing_metric)
         for name, metric in evaluation.measure(rankings, self.fusion_weight()).items():
             self.log(f"{split}/{name}", metric, on_step=False, on_epoch=True)

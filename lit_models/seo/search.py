@@ -50,15 +50,8 @@ def search(
     Raises:
         ValueError: k below 1, or widths that differ.
     """
-    if k < 1:
-        raise ValueError(f"k must be 1 or more, got {k}.")
-    if queries.shape[1] != documents.shape[1]:
-        raise ValueError(
-            f"queries have {queries.shape[1]} dimensions and documents {documents.shape[1]}; "
-            "encode both with the same model."
-        )
-    kept = min(k, documents.shape[0])
-    num_queries = queries.shape[0]
+    _check(queries, documents, k)
+    kept, num_queries = min(k, documents.shape[0]), queries.shape[0]
     best = Found(
         torch.full((num_queries, kept), -1, dtype=torch.int64),
         torch.full((num_queries, kept), -torch.inf),
@@ -73,6 +66,16 @@ def search(
             merged = _merged(Found(best.documents[rows], best.scores[rows]), found, kept)
             best.documents[rows], best.scores[rows] = merged
     return best
+
+
+def _check(queries: Vectors, documents: Vectors, k: int) -> None:
+    if k < 1:
+        raise ValueError(f"k must be 1 or more, got {k}.")
+    if queries.shape[1] != documents.shape[1]:
+        raise ValueError(
+            f"queries have {queries.shape[1]} dimensions and documents {documents.shape[1]}; "
+            "encode both with the same model."
+        )
 
 
 def _on(values: Vectors, device: torch.device | str) -> Tensor:

@@ -88,8 +88,16 @@ def test_a_run_gives_the_negatives_of_its_ranks(collection: Collection, tmp_path
     expected = {2, 3, 4, 5} - set(example.known.tolist())
     assert set(example.document[1:].tolist()) - {-1} == expected
     write_run(tmp_path / "b.run", [Ranking("train-0", ["d1", "d2", "dx"], [3, 2, 1])], "x")
-    with pytest.raises(ValueError, match=r'no id "dx"\. Take a run over the same collection'):
+    with pytest.raises(
+        ValueError,
+        match=r'document "dx" of query "train-0" is not in the collection; name a run of',
+    ):
         pairs(collection, negatives=replace(options, run=str(tmp_path / "b.run")))
+    write_run(tmp_path / "e.run", [Ranking("test-0", ["d1", "d2", "d3"], [3, 2, 1])], "x")
+    with pytest.raises(
+        ValueError, match=r"negatives\.run .* ranks none of the 24 queries, such as"
+    ):
+        pairs(collection, negatives=replace(options, run=str(tmp_path / "e.run")))
     with pytest.raises(FileNotFoundError, match=r"negatives\.run .* is no file; make it with"):
         pairs(collection, negatives=replace(options, run=str(tmp_path / "c.run")))
 

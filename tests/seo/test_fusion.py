@@ -35,6 +35,20 @@ def test_a_weight_of_nothing_or_all_keeps_one_ranking() -> None:
         assert found[0, order].tolist() == expected
 
 
+def test_the_depth_of_a_ranking_changes_nothing_but_what_follows() -> None:
+    documents = torch.tensor([[3, 1, 2, 7, 6, 5], [1, 2, 3, 4, -1, -1]])
+    scores = torch.tensor([[0.9, 0.8, 0.7, 0.2, 0.1, 0.0], [0.9, 0.5, 0.1, 0.0, 0.0, 0.0]])
+    first, first_scores = torch.tensor([[2, 6, -1], [9, -1, -1]]), torch.ones(2, 3)
+    shallow = fused(documents[:, :3], scores[:, :3], first, first_scores, 0.5)
+    found, values = fused(documents, scores, first, first_scores, 0.5)
+    # 3 and 2 have 0.5 each, 6 of BM25 alone too; 1 has 0.25; 7 and 5 lie deeper.
+    assert found.tolist()[0] == [2, 3, 6, 1, 7, 5, -1, -1, -1]
+    assert found.tolist()[1] == [1, 9, 2, 3, 4, -1, -1, -1, -1]
+    assert values[0].tolist() == pytest.approx([0.5, 0.5, 0.5, 0.25, -1, -3] + [-torch.inf] * 3)
+    assert torch.equal(found[:, :3], shallow[0][:, :3])
+    assert torch.equal(values[:, :3], shallow[1][:, :3])
+
+
 def test_a_weight_outside_its_range_is_refused() -> None:
     with pytest.raises(ValueError, match=r"fusion\.weight must be 0 to 1, got 1\.5"):
         Fusion(1.5)

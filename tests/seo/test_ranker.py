@@ -135,7 +135,7 @@ def test_a_prediction_is_a_run_of_all_candidates_in_the_order_of_scores(folder, 
         assert found == pytest.approx(ranking.scores, rel=1e-5, abs=1e-5)
 
 
-def test_queries_of_a_file_are_ranked_too(folder, trained, tmp_path):
+def test_queries_of_a_file_are_ranked_too(folder, trained, tmp_path, caplog):
     (tmp_path / "mine.tsv").write_text("a\tsalt ship\nb\tnothing known\nc\thay\n")
     data = ranking_data(
         folder,
@@ -147,6 +147,8 @@ def test_queries_of_a_file_are_ranked_too(folder, trained, tmp_path):
     toy_trainer(tmp_path / "run").predict(module, data, return_predictions=False)
     rankings = list(read_run(tmp_path / "mine.trec"))
     assert [ranking.query for ranking in rankings] == ["a", "c"]  # none of b's words is known
+    assert "1 of 3 queries have no candidate and are not in" in caplog.text
+    assert "such as b." in caplog.text
 
 
 def test_an_export_gives_the_ranker_of_the_checkpoint(trained, tmp_path):

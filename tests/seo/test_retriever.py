@@ -19,26 +19,8 @@ from lit_models.seo.fusion import Fusion
 from lit_models.seo.retrieval_table import table
 from lit_models.training.export import export_checkpoint
 from tests.distributed.seo_retriever import adamw, retriever
-from tests.seo.retrieval_collection import SIZES, write_collection
+from tests.seo.retrieval_collection import SIZES
 from tests.toy import ledger_lines, toy_trainer
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run that was trained, tested and predicted with."""
-    folder = tmp_path_factory.mktemp("retriever")
-    write_collection(folder / "collection")
-    module, data = retriever(folder / "run", {})
-    trainer = toy_trainer(folder / "run", max_epochs=2)
-    trainer.fit(module, data)
-    trainer.test(module, data, verbose=False)
-    trainer.predict(module, data, return_predictions=False)
-    return folder / "run"
-
-
-@pytest.fixture(scope="module")
-def trained(run: Path) -> LitRetriever:
-    return LitRetriever.load_from_checkpoint(run / "checkpoints/last.ckpt").eval().double()
 
 
 def plain_ndcg(ranked: list[str], grades: dict[str, float], k: int = 10) -> float:
@@ -48,14 +30,16 @@ def plain_ndcg(ranked: list[str], grades: dict[str, float], k: int = 10) -> floa
     return float((gains * discounts[: len(gains)]).sum() / (ideal * discounts[: len(ideal)]).sum())
 
 
-def test_a_test_measures_what_a_plain_reference_measures(run: Path, trained: LitRetriever) -> None:
-    _, data = retriever(run, {})
+def test_a_test_measures_what_a_plain_reference_measures(
+    retriever_run: Path, trained: LitRetriever
+) -> None:
+    _, data = retriever(retriever_run, {})
     collection = data.collection
     texts = [collection.document(n).whole for n in range(collection.num_documents)]
     documents = trained.encode(texts, is_query=False)
     judged = collection.judgements(TEST)
     index = open_bm25(collection, data.bm25)
-    content = json.loads((run / "retrieval-test.json").read_text())
+    content = json.loads((retriever_run / "retrieval-test.json").read_text())
     assert content["queries"] == SIZES["test"]
     assert content["documents"] == content["documents_in_collection"] == 40
     for query in np.unique(judged.query):
@@ -81,8 +65,8 @@ def test_a_test_measures_what_a_plain_reference_measures(run: Path, trained: Lit
     assert low <= mean <= high
 
 
-def test_one_batch_is_learnt_by_heart(run: Path, tmp_path: Path) -> None:
-    module, data = retriever(run, {})
+def test_one_batch_is_learnt_by_heart(retriever_run: Path, tmp_path: Path) -> None:
+    module, data = retriever(retriever_run, {})
     options = {"overfit_batches": 1, "limit_val_batches": 0}
     toy_trainer(tmp_path, max_steps=30, max_epochs=30, **options).fit(module, data)
     losses = [line["loss"] for line in ledger_lines(tmp_path)]
@@ -90,10 +74,10 @@ def test_one_batch_is_learnt_by_heart(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_prediction_is_a_mapped_matrix_with_ids_and_a_run(
-    run: Path, trained: LitRetriever
+    retriever_run: Path, trained: LitRetriever
 ) -> None:
-    encoded = EncodedCollection(run / "coded.encoded")
-    _, data = retriever(run, {})
+    encoded = EncodedCollection(retriever_run / "coded.encoded")
+    _, data = retriever(retriever_run, {})
     assert encoded.document_ids == [data.collection.document_id(n) for n in range(40)]
     assert isinstance(encoded.documents, np.memmap)
     assert encoded.documents.dtype == np.float16
@@ -101,14 +85,18 @@ def test_a_prediction_is_a_mapped_matrix_with_ids_and_a_run(
     texts = [data.collection.query(data.collection.query_index(name)) for name in names]
     expected = trained.encode(texts, is_query=True)
     assert np.allclose(encoded.queries, expected.numpy(), atol=1e-3)
-    rankings = list(read_run(run / "coded.encoded" / "run.trec"))
+    rankings = list(read_run(retriever_run / "coded.encoded" / "run.trec"))
     assert [ranking.query for ranking in rankings] == names
     assert all(len(ranking.documents) == 40 for ranking in rankings)
 
 
-def test_an_exported_folder_encodes_alike(run: Path, trained: LitRetriever, tmp_path: Path) -> None:
+def test_an_exported_folder_encodes_alike(
+    retriever_run: Path, trained: LitRetriever, tmp_path: Path
+) -> None:
     export_checkpoint(
-        run / "checkpoints/last.ckpt", tmp_path / "out", class_path="lit_models.LitRetriever"
+        retriever_run / "checkpoints/last.ckpt",
+        tmp_path / "out",
+        class_path="lit_models.LitRetriever",
     )
     exported = LitRetriever.from_exported(tmp_path / "out").double()
     texts = ["Salt by weight", "", "old iron boat sold cheap by mill " * 9]
@@ -119,15 +107,17 @@ def test_an_exported_folder_encodes_alike(run: Path, trained: LitRetriever, tmp_
     assert exported.recipe["fusion_weight"] == trained.recipe["fusion_weight"]
 
 
-def test_validation_can_leave_documents_out_and_says_so(run: Path, capsys) -> None:
-    module, data = retriever(run, {})
+def test_validation_can_leave_documents_out_and_says_so(
+    retriever_run: Path, tmp_path: Path, capsys
+) -> None:
+    module, data = retriever(retriever_run, {})
     data.num_others, data.bm25 = 5, None
     with pytest.raises(ValueError, match=r"model\.fusion adds BM25's scores, and data\.bm25 is"):
-        toy_trainer(run, max_steps=1, callbacks=[]).fit(module, data)
-    module, data = retriever(run, {})
+        toy_trainer(tmp_path, max_steps=1, callbacks=[]).fit(module, data)
+    module, data = retriever(retriever_run, {})
     data.num_others, data.bm25, module.fusion = 5, None, None
-    toy_trainer(run, max_steps=1, callbacks=[]).fit(module, data)
-    content = json.loads((run / "retrieval-val.json").read_text())
+    toy_trainer(tmp_path, max_steps=1, callbacks=[]).fit(module, data)
+    content = json.loads((tmp_path / "retrieval-val.json").read_text())
     judged = np.unique(data.collection.judgements(1).document)
     assert content["documents"] == len(judged) + 5
     assert set(content["systems"]) == {"retriever"}
@@ -143,16 +133,21 @@ def test_three_systems_fit_a_terminal() -> None:
         "queries": 7,
         "documents": 40,
         "documents_in_collection": 40,
+        "weight_chosen_here": True,
         "systems": {system: {"recall@100": 0.5} for system in systems},
         "differences": {system: {"recall@100": span} for system in systems[::2]},
     }
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(table(content, "test"))
-    (row,) = [line for line in console.export_text().splitlines() if "recall@100" in line]
+    console.print(table(content, "val"))
+    printed = console.export_text()
+    assert "fused: weight chosen on these queries" in printed
+    (row,) = [line for line in printed.splitlines() if "recall@100" in line]
     assert row.split() == ["recall@100", *["0.500"] * 3, *["-.123", "[-.23", "+.34]"] * 2]
 
 
-def test_a_checkpoint_is_of_the_class_that_fsdp_hides(run: Path, trained: LitRetriever) -> None:
+def test_a_checkpoint_is_of_the_class_that_fsdp_hides(
+    retriever_run: Path, trained: LitRetriever
+) -> None:
     checkpoint = {RECIPE_KEY: trained.recipe, "state_dict": {}}
     sharded = LitRetriever(optimizer=adamw)
     sharded.recipe, sharded.network = trained.recipe, trained.network
@@ -163,16 +158,16 @@ def test_a_checkpoint_is_of_the_class_that_fsdp_hides(run: Path, trained: LitRet
         sharded.on_load_checkpoint(checkpoint)
 
 
-def test_a_step_that_is_cut_is_refused(run: Path) -> None:
-    module, data = retriever(run, {"micro_batch_size": 4})
+def test_a_step_that_is_cut_is_refused(retriever_run: Path, tmp_path: Path) -> None:
+    module, data = retriever(retriever_run, {"micro_batch_size": 4})
     with pytest.raises(ValueError, match=r"cut into 4 micro-batches, but the loss of LitRetriever"):
-        toy_trainer(run, max_steps=1).fit(module, data)
+        toy_trainer(tmp_path, max_steps=1).fit(module, data)
 
 
-def test_a_fusion_needs_a_weight(run: Path) -> None:
+def test_a_fusion_needs_a_weight(retriever_run: Path) -> None:
     fresh = LitRetriever(optimizer=adamw, fusion=Fusion())
     fresh.recipe = {}
     with pytest.raises(ValueError, match=r"fusion\.weight is chosen on the validation queries"):
         fresh.fusion_weight()
     with pytest.raises(FileNotFoundError, match=r"holds no encoded texts; make it with"):
-        EncodedCollection(run)
+        EncodedCollection(retriever_run)

@@ -1,0 +1,31 @@
+"""A retriever that several files look at, trained once."""
+
+from pathlib import Path
+
+import pytest
+
+from lit_models import LitRetriever
+from tests.distributed.seo_retriever import retriever
+from tests.seo.retrieval_collection import write_collection
+from tests.toy import toy_trainer
+
+
+@pytest.fixture(scope="session")
+def retriever_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run that was trained, tested and predicted with; leave it as it is."""
+    folder = tmp_path_factory.mktemp("retriever")
+    write_collection(folder / "collection")
+    module, data = retriever(folder / "run", {})
+    trainer = toy_trainer(folder / "run", max_epochs=2)
+    trainer.fit(module, data)
+    trainer.test(module, data, verbose=False)
+    trainer.predict(module, data, return_predictions=False)
+    return folder / "run"
+
+
+@pytest.fixture
+def trained(retriever_run: Path) -> LitRetriever:
+    """The module of that run, in double precision."""
+    return (
+        LitRetriever.load_from_checkpoint(retriever_run / "checkpoints/last.ckpt").eval().double()
+    )
