@@ -55,6 +55,7 @@ def test_options_that_choose_nothing_are_refused(name, value):
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
     """Exported rankers: one that can choose, one that needs a first stage."""
+    torch.manual_seed(1)
     folder = tmp_path_factory.mktemp("rankers")
     relevance_files(folder / "relevance")
     for name, prior in (("plain", False), ("prior", True)):
