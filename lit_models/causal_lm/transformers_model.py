@@ -198,6 +198,11 @@ def loaded_model(
             raise ValueError(
                 f"the weights of {folder} are damaged ({error}); copy or download them again."
             ) from error
+    _check_whole(model, report, str(folder), may_lack)
+    return model
+
+
+def _check_whole(model: Any, report: Content, folder: str, may_lack: str | None) -> None:
     missing = sorted(report["missing_keys"])
     faults = [f"lacks {n}" for n in missing if may_lack is None or not n.startswith(may_lack)]
     faults += [f"has another shape of {names}" for names in sorted(report["mismatched_keys"])]
@@ -207,7 +212,6 @@ def loaded_model(
             f"{', '.join(faults[:3])} ({len(faults)} faults in all); both must be of one model, "
             "download or copy it again."
         )
-    return model
 
 
 def vocab_size_of(content: Content) -> int:

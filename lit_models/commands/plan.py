@@ -2,6 +2,10 @@
 
 import json as json_format
 import logging
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lit_models.forecasting.probe import Forecast
 
 
 def plan(
@@ -37,30 +41,48 @@ def plan(
         time_limit_h: of one job of a cluster, to count how many the run takes.
         json: print plain JSON for scripts.
     """
-    from lightning.pytorch import seed_everything as seed_all
-    from rich.console import Console
-
-    from lit_models.commands._run_config import built
-    from lit_models.commands.check import with_options
-    from lit_models.forecasting import table
-    from lit_models.forecasting.probe import Probe, forecast
-    from lit_models.launch import silence_noise
-
     counts = numbers(devices)
     if not model or not data or "class_path" not in model or "class_path" not in data:
         raise ValueError("`unisono plan` needs a module and data; give the config of a run.")
+    seed = 0 if seed_everything in (None, True) else int(seed_everything or 0)
+    found = _forecast(model, data, trainer or {}, seed, counts, rehearse)
+    accelerator = str((trainer or {}).get("accelerator") or "auto")
+    _show(found, (bandwidth_gib_s, time_limit_h, accelerator), json)
+    return 0
+
+
+def _forecast(
+    model: dict[str, Any],
+    data: dict[str, Any],
+    trainer: dict[str, Any],
+    seed: int,
+    counts: list[int],
+    rehearse: bool,
+) -> "Forecast":
+    from lightning.pytorch import seed_everything
+
+    from lit_models.commands._run_config import built
+    from lit_models.commands.check import with_options
+    from lit_models.forecasting.probe import Probe, forecast
+    from lit_models.launch import silence_noise
+
     silence_noise()
     logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
-    seed_all(0 if seed_everything in (None, True) else int(seed_everything or 0), verbose=False)
+    seed_everything(seed, verbose=False)
     module, datamodule = built({"model": with_options(model), "data": with_options(data)})
-    found = forecast(module, datamodule, trainer or {}, Probe(counts, rehearse))
-    accelerator = str((trainer or {}).get("accelerator") or "auto")
-    rows = table.rows(found, bandwidth_gib_s, time_limit_h, accelerator)
-    if json:
+    return forecast(module, datamodule, trainer, Probe(counts, rehearse))
+
+
+def _show(found: "Forecast", facts: tuple[float | None, float | None, str], as_json: bool) -> None:
+    from rich.console import Console
+
+    from lit_models.forecasting import table
+
+    rows = table.rows(found, *facts)
+    if as_json:
         print(json_format.dumps(rows, indent=1))
     else:
         table.show(found, rows, Console(highlight=False))
-    return 0
 
 
 def numbers(devices: str) -> list[int]:

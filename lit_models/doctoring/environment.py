@@ -18,16 +18,20 @@ def check(version_of: Callable[[str], str] = version) -> list[Finding]:
     Args:
         version_of: package name -> its version; PackageNotFoundError where it is not installed.
     """
-    found: dict[str, str] = {}
-    for name in dict.fromkeys([*CORE, *MALICIOUS]):
-        try:
-            found[name] = version_of(name)
-        except PackageNotFoundError:
-            continue
+    versions = {name: _version(name, version_of) for name in [*CORE, *MALICIOUS]}
+    found = {name: value for name, value in versions.items() if value is not None}
     shown = ", ".join(f"{name} {found[name]}" for name in CORE if name in found)
     findings = [ok("python", f"{platform.python_version()} on {platform.platform(terse=True)}")]
     faults = [*_malicious(found), *_outside_of_range(found)]
     return [*findings, *(faults or [ok("packages", shown)])]
+
+
+def _version(name: str, version_of: Callable[[str], str]) -> str | None:
+    """Return the version of a package, none where it is not installed."""
+    try:
+        return version_of(name)
+    except PackageNotFoundError:
+        return None
 
 
 def _malicious(found: dict[str, str]) -> list[Finding]:

@@ -16,7 +16,8 @@ FEWEST_WORDS = 100  # on which both formulas were made
 VOWELS = re.compile(r"[aeiouy]+")
 # Two vowels that are two syllables: radio, serious, client, actual; not nation, special, million.
 HIATUS = re.compile(
-    r"(?<![tscgxln])i[ao](?!us)|iation|(?<![tscgx])iou|(?<![tc])(?<!fr)ie[tn]|iety|eo(?!u)|eum$|^crea(?![mks])"
+    r"(?<![tscgxln])i[ao](?!us)|iation|(?<![tscgx])iou|(?<![tc])(?<!fr)ie[tn]|iety|eo(?!u)"
+    r"|eum$|^crea(?![mks])"
     r"|(?<![qg])ua(?!de)|iu|uou|[aeiouy]ing"
 )
 # An e that is not spoken: make, makes, jumped, completely; not table, bottles, wanted, boxes.
