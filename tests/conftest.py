@@ -112,10 +112,11 @@ def unisono(
 
         from lit_models.__main__ import main
 
-        # Lightning keeps the stream that was standard error when it was imported.
+        # Lightning keeps the stream that was standard error when it was imported, and perhaps
+        # pytest's own handlers of that moment, which are of other classes.
         for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
             for handler in logging.getLogger(name).handlers:
-                if isinstance(handler, logging.StreamHandler):
+                if type(handler) is logging.StreamHandler:
                     handler.stream = sys.stderr
         monkeypatch.setattr(sys, "argv", ["unisono", *arguments])
         capfd.readouterr()
