@@ -9,9 +9,8 @@ import numpy as np
 from datamodules.json_rows import JsonRow
 from datamodules.prompt_output import (
     COMPLETED,
-    FINISH_REASONS,
     check_results,
-    completion_text,
+    completed,
     write_rows,
 )
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
@@ -46,9 +45,8 @@ def write_snippets(
     check_results(results, COMPLETED)
 
     def added(number: int, row: JsonRow) -> tuple[Any, ...]:
-        ids, characters = results["completion_ids"][number], int(results["num_characters"][number])
-        snippet = " ".join(completion_text(tokenizer, ids, characters).split())
-        reason = FINISH_REASONS[int(results["finish_reason"][number])]
+        text, reason = completed(results, number, tokenizer)
+        snippet = " ".join(text.split())
         more = (record(row, snippet) for record in records.values())
         return (snippet, len(snippet), reason, int(num_cut[number]), *more)
 

@@ -63,12 +63,19 @@ def write_completions(
     check_results(results, COMPLETED)
 
     def added(number: int, row: JsonRow) -> tuple[Any, ...]:
-        characters = int(results["num_characters"][number])
-        text = completion_text(tokenizer, results["completion_ids"][number], characters)
-        reason = FINISH_REASONS[int(results["finish_reason"][number])]
+        text, reason = completed(results, number, tokenizer)
         return text, int(results["num_tokens"][number]), reason, int(num_cut[number])
 
     write_rows(rows, added, COMPLETED_COLUMNS, len(results["num_tokens"]), path)
+
+
+def completed(
+    results: dict[str, np.ndarray], number: int, tokenizer: TextTokenizer
+) -> tuple[str, str]:
+    """Return the text of a completion, and the reason of its end, see `write_completions`."""
+    characters = int(results["num_characters"][number])
+    text = completion_text(tokenizer, results["completion_ids"][number], characters)
+    return text, FINISH_REASONS[int(results["finish_reason"][number])]
 
 
 def write_scores(

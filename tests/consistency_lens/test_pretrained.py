@@ -91,15 +91,24 @@ def test_a_model_of_transformers_passes_through_all_stages(
     table = done("test", *quick, *run, "--ckpt_path", "auto")
     done("predict", *quick, *run, "--ckpt_path", "auto")
 
-    terms = [set(line["terms"]) for line in ledger_lines(tmp_path / "run")]
-    warm, joint = {"teacher_text", "teacher_reconstruction"}, {"reconstruction", "reference"}
-    assert terms == [warm] * 3 + [joint] + [joint | {"effect"}] * 2
-    assert all(line["is_finite"] for line in ledger_lines(tmp_path / "run"))
     assert "shuffled_examples" in table
-    lines = (tmp_path / "run" / "explanations.jsonl").read_text().splitlines()
-    assert len(lines) == len(np.load(store / "test.position.npy"))
-    assert all(json.loads(line)["error"] > 0 for line in lines)
-    weights = torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    assert_trained(tmp_path / "run", len(np.load(store / "test.position.npy")), config)
+
+
+def assert_trained(run: Path, num_tested: int, config: str) -> None:
+    """Assert that a run had both phases, wrote each explanation and left the subject out."""
+    lines = ledger_lines(run)
+    warm, joint = {"teacher_text", "teacher_reconstruction"}, {"reconstruction", "reference"}
+    assert [set(line["terms"]) for line in lines] == [
+        *[warm] * 3,
+        joint,
+        *[joint | {"effect"}] * 2,
+    ]
+    assert all(line["is_finite"] for line in lines)
+    written = (run / "explanations.jsonl").read_text().splitlines()
+    assert len(written) == num_tested
+    assert all(json.loads(line)["error"] > 0 for line in written)
+    weights = torch.load(run / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
     assert not [name for name in weights if name.startswith(("lens.subject", "lens.untrained"))]
     blocks = [name for name in weights if ".network." in name]
     assert bool(blocks) == (config != "gpt2_frozen")

@@ -89,9 +89,12 @@ def test_a_writer_writes_what_its_ranker_chooses_and_keeps_it_out_of_its_weights
     assert isinstance(module, LitSnippetWriter)
     assert SimpleNamespace(**module.hparams).best_of["num_candidates"] == 3
     rows = predict(tmp_path, module, path)
-    assert [row["id"] for row in rows] == [0, 1, 2, 3]
-    plain = writer()
-    plain.recipe, plain.network = module.recipe, module.network
-    (tmp_path / "out.jsonl").unlink()
-    usual = predict(tmp_path, plain, path)
-    assert [row["snippet"] for row in rows] != [row["snippet"] for row in usual]
+    candidates = []
+    for options in chosen.options(module.generation):
+        plain = writer(generation=options)
+        plain.recipe, plain.network = module.recipe, module.network
+        (tmp_path / "out.jsonl").unlink()
+        candidates.append([row["snippet"] for row in predict(tmp_path, plain, path)])
+    judge = chosen.loaded_ranker()
+    for row, texts in zip(rows, zip(*candidates, strict=True), strict=True):
+        assert row["snippet"] == texts[int(judge.rank(row["query"], texts).argmax())]
