@@ -22,7 +22,9 @@ def check(version_of: Callable[[str], str] = version) -> list[Finding]:
     found = {name: value for name, value in versions.items() if value is not None}
     shown = ", ".join(f"{name} {found[name]}" for name in CORE if name in found)
     findings = [ok("python", f"{platform.python_version()} on {platform.platform(terse=True)}")]
-    faults = [*_malicious(found), *_outside_of_range(found)]
+    bad = {name for name, value in found.items() if value in MALICIOUS.get(name, ())}
+    others = {name: value for name, value in found.items() if name not in bad}
+    faults = [*_malicious(found), *_outside_of_range(others)]
     return [*findings, *(faults or [ok("packages", shown)])]
 
 
