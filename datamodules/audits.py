@@ -50,7 +50,8 @@ def show_bad_rows(console: "Console", rows: Sequence[BadRow]) -> None:
     counts = ", ".join(f"{kind} {count:,}" for kind, count in kinds)
     say(console, "errors", f"{len(rows):,} bad rows ({counts})", "red")
     for row in rows[:NUM_BAD_SHOWN]:
-        console.print(f"  {row}", markup=False)
+        # Broken between words alone: a path with a line break in it cannot be copied.
+        console.print(f"  {row}", markup=False, overflow="ignore", crop=False)
     more = len(rows) - NUM_BAD_SHOWN
     if more > 0:
         console.print(f"  … and {more:,} more")
