@@ -91,3 +91,14 @@ def test_a_temperature_begins_where_it_should_and_stays_between_its_bounds(start
 def test_a_temperature_outside_its_bounds_is_refused(start: float) -> None:
     with pytest.raises(ValueError, match=r"temperature\.start must lie between lowest 0\.005"):
         TemperatureOptions(start)
+
+
+def test_a_temperature_of_a_float64_run_is_float64_before_its_checkpoint_is_read() -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        temperature = Temperature(TemperatureOptions(start=0.07))
+    finally:
+        torch.set_default_dtype(before)
+    assert temperature.position.dtype == torch.float64
+    assert float(temperature().detach()) == pytest.approx(0.07, rel=1e-14)
