@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 FILE = Path("runs") / "benchmarks.json"
+COLUMNS = ("ours", "peer's", "ratio or more", "aim", "")
 Of = Literal["ratio", "more", "value"]
 
 
@@ -38,7 +39,7 @@ class Aim:
     of: Of = "ratio"
 
     def __str__(self) -> str:
-        words = {"ratio": " x", "more": " more", "value": ""}[self.of]
+        words = {"ratio": "x", "more": " more", "value": ""}[self.of]
         return f"{'≥' if self.is_least else '≤'} {self.bound:g}{words}"
 
     def is_met(self, value: float) -> bool:
@@ -133,28 +134,27 @@ class Figures:
 def table(family: str, rows: Sequence[Figure]) -> Table:
     """Return the table of one family."""
     shown = Table(title=family, title_justify="left")
-    for name in ("what", "ours", "peer's", "ratio (spread)", "aim"):
-        shown.add_column(name, justify="left" if name == "what" else "right")
+    for name in ("what, unit, beside", *COLUMNS):
+        shown.add_column(name, justify="right" if name in COLUMNS else "left")
     for row in rows:
-        shown.add_row(*cells(row))
+        what, unit, peer, *values = cells(row)
+        shown.add_row(f"{what}, {unit}" + (f"\n  beside {peer}" if peer else ""), *values)
     return shown
 
 
-def cells(row: Figure) -> tuple[str, str, str, str, str]:
-    """Return what, ours, the peer's, the ratio with its spread, and the aim with the answer."""
-    what = f"{row.what}{f' / {row.peer}' if row.peer else ''}"
-    beside = row.of("ratio") if row.theirs else []
-    ratio = f"{_short(statistics.median(beside))} ({_spread(beside)})" if beside else ""
-    more = row.aim is not None and row.aim.of == "more"
-    if more:
-        ratio = f"{_short(statistics.median(row.of('more')))} more ({_spread(row.of('more'))})"
-    theirs = _value(row.theirs, row.unit) if row.theirs else ""
+def cells(row: Figure) -> tuple[str, ...]:
+    """Return what, unit, peer, ours, the peer's, the ratio with its spread, the aim, the answer."""
+    of: Of = "more" if row.aim is not None and row.aim.of == "more" else "ratio"
+    beside = row.of(of) if row.theirs else []
+    ratio = f"{_median(beside)} ({_spread(beside)})" if beside else ""
     answer = {None: "", True: "met", False: "missed"}[row.is_met]
-    return what, _value(row.ours, row.unit), theirs, ratio, f"{row.aim or ''} {answer}".strip()
+    theirs = _median(row.theirs) if row.theirs else ""
+    aim = str(row.aim or "")
+    return row.what, row.unit, row.peer, _median(row.ours), theirs, ratio, aim, answer
 
 
-def _value(values: Sequence[float], unit: str) -> str:
-    return f"{_short(statistics.median(values))} {unit}"
+def _median(values: Sequence[float]) -> str:
+    return _short(statistics.median(values))
 
 
 def _spread(values: Sequence[float]) -> str:
@@ -206,15 +206,13 @@ def read(path: Path) -> tuple[list[Figure], list[dict[str, Any]]]:
 def markdown(path: Path) -> str:
     """Return the rows of a file as the README shows them, and below them the machines."""
     rows, machines = read(path)
-    lines = [
-        "| family | what / peer | ours | peer's | ratio (spread) | aim |",
-        "|---|---|---|---|---|---|",
-    ]
+    names = ("family", "what", "unit", "beside", *COLUMNS)
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for row in sorted(rows, key=lambda row: row.family):
         lines.append(f"| {row.family} | {' | '.join(cells(row))} |")
-    names = ("device", "threads", "torch", "lightning", "transformers", "date")
-    facts = dict.fromkeys(", ".join(f"{name} {each[name]}" for name in names) for each in machines)
-    return "\n".join([*lines, "", *facts])
+    facts = ("device", "threads", "torch", "lightning", "transformers", "date")
+    told = dict.fromkeys(", ".join(f"{name} {each[name]}" for name in facts) for each in machines)
+    return "\n".join([*lines, "", *told])
 
 
 if __name__ == "__main__":
