@@ -6,6 +6,7 @@ import errno
 import importlib
 import os
 import re
+import select
 import sys
 import textwrap
 import traceback
@@ -244,14 +245,14 @@ def run_guarded(run: Callable[[], Any]) -> int:
 
 
 def is_reader_gone() -> bool:
-    """Returns whether nobody reads standard output any more, as after `| head`; it is then closed
-    without a word at the end of the process, too."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
+    """Returns whether nobody reads standard output any more, as after `| head`; what is still to
+    be written at the end of the process then goes nowhere, without a word."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    is_gone = any(event & select.POLLERR for _, event in poll.poll(0))
+    if is_gone:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return True
-    return False
+    return is_gone
 
 
 def one_screen(error: BaseException) -> str | None:
