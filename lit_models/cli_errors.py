@@ -6,6 +6,7 @@ import errno
 import importlib
 import os
 import re
+import select
 import sys
 import textwrap
 import traceback
@@ -17,6 +18,7 @@ from lit_models.config_files import config_paths, did_you_mean, line_of, near_na
 
 LINES, COLUMNS = 24, 80
 USAGE, RUN = 2, 1
+READER_GONE = 128 + 13  # SIGPIPE, as of any program whose reader has seen enough
 OWN_PACKAGES = ("lit_models", "datamodules")
 CLASS_SOURCES = {
     "model": ["lit_models"],
@@ -222,7 +224,10 @@ def run_guarded(run: Callable[[], Any]) -> int:
     """
     try:
         status = run()
+        sys.stdout.flush()
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and is_reader_gone():
+            return READER_GONE
         if getattr(error, "is_echo", False):
             return RUN  # another rank has said what happened
         message = one_screen(error)
@@ -237,6 +242,17 @@ def run_guarded(run: Callable[[], Any]) -> int:
             say(screen(message, "error" if is_first_process() else f"error on rank {rank}"))
         return USAGE if isinstance(error, UsageError) else RUN
     return status if isinstance(status, int) else 0
+
+
+def is_reader_gone() -> bool:
+    """Returns whether nobody reads standard output any more, as after `| head`; what is still to
+    be written at the end of the process then goes nowhere, without a word."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    is_gone = any(event & select.POLLERR for _, event in poll.poll(0))
+    if is_gone:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return is_gone
 
 
 def one_screen(error: BaseException) -> str | None:

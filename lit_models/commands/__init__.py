@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import importlib
 from collections.abc import Callable
-from inspect import signature
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
+
+PLACED = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def command_files() -> dict[str, Path]:
@@ -45,7 +47,7 @@ def run_command(name: str, argv: list[str]) -> Any:
     function = getattr(module, function_name)
     return auto_cli(
         function,
-        args=with_values(argv, function),
+        args=by_place(with_values(argv, function), function),
         prog=f"unisono {name}",
         parser_class=CommandParser,
         allow_abbrev=False,
@@ -61,3 +63,21 @@ def with_values(argv: list[str], function: Callable[..., Any]) -> list[str]:
         f"{option}=true" if option in flags and after.startswith("-") else option
         for option, after in zip(argv, following, strict=True)
     ]
+
+
+def by_place(argv: list[str], function: Callable[..., Any]) -> list[str]:
+    """Returns the arguments with X for --ckpt=X and --ckpt X, where an option has no default: the
+    parser takes such a value by its place alone. One option of this kind can be named; of two, the
+    places would not tell which is which."""
+    given = signature(function).parameters.values()
+    placed = [p.name for p in given if p.default is Parameter.empty and p.kind in PLACED]
+    if len(placed) != 1:
+        return argv
+    option = f"--{placed[0]}"
+    if option in argv[:-1]:
+        at = argv.index(option)
+        return [argv[at + 1], *argv[:at], *argv[at + 2 :]]
+    named = next((word for word in argv if word.startswith(f"{option}=")), None)
+    if named is None:
+        return argv
+    return [named.partition("=")[2], *(word for word in argv if word != named)]

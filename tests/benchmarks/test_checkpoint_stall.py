@@ -1,6 +1,5 @@
 """How long training stands still for a checkpoint, written at once and in the background."""
 
-import os
 import statistics
 import threading
 import time
@@ -11,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
-from rich.console import Console
-from rich.table import Table
 
 from lit_models.training.callbacks import LastCheckpoint, Ledger
+from tests.benchmarks.figures import Aim, Figures
 from tests.benchmarks.test_training_overhead import BATCH, Ours, RowsData
 
 WIDTH, LAYERS = 2048, 7  # 25 million parameters: 0.3 GB with the moments of AdamW
+WRITTEN = {False: "written at once", True: "written in the background"}
 EVERY, SAVES, WARM_UP, ROUNDS = 8, 3, 3, 3
 
 
@@ -70,17 +69,15 @@ def losses(folder: Path, asynchronous: bool) -> tuple[float, float]:
 
 @pytest.mark.benchmark
 @pytest.mark.filterwarnings("ignore:.*have no `validation_step`")
-def test_time_lost_to_checkpoints(tmp_path):
+def test_time_lost_to_checkpoints(tmp_path: Path, figures: Figures) -> None:
     torch.set_num_threads(1)
     interval_s = LastCheckpoint().every_n_minutes * 60
     found: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
     for number in range(ROUNDS):  # in turns, so that both meet the same machine
         for asynchronous in found:
             found[asynchronous].append(losses(tmp_path / f"{asynchronous}-{number}", asynchronous))
-    table = Table("written", "stall, s", "slower steps, s", f"share of {interval_s:.0f} s")
     for asynchronous, rounds in found.items():
-        stall, slower = (statistics.median(values) for values in zip(*rounds, strict=True))
-        name = "in the background" if asynchronous else "at once"
-        share = (stall + slower) / interval_s
-        table.add_row(name, f"{stall:.2f}", f"{slower:.2f}", f"{share:.3%}")
-    Console().print(table, f"load of the machine: {os.getloadavg()[0]:.1f}")
+        shares = [(stall + slower) / interval_s for stall, slower in rounds]
+        name = f"checkpoint of 25 M weights, {WRITTEN[asynchronous]}"
+        unit = f"share of {interval_s:.0f} s"
+        figures.add("shared", name, unit, shares, aim=Aim(0.01, of="value"))

@@ -2,7 +2,6 @@
 
 import os
 import re
-import statistics
 import subprocess
 import sys
 import time
@@ -12,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from datamodules.activations.pieces import Pieces
 from datamodules.activations.store import ActivationStore
 from tests.activation_dumps import model_folder, plain_activations
 from tests.benchmarks.dump_peers import BATCH, LAYER, LONGEST, dump
+from tests.benchmarks.figures import Aim, Figures
 
 pytestmark = pytest.mark.benchmark
 ROOT = Path(__file__).parents[2]
+FAMILY = "consistency_lens"
 ROUNDS, DOCUMENTS = 3, 1000
 SIZES = {"n_positions": LONGEST, "n_embd": 256, "n_layer": 6, "n_head": 8}
 
@@ -96,7 +95,9 @@ def plain_loop(folder: Path, batches: list[Any], target: Path) -> float:
     return time.perf_counter() - start
 
 
-def test_activations_per_second_beside_a_plain_loop(folder: Path, tmp_path: Path) -> None:
+def test_activations_per_second_beside_a_plain_loop(
+    folder: Path, tmp_path: Path, figures: Figures
+) -> None:
     torch.set_num_threads(1)
     dump(folder, tmp_path / "first")
     store = ActivationStore(tmp_path / "first")
@@ -108,13 +109,15 @@ def test_activations_per_second_beside_a_plain_loop(folder: Path, tmp_path: Path
         seconds["unisono"].append(dump(folder, tmp_path / f"one{turn}"))
         two = dump_in_processes(folder, tmp_path / f"two{turn}", 2)
         seconds["unisono, 2 processes"].append(two)
-    median = {name: statistics.median(values) for name, values in seconds.items()}
-    table = Table("dump, one thread each", "activations/s", "times the plain loop", "times one")
-    for name, value in median.items():
-        beside = f"{median['plain loop'] / value:.2f}"
-        of_one = f"{median['unisono'] / value:.2f}" if "unisono" in name else ""
-        table.add_row(name, f"{number / value:,.0f}", beside, of_one)
-    Console().print(table)
+    rates = {name: [number / s for s in values] for name, values in seconds.items()}
+    one, two = "activation dump, one process", "activation dump, two processes"
+    plain, unit = "plain loop over transformers", "activations/s"
+    at_least = Aim(1.0, is_least=True)
+    figures.add(FAMILY, one, unit, rates["unisono"], plain, rates["plain loop"], at_least)
+    figures.add(
+        *(FAMILY, two, unit, rates["unisono, 2 processes"]),
+        *("one process", rates["unisono"], Aim(1.8, is_least=True)),
+    )
     expected = np.sort(np.load(tmp_path / "0.npy").sum(1))
     kept = np.sort(np.concatenate([store.activations(part).sum(1) for part in range(3)]))
     np.testing.assert_allclose(kept, expected, atol=1e-4)  # both did the same work

@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
-from rich.console import Console
-from rich.table import Table
 
 from lit_models import LitCausalLM
 from lit_models.causal_lm.loss import LossOptions
 from lit_models.causal_lm.network import DecoderConfig
 from lit_models.causal_lm.presets import PRESETS
 from lit_models.training.meters import GIB, HostMeter
+from tests.benchmarks.figures import Aim, Figures
 from tests.benchmarks.test_language_model_speed import RaggedData, fit
 
 pytestmark = pytest.mark.benchmark
@@ -47,14 +46,13 @@ class Resident(Callback):
         self.bytes.append(int(pages) * 4096)
 
 
-@pytest.mark.parametrize("chunk_size", [1024, ROWS * CONTEXT])
-def test_peak_of_a_step_of_gpt2(tmp_path: Path, chunk_size: int) -> None:
-    torch.set_num_threads(2)
+def peak_gib(folder: Path, vocab_size: int, chunk_size: int) -> float:
+    """Return the peak of the second step of a GPT-2 of the smallest size."""
     seed_everything(0, verbose=False)
     rng = np.random.default_rng(0)
-    documents = [rng.integers(50_257, size=CONTEXT + 1) for _ in range(2 * ROWS)]
-    module = LitCausalLM(adamw, network="gpt2-124m", loss=LossOptions(chunk_size=chunk_size))
-    data = RaggedData(documents, longest=CONTEXT, global_batch_size=ROWS)
+    documents = [rng.integers(vocab_size, size=CONTEXT + 1) for _ in range(2 * ROWS)]
+    shape = DecoderConfig(**{**vars(PRESETS["gpt2-124m"]), "vocab_size": vocab_size})
+    module = LitCausalLM(adamw, network=shape, loss=LossOptions(chunk_size=chunk_size))
     peak = Peak()
     trainer = Trainer(
         accelerator="cpu",
@@ -64,18 +62,26 @@ def test_peak_of_a_step_of_gpt2(tmp_path: Path, chunk_size: int) -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
         enable_checkpointing=False,
-        default_root_dir=str(tmp_path),
+        default_root_dir=str(folder),
         callbacks=[peak],
     )
-    trainer.fit(module, data)
-    table = Table("network", "positions", "of a chunk", "peak of a step, GiB")
-    positions = f"{ROWS} x {CONTEXT}"
-    table.add_row("gpt2-124m, float32", positions, f"{chunk_size}", f"{peak.peak / GIB:.2f}")
-    Console().print(table)
-    assert PRESETS["gpt2-124m"].vocab_size == 50_257
+    trainer.fit(module, RaggedData(documents, longest=CONTEXT, global_batch_size=ROWS))
+    return peak.peak / GIB
 
 
-def test_memory_does_not_grow_over_500_steps(tmp_path: Path) -> None:
+@pytest.mark.parametrize("vocab_size", [50_257, 128_000])
+def test_peak_of_a_step_beside_full_logits(
+    tmp_path: Path, vocab_size: int, figures: Figures
+) -> None:
+    torch.set_num_threads(2)
+    in_chunks, whole = (peak_gib(tmp_path, vocab_size, c) for c in (1024, ROWS * CONTEXT))
+    figures.add(
+        *("causal_lm", f"peak of a step, vocabulary {vocab_size:,}, {ROWS} x {CONTEXT}", "GiB"),
+        *([in_chunks], "full logits", [whole], Aim(0.6)),
+    )
+
+
+def test_memory_does_not_grow_over_500_steps(tmp_path: Path, figures: Figures) -> None:
     torch.set_num_threads(2)
     rng = np.random.default_rng(0)
     documents = [rng.integers(8000, size=rng.integers(2, 128)) for _ in range(4000)]
@@ -83,5 +89,7 @@ def test_memory_does_not_grow_over_500_steps(tmp_path: Path) -> None:
     module, resident = LitCausalLM(adamw, network=config), Resident()
     fit(tmp_path, module, RaggedData(documents, longest=128, global_batch_size=8), 600, resident)
     first, last = np.mean(resident.bytes[100:120]), np.mean(resident.bytes[-20:])
-    Console().print(f"resident after 100 steps {first / GIB:.3f} GiB, after 600 {last / GIB:.3f}")
+    grown = [float(last - first) / GIB]
+    what = "memory grown in 500 steps, ragged documents"
+    figures.add("causal_lm", what, "GiB", grown, aim=Aim(0.01, of="value"))
     assert last - first < 0.01 * GIB

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -15,8 +14,6 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
-from rich.console import Console
-from rich.table import Table
 
 from datamodules import TextDataModule, TextSplit, TokenizerOptions
 from datamodules.planned import PlannedDataModule, PlannedDataset, Stage
@@ -32,6 +29,7 @@ from lit_models.training.callbacks import default_callbacks
 from lit_models.training.callbacks.progress import ProgressLine
 from lit_models.training.loggers import default_loggers
 from lit_models.training.optim import WarmupDecay
+from tests.benchmarks.figures import Aim, Figures
 from tests.benchmarks.language_model_peers import (
     BATCH,
     LONGEST,
@@ -46,7 +44,9 @@ from tests.benchmarks.language_model_peers import (
 pytestmark = pytest.mark.benchmark
 ROOT = Path(__file__).parents[2]
 SHAKESPEARE = ROOT.parent / "shared" / "data" / "shakespeare" / "input.txt"
+FAMILY = "causal_lm"
 ROUNDS, STEPS, RAGGED_STEPS = 3, 150, 25
+WAYS = {"pad": "padding", "group": "grouped by length"}
 adamw = partial(torch.optim.AdamW, lr=1e-3, fused=True)
 
 
@@ -125,7 +125,7 @@ def seconds_of_steps(folder: Path, text: Path) -> list[float]:
 
 @pytest.mark.real_data
 @pytest.mark.skipif(not SHAKESPEARE.exists(), reason="needs ../shared/data/shakespeare")
-def test_cost_of_a_step_beside_a_plain_loop(tmp_path: Path) -> None:
+def test_cost_of_a_step_beside_a_plain_loop(tmp_path: Path, figures: Figures) -> None:
     torch.set_num_threads(2)
     letters = sorted(set(SHAKESPEARE.read_text("utf-8")))
     number = {letter: i for i, letter in enumerate(letters)}
@@ -138,10 +138,10 @@ def test_cost_of_a_step_beside_a_plain_loop(tmp_path: Path) -> None:
         times["plain"].append(median_ms(seconds[WARM_UP:]))
         seconds = seconds_of_steps(tmp_path / str(turn), SHAKESPEARE)
         times["unisono"].append(median_ms(seconds[WARM_UP:]))
-    plain, ours = (statistics.median(times[name]) for name in ("plain", "unisono"))
-    table = Table("plain loop, ms", "unisono, ms", "more, ms", "ratio")
-    table.add_row(f"{plain:.2f}", f"{ours:.2f}", f"{ours - plain:.2f}", f"{ours / plain:.3f}")
-    Console().print(table)
+    figures.add(
+        *(FAMILY, "a step of the Shakespeare network", "ms"),
+        *(times["unisono"], "plain loop", times["plain"], Aim(1.5, of="more")),
+    )
 
 
 def unisono_speed(folder: Path, documents: list[np.ndarray]) -> float:
@@ -169,21 +169,62 @@ def peer_speed(folder: Path, packages: Path, way: str) -> float:
     return json.loads(done.stdout.splitlines()[-1])["tokens_per_second"]
 
 
-def test_ragged_documents_beside_the_trainer_of_transformers(tmp_path: Path) -> None:
-    torch.set_num_threads(2)
-    packages = tmp_path / "packages"
+@pytest.fixture(scope="module")
+def accelerate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the one package that only the peer needs."""
+    packages = tmp_path_factory.mktemp("packages")
     install = ["pip", "install", "-q", "--no-deps", "--target", str(packages), "accelerate"]
     subprocess.run([sys.executable, "-m", *install], check=True)
-    documents = ragged_documents(2000, seed=0)
+    return packages
+
+
+def write_documents(folder: Path, documents: list[np.ndarray]) -> None:
     lengths = [len(ids) for ids in documents]
-    np.savez(tmp_path / "documents.npz", tokens=np.concatenate(documents), lengths=lengths)
+    np.savez(folder / "documents.npz", tokens=np.concatenate(documents), lengths=lengths)
+
+
+def test_ragged_documents_beside_the_trainer_of_transformers(
+    tmp_path: Path, accelerate: Path, figures: Figures
+) -> None:
+    torch.set_num_threads(2)
+    documents = ragged_documents(2000, seed=0)
+    write_documents(tmp_path, documents)
     speeds: dict[str, list[float]] = {"pad": [], "group": [], "unisono": []}
     for turn in range(ROUNDS):
         for way in ("pad", "group"):
-            speeds[way].append(peer_speed(tmp_path, packages, way))
+            speeds[way].append(peer_speed(tmp_path, accelerate, way))
         speeds["unisono"].append(unisono_speed(tmp_path / str(turn), documents))
-    median = {name: statistics.median(values) for name, values in speeds.items()}
-    table = Table("trainer", "useful tokens/s", "unisono is")
-    for name, value in median.items():
-        table.add_row(name, f"{value:,.0f}", f"{median['unisono'] / value:.2f} x")
-    Console().print(table)
+    for way, aim in (("pad", 3.5), ("group", 1.1)):
+        figures.add(
+            *(FAMILY, "ragged documents", "useful tokens/s", speeds["unisono"]),
+            *(f"transformers' Trainer, {WAYS[way]}", speeds[way], Aim(aim, is_least=True)),
+        )
+
+
+def plain_speed(documents: list[np.ndarray]) -> float:
+    """Return tokens per second of a loop over random windows, as nanoGPT has it."""
+    torch.manual_seed(0)
+    network = Decoder(DecoderConfig(vocab_size=VOCABULARY, max_positions=LONGEST, **RAGGED))
+    text = torch.from_numpy(np.concatenate(documents).astype(np.int64))
+    width = LONGEST - 1
+    seconds = plain_loop(network, text, BATCH, width, RAGGED_STEPS, adamw)[WARM_UP:]
+    return BATCH * width * len(seconds) / sum(seconds)
+
+
+def test_full_rows_beside_the_trainer_of_transformers_and_a_plain_loop(
+    tmp_path: Path, accelerate: Path, figures: Figures
+) -> None:
+    torch.set_num_threads(2)
+    rng = np.random.default_rng(0)
+    documents = [rng.integers(VOCABULARY, size=LONGEST) for _ in range(400)]
+    write_documents(tmp_path, documents)
+    speeds: dict[str, list[float]] = {"trainer": [], "loop": [], "unisono": []}
+    for turn in range(ROUNDS):
+        speeds["trainer"].append(peer_speed(tmp_path, accelerate, "pad"))
+        speeds["loop"].append(plain_speed(documents))
+        speeds["unisono"].append(unisono_speed(tmp_path / str(turn), documents))
+    for who, peer in (("trainer", "transformers' Trainer"), ("loop", "plain loop")):
+        figures.add(
+            *(FAMILY, "rows without padding", "tokens/s", speeds["unisono"]),
+            *(peer, speeds[who], Aim(1.0, is_least=True)),
+        )

@@ -4,10 +4,6 @@ pytest -m benchmark tests/benchmarks/test_occupation_speed.py -s
 """
 
 import csv
-import json
-import os
-import platform
-import statistics
 import time
 from functools import partial
 from pathlib import Path
@@ -16,8 +12,6 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from rich.console import Console
-from rich.table import Table
 
 from datamodules.occupation_request import CodeBookOptions
 from datamodules.occupation_rows import Columns
@@ -30,11 +24,19 @@ from lit_models.occupation_coder.module import LitOccupationCoder
 from lit_models.occupation_coder.network import BlockDecoder, OccupationNetwork
 from lit_models.training.callbacks import default_callbacks
 from tests.benchmarks import occupation_peers as peers
+from tests.benchmarks.figures import Aim
 from tests.toy import ledger_lines
 
 REAL = Path(__file__).parents[3] / "shared" / "data" / "occupations"
 SIZE, STEPS, REPEATS = 64, 40, 3
 METHODS = ("flat", "greedy", "beam")
+DECODED = {"flat": ", flat head", "greedy": ", greedy", "beam": ", beam of 5"}
+PEERS = {"padded": "loop that pads to 128, tokenises per item", "fair": "loop with dynamic padding"}
+SLOW = {
+    "flat": "loop that pads to 128",
+    "greedy": "decoding without cache",
+    "beam": "decoding without cache, encoder per beam",
+}
 pytestmark = [
     pytest.mark.benchmark,
     pytest.mark.real_data,
@@ -123,19 +125,19 @@ def peer_texts(trained, size=None):
     return peers.Texts(*map(list, zip(*known[:size], strict=True)), normalise)
 
 
-def test_training_beside_plain_loops(tmp_path, monkeypatch):
-    figures = {"training": {"ours": [], "padded": [], "fair": []}}
+def test_training_beside_plain_loops(tmp_path, monkeypatch, figures):
+    rounds = {"training": {"ours": [], "padded": [], "fair": []}}
     for repeat in range(REPEATS):
         monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / f"cache{repeat}"))
         rate, trained = our_training(tmp_path / str(repeat))
-        figures["training"]["ours"].append(rate)
+        rounds["training"]["ours"].append(rate)
         for who, is_padded in (("padded", True), ("fair", False)):
             loop = peers.train(fresh_network(trained), peer_texts(trained), SIZE, STEPS, is_padded)
-            figures["training"][who].append(loop)
-    report(figures, "training")
+            rounds["training"][who].append(loop)
+    report(figures, rounds, "training")
 
 
-def test_prediction_beside_plain_loops(tmp_path, monkeypatch):
+def test_prediction_beside_plain_loops(tmp_path, monkeypatch, figures):
     monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / "cache"))
     files = [str(REAL / "train.csv"), str(REAL / "dev.csv")]
     num_rows = sum(len(read_rows(Path(file))) for file in files)
@@ -147,37 +149,26 @@ def test_prediction_beside_plain_loops(tmp_path, monkeypatch):
         "greedy": partial(peers.greedy_by_whole_prefix, network),
         "beam": partial(peers.beam_by_whole_prefix, network, size=5),
     }
-    figures = {method: {"ours": [], "padded": [], "fair": []} for method in METHODS}
+    rounds = {method: {"ours": [], "padded": [], "fair": []} for method in METHODS}
     for repeat in range(REPEATS):
         folder = tmp_path / str(repeat)
-        for method, found in figures.items():
+        for method, found in rounds.items():
             found["ours"].append(our_prediction(folder, trained, method, files, num_rows))
             one = torch.no_grad()(slow[method])
             found["padded"].append(peers.predict(few, SIZE, True, one))
             fair = partial(peers.cached, network, options=DecodingOptions(method, beam_size=5))
             found["fair"].append(peers.predict(some, SIZE, False, fair))
-    report(figures, "prediction")
+    report(figures, rounds, "prediction")
 
 
-def report(figures, name):
-    """Print the table and write it to the working folder's runs/."""
-    machine = f"{os.cpu_count()} CPUs, {torch.get_num_threads()} threads, torch {torch.__version__}"
-    table = Table(title=f"rows/s, median of {REPEATS} interleaved runs ({machine})")
-    for column in ("what", "ours", "padded to 128", "ratio", "fair loop", "ratio"):
-        table.add_column(column, justify="left" if column == "what" else "right")
-    rows = {}
-    for what, by_who in figures.items():
-        ours, padded, fair = (statistics.median(by_who[w]) for w in ("ours", "padded", "fair"))
-        table.add_row(
-            what,
-            f"{ours:,.0f}",
-            f"{padded:,.0f}",
-            f"{ours / padded:.1f}",
-            f"{fair:,.0f}",
-            f"{ours / fair:.2f}",
-        )
-        rows[what] = {"runs": by_who, "ratio_padded": ours / padded, "ratio_fair": ours / fair}
-    Console(width=80).print(table)
-    content = {"machine": machine, "platform": platform.platform(), "occupation_coder": rows}
-    Path("runs").mkdir(exist_ok=True)
-    Path(f"runs/benchmark_occupation_{name}.json").write_text(json.dumps(content, indent=1) + "\n")
+def report(figures, rounds, action):
+    """Add the rows of one action, each beside both loops."""
+    for what, by_who in rounds.items():
+        aims = {"padded": 5.0, "fair": 1.0} if action == "training" else {"padded": 10.0}
+        for who, words in PEERS.items():
+            aim = Aim(aims[who], is_least=True) if who in aims and what != "flat" else None
+            peer = words if action == "training" or who == "fair" else SLOW[what]
+            figures.add(
+                *("occupation_coder", f"{action}{DECODED.get(what, '')}", "rows/s"),
+                *(by_who["ours"], peer, by_who[who], aim),
+            )

@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from tests.benchmarks.figures import Aim, Figures
+
 SCRIPT = """
 import json, resource, time
 import numpy as np
@@ -27,10 +29,13 @@ print(json.dumps({"seconds": sorted(seconds)[1], "steps": plan.num_steps,
 
 
 @pytest.mark.benchmark
-def test_plan_of_ten_million_samples():
+def test_plan_of_ten_million_samples(figures: Figures):
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True
     )
-    figures = json.loads(done.stdout)
-    print(f"\n10^7 samples: {figures}")
-    assert figures["steps"] == 156_250
+    found = json.loads(done.stdout)
+    assert found["steps"] == 156_250
+    limits = {"seconds": ("s", 20.0), "peak_gib": ("GiB at most", 1.0)}
+    for name, (unit, limit) in limits.items():
+        aim = Aim(limit, of="value")
+        figures.add("shared", "plan of 10⁷ samples", unit, [found[name]], aim=aim)

@@ -13,8 +13,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -22,10 +20,12 @@ from datamodules.planned import PlannedDataModule, PlannedDataset, Stage
 from lit_models.training.callbacks import default_callbacks
 from lit_models.training.exact import ExactModule, LossSum
 from lit_models.training.optim import configured, parameter_groups
+from tests.benchmarks.figures import Aim, Figures
 
 INPUTS, BATCH, SAMPLES = 64, 32, 4096
 WARM_UP, ROUNDS = 10, 5
 SIZES = {"small": (64, 2, 120), "large": (2048, 6, 20)}  # width, layers, steps that are measured
+AIMS = {"small": Aim(0.5, of="more"), "large": Aim(1.02)}
 adamw = partial(torch.optim.AdamW, lr=1e-3)
 
 
@@ -133,16 +133,15 @@ def step_seconds(folder: Path, name: str, width: int, num_layers: int, steps: in
 
 @pytest.mark.benchmark
 @pytest.mark.filterwarnings("ignore:.*have no `validation_step`")
-def test_cost_of_a_step_beside_plain_lightning(tmp_path):
+def test_cost_of_a_step_beside_plain_lightning(tmp_path: Path, figures: Figures) -> None:
     torch.set_num_threads(1)
-    table = Table("network", "plain, ms", "unisono, ms", "ratio", "more, ms")
     for size, (width, num_layers, steps) in SIZES.items():
         times: dict[str, list[float]] = {"plain": [], "unisono": []}
         for number in range(ROUNDS):  # in turns, so that both meet the same machine
             for name in times:
                 folder = tmp_path / f"{size}-{name}-{number}"
-                times[name].append(step_seconds(folder, name, width, num_layers, steps))
-        plain, ours = (statistics.median(times[name]) * 1e3 for name in ("plain", "unisono"))
-        more = f"{ours - plain:.2f}"
-        table.add_row(size, f"{plain:.2f}", f"{ours:.2f}", f"{ours / plain:.3f}", more)
-    Console().print(table)
+                times[name].append(step_seconds(folder, name, width, num_layers, steps) * 1e3)
+        figures.add(
+            *("shared", f"a step of a {size} network", "ms", times["unisono"]),
+            *("plain Lightning", times["plain"], AIMS[size]),
+        )

@@ -1,14 +1,18 @@
 """Commands are found by their file and become command lines by their types."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from lit_models.commands import command_files, run_command, summaries
+from lit_models.commands import by_place, command_files, run_command, summaries
 from lit_models.config_files import join_groups
 
 Unisono = Callable[..., tuple[int, str]]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", command_files())
@@ -34,6 +38,30 @@ def test_the_exit_status_is_what_the_command_returns(
 
     monkeypatch.setattr(verify, "verify", lambda: 3)
     assert run_command("verify", []) == 3
+
+
+def read(ckpt: Path, *, to: Path, fast: bool = False) -> None:
+    """Of one place."""
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["x.ckpt --to=y", "--ckpt x.ckpt --to=y", "--to=y --ckpt=x.ckpt", "--to=y --ckpt x.ckpt"],
+)
+def test_what_has_a_place_can_be_named(given: str) -> None:
+    assert sorted(by_place(given.split(), read)) == ["--to=y", "x.ckpt"]
+    assert by_place(given.split(), read)[0] == "x.ckpt"
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("<p>Bread.</p>")
+    command = [sys.executable, "-m", "lit_models.seo.onpage", str(page), "--json"]
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(command, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 @pytest.mark.parametrize(

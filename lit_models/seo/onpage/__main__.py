@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from lit_models.cli_errors import run_guarded
 from lit_models.seo.onpage.checks import check_site
 from lit_models.seo.onpage.page import Page, read_page
 
@@ -61,4 +62,4 @@ def _pages(paths: Sequence[Path], addresses: Sequence[str]) -> list[Page]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_guarded(main))

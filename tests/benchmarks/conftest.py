@@ -1,0 +1,33 @@
+"""The rows of all benchmarks of one call: printed at its end, and kept in runs/benchmarks.json."""
+
+from collections.abc import Iterator
+
+import pytest
+from rich.console import Console
+
+from tests.benchmarks.figures import FILE, Figures
+
+ROWS = pytest.StashKey[Figures]()
+
+
+@pytest.fixture(scope="session")
+def figures(request: pytest.FixtureRequest) -> Figures:
+    """Takes a row with `figures.add(…)`, as `tests.benchmarks.figures.Figure` has it."""
+    return request.config.stash.setdefault(ROWS, Figures())
+
+
+@pytest.fixture(autouse=True)
+def _kept(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Writes after each benchmark: a call that is broken off has lost none that ended."""
+    yield
+    found = request.config.stash.get(ROWS, None)
+    if found is not None and found.rows:
+        found.write(request.config.invocation_params.dir / FILE)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    found = terminalreporter.config.stash.get(ROWS, None)
+    if found is not None and found.rows:
+        terminalreporter.write_line("")
+        found.show(Console(highlight=False))
+        terminalreporter.write_line(f"kept in {FILE}")

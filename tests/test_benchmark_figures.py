@@ -1,0 +1,51 @@
+"""The rows of the benchmarks: ratios round by round, aims, and a file that keeps other rows."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks.figures import Aim, Figure, Figures, cells, markdown
+
+
+def test_a_ratio_is_taken_round_by_round() -> None:
+    # the machine was twice as slow in the second round, for both
+    row = Figure("toy", "rows", "rows/s", [300.0, 150.0, 330.0], "loop", [100.0, 50.0, 100.0])
+    assert row.of("ratio") == [3.0, 3.0, pytest.approx(3.3)]
+    assert row.of("more") == [200.0, 100.0, 230.0]
+    assert cells(row) == ("rows", "rows/s", "loop", "300", "100", "3 (3–3.3)", "", "")
+
+
+@pytest.mark.parametrize(
+    ("aim", "is_met"),
+    [
+        (Aim(3.0, is_least=True), True),
+        (Aim(3.5, is_least=True), False),
+        (Aim(2.0), False),
+        (Aim(200.0, of="more"), True),
+        (Aim(199.0, of="more"), False),
+        (Aim(299.0, of="value"), False),
+    ],
+)
+def test_an_aim_is_held_by_the_median(aim: Aim, is_met: bool) -> None:
+    row = Figure("toy", "rows", "ms", [300.0, 150.0, 330.0], "loop", [100.0, 50.0, 100.0], aim)
+    assert row.is_met is is_met
+    assert cells(row)[-1] == ("met" if is_met else "missed")
+
+
+def test_rounds_that_were_not_taken_in_turns_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 rounds of ours beside 1 of the peer; measure both"):
+        Figure("toy", "rows", "ms", [1.0, 2.0], "loop", [1.0])
+
+
+def test_a_file_keeps_the_rows_of_other_things(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "benchmarks.json"
+    first, second = Figures(), Figures()
+    first.add("toy", "rows", "ms", [1.0])
+    first.add("toy", "others", "ms", [5.0], aim=Aim(6.0, of="value"))
+    first.write(path)
+    second.add("toy", "rows", "ms", [2.0])
+    second.write(path)
+    rows = {row["what"]: row["ours"] for row in json.loads(path.read_text())["figures"]}
+    assert rows == {"others": [5.0], "rows": [2.0]}
+    assert "| toy | others | ms |  | 5 |  |  | ≤ 6 | met |" in markdown(path)
