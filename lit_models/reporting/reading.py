@@ -87,7 +87,7 @@ def read_run(folder: Path, config: Path | None, now_s: float) -> RunRecord:
     run.plan = _json_of(folder / "plan.json", run.notes)
     if (folder / "failure.json").exists():
         run.failure = _json_of(folder / "failure.json", run.notes)
-    run.metrics = read_metrics(folder / "metrics.csv", run.notes)
+    run.metrics = read_metrics(folder / "metrics.csv", max(run.lineage, default=0), run.notes)
     if (folder / "throughput.jsonl").exists():
         run.throughput = _survivors(_json_lines(folder / "throughput.jsonl", run.notes), run.starts)
     if config is None:
@@ -101,11 +101,16 @@ def read_run(folder: Path, config: Path | None, now_s: float) -> RunRecord:
     return run
 
 
-def read_metrics(path: Path, notes: list[str]) -> dict[str, Points]:
-    """Return metric -> steps and values.
+def read_metrics(path: Path, last_step: int, notes: list[str]) -> dict[str, Points]:
+    """Return metric -> steps done and values; an empty cell is no value.
 
-    An evaluation's row has the number of steps before it less one, a row of training the number of
-    its step; both become the number of steps done. An empty cell is no value.
+    Lightning numbers an evaluation inside a training by the step before it from 0, all other rows
+    by the steps done.
+
+    Args:
+        path: metrics.csv.
+        last_step: of the run.
+        notes: gets a sentence where there is nothing.
     """
     if not path.exists():
         notes.append("There is no metrics.csv: metrics of evaluations are not shown.")
@@ -117,9 +122,11 @@ def read_metrics(path: Path, notes: list[str]) -> dict[str, Points]:
             if step is None or None in row:  # a row that a kill cut short, or a foreign one
                 continue
             row.pop("epoch", None)
-            at = step if row.get("train/loss") else step + 1
+            is_training = bool(row.get("train/loss"))
             for name, text in row.items():
                 if (value := _number(text)) is not None:
+                    inside = not is_training and name.startswith("val/")
+                    at = min(step + 1, last_step) if inside else step
                     found.setdefault(name, {})[at] = value
     if not found:
         notes.append("metrics.csv holds no value.")
