@@ -33,7 +33,7 @@ def report(
         check_target(path)
         text = run_page(first, read_forecast(Path(forecast)) if forecast is not None else None)
     else:
-        from lit_models.reporting.compare import compare_page
+        from lit_models.reporting.compare_page import compare_page
 
         second = _read(Path(other))
         path = Path(to) if to is not None else Path(f"compare-{first.name}-{second.name}.html")

@@ -3,7 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lit_models.reporting.curves import Drawn, Scale, Series, prepared, ticks, value_scale
+from lit_models.reporting.curves import (
+    Drawn,
+    Scale,
+    Series,
+    prepared,
+    tick_label,
+    ticks,
+    value_scale,
+)
 from lit_models.reporting.markup import Html, joined, tag
 from lit_models.reporting.wording import counted, shown
 
@@ -63,22 +71,23 @@ def chart(
     )
     text = " ".join(word for word in words if word)
     caption = tag("figcaption", tag("h3", title), tag("p", text, class_="note") if text else None)
-    return tag("figure", caption, _legend(series), plot)
+    return tag("figure", caption, _legend(title, series), plot)
 
 
-def _legend(series: Sequence[Series]) -> Html:
+def _legend(title: str, series: Sequence[Series]) -> Html:
+    """Return names and last values; one curve that is named like its chart needs no key."""
     items = []
     for one in series:
         last = tag("b", shown(one.points[-1][1]))
         key = tag("i", class_=f"key c{one.colour}", aria_hidden="true")
-        items.append(tag("li", key, one.name, " ", last))
+        is_alone = len(series) == 1 and one.name == title
+        items.append(tag("li", *(["last"] if is_alone else [key, one.name]), " ", last))
     return tag("ul", *items, class_="legend")
 
 
 def _labels(up: Scale, across: Scale) -> Html:
-    left = (
-        tag("span", shown(v, 3), style=f"top:{100 * (1 - up.place(v)):.2f}%") for v in ticks(up)
-    )
+    at = ticks(up)
+    left = (tag("span", tick_label(v, at), style=f"top:{100 * (1 - up.place(v)):.2f}%") for v in at)
     values = [v for v in ticks(across, 4) if v == int(v)]
     below = (tag("span", shown(v), style=f"left:{100 * across.place(v):.2f}%") for v in values)
     return joined([tag("div", *left, class_="ys"), tag("div", *below, class_="xs")])
@@ -104,7 +113,11 @@ def _drawing(
     for one, ready in zip(series, drawn, strict=True):
         curve, dots = _paths(one, ready, across, up)
         look = f"c{one.colour}"
-        parts.append(tag("path", class_=f"curve {look}", d=curve, data_name=one.name))
+        faint = " faint" * bool(ready.trend)
+        parts.append(tag("path", class_=f"curve {look}{faint}", d=curve, data_name=one.name))
+        if ready.trend:
+            course = _line([_place(point, across, up) for point in ready.trend])
+            parts.append(tag("path", class_=f"curve trend {look}", d=course))
         if dots:
             parts.append(tag("path", class_=f"curve points {look}", d=dots))
         gaps = "".join(f"M{SIZE * across.place(g):.1f} {SIZE}v-60" for g in ready.gaps)
@@ -124,11 +137,19 @@ def _paths(one: Series, ready: Drawn, across: Scale, up: Scale) -> tuple[str, st
     """Return the path of the lines, and that of the dots: lines of no length with a round end."""
     lines, dots = [], []
     for segment in ready.segments:
-        places = [(SIZE * across.place(x), SIZE * (1 - up.place(y))) for x, y in segment]
-        lines.append("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places))
+        places = [_place(point, across, up) for point in segment]
+        lines.append(_line(places))
         if one.is_dotted or len(places) == 1:
             dots += [f"M{x:.1f} {y:.1f}h.01" for x, y in places]
     return "".join(lines), "".join(dots)
+
+
+def _place(point: tuple[float, float], across: Scale, up: Scale) -> tuple[float, float]:
+    return SIZE * across.place(point[0]), SIZE * (1 - up.place(point[1]))
+
+
+def _line(places: Sequence[tuple[float, float]]) -> str:
+    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
 
 
 def _mark_label(mark: Interruption, across: Scale) -> Html:
@@ -139,10 +160,7 @@ def _thinning(drawn: Sequence[Drawn]) -> str:
     most = max(drawn, key=lambda one: one.num_points)
     if most.num_drawn + len(most.gaps) == most.num_points:
         return ""
-    return (
-        f"{shown(most.num_drawn)} of {shown(most.num_points)} points are drawn: the first, last, "
-        "lowest and highest of each short stretch."
-    )
+    return f"{shown(most.num_drawn)} of {shown(most.num_points)} points."
 
 
 def _gap_words(drawn: Sequence[Drawn]) -> str:

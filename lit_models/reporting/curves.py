@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from lit_models.reporting.reading import Points
 
 MOST_STRETCHES = 240
+TREND_STRETCHES = 60
+TREND_FROM = 300  # points; fewer show their course themselves
 LOG_FROM = 50.0  # largest over smallest value
 
 
@@ -47,12 +49,14 @@ class Drawn:
 
     Attributes:
         segments: runs of finite points without a gap.
+        trend: means of stretches of steps, where there are many points.
         gaps: steps whose value is not finite.
         num_points: of the series.
         num_drawn: of the segments.
     """
 
     segments: list[Points] = field(default_factory=list)
+    trend: Points = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
     num_points: int = 0
     num_drawn: int = 0
@@ -78,6 +82,8 @@ def prepared(points: Points, most_stretches: int = MOST_STRETCHES) -> Drawn:
         segment = []
     if segment:
         drawn.segments.append(segment)
+    if len(points) >= TREND_FROM:
+        drawn.trend = means([point for found in drawn.segments for point in found])
     if len(points) > 4 * most_stretches:
         width = (points[-1][0] - points[0][0]) / most_stretches or 1.0
         drawn.segments = [thinned(s, points[0][0], width) for s in drawn.segments]
@@ -104,6 +110,13 @@ def thinned(points: Points, start: float, width: float) -> Points:
     return [points[i] for i in sorted(kept)]
 
 
+def means(points: Points, num_stretches: int = TREND_STRETCHES) -> Points:
+    """Return the mean step and the mean value of equally many points at a time."""
+    size = -(-len(points) // num_stretches) or 1
+    parts = [points[i : i + size] for i in range(0, len(points), size)]
+    return [(sum(x for x, _ in p) / len(p), sum(y for _, y in p) / len(p)) for p in parts]
+
+
 def value_scale(series: list[Series], may_be_log: bool) -> Scale:
     """Return the scale of all finite values: by logarithm where they are positive and far apart."""
     values = [v for one in series for _, v in one.points if math.isfinite(v)]
@@ -121,6 +134,16 @@ def value_scale(series: list[Series], may_be_log: bool) -> Scale:
     if low >= 0 and 0.8 <= high <= 1.0:
         top = max(high, min(top, 1.0))  # a share ends at 1
     return Scale(bottom, top)
+
+
+def tick_label(value: float, values: list[float]) -> str:
+    """Return a tick with as many decimals as its neighbours need."""
+    sizes = [abs(v) for v in values if v] or [1.0]
+    if max(sizes) >= 1e6 or min(sizes) < 1e-4:
+        return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e") if value else "0"
+    own = [value] if max(sizes) / min(sizes) >= LOG_FROM else values
+    decimals = max(len(f"{v:.10f}".rstrip("0").partition(".")[2]) for v in own)
+    return f"{value:,.{decimals}f}".replace("-", "−")
 
 
 def ticks(scale: Scale, most: int = 5) -> list[float]:

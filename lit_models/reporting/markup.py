@@ -31,9 +31,7 @@ def joined(children: Iterable[Any]) -> Html:
                         if c is not None))  # fmt: skip
 
 
-def table(
-    heads: Sequence[Any], rows: Iterable[Sequence[Any]], label: str, texts: int = 1
-) -> Html:
+def table(heads: Sequence[Any], rows: Iterable[Sequence[Any]], label: str, texts: int = 1) -> Html:
     """Return a table in a box of its own that scrolls where it is too wide.
 
     Args:

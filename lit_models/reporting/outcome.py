@@ -56,8 +56,8 @@ def attempts(run: RunRecord) -> list[Attempt]:
             lineage -= lost
             if found and not found[-1].end:
                 found[-1].end = "broke off" if lost else "ended"
-            found.append(Attempt(line["attempt"], line["world_size"], begin, begin,
-                                 repeated=len(lost), repeated_to=max(lost, default=begin)))  # fmt: skip
+            found.append(Attempt(line["attempt"], line["world_size"], begin, begin))
+            found[-1].repeated, found[-1].repeated_to = len(lost), max(lost, default=begin)
         elif found and line.get("event") == "stopped":
             found[-1].end = f"stopped by {line['reason']}"
         elif found and "event" not in line:

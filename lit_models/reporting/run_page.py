@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lit_models.reporting.chart import Interruption, chart
-from lit_models.reporting.curves import Series
+from lit_models.reporting.curves import TREND_FROM, Series
 from lit_models.reporting.markup import Html, facts, joined, table, tag
 from lit_models.reporting.outcome import attempts, ending, events, interruptions, total_seconds
 from lit_models.reporting.page import page, section
@@ -60,8 +60,8 @@ def proof_of(run: RunRecord) -> Verdict | str:
 def state(run: RunRecord) -> Html:
     """Return how a run stands: a sign and a sentence."""
     end = ending(run)
-    sign = tag("span", f"{GLYPHS[end.kind]} {end.word}", class_=f"state {end.kind}")
-    return joined([sign, " ", tag("span", end.sentence)])
+    sign = tag("span", GLYPHS[end.kind], class_=f"state {end.kind}", aria_hidden="true")
+    return joined([sign, " ", end.sentence])
 
 
 def _header(run: RunRecord, verdict: Verdict | str) -> Html:
@@ -98,12 +98,12 @@ def _curves(run: RunRecord, marks: list[Interruption]) -> list[Html]:
     """Return the charts, and below them, folded, those of the less important metrics."""
     charts = [
         chart("Loss", loss_series(run), marks, may_be_log=True),
-        chart("Learning rate", [Series("learning rate", ledger_series(run, "learning_rate"))],
+        chart("Learning rate", [Series("Learning rate", ledger_series(run, "learning_rate"))],
               marks),
         chart("Gradient norm", [Series("before clipping", ledger_series(run, "grad_norm"))],
               marks, may_be_log=True),
-        chart("Seconds per step", [Series("step", ledger_series(run, "seconds"), colour=3)], marks,
-              "With what lies between two steps: evaluation and checkpoints stand out.", True),
+        chart("Seconds per step", [Series("Seconds per step", ledger_series(run, "seconds"))],
+              marks, "Evaluations and checkpoints between two steps stand out.", True),
     ]  # fmt: skip
     terms = term_series(run)
     if len(terms) > 1:
@@ -113,10 +113,15 @@ def _curves(run: RunRecord, marks: list[Interruption]) -> list[Html]:
              if not ln["is_discarded"]]  # fmt: skip
     if rates:
         points: Points = sorted((x, float(y)) for x, y in rates if y is not None)
-        charts.append(chart("Samples per second", [Series("samples/s", points, colour=3)], marks))
-    metrics = [chart(name, [Series(name, run.metrics[name], True, 2)], marks)
+        charts.append(chart("Samples per second", [Series("Samples per second", points)], marks))
+    metrics = [chart(name, [Series(name, run.metrics[name], True)], marks)
                for name in drawn_metrics(run)]  # fmt: skip
-    out = [tag("div", *charts[:1], *metrics[:1], *charts[1:], *metrics[1:MOST_METRICS],
+    words = "The thin line shows single steps, the thick one the mean of a sixtieth of them. "
+    words += "Where not all points are drawn, the first, last, lowest and highest of each short "
+    words += "stretch of steps are: no extreme is lost."
+    is_long = len(run.lineage) >= TREND_FROM
+    out = [tag("p", words, class_="note lede") if is_long else Html("")]
+    out += [tag("div", *charts[:1], *metrics[:1], *charts[1:], *metrics[1:MOST_METRICS],
                class_="charts")]  # fmt: skip
     if metrics[MOST_METRICS:]:
         words = tag("summary", f"{len(metrics) - MOST_METRICS} more metrics")
@@ -246,8 +251,8 @@ def _proof(verdict: Verdict | str) -> list[Html]:
     ]  # fmt: skip
     if verdict.faults:
         items = (tag("li", fault) for fault in verdict.faults[:10])
-        return [tag("p", "■ The proof fails.", class_="state bad"), tag("ul", *items, class_="list"),
-                *found]  # fmt: skip
+        sign = tag("p", "■ The proof fails.", class_="state bad")
+        return [sign, tag("ul", *items, class_="list"), *found]
     words = "each sample of each finished epoch was used exactly once."
     if not verdict.finished_epochs:
         words = "no epoch is finished; the steps so far used what the plan gave them."

@@ -17,10 +17,12 @@ h1, h2, h3, p, ul, dl, dd, figure, table { margin: 0; padding: 0; }
 h1 { font-size: 1.75rem; line-height: 1.2; font-weight: 650; letter-spacing: -0.015em; }
 h2 { font-size: 1.0625rem; font-weight: 650; margin-bottom: 0.75rem; }
 h3 { font-size: 0.9375rem; font-weight: 600; }
-p + p, p + .scroll, dl + p, ul + p, .scroll + p { margin-top: 0.6rem; }
+p + p, p + .scroll, dl + p, ul + p, .scroll + p, p + dl { margin-top: 0.6rem; }
 .eyebrow { color: var(--soft); font-size: 0.8125rem; margin-bottom: 0.35rem; }
 .lead { font-size: 1.0625rem; max-width: 46rem; margin-top: 0.6rem; }
 .note, .soft { color: var(--soft); font-size: 0.8125rem; line-height: 1.45; }
+.lede { margin: -0.4rem 0 1.5rem; max-width: 46rem; }
+.runs { margin-top: 1rem; } .runs p + p { margin-top: 0.2rem; }
 .good { color: var(--good); } .bad { color: var(--bad); } .warn { color: var(--warn); }
 .state { font-weight: 600; }
 header { padding-bottom: 1.75rem; border-bottom: 1px solid var(--line); margin-bottom: 2rem; }
@@ -54,6 +56,8 @@ figure { min-width: 0; }
 .curve.c2 { stroke: var(--c2); stroke-dasharray: 6 3; }
 .curve.c3 { stroke: var(--c3); stroke-dasharray: 2 3; }
 .curve.c4 { stroke: var(--c4); stroke-dasharray: 9 3 2 3; }
+.curve.faint { stroke-width: 1; opacity: 0.34; stroke-dasharray: none; }
+.curve.trend { stroke-width: 2; }
 .curve.points { stroke-width: 5.5; stroke-linecap: round; stroke-dasharray: none; }
 .gap { stroke: var(--bad); stroke-width: 2; }
 .cut { stroke: var(--soft); stroke-dasharray: 4 3; }

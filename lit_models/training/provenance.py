@@ -5,7 +5,6 @@ import shlex
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 from lightning.pytorch import Trainer
 
