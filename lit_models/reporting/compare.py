@@ -1,14 +1,16 @@
 """What differs between two runs."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from lit_models.reporting.reading import Points, RunRecord
-from lit_models.reporting.wording import shown
 
-OWN_FOLDER = "trainer.default_root_dir"  # differs by nature: the runs' names say it
+OWN_FOLDER = "default_root_dir"  # differs by nature: the runs' names say it
 DATA = "data"
+ABSENT = "absent"
+Row = tuple[str, str, str]
 
 
 @dataclass
@@ -23,17 +25,14 @@ class Difference:
 
     aspect: str
     is_known: bool
-    rows: list[tuple[str, str, str]]
+    rows: list[Row]
 
 
 def differences(first: RunRecord, second: RunRecord) -> list[Difference]:
     """Return data, seed, configuration, code, devices and versions, in this order."""
     runs = (first, second)
     seeds = [{"seed_everything": run.config.get("seed_everything")} for run in runs]
-    configs = [_flat(run.config) for run in runs]
-    for config in configs:
-        config.pop(OWN_FOLDER, None)
-        config.pop("seed_everything", None)
+    configs = [_config(run) for run in runs]
     has_config = all(run.config for run in runs)
     return [
         _difference(DATA, *(_data(run) for run in runs), all(run.plan for run in runs)),
@@ -81,21 +80,43 @@ def last_of(points: Points) -> float | None:
 def _difference(
     aspect: str, first: dict[str, Any], second: dict[str, Any], is_known: bool
 ) -> Difference:
-    absent = object()
-    rows = []
+    return Difference(aspect, is_known, list(_rows(first, second)))
+
+
+def _rows(first: dict[str, Any], second: dict[str, Any], prefix: str = "") -> Iterator[Row]:
+    """Yield dotted key and both values of what differs; `init_args` is no part of a key, as on the
+    command line, and what only one of them has is one row."""
     for name in dict.fromkeys([*first, *second]):
-        one, other = first.get(name, absent), second.get(name, absent)
-        if one != other:
-            rows.append((name, *("absent" if v is absent else _said(v) for v in (one, other))))
-    return Difference(aspect, is_known, rows)
+        one, other = first.get(name, ABSENT), second.get(name, ABSENT)
+        at = prefix if name == "init_args" else f"{prefix}.{name}".strip(".")
+        if isinstance(one, dict) and isinstance(other, dict):
+            yield from _rows(one, other, at)
+        elif one != other and not _both_nan(one, other):
+            yield at, said(one), said(other)
 
 
-def _said(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, int | float):
-        return shown(value, 8)
+def _both_nan(one: Any, other: Any) -> bool:
+    return one != one and other != other
+
+
+def said(value: Any) -> str:
+    """Return a value as a configuration would have it, a class as NAME(key: value, …)."""
+    if isinstance(value, dict):
+        inner = value.get("init_args") or {} if "class_path" in value else value
+        words = ", ".join(f"{name}: {said(v)}" for name, v in inner.items())
+        return f"{value.get('class_path', '')}({words})"
+    if isinstance(value, list):
+        return f"[{', '.join(map(said, value))}]"
+    if value is None or isinstance(value, bool):
+        return str(value).lower().replace("none", "null")
     return str(value)
+
+
+def _config(run: RunRecord) -> dict[str, Any]:
+    """Return the configuration without what other lines say."""
+    trainer = run.config.get("trainer") or {}
+    kept = {name: value for name, value in run.config.items() if name != "seed_everything"}
+    return {**kept, "trainer": {n: v for n, v in trainer.items() if n != OWN_FOLDER}}
 
 
 def _data(run: RunRecord) -> dict[str, Any]:
@@ -123,15 +144,3 @@ def _devices(run: RunRecord) -> dict[str, Any]:
         "batch per device": plan.get("micro_batch_size"),
         "accumulation": plan.get("accumulate_grad_batches"),
     }  # fmt: skip
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Return dotted key -> value of a nested configuration; a list is one value, `init_args` no
-    part of a key, as on the command line."""
-    if not isinstance(value, dict) or not value:
-        return {prefix: value} if prefix else {}
-    found: dict[str, Any] = {}
-    for name, inner in value.items():
-        at = prefix if name == "init_args" else f"{prefix}.{name}".strip(".")
-        found |= _flat(inner, at)
-    return found

@@ -2,11 +2,13 @@
 
 import math
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from lit_models.reporting.reading import Points
 
 MOST_STRETCHES = 240
 TREND_STRETCHES = 60
+NOISY_FROM = 5.0  # way over range; a warm-up and a decay make 2
 TREND_FROM = 300  # points; fewer show their course themselves
 LOG_FROM = 50.0  # largest over smallest value
 
@@ -49,7 +51,7 @@ class Drawn:
 
     Attributes:
         segments: runs of finite points without a gap.
-        trend: means of stretches of steps, where there are many points.
+        trend: means of stretches of steps, where there are many points that go up and down.
         gaps: steps whose value is not finite.
         num_points: of the series.
         num_drawn: of the segments.
@@ -82,8 +84,9 @@ def prepared(points: Points, most_stretches: int = MOST_STRETCHES) -> Drawn:
         segment = []
     if segment:
         drawn.segments.append(segment)
-    if len(points) >= TREND_FROM:
-        drawn.trend = means([point for found in drawn.segments for point in found])
+    finite = [point for found in drawn.segments for point in found]
+    if len(finite) >= TREND_FROM and is_noisy([value for _, value in finite]):
+        drawn.trend = means(finite)
     if len(points) > 4 * most_stretches:
         width = (points[-1][0] - points[0][0]) / most_stretches or 1.0
         drawn.segments = [thinned(s, points[0][0], width) for s in drawn.segments]
@@ -108,6 +111,12 @@ def thinned(points: Points, start: float, width: float) -> Points:
         highest = max(places, key=lambda i: points[i][1])
         kept |= {places[0], places[-1], lowest, highest}
     return [points[i] for i in sorted(kept)]
+
+
+def is_noisy(values: list[float]) -> bool:
+    """Return whether values go up and down: their way is several times their range."""
+    way = sum(abs(b - a) for a, b in pairwise(values))
+    return way > NOISY_FROM * (max(values) - min(values))
 
 
 def means(points: Points, num_stretches: int = TREND_STRETCHES) -> Points:

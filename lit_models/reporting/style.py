@@ -38,7 +38,7 @@ section { min-width: 0; }
   main, .charts { grid-template-columns: repeat(2, minmax(0, 1fr)); }
   .wide { grid-column: 1 / -1; }
 }
-figure { min-width: 0; }
+figure { min-width: 0; display: flex; flex-direction: column; }
 .legend { list-style: none; display: flex; flex-wrap: wrap; gap: 0 1.1rem; font-size: 0.8125rem;
   color: var(--soft); margin: 0.15rem 0 0.5rem; }
 .legend b { color: var(--ink); font-weight: 600; }
@@ -47,7 +47,7 @@ figure { min-width: 0; }
 .key.c2 { color: var(--c2); border-top-style: dashed; }
 .key.c3 { color: var(--c3); border-top-style: dotted; border-top-width: 3px; }
 .key.c4 { color: var(--c4); border-top-style: double; border-top-width: 3px; }
-.plot { position: relative; height: 13.5rem; margin: 0 0.75rem 1.6rem 3.4rem; }
+.plot { position: relative; height: 13.5rem; margin: auto 0.75rem 1.6rem 3.4rem; }
 .plot svg { display: block; width: 100%; height: 100%; overflow: visible;
   border-bottom: 1px solid var(--soft); }
 .plot path { fill: none; vector-effect: non-scaling-stroke; }
