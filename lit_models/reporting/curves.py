@@ -167,6 +167,6 @@ def ticks(scale: Scale, most: int = 5) -> list[float]:
         return [value for value in near if scale.low <= value <= scale.high]
     raw = (scale.high - scale.low) / most
     power = 10.0 ** math.floor(math.log10(raw))
-    unit = next(power * d for d in (1, 2, 5, 10) if power * d >= raw * (1 - 1e-9))
+    unit = next(power * d for d in (1, 2, 2.5, 5, 10) if power * d >= raw * (1 - 1e-9))
     first, last = math.ceil(scale.low / unit - 1e-9), math.floor(scale.high / unit + 1e-9)
     return [round(number * unit, 12) for number in range(first, last + 1)]

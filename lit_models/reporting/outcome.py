@@ -95,7 +95,7 @@ def ending(run: RunRecord) -> Ending:
     of = f" of {shown(planned)}" if planned else ""
     if run.age_s < max(FRESH_S, 20 * typical_seconds(run)):
         return Ending("in progress", "warn", f"In progress: {shown(last)}{of} steps so far; the "
-                      f"newest was written {duration(max(run.age_s, 0.0))} ago.")  # fmt: skip
+                      f"newest was written {duration(max(round(run.age_s), 1))} ago.")  # fmt: skip
     return Ending("not finished", "bad", f"Not finished: {shown(last)}{of} steps, and no word for "
                   f"{duration(run.age_s)}. It was killed, or it hangs.")  # fmt: skip
 
