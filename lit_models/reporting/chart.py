@@ -57,7 +57,7 @@ def chart(
     steps = [step for one in series for step, _ in one.points]
     across = Scale(min(0.0, *steps) if max(steps) > 1 else 0.0, max(*steps, 1.0))
     up = value_scale(list(series), may_be_log)
-    marks = [mark for mark in interruptions if across.low < mark.step <= across.high]
+    marks = [mark for mark in interruptions if across.low <= mark.step <= across.high]
     words = [note, _thinning(drawn), _gap_words(drawn), "Logarithmic scale." * up.is_log]
     plot = tag(
         "div",

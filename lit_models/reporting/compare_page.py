@@ -78,9 +78,9 @@ def _header(
     gap = loss_gap(first, second)
     close = None
     if gap is not None:
-        close = tag("p", f"Both follow the same plan: each step has the same samples. Over "
-                    f"{counted(gap[1], 'common step')} the losses differ by at most {gap[0]:.1e}, "
-                    "relatively.")  # fmt: skip
+        far = f"differ by at most {gap[0]:.1e}, relatively" if gap[0] else "are the same bits"
+        close = tag("p", "Both follow the same plan: each step has the same samples. Over "
+                    f"{counted(gap[1], 'common step')} the losses {far}.")  # fmt: skip
     return joined([
         tag("p", "Unisono · two runs", class_="eyebrow"),
         tag("h1", f"{names[0]} and {names[1]}"),

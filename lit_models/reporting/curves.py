@@ -7,9 +7,9 @@ from itertools import pairwise
 from lit_models.reporting.reading import Points
 
 MOST_STRETCHES = 240
-TREND_STRETCHES = 60
+TREND_STRETCHES = 40
 NOISY_FROM = 5.0  # way over range; a warm-up and a decay make 2
-TREND_FROM = 300  # points; fewer show their course themselves
+TREND_FROM = 160  # points; fewer show their course themselves
 LOG_FROM = 50.0  # largest over smallest value
 
 

@@ -116,7 +116,7 @@ def _curves(run: RunRecord, marks: list[Interruption]) -> list[Html]:
         charts.append(chart("Samples per second", [Series("Samples per second", points)], marks))
     metrics = [chart(name, [Series(name, run.metrics[name], True)], marks)
                for name in drawn_metrics(run)]  # fmt: skip
-    words = "The thin line shows single steps, the thick one the mean of a sixtieth of them. "
+    words = "The thin line shows single steps, the thick one the mean of a fortieth of them. "
     words += "Where not all points are drawn, the first, last, lowest and highest of each short "
     words += "stretch of steps are: no extreme is lost."
     is_long = len(run.lineage) >= TREND_FROM
@@ -226,7 +226,7 @@ def topology_facts(run: RunRecord) -> Html:
             gib(one.get("allocated_bytes") or one.get("resident_bytes"))
             for one in top.get("memory", []))),
         ("versions", ", ".join(f"{n} {v}" for n, v in (top.get("versions") or {}).items())),
-        ("code", f"unisono {code['version']}, digest {code['digest']}" if code else None),
+        ("code", f"unisono {code.get('version')}, digest {code.get('digest')}" if code else None),
     ])  # fmt: skip
 
 

@@ -28,7 +28,7 @@ def code_facts() -> dict[str, str]:
     try:
         number = version("unisono")
     except PackageNotFoundError:  # run from a checkout that was never installed
-        number = "not installed"
+        number = "of unknown version"
     return {"version": number, "digest": digest.hexdigest()[:16]}
 
 

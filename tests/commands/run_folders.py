@@ -1,12 +1,15 @@
 """Run folders made by hand: every value in them is known, and their proof holds."""
 
 import json
+import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from datamodules.plan import PlanRequest, digest_ids, make_plan
+from lit_models.commands.report import report
 
 STEPS_PER_EPOCH, SAMPLES = 3, 24
 ATTEMPTS = ((1, 0, 4), (2, 2, 6))  # world size, resumed from, last step: 3 and 4 come twice
@@ -105,3 +108,15 @@ def throughput_line(attempt: int, step: int, data: float, forward: float) -> dic
             "split": {"data": data, "forward": forward, "communication": 0.0}, "mfu": None,
             "matmul_share": None, "ranks": {"seconds": [0.1, 0.2]}, "slowest_rank": 1,
             "machine": {"cpu_percent": 50.0}}  # fmt: skip
+
+
+def page_of(folder: Path, **options: Any) -> str:
+    """Make the report of a run folder and return it."""
+    assert report(folder, **options) == 0
+    return (folder / "report.html").read_text(encoding="utf-8")
+
+
+def text_of(page: str) -> str:
+    """What a reader sees, markup and script left out."""
+    body = page.partition("<body>")[2].partition("<script>")[0]
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", body)).split())

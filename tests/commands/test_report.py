@@ -1,34 +1,19 @@
 """`unisono report RUN`: what the page says of folders whose every value is known."""
 
 import json
-import math
 import re
 from collections.abc import Callable
-from html import unescape
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from lit_models.commands.report import report
 from lit_models.reporting.outcome import attempts
 from lit_models.reporting.reading import RunRecord, ledger_series, read_run
 from lit_models.reporting.timing import measured, plan_rows, read_forecast, split_of
 from lit_models.training.provenance import code_facts, command_line
-from tests.commands.run_folders import METRICS, run_folder, throughput_line
+from tests.commands.run_folders import METRICS, page_of, run_folder, text_of, throughput_line
 
 Unisono = Callable[..., tuple[int, str]]
-
-
-def page_of(folder: Path, **options: Any) -> str:
-    assert report(folder, **options) == 0
-    return (folder / "report.html").read_text(encoding="utf-8")
-
-
-def text_of(page: str) -> str:
-    """What a reader sees, markup and script left out."""
-    body = page.partition("<body>")[2].partition("<script>")[0]
-    return " ".join(unescape(re.sub(r"<[^>]+>", " ", body)).split())
 
 
 def record(folder: Path, age_s: float = 0.0) -> RunRecord:
@@ -109,67 +94,6 @@ def test_the_page_says_how_the_run_ended(
     assert words in ending(record(folder, age_s)).sentence
 
 
-def test_a_failure_is_told(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path / "a", topology={"is_over": False})
-    failure = {"rank": 1, "step": 7, "error": "ValueError: no"}
-    (folder / "failure.json").write_text(json.dumps(failure))
-    assert "Failed after 6 steps (rank 1, step 7): ValueError: no" in text_of(page_of(folder))
-
-
-def test_torn_files_and_missing_ones_are_named(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path / "a", topology={"is_over": False})
-    with (folder / "ledger.jsonl").open("a") as file:
-        file.write('{"epoch": 2, "st')
-    (folder / "throughput.jsonl").write_text(json.dumps(throughput_line(1, 2, 1, 3)) + '\n{"att')
-    (folder / "topology.json").write_text('{"strategy": ')
-    for name in ("plan.json", "config.yaml", "metrics.csv"):
-        (folder / name).unlink()
-    words = text_of(page_of(folder))
-    assert "The ledger's last line is torn" in words
-    assert "throughput.jsonl has 1 damaged lines" in words
-    assert "topology.json is damaged" in words
-    assert "There is no metrics.csv" in words
-    assert "There is no config.yaml" in words
-    assert "Not checked:" in words
-
-
-def test_values_that_are_not_finite_and_an_empty_table_of_metrics(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path / "a", losses={5: math.nan, 6: math.inf}, metrics="step,epoch\n")
-    words = text_of(page_of(folder))
-    assert "Not finite at 2 steps (5, 6)" in words
-    assert "No evaluation wrote a metric." in words
-    assert "metrics.csv holds no value." in words
-
-
-def test_a_run_that_has_begun_and_done_nothing(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path / "a", attempts=((1, 0, 0),), topology={"is_over": False})
-    assert "In progress: 0 of 6 steps" in text_of(page_of(folder))
-    (folder / "ledger.jsonl").write_text("")
-    assert "The ledger is empty" in text_of(page_of(folder))
-
-
-def test_a_wrong_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="is no run folder; name one"):
-        report(tmp_path / "none")
-    with pytest.raises(FileNotFoundError, match="holds no ledger.jsonl; name a run folder"):
-        report(tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
-def test_an_earlier_report_is_replaced_but_no_other_file(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path / "a")
-    assert page_of(folder) == page_of(folder)
-    (folder / "report.html").write_text("<!doctype html><p>mine")
-    with pytest.raises(ValueError, match="is no report of this command, so it is not replaced"):
-        report(folder)
-    assert (folder / "report.html").read_text() == "<!doctype html><p>mine"
-    with pytest.raises(FileNotFoundError, match="there is no folder"):
-        report(folder, to=tmp_path / "none" / "x.html")
-    with pytest.raises(ValueError, match="is a folder; name a file"):
-        report(folder, to=tmp_path)
-    assert report(folder, to=tmp_path / "x.html") == 0
-
-
 def test_the_split_sums_the_intervals_and_the_curve_leaves_lost_ones_out(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "a")
     lines = [throughput_line(1, 2, 1, 3), throughput_line(1, 4, 2, 2), throughput_line(2, 4, 1, 1)]
@@ -201,21 +125,6 @@ def test_a_forecast_stands_beside_what_was_measured(tmp_path: Path) -> None:
     assert rows["steps in all"] == ["6", "6", "1.00"]
     assert measured(run)["samples seen"] == 48
     assert "s per step 0.4000 0.5000 1.25" in text_of(page_of(folder, forecast=path))
-
-
-def test_a_forecast_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    folder, path = run_folder(tmp_path / "a"), tmp_path / "plan.json"
-    with pytest.raises(FileNotFoundError, match="does not exist; write it: unisono plan"):
-        report(folder, forecast=path)
-    path.write_text("table")
-    with pytest.raises(ValueError, match="is no JSON"):
-        report(folder, forecast=path)
-    path.write_text('{"a": 1}')
-    with pytest.raises(ValueError, match='lacks the list "devices"'):
-        report(folder, forecast=path)
-    path.write_text('{"devices": [4], "s per step": [1.0]}')
-    with pytest.raises(ValueError, match="has columns for 4 devices, the run used 2"):
-        report(folder, forecast=path)
 
 
 def test_a_broken_proof_is_seen(tmp_path: Path) -> None:
