@@ -87,7 +87,10 @@ def _legend(title: str, series: Sequence[Series]) -> Html:
 
 def _labels(up: Scale, across: Scale) -> Html:
     at = ticks(up)
-    left = (tag("span", tick_label(v, at), style=f"top:{100 * (1 - up.place(v)):.2f}%") for v in at)
+    left = (
+        tag("span", tick_label(v, at, up.is_log), style=f"top:{100 * (1 - up.place(v)):.2f}%")
+        for v in at
+    )
     values = [v for v in ticks(across, 4) if v == int(v)]
     below = (tag("span", shown(v), style=f"left:{100 * across.place(v):.2f}%") for v in values)
     return joined([tag("div", *left, class_="ys"), tag("div", *below, class_="xs")])

@@ -1,7 +1,7 @@
 """What differs between two runs."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,21 +30,20 @@ class Difference:
 
 def differences(first: RunRecord, second: RunRecord) -> list[Difference]:
     """Return data, seed, configuration, code, devices and versions, in this order."""
-    runs = (first, second)
-    seeds = [{"seed_everything": run.config.get("seed_everything")} for run in runs]
-    configs = [_config(run) for run in runs]
-    has_config = all(run.config for run in runs)
+
+    def compared(aspect: str, of: Callable[[RunRecord], dict[str, Any]], *parts: str) -> Difference:
+        is_known = all(getattr(run, part) for run in (first, second) for part in parts)
+        is_known = is_known and (aspect != "code" or bool(of(first) and of(second)))
+        return Difference(aspect, is_known, list(_rows(of(first), of(second))))
+
     return [
-        _difference(DATA, *(_data(run) for run in runs), all(run.plan for run in runs)),
-        _difference("seed", *seeds, has_config),
-        _difference("configuration", *configs, has_config),
-        _difference("code", *(run.topology.get("code") or {} for run in runs),
-                    all(run.topology.get("code") for run in runs)),
-        _difference("devices", *(_devices(run) for run in runs),
-                    all(run.topology for run in runs)),
-        _difference("versions", *(run.topology.get("versions") or {} for run in runs),
-                    all(run.topology for run in runs)),
-    ]  # fmt: skip
+        compared(DATA, _data, "plan"),
+        compared("seed", lambda run: {"seed": run.config.get("seed_everything")}, "config"),
+        compared("configuration", _config, "config"),
+        compared("code", lambda run: run.topology.get("code") or {}, "topology"),
+        compared("devices", _devices, "topology"),
+        compared("versions", lambda run: run.topology.get("versions") or {}, "topology"),
+    ]
 
 
 def loss_gap(first: RunRecord, second: RunRecord) -> tuple[float, int] | None:
@@ -75,12 +74,6 @@ def family_of(run: RunRecord) -> str:
 def last_of(points: Points) -> float | None:
     """Return the last value."""
     return points[-1][1] if points else None
-
-
-def _difference(
-    aspect: str, first: dict[str, Any], second: dict[str, Any], is_known: bool
-) -> Difference:
-    return Difference(aspect, is_known, list(_rows(first, second)))
 
 
 def _rows(first: dict[str, Any], second: dict[str, Any], prefix: str = "") -> Iterator[Row]:

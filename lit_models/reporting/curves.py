@@ -145,13 +145,14 @@ def value_scale(series: list[Series], may_be_log: bool) -> Scale:
     return Scale(bottom, top)
 
 
-def tick_label(value: float, values: list[float]) -> str:
-    """Return a tick with as many decimals as its neighbours need."""
+def tick_label(value: float, values: list[float], is_log: bool = False) -> str:
+    """Return a tick with as many decimals as its neighbours need, or itself on a log scale."""
     sizes = [abs(v) for v in values if v] or [1.0]
     if max(sizes) >= 1e6 or min(sizes) < 1e-4:
         return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e") if value else "0"
-    own = [value] if max(sizes) / min(sizes) >= LOG_FROM else values
-    decimals = max(len(f"{v:.10f}".rstrip("0").partition(".")[2]) for v in own)
+    decimals = max(
+        len(f"{v:.10f}".rstrip("0").partition(".")[2]) for v in ([value] if is_log else values)
+    )
     return f"{value:,.{decimals}f}".replace("-", "−")
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from lit_models.reporting.markup import Html, joined, table, tag
-from lit_models.reporting.outcome import total_seconds, typical_seconds
-from lit_models.reporting.reading import RunRecord
+from lit_models.reporting.outcome import planned_steps, total_seconds, typical_seconds
+from lit_models.reporting.reading import Line, RunRecord
 from lit_models.reporting.wording import GIB, duration, share, shown
 
 NUM_FILLS = 9
@@ -79,9 +79,21 @@ def throughput_facts(run: RunRecord) -> list[tuple[str, str | None]]:
         ("padding", in_percent("padding_share")),
         ("of the device's peak (MFU)", in_percent("mfu")),
         ("of its measured matmul speed", in_percent("matmul_share")),
+        ("processor busy", _busy(lines, "cpu_percent")),
+        ("GPUs busy", _busy(lines, "utilization_percent")),
         ("slowest rank", None if named is None else
          f"{named}, in {slow.count(named)} of {len(lines)} intervals"),
     ]  # fmt: skip
+
+
+def _busy(lines: list[Line], key: str) -> str | None:
+    """Return the mean of a reading of the machine, or of each of its GPUs."""
+    found = []
+    for line in lines:
+        machine = line.get("machine") or {}
+        readings = [machine, *(machine.get("gpu") or [])]
+        found += [one[key] for one in readings if one and one.get(key) is not None]
+    return f"{sum(found) / len(found):.0f} %" if found else None
 
 
 def read_forecast(path: Path) -> dict[str, Sequence[Any]]:
@@ -114,29 +126,33 @@ def measured(run: RunRecord) -> dict[str, float | None]:
     epochs: dict[int, int] = {}
     for line in run.lineage.values():
         epochs[line["epoch"]] = epochs.get(line["epoch"], 0) + 1
-    used = [one.get("allocated_bytes") or one.get("resident_bytes")
-            for one in run.topology.get("memory", [])]  # fmt: skip
-    seconds = typical_seconds(run)
-    is_sharded = run.topology.get("strategy") == "fsdp"
-    per_epoch = max(epochs.values(), default=0)
-    return {
-        "global batch": max((ln["samples"] for ln in run.lineage.values()), default=None),
-        "steps per epoch": per_epoch or None,
-        "steps in all": len(run.lineage) or None,
-        "samples seen": sum(line["samples"] for line in run.lineage.values()) or None,
-        "learning rate": max((ln["learning_rate"] for ln in run.lineage.values()), default=None),
-        "GiB, fsdp" if is_sharded else "GiB, ddp": max(filter(None, used)) / GIB
-        if any(used) else None,
-        "s per step": seconds or None,
-        "min per epoch": seconds * per_epoch / 60 or None,
-        "h in all": total_seconds(run) / 3600 or None,
-    }  # fmt: skip
+    ranks = run.topology.get("memory") or []
+    used = [one.get("allocated_bytes") or one.get("resident_bytes") or 0 for one in ranks]
+    seconds, per_epoch = typical_seconds(run), max(epochs.values(), default=0)
+    checkpoint = run.folder / "checkpoints" / "last.ckpt"
+    size = checkpoint.stat().st_size if checkpoint.is_file() else 0
+    found = {
+        "global batch": max((ln["samples"] for ln in run.lineage.values()), default=0),
+        "steps per epoch": per_epoch,
+        "steps in all": len(run.lineage),
+        "samples seen": sum(line["samples"] for line in run.lineage.values()),
+        "learning rate": max((ln["learning_rate"] for ln in run.lineage.values()), default=0),
+        "GiB, fsdp" if is_sharded(run) else "GiB, ddp": max(used, default=0) / GIB,
+        "GiB, checkpoint": size / GIB,
+        "s per step, fsdp" if is_sharded(run) else "s per step": seconds,
+        "min per epoch": seconds * per_epoch / 60,
+        "h in all": total_seconds(run) / 3600,
+    }
+    return {name: value or None for name, value in found.items()}
+
+
+def is_sharded(run: RunRecord) -> bool:
+    """Return whether fsdp trained it; `unisono plan` foresees both."""
+    return run.topology.get("strategy") == "fsdp"
 
 
 def foreseen(run: RunRecord) -> dict[str, float | None]:
     """Return what plan.json and topology.json foresee, under the labels of `unisono plan`."""
-    from lit_models.reporting.outcome import planned_steps
-
     plan, per_epoch = run.topology.get("plan", {}), run.plan.get("steps_per_epoch")
     return {
         "global batch": plan.get("global_batch_size"),
@@ -160,15 +176,17 @@ def plan_rows(run: RunRecord, forecast: dict[str, Sequence[Any]] | None) -> list
                 f"the run used {world}: unisono plan --devices={world} …"
             )
         column = forecast["devices"].index(world)
-        before |= {n: values[column] for n, values in forecast.items() if n != "devices"}
+        other = "ddp" if is_sharded(run) else "fsdp"
+        before |= {n: values[column] for n, values in forecast.items()
+                   if n != "devices" and other not in n}  # fmt: skip
     after = measured(run)
     rows = []
     for name in dict.fromkeys([*before, *after]):
         planned, found = before.get(name), after.get(name)
         if planned is None and (forecast is None or found is None):
             continue
-        both = isinstance(planned, int | float) and found is not None and planned
-        ratio = f"{found / planned:.2f}" if both and found is not None else "–"
+        is_both = isinstance(planned, int | float) and planned and found is not None
+        ratio = f"{(found or 0.0) / planned:.2f}" if is_both and planned else "–"
         value = shown(planned) if isinstance(planned, int | float) else str(planned or "–")
         rows.append([name, value, shown(found), ratio])
     return rows

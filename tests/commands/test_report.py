@@ -97,6 +97,7 @@ def test_the_page_says_how_the_run_ended(
 def test_the_split_sums_the_intervals_and_the_curve_leaves_lost_ones_out(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "a")
     lines = [throughput_line(1, 2, 1, 3), throughput_line(1, 4, 2, 2), throughput_line(2, 4, 1, 1)]
+    lines[0]["machine"]["gpu"] = [{"utilization_percent": 60}, {"utilization_percent": 80}]
     (folder / "throughput.jsonl").write_text("".join(json.dumps(ln) + "\n" for ln in lines))
     run = record(folder)
     assert split_of(run)[0] == [("data", 4.0), ("forward", 6.0)]
@@ -105,6 +106,7 @@ def test_the_split_sums_the_intervals_and_the_curve_leaves_lost_ones_out(tmp_pat
     assert "data 4 s 40.0 %" in words
     assert "padding 25.0 %" in words
     assert "1, in 3 of 3 intervals" in words
+    assert "processor busy 50 % GPUs busy 70 %" in words
 
 
 def test_without_throughput_the_ledgers_seconds_are_split(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_each_aspect_is_the_same_or_says_both_values(tmp_path: Path) -> None:
     found = {one.aspect: one.rows for one in differences(record(first), record(second))}
     assert found == {
         "data": [],
-        "seed": [("seed_everything", "1", "2")],
+        "seed": [("seed", "1", "2")],
         "configuration": [
             ("model.optimizer.lr", "0.003", "0.001"),
             ("trainer.callbacks", "absent", "[X(a: null)]"),

@@ -94,7 +94,8 @@ def test_neighbouring_ticks_have_equally_many_decimals() -> None:
     assert [tick_label(value, values) for value in values] == ["0.90", "0.95", "1.00"]
     assert tick_label(1000.0, [0.0, 1000.0]) == "1,000"
     assert tick_label(2e-5, [1e-5, 2e-5]) == "2e-5"
-    assert [tick_label(v, [0.01, 1.0, 10.0]) for v in (0.01, 1.0, 10.0)] == ["0.01", "1", "10"]
+    powers = [0.01, 1.0, 10.0]
+    assert [tick_label(v, powers, is_log=True) for v in powers] == ["0.01", "1", "10"]
 
 
 def test_points_stand_where_their_values_are() -> None:
