@@ -8,7 +8,6 @@ from typing import Any
 from lit_models.reporting.reading import Points, RunRecord
 
 OWN_FOLDER = "default_root_dir"  # differs by nature: the runs' names say it
-DATA = "data"
 ABSENT = "absent"
 Row = tuple[str, str, str]
 
@@ -29,7 +28,7 @@ class Difference:
 
 
 def differences(first: RunRecord, second: RunRecord) -> list[Difference]:
-    """Return data, seed, configuration, code, devices and versions, in this order."""
+    """Return data, plan, seed, configuration, code, devices and versions, in this order."""
 
     def compared(aspect: str, of: Callable[[RunRecord], dict[str, Any]], *parts: str) -> Difference:
         is_known = all(getattr(run, part) for run in (first, second) for part in parts)
@@ -37,7 +36,8 @@ def differences(first: RunRecord, second: RunRecord) -> list[Difference]:
         return Difference(aspect, is_known, list(_rows(of(first), of(second))))
 
     return [
-        compared(DATA, _data, "plan"),
+        compared("data", _data, "plan"),
+        compared("plan", _plan, "plan"),
         compared("seed", lambda run: {"seed": run.config.get("seed_everything")}, "config"),
         compared("configuration", _config, "config"),
         compared("code", lambda run: run.topology.get("code") or {}, "topology"),
@@ -113,15 +113,16 @@ def _config(run: RunRecord) -> dict[str, Any]:
 
 
 def _data(run: RunRecord) -> dict[str, Any]:
-    request = dict(run.plan.get("request", {}))
-    request.pop("seed", None)  # the seed's own line says it
-    return {
-        "plan digest (order and batches)": run.plan.get("digest"),
-        "fingerprint of the samples": request.pop("fingerprint", None),
-        "samples": request.pop("num_samples", None),
-        "steps per epoch": run.plan.get("steps_per_epoch"),
-        **{name.replace("_", " "): value for name, value in request.items()},
-    }
+    request = run.plan.get("request", {})
+    return {"fingerprint": request.get("fingerprint"), "samples": request.get("num_samples")}
+
+
+def _plan(run: RunRecord) -> dict[str, Any]:
+    """Return what decides which sample is in which step, besides the data and the seed."""
+    own = ("fingerprint", "num_samples", "seed")
+    request = {n: v for n, v in run.plan.get("request", {}).items() if n not in own}
+    digest, steps = run.plan.get("digest"), run.plan.get("steps_per_epoch")
+    return {"digest": digest, "steps_per_epoch": steps, **request}
 
 
 def _devices(run: RunRecord) -> dict[str, Any]:

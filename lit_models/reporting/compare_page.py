@@ -2,7 +2,6 @@
 
 from lit_models.reporting.chart import chart
 from lit_models.reporting.compare import (
-    DATA,
     Difference,
     common_metrics,
     differences,
@@ -94,7 +93,7 @@ def _differing(found: list[Difference], names: tuple[str, str]) -> list[Html]:
     rows = [
         [one.aspect if place == 0 else "", tag("code", row[0]), row[1], row[2]]
         for one in found
-        if one.is_known or one.aspect == DATA
+        if one.is_known
         for place, row in enumerate(one.rows)
     ]
     if not rows:

@@ -174,10 +174,16 @@ def _plan(run: RunRecord, forecast: dict[str, Sequence[Any]] | None) -> list[Htm
         else "unisono plan --config … --rehearse=true --json=true > FILE foresees memory and time "
         "too; --forecast FILE shows them here."
     )
-    return [
-        table(["", "foreseen", "measured", "ratio"], rows, "plan and measurement"),
+    beside = [row for row in rows if row[2] != "–"]
+    alone = [row[:2] for row in rows if row[2] == "–"]
+    out = [
+        table(["", "foreseen", "measured", "ratio"], beside, "plan and measurement"),
         tag("p", words, class_="note"),
     ]
+    if alone:
+        foreseen = table(["", "foreseen"], alone, "what was foreseen and is not measured")
+        out.append(tag("details", tag("summary", "Foreseen and not measured"), foreseen))
+    return out
 
 
 def _attempts(run: RunRecord) -> list[Html]:

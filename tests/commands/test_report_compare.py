@@ -38,6 +38,7 @@ def test_each_aspect_is_the_same_or_says_both_values(tmp_path: Path) -> None:
     found = {one.aspect: one.rows for one in differences(record(first), record(second))}
     assert found == {
         "data": [],
+        "plan": [],
         "seed": [("seed", "1", "2")],
         "configuration": [
             ("model.optimizer.lr", "0.003", "0.001"),
@@ -50,7 +51,7 @@ def test_each_aspect_is_the_same_or_says_both_values(tmp_path: Path) -> None:
     words = compared(first, second)
     assert (
         "They differ in seed, configuration (2 keys), code and devices. "
-        "The same: data and versions." in words
+        "The same: data, plan and versions." in words
     )
     assert words.index("What differs") < words.index("Curves") < words.index("Final values")
     assert "model.optimizer.lr 0.003 0.001" in words
@@ -68,8 +69,9 @@ def test_the_largest_gap_of_the_losses_is_told_under_one_plan_only(tmp_path: Pat
     assert loss_gap(record(first), record(second)) == (pytest.approx(0.2), 6)  # 0.25 and 0.2
     plan = json.loads((second / "plan.json").read_text())
     (second / "plan.json").write_text(json.dumps({**plan, "digest": "other"}))
+    # The samples are the same, their order is not.
     assert loss_gap(record(first), record(second)) is None
-    assert "They differ in data." in compared(first, second)
+    assert "They differ in plan." in compared(first, second)
 
 
 def test_runs_of_two_families_share_what_both_have(tmp_path: Path) -> None:

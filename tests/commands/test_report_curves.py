@@ -49,8 +49,8 @@ def test_a_value_that_is_not_finite_makes_a_gap() -> None:
 
 
 def test_only_noise_gets_a_line_of_means() -> None:
-    rises = [(float(step), float(step)) for step in range(600)]
-    shakes = [(float(step), float(step % 2)) for step in range(600)]
+    rises = [(float(step), float(step)) for step in range(640)]
+    shakes = [(float(step), float(step % 2)) for step in range(640)]
     assert prepared(rises).trend == []
     assert {value for _, value in prepared(shakes).trend} == {0.5}
     assert means([(1.0, 2.0), (3.0, 6.0), (5.0, 1.0)], num_stretches=2) == [(2.0, 4.0), (5.0, 1.0)]
