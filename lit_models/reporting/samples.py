@@ -29,7 +29,7 @@ def worst_samples(run: RunRecord) -> list[Html]:
         for path in sorted(run.folder.glob(pattern)):
             try:
                 blocks.append(reader(path))
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
+            except (ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
                 run.notes.append(f"{path.name} is not what it should be ({error!r}); not shown.")
     if (run.folder / "examples.html").exists():
         words = "examples.html in the run folder shows explanations word by word."
