@@ -47,7 +47,7 @@ def run_command(name: str, argv: list[str]) -> Any:
     function = getattr(module, function_name)
     return auto_cli(
         function,
-        args=by_place(with_values(argv, function), function),
+        args=by_place(with_values(with_words(argv, function), function), function),
         prog=f"unisono {name}",
         parser_class=CommandParser,
         allow_abbrev=False,
@@ -81,3 +81,22 @@ def by_place(argv: list[str], function: Callable[..., Any]) -> list[str]:
     if named is None:
         return argv
     return [named.partition("=")[2], *(word for word in argv if word != named)]
+
+
+def with_words(argv: list[str], function: Callable[..., Any]) -> list[str]:
+    """Returns the arguments with --other=B for B in `report A B`: after the required parameters, a
+    bare word is the next one's that has a default and could be given without its name."""
+    parameters = signature(function).parameters.values()
+    plain = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    num_required = sum(p.default is p.empty for p in plain)
+    optional = [p.name for p in plain if p.default is not p.empty] if num_required else []
+    out: list[str] = []
+    num_words, is_value = 0, False
+    for argument in argv:
+        is_word = not argument.startswith("-") and not is_value
+        num_words += is_word
+        extra = num_words - num_required if is_word else 0
+        named = 0 < extra <= len(optional)
+        out.append(f"--{optional[extra - 1]}={argument}" if named else argument)
+        is_value = argument.startswith("--") and "=" not in argument
+    return out

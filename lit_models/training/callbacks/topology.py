@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lit_models.training import status
+from lit_models.training.provenance import code_facts, command_line, monitored
 
 
 class Topology(Callback):
@@ -26,14 +27,22 @@ class Topology(Callback):
         self.facts: dict[str, Any] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.facts = {**status(trainer), "fallback": self.fallback, "warnings": self.warnings}
+        self.facts = {
+            **status(trainer),
+            "fallback": self.fallback,
+            "warnings": self.warnings,
+            "command": command_line(),
+            "code": code_facts(),
+            "monitor": monitored(trainer),
+            "is_over": False,
+        }
         self._write(trainer)
         if trainer.is_global_zero:
             print_banner(self.facts, trainer.default_root_dir)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write it again: only now is it known how much memory the run took."""
-        self.facts["memory"] = status(trainer)["memory"]
+        """Write it again: only now is it known how much memory the run took, and that it ended."""
+        self.facts |= {"memory": status(trainer)["memory"], "is_over": True}
         self._write(trainer)
 
     def _write(self, trainer: Trainer) -> None:

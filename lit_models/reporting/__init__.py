@@ -1,0 +1,1 @@
+"""What a run folder tells, as one page of HTML: `unisono report`."""

@@ -1,0 +1,114 @@
+"""The worst of a run: confusions, queries that were answered worst, samples of text.
+
+A family leaves what it wants shown in one of these places of the run folder:
+TensorBoard texts (tables in Markdown, or plain text), `ranking_queries.csv`, `retrieval-*.json`,
+or, where nothing of this fits, `worst-SPLIT.json`:
+{"title": str, "columns": [str, …], "rows": [[str or number, …], …]}, the worst first.
+"""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+from lit_models.reporting.board import BoardText, board_texts
+from lit_models.reporting.markup import Html, table, tag
+from lit_models.reporting.reading import RunRecord
+from lit_models.reporting.wording import shown
+
+MOST_ROWS, MOST_TEXTS = 12, 8
+FENCE = "```"
+
+
+def worst_samples(run: RunRecord) -> list[Html]:
+    """Return a block for each thing there is; a file that cannot be read becomes a note."""
+    blocks = [_board_block(text) for text in _chosen(board_texts(run.folder))]
+    readers = (("ranking_queries.csv", _ranking), ("retrieval-*.json", _retrieval),
+               ("worst-*.json", _worst))  # fmt: skip
+    for pattern, reader in readers:
+        for path in sorted(run.folder.glob(pattern)):
+            try:
+                blocks.append(reader(path))
+            except (ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
+                run.notes.append(f"{path.name} is not what it should be ({error!r}); not shown.")
+    if (run.folder / "examples.html").exists():
+        words = "examples.html in the run folder shows explanations word by word."
+        blocks.append(tag("p", words, class_="note"))
+    return blocks
+
+
+def _chosen(texts: list[BoardText]) -> list[BoardText]:
+    """Return some texts: those of a test in place of the same of a validation."""
+    names = {text.name for text in texts}
+    kept = [t for t in texts if not (t.name.startswith("val/") and f"test{t.name[3:]}" in names)]
+    return kept[:MOST_TEXTS]
+
+
+def _board_block(text: BoardText) -> Html:
+    title = text.name.replace("_", " ")
+    return _block(f"{title}, step {shown(text.step)}", markdown(text.text))
+
+
+def _block(title: str, content: Html) -> Html:
+    return tag("div", tag("h3", title), content)
+
+
+def markdown(text: str) -> Html:
+    """Return a table of Markdown as a table, anything else as the text it is."""
+    lines = [line for line in text.strip().splitlines() if line.strip()]
+    if len(lines) > 2 and all(line.startswith("|") for line in (lines[0], lines[1])):
+        rows = [[cell.strip() for cell in ln.strip().strip("|").split("|")] for ln in lines]
+        heads, body = rows[0], rows[2:]
+        body = [row for row in body if len(row) == len(heads)]
+        # A count comes first there; numbers stand at the right, after the words.
+        order = sorted(range(len(heads)), key=lambda i: all(_is_number(row[i]) for row in body))
+        texts = sum(not all(_is_number(row[i]) for row in body) for i in order)
+        cells = [[row[i] for i in order] for row in body[:MOST_ROWS]]
+        return table([heads[i] for i in order], cells, "table", texts)
+    if lines and lines[0].startswith(FENCE) and lines[-1].startswith(FENCE):
+        return tag("pre", text.strip().removeprefix(FENCE).removesuffix(FENCE).strip("\n"))
+    return tag("pre", text)
+
+
+def _ranking(path: Path) -> Html:
+    """Return the queries whose first metric is lowest for the ranker."""
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    systems = list(dict.fromkeys(row["system"] for row in rows))
+    metric = next(name for name in rows[0] if name not in ("query", "system"))
+    values: dict[str, dict[str, float]] = {}
+    for row in rows:
+        values.setdefault(row["query"], {})[row["system"]] = float(row[metric])
+    return _queries(f"Queries ranked worst ({metric})", values, systems)
+
+
+def _retrieval(path: Path) -> Html:
+    """Return the queries whose first metric is lowest for the retriever."""
+    found = json.loads(path.read_text(encoding="utf-8"))["per_query"]
+    systems = list(found)
+    metric = next(iter(found[systems[0]]))
+    values: dict[str, dict[str, float]] = {}
+    for system in systems:
+        for query, value in found[system][metric].items():
+            values.setdefault(query, {})[system] = float(value)
+    return _queries(f"Queries answered worst ({metric}, {path.stem})", values, systems)
+
+
+def _queries(title: str, values: dict[str, dict[str, float]], systems: list[str]) -> Html:
+    own = systems[0]
+    worst = sorted(values, key=lambda query: (values[query].get(own, 0.0), query))[:MOST_ROWS]
+    rows = [[query, *(shown(values[query].get(s), 3) for s in systems)] for query in worst]
+    return _block(title, table(["query", *systems], rows, title))
+
+
+def _worst(path: Path) -> Html:
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    columns, rows = content["columns"], content["rows"][:MOST_ROWS]
+    texts = next((i for i in range(len(columns)) if rows and not isinstance(rows[0][i], str)),
+                 len(columns))  # fmt: skip
+    cells = [[shown(c) if isinstance(c, int | float) else c for c in row] for row in rows]
+    return _block(content["title"], table(columns, cells, content["title"], texts))
+
+
+def _is_number(text: str) -> bool:
+    return text.replace(".", "", 1).replace("-", "", 1).isdigit()
