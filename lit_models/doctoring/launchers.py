@@ -94,18 +94,6 @@ def _world(environ: Mapping[str, str], devices: int, num_nodes: int) -> list[Fin
         Finding("world", "warning", line, "it never begins", "srun before the command")
         for line in warnings
     ]
-    tasks = environ.get(SLURM)
-    if tasks == "1" and devices * num_nodes > 1 and TORCHRUN not in environ:
-        findings.append(
-            Finding(
-                "world",
-                "error",
-                f"SLURM has one task, and the run asks for {devices} x {num_nodes} devices",
-                "srun starts one process, which trains alone as rank 0 of one, or waits for the "
-                "others for ever",
-                f"#SBATCH --ntasks-per-node={devices} --nodes={num_nodes}",
-            )
-        )
     return findings or [ok("world", f"{devices} x {num_nodes} processes, as the launcher has them")]
 
 

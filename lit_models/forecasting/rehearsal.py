@@ -36,8 +36,8 @@ class Rehearsed:
         step_s: seconds of batches, forward, backward, norm and update of one optimizer step.
         kept_bytes: what autograd keeps of the heaviest micro-batch, each memory once.
         logit_bytes: of those, tensors as wide as a vocabulary.
-        peak_bytes: the most that the heaviest step took beside the state, temporary tensors and
-            gaps included; none where the system does not tell.
+        peak_bytes: the most that steps took beside the state, the heaviest among them; temporary
+            tensors and the allocator's gaps included; none where the system does not tell.
         program_bytes: host memory without state: libraries and data; none on a GPU, whose memory
             has neither.
     """
@@ -85,13 +85,23 @@ class Rehearsal:
 
     def run(self) -> Rehearsed:
         """Return what was measured; weights, moments and random states are put back."""
+        meter = _meter(self.device)
         with ExitStack() as stack:
             if self.device.type == "cpu":
                 stack.enter_context(threads_pinned(threads_of_rank(self.num_devices)))
             copied_bytes = stack.enter_context(without_trace(self.trainer, self.module))
             kept, logits = self._kept()
-            peak, program = self._peak(copied_bytes)
-            return Rehearsed(self._step_s(), kept, logits, peak, program)
+            if meter is None:
+                return Rehearsed(self._step_s(), kept, logits)
+            meter.start()
+            before = meter.used_bytes()
+            self._run_heaviest()
+            step_s = self._step_s()
+            peak = max(0, meter.peak_bytes() - before)
+            if self.device.type == "cuda":
+                return Rehearsed(step_s, kept, logits, peak)
+            program = before - copied_bytes - _state_bytes(self.trainer, self.module)
+            return Rehearsed(step_s, kept, logits, peak, max(0, program))
 
     def _kept(self) -> tuple[int, int]:
         """Return what autograd keeps; gradients and moments are made on the way."""
@@ -103,21 +113,16 @@ class Rehearsal:
             most = max(most, (kept.num_bytes, kept.logit_bytes))
         return most
 
-    def _peak(self, copied_bytes: int) -> tuple[int | None, int | None]:
-        """Return the most that a step takes beside the state, and the program's own memory."""
-        meter = _meter(self.device)
-        if meter is None:
-            return None, None
-        batches = list(self._heaviest())
-        meter.start()
-        before = meter.used_bytes()
+    def _run_heaviest(self) -> None:
+        """Take the heaviest steps again and again: the heap of a run has gaps, and they grow in
+        the first steps."""
         keeps_gradients = self.batching.accumulate_grad_batches > 1
-        for batch in batches:
-            try_batch(self.trainer, self.module, batch, keeps_gradients)
-        peak = max(0, meter.peak_bytes() - before)
-        if self.device.type == "cuda":
-            return peak, None
-        return peak, max(0, before - copied_bytes - _state_bytes(self.trainer, self.module))
+        begun = time.perf_counter()
+        for _ in range(REPEATS):
+            for batch in self._heaviest():
+                try_batch(self.trainer, self.module, batch, keeps_gradients)
+            if time.perf_counter() - begun > ENOUGH_S / 2:
+                break
 
     def _step_s(self) -> float:
         """Return the mean over steps all through the epoch, each the median of some repeats."""
