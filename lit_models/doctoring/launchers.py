@@ -103,9 +103,14 @@ def _master(environ: Mapping[str, str]) -> list[Finding]:
     findings = [_own_name()]
     if address:
         findings.append(_resolves(address))
-    if port and port.isdigit() and _is_first(environ):
+    if port and port.isdigit() and _is_first(environ) and not has_agent_store(environ):
         findings.append(_port(int(port)))
     return findings
+
+
+def has_agent_store(environ: Mapping[str, str]) -> bool:
+    """Return whether torchrun itself listens on MASTER_PORT for its ranks."""
+    return environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
 
 
 def _is_first(environ: Mapping[str, str]) -> bool:

@@ -19,8 +19,10 @@ from lit_models.training.memory import (
 MIB = 2**20
 # Of the training loop itself, logs and ledger included; tests/benchmarks/test_training_overhead.py.
 LOOP_S = 0.0015
-FIT_BYTES = 0 * MIB  # what `fit` has in a CPU process beyond `plan`: loggers, checkpoints
-GROUP_BYTES = 0 * MIB  # of a process group on a CPU: threads and buffers of gloo
+# What fsdp takes on a CPU for each byte that it has whole at a time: buffers of gathering and of
+# summing, copies of both, and the gaps that they leave in the heap.
+GATHERED_ON_CPU = 4.5
+FIT_BYTES = 8 * MIB  # what `fit` has in a CPU process beyond `plan`: loggers, checkpoints
 
 
 def step_s(
@@ -100,8 +102,9 @@ def memory_parts(forecast: Forecast, world: World, is_sharded: bool) -> dict[str
         "gradients": math.ceil(gradient_bytes(size) / share),
         "optimizer": math.ceil(optimizer_bytes(size) / share),
     }
-    if is_sharded:
-        parts["gathered"] = gathered_bytes(size)
+    if count > 1 and is_sharded:
+        copies = GATHERED_ON_CPU if forecast.on_cpu else 1
+        parts["gathered"] = math.ceil(copies * gathered_bytes(size))
     elif count > 1:
         parts["buckets"] = gradient_bytes(size)
     if rehearsed is None:
@@ -109,8 +112,7 @@ def memory_parts(forecast: Forecast, world: World, is_sharded: bool) -> dict[str
     parts["activations"] = max(0, rehearsed.activation_bytes - rehearsed.logit_bytes)
     parts["logits"] = min(rehearsed.logit_bytes, rehearsed.activation_bytes)
     if rehearsed.program_bytes is not None:
-        group = GROUP_BYTES if count > 1 else 0
-        parts["program"] = rehearsed.program_bytes + FIT_BYTES + group
+        parts["program"] = rehearsed.program_bytes + FIT_BYTES
     return parts
 
 

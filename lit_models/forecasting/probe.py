@@ -92,8 +92,12 @@ class Probe(Callback):
         rule = pl_module.hparams.get("lr_scaling", "none")
         on_cpu = trainer.strategy.root_device.type == "cpu"
         found = Forecast(len(data.datasets["train"].lengths), size, rule, on_cpu)
-        for num_devices in self.devices:
-            found.worlds.append(_world(trainer, pl_module, data, num_devices, self.rehearses))
+        # Small micro-batches first: a heap that was large keeps gaps.
+        worlds = {
+            num_devices: _world(trainer, pl_module, data, num_devices, self.rehearses)
+            for num_devices in sorted(self.devices, reverse=True)
+        }
+        found.worlds = [worlds[num_devices] for num_devices in self.devices]
         self.forecast = found
         trainer.should_stop = True
         trainer.fit_loop.epoch_loop.max_steps = 0  # not one batch is trained on
