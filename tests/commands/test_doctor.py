@@ -3,17 +3,15 @@
 import json
 import os
 import socket
-import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
-from lit_models.doctoring import environment, gpus, launchers, machine
+from lit_models.doctoring import collectives, environment, gpus, launchers, machine
 from lit_models.doctoring.findings import worst
 from lit_models.doctoring.gpus import Gpu
-from tests.distributed.launch import ROOT, free_port, run
+from tests.distributed.launch import free_port, run
 
 SRUN = {
     "SLURM_JOB_ID": "7",
@@ -91,22 +89,6 @@ def test_unequal_gpus_are_a_warning():
     assert "GPU 1: 30.0 of 40.0 GiB" in found[1].what
 
 
-def test_full_shared_memory_is_an_error(tmp_path):
-    """Mounted in a namespace of its own: the machine keeps its /dev/shm."""
-    script = (
-        f"mount -t tmpfs -o size=65m tmpfs /dev/shm && head -c 64M /dev/zero > /dev/shm/full; "
-        f"exec {sys.executable} -m lit_models doctor --json --folder={tmp_path}"
-    )
-    command = ["unshare", "--mount", "sh", "-c", script]
-    if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
-        pytest.skip("this user may not mount a file system")
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 1, done.stderr
-    found = {f["check"]: f for f in json.loads(done.stdout)["findings"]}
-    assert found["shared memory"]["level"] == "error"
-    assert "--shm-size" in found["shared memory"]["todo"]
-
-
 def test_a_disk_whose_clock_is_off_is_an_error(tmp_path, monkeypatch):
     now = machine.time.time
     monkeypatch.setattr(machine.time, "time", lambda: now() + 3600)
@@ -123,6 +105,27 @@ def test_collectives_of_two_processes_give_the_known_answers(tmp_path):
     assert "known results" in found["answers"]["what"]
     assert "64 MiB" in found["all-reduce"]["what"]
     assert found["group"]["what"].startswith("2 ranks by gloo")
+
+
+def test_a_rank_that_does_not_find_rank_0_says_so_itself(tmp_path):
+    environ = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    command = ["-m", "lit_models", "doctor", "--collectives", "--timeout_s=1", "--json"]
+    done = run(*command, f"--folder={tmp_path}", **environ, MASTER_PORT=str(free_port()))
+    assert done.returncode == 1, done.stdout
+    found = {f["check"]: f for f in json.loads(done.stdout[done.stdout.index("{") :])["findings"]}
+    assert "rank 1 on" in found["group"]["what"]
+    assert "did not reach rank 0 at 127.0.0.1" in found["group"]["what"]
+    assert "firewall" in found["group"]["todo"]
+
+
+def test_a_rank_0_that_cannot_listen_says_so_instead_of_a_traceback():
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        found = collectives.meet(place, timeout_s=1)
+    assert (found.level, f"cannot listen at 127.0.0.1:{port}" in found.what) == ("error", True)
 
 
 def test_a_missing_rank_is_named(tmp_path):
