@@ -18,8 +18,8 @@ from lit_models.forecasting.probe import Forecast, World
 from lit_models.training.memory import GIB
 
 SMALL_GLOBAL_BATCH = 256
-PARTS = ("weights", "gradients", "optimizer", "buckets", "gathered")
-PARTS += ("activations", "logits", "program")
+STATE = ("weights", "gradients", "optimizer", "buckets", "gathered")
+PARTS = (*STATE, "activations", "logits", "program")
 STRATEGIES = {"ddp": False, "fsdp": True}
 
 
@@ -54,6 +54,9 @@ def rows(
 def _memory(forecast: Forecast) -> dict[str, Callable[[World], Any]]:
     """Return the columns of memory: the sum under each strategy, and its parts below."""
 
+    def whole(is_sharded: bool) -> Callable[[World], float]:
+        return lambda world: memory_bytes(forecast, world, is_sharded) / GIB
+
     def of_part(name: str, is_sharded: bool) -> Callable[[World], float | None]:
         def value(world: World) -> float | None:
             part = memory_parts(forecast, world, is_sharded).get(name)
@@ -63,7 +66,7 @@ def _memory(forecast: Forecast) -> dict[str, Callable[[World], Any]]:
 
     columns: dict[str, Callable[[World], Any]] = {}
     for strategy, is_sharded in STRATEGIES.items():
-        columns[f"GiB, {strategy}"] = lambda w, s=is_sharded: memory_bytes(forecast, w, s) / GIB
+        columns[f"GiB, {strategy}"] = whole(is_sharded)
         for name in PARTS:
             columns[f"GiB, {strategy}: {name}"] = of_part(name, is_sharded)
     return columns
