@@ -48,8 +48,14 @@ def slowdown(forecast: Forecast, num_devices: int) -> float:
     if not forecast.on_cpu or num_devices == 1:
         return 1.0
     nearest = _nearest(forecast, num_devices)
-    crowded = max(1.0, num_devices * threads_of_rank(num_devices) / num_cpus())
-    return crowded * (nearest[1].slowdown if nearest else 1.0)
+    if nearest is None:
+        return _crowded(num_devices)
+    return nearest[1].slowdown * _crowded(num_devices) / _crowded(nearest[0])
+
+
+def _crowded(num_devices: int) -> float:
+    """Return how many threads of such ranks wait for each CPU."""
+    return max(1.0, num_devices * threads_of_rank(num_devices) / num_cpus())
 
 
 def exchange_s(
