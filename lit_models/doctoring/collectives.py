@@ -7,67 +7,19 @@ import json
 import socket
 import statistics
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
-from lit_models.doctoring import launchers
 from lit_models.doctoring.findings import Finding, Level, ok, worst
+from lit_models.doctoring.meeting import Meeting, left_alone
 from lit_models.training.local_ranks import run_ranks
 
 SIZES_BYTES = (4 * 2**10, 256 * 2**10, 4 * 2**20, 64 * 2**20)
 ROUNDS = 5
-TIMEOUT_S = 60.0
 LEAVE_S = 10.0
 SLOW_FACTOR, SLOW_LEAST_S = 2.0, 0.05
 MOST_CLOCK_S = 5.0
-
-
-@dataclass(frozen=True)
-class Meeting:
-    """The place at which all ranks of a job meet, before there is a group.
-
-    Args:
-        store: of torch, below a name of its own.
-        rank: of this process.
-        world: ranks in all.
-        local_rank: of this process on its machine.
-        timeout_s: how long to wait for the other ranks.
-    """
-
-    store: Any
-    rank: int
-    world: int
-    local_rank: int
-    timeout_s: float
-
-
-def meet(environ: Mapping[str, str], timeout_s: float = TIMEOUT_S) -> Meeting | Finding:
-    """Return the meeting of the ranks that a launcher started, or why there is none.
-
-    Args:
-        environ: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
-        timeout_s: how long to wait for rank 0.
-    """
-    import torch.distributed as dist
-
-    rank, world = int(environ["RANK"]), int(environ["WORLD_SIZE"])
-    address, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
-    try:
-        store = dist.TCPStore(
-            address,
-            port,
-            world,
-            is_master=rank == 0 and not launchers.has_agent_store(environ),
-            timeout=timedelta(seconds=timeout_s),
-            wait_for_workers=False,
-        )
-    except dist.DistError as error:
-        return _unreached(rank, f"{address}:{port}", timeout_s, error)
-    store = dist.PrefixStore("doctor", store)
-    store.set(f"here-{rank}", socket.gethostname())
-    return Meeting(store, rank, world, int(environ.get("LOCAL_RANK", 0)), timeout_s)
 
 
 def check_as_rank(meeting: Meeting, own: list[Finding]) -> tuple[list[Finding], Level]:
@@ -77,21 +29,13 @@ def check_as_rank(meeting: Meeting, own: list[Finding]) -> tuple[list[Finding], 
         meeting: of all ranks.
         own: what this rank found on its machine.
     """
-    store, rank = meeting.store, meeting.rank
-    missing = _missing(store, meeting.world, meeting.timeout_s) if rank == 0 else []
-    if rank == 0:
-        store.set("missing", json.dumps(missing))
-    findings = []
-    if json.loads(store.get("missing")):
-        findings = [_missing_finding(missing, meeting.world, meeting.timeout_s)]
-    else:
-        findings = _group(meeting, own)
-    if rank == 0:
-        findings = [*own, *findings]
-        store.set("level", worst(findings))
-    level: Level = store.get("level").decode()
-    _leave(meeting, missing)
-    return findings if rank == 0 else [], level
+    import torch.distributed as dist
+
+    try:
+        return _checked(meeting, own)
+    except dist.DistError as error:
+        reason = str(error).partition("\n")[0]
+        return [left_alone(meeting.rank, reason)], "error"
 
 
 def start_ranks(devices: int, arguments: list[str], timeout_s: float) -> int:
@@ -105,6 +49,24 @@ def start_ranks(devices: int, arguments: list[str], timeout_s: float) -> int:
     command = ["-m", "lit_models", "doctor", *arguments]
     statuses, _ = run_ranks(devices, command, timeout_s)
     return 1 if any(statuses) else 0
+
+
+def _checked(meeting: Meeting, own: list[Finding]) -> tuple[list[Finding], Level]:
+    """As `check_as_rank`, where the ranks stay together."""
+    store, rank = meeting.store, meeting.rank
+    missing = _missing(store, meeting.world, meeting.timeout_s) if rank == 0 else []
+    if rank == 0:
+        store.set("missing", json.dumps(missing))
+    if json.loads(store.get("missing")):
+        findings = [_missing_finding(missing, meeting.world, meeting.timeout_s)]
+    else:
+        findings = _group(meeting, own)
+    if rank == 0:
+        findings = [*own, *findings]
+        store.set("level", worst(findings))
+    level: Level = store.get("level").decode()
+    _leave(meeting, missing)
+    return findings if rank == 0 else [], level
 
 
 def _group(meeting: Meeting, own: list[Finding]) -> list[Finding]:
@@ -156,28 +118,6 @@ def _leave(meeting: Meeting, missing: list[int]) -> None:
         end = time.monotonic() + LEAVE_S
         while not all(store.check([name]) for name in others) and time.monotonic() < end:
             time.sleep(0.02)
-
-
-def _unreached(rank: int, place: str, timeout_s: float, error: Exception) -> Finding:
-    reason = str(error).partition("\n")[0]
-    if rank == 0:
-        return Finding(
-            "group",
-            "error",
-            f"rank 0 cannot listen at {place} ({reason})",
-            "no rank finds rank 0: a run cannot begin",
-            "another MASTER_PORT, or end the program that has it; MASTER_ADDR must be an address "
-            "of rank 0's machine",
-        )
-    return Finding(
-        "group",
-        "error",
-        f"rank {rank} on {socket.gethostname()} did not reach rank 0 at {place} within "
-        f"{timeout_s:.0f} s ({reason})",
-        "a run would wait, and end after the time limit of its process group",
-        "the same MASTER_ADDR and MASTER_PORT on all machines, a firewall that lets it through, "
-        "and rank 0's own log",
-    )
 
 
 def _missing(store: Any, world: int, timeout_s: float) -> list[int]:

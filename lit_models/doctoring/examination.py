@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lit_models.doctoring import collectives as groups
-from lit_models.doctoring import environment, gpus, launchers, machine
+from lit_models.doctoring import environment, gpus, launchers, machine, meeting
 from lit_models.doctoring.findings import Finding, Level, worst
 
 SLURM_FIRST_PORT, SLURM_PORTS = 15000, 10000
@@ -26,18 +26,18 @@ def examine(
     job: list[Finding] = []
     if is_first:  # before this process takes the port itself
         job = launchers.check(os.environ, devices, num_nodes)
-    meeting = None
+    group: meeting.Meeting | None = None
     if collectives and environ is not None:
-        found = groups.meet(environ, timeout_s)
+        found = meeting.meet(environ, timeout_s)
         if isinstance(found, Finding):
             return [*job, found], "error"
-        meeting = found
+        group = found
     own: list[Finding] = []
-    if is_first or (meeting is not None and meeting.local_rank == 0):
+    if is_first or (group is not None and group.local_rank == 0):
         own = [*environment.check(), *machine.check(folder), *gpus.check()]
-    if meeting is None:
+    if group is None:
         return [*own, *job], worst([*own, *job])
-    return groups.check_as_rank(meeting, [*own, *job])
+    return groups.check_as_rank(group, [*own, *job])
 
 
 def joined_environment(environ: Mapping[str, str]) -> dict[str, str] | None:

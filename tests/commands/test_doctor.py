@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from lit_models.doctoring import collectives, environment, gpus, launchers, machine
+from lit_models.doctoring import environment, gpus, launchers, machine, meeting
 from lit_models.doctoring.findings import worst
 from lit_models.doctoring.gpus import Gpu
-from tests.distributed.launch import free_port, run
+from tests.distributed.launch import ended, free_port, run, started
 
 SRUN = {
     "SLURM_JOB_ID": "7",
@@ -124,17 +124,25 @@ def test_a_rank_0_that_cannot_listen_says_so_instead_of_a_traceback():
         other.listen()
         port = str(other.getsockname()[1])
         place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        found = collectives.meet(place, timeout_s=1)
+        found = meeting.meet(place, timeout_s=1)
     assert (found.level, f"cannot listen at 127.0.0.1:{port}" in found.what) == ("error", True)
 
 
-def test_a_missing_rank_is_named(tmp_path):
-    environ = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1"}
-    command = ["-m", "lit_models", "doctor", "--collectives", "--timeout_s=2", "--json"]
-    done = run(*command, f"--folder={tmp_path}", **environ, MASTER_PORT=str(free_port()))
-    assert done.returncode == 1, done.stdout
-    found = {f["check"]: f["what"] for f in json.loads(done.stdout)["findings"]}
-    assert "rank 1, 2 of 3 did not come within 2 s" in found["group"]
+@pytest.mark.slow
+def test_a_missing_rank_is_named_once_and_all_end_with_an_error(tmp_path):
+    place = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = ["-m", "lit_models", "doctor", "--collectives", "--timeout_s=8", "--json"]
+    command.append(f"--folder={tmp_path}")
+    ranks = [started(*command, **place, RANK=rank) for rank in ("0", "1")]
+    try:
+        printed = [process.communicate(timeout=150)[0] for process, _ in ranks]
+    finally:
+        for process, mark in ranks:
+            ended(process, mark)
+    assert [process.returncode for process, _ in ranks] == [1, 1], "\n".join(printed)
+    found = {f["check"]: f["what"] for f in json.loads(printed[0])["findings"]}
+    assert "rank 2 of 3 did not come within 8 s" in found["group"]
+    assert printed[1] == ""
 
 
 def test_the_environment_is_left_as_it_was(tmp_path):
