@@ -15,7 +15,8 @@ def doctor(
 ) -> int:
     """Look at everything outside of the project that a run depends on, and say what to mend.
 
-    Under srun or torchrun it speaks for the whole job: rank 0 prints.
+    Under srun or torchrun it speaks for the whole job: rank 0 prints, also what is wrong on other
+    machines, and all ranks end with the same status.
 
     Args:
         devices: processes per machine of the run that is meant.
@@ -40,9 +41,9 @@ def doctor(
         arguments = [f"--devices={count}", f"--folder={folder}", f"--timeout_s={timeout_s}"]
         arguments += ["--collectives=true", f"--json={str(json).lower()}"]
         return start_ranks(count, arguments, timeout_s)
-    results = examine(devices, num_nodes, Path(folder), collectives, timeout_s)
+    results, level = examine(devices, num_nodes, Path(folder), collectives, timeout_s)
     if results and json:
         print(json_format.dumps(found.as_json(results), indent=1))
     elif results:
         found.show(results, Console(highlight=False))
-    return 1 if found.worst(results) == "error" else 0
+    return 1 if level == "error" else 0

@@ -35,9 +35,10 @@ def plan(
         exactness: not used.
         exact_dropout: not used.
         devices: numbers of devices over all machines, such as 1,2,4,8.
-        rehearse: compute some batches on this machine, for seconds and activations.
+        rehearse: compute some batches on this machine, for seconds and activations, and measure
+            what as many of its processes or GPUs as there are cost each other.
         bandwidth_gib_s: of the network between devices, as `unisono doctor --collectives` says;
-            without it, no time is counted for the exchange of gradients.
+            without it, what a rehearsal measured between processes of this machine.
         time_limit_h: of one job of a cluster, to count how many the run takes.
         json: print plain JSON for scripts.
     """
@@ -46,8 +47,9 @@ def plan(
         raise ValueError("`unisono plan` needs a module and data; give the config of a run.")
     seed = 0 if seed_everything in (None, True) else int(seed_everything or 0)
     found = _forecast(model, data, trainer or {}, seed, counts, rehearse)
-    accelerator = str((trainer or {}).get("accelerator") or "auto")
-    _show(found, (bandwidth_gib_s, time_limit_h, accelerator), json)
+    if rehearse and bandwidth_gib_s is None:
+        _measure_exchanges(found)
+    _show(found, (bandwidth_gib_s, time_limit_h), json)
     return 0
 
 
@@ -70,10 +72,31 @@ def _forecast(
     logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
     seed_everything(seed, verbose=False)
     module, datamodule = built({"model": with_options(model), "data": with_options(data)})
-    return forecast(module, datamodule, trainer, Probe(counts, rehearse))
+    values = {name: typed(value) for name, value in trainer.items()}
+    return forecast(module, datamodule, values, Probe(counts, rehearse))
 
 
-def _show(found: "Forecast", facts: tuple[float | None, float | None, str], as_json: bool) -> None:
+def typed(value: Any) -> Any:
+    """Return what an option of the command line says: a config's values are typed, its are text."""
+    import yaml
+
+    return yaml.safe_load(value) if isinstance(value, str) else value
+
+
+def _measure_exchanges(found: "Forecast") -> None:
+    """Start as many ranks as this machine has room for, for each number of devices it has."""
+    from lit_models.forecasting import exchange
+    from lit_models.forecasting.rehearsal import local_devices, threads_of_rank
+    from lit_models.training.memory import gradient_bytes
+
+    size, most = found.size, local_devices(found.on_cpu)
+    block_bytes = min(size.gathered_parameters, size.num_parameters) * size.bytes_per_parameter
+    for count in {world.num_devices for world in found.worlds if 1 < world.num_devices <= most}:
+        sizes = (gradient_bytes(size), block_bytes, threads_of_rank(count))
+        found.exchanges[count] = exchange.measured(count, *sizes)
+
+
+def _show(found: "Forecast", facts: tuple[float | None, float | None], as_json: bool) -> None:
     from rich.console import Console
 
     from lit_models.forecasting import table

@@ -3,45 +3,84 @@
 Shapes: W ranks.
 """
 
-import os
+import json
 import socket
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
-from lit_models.doctoring.findings import Finding, ok
+from lit_models.doctoring.findings import Finding, Level, ok, worst
+from lit_models.doctoring.meeting import Meeting, left_alone
+from lit_models.training.local_ranks import run_ranks
 
 SIZES_BYTES = (4 * 2**10, 256 * 2**10, 4 * 2**20, 64 * 2**20)
 ROUNDS = 5
-TIMEOUT_S = 60.0
+LEAVE_S = 10.0
 SLOW_FACTOR, SLOW_LEAST_S = 2.0, 0.05
 MOST_CLOCK_S = 5.0
 
 
-def check_as_rank(environ: Mapping[str, str], timeout_s: float = TIMEOUT_S) -> list[Finding]:
-    """Join the group that a launcher set up, and return what this rank found.
+def check_as_rank(meeting: Meeting, own: list[Finding]) -> tuple[list[Finding], Level]:
+    """Return what is to be shown, on rank 0 alone, and the level with which every rank ends.
 
     Args:
-        environ: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
-        timeout_s: how long to wait for the other ranks.
+        meeting: of all ranks.
+        own: what this rank found on its machine.
     """
     import torch.distributed as dist
 
-    rank, world = int(environ["RANK"]), int(environ["WORLD_SIZE"])
-    store = _store(environ, rank, world, timeout_s)
-    store.set(f"here-{rank}", socket.gethostname())
-    missing = _missing(store, world, timeout_s)
-    if missing:
-        return [_missing_finding(missing, world, timeout_s)] if rank == 0 else []
-    backend, device = _backend(int(environ.get("LOCAL_RANK", 0)))
-    options: dict[str, Any] = {"timeout": timedelta(seconds=timeout_s)}
+    try:
+        return _checked(meeting, own)
+    except dist.DistError as error:
+        reason = str(error).partition("\n")[0]
+        return [left_alone(meeting.rank, reason)], "error"
+
+
+def start_ranks(devices: int, arguments: list[str], timeout_s: float) -> int:
+    """Start one process per device on this machine; return 0 where each of them does.
+
+    Args:
+        devices: ranks.
+        arguments: of `unisono doctor`, without those that choose the devices.
+        timeout_s: how long each waits for the others.
+    """
+    command = ["-m", "lit_models", "doctor", *arguments]
+    statuses, _ = run_ranks(devices, command, timeout_s)
+    return 1 if any(statuses) else 0
+
+
+def _checked(meeting: Meeting, own: list[Finding]) -> tuple[list[Finding], Level]:
+    """As `check_as_rank`, where the ranks stay together."""
+    store, rank = meeting.store, meeting.rank
+    missing = _missing(store, meeting.world, meeting.timeout_s) if rank == 0 else []
+    if rank == 0:
+        store.set("missing", json.dumps(missing))
+    if json.loads(store.get("missing")):
+        findings = [_missing_finding(missing, meeting.world, meeting.timeout_s)]
+    else:
+        findings = _group(meeting, own)
+    if rank == 0:
+        findings = [*own, *findings]
+        store.set("level", worst(findings))
+    level: Level = store.get("level").decode()
+    _leave(meeting, missing)
+    return findings if rank == 0 else [], level
+
+
+def _group(meeting: Meeting, own: list[Finding]) -> list[Finding]:
+    """Form a real process group, and try it; findings of other machines come first."""
+    import torch.distributed as dist
+
+    store, rank, world = meeting.store, meeting.rank, meeting.world
+    elsewhere = _of_other_machines(meeting, own)
+    backend, device = _backend(meeting.local_rank)
+    options: dict[str, Any] = {"timeout": timedelta(seconds=meeting.timeout_s)}
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, **options)
     try:
         findings = [
+            *elsewhere,
             ok("group", f"{world} ranks by {backend} on {_hosts(store, world)}"),
             _answers(rank, world, device),
             _clocks(world, device),
@@ -51,51 +90,34 @@ def check_as_rank(environ: Mapping[str, str], timeout_s: float = TIMEOUT_S) -> l
         dist.barrier()
     finally:
         dist.destroy_process_group()
-    return findings if rank == 0 else []
+    return findings
 
 
-def start_ranks(devices: int, arguments: list[str], timeout_s: float) -> int:
-    """Start one process per device on this machine, and return the exit status of rank 0.
-
-    Args:
-        devices: ranks.
-        arguments: of `unisono doctor`, without those that choose the devices.
-        timeout_s: how long each waits for the others.
-    """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = {"WORLD_SIZE": str(devices), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    command = [sys.executable, "-m", "lit_models", "doctor", *arguments]
-    ranks = [
-        subprocess.Popen(
-            command,
-            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=None if rank == 0 else subprocess.DEVNULL,
-        )
-        for rank in range(devices)
-    ]
-    try:
-        statuses = [process.wait(timeout_s + 120) for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-    return statuses[0]
+def _of_other_machines(meeting: Meeting, own: list[Finding]) -> list[Finding]:
+    """Tell rank 0 what is wrong on this machine; return on rank 0 what the others told."""
+    store, host = meeting.store, socket.gethostname()
+    if meeting.rank != 0:
+        faults = [asdict(finding) for finding in own if finding.level != "ok"]
+        store.set(f"found-{meeting.rank}", json.dumps([host, faults]))
+        return []
+    findings = []
+    for rank in range(1, meeting.world):
+        name, faults = json.loads(store.get(f"found-{rank}"))
+        for fault in faults:
+            what = f"{name} (rank {rank}): {fault['what']}"
+            findings.append(Finding(**{**fault, "what": what}))
+    return findings
 
 
-def _store(environ: Mapping[str, str], rank: int, world: int, timeout_s: float) -> Any:
-    """Return the store at which all ranks meet; rank 0 is not waited for without end."""
-    import torch.distributed as dist
-
-    return dist.TCPStore(
-        environ["MASTER_ADDR"],
-        int(environ["MASTER_PORT"]),
-        world,
-        is_master=rank == 0 and "TORCHELASTIC_USE_AGENT_STORE" not in environ,
-        timeout=timedelta(seconds=timeout_s),
-        wait_for_workers=False,
-    )
+def _leave(meeting: Meeting, missing: list[int]) -> None:
+    """Let rank 0, where the store may live, be the last one to go."""
+    store, rank = meeting.store, meeting.rank
+    store.set(f"left-{rank}", "")
+    if rank == 0:
+        others = [f"left-{r}" for r in range(1, meeting.world) if r not in missing]
+        end = time.monotonic() + LEAVE_S
+        while not all(store.check([name]) for name in others) and time.monotonic() < end:
+            time.sleep(0.02)
 
 
 def _missing(store: Any, world: int, timeout_s: float) -> list[int]:

@@ -5,30 +5,39 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lit_models.doctoring import collectives as groups
-from lit_models.doctoring import environment, gpus, launchers, machine
-from lit_models.doctoring.findings import Finding
+from lit_models.doctoring import environment, gpus, launchers, machine, meeting
+from lit_models.doctoring.findings import Finding, Level, worst
 
 SLURM_FIRST_PORT, SLURM_PORTS = 15000, 10000
 
 
 def examine(
     devices: int | None, num_nodes: int | None, folder: Path, collectives: bool, timeout_s: float
-) -> list[Finding]:
-    """Return what was found; nothing on ranks other than the first.
+) -> tuple[list[Finding], Level]:
+    """Return what is to be shown, and the level with which this process ends.
+
+    Rank 0 speaks for all; with collectives every rank ends with its level, and the first rank of
+    each other machine tells it what is wrong there. A rank that does not find rank 0 speaks itself.
 
     Arguments as those of `unisono doctor`.
     """
     environ = joined_environment(os.environ)
     is_first = environ is None or environ["RANK"] == "0"
-    results: list[Finding] = []
-    if is_first:
-        results += environment.check()
-        results += machine.check(folder)
-        results += gpus.check()
-        results += launchers.check(os.environ, devices, num_nodes)
+    job: list[Finding] = []
+    if is_first:  # before this process takes the port itself
+        job = launchers.check(os.environ, devices, num_nodes)
+    group: meeting.Meeting | None = None
     if collectives and environ is not None:
-        results += groups.check_as_rank(environ, timeout_s)
-    return results
+        found = meeting.meet(environ, timeout_s)
+        if isinstance(found, Finding):
+            return [*job, found], "error"
+        group = found
+    own: list[Finding] = []
+    if is_first or (group is not None and group.local_rank == 0):
+        own = [*environment.check(), *machine.check(folder), *gpus.check()]
+    if group is None:
+        return [*own, *job], worst([*own, *job])
+    return groups.check_as_rank(group, [*own, *job])
 
 
 def joined_environment(environ: Mapping[str, str]) -> dict[str, str] | None:

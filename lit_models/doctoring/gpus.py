@@ -1,9 +1,11 @@
 """GPUs: whether they are there, alike, free, and how they are connected."""
 
+import os
 import subprocess
 from collections import Counter
 from typing import NamedTuple
 
+from lit_models.doctoring import gpu_links
 from lit_models.doctoring.findings import Finding, ok
 
 BUSY_SHARE = 0.1
@@ -26,6 +28,8 @@ def check(gpus: list[Gpu] | None = None) -> list[Finding]:
         if not torch.cuda.is_available():
             return [_none(_driver())]
         gpus = [_gpu(index) for index in range(torch.cuda.device_count())]
+        seen = [gpu_links.versions(os.environ, _driver())]
+        return [*seen, *_alike(gpus), *_busy(gpus), *_connected(len(gpus))]
     return [*_alike(gpus), *_busy(gpus), *_connected(len(gpus))]
 
 
@@ -100,23 +104,26 @@ def _busy(gpus: list[Gpu]) -> list[Finding]:
 
 
 def _connected(count: int) -> list[Finding]:
+    """Return findings on links by name, and on pairs that do not reach each other's memory."""
     if count < 2:
         return []
     import torch
 
+    printed = gpu_links.links(_printed("nvidia-smi", "topo", "-m"))
+    named = gpu_links.check(gpu_links.among(printed, os.environ.get("CUDA_VISIBLE_DEVICES")))
     pairs = [(a, b) for a in range(count) for b in range(a + 1, count)]
     if torch.cuda.device_count() < count:
-        return []
+        return named
     apart = [pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)]
-    nccl = ".".join(map(str, torch.cuda.nccl.version()))
     if not apart:
-        return [ok("gpu links", f"every pair reaches the other's memory, NCCL {nccl}")]
+        return named or [ok("gpu links", "every pair reaches the other's memory")]
     return [
+        *named,
         Finding(
             "gpu links",
             "warning",
-            f"{len(apart)} of {len(pairs)} pairs do not reach each other's memory, NCCL {nccl}",
+            f"{len(apart)} of {len(pairs)} pairs do not reach each other's memory",
             "gradients go through the host: steps of large networks take longer",
             "nvidia-smi topo -m shows the links; fewer and larger micro-batches need less of them",
-        )
+        ),
     ]

@@ -94,18 +94,6 @@ def _world(environ: Mapping[str, str], devices: int, num_nodes: int) -> list[Fin
         Finding("world", "warning", line, "it never begins", "srun before the command")
         for line in warnings
     ]
-    tasks = environ.get(SLURM)
-    if tasks == "1" and devices * num_nodes > 1 and TORCHRUN not in environ:
-        findings.append(
-            Finding(
-                "world",
-                "error",
-                f"SLURM has one task, and the run asks for {devices} x {num_nodes} devices",
-                "srun starts one process, which trains alone as rank 0 of one, or waits for the "
-                "others for ever",
-                f"#SBATCH --ntasks-per-node={devices} --nodes={num_nodes}",
-            )
-        )
     return findings or [ok("world", f"{devices} x {num_nodes} processes, as the launcher has them")]
 
 
@@ -115,9 +103,14 @@ def _master(environ: Mapping[str, str]) -> list[Finding]:
     findings = [_own_name()]
     if address:
         findings.append(_resolves(address))
-    if port and port.isdigit() and _is_first(environ):
+    if port and port.isdigit() and _is_first(environ) and not has_agent_store(environ):
         findings.append(_port(int(port)))
     return findings
+
+
+def has_agent_store(environ: Mapping[str, str]) -> bool:
+    """Return whether torchrun itself listens on MASTER_PORT for its ranks."""
+    return environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
 
 
 def _is_first(environ: Mapping[str, str]) -> bool:

@@ -1,29 +1,21 @@
 """A training that ends before its first step, and what could be learnt until then."""
 
 import math
-import os
-import statistics
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch import Tensor
 
 from datamodules.batching import derive_batching
-from datamodules.loader import collated
-from datamodules.plan import MicroBatch, count_targets, deal
 from datamodules.plan_cache import cached_plan
 from datamodules.planned import PlannedDataModule
+from lit_models.forecasting.exchange import Exchange
+from lit_models.forecasting.rehearsal import Rehearsal, Rehearsed
 from lit_models.training.memory import StateSize
 from lit_models.training.optim import WarmupDecay, lr_scale
 from lit_models.training.state_size import size_of
-from lit_models.training.trial import try_batch, without_trace
-
-REHEARSED_STEPS, REPEATS = 5, 3
 
 
 @dataclass(frozen=True)
@@ -40,9 +32,7 @@ class World:
         warmup_steps: until the full rate; none without a schedule that has a warm-up.
         learning_rate: the full rate, scaled by the rule of the module.
         samples: that the whole run sees, repetitions counted.
-        step_s: seconds of forward, backward and update on one device, rehearsed; none where no
-            rehearsal was asked for.
-        activation_bytes: what the backward pass of the widest rehearsed micro-batch keeps.
+        rehearsed: what a device's part of a step took here; none where it was not asked for.
     """
 
     num_devices: int
@@ -54,18 +44,28 @@ class World:
     warmup_steps: int | None
     learning_rate: float
     samples: int | None
-    step_s: float | None = None
-    activation_bytes: int | None = None
+    rehearsed: Rehearsed | None = None
 
 
 @dataclass
 class Forecast:
-    """All worlds that were asked for, and the state that each of their devices holds."""
+    """All worlds that were asked for, and the state that each of their devices holds.
+
+    Attributes:
+        num_samples: of an epoch.
+        size: of network and optimizer.
+        rule: by which the learning rate follows the global batch.
+        on_cpu: whether devices are processes that share a machine's CPUs.
+        worlds: one for each number of devices.
+        exchanges: number of devices -> what ranks on this machine cost each other.
+    """
 
     num_samples: int
     size: StateSize
     rule: str
+    on_cpu: bool = True
     worlds: list[World] = field(default_factory=list)
+    exchanges: dict[int, Exchange] = field(default_factory=dict)
 
 
 class Probe(Callback):
@@ -90,9 +90,14 @@ class Probe(Callback):
         size = size_of(pl_module)
         assert size is not None
         rule = pl_module.hparams.get("lr_scaling", "none")
-        found = Forecast(len(data.datasets["train"].lengths), size, rule)
-        for num_devices in self.devices:
-            found.worlds.append(_world(trainer, pl_module, data, num_devices, self.rehearses))
+        on_cpu = trainer.strategy.root_device.type == "cpu"
+        found = Forecast(len(data.datasets["train"].lengths), size, rule, on_cpu)
+        # Small micro-batches first: a heap that was large keeps gaps.
+        worlds = {
+            num_devices: _world(trainer, pl_module, data, num_devices, self.rehearses)
+            for num_devices in sorted(self.devices, reverse=True)
+        }
+        found.worlds = [worlds[num_devices] for num_devices in self.devices]
         self.forecast = found
         trainer.should_stop = True
         trainer.fit_loop.epoch_loop.max_steps = 0  # not one batch is trained on
@@ -150,9 +155,10 @@ def _world(
     base = module.hparams.get("base_global_batch_size") or data.batching.global_batch_size
     rule = module.hparams.get("lr_scaling", "none")
     schedule = next((c.scheduler for c in trainer.lr_scheduler_configs), None)
-    measured: tuple[float | None, int | None] = (None, None)
+    rehearsed = None
     if rehearses:
-        measured = _rehearsed(trainer, module, data, plan, num_devices, batching)
+        place = (plan, request, num_devices, batching)
+        rehearsed = Rehearsal(trainer, module, data, *place).run()
     return World(
         num_devices,
         batching.global_batch_size,
@@ -164,7 +170,7 @@ def _world(
         _unscaled_rate(trainer, module, schedule)
         * lr_scale(rule, batching.global_batch_size, base),
         None if total is None else _samples(plan, steps, total),
-        *measured,
+        rehearsed,
     )
 
 
@@ -193,75 +199,3 @@ def _warmup(schedule: Any, total: int | None, growth: float) -> int | None:
         return None
     warmup = schedule.warmup
     return math.ceil(warmup / growth) if warmup >= 1 else math.ceil(warmup * total)
-
-
-def _rehearsed(
-    trainer: Trainer,
-    module: Any,
-    data: PlannedDataModule,
-    plan: Any,
-    num_devices: int,
-    batching: Any,
-) -> tuple[float, int]:
-    """Return the seconds of a step on one of the devices, and the most bytes that are kept."""
-    dataset = data.datasets["train"]
-    seconds, most = [], 0
-    chosen = range(0, plan.num_steps, max(1, plan.num_steps // REHEARSED_STEPS))
-    accumulation = batching.accumulate_grad_batches
-    with without_trace(trainer, module):
-        for step in list(chosen)[:REHEARSED_STEPS]:
-            ids = plan.step_ids(step)
-            chunk, weights = deal(ids, dataset.lengths, num_devices, 0, accumulation)[0]
-            counts = count_targets(ids, dataset.target_counts)
-            batch = collated(dataset, MicroBatch(0, step, chunk, weights, counts))
-            kept = KeptBytes(module)
-            with kept:
-                try_batch(trainer, module, batch, keeps_gradients=False)
-            most = max(most, kept.num_bytes)
-            times = []
-            for _ in range(REPEATS):
-                begun = time.perf_counter()
-                try_batch(trainer, module, batch, keeps_gradients=False)
-                if trainer.strategy.root_device.type == "cuda":
-                    torch.cuda.synchronize()
-                times.append(time.perf_counter() - begun)
-            seconds.append(statistics.median(times))
-    return statistics.fmean(seconds) * accumulation, most
-
-
-class KeptBytes:
-    """Counts what autograd keeps for the backward pass, each memory once, without the weights.
-
-    Args:
-        module: whose parameters are not counted.
-    """
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._known = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._note, lambda kept: kept)
-        self._alive: list[Tensor] = []  # so that no address is used twice
-        self.num_bytes = 0
-
-    def __enter__(self) -> "KeptBytes":
-        self._hooks.__enter__()
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self._hooks.__exit__(*exception)
-        self._alive.clear()
-
-    def _note(self, tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self._known:
-            self._known.add(storage.data_ptr())
-            self._alive.append(tensor.detach())
-            self.num_bytes += storage.nbytes()
-        return tensor
-
-
-def processes_share_cores(num_devices: int, accelerator: str) -> float:
-    """Return how many times longer a step takes where processes share the CPUs of one machine."""
-    if accelerator not in ("cpu", "auto") or torch.cuda.is_available():
-        return 1.0
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1.0, num_devices * torch.get_num_threads() / cpus)

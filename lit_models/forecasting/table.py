@@ -7,65 +7,32 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from lit_models.forecasting.probe import Forecast, World, processes_share_cores
-from lit_models.training.memory import (
-    GIB,
-    gradient_bytes,
-    optimizer_bytes,
-    parameter_bytes,
-    replicated_bytes,
-    sharded_bytes,
+from lit_models.forecasting.prediction import (
+    checkpoint_bytes,
+    measured_gib_s,
+    memory_bytes,
+    memory_parts,
+    step_s,
 )
+from lit_models.forecasting.probe import Forecast, World
+from lit_models.training.memory import GIB
 
 SMALL_GLOBAL_BATCH = 256
-
-
-def communication_s(forecast: Forecast, num_devices: int, bandwidth_gib_s: float | None) -> float:
-    """Return the seconds of summing the gradients around a ring.
-
-    Args:
-        forecast: whose gradients are summed.
-        num_devices: in the ring.
-        bandwidth_gib_s: of each device; none counts nothing.
-    """
-    if bandwidth_gib_s is None or num_devices == 1:
-        return 0.0
-    share = 2 * (num_devices - 1) / num_devices
-    return share * gradient_bytes(forecast.size) / GIB / bandwidth_gib_s
-
-
-def step_s(
-    forecast: Forecast, world: World, bandwidth_gib_s: float | None, accelerator: str
-) -> float | None:
-    """Return the predicted seconds of an optimizer step; none without a rehearsal."""
-    if world.step_s is None:
-        return None
-    shared = processes_share_cores(world.num_devices, accelerator)
-    return world.step_s * shared + communication_s(forecast, world.num_devices, bandwidth_gib_s)
-
-
-def memory_bytes(forecast: Forecast, world: World, is_sharded: bool) -> int:
-    """Return the predicted memory of each device, without that of the programs themselves."""
-    state = sharded_bytes if is_sharded else replicated_bytes
-    return state(forecast.size, world.num_devices) + (world.activation_bytes or 0)
-
-
-def checkpoint_bytes(forecast: Forecast) -> int:
-    """Return the size of a whole checkpoint: weights and moments."""
-    return parameter_bytes(forecast.size) + optimizer_bytes(forecast.size)
+STATE = ("weights", "gradients", "optimizer", "buckets", "gathered")
+PARTS = (*STATE, "activations", "logits", "program")
+STRATEGIES = {"ddp": False, "fsdp": True}
 
 
 def rows(
-    forecast: Forecast,
-    bandwidth_gib_s: float | None = None,
-    time_limit_h: float | None = None,
-    accelerator: str = "auto",
+    forecast: Forecast, bandwidth_gib_s: float | None = None, time_limit_h: float | None = None
 ) -> dict[str, list[Any]]:
-    """Return label -> value per number of devices, as plain numbers; None where unknown."""
+    """Return label -> value per number of devices, as plain numbers; None where unknown.
 
-    def seconds(world: World) -> float | None:
-        return step_s(forecast, world, bandwidth_gib_s, accelerator)
-
+    Args:
+        forecast: of all worlds.
+        bandwidth_gib_s: of each device; none takes what was measured here.
+        time_limit_h: of one job; none counts no jobs.
+    """
     columns: dict[str, Callable[[World], Any]] = {
         "devices": lambda w: w.num_devices,
         "global batch": lambda w: w.global_batch_size,
@@ -76,18 +43,42 @@ def rows(
         "samples seen": lambda w: w.samples,
         "warm-up steps": lambda w: w.warmup_steps,
         "learning rate": lambda w: w.learning_rate,
-        "GiB, ddp": lambda w: memory_bytes(forecast, w, False) / GIB,
-        "GiB, fsdp": lambda w: memory_bytes(forecast, w, True) / GIB,
-        **_durations(seconds, time_limit_h),
+        **_memory(forecast),
+        "GiB, checkpoint": lambda w: checkpoint_bytes(forecast) / GIB,
+        **_durations(forecast, bandwidth_gib_s, time_limit_h),
     }
     found = {name: [value(world) for world in forecast.worlds] for name, value in columns.items()}
     return {name: values for name, values in found.items() if any(v is not None for v in values)}
 
 
+def _memory(forecast: Forecast) -> dict[str, Callable[[World], Any]]:
+    """Return the columns of memory: the sum under each strategy, and its parts below."""
+
+    def whole(is_sharded: bool) -> Callable[[World], float]:
+        return lambda world: memory_bytes(forecast, world, is_sharded) / GIB
+
+    def of_part(name: str, is_sharded: bool) -> Callable[[World], float | None]:
+        def value(world: World) -> float | None:
+            part = memory_parts(forecast, world, is_sharded).get(name)
+            return None if not part else part / GIB
+
+        return value
+
+    columns: dict[str, Callable[[World], Any]] = {}
+    for strategy, is_sharded in STRATEGIES.items():
+        columns[f"GiB, {strategy}"] = whole(is_sharded)
+        for name in PARTS:
+            columns[f"GiB, {strategy}: {name}"] = of_part(name, is_sharded)
+    return columns
+
+
 def _durations(
-    seconds: Callable[[World], float | None], time_limit_h: float | None
+    forecast: Forecast, bandwidth_gib_s: float | None, time_limit_h: float | None
 ) -> dict[str, Callable[[World], Any]]:
-    """Return the columns that follow from the seconds of a step."""
+    """Return the columns that follow from the seconds of a step under ddp, and those of fsdp."""
+
+    def seconds(world: World, is_sharded: bool = False) -> float | None:
+        return step_s(forecast, world, is_sharded, bandwidth_gib_s)
 
     def in_all(world: World, steps: int | None, unit: float) -> float | None:
         of_step = seconds(world)
@@ -99,8 +90,15 @@ def _durations(
             return None
         return max(1, math.ceil(whole / (time_limit_h * 3600)))
 
+    def bandwidth(world: World) -> float | None:
+        if world.num_devices == 1:
+            return None
+        return bandwidth_gib_s or measured_gib_s(forecast, world.num_devices)
+
     return {
+        "GiB/s between devices": bandwidth,
         "s per step": seconds,
+        "s per step, fsdp": lambda w: seconds(w, True),
         "min per epoch": lambda w: in_all(w, w.steps_per_epoch, 60),
         "h in all": lambda w: in_all(w, w.total_steps, 3600),
         "jobs": jobs,
@@ -116,7 +114,8 @@ def show(forecast: Forecast, found: dict[str, list[Any]], console: Console) -> N
         table.add_column(str(count), justify="right")
     for name, values in found.items():
         if name != "devices":
-            table.add_row(name, *map(_shown, values))
+            _, _, part = name.partition(": ")
+            table.add_row(f"  {part}" if part else name, *map(_shown, values))
     console.print(table)
     size = forecast.size
     console.print(
@@ -125,12 +124,17 @@ def show(forecast: Forecast, found: dict[str, list[Any]], console: Console) -> N
         f"{checkpoint_bytes(forecast) / GIB:.2f} GiB.",
         soft_wrap=True,
     )
-    for line in notes(forecast):
+    for line in notes(forecast, found):
         console.print(line, soft_wrap=True)
 
 
-def notes(forecast: Forecast) -> list[str]:
-    """Return what a reader of the table should know."""
+def notes(forecast: Forecast, found: dict[str, list[Any]]) -> list[str]:
+    """Return what a reader of the table should know.
+
+    Args:
+        forecast: of all worlds.
+        found: the table's rows.
+    """
     worlds = forecast.worlds
     lines = []
     if len({world.global_batch_size for world in worlds}) > 1:
@@ -145,8 +149,29 @@ def notes(forecast: Forecast) -> list[str]:
             )
     if any(world.total_steps is None for world in worlds):
         lines.append("The run has no end: give trainer.max_epochs or trainer.max_steps.")
-    if worlds[0].step_s is None:
-        lines.append("No seconds and no activations: --rehearse computes and times some batches.")
+    return [*lines, *_gaps(forecast, found)]
+
+
+def _gaps(forecast: Forecast, found: dict[str, list[Any]]) -> list[str]:
+    """Return what the numbers leave out, and how it would be had."""
+    if forecast.worlds[0].rehearsed is None:
+        return ["No seconds and no activations: --rehearse computes and times some batches."]
+    lines = []
+    if forecast.on_cpu:
+        lines.append(
+            "Memory is that of a process: libraries and data included, as topology.json has it."
+        )
+    several = [world.num_devices for world in forecast.worlds if world.num_devices > 1]
+    if several and "GiB/s between devices" not in found:
+        return [*lines, "No time is counted between devices: give --bandwidth_gib_s, as `unisono "
+                "doctor --collectives` measures it."]  # fmt: skip
+    unseen = [str(count) for count in several if count not in forecast.exchanges]
+    if unseen and forecast.exchanges:
+        lines.append(
+            f"What {', '.join(unseen)} devices cost each other follows from "
+            f"{max(forecast.exchanges)} processes on this machine; --bandwidth_gib_s tells the "
+            "speed of a network."
+        )
     return lines
 
 

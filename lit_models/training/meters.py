@@ -50,9 +50,12 @@ class HostMeter:
         _trim_heap()
         _CLEAR.write_text(_RESET_PEAK)
 
+    def used_bytes(self) -> int:
+        """Return what is in use now."""
+        return _status_bytes("VmRSS")
+
     def peak_bytes(self) -> int:
-        line = next(x for x in _STATUS.read_text().splitlines() if x.startswith("VmHWM"))
-        return int(line.split()[1]) * 1024
+        return _status_bytes("VmHWM")
 
 
 class DeviceMeter:
@@ -73,8 +76,17 @@ class DeviceMeter:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.device)
 
+    def used_bytes(self) -> int:
+        """Return what tensors hold now."""
+        return torch.cuda.memory_allocated(self.device)
+
     def peak_bytes(self) -> int:
         return torch.cuda.max_memory_allocated(self.device)
+
+
+def _status_bytes(name: str) -> int:
+    line = next(x for x in _STATUS.read_text().splitlines() if x.startswith(name))
+    return int(line.split()[1]) * 1024
 
 
 def _trim_heap() -> None:

@@ -264,7 +264,8 @@ def _verdict(settings: Settings, accelerator: str, devices: int | list[int], cou
 def check_world(
     world_size: int, strategy: str | None, environ: Mapping[str, str], warnings: list[str]
 ) -> None:
-    """Refuses a launcher's world that differs from the trainer's: N silent copies of one run.
+    """Refuses a launcher's world that differs from the trainer's: N silent copies of one run, or
+    one silent rank of several.
 
     Raises:
         ValueError: the worlds differ.
@@ -281,6 +282,12 @@ def check_world(
                 f"trainer.strategy={strategy} starts its own processes, but {name}={started} says "
                 "that a launcher did; use --trainer.strategy=ddp."
             )
+    if world_size > 1 and is_one_task(environ):
+        raise ValueError(
+            f"SLURM has one task (SLURM_NTASKS=1), but trainer.devices x trainer.num_nodes is "
+            f"{world_size}: rank 0 would train alone, without a word. Ask for --ntasks-per-node="
+            "DEVICES and --nodes=NODES, with `srun` before the command."
+        )
     if _is_batch_script_without_srun(environ):
         warnings.append(
             "this looks like a SLURM batch script with several tasks and no `srun` before the "
@@ -298,6 +305,13 @@ def launched_worlds(environ: Mapping[str, str]) -> dict[str, int]:
     if "TORCHELASTIC_RUN_ID" in environ:  # torchrun wins over SLURM
         worlds.pop("SLURM_NTASKS", None)
     return {name: size for name, size in worlds.items() if size > 1}
+
+
+def is_one_task(environ: Mapping[str, str]) -> bool:
+    """Returns whether Lightning takes its world from a SLURM job of a single task."""
+    is_shell = environ.get("SLURM_JOB_NAME") in ("bash", "interactive")
+    is_torchrun = "TORCHELASTIC_RUN_ID" in environ
+    return environ.get("SLURM_NTASKS") == "1" and not (is_shell or is_torchrun)
 
 
 def _is_batch_script_without_srun(environ: Mapping[str, str]) -> bool:

@@ -1,6 +1,7 @@
 """How large a module's network and optimizer are, counted before or after they are built."""
 
 import copy
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,6 +12,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 
 from lit_models.training.memory import StateSize
+from lit_models.training.optim import parameter_groups
 
 ADAM_MOMENTS = 2.0  # assumed of a module that makes its optimizer out of sight
 _PROBE_WIDTH = 64
@@ -59,7 +61,7 @@ def size_of(module: LightningModule, precision: str | int | None = None) -> Stat
         gathered_parameters=gathered_parameters(module, total),
         evaluated_parameters=total if is_overridden("validation_step", module) else 0,
         bytes_per_parameter=_true_bytes(precision) or largest.element_size(),
-        moments_per_parameter=moments_per_parameter(getattr(module, "optimizer", None)),
+        moments_per_parameter=_mean_moments(module),
     )
 
 
@@ -73,21 +75,34 @@ def gathered_parameters(module: LightningModule, total: int) -> int:
     return total - in_blocks + max(_count(block.parameters()) for block in blocks)
 
 
-def moments_per_parameter(factory: Any) -> float:
+def moments_per_parameter(factory: Any, kind: str = "matrices") -> float:
     """Return how many values an optimizer keeps for each parameter, found by one step of it.
 
     Args:
         factory: parameter groups -> optimizer; anything else counts as Adam.
+        kind: of the parameter, as `parameter_groups` tells an optimizer.
     """
     if not callable(factory):
         return ADAM_MOMENTS
     weight = nn.Parameter(torch.zeros(_PROBE_WIDTH, _PROBE_WIDTH))
     weight.grad = torch.ones_like(weight)
     with isolate_rng():
-        optimizer = factory([{"params": [("weight", weight)]}])
+        optimizer = factory([{"params": [("weight", weight)], "kind": kind, "lr_factor": 1.0}])
         optimizer.step()
     kept = [v for v in optimizer.state[weight].values() if isinstance(v, Tensor) and v.dim()]
     return sum(value.numel() for value in kept) / weight.numel()
+
+
+def _mean_moments(module: nn.Module) -> float:
+    """Return the mean over trained parameters: Muon keeps less for some kinds than for others."""
+    factory = getattr(module, "optimizer", None)
+    counts: Counter[str] = Counter()
+    for group in parameter_groups(module):
+        counts[group["kind"]] += _count(parameter for _, parameter in group["params"])
+    if not counts:
+        return moments_per_parameter(factory)
+    moments = {kind: moments_per_parameter(factory, kind) for kind in counts}
+    return sum(moments[kind] * count for kind, count in counts.items()) / counts.total()
 
 
 def _true_bytes(precision: str | int | None) -> int | None:

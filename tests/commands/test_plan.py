@@ -8,12 +8,22 @@ import torch
 
 from lit_models.commands.plan import numbers
 from lit_models.commands.plan import plan as plan_command
-from lit_models.forecasting import table
-from lit_models.forecasting.probe import KeptBytes, Probe, forecast
+from lit_models.forecasting import exchange, prediction, table
+from lit_models.forecasting.exchange import Exchange
+from lit_models.forecasting.probe import Forecast, Probe, World, forecast
+from lit_models.forecasting.rehearsal import KeptBytes, Rehearsed
+from lit_models.training.memory import StateSize
+from lit_models.training.muon import MuonAdamW
 from lit_models.training.optim import WarmupDecay
+from lit_models.training.state_size import size_of
 from tests.toy import LitToy, ToyData
 
+MIB = 2**20
 LINEAR = {"lr_scaling": "linear", "base_global_batch_size": 4}
+
+
+def seconds(found, is_sharded, bandwidth_gib_s=None):
+    return prediction.step_s(found, found.worlds[0], is_sharded, bandwidth_gib_s)
 
 
 class ScaledToy(LitToy):
@@ -30,12 +40,20 @@ def found_rows(data, devices=(1, 2, 4, 8), module=None, rehearses=False, **train
     return found, table.rows(found, bandwidth_gib_s=1.0, time_limit_h=1e-6)
 
 
+def made(num_devices=2, rehearsed=None, exchanges=None, **size):
+    """Return a forecast of one world of a network of 10 MiB, 2 MiB of them gathered at a time."""
+    world = World(num_devices, 8, 4, 1, 10, 20, None, 0.1, 160, rehearsed)
+    values = {"num_parameters": 10 * MIB // 4, "num_trained": 10 * MIB // 4, **size}
+    counted = StateSize(gathered_parameters=2 * MIB // 4, **values)
+    return Forecast(80, counted, "none", True, [world], exchanges or {})
+
+
 def test_a_batch_per_device_divides_the_steps():
     found, rows = found_rows(ToyData(num_samples=29_500, batch_size=4))
     assert rows["steps per epoch"] == [7375, 3688, 1844, 922]
     assert rows["global batch"] == [4, 8, 16, 32]
     assert rows["samples seen"] == [88_500] * 4
-    assert any("different runs" in line for line in table.notes(found))
+    assert any("different runs" in line for line in table.notes(found, rows))
 
 
 def test_a_global_batch_is_the_same_run_on_any_devices():
@@ -51,7 +69,7 @@ def test_rate_and_warm_up_follow_the_scaling_rule():
     found, rows = found_rows(ToyData(num_samples=2000, batch_size=4), module=module)
     assert rows["learning rate"] == pytest.approx([0.01, 0.02, 0.04, 0.08])
     assert rows["warm-up steps"] == [100, 50, 25, 13]
-    assert any("original rate first" in line for line in table.notes(found))
+    assert any("original rate first" in line for line in table.notes(found, rows))
 
 
 def test_limits_of_the_trainer_count():
@@ -68,32 +86,92 @@ def test_memory_of_the_state_by_hand():
     assert rows["GiB, ddp"] == pytest.approx([num_bytes / 2**30, (num_bytes + 52) / 2**30])
 
 
+def test_an_optimizer_that_keeps_less_for_matrices_is_counted_by_kind():
+    module = LitToy(partial(MuonAdamW, lr=0.1))
+    layers = {"a": torch.nn.Linear(20, 30), "b": torch.nn.Embedding(5, 20)}
+    module.model = torch.nn.ModuleDict(layers)
+    moments = (20 * 30 * 1 + 30 * 2 + 5 * 20 * 2) / (20 * 30 + 30 + 5 * 20)
+    assert size_of(module).moments_per_parameter == pytest.approx(moments)
+
+
 def test_a_rehearsal_times_steps_and_leaves_no_trace():
     module, data = LitToy(), ToyData()
     found, rows = found_rows(data, devices=(1, 2), module=module, rehearses=True)
     assert all(seconds > 0 for seconds in rows["s per step"])
     assert rows["jobs"][0] >= 1
-    assert found.worlds[0].activation_bytes > found.worlds[1].activation_bytes > 0
+    kept = [world.rehearsed.kept_bytes for world in found.worlds]
+    assert kept[0] > kept[1] > 0
+    assert rows["GiB, ddp"][0] > rows["GiB, ddp: program"][0] > 0.1  # torch alone is more
     fresh = LitToy()
     fresh.configure_model()
     for name, value in fresh.state_dict().items():
         assert torch.equal(module.state_dict()[name], value), name
 
 
-def test_what_autograd_keeps_is_counted_once():
+def test_what_autograd_keeps_is_counted_once_and_logits_apart():
     layer = torch.nn.Linear(3, 5, bias=False)
+    module = torch.nn.ModuleList([layer, torch.nn.Embedding(5, 2)])
     x = torch.ones(7, 3, requires_grad=True)
-    kept = KeptBytes(layer)
+    kept = KeptBytes(module)
     with kept:
         hidden = layer(x)
         (hidden * hidden).sum()
     assert kept.num_bytes == (7 * 3 + 7 * 5) * 4  # the input, and hidden once, not twice
+    assert kept.logit_bytes == 7 * 5 * 4
+
+
+def test_the_parts_of_memory_by_hand():
+    rehearsed = Rehearsed(1.0, kept_bytes=MIB, logit_bytes=MIB, peak_bytes=7 * MIB,
+                          program_bytes=400 * MIB)  # fmt: skip
+    found = made(rehearsed=rehearsed)
+    shared = {"activations": 6, "logits": 1, "program": 400 + prediction.FIT_BYTES / MIB}
+    (world,) = found.worlds
+    parts = {k: v / MIB for k, v in prediction.memory_parts(found, world, False).items()}
+    assert parts == {"weights": 10, "gradients": 10, "optimizer": 20, "buckets": 10, **shared}
+    parts = {k: v / MIB for k, v in prediction.memory_parts(found, world, True).items()}
+    gathered = 2 * 2 * prediction.GATHERED_ON_CPU  # weights and gradients
+    assert parts == {"weights": 5, "gradients": 5, "optimizer": 10, "gathered": gathered, **shared}
+
+
+def test_the_seconds_of_a_step_by_hand(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(prediction, "num_cpus", lambda: 2)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    alone = 1.0 + prediction.LOOP_S
+    measured = {2: Exchange(sum_s=0.3, gather_s=0.1, scatter_s=0.2, slowdown=1.5)}
+    try:
+        found = made(2, Rehearsed(1.0, 0, 0), measured)
+        assert seconds(found, False) == pytest.approx(1.5 * alone + 0.3)
+        assert seconds(found, True) == pytest.approx(1.5 * alone + 2 * 0.1 + 0.2)
+        given = 10 / 1024 / 0.5  # once around a ring of two, at half a GiB a second
+        assert seconds(found, False, 0.5) == pytest.approx(1.5 * alone + given)
+        crowded = made(4, Rehearsed(1.0, 0, 0), measured)  # two processes on each CPU
+        assert seconds(crowded, False) == pytest.approx(2 * 1.5 * alone + 0.3 * 1.5)
+        assert any(
+            "follows from 2 processes" in line for line in table.notes(crowded, table.rows(crowded))
+        )
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.slow
+def test_ranks_on_this_machine_measure_what_they_cost_each_other():
+    found = exchange.measured(2, 4 * MIB, MIB, 1)
+    assert min(found.sum_s, found.gather_s, found.scatter_s) > 0
+    assert found.slowdown >= 1
+
+
+def test_an_exchange_that_fails_says_what_to_do():
+    with pytest.raises(RuntimeError, match="doctor --collectives --devices=2"):
+        exchange.measured(2, "no number", MIB, 1)
 
 
 def test_the_command_prints_json(capsys):
     data = {"class_path": "tests.toy.ToyData", "num_samples": 50, "batch_size": 5}
+    trainer = {"max_epochs": "1"}  # text, as options beside a config are
     status = plan_command(
-        {"class_path": "tests.toy.LitToy"}, data, {"max_epochs": 1}, devices="1, 2", json=True
+        {"class_path": "tests.toy.LitToy"}, data, trainer, devices="1, 2", json=True
     )
     assert status == 0
     assert json.loads(capsys.readouterr().out)["steps per epoch"] == [10, 5]

@@ -11,6 +11,9 @@ from tests.distributed.chaos import EPOCHS, MOMENTS, WORLDS, chaos, finish
 from tests.distributed.launch import run
 
 ONE = (1, "auto")
+# On two devices, undisturbed, its weights end 8e-9 of a tensor's largest from those on one: 640
+# steps make that of the rounding, and its smallest weights are no nearer than that.
+GROWS_ROUNDING = ("seo/ranker",)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +64,10 @@ def test_twenty_kills_on_changing_devices_leave_no_trace(
     assert len({(kill.devices, kill.strategy) for kill in kills}) >= 3
     assert_proven(tmp_path / "run", capsys)
     for name, value in weights(tmp_path / "run").items():
-        torch.testing.assert_close(value, undisturbed(family)[name], rtol=1e-8, atol=1e-10)
+        expected = undisturbed(family)[name]
+        is_grown = family in GROWS_ROUNDING
+        within = 1e-8 * float(expected.abs().max()) if is_grown else 1e-10
+        torch.testing.assert_close(value, expected, rtol=1e-8, atol=within)
 
 
 @pytest.mark.soak

@@ -1,0 +1,140 @@
+"""Seconds and bytes of a run that follow from its rehearsal: arithmetic alone.
+
+The card says how the constants were fitted, and how far predictions are from measurements.
+"""
+
+import math
+
+from lit_models.forecasting.exchange import Exchange, ring_share
+from lit_models.forecasting.probe import Forecast, World
+from lit_models.forecasting.rehearsal import num_cpus, threads_of_rank
+from lit_models.training.memory import (
+    GIB,
+    gathered_bytes,
+    gradient_bytes,
+    optimizer_bytes,
+    parameter_bytes,
+)
+
+MIB = 2**20
+# Of the training loop itself, logs and ledger included; tests/benchmarks/test_training_overhead.py.
+LOOP_S = 0.0015
+# What fsdp takes on a CPU for each byte that it has whole at a time: buffers of gathering and of
+# summing, copies of both, and the gaps that they leave in the heap.
+GATHERED_ON_CPU = 4.5
+FIT_BYTES = 8 * MIB  # what `fit` has in a CPU process beyond `plan`: loggers, checkpoints
+
+
+def step_s(
+    forecast: Forecast, world: World, is_sharded: bool, bandwidth_gib_s: float | None
+) -> float | None:
+    """Return the predicted seconds of an optimizer step; none without a rehearsal.
+
+    Args:
+        forecast: of all worlds.
+        world: one of them.
+        is_sharded: fsdp, else ddp.
+        bandwidth_gib_s: of each device; none takes what was measured here.
+    """
+    if world.rehearsed is None:
+        return None
+    alone = world.rehearsed.step_s + LOOP_S
+    apart = exchange_s(forecast, world, is_sharded, bandwidth_gib_s)
+    return alone * slowdown(forecast, world.num_devices) + apart
+
+
+def slowdown(forecast: Forecast, num_devices: int) -> float:
+    """Return how many times longer a step takes where processes share the CPUs of one machine."""
+    if not forecast.on_cpu or num_devices == 1:
+        return 1.0
+    nearest = _nearest(forecast, num_devices)
+    if nearest is None:
+        return _crowded(num_devices)
+    return nearest[1].slowdown * _crowded(num_devices) / _crowded(nearest[0])
+
+
+def _crowded(num_devices: int) -> float:
+    """Return how many threads of such ranks wait for each CPU."""
+    return max(1.0, num_devices * threads_of_rank(num_devices) / num_cpus())
+
+
+def exchange_s(
+    forecast: Forecast, world: World, is_sharded: bool, bandwidth_gib_s: float | None
+) -> float:
+    """Return the seconds in which gradients, and under fsdp weights, go between devices.
+
+    Args as those of `step_s`.
+    """
+    size, count = forecast.size, world.num_devices
+    if count == 1:
+        return 0.0
+    bandwidth = bandwidth_gib_s or measured_gib_s(forecast, count)
+    if bandwidth is None:
+        return 0.0
+    passes = ring_share(count)
+    # fsdp gathers weights for the forward and for the backward pass of each micro-batch, and sums
+    # gradients into shards: each is half of an all-reduce.
+    gathers = 2 * world.accumulate_grad_batches
+    measured = forecast.exchanges.get(count) if bandwidth_gib_s is None else None
+    if measured is not None and is_sharded:
+        frozen = parameter_bytes(size) / max(1, gradient_bytes(size))
+        return gathers * frozen * measured.gather_s + gathers / 2 * measured.scatter_s
+    if measured is not None:
+        return measured.sum_s
+    sent = passes * gradient_bytes(size)
+    if is_sharded:
+        sent = passes / 2 * (gathers * parameter_bytes(size) + gathers / 2 * gradient_bytes(size))
+    return sent / GIB / bandwidth
+
+
+def measured_gib_s(forecast: Forecast, num_devices: int) -> float | None:
+    """Return the bandwidth of an all-reduce between ranks on this machine; none unmeasured."""
+    nearest = _nearest(forecast, num_devices)
+    if nearest is None or not nearest[1].sum_s:
+        return None
+    return ring_share(nearest[0]) * gradient_bytes(forecast.size) / GIB / nearest[1].sum_s
+
+
+def memory_parts(forecast: Forecast, world: World, is_sharded: bool) -> dict[str, int]:
+    """Return name -> predicted bytes of each device; their sum is the most at a time.
+
+    On a GPU it is what tensors hold. On a CPU it is the resident memory of the process, libraries
+    and data included, once it was rehearsed.
+    """
+    size, count, rehearsed = forecast.size, world.num_devices, world.rehearsed
+    share = count if is_sharded else 1
+    parts = {
+        "weights": math.ceil(parameter_bytes(size) / share),
+        "gradients": math.ceil(gradient_bytes(size) / share),
+        "optimizer": math.ceil(optimizer_bytes(size) / share),
+    }
+    if count > 1 and is_sharded:
+        copies = GATHERED_ON_CPU if forecast.on_cpu else 1
+        parts["gathered"] = math.ceil(copies * gathered_bytes(size))
+    elif count > 1:
+        parts["buckets"] = gradient_bytes(size)
+    if rehearsed is None:
+        return parts
+    parts["activations"] = max(0, rehearsed.activation_bytes - rehearsed.logit_bytes)
+    parts["logits"] = min(rehearsed.logit_bytes, rehearsed.activation_bytes)
+    if rehearsed.program_bytes is not None:
+        parts["program"] = rehearsed.program_bytes + FIT_BYTES
+    return parts
+
+
+def memory_bytes(forecast: Forecast, world: World, is_sharded: bool) -> int:
+    """Return the predicted memory of each device."""
+    return sum(memory_parts(forecast, world, is_sharded).values())
+
+
+def checkpoint_bytes(forecast: Forecast) -> int:
+    """Return the size of a whole checkpoint: weights and moments."""
+    return parameter_bytes(forecast.size) + optimizer_bytes(forecast.size)
+
+
+def _nearest(forecast: Forecast, num_devices: int) -> tuple[int, Exchange] | None:
+    """Return the measured number of devices that is nearest below, or else the smallest."""
+    counts = sorted(forecast.exchanges)
+    below = [count for count in counts if count <= num_devices]
+    chosen = below[-1] if below else counts[0] if counts else None
+    return None if chosen is None else (chosen, forecast.exchanges[chosen])
