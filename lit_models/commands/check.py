@@ -95,7 +95,15 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     for key, value in above.items():
         if isinstance(value, dict):
             under = merged.get(key)
-            value = _merged(under if isinstance(under, dict) else {}, value)
+            value = _merged(_kept(under, value) if isinstance(under, dict) else {}, value)
+            if "class_path" in value:  # --data.x.y=1 is an option of the class that data.x names
+                value = with_options(value)
         merged[key] = value
     merged.pop(EMPTIED, None)
     return merged
+
+
+def _kept(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """What is left of a class's options where another class is named: nothing."""
+    is_other = above.get("class_path", below.get("class_path")) != below.get("class_path")
+    return {} if is_other else below

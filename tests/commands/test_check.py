@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from lit_models.commands import run_command
-from lit_models.commands.check import check
+from lit_models.commands.check import check, with_options
 from tests.text_corpora import saved_tokenizer
 
 HEADER = "text,language,code_1\n"
@@ -155,3 +155,11 @@ def test_a_pretrained_model_brings_the_tokenizer_that_counts(tmp_path, capsys):
     assert "261 tokens" in capsys.readouterr().out
     with pytest.raises(ValueError, match="data.tokenizer is kind bpe.*trained with its own"):
         run_command("check", [*argv, alone[1]])
+
+
+def test_an_option_of_a_nested_class_goes_to_its_own_options():
+    below = {"class_path": "a.B", "init_args": {"x": {"class_path": "c.D", "init_args": {"y": 1}}}}
+    found = with_options({**below, "x": {"y": 2, "z": 3}})
+    assert found["init_args"]["x"] == {"class_path": "c.D", "init_args": {"y": 2, "z": 3}}
+    found = with_options({**below, "x": {"class_path": "c.E", "z": 3}})
+    assert found["init_args"]["x"] == {"class_path": "c.E", "init_args": {"z": 3}}
