@@ -51,8 +51,8 @@ class Temperature(nn.Module):
         bounds = torch.tensor([options.lowest, options.highest], dtype=torch.float64).log()
         self.low, self.width = float(bounds[0]), float(bounds[1] - bounds[0])
         share = (torch.tensor(options.start, dtype=torch.float64).log() - self.low) / self.width
-        # In the dtype of all others: a checkpoint of a float64 run is read before Lightning converts
-        # the module, and would lose half its digits in float32.
+        # In the dtype of all others: a checkpoint of a float64 run is read before Lightning
+        # converts the module, and would lose half its digits in float32.
         self.position = nn.Parameter(torch.full((1,), share.logit().item()), options.learns)
 
     def forward(self) -> Tensor:
