@@ -17,6 +17,7 @@ from lit_models.reporting.wording import counted, shown
 
 SIZE = 1000  # units of the drawing's own coordinates, both ways
 SHOWN_GAPS = 5
+LABEL_WIDTH = 0.18  # of an interruption, at most, as a share of the narrowest plot
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def chart(
         "div",
         _labels(up, across),
         _drawing(title, series, drawn, across, up, marks),
-        *(_mark_label(mark, across) for mark in marks),
+        *_mark_labels(marks, across),
         tag("output", class_="at", aria_hidden="true"),
         class_="plot",
         data_x=f"{across.low:g} {across.high:g}",
@@ -155,8 +156,15 @@ def _line(places: Sequence[tuple[float, float]]) -> str:
     return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
 
 
-def _mark_label(mark: Interruption, across: Scale) -> Html:
-    return tag("span", mark.label, class_="mark", style=f"--x:{across.place(mark.step):.4f}")
+def _mark_labels(marks: Sequence[Interruption], across: Scale) -> list[Html]:
+    """Return the labels that have room before the next mark; the table of attempts has all."""
+    places = [across.place(mark.step) for mark in marks]
+    ends = [*places[1:], 1.0 + LABEL_WIDTH]
+    return [
+        tag("span", mark.label, class_="mark", style=f"--x:{place:.4f}")
+        for mark, place, end in zip(marks, places, ends, strict=True)
+        if end - place >= LABEL_WIDTH
+    ]
 
 
 def _thinning(drawn: Sequence[Drawn]) -> str:
