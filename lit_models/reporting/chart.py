@@ -159,7 +159,7 @@ def _line(places: Sequence[tuple[float, float]]) -> str:
 def _mark_labels(marks: Sequence[Interruption], across: Scale) -> list[Html]:
     """Return the labels that have room before the next mark; the table of attempts has all."""
     places = [across.place(mark.step) for mark in marks]
-    ends = [*places[1:], 1.0 + LABEL_WIDTH]
+    ends = [*places, 1.0][1:]
     return [
         tag("span", mark.label, class_="mark", style=f"--x:{place:.4f}")
         for mark, place, end in zip(marks, places, ends, strict=True)
