@@ -99,10 +99,23 @@ def collated(dataset: PlannedDataset, batch: MicroBatch) -> dict[str, Any]:
         "sample_id": torch.from_numpy(batch.ids.astype(np.int64)),
         "weight": torch.from_numpy(batch.weights.copy()),
         "step_index": batch.step,
+        "load": load_of(dataset, batch),
         "step_denominators": {
             term: torch.tensor(count, dtype=torch.float64)
             for term, count in batch.denominators.items()
         },
+    }
+
+
+def load_of(dataset: PlannedDataset, batch: MicroBatch) -> dict[str, int]:
+    """Return what a micro-batch holds, by the plan's lengths: its samples and their tokens without
+    fillers, and all positions that are computed."""
+    lengths, used = dataset.lengths[batch.ids], batch.weights > 0
+    positions = lengths.max() * len(lengths) if dataset.is_padded else lengths.sum()
+    return {
+        "samples": int(used.sum()),
+        "tokens": int(lengths[used].sum()),
+        "positions": int(positions),
     }
 
 

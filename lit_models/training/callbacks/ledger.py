@@ -34,7 +34,7 @@ class Ledger(Callback):
         self.is_stopping = False  # all ranks decided to stop
         self._pending: tuple[Tensor, Any, dict[str, Any], tuple[str, ...]] | None = None
         self._file: IO[str] | None = None
-        self._attempt = 1
+        self.attempt = 1  # of this run folder; known on rank 0
         self.steps_done = 0
         self._learning_rate = 0.0
         self._clock = 0.0
@@ -47,13 +47,13 @@ class Ledger(Callback):
         folder = Path(trainer.default_root_dir)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / FILE_NAME
-        lines = _complete_lines(path)
-        self._attempt = 1 + max((line["attempt"] for line in lines), default=0)
+        lines = complete_lines(path)
+        self.attempt = 1 + max((line["attempt"] for line in lines), default=0)
         _write_plan(folder, trainer)
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed in teardown
         self._append(
             {
-                "attempt": self._attempt,
+                "attempt": self.attempt,
                 "resumed_from_step": trainer.global_step,
                 "plan_digest": trainer.datamodule.request("train").digest(),
                 "world_size": trainer.world_size,
@@ -118,7 +118,7 @@ class Ledger(Callback):
             "epoch": trainer.current_epoch,
             "step": trainer.global_step,
             "step_in_epoch": int(batch["step_index"]),
-            "attempt": self._attempt,
+            "attempt": self.attempt,
             "grad_norm": norm,
             "learning_rate": self._learning_rate,
             "seconds": round(seconds, 6),
@@ -153,7 +153,7 @@ class Ledger(Callback):
         Args:
             event: plain values, with the name of what happened as `event`.
         """
-        self._append({**event, "attempt": self._attempt})
+        self._append({**event, "attempt": self.attempt})
 
     def _append(self, line: dict[str, Any]) -> None:
         if self._file is not None:
@@ -198,7 +198,7 @@ def _log(trainer: Trainer, line: dict[str, Any]) -> None:
         logger.log_metrics({k: v for k, v in values.items() if v is not None}, line["step"])
 
 
-def _complete_lines(path: Path) -> list[dict[str, Any]]:
+def complete_lines(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a ledger, and cut off a torn last one, which a kill can leave."""
     if not path.exists():
         return []
