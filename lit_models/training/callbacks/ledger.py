@@ -12,6 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from lit_models.training.exact import ExactModule
+from lit_models.training.json_lines import complete_lines
 from lit_models.training.optim import gradients
 from lit_models.training.record import StepSummary, read_vector
 from lit_models.training.sharding import total_norm
@@ -196,18 +197,6 @@ def _log(trainer: Trainer, line: dict[str, Any]) -> None:
     }
     for logger in trainer.loggers:
         logger.log_metrics({k: v for k, v in values.items() if v is not None}, line["step"])
-
-
-def complete_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a ledger, and cut off a torn last one, which a kill can leave."""
-    if not path.exists():
-        return []
-    content = path.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    if len(whole) < len(content):
-        with open(path, "r+b") as file:
-            file.truncate(len(whole))
-    return [json.loads(line) for line in whole.splitlines()]
 
 
 def _write_plan(folder: Path, trainer: Trainer) -> None:

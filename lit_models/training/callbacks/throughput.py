@@ -7,6 +7,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 from torch.autograd import Variable
 
+from lit_models.training.callbacks.ledger import ledger_of
 from lit_models.training.throughput.clock import (
     BACKWARD,
     COMMUNICATION,
@@ -64,7 +65,9 @@ class Throughput(Callback):
         self._intervals = Intervals(self._profiler, strategy.root_device, shows_waiting)
         self._seen_step = trainer.global_step
         if trainer.is_global_zero:
-            self._journal = Journal(trainer, self._capacity)
+            ledger = ledger_of(trainer)  # it has begun: it comes before
+            attempt = 1 if ledger is None else ledger.attempt
+            self._journal = Journal(trainer, self._capacity, attempt)
         self._profiler.install(trainer)
 
     def on_before_backward(

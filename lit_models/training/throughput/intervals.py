@@ -1,6 +1,7 @@
 """Log intervals: cut where a step has wholly ended, read a step later, told to the other ranks."""
 
 from dataclasses import dataclass, field
+
 import torch
 
 from lit_models.training.throughput.clock import (
@@ -101,7 +102,8 @@ class Intervals:
     def _ask(self) -> None:
         """Read the time of the interval that ended, and tell it to the other ranks."""
         interval, cut = self._ended, self.profiler.taken
-        assert interval is not None and cut is not None
+        assert interval is not None
+        assert cut is not None
         self._ended = self.profiler.taken = None
         seconds = [round(s, DIGITS) for s in self.profiler.clock.read(cut)]
         interval.split = dict(zip(PHASES, seconds, strict=True))

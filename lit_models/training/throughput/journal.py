@@ -7,7 +7,7 @@ from typing import IO
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
-from lit_models.training.callbacks.ledger import complete_lines, ledger_of
+from lit_models.training.json_lines import complete_lines
 from lit_models.training.throughput.clock import PHASES
 from lit_models.training.throughput.intervals import Interval
 from lit_models.training.throughput.lines import Capacity, line_of, logged
@@ -24,21 +24,22 @@ class Journal:
     Args:
         trainer: that begins to train.
         capacity: of each device.
+        attempt: of the run folder, as the ledger counts it.
     """
 
-    def __init__(self, trainer: Trainer, capacity: Capacity) -> None:
+    def __init__(self, trainer: Trainer, capacity: Capacity, attempt: int) -> None:
         folder = Path(trainer.default_root_dir)
         folder.mkdir(parents=True, exist_ok=True)
         complete_lines(folder / FILE_NAME)
         self._file: IO[str] = open(folder / FILE_NAME, "a", encoding="utf-8")  # noqa: SIM115
         self._machine = Machine(folder, trainer.strategy.root_device, trainer.num_devices)
         self._capacity, self._stragglers = capacity, Stragglers()
+        self._attempt = attempt
         self._seconds = dict.fromkeys(PHASES, 0.0)
 
     def write(self, trainer: Trainer, interval: Interval) -> None:
         """Add an interval that is known on all ranks; warn of a slow one."""
-        ledger = ledger_of(trainer)
-        line = line_of(interval, 1 if ledger is None else ledger.attempt, self._capacity)
+        line = line_of(interval, self._attempt, self._capacity)
         line["machine"] = self._machine.reading()
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
