@@ -29,7 +29,7 @@ def test_the_columns_sum_to_the_seconds_and_these_to_the_wall_clock(plain):
         assert list(line["split"]) == list(PHASES)
         assert line["seconds"] == pytest.approx(sum(line["split"].values()), abs=1e-9)
     # The watch starts a callback earlier and ends a callback earlier.
-    assert sum(line["seconds"] for line in lines) == pytest.approx(wall, abs=0.02)
+    assert sum(line["seconds"] for line in lines) == pytest.approx(wall, abs=0.05)
     assert seconds_in(folder, "other") < 0.15 * wall
 
 
@@ -48,23 +48,23 @@ def test_intervals_hold_whole_steps_and_what_they_learned_from(plain):
 @pytest.mark.parametrize(
     ("place", "times"),
     [
-        ("data", STEPS),
-        ("forward", STEPS),
-        ("backward", STEPS),
-        ("optimizer", STEPS),
-        ("logging", STEPS),
-        ("checkpoint", 3),
-        ("evaluation", 3 * 3),  # 21 samples are three batches
+        ("data", 2),
+        ("forward", 2),
+        ("backward", 2),
+        ("optimizer", 2),
+        ("logging", 2),
+        ("checkpoint", 1),
+        ("evaluation", 3),  # 21 samples are three batches
     ],
 )
-def test_a_sleep_lands_in_its_column(plain, tmp_path, place, times):
+def test_a_sleep_lands_in_its_column(tmp_path, place, times):
     run(tmp_path, place)
-    for phase in PHASES:
-        more = seconds_in(tmp_path, phase) - seconds_in(plain[0], phase)
-        if phase == place:
-            assert more > 0.9 * times * NAP_S
-        else:
-            assert more < 0.5 * times * NAP_S, phase
+    splits = [line["split"] for line in throughput_lines(tmp_path)]
+    slept = times * NAP_S  # in each interval of two steps
+    assert all(split[place] > 0.95 * slept for split in splits)
+    for phase in set(PHASES) - {place}:
+        # The least of three: others use this machine, too.
+        assert min(split[phase] for split in splits) < 0.5 * slept, phase
 
 
 def test_padding_is_the_share_of_positions_that_hold_no_token(tmp_path):
@@ -127,6 +127,15 @@ def test_loggers_get_the_same_numbers(tmp_path):
         assert float(row["throughput/split/data"]) == line["split"]["data"]
         assert float(row["throughput/tokens_per_s"]) == line["tokens_per_s"]
         assert float(row["throughput/ranks/seconds/0"]) == line["ranks"]["seconds"][0]
+
+
+def test_rows_of_steps_that_a_checkpoint_holds_are_kept_on_resume(tmp_path):
+    logger = AppendingCSVLogger(str(tmp_path))
+    for step in (2, 4, 6):
+        logger.log_metrics({"throughput/seconds": 0.5}, step)
+    AppendingCSVLogger(str(tmp_path), resumed_step=4).log_metrics({"train/loss": 1.0}, 5)
+    rows = (tmp_path / "metrics.csv").read_text().splitlines()[1:]
+    assert [row.split(",")[0] for row in rows] == ["2", "4", "5"]
 
 
 def test_a_profiler_of_the_user_goes_on_beside_it_and_is_given_back(tmp_path):

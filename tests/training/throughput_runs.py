@@ -11,7 +11,7 @@ from lightning.pytorch import Callback
 from lit_models.training.callbacks import LastCheckpoint, Throughput, default_callbacks
 from tests.toy import LitToy, ToyData, ToySequences, toy_trainer
 
-NAP_S = 0.03
+NAP_S = 0.06
 
 
 def throughput_lines(folder: Path) -> list[dict[str, Any]]:
