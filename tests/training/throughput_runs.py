@@ -8,7 +8,12 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback
 
-from lit_models.training.callbacks import LastCheckpoint, Throughput, default_callbacks
+from lit_models.training.callbacks import (
+    BestCheckpoint,
+    LastCheckpoint,
+    Throughput,
+    default_callbacks,
+)
 from tests.toy import LitToy, ToyData, ToySequences, toy_trainer
 
 NAP_S = 0.06
@@ -108,15 +113,22 @@ class SleepyCallback(Callback):
 
 
 def run(folder: Path, place: str = "", **options: Any) -> Stopwatch:
-    """Train three epochs of two steps, a validation and a checkpoint after each."""
+    """Train three epochs of two steps, a validation after each, and a checkpoint where no sleep is
+    looked for elsewhere."""
     module, watch = SleepyToy(), Stopwatch()
     module.place = place
     data = (SleepyData if place == "data" else ToyData)(num_samples=16)
     own = [c for c in default_callbacks() if not isinstance(c, Throughput | LastCheckpoint)]
     # The watch before and the sleeper after: time of other callbacks counts, whatever their order.
-    own = [own[0], watch, Throughput(), *own[1:], LastCheckpoint(every_n_steps=2)]
+    own = [own[0], watch, Throughput(), *own[1:]]
+    if place in ("", "checkpoint"):
+        own.append(LastCheckpoint(every_n_steps=2))
+    else:  # a disk that others use takes as long as a sleep
+        own = [c for c in own if not isinstance(c, BestCheckpoint)]
     own += [SleepyCallback()] if place == "logging" else []
     settings = {"max_epochs": 3, "log_every_n_steps": 2, "num_sanity_val_steps": 0}
+    if place not in ("", "checkpoint"):
+        settings["enable_checkpointing"] = False
     trainer = toy_trainer(folder, callbacks=own, **{**settings, **options})
     trainer.fit(module, data)
     return watch
