@@ -112,7 +112,7 @@ class PhaseProfiler(Profiler):
         self._parts = _Parts(self._part)
         if isinstance(chosen, PassThroughProfiler):
             # Nothing but a look into a dictionary: it is asked for eighty times in a step.
-            self.profile = self._parts.__getitem__  # type: ignore[method-assign]
+            self.profile = self._parts.__getitem__  # type: ignore[assignment, method-assign]
 
     def install(self, trainer: Trainer) -> None:
         """Let a trainer use it."""
