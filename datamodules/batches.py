@@ -19,6 +19,7 @@ class PlannedBatch(TypedDict):
     weight: Tensor  # [B] float32, 1; 0 for a filler, which must count nowhere
     step_index: int  # the global step in the epoch; a tensor would make the ledger wait for a GPU
     step_denominators: dict[str, Tensor]  # term -> [] float64, its count over the optimizer step
+    load: NotRequired[dict[str, int]]  # samples, tokens, positions: `loader.load_of`; in training
 
 
 class OccupationBatch(PlannedBatch):

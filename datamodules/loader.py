@@ -99,10 +99,23 @@ def collated(dataset: PlannedDataset, batch: MicroBatch) -> dict[str, Any]:
         "sample_id": torch.from_numpy(batch.ids.astype(np.int64)),
         "weight": torch.from_numpy(batch.weights.copy()),
         "step_index": batch.step,
+        "load": load_of(dataset, batch),
         "step_denominators": {
             term: torch.tensor(count, dtype=torch.float64)
             for term, count in batch.denominators.items()
         },
+    }
+
+
+def load_of(dataset: PlannedDataset, batch: MicroBatch) -> dict[str, int]:
+    """Return what a micro-batch holds, by the plan's lengths: its samples and their tokens without
+    fillers, and all positions that are computed."""
+    lengths = dataset.lengths[batch.ids]
+    longest = int(lengths[lengths.argmax()])  # `max` of an array takes three times as long
+    return {
+        "samples": int(np.count_nonzero(batch.weights)),
+        "tokens": int(lengths.dot(batch.weights)),
+        "positions": longest * len(lengths) if dataset.is_padded else int(lengths.sum()),
     }
 
 

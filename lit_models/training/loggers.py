@@ -70,12 +70,13 @@ class AppendingCSVLogger(Logger):
     def _runs_again(self, row: dict[str, str]) -> bool:
         """Returns whether the resumed run will write this row once more.
 
-        The ledger numbers steps from 1, Lightning numbers the rows of an evaluation from 0.
+        Ledger and Throughput number steps from 1, Lightning the rows of an evaluation from 0.
         """
         assert self.resumed_step is not None
         if not row["step"].isdigit() or int(row["step"]) < self.resumed_step:
             return False
-        return int(row["step"]) > self.resumed_step or not row.get("train/loss")
+        is_of_done_step = row.get("train/loss") or row.get("throughput/seconds")
+        return int(row["step"]) > self.resumed_step or not is_of_done_step
 
     def _read(self) -> list[dict[str, str]]:
         if not self.path.exists():

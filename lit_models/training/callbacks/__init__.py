@@ -13,6 +13,7 @@ from lit_models.training.callbacks.non_finite import NonFinite
 from lit_models.training.callbacks.predictions import PredictionWriter
 from lit_models.training.callbacks.preemption import Preemption
 from lit_models.training.callbacks.rehearsal import Rehearsal
+from lit_models.training.callbacks.throughput import Throughput
 
 __all__ = [
     "AveragedWeights",
@@ -26,6 +27,7 @@ __all__ = [
     "PredictionWriter",
     "Preemption",
     "Rehearsal",
+    "Throughput",
     "default_callbacks",
 ]
 
@@ -34,6 +36,7 @@ def default_callbacks() -> list[Callback]:
     """Return what every run has; one that the user's configuration names replaces its equal."""
     return [
         Ledger(),
+        Throughput(),
         NonFinite(),
         Preemption(),
         Rehearsal(),

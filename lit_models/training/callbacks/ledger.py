@@ -12,6 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from lit_models.training.exact import ExactModule
+from lit_models.training.json_lines import complete_lines
 from lit_models.training.optim import gradients
 from lit_models.training.record import StepSummary, read_vector
 from lit_models.training.sharding import total_norm
@@ -34,7 +35,7 @@ class Ledger(Callback):
         self.is_stopping = False  # all ranks decided to stop
         self._pending: tuple[Tensor, Any, dict[str, Any], tuple[str, ...]] | None = None
         self._file: IO[str] | None = None
-        self._attempt = 1
+        self.attempt = 1  # of this run folder; known on rank 0
         self.steps_done = 0
         self._learning_rate = 0.0
         self._clock = 0.0
@@ -47,13 +48,13 @@ class Ledger(Callback):
         folder = Path(trainer.default_root_dir)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / FILE_NAME
-        lines = _complete_lines(path)
-        self._attempt = 1 + max((line["attempt"] for line in lines), default=0)
+        lines = complete_lines(path)
+        self.attempt = 1 + max((line["attempt"] for line in lines), default=0)
         _write_plan(folder, trainer)
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed in teardown
         self._append(
             {
-                "attempt": self._attempt,
+                "attempt": self.attempt,
                 "resumed_from_step": trainer.global_step,
                 "plan_digest": trainer.datamodule.request("train").digest(),
                 "world_size": trainer.world_size,
@@ -118,7 +119,7 @@ class Ledger(Callback):
             "epoch": trainer.current_epoch,
             "step": trainer.global_step,
             "step_in_epoch": int(batch["step_index"]),
-            "attempt": self._attempt,
+            "attempt": self.attempt,
             "grad_norm": norm,
             "learning_rate": self._learning_rate,
             "seconds": round(seconds, 6),
@@ -153,7 +154,7 @@ class Ledger(Callback):
         Args:
             event: plain values, with the name of what happened as `event`.
         """
-        self._append({**event, "attempt": self._attempt})
+        self._append({**event, "attempt": self.attempt})
 
     def _append(self, line: dict[str, Any]) -> None:
         if self._file is not None:
@@ -196,18 +197,6 @@ def _log(trainer: Trainer, line: dict[str, Any]) -> None:
     }
     for logger in trainer.loggers:
         logger.log_metrics({k: v for k, v in values.items() if v is not None}, line["step"])
-
-
-def _complete_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a ledger, and cut off a torn last one, which a kill can leave."""
-    if not path.exists():
-        return []
-    content = path.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    if len(whole) < len(content):
-        with open(path, "r+b") as file:
-            file.truncate(len(whole))
-    return [json.loads(line) for line in whole.splitlines()]
 
 
 def _write_plan(folder: Path, trainer: Trainer) -> None:

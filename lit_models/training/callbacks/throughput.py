@@ -1,0 +1,149 @@
+"""Throughput: how fast a run learns, where its time goes, and how busy the hardware is."""
+
+from typing import Any, Literal
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor
+from torch.autograd import Variable
+
+from lit_models.training.callbacks.ledger import ledger_of
+from lit_models.training.throughput.clock import (
+    BACKWARD,
+    COMMUNICATION,
+    EVALUATION,
+    FORWARD,
+    clock_for,
+)
+from lit_models.training.throughput.flops import FlopCount, model_flops
+from lit_models.training.throughput.intervals import Intervals
+from lit_models.training.throughput.journal import Journal
+from lit_models.training.throughput.lines import Capacity, capacity_of
+from lit_models.training.throughput.profiler import PhaseProfiler
+
+
+class Throughput(Callback):
+    """Writes a line per log interval to `throughput.jsonl` of the run folder and to the loggers.
+
+    No step waits for a device or for another rank: a GPU is timed by events that are read when
+    they are long complete, and ranks tell each other once per interval, read a step later.
+    What the columns mean stands in lit_models/training/throughput/README.md.
+
+    Args:
+        measures_ceiling: measure at the start what a matrix product reaches on the device, to
+            compare the run with; takes up to a second. `auto` does so on a GPU.
+    """
+
+    def __init__(self, measures_ceiling: bool | Literal["auto"] = "auto") -> None:
+        self.measures_ceiling = measures_ceiling
+        self._capacity = Capacity()
+        self._profiler: PhaseProfiler | None = None  # while it trains
+        self._journal: Journal | None = None  # on rank 0
+        self._seen_step = 0
+        self._has_own_end = False  # ddp, whose wait for other ranks is a phase of its own
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Ask what the device can do, while its memory is free."""
+        device = trainer.strategy.root_device
+        measures = self.measures_ceiling is True or (
+            self.measures_ceiling == "auto" and device.type == "cuda"
+        )
+        if stage == "fit" and trainer.is_global_zero and not trainer.fast_dev_run:
+            self._capacity = capacity_of(device, str(trainer.precision), measures)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clock."""
+        if trainer.fast_dev_run:
+            return
+        strategy = trainer.strategy
+        counts = {}
+        if trainer.is_global_zero and self._capacity.asks_for_count:
+            counts = {FORWARD: FlopCount(), BACKWARD: FlopCount()}
+        self._profiler = PhaseProfiler(clock_for(strategy.root_device), trainer.profiler, counts)
+        shows_waiting = getattr(strategy, "strategy_name", "") != "fsdp"
+        self._has_own_end = isinstance(strategy, DDPStrategy) and trainer.world_size > 1
+        self._intervals = Intervals(self._profiler, strategy.root_device, shows_waiting)
+        self._seen_step = trainer.global_step
+        if trainer.is_global_zero:
+            ledger = ledger_of(trainer)  # it has begun: it comes before
+            attempt = 1 if ledger is None else ledger.attempt
+            self._journal = Journal(trainer, self._capacity, attempt)
+        self._profiler.install(trainer)
+
+    def on_before_backward(
+        self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
+    ) -> None:
+        """Under ddp, note where this rank's own part ends."""
+        if self._has_own_end and self._profiler is not None and loss.requires_grad:
+            loss.register_hook(self._await_end)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self._profiler is None:
+            return
+        if isinstance(batch, dict) and "load" in batch:
+            self._intervals.current.add(batch["load"])
+        step = trainer.global_step
+        if step == self._seen_step:
+            return  # in the middle of an accumulation
+        self._seen_step = step
+        if self._profiler.counts:
+            self._take_count(self._profiler)
+        known = self._intervals.end_step(step, is_last=step % trainer.log_every_n_steps == 0)
+        if known is not None and self._journal is not None:
+            self._journal.write(trainer, known)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._profiler is not None:
+            self._profiler.clock.enter(EVALUATION)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._profiler is not None:
+            self._profiler.clock.leave()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write what is left; a collective."""
+        if self._profiler is not None:
+            for interval in self._intervals.end():
+                if self._journal is not None:
+                    self._journal.write(trainer, interval)
+            self._stop(trainer)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say where the time went, after the last line of the progress."""
+        if self._journal is not None and trainer.progress_bar_callback is not None:
+            trainer.progress_bar_callback.print(self._journal.words())
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Stop without asking the other ranks, which may be gone."""
+        self._stop(trainer)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._stop(trainer)
+
+    def _await_end(self, gradient: Tensor) -> None:
+        # Called at the beginning of the backward pass: what is queued now is called when all
+        # gradients of this rank are there, and before ddp, which queues later, waits for others'.
+        Variable._execution_engine.queue_callback(self._note_end)
+
+    def _note_end(self) -> None:
+        assert self._profiler is not None
+        self._profiler.clock.switch(COMMUNICATION)
+
+    def _take_count(self, profiler: PhaseProfiler) -> None:
+        """After the first step: its arithmetic per position."""
+        forward, backward = (profiler.counts[part].total for part in (FORWARD, BACKWARD))
+        profiler.stop_counting()
+        positions = self._intervals.current.positions
+        if positions and forward:
+            self._capacity.flops_per_position = model_flops(forward, backward) / positions
+
+    def _stop(self, trainer: Trainer) -> None:
+        if self._profiler is not None:
+            self._profiler.remove(trainer)
+            self._profiler = None
+        if self._journal is not None:
+            self._journal.close()

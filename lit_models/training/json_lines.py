@@ -1,0 +1,17 @@
+"""Files with a JSON object per line, whose last line a kill can tear."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def complete_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a file, none where there is no file, and cut off a torn last one."""
+    if not path.exists():
+        return []
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    if len(whole) < len(content):
+        with open(path, "r+b") as file:
+            file.truncate(len(whole))
+    return [json.loads(line) for line in whole.splitlines()]

@@ -1,0 +1,74 @@
+"""What GPUs can do at most, without sparsity; a device that is not listed is unknown.
+
+Dense TFLOP/s of the tensor cores with sums in float32, and of float32 without them. NVIDIA's
+sheets give most of these with structured sparsity, which is twice as much and which no training
+here uses. Names are those of `torch.cuda.get_device_name`, whole: a laptop's, a slice's (MIG) or
+a cut-down model's name differs, and so does what it can do.
+
+Sources, NVIDIA: data sheets H100 (2022, and NVL 2024), H200 (2024), HGX B200 (2024), A100 (2021),
+A40, A30, A10, L4, L40, L40S, V100, T4; architecture white papers GA102 (RTX 3090) and Ada (RTX
+4090, RTX 6000 Ada).
+"""
+
+import torch
+
+TERA = 1e12
+_H100_SXM = {"bf16": 989.4, "fp16": 989.4, "tf32": 494.7, "fp32": 66.9}
+_A100 = {"bf16": 312.0, "fp16": 312.0, "tf32": 156.0, "fp32": 19.5}
+PEAKS: dict[str, dict[str, float]] = {
+    "NVIDIA B200": {"bf16": 2250.0, "fp16": 2250.0, "tf32": 1125.0, "fp32": 75.0},
+    "NVIDIA H200": _H100_SXM,
+    "NVIDIA H100 80GB HBM3": _H100_SXM,
+    "NVIDIA H100 PCIe": {"bf16": 756.0, "fp16": 756.0, "tf32": 378.0, "fp32": 51.0},
+    "NVIDIA H100 NVL": {"bf16": 835.5, "fp16": 835.5, "tf32": 417.5, "fp32": 60.0},
+    "NVIDIA A100-SXM4-40GB": _A100,
+    "NVIDIA A100-SXM4-80GB": _A100,
+    "NVIDIA A100-PCIE-40GB": _A100,
+    "NVIDIA A100 80GB PCIe": _A100,
+    "NVIDIA A40": {"bf16": 149.7, "fp16": 149.7, "tf32": 74.8, "fp32": 37.4},
+    "NVIDIA A30": {"bf16": 165.0, "fp16": 165.0, "tf32": 82.0, "fp32": 10.3},
+    "NVIDIA A10": {"bf16": 125.0, "fp16": 125.0, "tf32": 62.5, "fp32": 31.2},
+    "NVIDIA L4": {"bf16": 121.0, "fp16": 121.0, "tf32": 60.0, "fp32": 30.3},
+    "NVIDIA L40": {"bf16": 181.0, "fp16": 181.0, "tf32": 90.5, "fp32": 90.5},
+    "NVIDIA L40S": {"bf16": 362.0, "fp16": 362.0, "tf32": 183.0, "fp32": 91.6},
+    "Tesla V100-SXM2-16GB": {"fp16": 125.0, "fp32": 15.7},
+    "Tesla V100-SXM2-32GB": {"fp16": 125.0, "fp32": 15.7},
+    "Tesla V100-PCIE-16GB": {"fp16": 112.0, "fp32": 14.0},
+    "Tesla V100-PCIE-32GB": {"fp16": 112.0, "fp32": 14.0},
+    "Tesla T4": {"fp16": 65.0, "fp32": 8.1},
+    "NVIDIA GeForce RTX 3090": {"bf16": 71.0, "fp16": 71.0, "tf32": 35.6, "fp32": 35.6},
+    "NVIDIA GeForce RTX 4090": {"bf16": 165.2, "fp16": 165.2, "tf32": 82.6, "fp32": 82.6},
+    "NVIDIA RTX 6000 Ada Generation": {"bf16": 364.2, "fp16": 364.2, "tf32": 182.1, "fp32": 91.1},
+}
+
+
+def arithmetic(precision: str) -> str:
+    """Return the kind of product that a precision of the trainer computes with: bf16, fp16, tf32,
+    fp32 or fp64; the precision itself where it is another.
+
+    Args:
+        precision: `trainer.precision`.
+    """
+    if precision.startswith("32"):
+        return "fp32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    kinds = {"bf16": "bf16", "16": "fp16", "64": "fp64"}
+    return kinds.get(precision.removesuffix("-true").removesuffix("-mixed"), precision)
+
+
+def dtype_of(kind: str) -> torch.dtype | None:
+    """Return the dtype of the factors of a kind of product; None where it is unknown."""
+    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
+    return torch.float32 if kind in ("tf32", "fp32") else dtypes.get(kind)
+
+
+def peak_flops(device: torch.device, precision: str) -> float | None:
+    """Return the dense peak of a device in FLOP/s; None where it is unknown, as any CPU's is."""
+    if device.type != "cuda":
+        return None
+    return peak_of(torch.cuda.get_device_name(device), precision)
+
+
+def peak_of(name: str, precision: str) -> float | None:
+    """Return the dense peak of a GPU by its name, in FLOP/s; None where it is unknown."""
+    tera = PEAKS.get(name, {}).get(arithmetic(precision))
+    return None if tera is None else tera * TERA

@@ -1,0 +1,49 @@
+"""A language model learns the same bits whether its throughput is measured or not."""
+
+import json
+from functools import partial
+
+import torch
+from lightning.pytorch import seed_everything
+
+from datamodules.text import TextDataModule
+from datamodules.text_split import TextSplit
+from lit_models.causal_lm.decoder_config import DecoderConfig
+from lit_models.causal_lm.module import LitCausalLM
+from lit_models.training.callbacks import Throughput, default_callbacks
+from tests.toy import toy_trainer
+
+TEXT = "the cat sat on the mat and the dog sat on the log, so they sat and sat. " * 8
+LAYERS, WIDTH, LENGTH, ROWS = 1, 16, 16, 8
+
+
+def fit(folder, own):
+    folder.mkdir()
+    text = folder.parent / "text.txt"
+    text.write_text(TEXT, encoding="utf-8")
+    seed_everything(1)
+    shape = {"max_positions": LENGTH, "hidden_size": WIDTH, "num_layers": LAYERS, "num_heads": 2}
+    module = LitCausalLM(
+        partial(torch.optim.AdamW, lr=0.01), network=DecoderConfig(dropout=0.1, **shape)
+    )
+    sizes = {"context_length": LENGTH, "global_batch_size": ROWS, "micro_batch_size": 4}
+    data = TextDataModule(str(text), layout="blocks", split=TextSplit(by="tail"), **sizes)
+    callbacks = [c for c in default_callbacks() if not isinstance(c, Throughput)]
+    callbacks = [callbacks[0], *own, *callbacks[1:]]
+    toy_trainer(folder, max_epochs=1, log_every_n_steps=2, callbacks=callbacks).fit(module, data)
+    return module, torch.get_rng_state()
+
+
+def test_weights_and_random_states_are_the_same_and_the_arithmetic_is_counted(tmp_path):
+    plain, state = fit(tmp_path / "plain", [])
+    callback = Throughput(measures_ceiling=True)
+    measured, measured_state = fit(tmp_path / "measured", [callback])
+    assert torch.equal(state, measured_state)
+    pairs = zip(plain.state_dict().values(), measured.state_dict().values(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+    # Forward and backward are 6 FLOPs per weight that multiplies, and 12 per layer for attention.
+    weights = sum(p.numel() for n, p in plain.named_parameters() if p.dim() == 2)
+    expected = 6 * weights + 12 * LAYERS * WIDTH * LENGTH
+    assert callback._capacity.flops_per_position == expected
+    lines = (tmp_path / "measured" / "throughput.jsonl").read_text().splitlines()
+    assert all(json.loads(line)["matmul_share"] > 0 for line in lines)
