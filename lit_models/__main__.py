@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import sys
 
+from lit_models import late_torchmetrics
 from lit_models.cli_errors import UsageError, run_guarded
 from lit_models.commands import run_command, summaries
 from lit_models.config_files import did_you_mean, near_names, shipped_configs
+
+late_torchmetrics.install()  # here, so that spawned ranks have it too: they import this file
 
 VERBS = {
     "fit": "train, from the start or from a checkpoint",
