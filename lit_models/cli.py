@@ -51,6 +51,11 @@ class UnisonoCLI(LightningCLI):
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         return super().init_parser(allow_abbrev=False, **kwargs)
 
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
+        """Returns the verb of this run alone: the parsers of the other three are not built."""
+        verb = self.argv[0]
+        return {verb: LightningCLI.subcommands()[verb]}
+
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument(
             "--test_after_fit", type=bool, default=False, help="Test the best checkpoint after fit."

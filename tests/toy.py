@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
-from torchmetrics import SumMetric
+from torchmetrics.aggregation import SumMetric
 
 from datamodules.plan import PlanOptions, rng_for
 from datamodules.planned import LoaderOptions, PlannedDataModule, PlannedDataset, Stage

@@ -11,7 +11,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from torch import Tensor, nn
-from torchmetrics import SumMetric
+from torchmetrics.aggregation import SumMetric
 
 from datamodules.batching import derive_batching, smaller_shares
 from datamodules.heaviest import heaviest_ids

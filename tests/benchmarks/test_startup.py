@@ -1,0 +1,61 @@
+"""How long a command takes to start, beside `import lightning` on the same machine."""
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.launch import ROOT
+
+ROUNDS = 3
+PEER = "import lightning"
+FAMILIES = ("causal_lm/debug", "occupation_coder/debug")
+# A run ends as soon as its first step begins.
+FIRST_STEP = """
+import os, sys
+from lit_models.__main__ import no_collections, run
+with no_collections():
+    import lit_models.launch
+import lightning.pytorch as pl
+def stop(*_): os._exit(0)
+pl.Callback.on_train_batch_start = stop
+sys.exit(run(sys.argv[1:]))
+"""
+
+
+def seconds(command: list[str], cache: Path) -> tuple[float, float]:
+    """Return the wall-clock and the CPU time of one process and what it starts."""
+    environ = {**os.environ, "UNISONO_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
+    before, start = os.times(), time.perf_counter()
+    subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=environ, check=True, capture_output=True
+    )
+    wall, after = time.perf_counter() - start, os.times()
+    user = after.children_user - before.children_user
+    return wall, user + after.children_system - before.children_system
+
+
+@pytest.mark.benchmark
+def test_starting_takes_no_longer_than_importing_lightning(tmp_path: Path) -> None:
+    commands = {PEER: ["-c", PEER], "unisono --help": ["-m", "lit_models", "--help"]}
+    for name in FAMILIES:
+        options = [f"--config=configs/{name}.yaml", f"--trainer.default_root_dir={tmp_path}"]
+        commands[f"to step 1: {name}"] = ["-c", FIRST_STEP, "fit", *options]
+        commands[f"whole run: {name}"] = ["-m", "lit_models", "fit", *options]
+    for command in commands.values():  # compiles, and makes the demo data
+        seconds(command, tmp_path / "cache")
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
+    for _ in range(ROUNDS):
+        for name, command in commands.items():
+            taken[name].append(seconds(command, tmp_path / "cache"))
+    wall, cpu = ({n: statistics.median(t[i] for t in v) for n, v in taken.items()} for i in (0, 1))
+    print(f"\n{'median of ' + str(ROUNDS):<38} wall s  ratio   CPU s  ratio")
+    for name in commands:
+        ratios = wall[name] / wall[PEER], cpu[name] / cpu[PEER]
+        print(f"{name:<38} {wall[name]:6.2f} {ratios[0]:6.2f}  {cpu[name]:6.2f} {ratios[1]:6.2f}")
+    assert cpu["unisono --help"] <= 0.5 * cpu[PEER]
+    assert all(cpu[n] <= 1.3 * cpu[PEER] for n in commands if n.startswith("to step 1"))
