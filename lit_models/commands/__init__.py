@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
 from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
@@ -36,13 +37,14 @@ def run_command(name: str, argv: list[str]) -> Any:
     class CommandParser(OneScreenErrors, ArgumentParser):
         pass
 
-    try:
-        argv = join_groups(expand_configs(argv))
-    except (ValueError, FileNotFoundError) as error:
-        raise UsageError(str(error)) from error
     function_name = name.replace("-", "_")
     module = importlib.import_module(f"lit_models.commands.{function_name}")
     function = getattr(module, function_name)
+    try:
+        expanded = expand_configs(argv)
+        argv = with_run(argv, function) if takes_run(function) else join_groups(expanded)
+    except (ValueError, FileNotFoundError) as error:
+        raise UsageError(str(error)) from error
     return auto_cli(
         function,
         args=with_values(argv, function),
@@ -55,9 +57,39 @@ def run_command(name: str, argv: list[str]) -> Any:
 def with_values(argv: list[str], function: Callable[..., Any]) -> list[str]:
     """Returns the arguments with --json for --json=true, where it is an option that is true or
     false and no value follows."""
-    flags = {f"--{n}" for n, p in signature(function).parameters.items() if p.annotation is bool}
+    kinds = (bool, bool | None)
+    flags = {f"--{n}" for n, p in signature(function).parameters.items() if p.annotation in kinds}
     following = [*argv[1:], "--"] if argv else []
     return [
         f"{option}=true" if option in flags and after.startswith("-") else option
         for option, after in zip(argv, following, strict=True)
     ]
+
+
+def takes_run(function: Callable[..., Any]) -> bool:
+    """Returns whether a command hands the options that are not its own on to a run."""
+    return "run" in signature(function).parameters
+
+
+def with_run(argv: list[str], function: Callable[..., Any]) -> list[str]:
+    """Returns the arguments of a command with all that are not its own in one: --run=["…"].
+
+    They stay as they were typed. An option of a list that is repeated is one list.
+
+    Raises:
+        ValueError: an option is none of the command's, and all but one of them.
+    """
+    from lit_models.config_files import split_options
+
+    parameters = signature(function).parameters
+    names = [name for name in parameters if name != "run"]
+    own, rest = split_options(argv, [*names, "help"])
+    out: list[str] = []
+    lists: dict[str, list[str]] = {}
+    for name, value in own:
+        if value is not None and "list" in str(parameters[name].annotation):
+            lists.setdefault(name, []).append(value)
+        else:
+            out.append(f"--{name}" if value is None else f"--{name}={value}")
+    lists["run"] = rest
+    return [*out, *(f"--{name}={json.dumps(values)}" for name, values in lists.items())]
