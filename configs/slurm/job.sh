@@ -30,8 +30,7 @@ trap 'signals=$((signals + 1))' TERM
 
 {{activate}}
 
-# Of this job, however often it is requeued, so that it goes on where it was.
-run={{run_folder}}
+run={{run_folder}} # the same however often the job is requeued
 
 {{command}} &
 step=$!

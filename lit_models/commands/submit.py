@@ -24,10 +24,10 @@ def submit(
     verb: str = "fit",
     dry_run: bool = False,
 ) -> int:
-    """Write the script of a job and put it into SLURM's queue; the job saves ahead of its time
-    limit, is requeued and goes on in the same run folder until the run is complete.
+    """Write the script of a job, and put it into SLURM's queue.
 
-    Beside it lies torchrun.sh, the same for machines without SLURM. The config of a chain becomes
+    The job saves ahead of its time limit, is requeued and goes on in the same run folder until the
+    run is complete. Beside it lies torchrun.sh, the same for machines without SLURM. The config of a chain becomes
     one job for each stage that is not complete, each after the one before it.
 
     Args:

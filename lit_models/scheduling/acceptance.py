@@ -19,6 +19,9 @@ class ParsedCLI(UnisonoCLI):
     def before_instantiate_classes(self) -> None:
         """Look at nothing of this machine: the run has another one."""
 
+    def _set_seed(self) -> None:
+        """Draw nothing."""
+
     def instantiate_classes(self) -> None:
         """Build no model."""
 

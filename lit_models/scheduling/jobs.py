@@ -118,7 +118,7 @@ def submit_run(job: Job, resources: Resources, stages: Sequence[str], verb: str)
 
     place, texts = scripts.free_folder(job.folder or Path("jobs") / name, scripts_in)
     scripts.put(texts, place)
-    print(f"wrote      {place / 'job.sh'}, {place / 'torchrun.sh'}: {resources.in_words()}")
+    print(f"wrote      {place / 'job.sh'}, {place / 'torchrun.sh'} for {resources.in_words()}")
     if job.dry_run:
         print(f"submit it  {shlex.join(queue.sbatch_command(place / 'job.sh', None))}")
         return 0
@@ -211,10 +211,12 @@ def torchrun_text(
     """Return the script of a run for machines without SLURM; arguments as `sbatch_text`."""
     has_others = resources.nodes > 1
     root = shlex.quote(f"{keeps}_torchrun") if keeps else ""
-    first = [*scripts.torchrun_of(resources, name, job.python), *scripts.MODULE, words[0]]
-    options = [*scripts.quoted_options(words[1:]), *_root_and_checkpoint(words, keeps, root)]
+    first = [shlex.quote(job.python), *scripts.TORCHRUN]
+    options = [*scripts.torchrun_options(resources, name)]
+    options += [shlex.join([*scripts.MODULE, words[0]]), *scripts.quoted_options(words[1:])]
+    options += _root_and_checkpoint(words, keeps, root)
     values = {
-        "title": f"unisono {words[0]} on {resources.in_words().partition(',')[0]}.",
+        "title": f"unisono {words[0]} on {resources.in_words()}.",
         "usage": f"bash {path}" + " FIRST_MACHINE   (on each machine)" * has_others,
         "activate": "\n".join(job.activate),
         "first": "first=${1:?give the name or the address of the first machine}" * has_others,

@@ -76,11 +76,11 @@ class Resources:
         return self.gpus_per_node == self.node_gpus if self.exclusive is None else self.exclusive
 
     def in_words(self) -> str:
-        """Return such as "2 nodes x 8 GPUs, up to 24:00:00"."""
+        """Return such as "2 nodes x 8 GPUs"."""
         kind = "GPU" if self.gpus_per_node else "CPU process"
         ending = "" if self.tasks_per_node == 1 else "s" if self.gpus_per_node else "es"
         nodes = f"{self.nodes} node{'s' * (self.nodes > 1)}"
-        return f"{nodes} x {self.tasks_per_node} {kind}{ending}, up to {self.time_limit}"
+        return f"{nodes} x {self.tasks_per_node} {kind}{ending}"
 
 
 def seconds(time_limit: str) -> int:

@@ -34,14 +34,13 @@ def srun_of(resources: Resources) -> list[str]:
     return [*SRUN, *([f"--cpus-per-task={cpus}"] if cpus else [])]  # srun does not inherit it
 
 
-def torchrun_of(resources: Resources, name: str, python: str) -> list[str]:
-    """Return the shell words that start as many processes on each machine."""
-    count = f"--nproc-per-node={resources.tasks_per_node}"
-    words = [python, *TORCHRUN, f"--max-restarts={MAX_RESTARTS}", count]
+def torchrun_options(resources: Resources, name: str) -> list[str]:
+    """Return the options of torchrun, for the shell, that start as many processes."""
+    options = [f"--max-restarts={MAX_RESTARTS}", f"--nproc-per-node={resources.tasks_per_node}"]
     if resources.nodes == 1:
-        return [*map(shlex.quote, words), "--standalone"]
-    words += [f"--nnodes={resources.nodes}", "--rdzv-backend=c10d", f"--rdzv-id={name}"]
-    return [*map(shlex.quote, words), f'--rdzv-endpoint="$first":{RENDEZVOUS_PORT}']
+        return [*options, "--standalone"]
+    options += [f"--nnodes={resources.nodes}", "--rdzv-backend=c10d", f"--rdzv-id={name}"]
+    return [*options, f'--rdzv-endpoint="$first":{RENDEZVOUS_PORT}']
 
 
 def job_script(

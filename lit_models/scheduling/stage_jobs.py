@@ -80,7 +80,7 @@ def submit_chain(job: Job, most: Resources, counts: Sequence[str], verb: str) ->
     place, texts = scripts.free_folder(job.folder or Path("jobs") / name, scripts_in)
     scripts.put(texts, place)
     for file, stage in files.items():
-        print(f"wrote      {place / file}: {asked[stage.name].in_words()}")
+        print(f"wrote      {place / file} for {asked[stage.name].in_words()}")
     _submit([place / file for file in files], job.dry_run)
     return 0
 
@@ -219,7 +219,7 @@ def _submit(paths: list[Path], is_rehearsal: bool) -> None:
     if is_rehearsal:
         for i, path in enumerate(paths):
             command = shlex.join(queue.sbatch_command(path, "JOB" if i else None))
-            print(f"submit it  {command.replace('JOB', '$job')}" if i else f"submit it  {command}")
+            print(f"submit it  job=$({command.replace('JOB', '$job')})")
         return
     for path, number in zip(paths, queue.submit_all(paths), strict=True):
         print(f"submitted  job {number}: {path.stem}, logs {scripts.LOGS}/train_{number}.out")
