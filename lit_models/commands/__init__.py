@@ -10,6 +10,8 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+RUN_OPTIONS = "run_options"
+
 
 def command_files() -> dict[str, Path]:
     """Returns command name -> file; nothing is imported."""
@@ -68,11 +70,11 @@ def with_values(argv: list[str], function: Callable[..., Any]) -> list[str]:
 
 def takes_run(function: Callable[..., Any]) -> bool:
     """Returns whether a command hands the options that are not its own on to a run."""
-    return "run" in signature(function).parameters
+    return RUN_OPTIONS in signature(function).parameters
 
 
 def with_run(argv: list[str], function: Callable[..., Any]) -> list[str]:
-    """Returns the arguments of a command with all that are not its own in one: --run=["…"].
+    """Returns the arguments of a command with all that are not its own in one list.
 
     They stay as they were typed. An option of a list that is repeated is one list.
 
@@ -82,7 +84,7 @@ def with_run(argv: list[str], function: Callable[..., Any]) -> list[str]:
     from lit_models.config_files import split_options
 
     parameters = signature(function).parameters
-    names = [name for name in parameters if name != "run"]
+    names = [name for name in parameters if name != RUN_OPTIONS]
     own, rest = split_options(argv, [*names, "help"])
     out: list[str] = []
     lists: dict[str, list[str]] = {}
@@ -91,5 +93,5 @@ def with_run(argv: list[str], function: Callable[..., Any]) -> list[str]:
             lists.setdefault(name, []).append(value)
         else:
             out.append(f"--{name}" if value is None else f"--{name}={value}")
-    lists["run"] = rest
+    lists[RUN_OPTIONS] = rest
     return [*out, *(f"--{name}={json.dumps(values)}" for name, values in lists.items())]

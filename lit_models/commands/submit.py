@@ -5,7 +5,7 @@ from pathlib import Path
 
 def submit(
     *,
-    run: list[str] | None = None,
+    run_options: list[str] | None = None,
     nodes: int = 1,
     gpus_per_node: int | None = None,
     tasks_per_node: int | None = None,
@@ -31,7 +31,7 @@ def submit(
     one job for each stage that is not complete, each after the one before it.
 
     Args:
-        run: every other option is the run's, such as --config and --trainer.max_epochs=3.
+        run_options: every other option is the run's, such as --config and --trainer.max_epochs=3.
         nodes: machines.
         gpus_per_node: GPUs of each, with one process for each GPU; without it, a job on CPUs.
         tasks_per_node: processes on each machine of a job on CPUs; 1 by default.
@@ -57,7 +57,7 @@ def submit(
         *(nodes, gpus_per_node, tasks_per_node, cpus_per_task, node_gpus, exclusive, nodelist),
         *(partition, account, time_limit, save_ahead_s),
     )
-    job = Job(run or [], name, scripts, tuple(activate or ()), dry_run)
+    job = Job(run_options or [], name, scripts, tuple(activate or ()), dry_run)
     if is_chain(job):
         return submit_chain(job, asked, stage or [], verb)
     return submit_run(job, asked, stage or [], verb)
