@@ -75,13 +75,15 @@ def wait_for_steps(run: Path, count: int, log: Path) -> None:
     wait_for(lambda: ledger.exists() and len(ledger.read_text().splitlines()) > count, said(log))
 
 
-def wait_for_end(job: str, environ: Environ, timeout_s: float = 90) -> dict[str, str]:
-    """Wait until a job has ended; return its facts. A requeued job starts at once."""
-    end = time.monotonic() + timeout_s
+def wait_for_end(job: str, environ: Environ, timeout_s: float = 120) -> dict[str, str]:
+    """Wait until a job has ended; return its facts. A requeued job starts soon."""
+    end, restarts = time.monotonic() + timeout_s, "0"
     while True:
         facts = facts_of(job, environ)
-        if facts["JobState"] == "PENDING" and facts["Restarts"] != "0":
-            # SLURM would hold it back for two minutes.
+        if facts["JobState"] == "PENDING" and facts["Restarts"] != restarts:
+            restarts = facts["Restarts"]
+            time.sleep(3)  # of a job that starts in the second in which it ended, SLURM knows both
+            # It would be held back for two minutes.
             slurm_says(environ, "scontrol", "update", f"JobId={job}", "StartTime=now")
         elif facts["JobState"] not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING"):
             return facts
