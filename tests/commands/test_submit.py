@@ -14,6 +14,7 @@ from lit_models.scheduling.resources import (
     seconds,
     usable_nodelist,
 )
+
 Unisono = Callable[..., tuple[int, str]]
 JOB = Path("jobs/toy/job.sh")
 GPUS = ["--nodes=2", "--gpus-per-node=4", "--node-gpus=4", "--cpus-per-task=6"]
