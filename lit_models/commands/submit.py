@@ -27,8 +27,8 @@ def submit(
     """Write the script of a job, and put it into SLURM's queue.
 
     The job saves ahead of its time limit, is requeued and goes on in the same run folder until the
-    run is complete. Beside it lies torchrun.sh, the same for machines without SLURM. The config of a chain becomes
-    one job for each stage that is not complete, each after the one before it.
+    run is complete. Beside it lies torchrun.sh, the same for machines without SLURM. The config of
+    a chain becomes one job for each stage that is not complete, each after the one before it.
 
     Args:
         run_options: every other option is the run's, such as --config and --trainer.max_epochs=3.

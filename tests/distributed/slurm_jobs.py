@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from lightning.pytorch import Callback
@@ -12,31 +13,32 @@ from tests.conftest import TOY
 from tests.distributed.launch import ROOT
 
 SLOW = """
-  logger: false
+  log_every_n_steps: 1
   callbacks:
   - class_path: tests.distributed.slurm_jobs.Slow
     init_args: {seconds: SECONDS}
 """
-NUM_STEPS = 7  # of an epoch of the toy
 Environ = dict[str, str]
 
 
 class Slow(Callback):
-    """Each step takes so long."""
+    """Each step takes so long, until the run has been stopped once."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
+
+    def on_train_start(self, trainer, *_) -> None:
+        ledger = Path(trainer.default_root_dir) / "ledger.jsonl"
+        if ledger.exists() and '"stopped"' in ledger.read_text():
+            self.seconds = 0.0
 
     def on_train_batch_end(self, *_) -> None:
         time.sleep(self.seconds)
 
 
-def config_of(folder: Path, step_s: float) -> Path:
-    """Write the config of a toy run of which each step takes so long; return its path."""
-    folder.mkdir(exist_ok=True)
-    config = folder / "toy.yaml"
-    config.write_text(TOY + SLOW.replace("SECONDS", str(step_s)))
-    return config
+def write_config(folder: Path, step_s: float, extra: str = "") -> None:
+    """Write the config of a toy run of which each step takes so long."""
+    (folder / "toy.yaml").write_text(TOY + SLOW.replace("SECONDS", str(step_s)) + extra)
 
 
 def submitted(folder: Path, environ: Environ, *options: str) -> list[str]:
@@ -62,20 +64,21 @@ def slurm_says(environ: Environ, *command: str) -> str:
     return done.stdout
 
 
-def wait_for(is_there, what: str, timeout_s: float = 90) -> None:
-    end = time.monotonic() + timeout_s
+def wait_for(is_there: Callable[[], bool], what: Callable[[], str] | str) -> None:
+    """Wait for something, for 150 s at most; `what` says what is not there."""
+    end = time.monotonic() + 150
     while not is_there():
-        assert time.monotonic() < end, what
+        assert time.monotonic() < end, what if isinstance(what, str) else what()
         time.sleep(0.2)
 
 
-def wait_for_steps(run: Path, count: int, log: Path) -> None:
-    """Wait until a run's ledger has so many lines."""
+def steps_of(run: Path) -> int:
+    """Return how many lines the ledger of a run has; 0 before it is there."""
     ledger = run / "ledger.jsonl"
-    wait_for(lambda: ledger.exists() and len(ledger.read_text().splitlines()) > count, said(log))
+    return len(ledger.read_text().splitlines()) if ledger.exists() else 0
 
 
-def wait_for_end(job: str, environ: Environ, timeout_s: float = 120) -> dict[str, str]:
+def wait_for_end(job: str, environ: Environ, timeout_s: float = 150) -> dict[str, str]:
     """Wait until a job has ended; return its facts. A requeued job starts soon."""
     end, restarts = time.monotonic() + timeout_s, "0"
     while True:
