@@ -9,5 +9,5 @@
 # Restarted ranks would else read the addresses of those before them, and half the restarts fail.
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 
-{{first}}
+{{arguments}}
 {{command}}

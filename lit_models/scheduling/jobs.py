@@ -12,9 +12,9 @@ from lit_models import config_files
 from lit_models.cli_errors import UsageError, say, screen
 from lit_models.scheduling import queue, scripts
 from lit_models.scheduling.resources import NODE_GPUS, Resources, usable_nodelist
+from lit_models.stages import TRAINER_VERBS
 
 ROOT = "trainer.default_root_dir"
-TRAINER_VERBS = ("fit", "validate", "test", "predict")
 OWN = {
     "trainer.devices": "--gpus-per-node, or --tasks-per-node for a job on CPUs",
     "trainer.num_nodes": "--nodes",
@@ -77,10 +77,17 @@ def requested(
     if ignored:
         say(screen(ignored, "warning"))
     return Resources(
-        nodes,
-        tasks_per_node if tasks_per_node is not None else gpus_per_node or 1,
-        *(gpus_per_node, cpus_per_task, NODE_GPUS if node_gpus is None else node_gpus),
-        *(exclusive, nodelist, partition, account, time_limit, save_ahead_s),
+        nodes=nodes,
+        tasks_per_node=tasks_per_node if tasks_per_node is not None else gpus_per_node or 1,
+        gpus_per_node=gpus_per_node,
+        cpus_per_task=cpus_per_task,
+        node_gpus=NODE_GPUS if node_gpus is None else node_gpus,
+        exclusive=exclusive,
+        nodelist=nodelist,
+        partition=partition,
+        account=account,
+        time_limit=time_limit,
+        save_ahead_s=save_ahead_s,
     )
 
 
@@ -94,21 +101,13 @@ def submit_run(job: Job, resources: Resources, stages: Sequence[str], verb: str)
     from lit_models.launch import run_root
     from lit_models.scheduling.acceptance import check_run
 
-    if verb not in TRAINER_VERBS:
-        raise UsageError(f"--verb must be one of {', '.join(TRAINER_VERBS)}, got {verb}.")
-    if stages:
-        raise UsageError(
-            f"--stage={stages[0]}: only a chain has stages, a config with the key `stages`; a run "
-            "takes --nodes and --gpus-per-node."
-        )
-    check_options(job.options, resources, verb)
-    added = added_options(job.options, resources)
-    check_run([verb, *job.run, *added], resources.processes)
+    check_options(job.options, resources, verb, stages)
+    words = [verb, *job.run, *added_options(job.options, resources)]
+    check_run(words, resources.processes)
     root = config_files.given_option(job.options, ROOT)
     folder = run_root(job.options)
     name = checked_name(job.name or folder.name)
     keeps = None if verb != "fit" or root else folder.with_name(name)
-    words = [verb, *job.run, *added]
 
     def scripts_in(place: Path) -> dict[str, str]:
         return {
@@ -122,19 +121,47 @@ def submit_run(job: Job, resources: Resources, stages: Sequence[str], verb: str)
     if job.dry_run:
         print(f"submit it  {shlex.join(queue.sbatch_command(place / 'job.sh', None))}")
         return 0
-    number = queue.submit_all([place / "job.sh"])[0]
-    print(f"submitted  job {number}, logs {scripts.LOGS}/train_{number}.out and .err")
+    number = into_the_queue([place / "job.sh"])[0]
     if verb == "fit":
         print(f"run folder {root or f'{keeps}_{number}'}; with --{ROOT}= it a new job goes on")
     return 0
 
 
-def check_options(argv: list[str], resources: Resources, verb: str) -> None:
+def into_the_queue(paths: Sequence[Path]) -> list[str]:
+    """Submit scripts, each after the one before it, and say so; return the jobs' numbers.
+
+    Raises:
+        RuntimeError: sbatch is not here, or refuses.
+    """
+    numbers = queue.submit_all(paths)
+    for path, number in zip(paths, numbers, strict=True):
+        print(f"submitted  job {number}: {path.stem}, logs {scripts.LOGS}/train_{number}.out, .err")
+        reason = queue.never_starts(number)
+        if reason is not None:
+            say(
+                screen(
+                    f"SLURM took the job {number} and will not start it, for {reason}: it asks for "
+                    f"more than its partition gives (`sinfo` shows that). Take it back with "
+                    f"`scancel {number}` and ask for less, such as a shorter --time-limit.",
+                    "warning",
+                )
+            )
+    return numbers
+
+
+def check_options(argv: list[str], resources: Resources, verb: str, stages: Sequence[str]) -> None:
     """Refuse options of the run that are the job's own, or that contradict it.
 
     Raises:
         UsageError: there is one.
     """
+    if verb not in TRAINER_VERBS:
+        raise UsageError(f"--verb must be one of {', '.join(TRAINER_VERBS)}, got {verb}.")
+    if stages:
+        raise UsageError(
+            f"--stage={stages[0]}: only a chain has stages, a config with the key `stages`; a run "
+            "takes --nodes and --gpus-per-node."
+        )
     for key, instead in OWN.items():
         given = config_files.given_option(argv, key)
         if given is not None:
@@ -217,7 +244,7 @@ def torchrun_text(
     options += _root_and_checkpoint(words, keeps, root)
     values = {
         "title": f"unisono {words[0]} on {resources.in_words()}.",
-        "usage": f"bash {path}" + " FIRST_MACHINE   (on each machine)" * has_others,
+        "usage": f"bash {path}" + " FIRST_MACHINE [PORT]   (on each machine)" * has_others,
         "activate": "\n".join(job.activate),
         "first": "first=${1:?give the name or the address of the first machine}" * has_others,
         "command": "\n".join(scripts.command_lines(first, options)),

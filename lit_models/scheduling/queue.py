@@ -12,6 +12,8 @@ from pathlib import Path
 from lit_models.scheduling.resources import NODE_GPUS, gpus_of_nodes
 
 ANSWERS_WITHIN_S = 30.0
+# Reasons for which sbatch takes a job that the cluster never starts.
+FOR_EVER = ("PartitionTimeLimit", "PartitionNodeLimit", "BadConstraints")
 
 
 def gpus_per_machine(partition: str | None) -> int:
@@ -64,6 +66,14 @@ def submit_all(scripts: Sequence[Path]) -> list[str]:
             raise RuntimeError(_refusal(command, done.stderr, jobs))
         jobs.append(done.stdout.strip().partition(";")[0])
     return jobs
+
+
+def never_starts(job: str) -> str | None:
+    """Return why a job that was just submitted will wait for ever, in SLURM's word; else none."""
+    asked = ["squeue", "--noheader", f"--jobs={job}", "--format=%r"]
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=ANSWERS_WITHIN_S)
+    reason = done.stdout.strip()
+    return reason if reason in FOR_EVER else None
 
 
 def _refusal(command: list[str], words: str, jobs: list[str]) -> str:

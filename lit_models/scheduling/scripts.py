@@ -40,7 +40,7 @@ def torchrun_options(resources: Resources, name: str) -> list[str]:
     if resources.nodes == 1:
         return [*options, "--standalone"]
     options += [f"--nnodes={resources.nodes}", "--rdzv-backend=c10d", f"--rdzv-id={name}"]
-    return [*options, f'--rdzv-endpoint="$first":{RENDEZVOUS_PORT}']
+    return [*options, '--rdzv-endpoint="$first:$port"']
 
 
 def job_script(

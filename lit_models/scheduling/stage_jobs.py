@@ -12,7 +12,7 @@ from lit_models import config_files
 from lit_models.cli_errors import OneScreenErrors, UsageError
 from lit_models.commands.chain import chain, check_outputs
 from lit_models.scheduling import queue, scripts
-from lit_models.scheduling.jobs import Job, checked_name
+from lit_models.scheduling.jobs import Job, checked_name, into_the_queue
 from lit_models.scheduling.resources import Resources, machines_for
 from lit_models.stages import TRAINER_VERBS, Stage, chosen_stages, read_stages
 
@@ -216,10 +216,9 @@ def _text(job: Job, stage: Stage, machines: Resources, path: Path, name: str) ->
 
 
 def _submit(paths: list[Path], is_rehearsal: bool) -> None:
-    if is_rehearsal:
-        for i, path in enumerate(paths):
-            command = shlex.join(queue.sbatch_command(path, "JOB" if i else None))
-            print(f"submit it  job=$({command.replace('JOB', '$job')})")
+    if not is_rehearsal:
+        into_the_queue(paths)
         return
-    for path, number in zip(paths, queue.submit_all(paths), strict=True):
-        print(f"submitted  job {number}: {path.stem}, logs {scripts.LOGS}/train_{number}.out")
+    for i, path in enumerate(paths):
+        command = shlex.join(queue.sbatch_command(path, "JOB" if i else None))
+        print(f"submit it  job=$({command.replace('JOB', '$job')})")

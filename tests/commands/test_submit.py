@@ -79,7 +79,7 @@ def test_a_script_says_what_was_asked_for(submit) -> None:
     assert Path("logs").is_dir()
     assert (
         "\npython -m torch.distributed.run --max-restarts=3 --nproc-per-node=4 --nnodes=2 "
-        '--rdzv-backend=c10d --rdzv-id=mine --rdzv-endpoint="$first":29400 -m lit_models fit '
+        '--rdzv-backend=c10d --rdzv-id=mine --rdzv-endpoint="$first:$port" -m lit_models fit '
         "--config toy.yaml"
     ) in commands(Path("jobs/mine/torchrun.sh"))
 

@@ -33,6 +33,9 @@ echo "$@" > submitted$n
 echo $((70 + n))
 """
 
+SCANCEL = '#!/bin/bash\necho "$@" > cancelled\n'
+SQUEUE = "#!/bin/bash\ncat reason.txt 2>/dev/null || echo Priority\n"
+
 
 @pytest.fixture
 def chain(
@@ -42,7 +45,11 @@ def chain(
     Path("mine").mkdir()
     Path("mine/chain.yaml").write_text(CHAIN)
     Path("most.txt").write_text("3")
-    for name, text in (("sbatch", SBATCH), ("scancel", '#!/bin/bash\necho "$@" > cancelled\n')):
+    for name, text in (
+        ("sbatch", SBATCH),
+        ("squeue", SQUEUE),
+        ("scancel", '#!/bin/bash\necho "$@" > cancelled\n'),
+    ):
         Path(name).write_text(text)
         Path(name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{Path.cwd()}:{os.environ['PATH']}")
@@ -69,7 +76,7 @@ def test_each_stage_is_a_job_after_the_one_before_it(chain) -> None:
         f"--parsable --dependency=afterok:70 {after}2-exported.sh",
         f"--parsable --dependency=afterok:71 {after}3-second.sh",
     ]
-    assert "submitted job 72: 3-second, logs logs/train_72.out" in output
+    assert "submitted job 72: 3-second, logs logs/train_72.out, .err" in output
     asked = [" ".join(directives(path)) for path in sorted(Path("jobs/mine").iterdir())]
     assert "--job-name=mine-first --nodes=1 --ntasks-per-node=2 --gpus-per-node=2 --t" in asked[0]
     assert "gpus" not in asked[1]
@@ -117,6 +124,14 @@ def test_stages_without_a_count_have_one_device_and_a_rehearsal_submits_nothing(
     assert submitted() == []
     assert "--ntasks-per-node=1" in directives(Path("jobs/mine/1-first.sh"))
     assert "--ntasks-per-node=3" in directives(Path("jobs/mine/3-second.sh"))
+
+
+def test_a_job_that_never_starts_is_named_at_once(chain) -> None:
+    Path("reason.txt").write_text("PartitionTimeLimit\n")
+    status, output = chain("--only=first")
+    assert status == 0
+    assert "SLURM took the job 70 and will not start it, for PartitionTimeLimit" in output
+    assert "PartitionTimeLimit" not in "".join(submitted())
 
 
 def test_where_sbatch_refuses_one_job_none_is_left(chain) -> None:
