@@ -246,7 +246,11 @@ def torchrun_text(
         "title": f"unisono {words[0]} on {resources.in_words()}.",
         "usage": f"bash {path}" + " FIRST_MACHINE [PORT]   (on each machine)" * has_others,
         "activate": "\n".join(job.activate),
-        "first": "first=${1:?give the name or the address of the first machine}" * has_others,
+        "arguments": has_others
+        * (
+            "first=${1:?give the name or the address of the first machine} "
+            f"port=${{2:-{scripts.RENDEZVOUS_PORT}}}"
+        ),
         "command": "\n".join(scripts.command_lines(first, options)),
     }
     return scripts.filled("torchrun.sh", values)
