@@ -87,7 +87,8 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
         start_daemons(folder, environ, daemons)
         yield environ
     finally:
-        subprocess.run(["scancel", "--user=root"], env=environ, capture_output=True, timeout=20)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the daemons end what is left
+            subprocess.run(["scancel", "--user=root"], env=environ, capture_output=True, timeout=20)
         for daemon in reversed(daemons):
             daemon.send_signal(signal.SIGTERM)
         for daemon in reversed(daemons):
