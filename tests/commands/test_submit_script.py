@@ -13,7 +13,7 @@ from lit_models.scheduling.scripts import job_script
 
 SRUN = """#!/bin/bash
 # Ends with $STATUS after $SECONDS_LONG, or as $HEARD tells it once it has heard a signal.
-trap 'echo heard >> srun.txt; [ -z "$HEARD" ] || { sleep 0.3; exit $HEARD; }' USR1
+trap 'echo heard >> srun.txt; [ -z "$HEARD" ] || { sleep 0.1; exit $HEARD; }' USR1
 echo started "$@" >> srun.txt
 for i in $(seq $TENTHS); do sleep 0.1; done
 exit $STATUS
@@ -100,13 +100,13 @@ def test_the_warning_is_passed_on_and_the_run_is_waited_for(node: Node) -> None:
 
 
 def test_a_run_that_ends_well_in_spite_of_the_warning_is_over(node: Node) -> None:
-    assert node.signalled(signal.SIGUSR1, TENTHS=10) == 0
+    assert node.signalled(signal.SIGUSR1, TENTHS=4) == 0
     assert (node.srun[-1], node.asked) == ("heard", [])
 
 
 def test_the_status_is_that_of_the_run_however_often_the_wait_is_disturbed(node: Node) -> None:
     signals = [signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR1]
-    assert node.signalled(*signals, TENTHS=12, STATUS=3) == 3
+    assert node.signalled(*signals, TENTHS=7, STATUS=3) == 3
     assert (node.srun.count("heard"), node.asked) == (2, [])
 
 
@@ -130,7 +130,7 @@ def test_a_warning_during_the_activation_starts_no_run(node: Node) -> None:
 @pytest.mark.parametrize("state", ["COMPLETING", "CANCELLED", ""])
 def test_a_cancelled_job_stays_cancelled_and_has_saved(node: Node, state: str) -> None:
     (node.folder / "state.txt").write_text(state)
-    assert node.signalled(signal.SIGTERM, TENTHS=5, STATUS=75) == 75
+    assert node.signalled(signal.SIGTERM, TENTHS=3, STATUS=75) == 75
     assert node.asked == REQUEUED[:1]
 
 
