@@ -114,7 +114,7 @@ def test_a_job_that_reaches_its_time_limit_is_requeued_and_finishes(slurm, minut
     facts = wait_for_end(job, slurm, timeout_s=300)
     assert facts["JobState"] == "COMPLETED", said(folder)
     assert int(facts["Restarts"]) >= 1
-    assert "SIGUSR1: the run saves and stops" in said(folder)
+    assert f"job {job} ended with status 75 and is requeued" in said(folder)
     assert_whole(folder / f"runs/toy_{job}", 9)
 
 
