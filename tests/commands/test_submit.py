@@ -185,11 +185,8 @@ def test_a_node_list_for_one_node_is_ignored_with_the_reason(submit) -> None:
 
 
 def test_times_are_read_as_sbatch_reads_them() -> None:
-    times = {"90": 5400, "90:30": 5430, "24:00:00": 86400, "2-12": 216000, "1-2:03": 93780}
-    assert {text: seconds(text) for text in {**times, "1-02:03:04": 0}} == {
-        **times,
-        "1-02:03:04": 93784,
-    }
+    times = {"90": 5400, "90:30": 5430, "24:00:00": 86400, "2-12": 216000, "1-02:03:04": 93784}
+    assert {text: seconds(text) for text in times} == times
     with pytest.raises(ValueError, match="--time-limit=0:30 is 30 s, and SLURM counts whole min"):
         seconds("0:30")
     with pytest.raises(ValueError, match="--save-ahead-s=70000 must be .* at most 65535"):
