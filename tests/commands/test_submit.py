@@ -180,8 +180,7 @@ def test_a_node_list_for_one_node_is_ignored_with_the_reason(submit) -> None:
     assert status == 0
     assert "--nodelist=n[1-4] is ignored: the job has one node" in output
     assert not any("nodelist" in line for line in directives(JOB))
-    assert usable_nodelist("n1", 1) == ("n1", "")
-    assert usable_nodelist("n1,n2", 2) == ("n1,n2", "")
+    assert (usable_nodelist("n1", 1), usable_nodelist("n1,n2", 2)) == (("n1", ""), ("n1,n2", ""))
 
 
 def test_times_are_read_as_sbatch_reads_them() -> None:
@@ -197,6 +196,5 @@ def test_the_gpus_of_nodes_and_the_nodes_for_gpus() -> None:
     assert gpus_of_nodes("(null)\ngpu:a100:8(S:0-1),shard:16\ngpu:4\n") == 8
     assert gpus_of_nodes("gpu:a100:2,gpu:h100:4") == 6
     assert gpus_of_nodes("(null)\n") is None
-    assert [machines_for(n, 8) for n in (1, 8, 12, 16, 13)] == [
-        *((1, 1), (1, 8), (2, 6), (2, 8), (13, 1))
-    ]
+    found = [machines_for(n, 8) for n in (1, 8, 12, 16, 13)]
+    assert found == [(1, 1), (1, 8), (2, 6), (2, 8), (13, 1)]
