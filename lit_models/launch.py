@@ -77,8 +77,8 @@ def launch(argv: list[str]) -> int:
         check_writable(Path(run.folder))
         forward_signals()
         is_stopped = has_stopped(UnisonoCLI(argv, run))
-        if is_stopped and is_srun_rank(os.environ):
-            end_together()
+        if is_srun_rank(os.environ):
+            end_together(is_stopped)
         # Without it a run that succeeded ends with status 134 now and then (gloo's threads).
         if dist.is_available() and dist.is_initialized():
             dist.destroy_process_group()
@@ -154,15 +154,17 @@ def is_srun_rank(environ: Mapping[str, str]) -> bool:
     return is_step and int(environ.get("SLURM_NTASKS") or 1) > 1
 
 
-def end_together() -> None:
-    """Waits until every rank has written what it had to, and hears no signal from then on.
+def end_together(is_stopped: bool) -> None:
+    """Lets no signal change the exit status of a run that is over.
 
     With --kill-on-bad-exit srun ends all ranks as soon as one has ended with 75: those that are
     a moment later would end by that signal, and their status would hide that the run is saved.
+    So the ranks of a stopped run wait until each has written what it had to. A run that is
+    complete would be requeued for a warning that comes while Python ends.
     """
-    for signum in REQUEUE_SIGNALS:
+    for signum in REQUEUE_SIGNALS if is_stopped else (signal.SIGUSR1,):
         signal.signal(signum, signal.SIG_IGN)
-    if dist.is_available() and dist.is_initialized():
+    if is_stopped and dist.is_available() and dist.is_initialized():
         dist.barrier()
 
 

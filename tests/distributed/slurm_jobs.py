@@ -78,8 +78,18 @@ def steps_of(run: Path) -> int:
     return len(ledger.read_text().splitlines()) if ledger.exists() else 0
 
 
-def wait_for_end(job: str, environ: Environ, timeout_s: float = 150) -> dict[str, str]:
-    """Wait until a job has ended; return its facts. A requeued job starts soon."""
+def wait_for_end(
+    job: str, environ: Environ, timeout_s: float = 150, folder: Path | None = None
+) -> dict[str, str]:
+    """Wait until a job has ended; return its facts. A requeued job starts soon.
+
+    Args:
+        job: its number.
+        environ: of the cluster.
+        timeout_s: how long to wait.
+        folder: of its logs; once the run has stopped and saved, the job has more time, since on a
+            busy machine Python alone may take what it had.
+    """
     end, restarts = time.monotonic() + timeout_s, "0"
     while True:
         facts = facts_of(job, environ)
@@ -87,7 +97,8 @@ def wait_for_end(job: str, environ: Environ, timeout_s: float = 150) -> dict[str
             restarts = facts["Restarts"]
             time.sleep(3)  # of a job that starts in the second in which it ended, SLURM knows both
             # It would be held back for two minutes.
-            slurm_says(environ, "scontrol", "update", f"JobId={job}", "StartTime=now")
+            eased = ["TimeLimit=30"] if folder and "with status 75" in said(folder) else []
+            slurm_says(environ, "scontrol", "update", f"JobId={job}", "StartTime=now", *eased)
         elif facts["JobState"] not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING"):
             return facts
         assert time.monotonic() < end, facts
