@@ -18,6 +18,7 @@ REFUSED_KEYS = {
     "defaults": "there is no such mechanism",
     "include": "there is no such mechanism",
 }
+LIKELY = 0.75  # `model` is as near to `nodes` as 0.6, and another word
 EMPTIED = "emptied"  # key of a joined group below which no file's values count
 
 
@@ -118,6 +119,36 @@ def expand_configs(argv: list[str]) -> list[str]:
             out += argv[i : i + used]
         i += used
     return out
+
+
+def split_options(
+    argv: list[str], own: list[str]
+) -> tuple[list[tuple[str, str | None]], list[str]]:
+    """Returns the options of these names with their values, and all other arguments as typed.
+
+    Args:
+        argv: arguments; in the names of own options a dash is an underscore.
+        own: names without a dot.
+
+    Raises:
+        ValueError: an option looks like one of these names and is none.
+    """
+    found: list[tuple[str, str | None]] = []
+    rest: list[str] = []
+    i = 0
+    for option, value, used in _tokens(argv):
+        name = option.removeprefix("--").replace("-", "_")
+        if option.startswith("--") and name in own:
+            found.append((name, value))
+        else:
+            likely = difflib.get_close_matches(name, own, cutoff=LIKELY)
+            likely += [n for n in own if n.startswith(name) and n not in likely]
+            if option.startswith("--") and "." not in option and likely:
+                written = [f"--{n.replace('_', '-')}" for n in likely]
+                raise ValueError(f"there is no option `{option}`.{did_you_mean(written)}")
+            rest += argv[i : i + used]
+        i += used
+    return found, rest
 
 
 def join_groups(argv: list[str]) -> list[str]:

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 
@@ -14,7 +15,8 @@ import torch.distributed as dist
 from lit_models import config_files
 from lit_models.cli import UnisonoCLI
 from lit_models.cli_errors import UsageError, is_first_process, say
-from lit_models.training.callbacks.preemption import REPEATED_WITHIN_S
+from lit_models.training.callbacks.ledger import ledger_of
+from lit_models.training.callbacks.preemption import REPEATED_WITHIN_S, REQUEUE_SIGNALS
 from lit_models.training.checkpoint import checkpoint_to_use, newest_checkpoint
 from lit_models.training.lineage import stop_reason
 from lit_models.training.run_folder import Run, check_writable, decide, settle, withdraw
@@ -45,7 +47,7 @@ def launch(argv: list[str]) -> int:
 
     Returns:
         0; 75 on the first rank where a signal asked the run to end and it saved its state, so
-        that whoever sent it starts it again; 130 after Ctrl-C.
+        that whoever sent it starts it again, and under srun on all ranks; 130 after Ctrl-C.
 
     Raises:
         UsageError: the command line cannot be run.
@@ -74,14 +76,16 @@ def launch(argv: list[str]) -> int:
             say(run.notice)
         check_writable(Path(run.folder))
         forward_signals()
-        UnisonoCLI(argv, run)
+        is_stopped = has_stopped(UnisonoCLI(argv, run))
+        if is_srun_rank(os.environ):
+            end_together(is_stopped)
         # Without it a run that succeeded ends with status 134 now and then (gloo's threads).
         if dist.is_available() and dist.is_initialized():
             dist.destroy_process_group()
         is_over = True
     finally:
         withdraw(os.environ, root.parent, is_over)
-    return exit_status(Path(run.folder)) if argv[0] == "fit" else 0
+    return exit_status(Path(run.folder), is_stopped) if argv[0] == "fit" else 0
 
 
 def complete_rendezvous(environ: dict[str, str] | os._Environ[str], num_nodes: int) -> None:
@@ -138,9 +142,37 @@ def forward_signals() -> None:
     before = {signum: signal.signal(signum, forward) for signum in FORWARDED}
 
 
-def exit_status(run: Path) -> int:
+def has_stopped(cli: UnisonoCLI) -> bool:
+    """Returns whether all ranks decided to stop this training."""
+    ledger = ledger_of(cli.trainer)
+    return ledger is not None and ledger.is_stopping
+
+
+def is_srun_rank(environ: Mapping[str, str]) -> bool:
+    """Returns whether srun started this rank and others, and reads the exit status of each."""
+    is_step = "SLURM_STEP_ID" in environ and "TORCHELASTIC_RUN_ID" not in environ
+    return is_step and int(environ.get("SLURM_NTASKS") or 1) > 1
+
+
+def end_together(is_stopped: bool) -> None:
+    """Lets no signal change the exit status of a run that is over.
+
+    With --kill-on-bad-exit srun ends all ranks as soon as one has ended with 75: those that are
+    a moment later would end by that signal, and their status would hide that the run is saved.
+    So the ranks of a stopped run wait until each has written what it had to. A run that is
+    complete would be requeued for a warning that comes while Python ends.
+    """
+    for signum in REQUEUE_SIGNALS if is_stopped else (signal.SIGUSR1,):
+        signal.signal(signum, signal.SIG_IGN)
+    if is_stopped and dist.is_available() and dist.is_initialized():
+        dist.barrier()
+
+
+def exit_status(run: Path, is_stopped: bool) -> int:
     """Returns what this process ends with, and says how a stopped run goes on."""
-    reason = stop_reason(run) if is_first_process() else None
+    if not is_first_process():
+        return REQUEUE if is_stopped and is_srun_rank(os.environ) else 0
+    reason = stop_reason(run)
     if reason is None:
         return 0
     say(f"stopped by {reason}; everything is saved: the same command with --ckpt_path auto goes on")

@@ -22,6 +22,7 @@ RECORDS = "chain"
 FILES = "the files of the option "
 # Of more files in a folder, names and sizes stand for the content.
 NUM_FILES_READ = 1000
+DEPLOYMENT = ("trainer.num_nodes",)  # options that decide nothing, as the number of devices
 NO_INPUTS = ("predict_output", "save_dir", "dirpath")  # last parts of options where a run writes
 State = Literal["absent", "begun", "complete"]
 
@@ -57,7 +58,7 @@ def made_from(
         "verb": stage.verb,
         "checkpoint": stage.checkpoint,
         **{f"the config {name}": read_config(find_config(name)) for name in stage.config},
-        **{f"the option {name}": value for name, value in stage.options.items()},
+        **{f"the option {k}": v for k, v in stage.options.items() if k not in DEPLOYMENT},
         **_files_of_options(stage, folder, seed),
         **({SEED: seed} if uses_seed else {}),
         **{f"the output of {name}": outputs[name] for name in stage.takes},

@@ -16,6 +16,7 @@ from types import FrameType
 from lit_models.cli_errors import say
 from lit_models.stage_records import (
     Record,
+    State,
     made_from,
     outputs_digest,
     read_record,
@@ -40,6 +41,7 @@ def chain(
     start: str | None = None,
     only: str | list[str] | None = None,
     change: dict | None = None,
+    launcher: str = "",
 ) -> int:
     """Run the stages of a chain one after the other; a stage that is complete is not run again.
 
@@ -56,6 +58,7 @@ def chain(
         only: one stage or several; those that they take are taken as they are.
         change: values that win over those of stages: --change.NAME.devices=2,
             --change.NAME.options.data.micro_batch_size=4.
+        launcher: words before the command of each stage, such as srun in a SLURM job.
 
     Returns:
         0, or the exit status of the stage that failed.
@@ -63,7 +66,8 @@ def chain(
     read = read_stages(stages or {}, change)
     names = [only] if isinstance(only, str) else only
     folder = Path(to.replace("{seed}", str(seed))).expanduser()
-    return run_stages(read, chosen_stages(read, start, names), folder, seed)
+    prefix = (*shlex.split(launcher), *PREFIX)
+    return run_stages(read, chosen_stages(read, start, names), folder, seed, prefix)
 
 
 def run_stages(
@@ -101,12 +105,16 @@ def run_stages(
 
 def check_outputs(
     stages: Sequence[Stage], chosen: Sequence[Stage], folder: Path, seed: int
-) -> None:
+) -> dict[str, State]:
     """Refuse, before anything is run, what the last stage would be refused for hours later.
+
+    Returns:
+        how far each of the chosen stages is.
 
     Raises:
         ValueError: as `run_stages`.
     """
+    states: dict[str, State] = {}
     outputs: dict[str, str | None] = {}
     for stage in stages:
         outputs[stage.name] = _outputs_of(stage, folder)
@@ -118,8 +126,11 @@ def check_outputs(
                     f"stage {stage.name} takes {name}, which is not complete in {folder}; run it "
                     "too: leave --start and --only out."
                 )
-        if state_of(stage, folder, made_from(stage, folder, seed, outputs)) != "complete":
+        state = state_of(stage, folder, made_from(stage, folder, seed, outputs))
+        states[stage.name] = state
+        if state != "complete":
             outputs[stage.name] = None
+    return states
 
 
 def _run_stage(

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lit_models.commands import by_place, command_files, run_command, summaries
+from lit_models.commands import command_files, run_command, summaries
+from lit_models.commands._arguments import by_place
 from lit_models.config_files import join_groups
 
 Unisono = Callable[..., tuple[int, str]]

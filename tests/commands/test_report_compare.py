@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_models.commands import with_words
+from lit_models.commands._arguments import with_words
 from lit_models.commands.report import report
 from lit_models.reporting.compare import differences, loss_gap, said
 from lit_models.reporting.reading import RunRecord, read_run

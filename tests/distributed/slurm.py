@@ -39,7 +39,7 @@ SchedulerParameters=sched_interval=5,bf_interval=5
 MpiDefault=none
 ReturnToService=2
 SlurmdParameters=config_overrides
-KillWait=5
+KillWait=15
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={port1} CPUs=4 RealMemory=1000 State=UNKNOWN
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={port2} CPUs=4 RealMemory=1000 State=UNKNOWN
 PartitionName=debug Nodes=n1,n2 Default=YES MaxTime=1:00:00 State=UP
@@ -87,7 +87,8 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
         start_daemons(folder, environ, daemons)
         yield environ
     finally:
-        subprocess.run(["scancel", "--user=root"], env=environ, capture_output=True, timeout=20)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the daemons end what is left
+            subprocess.run(["scancel", "--user=root"], env=environ, capture_output=True, timeout=20)
         for daemon in reversed(daemons):
             daemon.send_signal(signal.SIGTERM)
         for daemon in reversed(daemons):

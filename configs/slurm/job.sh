@@ -1,0 +1,62 @@
+#!/bin/bash
+# {{title}}
+# Written by `unisono submit`. Submit it from the folder where that was called:
+#   sbatch {{path}}
+#SBATCH --job-name={{name}}
+#SBATCH --partition={{partition}}
+#SBATCH --account={{account}}
+#SBATCH --nodes={{nodes}}
+#SBATCH --nodelist={{nodelist}}
+#SBATCH --ntasks-per-node={{tasks_per_node}}
+#SBATCH --gpus-per-node={{gpus_per_node}}
+#SBATCH --cpus-per-task={{cpus_per_task}}
+#SBATCH --exclusive{{exclusive}}
+#SBATCH --time={{time_limit}}
+#SBATCH --signal=B:USR1@{{save_ahead_s}}
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=logs/train_%j.out
+#SBATCH --error=logs/train_%j.err
+
+# SLURM's warning ahead of the time limit comes to this script alone, which passes it on. A cancelled
+# job gets TERM, as all its processes do: the script stays until the run has saved.
+step= signals=0 asked=no
+pass_on() {
+  signals=$((signals + 1)) asked=yes
+  [ -z "$step" ] || kill -USR1 "$step" 2>/dev/null
+}
+trap pass_on USR1
+trap 'signals=$((signals + 1))' TERM
+
+# 75: the run was asked to stop and has saved. Above 128: the warning came before it could hear it.
+finish() {
+  if [ $1 = 75 ] || { [ $asked = yes ] && [ $1 -gt 128 ]; }; then
+    for try in 1 2 3 4 5; do
+      state=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T) && break
+      sleep 5
+    done
+    if [ "$state" = RUNNING ]; then # not one that was cancelled
+      echo "job $SLURM_JOB_ID ended with status $1 and is requeued: it goes on"
+      scontrol requeue "$SLURM_JOB_ID" && exit
+    fi
+  fi
+  exit $1
+}
+
+{{activate}}
+
+run={{run_folder}} # the same however often the job is requeued
+[ $asked = no ] || finish 138 # too late to start
+
+{{command}} &
+step=$!
+[ $asked = no ] || { sleep 1 && pass_on; } # it came in between
+
+# A signal ends `wait` early: the run's own status is that of a `wait` that none disturbed.
+while
+  before=$signals
+  wait "$step"
+  status=$?
+  [ $signals != $before ]
+do :; done
+finish $status

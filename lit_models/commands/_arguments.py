@@ -1,0 +1,101 @@
+"""From the words that a user types after a command to those that its parser takes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from inspect import Parameter, signature
+from typing import Any
+
+from lit_models.config_files import expand_configs, join_groups, split_options
+
+RUN_OPTIONS = "run_options"
+PLACED = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def arguments_of(argv: list[str], function: Callable[..., Any]) -> list[str]:
+    """Returns the arguments of a command's parser.
+
+    Args:
+        argv: as typed.
+        function: the command.
+
+    Raises:
+        ValueError: a config is not readable, or an option is nearly one of the command's.
+        FileNotFoundError: a config does not exist.
+    """
+    expanded = expand_configs(argv)
+    takes_run = RUN_OPTIONS in signature(function).parameters
+    words = with_run(argv, function) if takes_run else join_groups(expanded)
+    return by_place(with_values(with_words(words, function), function), function)
+
+
+def with_run(argv: list[str], function: Callable[..., Any]) -> list[str]:
+    """Returns the arguments of a command with all that are not its own in one list.
+
+    They stay as they were typed. An option of a list that is repeated is one list.
+
+    Raises:
+        ValueError: an option is none of the command's, and all but one of them.
+    """
+    parameters = signature(function).parameters
+    names = [name for name in parameters if name != RUN_OPTIONS]
+    own, rest = split_options(argv, [*names, "help"])
+    out: list[str] = []
+    lists: dict[str, list[str]] = {}
+    for name, value in own:
+        if value is not None and "list" in str(parameters[name].annotation):
+            lists.setdefault(name, []).append(value)
+        else:
+            out.append(f"--{name}" if value is None else f"--{name}={value}")
+    lists[RUN_OPTIONS] = rest
+    return [*out, *(f"--{name}={json.dumps(values)}" for name, values in lists.items())]
+
+
+def with_values(argv: list[str], function: Callable[..., Any]) -> list[str]:
+    """Returns the arguments with --json for --json=true, where it is an option that is true or
+    false and no value follows."""
+    kinds = (bool, bool | None)
+    flags = {f"--{n}" for n, p in signature(function).parameters.items() if p.annotation in kinds}
+    following = [*argv[1:], "--"] if argv else []
+    return [
+        f"{option}=true" if option in flags and after.startswith("-") else option
+        for option, after in zip(argv, following, strict=True)
+    ]
+
+
+def with_words(argv: list[str], function: Callable[..., Any]) -> list[str]:
+    """Returns the arguments with --other=B for B in `report A B`: after the required parameters, a
+    bare word is the next one's that has a default and could be given without its name."""
+    parameters = signature(function).parameters.values()
+    plain = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    num_required = sum(p.default is p.empty for p in plain)
+    optional = [p.name for p in plain if p.default is not p.empty] if num_required else []
+    out: list[str] = []
+    num_words, is_value = 0, False
+    for argument in argv:
+        is_word = not argument.startswith("-") and not is_value
+        num_words += is_word
+        extra = num_words - num_required if is_word else 0
+        named = 0 < extra <= len(optional)
+        out.append(f"--{optional[extra - 1]}={argument}" if named else argument)
+        is_value = argument.startswith("--") and "=" not in argument
+    return out
+
+
+def by_place(argv: list[str], function: Callable[..., Any]) -> list[str]:
+    """Returns the arguments with X for --ckpt=X and --ckpt X, where an option has no default: the
+    parser takes such a value by its place alone. One option of this kind can be named; of two, the
+    places would not tell which is which."""
+    given = signature(function).parameters.values()
+    placed = [p.name for p in given if p.default is Parameter.empty and p.kind in PLACED]
+    if len(placed) != 1:
+        return argv
+    option = f"--{placed[0]}"
+    if option in argv[:-1]:
+        at = argv.index(option)
+        return [argv[at + 1], *argv[:at], *argv[at + 2 :]]
+    named = next((word for word in argv if word.startswith(f"{option}=")), None)
+    if named is None:
+        return argv
+    return [named.partition("=")[2], *(word for word in argv if word != named)]

@@ -1,0 +1,1 @@
+"""Jobs for a cluster: what they ask for, their scripts, and how they come into the queue."""

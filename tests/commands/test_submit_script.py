@@ -1,0 +1,139 @@
+"""The shell logic of a job's script, run by bash with stand-ins for SLURM's commands."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from lit_models.scheduling.resources import Resources
+from lit_models.scheduling.scripts import job_script
+
+SRUN = """#!/bin/bash
+# Ends with $STATUS after $SECONDS_LONG, or as $HEARD tells it once it has heard a signal.
+trap 'echo heard >> srun.txt; [ -z "$HEARD" ] || { sleep 0.1; exit $HEARD; }' USR1
+echo started "$@" >> srun.txt
+for i in $(seq $TENTHS); do sleep 0.1; done
+exit $STATUS
+"""
+DEAF = "#!/bin/bash\necho started >> srun.txt\nsleep 5 & child=$!\ntrap 'kill $child' EXIT\nwait\n"
+SQUEUE = '#!/bin/bash\necho squeue "$@" >> asked.txt\nexec cat state.txt\n'
+SCONTROL = '#!/bin/bash\necho scontrol "$@" >> asked.txt\nexit $REFUSES\n'
+REQUEUED = ["squeue --noheader --jobs=7 --format=%T", "scontrol requeue 7"]
+
+
+class Node:
+    """A folder with a job's script and the stand-ins beside it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        names = {"title": "A job.", "path": "job.sh", "name": "toy"}
+        names["run_folder"] = "toy_$SLURM_JOB_ID"
+        text = job_script(Resources(), names, ["touch begun; sleep $ACTIVATION_S"], ['srun "$run"'])
+        self.write("job.sh", text)
+        for name, content in (("srun", SRUN), ("squeue", SQUEUE), ("scontrol", SCONTROL)):
+            self.write(name, content)
+        (folder / "state.txt").write_text("RUNNING\n")
+
+    def write(self, name: str, text: str) -> None:
+        (self.folder / name).write_text(text)
+        (self.folder / name).chmod(0o755)
+
+    def start(self, **environ: object) -> subprocess.Popen:
+        values = {"STATUS": 0, "TENTHS": 1, "HEARD": "", "REFUSES": 0, "ACTIVATION_S": 0, **environ}
+        path = f"{self.folder}:{os.environ['PATH']}"
+        return subprocess.Popen(
+            ["bash", "job.sh"],
+            cwd=self.folder,
+            env={"PATH": path, "SLURM_JOB_ID": "7", **{k: str(v) for k, v in values.items()}},
+        )
+
+    def run(self, **environ: object) -> int:
+        return self.start(**environ).wait(20)
+
+    def signalled(
+        self, *signals: signal.Signals, after: str = "srun.txt", **environ: object
+    ) -> int:
+        """Send signals as soon as a file is there; return the exit status."""
+        job = self.start(**environ)
+        end = time.monotonic() + 20
+        while not (self.folder / after).exists():
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        for signum in signals:
+            job.send_signal(signum)
+            time.sleep(0.15)
+        return job.wait(20)
+
+    @property
+    def asked(self) -> list[str]:
+        path = self.folder / "asked.txt"
+        return path.read_text().splitlines() if path.exists() else []
+
+    @property
+    def srun(self) -> list[str]:
+        return (self.folder / "srun.txt").read_text().splitlines()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+@pytest.mark.parametrize("status", [0, 1, 2, 137])
+def test_a_run_that_ends_by_itself_is_not_requeued(node: Node, status: int) -> None:
+    assert node.run(STATUS=status) == status
+    assert (node.asked, node.srun) == ([], ["started toy_7"])
+
+
+def test_a_run_that_has_stopped_is_requeued(node: Node) -> None:
+    assert node.run(STATUS=75) == 0
+    assert node.asked == REQUEUED
+
+
+def test_the_warning_is_passed_on_and_the_run_is_waited_for(node: Node) -> None:
+    assert node.signalled(signal.SIGUSR1, TENTHS=100, HEARD=75) == 0
+    assert node.srun == ["started toy_7", "heard"]
+    assert node.asked == REQUEUED
+
+
+def test_a_run_that_ends_well_in_spite_of_the_warning_is_over(node: Node) -> None:
+    assert node.signalled(signal.SIGUSR1, TENTHS=4) == 0
+    assert (node.srun[-1], node.asked) == ("heard", [])
+
+
+def test_the_status_is_that_of_the_run_however_often_the_wait_is_disturbed(node: Node) -> None:
+    signals = [signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR1]
+    assert node.signalled(*signals, TENTHS=7, STATUS=3) == 3
+    assert (node.srun.count("heard"), node.asked) == (2, [])
+
+
+def test_a_failure_after_the_warning_is_a_failure(node: Node) -> None:
+    assert node.signalled(signal.SIGUSR1, TENTHS=100, HEARD=1) == 1
+    assert node.asked == []
+
+
+def test_a_warning_that_comes_before_the_run_can_hear_it_requeues(node: Node) -> None:
+    node.write("srun", DEAF)
+    assert node.signalled(signal.SIGUSR1) == 0
+    assert node.asked == REQUEUED
+
+
+def test_a_warning_during_the_activation_starts_no_run(node: Node) -> None:
+    assert node.signalled(signal.SIGUSR1, after="begun", ACTIVATION_S=0.3) == 0
+    assert node.asked == REQUEUED
+    assert not (node.folder / "srun.txt").exists()
+
+
+@pytest.mark.parametrize("state", ["COMPLETING", "CANCELLED", ""])
+def test_a_cancelled_job_stays_cancelled_and_has_saved(node: Node, state: str) -> None:
+    (node.folder / "state.txt").write_text(state)
+    assert node.signalled(signal.SIGTERM, TENTHS=3, STATUS=75) == 75
+    assert node.asked == REQUEUED[:1]
+
+
+def test_a_requeue_that_slurm_refuses_is_not_hidden(node: Node) -> None:
+    assert node.run(STATUS=75, REFUSES=1) == 75
+    assert node.asked == REQUEUED

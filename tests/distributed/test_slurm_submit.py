@@ -1,0 +1,127 @@
+"""`unisono submit` on a real SLURM: jobs are requeued, cancelled, fail, wait for another."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lit_models.training.lineage import verify_run
+from tests.distributed import slurm_jobs
+from tests.distributed.slurm import cluster, install
+from tests.distributed.slurm_jobs import (
+    Environ,
+    facts_of,
+    said,
+    slurm_says,
+    submitted,
+    wait_for,
+    wait_for_end,
+)
+
+pytestmark = pytest.mark.slow
+TWO_TASKS = ["--config=toy.yaml", "--tasks-per-node=2", "--time-limit=30"]
+MINUTE = ["--time-limit=1", "--save-ahead-s=5", "--trainer.max_epochs=9"]
+NUM_STEPS = 7  # of an epoch of the toy
+FAILS = """
+  - class_path: tests.distributed.toy_run.FailsAt
+    init_args: {step: 3, how: raise}
+"""
+CHAIN = """
+to: chain
+stages:
+  first: {verb: fit, config: toy.yaml}
+  second: {verb: test, checkpoint: first, config: toy.yaml}
+"""
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environ]:
+    cannot = install()
+    if cannot:
+        pytest.skip(cannot)
+    with cluster(tmp_path_factory.mktemp("slurm")) as environ:
+        yield {**environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def minute(slurm: Environ, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A job that needs more than its minute; it runs beside the tests that come first."""
+    folder = tmp_path_factory.mktemp("minute")
+    slurm_jobs.write_config(folder, step_s=1.2)
+    (job,) = submitted(folder, slurm, *TWO_TASKS, *MINUTE)
+    return folder, job
+
+
+def assert_whole(run: Path, num_epochs: int) -> None:
+    """Assert that every sample was used once in each epoch, and that there is one curve."""
+    verdict = verify_run(run)
+    assert (verdict.faults, verdict.discarded) == ([], [])
+    assert verdict.finished_epochs == num_epochs
+    curve = EventAccumulator(str(run / "tensorboard")).Reload().Scalars("train/loss")
+    assert [point.step for point in curve] == sorted({point.step for point in curve})
+    assert len(curve) >= num_epochs * NUM_STEPS - 1
+
+
+def test_a_cancelled_job_stays_cancelled_and_its_run_goes_on_on_two_nodes(slurm, tmp_path) -> None:
+    slurm_jobs.write_config(tmp_path, step_s=0.5)
+    (job,) = submitted(tmp_path, slurm, *TWO_TASKS, "--trainer.max_epochs=3")
+    run = tmp_path / f"runs/toy_{job}"
+    wait_for(lambda: slurm_jobs.steps_of(run) > 3, lambda: said(tmp_path))
+    slurm_says(slurm, "scancel", job)
+    facts = wait_for_end(job, slurm)
+    assert (facts["JobState"], facts["Restarts"]) == ("CANCELLED", "0"), said(tmp_path)
+    wait_for(lambda: "stopped by SIGTERM; everything is saved" in said(tmp_path), "not saved")
+    root = f"--trainer.default_root_dir=runs/toy_{job}"
+    again = ["--config=toy.yaml", "--nodes=2", "--time-limit=30", "--trainer.max_epochs=3", root]
+    (job,) = submitted(tmp_path, slurm, *again)
+    assert wait_for_end(job, slurm)["JobState"] == "COMPLETED", said(tmp_path)
+    assert_whole(run, 3)
+    facts = json.loads((run / "topology.json").read_text())
+    assert (facts["world_size"], facts["num_nodes"]) == (2, 2)
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [run.name]
+
+
+def test_a_rank_that_fails_ends_the_job_which_is_not_requeued(slurm, tmp_path) -> None:
+    slurm_jobs.write_config(tmp_path, 0.0, FAILS)
+    (job,) = submitted(tmp_path, slurm, *TWO_TASKS)
+    facts = wait_for_end(job, slurm)
+    assert (facts["JobState"], facts["Restarts"]) == ("FAILED", "0"), said(tmp_path)
+    assert "a word that no dictionary has" in said(tmp_path)
+
+
+def test_a_stage_waits_for_the_one_before_it_however_often_that_is_requeued(
+    slurm, tmp_path
+) -> None:
+    """The warning comes while Python starts, long before the training can hear it."""
+    slurm_jobs.write_config(tmp_path, 0.0)
+    (tmp_path / "chain.yaml").write_text(CHAIN)
+    first, second = submitted(
+        tmp_path, slurm, "--config=chain.yaml", "--stage=first:2", "--time-limit=30"
+    )
+    wait_for(lambda: f"{first}.0" in slurm_says(slurm, "squeue", "-h", "-s"), "no step")
+    slurm_says(slurm, "scancel", "--signal=USR1", "--batch", first)
+    facts = wait_for_end(first, slurm)
+    assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "1"), said(tmp_path)
+    assert_whole(tmp_path / "chain/first", 1)
+    assert wait_for_end(second, slurm)["JobState"] == "COMPLETED", said(tmp_path)
+    assert "stage second is complete" in said(tmp_path)
+
+
+def test_a_job_that_reaches_its_time_limit_is_requeued_and_finishes(slurm, minute) -> None:
+    folder, job = minute
+    facts = wait_for_end(job, slurm, 300, folder)
+    assert facts["JobState"] == "COMPLETED", said(folder)
+    assert int(facts["Restarts"]) >= 1
+    assert f"job {job} ended with status 75 and is requeued" in said(folder)
+    assert_whole(folder / f"runs/toy_{job}", 9)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("number", range(5))
+def test_it_does_so_every_time(slurm, tmp_path, number: int) -> None:
+    slurm_jobs.write_config(tmp_path, step_s=1.2)
+    (job,) = submitted(tmp_path, slurm, *TWO_TASKS, *MINUTE)
+    wait_for(lambda: facts_of(job, slurm)["JobState"] != "PENDING", "does not start")
+    test_a_job_that_reaches_its_time_limit_is_requeued_and_finishes(slurm, (tmp_path, job))
