@@ -144,8 +144,10 @@ def test_the_command_line_reaches_the_stages(
     monkeypatch.setattr(command, "run_stages", lambda *given: seen.append(given) or 7)
     options = ["--config=mine.yaml", "--seed=3", "--only=a", "--change.a.devices=2"]
     options += ["--change.a.options.data.x=5", "--change.b.options.z=null"]
+    options += ["--launcher=srun -N 1"]
     assert run_command("chain", options) == 7
-    (stages, chosen, folder, seed) = seen[0]
+    (stages, chosen, folder, seed, prefix) = seen[0]
+    assert prefix == ("srun", "-N", "1", *command.PREFIX)
     assert [stage.name for stage in chosen] == ["a"]
     assert (str(folder), seed) == ("out-3", 3)
     assert (stages[0].devices, stages[0].options) == (2, {"data.x": 5, "data.y": "{seed}"})
