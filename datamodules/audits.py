@@ -1,5 +1,6 @@
 """What `unisono check` says of a datamodule's files: the part that all audits share."""
 
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,7 +14,11 @@ WIDTH = 80
 NUM_BAD_SHOWN = 20
 TOO_LONG = "too long"  # kind of a bad row, which data.too_long decides on
 LABEL = 11  # columns of the word that a line begins with
-
+INDENT: dict[str, Any] = {
+    "initial_indent": "  ",
+    "subsequent_indent": "  ",
+    "break_on_hyphens": False,
+}
 
 MakeModel = Callable[[], Any]  # builds the module of the run, where an audit depends on it
 
@@ -51,7 +56,8 @@ def show_bad_rows(console: "Console", rows: Sequence[BadRow]) -> None:
     say(console, "errors", f"{len(rows):,} bad rows ({counts})", "red")
     for row in rows[:NUM_BAD_SHOWN]:
         # Broken between words alone: a path with a line break in it cannot be copied.
-        console.print(f"  {row}", markup=False, overflow="ignore", crop=False)
+        line = textwrap.fill(str(row), WIDTH, break_long_words=False, **INDENT)
+        console.print(line, markup=False, soft_wrap=True)
     more = len(rows) - NUM_BAD_SHOWN
     if more > 0:
         console.print(f"  … and {more:,} more")
