@@ -1,0 +1,81 @@
+"""The README's way from laptop to cluster, line by line, on the SLURM of two loopback nodes."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lit_models.commands import summaries
+from tests.distributed.launch import ROOT
+from tests.distributed.slurm import cluster, install
+from tests.distributed.slurm_jobs import Environ, facts_of, wait_for_end
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SECTION = README.split("## From laptop to cluster\n")[1].split("\n## ")[0]
+VERBS = ("fit", "validate", "test", "predict")
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Environ]]:
+    """A working folder, and an environment with `unisono` and SLURM in it."""
+    cannot = install()
+    if cannot:
+        pytest.skip(cannot)
+    folder = tmp_path_factory.mktemp("user")
+    command = folder / "bin" / "unisono"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m lit_models "$@"\n')
+    command.chmod(0o755)
+    with cluster(tmp_path_factory.mktemp("slurm")) as environ:
+        path = {"PATH": f"{command.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+        yield folder, {**environ, **path, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+
+
+def lines_of(block: str, shell: tuple[Path, Environ]) -> dict[str, str]:
+    """Return line -> what it printed; variables live from one line to the next."""
+    folder, environ = shell
+    printed = {}
+    so_far = []
+    for line in block.strip().splitlines():
+        if line.startswith("export "):
+            so_far.append(line)
+            continue
+        done = subprocess.run(
+            ["bash", "-c", "\n".join([*so_far, line])],
+            **{"cwd": folder, "env": environ, "text": True, "timeout": 150},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        assert done.returncode == 0, f"{line}\n{done.stdout}"
+        printed[line] = done.stdout
+    return printed
+
+
+@pytest.mark.slow
+def test_each_line_does_what_the_readme_says(shell: tuple[Path, Environ]) -> None:
+    before, after = re.findall(r"```bash\n(.*?)```", SECTION, re.S)
+    printed = lines_of(before, shell)
+    submitted = next(text for text in printed.values() if "submitted  job" in text)
+    (job,) = re.findall(r"^submitted  job (\d+)", submitted, flags=re.MULTILINE)
+    wait_for_end(job, shell[1])
+    assert facts_of(job, shell[1])["JobState"] == "COMPLETED"
+    printed = lines_of(after, shell)
+    assert any("each sample used exactly once" in text for text in printed.values())
+    run = shell[0] / "runs" / f"occupation_coder-debug_{job}"
+    assert "<svg" in (run / "report.html").read_text(encoding="utf-8")
+
+
+def test_what_helps_exists() -> None:
+    table = SECTION.split("| what happens |")[1]
+    named = set(re.findall(r"`unisono ([a-z]+)", SECTION))
+    assert named <= {*summaries(), *VERBS}
+    assert {"doctor", "plan", "verify", "report", "replay"} <= set(
+        re.findall(r"unisono ([a-z]+)", table)
+    )
+    for card in re.findall(r"\]\((lit_models/[^)]+)\)", SECTION):
+        assert (ROOT / card).exists(), card
