@@ -5,20 +5,14 @@ from typing import Any, Literal
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
-from torch.autograd import Variable
 
 from lit_models.training.callbacks.ledger import ledger_of
-from lit_models.training.throughput.clock import (
-    BACKWARD,
-    COMMUNICATION,
-    EVALUATION,
-    FORWARD,
-    clock_for,
-)
-from lit_models.training.throughput.flops import FlopCount, model_flops
+from lit_models.training.throughput.clock import BACKWARD, EVALUATION, FORWARD, clock_for
+from lit_models.training.throughput.flops import FlopCount
 from lit_models.training.throughput.intervals import Intervals
 from lit_models.training.throughput.journal import Journal
 from lit_models.training.throughput.lines import Capacity, capacity_of
+from lit_models.training.throughput.own_end import note_own_end
 from lit_models.training.throughput.profiler import PhaseProfiler
 
 
@@ -40,7 +34,7 @@ class Throughput(Callback):
         self._profiler: PhaseProfiler | None = None  # while it trains
         self._journal: Journal | None = None  # on rank 0
         self._seen_step = 0
-        self._has_own_end = False  # ddp, whose wait for other ranks is a phase of its own
+        self._notes_own_end = False  # under ddp, whose wait for other ranks is a phase of its own
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Ask what the device can do, while its memory is free."""
@@ -61,7 +55,7 @@ class Throughput(Callback):
             counts = {FORWARD: FlopCount(), BACKWARD: FlopCount()}
         self._profiler = PhaseProfiler(clock_for(strategy.root_device), trainer.profiler, counts)
         shows_waiting = getattr(strategy, "strategy_name", "") != "fsdp"
-        self._has_own_end = isinstance(strategy, DDPStrategy) and trainer.world_size > 1
+        self._notes_own_end = isinstance(strategy, DDPStrategy) and trainer.world_size > 1
         self._intervals = Intervals(self._profiler, strategy.root_device, shows_waiting)
         self._seen_step = trainer.global_step
         if trainer.is_global_zero:
@@ -73,9 +67,8 @@ class Throughput(Callback):
     def on_before_backward(
         self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
     ) -> None:
-        """Under ddp, note where this rank's own part ends."""
-        if self._has_own_end and self._profiler is not None and loss.requires_grad:
-            loss.register_hook(self._await_end)
+        if self._notes_own_end and self._profiler is not None:
+            note_own_end(loss, self._profiler.clock)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -89,7 +82,7 @@ class Throughput(Callback):
             return  # in the middle of an accumulation
         self._seen_step = step
         if self._profiler.counts:
-            self._take_count(self._profiler)
+            self._capacity.take_count(self._profiler, self._intervals.current.positions)
         known = self._intervals.end_step(step, is_last=step % trainer.log_every_n_steps == 0)
         if known is not None and self._journal is not None:
             self._journal.write(trainer, known)
@@ -123,23 +116,6 @@ class Throughput(Callback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._stop(trainer)
-
-    def _await_end(self, gradient: Tensor) -> None:
-        # Called at the beginning of the backward pass: what is queued now is called when all
-        # gradients of this rank are there, and before ddp, which queues later, waits for others'.
-        Variable._execution_engine.queue_callback(self._note_end)
-
-    def _note_end(self) -> None:
-        assert self._profiler is not None
-        self._profiler.clock.switch(COMMUNICATION)
-
-    def _take_count(self, profiler: PhaseProfiler) -> None:
-        """After the first step: its arithmetic per position."""
-        forward, backward = (profiler.counts[part].total for part in (FORWARD, BACKWARD))
-        profiler.stop_counting()
-        positions = self._intervals.current.positions
-        if positions and forward:
-            self._capacity.flops_per_position = model_flops(forward, backward) / positions
 
     def _stop(self, trainer: Trainer) -> None:
         if self._profiler is not None:

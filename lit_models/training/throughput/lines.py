@@ -5,9 +5,11 @@ from typing import Any
 
 import torch
 
-from lit_models.training.throughput.flops import matmul_ceiling
+from lit_models.training.throughput.clock import BACKWARD, FORWARD
+from lit_models.training.throughput.flops import matmul_ceiling, model_flops
 from lit_models.training.throughput.intervals import Interval
 from lit_models.training.throughput.peaks import arithmetic, dtype_of, peak_flops
+from lit_models.training.throughput.profiler import PhaseProfiler
 from lit_models.training.throughput.ranks import Share, slowest_rank
 
 
@@ -29,6 +31,18 @@ class Capacity:
     def asks_for_count(self) -> bool:
         """Whether there is something to compare the arithmetic with."""
         return self.peak is not None or self.ceiling is not None
+
+    def take_count(self, profiler: PhaseProfiler, positions: int) -> None:
+        """After the first step: keep its arithmetic per position, and count no more.
+
+        Args:
+            profiler: that has counted.
+            positions: that the step computed on this rank, padding included.
+        """
+        forward, backward = (profiler.counts[part].total for part in (FORWARD, BACKWARD))
+        profiler.stop_counting()
+        if positions and forward:
+            self.flops_per_position = model_flops(forward, backward) / positions
 
     def share_of(self, limit: float | None, tokens_per_s: float, devices: int) -> float | None:
         """Return the share of a limit that the useful tokens of all devices take."""
