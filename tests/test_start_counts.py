@@ -72,8 +72,9 @@ def test_a_step_of_two_ranks_is_one_bucket_and_one_vector(counts: dict, rank: st
 
 
 def test_between_two_log_lines_a_step_fetches_its_gradient_norm_alone(counts: dict) -> None:
-    # Twice: the ledger reads it one step late, and on a CPU NonFinite decides by it.
-    assert counts["synchronisations"] == {"item": 2 * NUM_STEPS}
+    # On a CPU NonFinite decides by it; a GPU's optimizer does so itself. The ledger's numbers come
+    # by HostCopy, which no GPU is waited for.
+    assert counts["synchronisations"] == {"item": NUM_STEPS}
 
 
 def test_all_of_torchmetrics_is_there_for_whoever_asks(counts: dict) -> None:

@@ -179,9 +179,8 @@ class StepSummary(NamedTuple):
     terms: dict[str, tuple[float, float]]
 
 
-def read_vector(vector: Tensor, term_names: tuple[str, ...]) -> StepSummary:
-    """Return the values in a vector that was summed over ranks; waits for the device."""
-    values = vector.tolist()
+def read_vector(values: list[float], term_names: tuple[str, ...]) -> StepSummary:
+    """Return what the numbers of a vector say that was summed over ranks."""
     flags, limbs, rest = values[:3], values[3 : 3 + _NUM_LIMBS], values[3 + _NUM_LIMBS :]
     # Each rank added several micro-batches: limbs have carried, and are put together with carry.
     digest = sum(int(limb) << (_LIMB_BITS * i) for i, limb in enumerate(limbs)) & _DIGEST_MASK

@@ -130,7 +130,7 @@ def test_the_record_adds_over_micro_batches_and_ranks():
             terms = {"a": LossSum(weight[rows].sum() * 2, weight[rows].sum())}
             record.add(ids[rows], weight[rows], terms, torch.tensor(0.25))
         vectors.append(record.vector(stop=rank == 1, save=False))
-    summary = read_vector(sum(vectors), ("a",))
+    summary = read_vector(sum(vectors).tolist(), ("a",))
     used = np.delete(np.arange(12), [3, 7])
     assert summary.digest == f"{digest_ids(used):016x}"
     assert (summary.num_samples, summary.loss, summary.stop, summary.save) == (10, 1.0, True, False)

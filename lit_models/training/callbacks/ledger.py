@@ -9,9 +9,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch import Tensor
 
 from lit_models.training.exact import ExactModule
+from lit_models.training.host_copy import HostCopy
 from lit_models.training.json_lines import complete_lines
 from lit_models.training.optim import gradients
 from lit_models.training.record import StepSummary, read_vector
@@ -33,7 +33,7 @@ class Ledger(Callback):
         self.latest: dict[str, Any] = {}  # the newest line, equal on all ranks
         self.save_now = False  # all ranks decided to save at the end of this step
         self.is_stopping = False  # all ranks decided to stop
-        self._pending: tuple[Tensor, Any, dict[str, Any], tuple[str, ...]] | None = None
+        self._pending: tuple[HostCopy, dict[str, Any], tuple[str, ...]] | None = None
         self._file: IO[str] | None = None
         self.attempt = 1  # of this run folder; known on rank 0
         self.steps_done = 0
@@ -78,12 +78,12 @@ class Ledger(Callback):
             return
         self.steps_done = trainer.global_step
         record = pl_module.step_record
-        facts = self._facts(trainer, record.grad_norm, batch)
+        facts, norm = self._facts(trainer, batch), record.grad_norm
         vector = record.vector(self.wants_stop, self.wants_save, self.steps_done)
         self.wants_save = False
         self._finish(trainer)
         work = dist.all_reduce(vector, async_op=True) if is_distributed() else None
-        self._pending = (vector, work, facts, record.term_names)
+        self._pending = (HostCopy(vector, work, norm), facts, record.term_names)
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -112,7 +112,7 @@ class Ledger(Callback):
             self._file.close()
             self._file = None
 
-    def _facts(self, trainer: Trainer, norm: Tensor | None, batch: Any) -> dict[str, Any]:
+    def _facts(self, trainer: Trainer, batch: Any) -> dict[str, Any]:
         now = time.perf_counter()
         seconds, self._clock = now - self._clock, now
         return {
@@ -120,7 +120,6 @@ class Ledger(Callback):
             "step": trainer.global_step,
             "step_in_epoch": int(batch["step_index"]),
             "attempt": self.attempt,
-            "grad_norm": norm,
             "learning_rate": self._learning_rate,
             "seconds": round(seconds, 6),
             "world_size": trainer.world_size,
@@ -130,12 +129,11 @@ class Ledger(Callback):
         """Read the pending vector; every rank does so at the same step."""
         if self._pending is None:
             return
-        vector, work, facts, term_names = self._pending
+        copy, facts, term_names = self._pending
         self._pending = None
-        if work is not None:
-            work.wait()
-        summary = read_vector(vector, term_names)
-        self.latest = _line(facts, summary)
+        numbers, norm = copy.read()
+        summary = read_vector(numbers, term_names)
+        self.latest = _line(facts, summary, norm)
         self.save_now = summary.save
         if summary.stop:
             self._stop(trainer)
@@ -172,8 +170,7 @@ def is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def _line(facts: dict[str, Any], summary: StepSummary) -> dict[str, Any]:
-    norm = facts["grad_norm"]
+def _line(facts: dict[str, Any], summary: StepSummary, norm: float | None) -> dict[str, Any]:
     terms = {n: {"sum": total, "count": count} for n, (total, count) in summary.terms.items()}
     return {
         **facts,
@@ -182,7 +179,7 @@ def _line(facts: dict[str, Any], summary: StepSummary) -> dict[str, Any]:
         "targets": {name: term["count"] for name, term in terms.items()},
         "loss": summary.loss,
         "terms": {name: t["sum"] / max(1.0, t["count"]) for name, t in terms.items()},
-        "grad_norm": None if norm is None else float(norm),
+        "grad_norm": norm,
         "is_finite": summary.is_finite,
     }
 
