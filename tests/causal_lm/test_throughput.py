@@ -1,30 +1,38 @@
-"""A language model learns the same bits whether its throughput is measured or not."""
+"""A language model learns the same and stays compiled whether its throughput is measured or not."""
 
 import json
-from functools import partial
+from functools import partial, partialmethod
 
+import pytest
 import torch
 from lightning.pytorch import seed_everything
+from lightning.pytorch.utilities.compile import from_compiled
+from torch import nn
 
 from datamodules.text import TextDataModule
 from datamodules.text_split import TextSplit
+from lit_models.causal_lm.building import ComputationOptions
 from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.module import LitCausalLM
+from lit_models.causal_lm.network import Decoder
 from lit_models.training.callbacks import Throughput, default_callbacks
+from lit_models.training.throughput.flops import is_compiled
 from tests.toy import toy_trainer
 
 TEXT = "the cat sat on the mat and the dog sat on the log, so they sat and sat. " * 8
 LAYERS, WIDTH, LENGTH, ROWS = 1, 16, 16, 8
 
 
-def fit(folder, own):
+def fit(folder, own, compile=False):
     folder.mkdir()
     text = folder.parent / "text.txt"
     text.write_text(TEXT, encoding="utf-8")
     seed_everything(1)
     shape = {"max_positions": LENGTH, "hidden_size": WIDTH, "num_layers": LAYERS, "num_heads": 2}
     module = LitCausalLM(
-        partial(torch.optim.AdamW, lr=0.01), network=DecoderConfig(dropout=0.1, **shape)
+        partial(torch.optim.AdamW, lr=0.01),
+        network=DecoderConfig(dropout=0.1, **shape),
+        computation=ComputationOptions(compile=compile),
     )
     sizes = {"context_length": LENGTH, "global_batch_size": ROWS, "micro_batch_size": 4}
     data = TextDataModule(str(text), layout="blocks", split=TextSplit(by="tail"), **sizes)
@@ -47,3 +55,42 @@ def test_weights_and_random_states_are_the_same_and_the_arithmetic_is_counted(tm
     assert callback._capacity.flops_per_position == expected
     lines = (tmp_path / "measured" / "throughput.jsonl").read_text().splitlines()
     assert all(json.loads(line)["matmul_share"] > 0 for line in lines)
+
+
+@pytest.fixture
+def compiled_calls(monkeypatch):
+    """The calls of compiled code so far; what was compiled before is forgotten."""
+    calls = []
+
+    def counting(graph, inputs):
+        return lambda *args: calls.append(1) or graph(*args)
+
+    compile_blocks = partialmethod(Decoder.compile_blocks, backend=counting)
+    monkeypatch.setattr(Decoder, "compile_blocks", compile_blocks)
+    torch._dynamo.reset()
+    yield calls
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo's
+def test_a_compiled_network_stays_compiled_and_is_not_counted(tmp_path, compiled_calls):
+    fit(tmp_path / "plain", [], compile=True)
+    num_plain = len(compiled_calls)
+    torch._dynamo.reset()
+    callback = Throughput(measures_ceiling=True)
+    fit(tmp_path / "measured", [callback], compile=True)
+    assert num_plain > 0
+    assert len(compiled_calls) == 2 * num_plain
+    lines = (tmp_path / "measured" / "throughput.jsonl").read_text().splitlines()
+    assert {(ln["mfu"], ln["matmul_share"]) for ln in map(json.loads, lines)} == {(None, None)}
+
+
+def test_every_way_to_compile_is_seen():
+    plain, inside = nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2))
+    assert not is_compiled(plain)
+    inside[0].compile(backend="eager")
+    assert is_compiled(inside)
+    assert is_compiled(nn.Sequential(torch.compile(plain, backend="eager")))
+    module = LitCausalLM(partial(torch.optim.AdamW, lr=0.01))
+    assert not is_compiled(module)
+    assert is_compiled(from_compiled(torch.compile(module, backend="eager")))

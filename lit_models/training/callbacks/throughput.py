@@ -7,8 +7,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
 from lit_models.training.callbacks.ledger import ledger_of
-from lit_models.training.throughput.clock import BACKWARD, EVALUATION, FORWARD, clock_for
-from lit_models.training.throughput.flops import FlopCount
+from lit_models.training.throughput.clock import EVALUATION, clock_for
 from lit_models.training.throughput.intervals import Intervals
 from lit_models.training.throughput.journal import Journal
 from lit_models.training.throughput.lines import Capacity, capacity_of
@@ -38,10 +37,8 @@ class Throughput(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Ask what the device can do, while its memory is free."""
-        device = trainer.strategy.root_device
-        measures = self.measures_ceiling is True or (
-            self.measures_ceiling == "auto" and device.type == "cuda"
-        )
+        asked, device = self.measures_ceiling, trainer.strategy.root_device
+        measures = device.type == "cuda" if asked == "auto" else asked
         if stage == "fit" and trainer.is_global_zero and not trainer.fast_dev_run:
             self._capacity = capacity_of(device, str(trainer.precision), measures)
 
@@ -50,9 +47,7 @@ class Throughput(Callback):
         if trainer.fast_dev_run:
             return
         strategy = trainer.strategy
-        counts = {}
-        if trainer.is_global_zero and self._capacity.asks_for_count:
-            counts = {FORWARD: FlopCount(), BACKWARD: FlopCount()}
+        counts = self._capacity.counters(pl_module)  # nothing is known but on rank 0
         self._profiler = PhaseProfiler(clock_for(strategy.root_device), trainer.profiler, counts)
         shows_waiting = getattr(strategy, "strategy_name", "") != "fsdp"
         self._notes_own_end = isinstance(strategy, DDPStrategy) and trainer.world_size > 1

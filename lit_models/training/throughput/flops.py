@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
@@ -17,7 +18,9 @@ class FlopCount(TorchDispatchMode):
     """Adds up the FLOPs of matrix products, convolutions and attention while it is entered.
 
     Each operation runs as it would without it: no result and no random state is another. Kernels
-    that torch's table of formulas does not know (of Triton, such as liger's) count nothing.
+    that torch's table of formulas does not know (of Triton, such as liger's) count nothing. It is
+    never entered around compiled code (`is_compiled`): Dynamo leaves what it first meets in such a
+    mode uncompiled for as long as the process lives.
     """
 
     def __init__(self) -> None:
@@ -37,6 +40,16 @@ class FlopCount(TorchDispatchMode):
         elif packet is aten._scaled_dot_product_flash_attention_for_cpu_backward:
             self.total += sdpa_backward_flop_count(*(t.shape for t in args[:4]))
         return result
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Return whether any part runs by torch.compile: compiled in place, wrapped, or by Lightning,
+    which unwraps a LightningModule and keeps its context."""
+    if getattr(module, "_compiler_ctx", None) is not None:
+        return True
+    # `_orig_mod` is what an OptimizedModule wraps; its class would import Dynamo: seconds.
+    return any(m._compiled_call_impl is not None or "_orig_mod" in m._modules
+               for m in module.modules())  # fmt: skip
 
 
 def model_flops(forward: int, backward: int) -> int:

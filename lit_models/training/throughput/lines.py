@@ -4,9 +4,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from lit_models.training.throughput.clock import BACKWARD, FORWARD
-from lit_models.training.throughput.flops import matmul_ceiling, model_flops
+from lit_models.training.throughput.flops import (
+    FlopCount,
+    is_compiled,
+    matmul_ceiling,
+    model_flops,
+)
 from lit_models.training.throughput.intervals import Interval
 from lit_models.training.throughput.peaks import arithmetic, dtype_of, peak_flops
 from lit_models.training.throughput.profiler import PhaseProfiler
@@ -27,10 +33,12 @@ class Capacity:
     ceiling: float | None = None
     flops_per_position: float | None = None
 
-    @property
-    def asks_for_count(self) -> bool:
-        """Whether there is something to compare the arithmetic with."""
-        return self.peak is not None or self.ceiling is not None
+    def counters(self, module: nn.Module) -> dict[int, FlopCount]:
+        """Return what counts the arithmetic of each phase; nothing where there is nothing to
+        compare it with, or something is compiled, which a count would switch off."""
+        if (self.peak is None and self.ceiling is None) or is_compiled(module):
+            return {}
+        return {FORWARD: FlopCount(), BACKWARD: FlopCount()}
 
     def take_count(self, profiler: PhaseProfiler, positions: int) -> None:
         """After the first step: keep its arithmetic per position, and count no more.
