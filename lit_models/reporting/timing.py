@@ -18,10 +18,14 @@ def split_of(run: RunRecord) -> tuple[list[tuple[str, float]], str]:
     lines = [line for line in run.throughput if isinstance(line.get("split"), dict)]
     if lines:
         seconds: dict[str, float] = {}
+        is_hidden = False  # a run under fsdp cannot tell how long ranks talk
         for line in lines:
             for name, value in line["split"].items():
-                seconds[name] = seconds.get(name, 0.0) + value
+                seconds[name] = seconds.get(name, 0.0) + (value or 0.0)
+                is_hidden |= name == "communication" and value is None
         words = f"Sum of {shown(len(lines))} intervals in throughput.jsonl, repeated steps too."
+        if is_hidden:
+            words += " Under fsdp, communication is inside forward and backward."
         return [(n, s) for n, s in seconds.items() if s > 0], words
     lineage = [line.get("seconds", 0.0) for line in run.lineage.values()]
     steps = typical_seconds(run) * len(lineage)

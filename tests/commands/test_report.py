@@ -109,6 +109,24 @@ def test_the_split_sums_the_intervals_and_the_curve_leaves_lost_ones_out(tmp_pat
     assert "processor busy 50 % GPUs busy 70 %" in words
 
 
+def test_communication_that_fsdp_hides_counts_as_none_and_the_page_says_where_it_is(
+    tmp_path: Path,
+) -> None:
+    folder = run_folder(tmp_path / "a")
+    lines = [throughput_line(1, 2, 1, 3), throughput_line(2, 4, 1, 1)]
+    assert "communication is inside" not in _split_words(folder, lines)
+    for line in lines:
+        line["split"]["communication"] = line["ranks"]["seconds"] = line["slowest_rank"] = None
+    words = _split_words(folder, lines)
+    assert "data 2 s 33.3 % forward 4 s 66.7 %" in words
+    assert "Under fsdp, communication is inside forward and backward." in words
+
+
+def _split_words(folder: Path, lines: list[dict]) -> str:
+    (folder / "throughput.jsonl").write_text("".join(json.dumps(ln) + "\n" for ln in lines))
+    return text_of(page_of(folder))
+
+
 def test_without_throughput_the_ledgers_seconds_are_split(tmp_path: Path) -> None:
     parts, words = split_of(record(run_folder(tmp_path / "a")))
     assert parts == [("steps at their median time", 3.0), ("steps that were repeated", 1.0)]
