@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from inspect import Parameter, signature
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from lit_models.config_files import expand_configs, join_groups, split_options
 
 RUN_OPTIONS = "run_options"
+NAMED = Parameter.KEYWORD_ONLY
 PLACED = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -21,12 +23,14 @@ def arguments_of(argv: list[str], function: Callable[..., Any]) -> list[str]:
         function: the command.
 
     Raises:
-        ValueError: a config is not readable, or an option is nearly one of the command's.
+        ValueError: a config is not readable, an option is nearly one of the command's, something
+            required is missing, or a word has no place.
         FileNotFoundError: a config does not exist.
     """
     expanded = expand_configs(argv)
     takes_run = RUN_OPTIONS in signature(function).parameters
     words = with_run(argv, function) if takes_run else join_groups(expanded)
+    check_words(words, function)
     return by_place(with_values(with_words(words, function), function), function)
 
 
@@ -52,6 +56,55 @@ def with_run(argv: list[str], function: Callable[..., Any]) -> list[str]:
     return [*out, *(f"--{name}={json.dumps(values)}" for name, values in lists.items())]
 
 
+def check_words(argv: list[str], function: Callable[..., Any]) -> None:
+    """Refuses a command line that lacks something required, or has more words than places.
+
+    Raises:
+        ValueError: so it is; the message shows how to write it, and what each place is.
+    """
+    parameters = signature(function).parameters.values()
+    required = [
+        p for p in parameters if p.default is Parameter.empty and p.kind in (*PLACED, NAMED)
+    ]
+    named = {word.partition("=")[0].removeprefix("--") for word in argv if word.startswith("-")}
+    if not required or named - set(signature(function).parameters):
+        return  # help, or an unknown option, of which the parser says more
+    places = [p for p in parameters if p.kind in PLACED and p.name not in named]
+    words = [word for word, is_word in zip(argv, are_words(argv), strict=True) if is_word]
+    lacking = [p for p in places[len(words) :] if p in required]
+    lacking += [p for p in required if p.kind is NAMED and p.name not in named]
+    if lacking:
+        fault = f"lacks {' and '.join(p.name for p in lacking)}"
+    elif len(words) > len(places):
+        least = sum(p in required for p in places)
+        range_ = " or ".join(str(n) for n in range(least, len(places) + 1))
+        extra = " ".join(words[len(places) :])
+        fault = f"takes {range_} of these, got {len(words)} ({' '.join(words)}): leave out {extra}"
+    else:
+        return
+    shown = [p for p in parameters if p in required or p.kind in PLACED]
+    forms = (f"--{p.name}={p.name.upper()}" if p.kind is NAMED else p.name.upper() for p in shown)
+    how = " ".join(
+        form if p in required else f"[{form}]" for p, form in zip(shown, forms, strict=True)
+    )
+    name = function.__name__
+    meanings = "".join(f"\n  {p.name.upper()}: {_meaning(p.name, function)}" for p in shown)
+    raise ValueError(f"{name} {fault}. Write: unisono {name} {how}{meanings}")
+
+
+def _meaning(name: str, function: Callable[..., Any]) -> str:
+    found = re.search(rf"^ +{name}: (.+)", function.__doc__ or "", re.MULTILINE)
+    return found[1] if found else ""
+
+
+def are_words(argv: list[str]) -> list[bool]:
+    """Returns for each argument whether it is neither an option nor the value of one."""
+    is_value = [before.startswith("--") and "=" not in before for before in ["", *argv]]
+    return [
+        not word.startswith("-") and not value for word, value in zip(argv, is_value, strict=False)
+    ]
+
+
 def with_values(argv: list[str], function: Callable[..., Any]) -> list[str]:
     """Returns the arguments with --json for --json=true, where it is an option that is true or
     false and no value follows."""
@@ -72,14 +125,13 @@ def with_words(argv: list[str], function: Callable[..., Any]) -> list[str]:
     num_required = sum(p.default is p.empty for p in plain)
     optional = [p.name for p in plain if p.default is not p.empty] if num_required else []
     out: list[str] = []
-    num_words, is_value = 0, False
-    for argument in argv:
-        is_word = not argument.startswith("-") and not is_value
+    named = {argument.partition("=")[0] for argument in argv}
+    num_words = sum(f"--{p.name}" in named for p in plain[:num_required])
+    for argument, is_word in zip(argv, are_words(argv), strict=True):
         num_words += is_word
         extra = num_words - num_required if is_word else 0
-        named = 0 < extra <= len(optional)
-        out.append(f"--{optional[extra - 1]}={argument}" if named else argument)
-        is_value = argument.startswith("--") and "=" not in argument
+        takes_name = 0 < extra <= len(optional)
+        out.append(f"--{optional[extra - 1]}={argument}" if takes_name else argument)
     return out
 
 

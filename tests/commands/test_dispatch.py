@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lit_models.commands import command_files, run_command, summaries
-from lit_models.commands._arguments import by_place
+from lit_models.commands._arguments import by_place, check_words
 from lit_models.config_files import join_groups
 
 Unisono = Callable[..., tuple[int, str]]
@@ -52,6 +52,24 @@ def read(ckpt: Path, *, to: Path, fast: bool = False) -> None:
 def test_what_has_a_place_can_be_named(given: str) -> None:
     assert sorted(by_place(given.split(), read)) == ["--to=y", "x.ckpt"]
     assert by_place(given.split(), read)[0] == "x.ckpt"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("", "read lacks ckpt and to. Write: unisono read CKPT --to=TO"),
+        ("--to y", "read lacks ckpt. Write"),
+        ("x.ckpt --fast", "read lacks to. Write"),
+        ("a b --to=y", r"read takes 1 of these, got 2 \(a b\): leave out b. Write"),
+        ("--ckpt a b --to=y", r"read takes 0 of these, got 1 \(b\): leave out b. Write"),
+    ],
+)
+def test_a_command_says_what_it_lacks_and_what_has_no_place(given: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        check_words(given.split(), read)
+    check_words(["a", "--to", "y"], read)
+    check_words(["--too=y"], read)  # left to the parser, which names the nearest
+    check_words(["--help"], read)
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:

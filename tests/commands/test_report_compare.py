@@ -115,6 +115,10 @@ def test_two_folders_on_the_command_line(
     assert unisono("report", "runs/a", "runs/b", "--to", "c.html")[0] == 0
     status, output = unisono("report", "runs/a", "runs/b", "runs/c")
     assert status == 2
+    assert "report takes 1 or 2 of these, got 3 (runs/a runs/b runs/c): leave out" in output
+    status, output = unisono("report")
+    assert status == 2
+    assert "report lacks run. Write: unisono report RUN [OTHER]\n  RUN: a run folder, " in output
     status, output = unisono("report", "runs/a", "runs/b", "--forecast=x.json")
     assert "--forecast belongs to one run" in output
 
@@ -124,7 +128,7 @@ def test_only_words_after_the_required_ones_get_a_name() -> None:
 
     assert with_words(["a", "b"], function) == ["a", "--other=b"]
     assert with_words(["--to", "x", "a", "b"], function) == ["--to", "x", "a", "--other=b"]
-    assert with_words(["a", "b", "c"], function) == ["a", "--other=b", "c"]
+    assert with_words(["--run=a", "b"], function) == ["--run=a", "--other=b"]
 
     def without(devices: int = 1) -> None: ...
 
