@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lit_models.commands import command_files, run_command, summaries
-from lit_models.commands._arguments import by_place
+from lit_models.commands._arguments import by_place, with_underscores
 from lit_models.config_files import join_groups
 
 Unisono = Callable[..., tuple[int, str]]
@@ -24,6 +24,33 @@ def test_each_command_has_help_and_a_summary(unisono: Unisono, name: str) -> Non
     status, output = unisono(name, "--help")
     assert status == 0
     assert f"unisono {name}" in output
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["submit --help x", "submit x -h", "submit --config none.yaml --help", "submit -h --nodes=2"]
+    + ["plan --help=x --help", "report -h x", "chain --to --help"],
+)
+def test_help_is_shown_wherever_it_is_asked_for(unisono: Unisono, given: str) -> None:
+    status, output = unisono(*given.split())
+    assert status == 0, output
+    assert f"usage: unisono {given.split()[0]}" in output
+
+
+def limited(run: Path, time_limit_h: float = 1.0, seed: int = 1) -> None:
+    """With an underscore."""
+
+
+def test_own_options_are_taken_with_dashes_too() -> None:
+    given = ["--time-limit-h", "2", "--seed=time-limit-h", "--a.time-limit-h=1", "time-limit-h"]
+    assert with_underscores(given, limited) == ["--time_limit_h", *given[1:]]
+    assert with_underscores(["--time-limit-h=a-b=c"], limited) == ["--time_limit_h=a-b=c"]
+
+
+@pytest.mark.parametrize("given", ["plan --time-limit-h=x", "doctor --num-nodes x"])
+def test_commands_take_their_options_with_dashes(unisono: Unisono, given: str) -> None:
+    status, output = unisono(*given.split())
+    assert (status, "there is no option" in output) == (2, False), output
 
 
 def test_a_mistyped_option_of_a_command_names_the_nearest(unisono: Unisono) -> None:
