@@ -18,6 +18,7 @@ from lit_models.config_files import config_paths, did_you_mean, line_of, near_na
 
 LINES, COLUMNS = 24, 80
 USAGE, RUN = 2, 1
+KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "NoneType": "null"}
 READER_GONE = 128 + 13  # SIGPIPE, as of any program whose reader has seen enough
 OWN_PACKAGES = ("lit_models", "datamodules")
 CLASS_SOURCES = {
@@ -62,6 +63,8 @@ def screen(message: str, title: str = "error") -> str:
 
 class OneScreenErrors:
     """Mixed into a jsonargparse parser: errors without the usage text, with the nearest name."""
+
+    takes_dashes = False  # in the names of its options
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Prints the message and leaves with status 2.
@@ -140,16 +143,24 @@ def _bad_value(match: re.Match[str], parser: Any) -> str:
         return unknown_class(key, named[1] if named else value)
     if wrong_base := re.search(r"not correspond to a subclass of (\w+)", detail):
         return f"{key}: {value} is no {wrong_base[1]}. Name a class of that kind." + _sources(key)
+    option, way_out = _option_and_way_out(key, parser)
     if literals := _literals(detail):
         near = [n for n in near_names(value, literals) if n != value]
         choices = ", ".join(literals)
-        return f"{key} must be one of {choices}, got {value}.{did_you_mean(near)}"
+        return f"{option} must be one of {choices}, got {value}.{did_you_mean(near)}"
     expected = re.findall(r"Expected an? (?:<class '([\w.]+)'>|([^.\n]+))", detail)
     kinds = [a.rpartition(".")[2] or b for a, b in expected]
-    kinds = ["None" if kind == "NoneType" else kind for kind in dict.fromkeys(kinds)]
+    kinds = [KINDS.get(kind, kind) for kind in dict.fromkeys(kinds)]
     if kinds and value:
-        return f"{key} must be {' or '.join(kinds)}, got {value}."
-    return f"{key}: {detail}"
+        return f"{option} must be {' or '.join(kinds)}, got {value}.{way_out}"
+    return f"{option}: {detail}"
+
+
+def _option_and_way_out(key: str, parser: Any) -> tuple[str, str]:
+    """Returns a key as it is typed, and for an option of a command where it is explained."""
+    if "." in key or not getattr(parser, "takes_dashes", False):
+        return key, ""
+    return f"--{key.replace('_', '-')}", f" `{parser.prog} --help` says what it is."
 
 
 def _no_value(match: re.Match[str], parser: Any) -> str:

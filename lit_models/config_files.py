@@ -127,8 +127,8 @@ def split_options(
     """Returns the options of these names with their values, and all other arguments as typed.
 
     Args:
-        argv: arguments; in the names of own options a dash is an underscore.
-        own: names without a dot.
+        argv: arguments.
+        own: names without a dot, as they are written in the arguments.
 
     Raises:
         ValueError: an option looks like one of these names and is none.
@@ -137,10 +137,10 @@ def split_options(
     rest: list[str] = []
     i = 0
     for option, value, used in _tokens(argv):
-        name = option.removeprefix("--").replace("-", "_")
-        if option.startswith("--") and name in own:
-            found.append((name, value))
+        if option.startswith("--") and option.removeprefix("--") in own:
+            found.append((option.removeprefix("--"), value))
         else:
+            name = option.removeprefix("--").replace("-", "_")
             likely = difflib.get_close_matches(name, own, cutoff=LIKELY)
             likely += [n for n in own if n.startswith(name) and n not in likely]
             if option.startswith("--") and "." not in option and likely:

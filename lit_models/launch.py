@@ -69,6 +69,21 @@ def launch(argv: list[str]) -> int:
         )
     except (ValueError, FileNotFoundError) as error:
         raise UsageError(str(error)) from error
+    is_stopped = run_and_end(argv, run, root.parent)
+    return exit_status(Path(run.folder), is_stopped) if argv[0] == "fit" else 0
+
+
+def run_and_end(argv: list[str], run: Run, runs: Path) -> bool:
+    """Starts a run that is settled, ends its process group, and clears what settling left.
+
+    Args:
+        argv: the verb and its options.
+        run: with its folder.
+        runs: the folder of all runs.
+
+    Returns:
+        whether all ranks decided to stop it.
+    """
     is_over = False
     silence_noise(argv[0])
     try:
@@ -84,8 +99,8 @@ def launch(argv: list[str]) -> int:
             dist.destroy_process_group()
         is_over = True
     finally:
-        withdraw(os.environ, root.parent, is_over)
-    return exit_status(Path(run.folder), is_stopped) if argv[0] == "fit" else 0
+        withdraw(os.environ, runs, is_over)
+    return is_stopped
 
 
 def complete_rendezvous(environ: dict[str, str] | os._Environ[str], num_nodes: int) -> None:

@@ -34,7 +34,7 @@ MISTAKES = [
     (["--trainer.callbacks+=EarlyStoping"], "Did you mean.*EarlyStopping"),
     (["--trainer.precision=bf17"], "precision must be one of.*got bf17.*Did you mean bf16"),
     (["--on_missing_devices=falback"], "must be one of error, fallback.*mean fallback"),
-    (["--data.global_batch_size=abc"], "global_batch_size must be int, got abc"),
+    (["--data.global_batch_size=abc"], "global_batch_size must be a whole number, got abc"),
     (["--data.global_batch_size=0"], "global_batch_size must be at least 1, got 0"),
     (["--trainer.max_epochs"], "--trainer.max_epochs needs a value"),
     (["other.yaml"], "`other.yaml` is no option.*--config other.yaml"),

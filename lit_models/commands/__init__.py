@@ -32,7 +32,7 @@ def run_command(name: str, argv: list[str]) -> Any:
     from lit_models.commands._arguments import arguments_of
 
     class CommandParser(OneScreenErrors, ArgumentParser):
-        pass
+        takes_dashes = True
 
     function_name = name.replace("-", "_")
     module = importlib.import_module(f"lit_models.commands.{function_name}")

@@ -12,11 +12,12 @@ from lit_models.config_files import expand_configs, join_groups, split_options
 
 RUN_OPTIONS = "run_options"
 NAMED = Parameter.KEYWORD_ONLY
+HELP = ("-h", "--help")
 PLACED = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def arguments_of(argv: list[str], function: Callable[..., Any]) -> list[str]:
-    """Returns the arguments of a command's parser.
+    """Returns the arguments of a command's parser; of a line that asks for help, that alone.
 
     Args:
         argv: as typed.
@@ -27,11 +28,21 @@ def arguments_of(argv: list[str], function: Callable[..., Any]) -> list[str]:
             required is missing, or a word has no place.
         FileNotFoundError: a config does not exist.
     """
+    if any(word in HELP for word in argv):
+        return ["--help"]
+    argv = with_underscores(argv, function)
     expanded = expand_configs(argv)
     takes_run = RUN_OPTIONS in signature(function).parameters
     words = with_run(argv, function) if takes_run else join_groups(expanded)
     check_words(words, function)
     return by_place(with_values(with_words(words, function), function), function)
+
+
+def with_underscores(argv: list[str], function: Callable[..., Any]) -> list[str]:
+    """Returns the arguments with --time_limit for --time-limit, where it is the command's own."""
+    own = {f"--{n.replace('_', '-')}": f"--{n}" for n in signature(function).parameters}
+    split = [word.partition("=") for word in argv]
+    return [own.get(option, option) + is_assigned + value for option, is_assigned, value in split]
 
 
 def with_run(argv: list[str], function: Callable[..., Any]) -> list[str]:
@@ -44,7 +55,7 @@ def with_run(argv: list[str], function: Callable[..., Any]) -> list[str]:
     """
     parameters = signature(function).parameters
     names = [name for name in parameters if name != RUN_OPTIONS]
-    own, rest = split_options(argv, [*names, "help"])
+    own, rest = split_options(argv, names)
     out: list[str] = []
     lists: dict[str, list[str]] = {}
     for name, value in own:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lit_models.commands import command_files, run_command, summaries
-from lit_models.commands._arguments import by_place, check_words
+from lit_models.commands._arguments import by_place, check_words, with_underscores
 from lit_models.config_files import join_groups
 
 Unisono = Callable[..., tuple[int, str]]
@@ -24,6 +24,46 @@ def test_each_command_has_help_and_a_summary(unisono: Unisono, name: str) -> Non
     status, output = unisono(name, "--help")
     assert status == 0
     assert f"unisono {name}" in output
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["submit --help x", "submit x -h", "submit --config none.yaml --help", "submit -h --nodes=2"]
+    + ["plan --help=x --help", "report -h x", "chain --to --help"],
+)
+def test_help_is_shown_wherever_it_is_asked_for(unisono: Unisono, given: str) -> None:
+    status, output = unisono(*given.split())
+    assert status == 0, output
+    assert f"usage: unisono {given.split()[0]}" in output
+
+
+def limited(run: Path, time_limit_h: float = 1.0, seed: int = 1) -> None:
+    """With an underscore."""
+
+
+def test_own_options_are_taken_with_dashes_too() -> None:
+    given = ["--time-limit-h", "2", "--seed=time-limit-h", "--a.time-limit-h=1", "time-limit-h"]
+    assert with_underscores(given, limited) == ["--time_limit_h", *given[1:]]
+    assert with_underscores(["--time-limit-h=a-b=c"], limited) == ["--time_limit_h=a-b=c"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("submit --nodes=two", "--nodes must be a whole number, got two. `unisono submit --help` s"),
+        ("plan --time-limit-h=x", "--time-limit-h must be a number or null, got x. `unisono plan"),
+        ("doctor --num_nodes x", "--num-nodes must be a whole number or null, got x. `unisono do"),
+        ("submit --dry-run=maybe", "--dry-run must be true or false, got maybe. `unisono submit -"),
+        ("replay x --step=1 --accelerator=y", "--accelerator must be one of auto, cpu, gpu, got y"),
+        ("fit --seed_everything=x --model.x=1", "seed_everything must be true or false or a whole"),
+    ],
+)
+def test_a_value_of_a_wrong_type_names_the_option_as_it_is_typed(
+    unisono: Unisono, given: str, message: str
+) -> None:
+    status, output = unisono(*given.split())
+    assert status == 2, output
+    assert message in " ".join(output.split())
 
 
 def test_a_mistyped_option_of_a_command_names_the_nearest(unisono: Unisono) -> None:
