@@ -5,7 +5,7 @@ import logging
 import math
 from typing import TYPE_CHECKING, Any
 
-from lit_models.cli_errors import UsageError
+from lit_models.cli_errors import UsageError, say
 
 if TYPE_CHECKING:
     from lit_models.forecasting.probe import Forecast
@@ -110,6 +110,8 @@ def _show(found: "Forecast", facts: tuple[float | None, float | None], as_json: 
 
     rows = table.rows(found, *facts)
     if as_json:
+        for line in table.refusals(found):
+            say(f"left out: {line}")
         print(json_format.dumps(rows, indent=1))
     else:
         table.show(found, rows, Console(highlight=False))

@@ -136,7 +136,7 @@ def notes(forecast: Forecast, found: dict[str, list[Any]]) -> list[str]:
         found: the table's rows.
     """
     worlds = forecast.worlds
-    lines = []
+    lines = [f"Left out: {line}" for line in refusals(forecast)]
     if len({world.global_batch_size for world in worlds}) > 1:
         lines.append(
             "The global batch grows with the devices (data.batch_size): these are different runs. "
@@ -150,6 +150,11 @@ def notes(forecast: Forecast, found: dict[str, list[Any]]) -> list[str]:
     if any(world.total_steps is None for world in worlds):
         lines.append("The run has no end: give trainer.max_epochs or trainer.max_steps.")
     return [*lines, *_gaps(forecast, found)]
+
+
+def refusals(forecast: Forecast) -> list[str]:
+    """Return a line for each number of devices on which a run would be refused."""
+    return [f"{count} devices. {why}" for count, why in sorted(forecast.refused.items())]
 
 
 def _gaps(forecast: Forecast, found: dict[str, list[Any]]) -> list[str]:
