@@ -3,9 +3,14 @@
 import json
 
 import pytest
+from rich.console import Console
 
 from lit_models.cli_errors import USAGE, run_guarded
 from lit_models.commands import run_command
+from lit_models.forecasting import table
+from lit_models.forecasting.probe import Forecast, World
+from lit_models.forecasting.rehearsal import Rehearsed
+from lit_models.training.memory import GIB, StateSize
 
 RUN = (
     "--model.class_path=tests.toy.LitToy",
@@ -36,3 +41,37 @@ def test_a_plan_for_no_other_devices_is_refused(devices: str, capsys) -> None:
     assert run_guarded(lambda: run_command("plan", [*RUN, f"--devices={devices}"])) == USAGE
     shown = " ".join(capsys.readouterr().err.split())
     assert "Use fewer devices or data.global_batch_size >= 16." in shown
+
+
+def _forecast(*counts: int, rehearsed: Rehearsed | None = None) -> Forecast:
+    """Return one of a network with 1 GiB of weights, all of them trained, in two micro-batches."""
+    worlds = [World(n, 512, 4, 2, 10, 20, None, 0.1, 160, rehearsed) for n in counts]
+    size = StateSize(GIB // 4, GIB // 4, gathered_parameters=100)
+    return Forecast(80, size, "none", False, worlds)
+
+
+@pytest.mark.parametrize("width", [80, 60, 20])
+def test_a_label_is_whole_and_a_row_one_line_on_many_devices(width: int) -> None:
+    console = Console(width=width, highlight=False)
+    with console.capture() as capture:
+        found = _forecast(1, 2, 4, 8, 16, 32, 64, rehearsed=Rehearsed(0.5, 0, 0))
+        rows = table.rows(found, 1.0)
+        table.show(found, rows, console)
+    lines = capture.get().splitlines()
+    labels = [line.split("│")[1].rstrip()[1:] for line in lines if line.startswith("│")]
+    parts = sum(line.startswith("┃ ") for line in lines)
+    expected = [table._label(name) for name in rows if name != "devices"]
+    if width > 40:  # below, no column fits beside the labels
+        assert labels == expected * parts
+        assert "…" not in capture.get()
+    assert parts == {80: 2, 60: 3, 20: 7}[width]
+    header = " ".join(" ".join(line.split("┃")[2:]) for line in lines if line.startswith("┃ "))
+    assert header.split() == ["1", "2", "4", "8", "16", "32", "64"]
+
+
+def test_the_size_of_a_checkpoint_is_written_as_in_the_table(capsys) -> None:
+    assert run_command("plan", [*RUN, "--devices=1"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    size = f"{13 * 3 * 4 / GIB:.3g}"  # weights and two moments, in float32
+    assert f"GiB, checkpoint │ {size} │" in shown
+    assert f"a checkpoint takes {size} GiB." in shown
