@@ -9,6 +9,7 @@ from rich.table import Table
 
 from lit_models.forecasting.prediction import (
     checkpoint_bytes,
+    efficiency,
     measured_gib_s,
     memory_bytes,
     memory_parts,
@@ -101,6 +102,8 @@ def _durations(
         "GiB/s between devices": bandwidth,
         "s per step": seconds,
         "s per step, fsdp": lambda w: seconds(w, True),
+        "efficiency": lambda w: efficiency(forecast, w, False, bandwidth_gib_s),
+        "efficiency, fsdp": lambda w: efficiency(forecast, w, True, bandwidth_gib_s),
         "min per epoch": lambda w: in_all(w, w.steps_per_epoch, 60),
         "h in all": lambda w: in_all(w, w.total_steps, 3600),
         "jobs": jobs,

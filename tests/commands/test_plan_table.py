@@ -7,7 +7,7 @@ from rich.console import Console
 
 from lit_models.cli_errors import USAGE, run_guarded
 from lit_models.commands import run_command
-from lit_models.forecasting import table
+from lit_models.forecasting import prediction, table
 from lit_models.forecasting.probe import Forecast, World
 from lit_models.forecasting.rehearsal import Rehearsed
 from lit_models.training.memory import GIB, StateSize
@@ -75,3 +75,19 @@ def test_the_size_of_a_checkpoint_is_written_as_in_the_table(capsys) -> None:
     size = f"{13 * 3 * 4 / GIB:.3g}"  # weights and two moments, in float32
     assert f"GiB, checkpoint │ {size} │" in shown
     assert f"a checkpoint takes {size} GiB." in shown
+
+
+def test_efficiency_by_hand(monkeypatch) -> None:
+    monkeypatch.setattr(prediction, "LOOP_S", 0.0)
+    rows = table.rows(_forecast(1, 8, 64, rehearsed=Rehearsed(0.5, 0, 0)), bandwidth_gib_s=10.0)
+    # ddp sends 2 (n - 1) / n of the gradients: 1.75 and 1.96875 GiB at 10 GiB/s, beside 0.5 s.
+    assert rows["efficiency"] == [None, pytest.approx(0.5 / 0.675), pytest.approx(0.5 / 0.696875)]
+    # fsdp of two micro-batches gathers weights four times and sums gradients twice, each half of
+    # that way: three times as much.
+    expected = [None, pytest.approx(0.5 / 1.025), pytest.approx(0.5 / 1.090625)]
+    assert rows["efficiency, fsdp"] == expected
+
+
+def test_efficiency_needs_seconds_and_a_bandwidth() -> None:
+    assert "efficiency" not in table.rows(_forecast(8), bandwidth_gib_s=10.0)
+    assert "efficiency" not in table.rows(_forecast(1, 8, rehearsed=Rehearsed(0.5, 0, 0)))
