@@ -1,8 +1,11 @@
 """Look whether machine, job and process group are sound."""
 
 import json as json_format
+import math
 import os
 from pathlib import Path
+
+from lit_models.cli_errors import UsageError
 
 
 def doctor(
@@ -28,7 +31,11 @@ def doctor(
 
     Returns:
         1 where something is an error, else 0.
+
+    Raises:
+        UsageError: a number cannot be meant.
     """
+    _check(devices, num_nodes, timeout_s)
     from rich.console import Console
 
     from lit_models.doctoring import findings as found
@@ -37,7 +44,7 @@ def doctor(
     if collectives and joined_environment(os.environ) is None:
         from lit_models.doctoring.collectives import start_ranks
 
-        count = devices or 2
+        count = 2 if devices is None else devices
         arguments = [f"--devices={count}", f"--folder={folder}", f"--timeout_s={timeout_s}"]
         arguments += ["--collectives=true", f"--json={str(json).lower()}"]
         return start_ranks(count, arguments, timeout_s)
@@ -47,3 +54,12 @@ def doctor(
     elif results:
         found.show(results, Console(highlight=False))
     return 1 if level == "error" else 0
+
+
+def _check(devices: int | None, num_nodes: int | None, timeout_s: float) -> None:
+    """Refuse a world without processes, and a group that would not wait at all or for ever."""
+    for name, value in (("devices", devices), ("num_nodes", num_nodes)):
+        if value is not None and value < 1:
+            raise UsageError(f"--{name} must be at least 1, got {value}; leave it out if unknown.")
+    if not 0 < timeout_s < math.inf:
+        raise UsageError(f"--timeout_s must be seconds above 0, such as 60, got {timeout_s:g}.")

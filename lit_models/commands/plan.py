@@ -2,7 +2,10 @@
 
 import json as json_format
 import logging
+import math
 from typing import TYPE_CHECKING, Any
+
+from lit_models.cli_errors import UsageError, say
 
 if TYPE_CHECKING:
     from lit_models.forecasting.probe import Forecast
@@ -41,10 +44,14 @@ def plan(
             without it, what a rehearsal measured between processes of this machine.
         time_limit_h: of one job of a cluster, to count how many the run takes.
         json: print plain JSON for scripts.
+
+    Raises:
+        UsageError: there is no run to plan, or a number cannot be meant.
     """
     counts = numbers(devices)
+    _refuse_not_positive(bandwidth_gib_s=bandwidth_gib_s, time_limit_h=time_limit_h)
     if not model or not data or "class_path" not in model or "class_path" not in data:
-        raise ValueError("`unisono plan` needs a module and data; give the config of a run.")
+        raise UsageError("`unisono plan` needs a module and data; give the config of a run.")
     seed = 0 if seed_everything in (None, True) else int(seed_everything or 0)
     found = _forecast(model, data, trainer or {}, seed, counts, rehearse)
     if rehearse and bandwidth_gib_s is None:
@@ -103,6 +110,8 @@ def _show(found: "Forecast", facts: tuple[float | None, float | None], as_json: 
 
     rows = table.rows(found, *facts)
     if as_json:
+        for line in table.refusals(found):
+            say(f"left out: {line}")
         print(json_format.dumps(rows, indent=1))
     else:
         table.show(found, rows, Console(highlight=False))
@@ -112,9 +121,16 @@ def numbers(devices: str) -> list[int]:
     """Returns the numbers of devices.
 
     Raises:
-        ValueError: one is no whole number above 0.
+        UsageError: one is no whole number above 0.
     """
     parts = [part.strip() for part in str(devices).strip("[]").split(",")]
-    if not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise ValueError(f"--devices must be numbers such as 1,2,4,8, got {devices}.")
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise UsageError(f"--devices must be numbers such as 1,2,4,8, got {devices}.")
     return [int(part) for part in parts]
+
+
+def _refuse_not_positive(**given: float | None) -> None:
+    """Refuse a speed or a time that is not above 0; none is not given."""
+    for name, value in given.items():
+        if value is not None and not 0 < value < math.inf:
+            raise UsageError(f"--{name} must be above 0, got {value:g}; leave it out if unknown.")

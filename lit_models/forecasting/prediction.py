@@ -87,6 +87,24 @@ def exchange_s(
     return sent / GIB / bandwidth
 
 
+def efficiency(
+    forecast: Forecast, world: World, is_sharded: bool, bandwidth_gib_s: float | None
+) -> float | None:
+    """Return the share of a step that is computing: compute / (compute + exchange).
+
+    Compute is what one device takes for its part of the step with a machine to itself; exchange
+    counts in full, so that the share is the least where some of it hides behind the backward pass.
+    None for one device, without a rehearsal or without a bandwidth.
+
+    Args as those of `step_s`.
+    """
+    is_known = bandwidth_gib_s is not None or measured_gib_s(forecast, world.num_devices)
+    if world.num_devices == 1 or world.rehearsed is None or not is_known:
+        return None
+    compute_s = world.rehearsed.step_s + LOOP_S
+    return compute_s / (compute_s + exchange_s(forecast, world, is_sharded, bandwidth_gib_s))
+
+
 def measured_gib_s(forecast: Forecast, num_devices: int) -> float | None:
     """Return the bandwidth of an all-reduce between ranks on this machine; none unmeasured."""
     nearest = _nearest(forecast, num_devices)

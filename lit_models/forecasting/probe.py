@@ -8,13 +8,15 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from datamodules.batching import derive_batching
+from datamodules.batching import Batching, derive_batching
 from datamodules.plan_cache import cached_plan
 from datamodules.planned import PlannedDataModule
+from lit_models.cli_errors import UsageError
 from lit_models.forecasting.exchange import Exchange
 from lit_models.forecasting.rehearsal import Rehearsal, Rehearsed
 from lit_models.training.memory import StateSize
 from lit_models.training.optim import WarmupDecay, lr_scale
+from lit_models.training.preflight import check_share
 from lit_models.training.state_size import size_of
 
 
@@ -56,8 +58,9 @@ class Forecast:
         size: of network and optimizer.
         rule: by which the learning rate follows the global batch.
         on_cpu: whether devices are processes that share a machine's CPUs.
-        worlds: one for each number of devices.
+        worlds: one for each number of devices that a run can have.
         exchanges: number of devices -> what ranks on this machine cost each other.
+        refused: number of devices -> why `fit` and `submit` would refuse a run on them.
     """
 
     num_samples: int
@@ -66,6 +69,7 @@ class Forecast:
     on_cpu: bool = True
     worlds: list[World] = field(default_factory=list)
     exchanges: dict[int, Exchange] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
 
 
 class Probe(Callback):
@@ -93,11 +97,17 @@ class Probe(Callback):
         on_cpu = trainer.strategy.root_device.type == "cpu"
         found = Forecast(len(data.datasets["train"].lengths), size, rule, on_cpu)
         # Small micro-batches first: a heap that was large keeps gaps.
-        worlds = {
-            num_devices: _world(trainer, pl_module, data, num_devices, self.rehearses)
-            for num_devices in sorted(self.devices, reverse=True)
-        }
-        found.worlds = [worlds[num_devices] for num_devices in self.devices]
+        worlds: dict[int, World] = {}
+        for count in sorted(self.devices, reverse=True):
+            try:
+                batching = _batching(data, count)
+            except ValueError as error:
+                found.refused[count] = str(error)
+                continue
+            worlds[count] = _world(trainer, pl_module, data, (count, batching), self.rehearses)
+        if not worlds:
+            raise UsageError(found.refused[min(found.refused)])
+        found.worlds = [worlds[count] for count in self.devices if count in worlds]
         self.forecast = found
         trainer.should_stop = True
         trainer.fit_loop.epoch_loop.max_steps = 0  # not one batch is trained on
@@ -135,15 +145,26 @@ def forecast(
     return probe.forecast
 
 
+def _batching(data: PlannedDataModule, num_devices: int) -> Batching:
+    """Return how a global batch is spread over so many devices.
+
+    Raises:
+        ValueError: a run would be refused there, as at its start.
+    """
+    sizes = (data.global_batch_size, data.micro_batch_size, data.batch_size)
+    batching = derive_batching(num_devices, *sizes, data.given_accumulation)
+    check_share(batching, num_devices)
+    return batching
+
+
 def _world(
     trainer: Trainer,
     module: LightningModule,
     data: PlannedDataModule,
-    num_devices: int,
+    place: tuple[int, Batching],
     rehearses: bool,
 ) -> World:
-    sizes = (data.global_batch_size, data.micro_batch_size, data.batch_size)
-    batching = derive_batching(num_devices, *sizes, data.given_accumulation)
+    num_devices, batching = place
     request = data.request("train")
     request = type(request)(**{**vars(request), "global_batch_size": batching.global_batch_size})
     plan = cached_plan(request, data.datasets["train"].lengths, 0)
@@ -157,8 +178,7 @@ def _world(
     schedule = next((c.scheduler for c in trainer.lr_scheduler_configs), None)
     rehearsed = None
     if rehearses:
-        place = (plan, request, num_devices, batching)
-        rehearsed = Rehearsal(trainer, module, data, *place).run()
+        rehearsed = Rehearsal(trainer, module, data, plan, request, *place).run()
     return World(
         num_devices,
         batching.global_batch_size,

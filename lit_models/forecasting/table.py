@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
 
 from lit_models.forecasting.prediction import (
     checkpoint_bytes,
+    efficiency,
     measured_gib_s,
     memory_bytes,
     memory_parts,
@@ -18,6 +19,8 @@ from lit_models.forecasting.probe import Forecast, World
 from lit_models.training.memory import GIB
 
 SMALL_GLOBAL_BATCH = 256
+MOST_COLUMNS = 5  # of one table
+FRAME = 3  # characters of a column beside its text
 STATE = ("weights", "gradients", "optimizer", "buckets", "gathered")
 PARTS = (*STATE, "activations", "logits", "program")
 STRATEGIES = {"ddp": False, "fsdp": True}
@@ -99,6 +102,8 @@ def _durations(
         "GiB/s between devices": bandwidth,
         "s per step": seconds,
         "s per step, fsdp": lambda w: seconds(w, True),
+        "efficiency": lambda w: efficiency(forecast, w, False, bandwidth_gib_s),
+        "efficiency, fsdp": lambda w: efficiency(forecast, w, True, bandwidth_gib_s),
         "min per epoch": lambda w: in_all(w, w.steps_per_epoch, 60),
         "h in all": lambda w: in_all(w, w.total_steps, 3600),
         "jobs": jobs,
@@ -106,26 +111,45 @@ def _durations(
 
 
 def show(forecast: Forecast, found: dict[str, list[Any]], console: Console) -> None:
-    """Print the table, and below it what it cannot say itself."""
-    table = Table()
-    for index, count in enumerate(found["devices"]):
-        if index == 0:
-            table.add_column("devices")
-        table.add_column(str(count), justify="right")
-    for name, values in found.items():
-        if name != "devices":
-            _, _, part = name.partition(": ")
-            table.add_row(f"  {part}" if part else name, *map(_shown, values))
-    console.print(table)
+    """Print tables of some device counts each, and below them what they cannot say themselves."""
+    columns = [[_shown(value) for value in column] for column in zip(*found.values(), strict=True)]
+    labels = [_label(name) for name in found]
+    for begin, end in _parts(labels, columns, console.width):
+        table = Table()
+        for index, column in enumerate([labels, *columns[begin:end]]):
+            justify: Literal["left", "right"] = "right" if index else "left"
+            table.add_column(column[0], justify=justify, no_wrap=True)
+        for cells in list(zip(labels, *columns[begin:end], strict=True))[1:]:
+            table.add_row(*cells)
+        console.print(table)
     size = forecast.size
     console.print(
         f"{forecast.num_samples:,} samples; {size.num_parameters:,} weights, "
         f"{size.num_trained:,} of them trained; a checkpoint takes "
-        f"{checkpoint_bytes(forecast) / GIB:.2f} GiB.",
+        f"{_shown(checkpoint_bytes(forecast) / GIB)} GiB.",
         soft_wrap=True,
     )
     for line in notes(forecast, found):
         console.print(line, soft_wrap=True)
+
+
+def _label(name: str) -> str:
+    _, _, part = name.partition(": ")
+    return f"  {part}" if part else name
+
+
+def _parts(labels: list[str], columns: list[list[str]], width: int) -> list[tuple[int, int]]:
+    """Return the first column of each table and the one behind its last: as many as fit beside
+    the labels, at least one and never more than `MOST_COLUMNS`."""
+    label_width, *widths = (max(map(len, cells)) for cells in [labels, *columns])
+    parts, begin, taken = [], 0, 0
+    for index, of_column in enumerate(widths):
+        whole = label_width + taken + of_column + FRAME * (2 + index - begin) + 1
+        if index > begin and (index - begin == MOST_COLUMNS or whole > width):
+            parts.append((begin, index))
+            begin, taken = index, 0
+        taken += of_column
+    return [*parts, (begin, len(columns))]
 
 
 def notes(forecast: Forecast, found: dict[str, list[Any]]) -> list[str]:
@@ -136,7 +160,7 @@ def notes(forecast: Forecast, found: dict[str, list[Any]]) -> list[str]:
         found: the table's rows.
     """
     worlds = forecast.worlds
-    lines = []
+    lines = [f"Left out: {line}" for line in refusals(forecast)]
     if len({world.global_batch_size for world in worlds}) > 1:
         lines.append(
             "The global batch grows with the devices (data.batch_size): these are different runs. "
@@ -150,6 +174,11 @@ def notes(forecast: Forecast, found: dict[str, list[Any]]) -> list[str]:
     if any(world.total_steps is None for world in worlds):
         lines.append("The run has no end: give trainer.max_epochs or trainer.max_steps.")
     return [*lines, *_gaps(forecast, found)]
+
+
+def refusals(forecast: Forecast) -> list[str]:
+    """Return a line for each number of devices on which a run would be refused."""
+    return [f"{count} devices. {why}" for count, why in sorted(forecast.refused.items())]
 
 
 def _gaps(forecast: Forecast, found: dict[str, list[Any]]) -> list[str]:

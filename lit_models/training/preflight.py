@@ -12,7 +12,10 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from datamodules.batching import Batching
 
 GONE = "the strategy `{}` is gone"
 GONE_STRATEGIES = {
@@ -341,6 +344,15 @@ def check_batch(settings: Settings, world_size: int) -> None:
         settings.batch_size,
         settings.accumulate_grad_batches,
     )
+    check_share(batching, world_size)
+
+
+def check_share(batching: Batching, world_size: int) -> None:
+    """Refuses a global batch that has less than one sample for each micro-batch.
+
+    Raises:
+        ValueError: some device would have nothing to do.
+    """
     slots = world_size * batching.accumulate_grad_batches
     if slots > batching.global_batch_size:
         raise ValueError(

@@ -6,7 +6,6 @@ from functools import partial
 import pytest
 import torch
 
-from lit_models.commands.plan import numbers
 from lit_models.commands.plan import plan as plan_command
 from lit_models.forecasting import exchange, prediction, table
 from lit_models.forecasting.exchange import Exchange
@@ -175,14 +174,3 @@ def test_the_command_prints_json(capsys):
     )
     assert status == 0
     assert json.loads(capsys.readouterr().out)["steps per epoch"] == [10, 5]
-
-
-@pytest.mark.parametrize("devices", ["0", "1,x", "-2", ""])
-def test_a_wrong_number_of_devices_is_refused(devices):
-    with pytest.raises(ValueError, match="--devices must be numbers"):
-        numbers(devices)
-
-
-def test_a_plan_needs_a_module_and_data():
-    with pytest.raises(ValueError, match="needs a module and data"):
-        plan_command(None, None)
