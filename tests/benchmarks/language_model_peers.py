@@ -37,11 +37,14 @@ def ragged_documents(number: int, seed: int) -> list[np.ndarray]:
 
 def plain_logits(network: Decoder, input_ids: Tensor) -> Tensor:
     """Return the logits of rows that each hold one document: what a plain script would compute."""
-    places = torch.arange(input_ids.shape[1]).expand(1, -1)
-    config = network.config
-    frequency = frequencies(config.head_size, config.rope_theta, None, places.device)
-    rotation = rotations(places, frequency, torch.float32)
+    places = torch.arange(input_ids.shape[1], device=input_ids.device).expand(1, -1)
+    config, rotation = network.config, None
     hidden = network.embedding(input_ids)
+    if network.positions is not None:
+        hidden = hidden + network.positions(places)
+    else:
+        frequency = frequencies(config.head_size, config.rope_theta, None, places.device)
+        rotation = rotations(places, frequency, hidden.dtype)
     for layer in network.layers:
         hidden = layer(hidden, rotation, Documents())
     return network.head(network.norm(hidden))
