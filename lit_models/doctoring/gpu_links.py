@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from lit_models.doctoring.findings import Finding, ok
 
 Links = dict[tuple[int, int], str]  # pair of GPUs, the smaller first -> its link
-# From near to far, by the legend that the program prints below its table.
-ON_ONE_HOST_BRIDGE = ("PIX", "PXB", "PHB")
 ACROSS_BRIDGES = ("NODE", "SYS")
+# From near to far, by the legend that the program prints below its table.
 MEANINGS = {
     "PIX": "PCIe, one switch",
     "PXB": "PCIe, several switches",

@@ -1,6 +1,6 @@
 """Seconds and bytes of a run that follow from its rehearsal: arithmetic alone.
 
-The card says how the constants were fitted, and how far predictions are from measurements.
+The card says how the constants were chosen, and how far predictions are from measurements.
 """
 
 import math

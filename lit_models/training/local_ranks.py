@@ -5,7 +5,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
-from typing import Any
 
 GRACE_S = 120.0  # for imports on a busy machine
 # Of a launcher around this process, whose world is not theirs.
@@ -32,27 +31,31 @@ def run_ranks(
     Raises:
         subprocess.TimeoutExpired: a rank did not end.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    own = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)}
-    own |= {"WORLD_SIZE": str(devices), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    own = _environment(devices) | dict(environ or {})
     ranks: list[subprocess.Popen[str]] = []
     try:
         for rank in range(devices):
             place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            out: Any = subprocess.PIPE if is_captured else None
-            ranks.append(
-                subprocess.Popen(
-                    [sys.executable, *command],
-                    env={**own, **(environ or {}), **place},
-                    stdout=out if rank == 0 else subprocess.DEVNULL,
-                    text=True,
-                )
-            )
+            kept = subprocess.PIPE if is_captured else None
+            out = kept if rank == 0 else subprocess.DEVNULL
+            arguments = [sys.executable, *command]
+            ranks.append(subprocess.Popen(arguments, env=own | place, stdout=out, text=True))
         printed, _ = ranks[0].communicate(timeout=timeout_s + GRACE_S)
         return [rank.wait(timeout_s + GRACE_S) for rank in ranks], printed or ""
     finally:
         for process in ranks:
             process.kill()
             process.wait()
+
+
+def _environment(devices: int) -> dict[str, str]:
+    """Return what all ranks have in common: a world of their own, at a port that is free."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    own = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)}
+    return own | {
+        "WORLD_SIZE": str(devices),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }

@@ -74,33 +74,40 @@ def print_banner(facts: dict[str, Any], folder: str) -> None:
     for name, label in (("rendezvous",) * 2, ("visible_devices", "visible GPUs")):
         if facts.get(name):
             table.add_row(label, facts[name])
-    plan = facts["plan"]
-    if "global_batch_size" in plan:
-        table.add_row(
-            "global batch",
-            f"{plan['global_batch_size']} = {plan['num_replicas']} devices x "
-            f"{plan['micro_batch_size']} x {plan['accumulate_grad_batches']} accumulated"
-            f"{rehearsed_words(plan.get('rehearsal'))}",
-        )
-        table.add_row(
-            "epoch",
-            f"{plan['steps_per_epoch']} steps for {plan['num_samples']} samples, "
-            f"{plan['padding_share']:.1%} padding, plan {plan['plan_digest'][:12]}",
-        )
-    else:
-        table.add_row("accumulation", str(plan["accumulate_grad_batches"]))
-    exactness = facts["exactness"]
-    if exactness["level"] == "bitwise":
-        table.add_row(
-            "exactness",
-            f"bitwise: {exactness['num_chunks']} chunks a step, {exactness['num_threads']} "
-            f"thread(s), {exactness['gradient_copies']} x the gradients",
-        )
-    if exactness["exact_dropout"]:
-        table.add_row("dropout", "keyed by seed, epoch and sample")
+    for label, text in [*_plan_lines(facts["plan"]), *_exactness_lines(facts["exactness"])]:
+        table.add_row(label, text)
     rates = sorted(set(facts["learning_rates"]), reverse=True)
     shown = ", ".join(f"{rate:.3g}" for rate in rates[:3])
     table.add_row("learning rate", f"{shown} at this step, scaled by {facts['lr_scale']:g}")
     if facts["fallback"]:
         table.add_row("fallback", facts["fallback"])
     Console(stderr=False, highlight=False).print(table)
+
+
+def _plan_lines(plan: dict[str, Any]) -> list[tuple[str, str]]:
+    """Returns label and text of each line on the batches."""
+    if "global_batch_size" not in plan:
+        return [("accumulation", str(plan["accumulate_grad_batches"]))]
+    batch = (
+        f"{plan['global_batch_size']} = {plan['num_replicas']} devices x "
+        f"{plan['micro_batch_size']} x {plan['accumulate_grad_batches']} accumulated"
+        f"{rehearsed_words(plan.get('rehearsal'))}"
+    )
+    epoch = (
+        f"{plan['steps_per_epoch']} steps for {plan['num_samples']} samples, "
+        f"{plan['padding_share']:.1%} padding, plan {plan['plan_digest'][:12]}"
+    )
+    return [("global batch", batch), ("epoch", epoch)]
+
+
+def _exactness_lines(exactness: dict[str, Any]) -> list[tuple[str, str]]:
+    lines = []
+    if exactness["level"] == "bitwise":
+        text = (
+            f"bitwise: {exactness['num_chunks']} chunks a step, {exactness['num_threads']} "
+            f"thread(s), {exactness['gradient_copies']} x the gradients"
+        )
+        lines.append(("exactness", text))
+    if exactness["exact_dropout"]:
+        lines.append(("dropout", "keyed by seed, epoch and sample"))
+    return lines
