@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.figures import Aim, Figure, Figures, cells, markdown
+from tests.benchmarks.figure_tables import cells, markdown
+from tests.benchmarks.figures import Aim, Figure, Figures
 
 
 def test_a_ratio_is_taken_round_by_round() -> None:
