@@ -122,7 +122,7 @@ def read_forecast(path: Path) -> dict[str, Sequence[Any]]:
             f'--forecast {path} lacks the list "devices"; give the output of `unisono plan '
             "--json=true`."
         )
-    found = {name: values for name, values in rows.items() if isinstance(values, list)}
+    found: dict[str, Sequence[Any]] = {n: v for n, v in rows.items() if isinstance(v, list)}
     short = [name for name, values in found.items() if len(values) != len(found["devices"])]
     if short:
         raise ValueError(
