@@ -12,6 +12,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from datamodules.plan import MicroBatch
 
+RESERVED = frozenset({"sample_id", "weight", "step_index", "load", "step_denominators"})
+
 
 class PlannedDataset(ABC):
     """One split with random access by sample id 0 … N - 1.
@@ -92,10 +94,21 @@ class _Collated(Dataset):
 
 
 def collated(dataset: PlannedDataset, batch: MicroBatch) -> dict[str, Any]:
-    """Return the tensors of one micro-batch with the keys of `PlannedBatch`."""
+    """Return the tensors of one micro-batch with the keys of `PlannedBatch`.
+
+    Raises:
+        ValueError: the dataset's own `collate` returns one of those keys.
+    """
     examples = [dataset.example(i, batch.epoch) for i in batch.ids.tolist()]
+    own = dataset.collate(examples)
+    if not RESERVED.isdisjoint(own):
+        taken = ", ".join(f'"{key}"' for key in own if key in RESERVED)
+        raise ValueError(
+            f"collate of {type(dataset).__name__} returns {taken}: the plan fills in "
+            f"{', '.join(sorted(RESERVED))} itself, and a dataset must not; rename its key."
+        )
     return {
-        **dataset.collate(examples),
+        **own,
         "sample_id": torch.from_numpy(batch.ids.astype(np.int64)),
         "weight": torch.from_numpy(batch.weights.copy()),
         "step_index": batch.step,

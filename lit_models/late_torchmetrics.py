@@ -11,6 +11,7 @@ first question for another name runs the `__init__`, in the same module.
 import importlib
 import logging
 import sys
+import threading
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -54,14 +55,28 @@ class LateLoader(Loader):
             self.loader.exec_module(module)
             return
 
+        # No deadlock with the locks of imports: modules below ask it for names of LIGHT alone.
+        lock, running = threading.RLock(), False
+
         def run_init(name: str) -> Any:
-            """Answers for a name that the module has not, by having all of them."""
+            """Answers for a name that the module has not, by having all of them; another thread
+            waits for them. An `__init__` that fails is run again by the next question."""
+            nonlocal running
             # Whoever inspects modules asks for names like __wrapped__, which are never there.
             if name.startswith("__") and name != "__all__":
                 raise AttributeError(f"module {PACKAGE!r} has no attribute {name!r}")
-            vars(module).pop("__getattr__")
-            self.loader.exec_module(module)
-            return getattr(module, name)
+            with lock:
+                # Not where another thread was first, nor where the `__init__` asks for it itself.
+                if not running and "__getattr__" in vars(module):
+                    running = True
+                    try:
+                        self.loader.exec_module(module)
+                        vars(module).pop("__getattr__")
+                    finally:
+                        running = False
+            if name in vars(module):
+                return vars(module)[name]
+            raise AttributeError(f"module {PACKAGE!r} has no attribute {name!r}")
 
         vars(module)["__getattr__"] = run_init
 

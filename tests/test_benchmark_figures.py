@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.figures import Aim, Figure, Figures, cells, markdown
+from tests.benchmarks.figure_tables import cells, markdown
+from tests.benchmarks.figures import Aim, Figure, Figures
 from tests.benchmarks.test_forecast import add_rows
 
 

@@ -91,3 +91,42 @@ def test_another_torchmetrics_is_imported_as_without_the_hook(tmp_path: Path) ->
     path = f"import sys; sys.path.insert(0, {str(tmp_path)!r})"
     ask = "import torchmetrics; print('\"' + torchmetrics.Metric.__module__ + '\"')"
     assert answered("-c", f"{install}\n{path}\n{ask}") == "torchmetrics.other"
+
+
+def questions_of(folder: Path, init: str, questions: str) -> Any:
+    """Returns the answer of a program in which torchmetrics is small, and late."""
+    package = folder / "torchmetrics"
+    (package / "utilities").mkdir(parents=True)
+    (package / "utilities" / "__init__.py").write_text("")
+    (package / "__about__.py").write_text("__version__ = '0'\n")
+    (package / "metric.py").write_text("class Metric: pass\n")
+    (package / "collections.py").write_text("class MetricCollection: pass\n")
+    (package / "__init__.py").write_text(init)
+    install = "from lit_models import late_torchmetrics; late_torchmetrics.install()"
+    first = f"import json, sys, threading; sys.path.insert(0, {str(folder)!r}); import torchmetrics"
+    return answered("-c", f"{install}\n{first}\n{questions}")
+
+
+def test_an_init_of_torchmetrics_that_fails_says_why_each_time(tmp_path: Path) -> None:
+    init = "from torchmetrics.metric import Metric\nraise OSError('no disk')\n"
+    ask = """
+said = []
+for _ in range(2):
+    try:
+        torchmetrics.Accuracy
+    except Exception as error:
+        said.append(str(error))
+print(json.dumps(said))"""
+    assert questions_of(tmp_path, init, ask) == ["no disk", "no disk"]
+
+
+def test_a_second_thread_waits_for_the_names_of_torchmetrics(tmp_path: Path) -> None:
+    init = "import time\nnum = globals().get('num', 0) + 1\ntime.sleep(0.3)\nAccuracy = num\n"
+    ask = """
+said = []
+threads = [threading.Thread(target=lambda: said.append(torchmetrics.Accuracy)) for _ in range(3)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+said.append(hasattr(torchmetrics, 'Nothing'))
+print(json.dumps(said))"""
+    assert questions_of(tmp_path, init, ask) == [1, 1, 1, False]

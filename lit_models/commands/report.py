@@ -1,8 +1,12 @@
 """Write one HTML page on a run, or on two runs side by side."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from lit_models.cli_errors import UsageError
 
 if TYPE_CHECKING:
     from lit_models.reporting.reading import RunRecord
@@ -19,25 +23,31 @@ def report(
         to: the file; null takes RUN/report.html, or compare-RUN-OTHER.html in the working folder.
             An earlier report is replaced, never another file.
         forecast: output of `unisono plan --json=true` for this run, to show beside the measured.
+
+    Raises:
+        UsageError: an argument names nothing that it could be.
     """
     from lit_models.reporting.page import check_target, write_page
 
     if other is not None and forecast is not None:
-        raise ValueError("--forecast belongs to one run: leave it or the second run folder out.")
+        raise UsageError("--forecast belongs to one run: leave it or the second run folder out.")
     first = _read(Path(run))
     if other is None:
         from lit_models.reporting.run_page import run_page
-        from lit_models.reporting.timing import read_forecast
+        from lit_models.reporting.timing import forecast_of
 
         path = Path(to) if to is not None else first.folder / "report.html"
-        check_target(path)
-        text = run_page(first, read_forecast(Path(forecast)) if forecast is not None else None)
+        with _as_usage():
+            check_target(path)
+            foreseen = forecast_of(first, Path(forecast)) if forecast is not None else None
+        text = run_page(first, foreseen)
     else:
         from lit_models.reporting.compare_page import compare_page
 
         second = _read(Path(other))
         path = Path(to) if to is not None else Path(f"compare-{first.name}-{second.name}.html")
-        check_target(path)
+        with _as_usage():
+            check_target(path)
         text = compare_page(first, second)
     write_page(path, text)
     print(f"written to {path}")
@@ -52,4 +62,15 @@ def _read(folder: Path) -> "RunRecord":
         config = newest_config(folder)
     except FileNotFoundError:  # a run of a script has none; the page says so
         config = None
-    return read_run(folder, config, time.time())
+    try:
+        return read_run(folder, config, time.time())
+    except FileNotFoundError as error:
+        raise UsageError(str(error)) from error
+
+
+@contextmanager
+def _as_usage() -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, FileNotFoundError) as error:
+        raise UsageError(str(error)) from error

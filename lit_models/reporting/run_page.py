@@ -1,6 +1,5 @@
 """The page of one run."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from lit_models.reporting.chart import Interruption, chart
@@ -25,12 +24,12 @@ MOST_METRICS = 6  # charts of metrics in sight; the others unfold
 GLYPHS = {"good": "●", "warn": "▲", "bad": "■"}
 
 
-def run_page(run: RunRecord, forecast: dict[str, Sequence[Any]] | None = None) -> str:
+def run_page(run: RunRecord, forecast: dict[str, Any] | None = None) -> str:
     """Return the page of a run.
 
     Args:
         run: what its folder holds.
-        forecast: as `read_forecast` returns it.
+        forecast: as `forecast_of` returns it.
     """
     marks = interruptions(run)
     verdict = proof_of(run)
@@ -163,7 +162,7 @@ def _metrics_table(run: RunRecord) -> list[Html]:
     return [tag("details", tag("summary", f"All {len(rows)} metrics of evaluations"), found)]
 
 
-def _plan(run: RunRecord, forecast: dict[str, Sequence[Any]] | None) -> list[Html]:
+def _plan(run: RunRecord, forecast: dict[str, Any] | None) -> list[Html]:
     rows = plan_rows(run, forecast)
     if not rows:
         return [tag("p", "Nothing was foreseen: there is no plan.json.", class_="note")]

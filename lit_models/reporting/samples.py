@@ -22,7 +22,7 @@ FENCE = "```"
 
 def worst_samples(run: RunRecord) -> list[Html]:
     """Return a block for each thing there is; a file that cannot be read becomes a note."""
-    blocks = [_board_block(text) for text in _chosen(board_texts(run.folder))]
+    blocks = [_board_block(text) for text in _chosen(board_texts(run.folder, run.notes))]
     readers = (("ranking_queries.csv", _ranking), ("retrieval-*.json", _retrieval),
                ("worst-*.json", _worst))  # fmt: skip
     for pattern, reader in readers:

@@ -122,7 +122,40 @@ def read_forecast(path: Path) -> dict[str, Sequence[Any]]:
             f'--forecast {path} lacks the list "devices"; give the output of `unisono plan '
             "--json=true`."
         )
-    return {name: values for name, values in rows.items() if isinstance(values, list)}
+    found: dict[str, Sequence[Any]] = {n: v for n, v in rows.items() if isinstance(v, list)}
+    short = [name for name, values in found.items() if len(values) != len(found["devices"])]
+    if short:
+        raise ValueError(
+            f'--forecast {path}: "{short[0]}" has {len(found[short[0]])} values for '
+            f"{len(found['devices'])} numbers of devices; write the file anew with `unisono plan`."
+        )
+    return found
+
+
+def forecast_of(run: RunRecord, path: Path) -> dict[str, Any]:
+    """Return label -> value that a file foresees for a run: the column of its number of devices.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: it holds something else, or has no column for this number.
+    """
+    forecast = read_forecast(path)
+    world = run.topology.get("world_size") or (run.starts[-1]["world_size"] if run.starts else 0)
+    if not world:
+        raise ValueError(
+            f"--forecast has a column per number of devices, and {run.folder} names no such "
+            "number: no attempt has begun there. Leave --forecast out until one has."
+        )
+    if world not in forecast["devices"]:
+        raise ValueError(
+            f"--forecast has columns for {', '.join(map(str, forecast['devices']))} devices, "
+            f"the run used {world}: unisono plan --devices={world} …"
+        )
+    column = forecast["devices"].index(world)
+    other = "ddp" if is_sharded(run) else "fsdp"
+    return {
+        n: values[column] for n, values in forecast.items() if n != "devices" and other not in n
+    }
 
 
 def measured(run: RunRecord) -> dict[str, float | None]:
@@ -165,25 +198,9 @@ def foreseen(run: RunRecord) -> dict[str, float | None]:
     }
 
 
-def plan_rows(run: RunRecord, forecast: dict[str, Sequence[Any]] | None) -> list[list[str]]:
-    """Return label, foreseen, measured and their ratio.
-
-    Raises:
-        ValueError: the forecast has no column for this number of devices.
-    """
-    before = foreseen(run)
-    if forecast is not None:
-        world = run.topology.get("world_size") or run.starts[-1]["world_size"]
-        if world not in forecast["devices"]:
-            raise ValueError(
-                f"--forecast has columns for {', '.join(map(str, forecast['devices']))} devices, "
-                f"the run used {world}: unisono plan --devices={world} …"
-            )
-        column = forecast["devices"].index(world)
-        other = "ddp" if is_sharded(run) else "fsdp"
-        before |= {n: values[column] for n, values in forecast.items()
-                   if n != "devices" and other not in n}  # fmt: skip
-    after = measured(run)
+def plan_rows(run: RunRecord, forecast: dict[str, Any] | None) -> list[list[str]]:
+    """Return label, foreseen, measured and their ratio; a forecast is of `forecast_of`."""
+    before, after = foreseen(run) | (forecast or {}), measured(run)
     rows = []
     for name in dict.fromkeys([*before, *after]):
         planned, found = before.get(name), after.get(name)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 from rich.console import Console
 
+from tests.benchmarks.figure_tables import show
 from tests.benchmarks.figures import FILE, Figures
 
 ROWS = pytest.StashKey[Figures]()
@@ -29,5 +30,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     found = terminalreporter.config.stash.get(ROWS, None)
     if found is not None and found.rows:
         terminalreporter.write_line("")
-        found.show(Console(highlight=False))
+        show(found.rows, Console(highlight=False))
         terminalreporter.write_line(f"kept in {FILE}")

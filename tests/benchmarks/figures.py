@@ -16,11 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.console import Console
-from rich.table import Table
-
 FILE = Path("runs") / "benchmarks.json"
-COLUMNS = ("ours", "peer's", "ratio or more", "aim", "")
 Of = Literal["ratio", "more", "value"]
 
 
@@ -101,7 +97,7 @@ class Figure:
 
 @dataclass
 class Figures:
-    """Collects rows, prints them and keeps them in a file, one row for each thing measured."""
+    """Collects rows and keeps them in a file, one row for each thing measured."""
 
     rows: list[Figure] = field(default_factory=list)
 
@@ -109,11 +105,6 @@ class Figures:
         """Append a row, given as `Figure` takes it, and return it."""
         self.rows.append(Figure(*arguments, **options))
         return self.rows[-1]
-
-    def show(self, console: Console) -> None:
-        """Print a table for each family."""
-        for family in dict.fromkeys(row.family for row in self.rows):
-            console.print(table(family, [row for row in self.rows if row.family == family]))
 
     def write(self, path: Path) -> None:
         """Write the rows into a file, whose rows of other things stay.
@@ -129,40 +120,6 @@ class Figures:
         partial = path.with_suffix(f".{os.getpid()}")
         partial.write_text(json.dumps({"figures": [*old, *new]}, indent=1) + "\n", "utf-8")
         partial.replace(path)
-
-
-def table(family: str, rows: Sequence[Figure]) -> Table:
-    """Return the table of one family."""
-    shown = Table(title=family, title_justify="left")
-    for name in ("what, unit, beside", *COLUMNS):
-        shown.add_column(name, justify="right" if name in COLUMNS else "left")
-    for row in rows:
-        what, unit, peer, *values = cells(row)
-        shown.add_row(f"{what}, {unit}" + (f"\n  beside {peer}" if peer else ""), *values)
-    return shown
-
-
-def cells(row: Figure) -> tuple[str, ...]:
-    """Return what, unit, peer, ours, the peer's, the ratio with its spread, the aim, the answer."""
-    of: Of = "more" if row.aim is not None and row.aim.of == "more" else "ratio"
-    beside = row.of(of) if row.theirs else []
-    ratio = f"{_median(beside)} ({_spread(beside)})" if beside else ""
-    answer = {None: "", True: "met", False: "missed"}[row.is_met]
-    theirs = _median(row.theirs) if row.theirs else ""
-    aim = str(row.aim or "")
-    return row.what, row.unit, row.peer, _median(row.ours), theirs, ratio, aim, answer
-
-
-def _median(values: Sequence[float]) -> str:
-    return _short(statistics.median(values))
-
-
-def _spread(values: Sequence[float]) -> str:
-    return f"{_short(min(values))}–{_short(max(values))}"
-
-
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -203,17 +160,7 @@ def read(path: Path) -> tuple[list[Figure], list[dict[str, Any]]]:
     return [Figure(**{**row, "aim": row["aim"] and Aim(**row["aim"])}) for row in rows], machines
 
 
-def markdown(path: Path) -> str:
-    """Return the rows of a file as the README shows them, and below them the machines."""
-    rows, machines = read(path)
-    names = ("family", "what", "unit", "beside", *COLUMNS)
-    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
-    for row in sorted(rows, key=lambda row: row.family):
-        lines.append(f"| {row.family} | {' | '.join(cells(row))} |")
-    facts = ("device", "threads", "torch", "lightning", "transformers", "date")
-    told = dict.fromkeys(", ".join(f"{name} {each[name]}" for name in facts) for each in machines)
-    return "\n".join([*lines, "", *told])
-
-
 if __name__ == "__main__":
+    from tests.benchmarks.figure_tables import markdown
+
     print(markdown(Path(sys.argv[1]) if sys.argv[1:] else FILE))

@@ -14,7 +14,7 @@ from lit_models.causal_lm.network import DecoderConfig
 from lit_models.causal_lm.presets import PRESETS
 from lit_models.training.meters import GIB, HostMeter
 from tests.benchmarks.figures import Aim, Figures
-from tests.benchmarks.test_language_model_speed import RaggedData, fit
+from tests.benchmarks.language_model_runs import RaggedData, fit
 
 pytestmark = pytest.mark.benchmark
 adamw = partial(torch.optim.AdamW, lr=1e-4, fused=True)

@@ -9,7 +9,7 @@ import pytest
 
 from lit_models.reporting.outcome import attempts
 from lit_models.reporting.reading import RunRecord, ledger_series, read_run
-from lit_models.reporting.timing import measured, plan_rows, read_forecast, split_of
+from lit_models.reporting.timing import forecast_of, measured, plan_rows, split_of
 from lit_models.training.provenance import code_facts, command_line
 from tests.commands.run_folders import METRICS, page_of, run_folder, text_of, throughput_line
 
@@ -138,7 +138,7 @@ def test_a_forecast_stands_beside_what_was_measured(tmp_path: Path) -> None:
     foreseen = {"devices": [1, 2], "s per step": [0.9, 0.4], "GiB, ddp": [0.5, 0.8], "jobs": [1, 1]}
     path.write_text(json.dumps(foreseen))
     run = record(folder)
-    rows = {row[0]: row[1:] for row in plan_rows(run, read_forecast(path))}
+    rows = {row[0]: row[1:] for row in plan_rows(run, forecast_of(run, path))}
     assert rows["s per step"] == ["0.4000", "0.5000", "1.25"]
     assert rows["GiB, ddp"] == ["0.8000", "1", "1.25"]
     assert rows["steps per epoch"] == ["3", "3", "1.00"]

@@ -110,7 +110,7 @@ def test_two_folders_on_the_command_line(
     assert (status, output) == (0, "written to compare-a-b.html\n")
     Path("compare-a-b.html").write_text("mine")
     status, output = unisono("report", "runs/a", "runs/b")
-    assert status == 1
+    assert status == 2
     assert "is no report of this command" in output
     assert unisono("report", "runs/a", "runs/b", "--to", "c.html")[0] == 0
     status, output = unisono("report", "runs/a", "runs/b", "runs/c")

@@ -2,10 +2,12 @@
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from lit_models.cli_errors import UsageError
 from lit_models.commands.report import report
 from tests.commands.run_folders import page_of, run_folder, text_of, throughput_line
 
@@ -50,9 +52,9 @@ def test_a_run_that_has_begun_and_done_nothing(tmp_path: Path) -> None:
 
 
 def test_a_wrong_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="is no run folder; name one"):
+    with pytest.raises(UsageError, match="is no run folder; name one"):
         report(tmp_path / "none")
-    with pytest.raises(FileNotFoundError, match="holds no ledger.jsonl; name a run folder"):
+    with pytest.raises(UsageError, match="holds no ledger.jsonl; name a run folder"):
         report(tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -61,26 +63,56 @@ def test_an_earlier_report_is_replaced_but_no_other_file(tmp_path: Path) -> None
     folder = run_folder(tmp_path / "a")
     assert page_of(folder) == page_of(folder)
     (folder / "report.html").write_text("<!doctype html><p>mine")
-    with pytest.raises(ValueError, match="is no report of this command, so it is not replaced"):
+    with pytest.raises(UsageError, match="is no report of this command, so it is not replaced"):
         report(folder)
     assert (folder / "report.html").read_text() == "<!doctype html><p>mine"
-    with pytest.raises(FileNotFoundError, match="there is no folder"):
+    with pytest.raises(UsageError, match="there is no folder"):
         report(folder, to=tmp_path / "none" / "x.html")
-    with pytest.raises(ValueError, match="is a folder; name a file"):
+    with pytest.raises(UsageError, match="is a folder; name a file"):
         report(folder, to=tmp_path)
     assert report(folder, to=tmp_path / "x.html") == 0
 
 
 def test_a_forecast_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     folder, path = run_folder(tmp_path / "a"), tmp_path / "plan.json"
-    with pytest.raises(FileNotFoundError, match="does not exist; write it: unisono plan"):
+    with pytest.raises(UsageError, match="does not exist; write it: unisono plan"):
         report(folder, forecast=path)
     path.write_text("table")
-    with pytest.raises(ValueError, match="is no JSON"):
+    with pytest.raises(UsageError, match="is no JSON"):
         report(folder, forecast=path)
     path.write_text('{"a": 1}')
-    with pytest.raises(ValueError, match='lacks the list "devices"'):
+    with pytest.raises(UsageError, match='lacks the list "devices"'):
         report(folder, forecast=path)
     path.write_text('{"devices": [4], "s per step": [1.0]}')
-    with pytest.raises(ValueError, match="has columns for 4 devices, the run used 2"):
+    with pytest.raises(UsageError, match="has columns for 4 devices, the run used 2"):
         report(folder, forecast=path)
+    path.write_text('{"devices": [1, 2], "s per step": [1.0]}')
+    with pytest.raises(UsageError, match='"s per step" has 1 values for 2 numbers of devices'):
+        report(folder, forecast=path)
+    path.write_text('{"devices": [2], "s per step": [1.0]}')
+    (folder / "topology.json").write_text("{}")
+    (folder / "ledger.jsonl").write_text("")
+    with pytest.raises(UsageError, match="names no such number: no attempt has begun"):
+        report(folder, forecast=path)
+
+
+def test_what_a_user_typed_wrong_ends_with_status_2_and_a_damaged_run_with_1(
+    tmp_path: Path, unisono: Callable[..., tuple[int, str]]
+) -> None:
+    folder = run_folder(tmp_path / "a")
+    foreign = tmp_path / "mine.txt"
+    foreign.write_text("mine")
+    wrong = (
+        ["nowhere"],
+        [folder, "nowhere"],
+        [folder, f"--to={foreign}"],
+        [folder, folder, f"--to={foreign}"],
+        [folder, f"--forecast={foreign}"],
+        [folder, "--forecast=nowhere"],
+        [folder, folder, "--forecast=x"],
+    )
+    for arguments in wrong:
+        status, output = unisono("report", *map(str, arguments))
+        assert (status, output.partition(":")[0]) == (2, "error")
+    (folder / "ledger.jsonl").write_text("damaged\n{}\n")
+    assert unisono("report", str(folder))[0] == 1

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_models.reporting.board import board_texts
+from lit_models.reporting.board import board_texts, records
 from lit_models.reporting.reading import RunRecord
 from lit_models.reporting.samples import markdown, worst_samples
 from tests.commands.run_folders import text_of
@@ -33,14 +33,33 @@ def write_board(folder: Path) -> Path:
 
 def test_the_newest_text_of_each_name_is_read_and_a_torn_end_passed_over(tmp_path: Path) -> None:
     path = write_board(tmp_path)
-    texts = board_texts(tmp_path)
+    texts = board_texts(tmp_path, [])
     assert [(text.name, text.step) for text in texts] == [
         ("samples/0", 2),
         ("val/confused_codes", 2),
     ]
     assert texts[1].text == TABLE
     path.write_bytes(path.read_bytes()[:-9])
-    assert [(text.name, text.step) for text in board_texts(tmp_path)] == [("val/confused_codes", 2)]
+    assert [(text.name, text.step) for text in board_texts(tmp_path, [])] == [
+        ("val/confused_codes", 2)
+    ]
+
+
+def test_a_damaged_record_ends_its_file_alone_and_becomes_a_note(tmp_path: Path) -> None:
+    path = write_board(tmp_path)
+    *_, last = records(path)
+    content = path.read_bytes()
+    at = content.index(last)
+    (tmp_path / "tensorboard" / "events.out.tfevents.0").write_bytes(content)
+    path.write_bytes(content[:at] + b"\xff" * 8 + content[at + 8 :])
+    words, [note] = shown(tmp_path)
+    assert "samples/0, step 2" in words  # of the other file
+    assert note.startswith(f"tensorboard/{path.name} is damaged (a record of {len(last)} bytes")
+    path.write_bytes(content[: at - 12] + b"\xff" * 8 + content[at - 4 :])
+    words, [note] = shown(tmp_path)
+    assert f"({2**64 - 1} bytes at {at} of {len(content)})" in note
+    path.write_bytes(content[: at + 3])
+    assert shown(tmp_path)[1] == []  # torn, as a kill leaves it
 
 
 def test_a_table_stays_a_table_and_a_sample_its_lines(tmp_path: Path) -> None:

@@ -3,12 +3,13 @@
 import multiprocessing
 import os
 
+import numpy as np
 import pytest
 import torch
 
-from datamodules.loader import LoaderOptions, auto_workers
-from datamodules.plan import PlanOptions
-from tests.toy import ToyData
+from datamodules.loader import LoaderOptions, auto_workers, collated
+from datamodules.plan import MicroBatch, PlanOptions
+from tests.toy import ToyData, ToySequences
 
 
 def test_auto_workers_share_the_cpus_of_this_process(monkeypatch):
@@ -26,6 +27,19 @@ def test_wrong_loader_options_are_refused():
         LoaderOptions(num_workers=-1)
     with pytest.raises(ValueError, match="prefetch_factor must be at least 1, got 0"):
         LoaderOptions(prefetch_factor=0)
+
+
+def test_a_collate_that_returns_a_key_of_the_plan_is_refused():
+    class Loaded(ToySequences):
+        def collate(self, examples):
+            return {"values": torch.ones(len(examples)), "load": 1.0, "weight": 2.0}
+
+    words = (
+        'collate of Loaded returns "load", "weight": the plan fills in load, sample_id, '
+        "step_denominators, step_index, weight itself, and a dataset must not; rename its key"
+    )
+    with pytest.raises(ValueError, match=words):
+        collated(Loaded(3, seed=0), MicroBatch(0, 0, np.arange(2), np.ones(2, np.float32), {}))
 
 
 def test_workers_change_nothing_in_any_epoch():
