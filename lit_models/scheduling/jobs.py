@@ -15,6 +15,7 @@ from lit_models.scheduling.resources import NODE_GPUS, Resources, usable_nodelis
 from lit_models.stages import TRAINER_VERBS
 
 ROOT = "trainer.default_root_dir"
+ACCELERATOR = "trainer.accelerator"
 OWN = {
     "trainer.devices": "--gpus-per-node, or --tasks-per-node for a job on CPUs",
     "trainer.num_nodes": "--nodes",
@@ -69,7 +70,7 @@ def requested(
     """Return what was asked for, with what was left out.
 
     Raises:
-        ValueError: SLURM would refuse it, or the run could not be what it says.
+        UsageError: SLURM would refuse it, or the run could not be what it says.
     """
     if gpus_per_node is not None and node_gpus is None:
         node_gpus = queue.gpus_per_machine(partition)
@@ -173,11 +174,9 @@ def check_options(argv: list[str], resources: Resources, verb: str, stages: Sequ
             f"To go on with an earlier run, set --{ROOT} to its folder; to begin with weights, "
             "--model.init_from."
         )
-    accelerator = config_files.given_value(argv, "trainer.accelerator")
+    accelerator = config_files.given_value(argv, ACCELERATOR)
     if accelerator in ("gpu", "cuda") and not resources.gpus_per_node:
-        raise UsageError(
-            f"trainer.accelerator={accelerator} in a job without GPUs: add --gpus-per-node."
-        )
+        raise UsageError(f"{ACCELERATOR}={accelerator} in a job without GPUs: add --gpus-per-node.")
 
 
 def added_options(argv: list[str], resources: Resources) -> list[str]:
@@ -186,10 +185,15 @@ def added_options(argv: list[str], resources: Resources) -> list[str]:
         f"--trainer.devices={resources.tasks_per_node}",
         f"--trainer.num_nodes={resources.nodes}",
     ]
-    if config_files.given_value(argv, "trainer.accelerator") is None:
-        # `auto` would train on the CPUs of a machine whose GPUs are broken.
-        added.append(f"--trainer.accelerator={'gpu' if resources.gpus_per_node else 'cpu'}")
+    if config_files.given_value(argv, ACCELERATOR) is None:
+        added.append(f"--{ACCELERATOR}={accelerator_of(resources)}")
     return added
+
+
+def accelerator_of(resources: Resources) -> str:
+    """Return that of a run which names none: `auto` would train on the CPUs of a machine whose
+    GPUs are broken, and take GPUs that the job did not ask for."""
+    return "gpu" if resources.gpus_per_node else "cpu"
 
 
 def checked_name(name: str) -> str:
