@@ -103,6 +103,7 @@ def submit_run(job: Job, resources: Resources, stages: Sequence[str], verb: str)
     from lit_models.scheduling.acceptance import check_run
 
     check_options(job.options, resources, verb, stages)
+    check_is_run(job.options)
     words = [verb, *job.run, *added_options(job.options, resources)]
     check_run(words, resources.processes)
     root = config_files.given_option(job.options, ROOT)
@@ -177,6 +178,20 @@ def check_options(argv: list[str], resources: Resources, verb: str, stages: Sequ
     accelerator = config_files.given_value(argv, ACCELERATOR)
     if accelerator in ("gpu", "cuda") and not resources.gpus_per_node:
         raise UsageError(f"{ACCELERATOR}={accelerator} in a job without GPUs: add --gpus-per-node.")
+
+
+def check_is_run(argv: list[str]) -> None:
+    """Refuse a command line that names no run: neither a config nor a module and data.
+
+    Raises:
+        UsageError: it does not.
+    """
+    named = {word.partition("=")[0].partition(".")[0] for word in argv}
+    if "--config" not in named and not {"--model", "--data"} <= named:
+        raise UsageError(
+            "`unisono submit` needs a run: give its config with --config FILE, such as --config "
+            "occupation_coder/demo.yaml; `unisono --help` lists those that are shipped."
+        )
 
 
 def added_options(argv: list[str], resources: Resources) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
@@ -10,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from lit_models.cli_errors import UsageError
 from lit_models.config_files import config_folders
 from lit_models.scheduling.resources import Resources
 
@@ -123,12 +125,23 @@ def free_folder(folder: Path, scripts_in: Any) -> tuple[Path, dict[str, str]]:
     Args:
         folder: that was asked for.
         scripts_in: returns file name -> text of the scripts for a folder, which they name.
+
+    Raises:
+        UsageError: a file is where a folder is needed.
     """
+    _check_folder(LOGS, "SLURM opens the logs in this folder; move that file away")
     number, chosen = 1, folder
     while True:
+        _check_folder(chosen, "name a folder for the scripts with --scripts")
         scripts = scripts_in(chosen)
         there = {p.name: p.read_text(encoding="utf-8") for p in chosen.glob("*.sh")}
         if not there or there == scripts:
             return chosen, scripts
         number += 1
         chosen = folder.with_name(f"{folder.name}-{number}")
+
+
+def _check_folder(folder: Path, way_out: str) -> None:
+    for path in (folder, *folder.parents):
+        if os.path.lexists(path) and not path.is_dir():
+            raise UsageError(f"{path} is no folder: {way_out}.")
