@@ -264,7 +264,7 @@ def torchrun_text(
     values = {
         "title": f"unisono {words[0]} on {resources.in_words()}.",
         "usage": f"bash {path}" + " FIRST_MACHINE [PORT]   (on each machine)" * has_others,
-        "activate": "\n".join(job.activate),
+        **scripts.shell_values(job.activate),
         "arguments": has_others
         * (
             "first=${1:?give the name or the address of the first machine} "

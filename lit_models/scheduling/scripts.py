@@ -60,9 +60,22 @@ def job_script(
     values: dict[str, Any] = {**asdict(resources), **names}
     # An option without a value: its line is there, or it is not.
     values["exclusive"] = " " if resources.is_exclusive else None
-    return filled(
-        "job.sh", {**values, "activate": "\n".join(activate), "command": "\n".join(command)}
-    )
+    return filled("job.sh", {**values, **shell_values(activate), "command": "\n".join(command)})
+
+
+def shell_values(activate: Iterable[str]) -> dict[str, str]:
+    """Return what both templates say of the job's shell: `activate`, its Python as the shell reads
+    it, and what to do where that has no unisono.
+
+    Args:
+        activate: lines for the shell.
+    """
+    lines = list(activate)
+    way_out = "these lines find another Python; mend the ones above, or --activate of submit"
+    if not lines:
+        way_out = "install it there, or give unisono submit the lines that find it with --activate"
+    python = shlex.quote(python_of(lines))
+    return {"activate": "\n".join(lines), "python": python, "missing": way_out}
 
 
 def filled(template: str, values: Mapping[str, Any]) -> str:

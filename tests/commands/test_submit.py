@@ -112,14 +112,17 @@ def test_the_options_of_a_run_are_handed_on_as_typed(submit) -> None:
     assert [p.name for p in Path("jobs").iterdir()] == ["toy_12"]
     text = commands(Path("jobs/toy_12/job.sh"))
     assert " --config 'a b.yaml' --seed_everything 4 --ckpt_path auto" in text
-    assert (text.count("default_root_dir"), text.count("--trainer.accelerator")) == (1, 0)
+    assert (text.count("default_root_dir=runs/toy_12"), text.count("--trainer.accelerator")) == (
+        1,
+        0,
+    )
 
 
 def test_a_prediction_has_the_run_folder_of_its_options(submit) -> None:
     assert submit("--verb=predict", "--ckpt_path=runs/toy_1/checkpoints/best.ckpt")[0] == 0
     text = commands(JOB)
     assert " predict --config toy.yaml --ckpt_path=runs/toy_1/checkpoints/best.ckpt" in text
-    assert ("default_root_dir" in text, "ckpt_path=auto" in text) == (False, False)
+    assert ('default_root_dir="$run"' in text, "ckpt_path=auto" in text) == (False, False)
 
 
 def test_other_scripts_are_never_overwritten(submit) -> None:
