@@ -19,10 +19,12 @@ from lit_models.config_files import find_config, read_config
 from lit_models.stages import SEED, TRAINER_VERBS, Stage, filled, placeholders
 
 RECORDS = "chain"
+OPTION = "the option "
 FILES = "the files of the option "
 # Of more files in a folder, names and sizes stand for the content.
 NUM_FILES_READ = 1000
-DEPLOYMENT = ("trainer.num_nodes",)  # options that decide nothing, as the number of devices
+# Options that decide nothing, as the number of devices.
+DEPLOYMENT = ("trainer.num_nodes", "trainer.accelerator")
 NO_INPUTS = ("predict_output", "save_dir", "dirpath")  # last parts of options where a run writes
 State = Literal["absent", "begun", "complete"]
 
@@ -58,7 +60,7 @@ def made_from(
         "verb": stage.verb,
         "checkpoint": stage.checkpoint,
         **{f"the config {name}": read_config(find_config(name)) for name in stage.config},
-        **{f"the option {k}": v for k, v in stage.options.items() if k not in DEPLOYMENT},
+        **{f"{OPTION}{k}": v for k, v in stage.options.items() if k not in DEPLOYMENT},
         **_files_of_options(stage, folder, seed),
         **({SEED: seed} if uses_seed else {}),
         **{f"the output of {name}": outputs[name] for name in stage.takes},
@@ -197,6 +199,8 @@ def _differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     for key in dict.fromkeys([*before, *now]):
         if key.startswith(FILES) and key not in before:
             continue  # what was not there then is no input: the stage itself may have written it
+        if key.removeprefix(OPTION) in DEPLOYMENT:
+            continue  # in the record of an earlier version
         old, new = before.get(key), now.get(key)
         if _plain(old) == _plain(new):
             continue

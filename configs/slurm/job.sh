@@ -20,7 +20,7 @@
 
 # SLURM's warning ahead of the time limit comes to this script alone, which passes it on. A cancelled
 # job gets TERM, as all its processes do: the script stays until the run has saved.
-step= signals=0 asked=no
+step= signals=0 asked=no run=
 pass_on() {
   signals=$((signals + 1)) asked=yes
   [ -z "$step" ] || kill -USR1 "$step" 2>/dev/null
@@ -33,11 +33,16 @@ finish() {
   if [ $1 = 75 ] || { [ $asked = yes ] && [ $1 -gt 128 ]; }; then
     for try in 1 2 3 4 5; do
       state=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T) && break
+      state=unknown
       sleep 5
     done
     if [ "$state" = RUNNING ]; then # not one that was cancelled
       echo "job $SLURM_JOB_ID ended with status $1 and is requeued: it goes on"
       scontrol requeue "$SLURM_JOB_ID" && exit
+    elif [ "$state" = unknown ]; then
+      there=${run:+, with --trainer.default_root_dir=$run}
+      echo "job $SLURM_JOB_ID ended with status $1 and is not requeued: squeue does not say" \
+        "whether it was cancelled. To go on, call unisono submit as before$there" >&2
     fi
   fi
   exit $1
@@ -45,8 +50,13 @@ finish() {
 
 {{activate}}
 
+{{python}} -c 'import lit_models' || {
+  echo "there is no unisono on $(uname -n): {{missing}}" >&2
+  exit 1
+}
+
 run={{run_folder}} # the same however often the job is requeued
-[ $asked = no ] || finish 138 # too late to start
+[ $signals = 0 ] || finish 138 # too late to start
 
 {{command}} &
 step=$!

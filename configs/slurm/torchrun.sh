@@ -6,6 +6,11 @@
 # The same command again goes on where the run was.
 {{activate}}
 
+{{python}} -c 'import lit_models' || {
+  echo "there is no unisono on $(uname -n): {{missing}}" >&2
+  exit 1
+}
+
 # Restarted ranks would else read the addresses of those before them, and half the restarts fail.
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 

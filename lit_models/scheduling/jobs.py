@@ -15,6 +15,7 @@ from lit_models.scheduling.resources import NODE_GPUS, Resources, usable_nodelis
 from lit_models.stages import TRAINER_VERBS
 
 ROOT = "trainer.default_root_dir"
+ACCELERATOR = "trainer.accelerator"
 OWN = {
     "trainer.devices": "--gpus-per-node, or --tasks-per-node for a job on CPUs",
     "trainer.num_nodes": "--nodes",
@@ -69,7 +70,7 @@ def requested(
     """Return what was asked for, with what was left out.
 
     Raises:
-        ValueError: SLURM would refuse it, or the run could not be what it says.
+        UsageError: SLURM would refuse it, or the run could not be what it says.
     """
     if gpus_per_node is not None and node_gpus is None:
         node_gpus = queue.gpus_per_machine(partition)
@@ -102,6 +103,7 @@ def submit_run(job: Job, resources: Resources, stages: Sequence[str], verb: str)
     from lit_models.scheduling.acceptance import check_run
 
     check_options(job.options, resources, verb, stages)
+    check_is_run(job.options)
     words = [verb, *job.run, *added_options(job.options, resources)]
     check_run(words, resources.processes)
     root = config_files.given_option(job.options, ROOT)
@@ -173,10 +175,22 @@ def check_options(argv: list[str], resources: Resources, verb: str, stages: Sequ
             f"To go on with an earlier run, set --{ROOT} to its folder; to begin with weights, "
             "--model.init_from."
         )
-    accelerator = config_files.given_value(argv, "trainer.accelerator")
+    accelerator = config_files.given_value(argv, ACCELERATOR)
     if accelerator in ("gpu", "cuda") and not resources.gpus_per_node:
+        raise UsageError(f"{ACCELERATOR}={accelerator} in a job without GPUs: add --gpus-per-node.")
+
+
+def check_is_run(argv: list[str]) -> None:
+    """Refuse a command line that names no run: neither a config nor a module and data.
+
+    Raises:
+        UsageError: it does not.
+    """
+    named = {word.partition("=")[0].partition(".")[0] for word in argv}
+    if "--config" not in named and not {"--model", "--data"} <= named:
         raise UsageError(
-            f"trainer.accelerator={accelerator} in a job without GPUs: add --gpus-per-node."
+            "`unisono submit` needs a run: give its config with --config FILE, such as --config "
+            "occupation_coder/demo.yaml; `unisono --help` lists those that are shipped."
         )
 
 
@@ -186,10 +200,15 @@ def added_options(argv: list[str], resources: Resources) -> list[str]:
         f"--trainer.devices={resources.tasks_per_node}",
         f"--trainer.num_nodes={resources.nodes}",
     ]
-    if config_files.given_value(argv, "trainer.accelerator") is None:
-        # `auto` would train on the CPUs of a machine whose GPUs are broken.
-        added.append(f"--trainer.accelerator={'gpu' if resources.gpus_per_node else 'cpu'}")
+    if config_files.given_value(argv, ACCELERATOR) is None:
+        added.append(f"--{ACCELERATOR}={accelerator_of(resources)}")
     return added
+
+
+def accelerator_of(resources: Resources) -> str:
+    """Return that of a run which names none: `auto` would train on the CPUs of a machine whose
+    GPUs are broken, and take GPUs that the job did not ask for."""
+    return "gpu" if resources.gpus_per_node else "cpu"
 
 
 def checked_name(name: str) -> str:
@@ -245,7 +264,7 @@ def torchrun_text(
     values = {
         "title": f"unisono {words[0]} on {resources.in_words()}.",
         "usage": f"bash {path}" + " FIRST_MACHINE [PORT]   (on each machine)" * has_others,
-        "activate": "\n".join(job.activate),
+        **scripts.shell_values(job.activate),
         "arguments": has_others
         * (
             "first=${1:?give the name or the address of the first machine} "

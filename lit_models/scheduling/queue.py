@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from lit_models.cli_errors import say, screen
 from lit_models.scheduling.resources import NODE_GPUS, gpus_of_nodes
 
 ANSWERS_WITHIN_S = 30.0
@@ -22,7 +23,14 @@ def gpus_per_machine(partition: str | None) -> int:
         return NODE_GPUS
     asked = ["sinfo", "--noheader", "--format=%G"]
     asked += [f"--partition={partition}"] if partition else []
-    done = subprocess.run(asked, capture_output=True, text=True, timeout=ANSWERS_WITHIN_S)
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=ANSWERS_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        _warn(
+            f"sinfo did not answer within {ANSWERS_WITHIN_S:g} s: {NODE_GPUS} GPUs on a node are "
+            "assumed; say with --node-gpus how many there are."
+        )
+        return NODE_GPUS
     return gpus_of_nodes(done.stdout) or NODE_GPUS
 
 
@@ -69,11 +77,23 @@ def submit_all(scripts: Sequence[Path]) -> list[str]:
 
 
 def never_starts(job: str) -> str | None:
-    """Return why a job that was just submitted will wait for ever, in SLURM's word; else none."""
+    """Return why a job that was just submitted will wait for ever, in SLURM's word; none if it will
+    not, or if SLURM does not answer, which is said."""
     asked = ["squeue", "--noheader", f"--jobs={job}", "--format=%r"]
-    done = subprocess.run(asked, capture_output=True, text=True, timeout=ANSWERS_WITHIN_S)
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=ANSWERS_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        _warn(
+            f"squeue did not answer within {ANSWERS_WITHIN_S:g} s. The job {job} is in the queue; "
+            f"whether SLURM will start it is not known: look with `squeue --jobs={job}`."
+        )
+        return None
     reason = done.stdout.strip()
     return reason if reason in FOR_EVER else None
+
+
+def _warn(message: str) -> None:
+    say(screen(message, "warning"))
 
 
 def _refusal(command: list[str], words: str, jobs: list[str]) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from lit_models.cli_errors import UsageError
+
 NODE_GPUS = 8  # of a machine of which nothing is known
 MOST_AHEAD_S = 65535  # of sbatch --signal
 # In the order of the manual of sbatch: minutes, minutes:seconds, hours:minutes:seconds, then days.
@@ -47,19 +49,19 @@ class Resources:
         for name in COUNTS:
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(
+                raise UsageError(
                     f"--{name.replace('_', '-')} must be 1 or more, got {value}"
                     + ("; leave it out for a job on CPUs." if name == "gpus_per_node" else ".")
                 )
         _check_gpus(self.gpus_per_node, self.nodes, self.node_gpus)
         if self.gpus_per_node and self.tasks_per_node != self.gpus_per_node:
-            raise ValueError(
+            raise UsageError(
                 f"--tasks-per-node={self.tasks_per_node} with --gpus-per-node="
                 f"{self.gpus_per_node}: a GPU has one process; leave --tasks-per-node out."
             )
         limit_s = seconds(self.time_limit)
         if self.save_ahead_s >= limit_s or self.save_ahead_s > MOST_AHEAD_S:
-            raise ValueError(
+            raise UsageError(
                 f"--save-ahead-s={self.save_ahead_s} must be below the time limit {self.time_limit}"
                 f" ({limit_s} s) and at most {MOST_AHEAD_S}: it is how long before it the run "
                 "saves. Lower it, or raise --time-limit."
@@ -87,11 +89,11 @@ def seconds(time_limit: str) -> int:
     """Return a time limit in seconds.
 
     Raises:
-        ValueError: sbatch would not read it, or it is no time at all.
+        UsageError: sbatch would not read it, or it is no time at all.
     """
     match = TIME.fullmatch(str(time_limit).strip())
     if match is None:
-        raise ValueError(f"--time-limit={time_limit} is no time; {TIME_RULE}.")
+        raise UsageError(f"--time-limit={time_limit} is no time; {TIME_RULE}.")
     days, *rest = match.groups()
     values = [int(value) for value in rest if value is not None]
     if days is not None:
@@ -100,7 +102,7 @@ def seconds(time_limit: str) -> int:
         factors = (60, 1, 0) if len(values) < 3 else (3600, 60, 1)
     total = int(days or 0) * 86400 + sum(v * f for v, f in zip(values, factors, strict=False))
     if total < 60:
-        raise ValueError(
+        raise UsageError(
             f"--time-limit={time_limit} is {total} s, and SLURM counts whole minutes; {TIME_RULE}."
         )
     return total
@@ -112,7 +114,7 @@ def _check_gpus(gpus_per_node: int | None, nodes: int, node_gpus: int) -> None:
         return
     in_all = gpus_per_node * nodes
     needed, each = machines_for(in_all, node_gpus)
-    raise ValueError(
+    raise UsageError(
         f"--gpus-per-node={gpus_per_node}: a node has {node_gpus}. For {in_all} GPUs take "
         f"--nodes={needed} --gpus-per-node={each}; if a node has more, say so with --node-gpus."
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
@@ -10,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from lit_models.cli_errors import UsageError
 from lit_models.config_files import config_folders
 from lit_models.scheduling.resources import Resources
 
@@ -58,9 +60,22 @@ def job_script(
     values: dict[str, Any] = {**asdict(resources), **names}
     # An option without a value: its line is there, or it is not.
     values["exclusive"] = " " if resources.is_exclusive else None
-    return filled(
-        "job.sh", {**values, "activate": "\n".join(activate), "command": "\n".join(command)}
-    )
+    return filled("job.sh", {**values, **shell_values(activate), "command": "\n".join(command)})
+
+
+def shell_values(activate: Iterable[str]) -> dict[str, str]:
+    """Return what both templates say of the job's shell: `activate`, its Python as the shell reads
+    it, and what to do where that has no unisono.
+
+    Args:
+        activate: lines for the shell.
+    """
+    lines = list(activate)
+    way_out = "these lines find another Python; mend the ones above, or --activate of submit"
+    if not lines:
+        way_out = "install it there, or give unisono submit the lines that find it with --activate"
+    python = shlex.quote(python_of(lines))
+    return {"activate": "\n".join(lines), "python": python, "missing": way_out}
 
 
 def filled(template: str, values: Mapping[str, Any]) -> str:
@@ -123,12 +138,23 @@ def free_folder(folder: Path, scripts_in: Any) -> tuple[Path, dict[str, str]]:
     Args:
         folder: that was asked for.
         scripts_in: returns file name -> text of the scripts for a folder, which they name.
+
+    Raises:
+        UsageError: a file is where a folder is needed.
     """
+    _check_folder(LOGS, "SLURM opens the logs in this folder; move that file away")
     number, chosen = 1, folder
     while True:
+        _check_folder(chosen, "name a folder for the scripts with --scripts")
         scripts = scripts_in(chosen)
         there = {p.name: p.read_text(encoding="utf-8") for p in chosen.glob("*.sh")}
         if not there or there == scripts:
             return chosen, scripts
         number += 1
         chosen = folder.with_name(f"{folder.name}-{number}")
+
+
+def _check_folder(folder: Path, way_out: str) -> None:
+    for path in (folder, *folder.parents):
+        if os.path.lexists(path) and not path.is_dir():
+            raise UsageError(f"{path} is no folder: {way_out}.")

@@ -12,7 +12,13 @@ from lit_models import config_files
 from lit_models.cli_errors import OneScreenErrors, UsageError
 from lit_models.commands.chain import chain, check_outputs
 from lit_models.scheduling import queue, scripts
-from lit_models.scheduling.jobs import Job, checked_name, into_the_queue
+from lit_models.scheduling.jobs import (
+    ACCELERATOR,
+    Job,
+    accelerator_of,
+    checked_name,
+    into_the_queue,
+)
 from lit_models.scheduling.resources import Resources, machines_for
 from lit_models.stages import TRAINER_VERBS, Stage, chosen_stages, read_stages
 
@@ -29,12 +35,16 @@ class Chain:
         chosen: those that are to run.
         folder: of the chain.
         seed: of the chain.
+        machines: stage -> those of its job.
+        changed: stage -> what its job changes in it, see `unisono chain --change`.
     """
 
     stages: list[Stage]
     chosen: list[Stage]
     folder: Path
     seed: int
+    machines: Mapping[str, Resources]
+    changed: Mapping[str, Mapping[str, Any]]
 
 
 def is_chain(job: Job) -> bool:
@@ -52,35 +62,29 @@ def submit_chain(job: Job, most: Resources, counts: Sequence[str], verb: str) ->
         verb: of the command line, which stages have themselves.
 
     Raises:
-        UsageError: a stage or its number of devices is not there, or a run would be refused.
+        UsageError: the chain, a stage or its number of devices is wrong, or a run would be refused.
         ValueError: what lies in the chain's folder was made from something else.
         RuntimeError: sbatch is not here, or refuses.
     """
     _check_options(most, verb)
-    given = _parsed(job.options)
-    asked = _machines(given["stages"] or {}, most, counts)
-    read = _read(given, asked)
-    states = check_outputs(read.stages, read.chosen, read.folder, read.seed)
-    waiting = [stage for stage in read.chosen if states[stage.name] != "complete"]
-    for stage in read.chosen:
-        if stage not in waiting:
-            print(f"stage {stage.name} is complete: no job")
+    read = _read(job.options, most, counts)
+    waiting = _waiting(read)
     if not waiting:
         return 0
-    _check_runs(read, waiting, asked)
+    _check_runs(read, waiting)
     name = checked_name(job.name or config_files.config_paths(job.options)[0].resolve().parent.name)
     files = {f"{read.stages.index(stage) + 1}-{stage.name}.sh": stage for stage in waiting}
 
     def scripts_in(place: Path) -> dict[str, str]:
         return {
-            file: _text(job, stage, asked[stage.name], place / file, f"{name}-{stage.name}")
+            file: _text(job, read, stage, place / file, f"{name}-{stage.name}")
             for file, stage in files.items()
         }
 
     place, texts = scripts.free_folder(job.folder or Path("jobs") / name, scripts_in)
     scripts.put(texts, place)
     for file, stage in files.items():
-        print(f"wrote      {place / file} for {asked[stage.name].in_words()}")
+        print(f"wrote      {place / file} for {read.machines[stage.name].in_words()}")
     _submit([place / file for file in files], job.dry_run)
     return 0
 
@@ -132,7 +136,7 @@ def _parsed(argv: list[str]) -> Any:
     from jsonargparse import ArgumentParser
 
     class ChainParser(OneScreenErrors, ArgumentParser):
-        pass
+        takes_dashes = True
 
     for key in ("launcher", "stages"):
         if config_files.given_option(argv, key) is not None:
@@ -166,12 +170,31 @@ def _changes(stage: Stage, machines: Resources) -> dict[str, Any]:
     """Return what the job changes in a stage; see `unisono chain --change`."""
     if stage.verb not in TRAINER_VERBS:
         return {}
-    nodes = {NUM_NODES: machines.nodes} if machines.nodes > 1 else {}
-    return {"devices": machines.tasks_per_node, **({"options": nodes} if nodes else {})}
+    options: dict[str, Any] = {NUM_NODES: machines.nodes} if machines.nodes > 1 else {}
+    paths = [str(config_files.find_config(name)) for name in stage.config]
+    files = [word for path in paths for word in ("--config", path)]
+    said = stage.options.get(ACCELERATOR) or config_files.given_value(files, ACCELERATOR)
+    if said is None:
+        options[ACCELERATOR] = accelerator_of(machines)
+    return {"devices": machines.tasks_per_node, **({"options": options} if options else {})}
 
 
-def _read(given: Any, asked: Mapping[str, Resources]) -> Chain:
+def _read(argv: list[str], most: Resources, counts: Sequence[str]) -> Chain:
+    """Return the chain of a command line.
+
+    Raises:
+        UsageError: it cannot be run.
+    """
+    try:
+        given = _parsed(argv)
+        return _with_machines(given, _machines(given["stages"] or {}, most, counts))
+    except (ValueError, FileNotFoundError) as error:
+        raise UsageError(str(error)) from error
+
+
+def _with_machines(given: Any, machines: Mapping[str, Resources]) -> Chain:
     changes = {name: dict(values) for name, values in (given["change"] or {}).items()}
+    changed = {}
     for stage in read_stages(given["stages"], changes):
         before = changes.setdefault(stage.name, {})
         if "devices" in before:
@@ -179,29 +202,40 @@ def _read(given: Any, asked: Mapping[str, Resources]) -> Chain:
                 f"--change.{stage.name}.devices={before['devices']} is set by the job: use "
                 f"--stage={stage.name}:{before['devices']}."
             )
-        own = _changes(stage, asked[stage.name])
+        own = changed[stage.name] = _changes(stage, machines[stage.name])
         options = {**before.get("options", {}), **own.get("options", {})}
         changes[stage.name] = {**before, **own, **({"options": options} if options else {})}
     stages = read_stages(given["stages"], changes)
     only = [given["only"]] if isinstance(given["only"], str) else given["only"]
     folder = Path(given["to"].replace("{seed}", str(given["seed"]))).expanduser()
-    return Chain(stages, chosen_stages(stages, given["start"], only), folder, given["seed"])
+    chosen = chosen_stages(stages, given["start"], only)
+    return Chain(stages, chosen, folder, given["seed"], machines, changed)
 
 
-def _check_runs(read: Chain, waiting: list[Stage], asked: Mapping[str, Resources]) -> None:
+def _waiting(read: Chain) -> list[Stage]:
+    """Return the chosen stages that are not complete, and say which are."""
+    states = check_outputs(read.stages, read.chosen, read.folder, read.seed)
+    for stage in read.chosen:
+        if states[stage.name] == "complete":
+            print(f"stage {stage.name} is complete: no job")
+    return [stage for stage in read.chosen if states[stage.name] != "complete"]
+
+
+def _check_runs(read: Chain, waiting: list[Stage]) -> None:
     from lit_models.scheduling.acceptance import check_run
 
     for stage in waiting:
         if stage.verb in TRAINER_VERBS:
             arguments = stage.arguments(read.folder, read.seed)
-            check_run(arguments, asked[stage.name].processes, is_stage=True)
+            check_run(arguments, read.machines[stage.name].processes, is_stage=True)
 
 
-def _text(job: Job, stage: Stage, machines: Resources, path: Path, name: str) -> str:
+def _text(job: Job, read: Chain, stage: Stage, path: Path, name: str) -> str:
     """Return the sbatch script of a stage."""
+    machines = read.machines[stage.name]
     kept = [word for word in scripts.quoted_options(job.run) if not word.startswith(CHOICES)]
     own = [f"--only={stage.name}"]
-    for key, value in _changes(stage, machines).items():
+    for key, value in read.changed[stage.name].items():
         values = value if isinstance(value, Mapping) else {"": value}
         own += [f"--change.{stage.name}.{key}{'.' * bool(k)}{k}={v}" for k, v in values.items()]
     launcher = shlex.join(scripts.srun_of(machines))

@@ -28,8 +28,10 @@ def test_each_command_has_help_and_a_summary(unisono: Unisono, name: str) -> Non
 
 @pytest.mark.parametrize(
     "given",
-    ["submit --help x", "submit x -h", "submit --config none.yaml --help", "submit -h --nodes=2"]
-    + ["plan --help=x --help", "report -h x", "chain --to --help"],
+    [
+        *("submit --help x", "submit x -h", "submit --config none.yaml --help"),
+        *("submit -h --nodes=2", "plan --help=x --help", "report -h x", "chain --to --help"),
+    ],
 )
 def test_help_is_shown_wherever_it_is_asked_for(unisono: Unisono, given: str) -> None:
     status, output = unisono(*given.split())
@@ -50,7 +52,7 @@ def test_own_options_are_taken_with_dashes_too() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("submit --nodes=two", "--nodes must be a whole number, got two. `unisono submit --help` s"),
+        ("submit --nodes=two", "--nodes must be a whole number, got two. `unisono submit --help`"),
         ("plan --time-limit-h=x", "--time-limit-h must be a number or null, got x. `unisono plan"),
         ("doctor --num_nodes x", "--num-nodes must be a whole number or null, got x. `unisono do"),
         ("submit --dry-run=maybe", "--dry-run must be true or false, got maybe. `unisono submit -"),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lit_models.scheduling.jobs import Job, torchrun_text
 from lit_models.scheduling.resources import Resources
 from lit_models.scheduling.scripts import job_script
 
@@ -20,7 +21,9 @@ exit $STATUS
 """
 DEAF = "#!/bin/bash\necho started >> srun.txt\nsleep 5 & child=$!\ntrap 'kill $child' EXIT\nwait\n"
 SQUEUE = '#!/bin/bash\necho squeue "$@" >> asked.txt\nexec cat state.txt\n'
+SLEEP = '#!/bin/bash\n[ "$1" = 5 ] || exec /bin/sleep "$1"\n'  # not between two questions
 SCONTROL = '#!/bin/bash\necho scontrol "$@" >> asked.txt\nexit $REFUSES\n'
+PYTHON = '#!/bin/bash\necho "$@" > python.txt\nexit $NO_UNISONO\n'
 REQUEUED = ["squeue --noheader --jobs=7 --format=%T", "scontrol requeue 7"]
 
 
@@ -31,9 +34,10 @@ class Node:
         self.folder = folder
         names = {"title": "A job.", "path": "job.sh", "name": "toy"}
         names["run_folder"] = "toy_$SLURM_JOB_ID"
-        text = job_script(Resources(), names, ["touch begun; sleep $ACTIVATION_S"], ['srun "$run"'])
-        self.write("job.sh", text)
-        for name, content in (("srun", SRUN), ("squeue", SQUEUE), ("scontrol", SCONTROL)):
+        activate = ["touch begun; sleep $ACTIVATION_S"]
+        self.write("job.sh", job_script(Resources(), names, activate, ['srun "$run"']))
+        for name, content in (("srun", SRUN), ("squeue", SQUEUE), ("scontrol", SCONTROL),
+                              ("python", PYTHON), ("sleep", SLEEP)):  # fmt: skip
             self.write(name, content)
         (folder / "state.txt").write_text("RUNNING\n")
 
@@ -42,13 +46,16 @@ class Node:
         (self.folder / name).chmod(0o755)
 
     def start(self, **environ: object) -> subprocess.Popen:
-        values = {"STATUS": 0, "TENTHS": 1, "HEARD": "", "REFUSES": 0, "ACTIVATION_S": 0, **environ}
+        values = {"STATUS": 0, "TENTHS": 1, "HEARD": "", "REFUSES": 0, "ACTIVATION_S": 0}
+        values |= {"NO_UNISONO": 0, **environ}
         path = f"{self.folder}:{os.environ['PATH']}"
-        return subprocess.Popen(
-            ["bash", "job.sh"],
-            cwd=self.folder,
-            env={"PATH": path, "SLURM_JOB_ID": "7", **{k: str(v) for k, v in values.items()}},
-        )
+        with (self.folder / "errors.txt").open("w") as errors:
+            return subprocess.Popen(
+                ["bash", "job.sh"],
+                cwd=self.folder,
+                env={"PATH": path, "SLURM_JOB_ID": "7", **{k: str(v) for k, v in values.items()}},
+                stderr=errors,
+            )
 
     def run(self, **environ: object) -> int:
         return self.start(**environ).wait(20)
@@ -71,6 +78,10 @@ class Node:
     def asked(self) -> list[str]:
         path = self.folder / "asked.txt"
         return path.read_text().splitlines() if path.exists() else []
+
+    @property
+    def errors(self) -> str:
+        return (self.folder / "errors.txt").read_text()
 
     @property
     def srun(self) -> list[str]:
@@ -125,6 +136,47 @@ def test_a_warning_during_the_activation_starts_no_run(node: Node) -> None:
     assert node.signalled(signal.SIGUSR1, after="begun", ACTIVATION_S=0.3) == 0
     assert node.asked == REQUEUED
     assert not (node.folder / "srun.txt").exists()
+
+
+def test_a_job_cancelled_during_the_activation_starts_no_run(node: Node) -> None:
+    assert node.signalled(signal.SIGTERM, after="begun", ACTIVATION_S=0.3) == 138
+    assert node.asked == []
+    assert not (node.folder / "srun.txt").exists()
+
+
+def test_an_activation_that_gives_no_unisono_is_noticed(node: Node) -> None:
+    assert node.run(NO_UNISONO=1) == 1
+    assert (node.folder / "python.txt").read_text() == "-c import lit_models\n"
+    assert "there is no unisono on" in node.errors
+    assert "these lines find another Python; mend the ones above, or --activate" in node.errors
+    assert not (node.folder / "srun.txt").exists()
+
+
+@pytest.mark.parametrize("activate", [(), ("true",)])
+def test_torchrun_without_unisono_says_so_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, activate: tuple[str, ...]
+) -> None:
+    (tmp_path / "python").write_text(PYTHON)
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    words = ["fit", "--config=toy.yaml"]
+    path = tmp_path / "torchrun.sh"
+    path.write_text(torchrun_text(Job([], activate=activate), Resources(), path, "a", words, None))
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "NO_UNISONO": "1"}
+    done = subprocess.run(
+        ["bash", str(path)], cwd=tmp_path, env=environ, capture_output=True, text=True
+    )
+    assert (done.returncode, "there is no unisono on" in done.stderr) == (1, True)
+    assert ("give unisono submit the lines" in done.stderr) == (not activate)
+    assert (tmp_path / "python.txt").read_text() == "-c import lit_models\n"
+
+
+def test_where_squeue_does_not_answer_the_way_on_is_said(node: Node) -> None:
+    node.write("squeue", "#!/bin/bash\necho squeue >> asked.txt\nexit 1\n")
+    assert node.run(STATUS=75) == 75
+    assert node.asked == ["squeue"] * 5
+    assert "job 7 ended with status 75 and is not requeued: squeue does not say" in node.errors
+    assert "unisono submit as before, with --trainer.default_root_dir=toy_7\n" in node.errors
 
 
 @pytest.mark.parametrize("state", ["COMPLETING", "CANCELLED", ""])
