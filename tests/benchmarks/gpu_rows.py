@@ -26,8 +26,8 @@ from lit_models.config_files import find_config
 from lit_models.training.callbacks import default_callbacks
 from lit_models.training.loggers import default_loggers
 from tests.benchmarks.language_model_peers import plain_logits
+from tests.benchmarks.language_model_runs import RaggedData
 from tests.benchmarks.test_gpu_pretraining import flops_per_token
-from tests.benchmarks.test_language_model_speed import RaggedData
 
 WARM_UP, ROUNDS, STEPS_OF_ROUND = 5, 3, 5
 STEPS = WARM_UP + ROUNDS * STEPS_OF_ROUND
