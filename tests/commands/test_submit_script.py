@@ -19,7 +19,10 @@ echo started "$@" >> srun.txt
 for i in $(seq $TENTHS); do sleep 0.1; done
 exit $STATUS
 """
-DEAF = "#!/bin/bash\necho started >> srun.txt\nsleep 5 & child=$!\ntrap 'kill $child' EXIT\nwait\n"
+DEAF = (
+    "#!/bin/bash\necho started >> srun.txt\n/bin/sleep 5 & child=$!\n"  # not the stand-in below
+    "trap 'kill $child' EXIT\nwait\n"
+)
 SQUEUE = '#!/bin/bash\necho squeue "$@" >> asked.txt\nexec cat state.txt\n'
 SLEEP = '#!/bin/bash\n[ "$1" = 5 ] || exec /bin/sleep "$1"\n'  # not between two questions
 SCONTROL = '#!/bin/bash\necho scontrol "$@" >> asked.txt\nexit $REFUSES\n'
