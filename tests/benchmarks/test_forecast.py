@@ -93,8 +93,8 @@ def test_predictions_beside_measurements(tmp_path: Path, figures: Figures) -> No
     measured: Rounds = defaultdict(list)
     for number in range(ROUNDS):
         for name, options in RUNS.items():
-            for (devices, strategy), figures in planned(options).items():
-                predicted[name, devices, strategy].append(figures)
+            for (devices, strategy), foretold in planned(options).items():
+                predicted[name, devices, strategy].append(foretold)
                 folder = tmp_path / f"{number}-{name}-{devices}-{strategy}"
                 found = trained(folder, options, devices, strategy)
                 measured[name, devices, strategy].append(found)
