@@ -5,14 +5,12 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from lit_models.commands import summaries
 from tests.distributed.launch import ROOT
-from tests.distributed.slurm import cluster, install
 from tests.distributed.slurm_jobs import Environ, facts_of, wait_for_end
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -21,19 +19,15 @@ VERBS = ("fit", "validate", "test", "predict")
 
 
 @pytest.fixture(scope="module")
-def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Environ]]:
+def shell(slurm: Environ, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Environ]:
     """A working folder, and an environment with `unisono` and SLURM in it."""
-    cannot = install()
-    if cannot:
-        pytest.skip(cannot)
     folder = tmp_path_factory.mktemp("user")
     command = folder / "bin" / "unisono"
     command.parent.mkdir()
     command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m lit_models "$@"\n')
     command.chmod(0o755)
-    with cluster(tmp_path_factory.mktemp("slurm")) as environ:
-        path = {"PATH": f"{command.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-        yield folder, {**environ, **path, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    path = {"PATH": f"{command.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    return folder, {**slurm, **path}
 
 
 def lines_of(block: str, shell: tuple[Path, Environ]) -> dict[str, str]:

@@ -3,27 +3,16 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.distributed.launch import ROOT, ended, free_port, started
-from tests.distributed.slurm import cluster, install
 
 pytestmark = pytest.mark.slow
 DOCTOR = ["-m", "lit_models", "doctor", "--json"]
 GROUP = ["--collectives", "--devices=1", "--num_nodes=2"]
-
-
-@pytest.fixture(scope="module")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    cannot = install()
-    if cannot:
-        pytest.skip(cannot)
-    with cluster(tmp_path_factory.mktemp("slurm")) as environ:
-        yield {**environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 
 
 def srun(environ: dict[str, str], options: list[str], command: list[str]) -> subprocess.Popen:

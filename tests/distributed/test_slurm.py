@@ -3,28 +3,17 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.distributed.launch import ROOT, run
-from tests.distributed.slurm import cluster, install
 from tests.toy import ledger_lines
 
 pytestmark = pytest.mark.slow
 FIT = ["-m", "lit_models", "fit", "--config", "occupation_coder/debug.yaml"]
 FIT += ["--trainer.accelerator=cpu", "--trainer.precision=64"]
 LAYOUTS = {"1 node x 2": (1, 2), "2 nodes x 1": (2, 1)}
-
-
-@pytest.fixture(scope="module")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    cannot = install()
-    if cannot:
-        pytest.skip(cannot)
-    with cluster(tmp_path_factory.mktemp("slurm")) as environ:
-        yield {**environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """`unisono submit` on a real SLURM: jobs are requeued, cancelled, fail, wait for another."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lit_models.training.lineage import verify_run
 from tests.distributed import slurm_jobs
-from tests.distributed.slurm import cluster, install
 from tests.distributed.slurm_jobs import (
     Environ,
     facts_of,
@@ -34,15 +32,6 @@ stages:
   first: {verb: fit, config: toy.yaml}
   second: {verb: test, checkpoint: first, config: toy.yaml}
 """
-
-
-@pytest.fixture(scope="module")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environ]:
-    cannot = install()
-    if cannot:
-        pytest.skip(cannot)
-    with cluster(tmp_path_factory.mktemp("slurm")) as environ:
-        yield {**environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 
 
 @pytest.fixture(scope="module", autouse=True)

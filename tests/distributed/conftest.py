@@ -1,0 +1,17 @@
+"""A SLURM for the tests that need one; each of their files has its own, whose jobs end with it."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.distributed.slurm import cluster, install
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The environment in which two loopback nodes are found; skips where SLURM cannot be had."""
+    cannot = install()
+    if cannot:
+        pytest.skip(cannot)
+    with cluster(tmp_path_factory.mktemp("slurm")) as environ:
+        yield {**environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
