@@ -94,13 +94,10 @@ def _measure_exchanges(found: "Forecast") -> None:
     """Start as many ranks as this machine has room for, for each number of devices it has."""
     from lit_models.forecasting import exchange
     from lit_models.forecasting.rehearsal import local_devices, threads_of_rank
-    from lit_models.training.memory import gradient_bytes
 
-    size, most = found.size, local_devices(found.on_cpu)
-    block_bytes = min(size.gathered_parameters, size.num_parameters) * size.bytes_per_parameter
+    most = local_devices(found.on_cpu)
     for count in {world.num_devices for world in found.worlds if 1 < world.num_devices <= most}:
-        sizes = (gradient_bytes(size), block_bytes, threads_of_rank(count))
-        found.exchanges[count] = exchange.measured(count, *sizes)
+        found.exchanges[count] = exchange.measured(count, found.state, threads_of_rank(count))
 
 
 def _show(found: "Forecast", facts: tuple[float | None, float | None], as_json: bool) -> None:

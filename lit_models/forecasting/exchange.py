@@ -1,6 +1,6 @@
 """What ranks on one machine cost each other: the exchange of gradients, and shared cores.
 
-`python -m lit_models.forecasting.exchange GRADIENT_BYTES GATHERED_BYTES` runs as one of some ranks.
+`python -m lit_models.forecasting.exchange STATE` runs as one of some ranks; it is `State` in JSON.
 """
 
 import json
@@ -22,29 +22,44 @@ ROWS, WIDTH = 512, 512  # of the work with which ranks disturb each other
 
 
 @dataclass(frozen=True)
+class State:
+    """What a run's devices send each other.
+
+    Args:
+        gradient_bytes: of all gradients.
+        groups: (trained, frozen) parameters of each group that fsdp gathers at a time.
+        frees: whether fsdp frees a group between its forward and its backward pass.
+        bytes_per_parameter: 8, 4 or 2.
+    """
+
+    gradient_bytes: int
+    groups: list[tuple[int, int]]
+    frees: bool = True
+    bytes_per_parameter: int = 4
+
+
+@dataclass(frozen=True)
 class Exchange:
     """Measured with real ranks on this machine.
 
     Args:
         sum_s: seconds in which ddp sums all gradients, bucket by bucket.
-        gather_s: seconds in which fsdp gathers all weights once, block by block.
-        scatter_s: seconds in which fsdp sums all gradients into shards, block by block.
+        sharded_s: seconds by which fsdp makes a micro-batch longer: groups gathered and freed,
+            gradients summed into shards.
         slowdown: how many times longer the same work takes where all ranks do it at once.
     """
 
     sum_s: float
-    gather_s: float
-    scatter_s: float
+    sharded_s: float
     slowdown: float
 
 
-def measured(num_devices: int, num_bytes: int, block_bytes: int, threads: int) -> Exchange:
+def measured(num_devices: int, state: State, threads: int) -> Exchange:
     """Return what so many ranks on this machine measure of each other.
 
     Args:
         num_devices: ranks; at most what the machine has for them.
-        num_bytes: of all gradients.
-        block_bytes: of what fsdp gathers at a time.
+        state: of the run.
         threads: of each rank on a CPU.
 
     Raises:
@@ -52,7 +67,7 @@ def measured(num_devices: int, num_bytes: int, block_bytes: int, threads: int) -
     """
     from lit_models.training.local_ranks import run_ranks
 
-    command = ["-m", "lit_models.forecasting.exchange", str(num_bytes), str(block_bytes)]
+    command = ["-m", "lit_models.forecasting.exchange", json.dumps(asdict(state))]
     environ = {"OMP_NUM_THREADS": str(threads)}
     try:
         statuses, printed = run_ranks(num_devices, command, TIMEOUT_S, True, environ)
@@ -76,7 +91,7 @@ def _failed(num_devices: int, why: str) -> str:
     )
 
 
-def _as_rank(num_bytes: int, block_bytes: int) -> Exchange:
+def _as_rank(state: State) -> Exchange:
     """Measure as one rank of those that were started."""
     import torch
     import torch.distributed as dist
@@ -86,23 +101,48 @@ def _as_rank(num_bytes: int, block_bytes: int) -> Exchange:
     if on_gpu:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if on_gpu else "gloo", timeout=timedelta(seconds=TIMEOUT_S))
-    world = dist.get_world_size()
     try:
         slowdown = 1.0 if on_gpu else _slowdown(dist, torch)
-        bucket = torch.zeros(_elements(min(num_bytes, BUCKET_BYTES), world), device=device)
-        block = torch.zeros(_elements(block_bytes, world), device=device)
-        shares = list(block.chunk(world))
-        share = torch.zeros_like(shares[0])
-        of_bucket = num_bytes / (4 * len(bucket))
-        of_block = num_bytes / (4 * len(block))
-        return Exchange(
-            _seconds(torch, lambda: dist.all_reduce(bucket)) * of_bucket,
-            _seconds(torch, lambda: dist.all_gather(shares, share)) * of_block,
-            _seconds(torch, lambda: dist.reduce_scatter(share, shares)) * of_block,
-            slowdown,
-        )
+        size = min(state.gradient_bytes, BUCKET_BYTES)
+        bucket = torch.zeros(_elements(size, dist.get_world_size()), device=device)
+        buckets = state.gradient_bytes / (4 * len(bucket))
+        sum_s = _seconds(torch, lambda: dist.all_reduce(bucket)) * buckets
+        return Exchange(sum_s, _seconds(torch, _sharded_step(state, device)), slowdown)
     finally:
         dist.destroy_process_group()
+
+
+def _sharded_step(state: State, device: Any) -> Callable[[], None]:
+    """Return a micro-batch of a module that computes nothing, in the run's sizes, under fsdp."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    class Group(torch.nn.Module):
+        def __init__(self, trained: int, frozen: int) -> None:
+            super().__init__()
+            dtype = {8: torch.float64, 4: torch.float32, 2: torch.bfloat16}
+            kind = {"dtype": dtype[state.bytes_per_parameter], "device": device}
+            for name, count in (("trained", trained), ("frozen", frozen)):
+                values = torch.zeros(-(-count // WIDTH), WIDTH, **kind)
+                self.register_parameter(name, torch.nn.Parameter(values, name == "trained"))
+
+        def forward(self, x: Any) -> Any:
+            return x + self.trained[:1].sum()
+
+    blocks = [Group(*counts) for counts in state.groups]
+    whole = torch.nn.Sequential(*blocks)
+    mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
+    for block in blocks[:-1]:
+        fully_shard(block, mesh=mesh, reshard_after_forward=state.frees)
+    fully_shard(whole, mesh=mesh, reshard_after_forward=False)
+    x = torch.zeros(1, device=device, requires_grad=True)
+
+    def step() -> None:
+        whole(x).sum().backward()
+        whole.zero_grad()
+
+    return step
 
 
 def _elements(num_bytes: int, world: int) -> int:
@@ -168,6 +208,6 @@ def _largest(torch: Any, value: float) -> float:
 
 
 if __name__ == "__main__":
-    result = _as_rank(*map(int, sys.argv[1:3]))
+    result = _as_rank(State(**json.loads(sys.argv[1])))
     if os.environ["RANK"] == "0":
         print(json.dumps(asdict(result)))

@@ -77,8 +77,7 @@ def exchange_s(
     gathers = 2 * world.accumulate_grad_batches
     measured = forecast.exchanges.get(count) if bandwidth_gib_s is None else None
     if measured is not None and is_sharded:
-        frozen = parameter_bytes(size) / max(1, gradient_bytes(size))
-        return gathers * frozen * measured.gather_s + gathers / 2 * measured.scatter_s
+        return world.accumulate_grad_batches * measured.sharded_s
     if measured is not None:
         return measured.sum_s
     sent = passes * gradient_bytes(size)

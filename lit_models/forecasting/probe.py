@@ -12,12 +12,12 @@ from datamodules.batching import Batching, derive_batching
 from datamodules.plan_cache import cached_plan
 from datamodules.planned import PlannedDataModule
 from lit_models.cli_errors import UsageError
-from lit_models.forecasting.exchange import Exchange
+from lit_models.forecasting.exchange import Exchange, State
 from lit_models.forecasting.rehearsal import Rehearsal, Rehearsed
-from lit_models.training.memory import StateSize
+from lit_models.training.memory import StateSize, gradient_bytes
 from lit_models.training.optim import WarmupDecay, lr_scale
 from lit_models.training.preflight import check_share
-from lit_models.training.state_size import size_of
+from lit_models.training.state_size import sharded_groups, size_of
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ class Forecast:
     Attributes:
         num_samples: of an epoch.
         size: of network and optimizer.
+        state: what devices send each other.
         rule: by which the learning rate follows the global batch.
         on_cpu: whether devices are processes that share a machine's CPUs.
         worlds: one for each number of devices that a run can have.
@@ -65,6 +66,7 @@ class Forecast:
 
     num_samples: int
     size: StateSize
+    state: State
     rule: str
     on_cpu: bool = True
     worlds: list[World] = field(default_factory=list)
@@ -95,7 +97,11 @@ class Probe(Callback):
         assert size is not None
         rule = pl_module.hparams.get("lr_scaling", "none")
         on_cpu = trainer.strategy.root_device.type == "cpu"
-        found = Forecast(len(data.datasets["train"].lengths), size, rule, on_cpu)
+        frees = getattr(pl_module, "calls_blocks_evenly", True)
+        sent = State(
+            gradient_bytes(size), sharded_groups(pl_module), frees, size.bytes_per_parameter
+        )
+        found = Forecast(len(data.datasets["train"].lengths), size, sent, rule, on_cpu)
         # Small micro-batches first: a heap that was large keeps gaps.
         worlds: dict[int, World] = {}
         for count in sorted(self.devices, reverse=True):

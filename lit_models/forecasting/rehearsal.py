@@ -24,7 +24,7 @@ from lit_models.training.meters import DeviceMeter, HostMeter
 from lit_models.training.sharding import total_norm
 from lit_models.training.trial import try_batch, without_trace
 
-REHEARSED_STEPS, REPEATS = 5, 3
+MOST_STEPS, REPEATS = 100, 3
 ENOUGH_S = 15.0  # of rehearsing one number of devices; one step is always timed
 
 
@@ -125,18 +125,21 @@ class Rehearsal:
                 break
 
     def _step_s(self) -> float:
-        """Return the mean over steps all through the epoch, each the median of some repeats."""
+        """Return the mean over steps of all widths, each taken once: a few long ones make most of
+        an epoch's time, and a step that is repeated finds its data and its memory ready."""
         seconds: list[float] = []
         begun = time.perf_counter()
-        stride = max(1, self.plan.num_steps // REHEARSED_STEPS)
-        for step in range(0, self.plan.num_steps, stride)[:REHEARSED_STEPS]:
-            times = []
-            for _ in range(REPEATS):
-                times.append(self._timed(step))
-                if time.perf_counter() - begun > ENOUGH_S:
-                    return statistics.fmean([*seconds, statistics.median(times)])
-            seconds.append(statistics.median(times))
+        for step in spread_steps(self._widths()):
+            seconds.append(self._timed(step))
+            if time.perf_counter() - begun > ENOUGH_S:
+                break
         return statistics.fmean(seconds)
+
+    def _widths(self) -> np.ndarray:
+        """Return [steps] positions of each step: its rows times its longest sample."""
+        lengths, offsets = self.dataset.lengths, self.plan.offsets
+        longest = np.maximum.reduceat(lengths[self.plan.order], offsets[:-1])
+        return np.diff(offsets) * longest.astype(np.int64)
 
     def _timed(self, step: int) -> float:
         """Return the seconds of one step: of one micro-batch as often as it is accumulated, and
@@ -169,7 +172,10 @@ class Rehearsal:
     def _batch_of(self, step: int) -> dict[str, Any]:
         ids, lengths = self.plan.step_ids(step), self.dataset.lengths
         accumulated = self.batching.accumulate_grad_batches
-        chunk, weights = deal(ids, lengths, self.num_devices, 0, accumulated)[0]
+        ranks = range(self.num_devices)
+        parts = [deal(ids, lengths, self.num_devices, rank, accumulated)[0] for rank in ranks]
+        # All wait for the one with most to compute.
+        chunk, weights = max(parts, key=lambda part: int(lengths[part[0]].max()))
         counts = count_targets(ids, self.dataset.target_counts)
         return collated(self.dataset, MicroBatch(0, step, chunk, weights, counts))
 
@@ -183,6 +189,19 @@ class Rehearsal:
     def _wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+def spread_steps(widths: np.ndarray) -> list[int]:
+    """Return up to `MOST_STEPS` steps in an order of which every beginning has narrow and wide
+    ones in the proportions of the epoch (van der Corput's sequence over the sorted widths).
+
+    Args:
+        widths: [steps] what the time of a step follows.
+    """
+    by_width = np.argsort(widths, kind="stable")
+    bits = max(1, (len(widths) - 1).bit_length())
+    places = (int(f"{number:0{bits}b}"[::-1], 2) for number in range(2**bits))
+    return [int(by_width[place]) for place in places if place < len(widths)][:MOST_STEPS]
 
 
 class KeptBytes:

@@ -75,6 +75,18 @@ def gathered_parameters(module: LightningModule, total: int) -> int:
     return total - in_blocks + max(_count(block.parameters()) for block in blocks)
 
 
+def sharded_groups(module: LightningModule) -> list[tuple[int, int]]:
+    """Return (trained, frozen) parameters of each block that fsdp gathers, and last of the rest."""
+    blocks = list(module.blocks()) if hasattr(module, "blocks") else []
+    parts = [list(block.parameters()) for block in blocks]
+    known = {parameter for part in parts for parameter in part}
+    parts.append([parameter for parameter in module.parameters() if parameter not in known])
+    return [
+        (_count(p for p in part if p.requires_grad), _count(p for p in part if not p.requires_grad))
+        for part in parts
+    ]
+
+
 def moments_per_parameter(factory: Any, kind: str = "matrices") -> float:
     """Return how many values an optimizer keeps for each parameter, found by one step of it.
 
