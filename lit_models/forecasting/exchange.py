@@ -107,14 +107,14 @@ def _as_rank(state: State) -> Exchange:
         bucket = torch.zeros(_elements(size, dist.get_world_size()), device=device)
         buckets = state.gradient_bytes / (4 * len(bucket))
         sum_s = _seconds(torch, lambda: dist.all_reduce(bucket)) * buckets
-        return Exchange(sum_s, _seconds(torch, _sharded_step(state, device)), slowdown)
+        return Exchange(sum_s, _sharded_s(torch, state, device), slowdown)
     finally:
         dist.destroy_process_group()
 
 
-def _sharded_step(state: State, device: Any) -> Callable[[], None]:
-    """Return a micro-batch of a module that computes nothing, in the run's sizes, under fsdp."""
-    import torch
+def _sharded_s(torch: Any, state: State, device: Any) -> float:
+    """Return by how much fsdp makes a micro-batch longer, of a module that has the run's sizes
+    and computes next to nothing."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -130,19 +130,20 @@ def _sharded_step(state: State, device: Any) -> Callable[[], None]:
         def forward(self, x: Any) -> Any:
             return x + self.trained[:1].sum()
 
-    blocks = [Group(*counts) for counts in state.groups]
-    whole = torch.nn.Sequential(*blocks)
-    mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
-    for block in blocks[:-1]:
-        fully_shard(block, mesh=mesh, reshard_after_forward=state.frees)
-    fully_shard(whole, mesh=mesh, reshard_after_forward=False)
+    groups = [Group(*counts) for counts in state.groups]
+    whole = torch.nn.Sequential(*groups)
     x = torch.zeros(1, device=device, requires_grad=True)
 
-    def step() -> None:
+    def micro_batch() -> None:
         whole(x).sum().backward()
         whole.zero_grad()
 
-    return step
+    alone = _seconds(torch, micro_batch)
+    mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
+    for group in groups[:-1]:
+        fully_shard(group, mesh=mesh, reshard_after_forward=state.frees)
+    fully_shard(whole, mesh=mesh, reshard_after_forward=False)
+    return max(0.0, _seconds(torch, micro_batch) - alone)
 
 
 def _elements(num_bytes: int, world: int) -> int:

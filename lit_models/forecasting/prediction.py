@@ -22,6 +22,9 @@ LOOP_S = 0.0015
 # What fsdp takes on a CPU for each byte that it has whole at a time: buffers of gathering and of
 # summing, copies of both, and the gaps that they leave in the heap.
 GATHERED_ON_CPU = 4.5
+# How much longer ranks on shared CPUs take than the rehearsal says, each at its own moment: all
+# wait for the one that a step holds up, and their caches hold less for each.
+WAITING_ON_CPU = 1.1
 FIT_BYTES = 8 * MIB  # what `fit` has in a CPU process beyond `plan`: loggers, checkpoints
 
 
@@ -48,9 +51,8 @@ def slowdown(forecast: Forecast, num_devices: int) -> float:
     if not forecast.on_cpu or num_devices == 1:
         return 1.0
     nearest = _nearest(forecast, num_devices)
-    if nearest is None:
-        return _crowded(num_devices)
-    return nearest[1].slowdown * _crowded(num_devices) / _crowded(nearest[0])
+    alike = WAITING_ON_CPU * _crowded(num_devices)
+    return alike if nearest is None else alike * nearest[1].slowdown / _crowded(nearest[0])
 
 
 def _crowded(num_devices: int) -> float:

@@ -8,9 +8,9 @@ import torch
 
 from lit_models.commands.plan import plan as plan_command
 from lit_models.forecasting import exchange, prediction, table
-from lit_models.forecasting.exchange import Exchange
+from lit_models.forecasting.exchange import Exchange, State
 from lit_models.forecasting.probe import Forecast, Probe, World, forecast
-from lit_models.forecasting.rehearsal import KeptBytes, Rehearsed
+from lit_models.forecasting.rehearsal import Rehearsed
 from lit_models.training.memory import StateSize
 from lit_models.training.muon import MuonAdamW
 from lit_models.training.optim import WarmupDecay
@@ -44,7 +44,8 @@ def made(num_devices=2, rehearsed=None, exchanges=None, **size):
     world = World(num_devices, 8, 4, 1, 10, 20, None, 0.1, 160, rehearsed)
     values = {"num_parameters": 10 * MIB // 4, "num_trained": 10 * MIB // 4, **size}
     counted = StateSize(gathered_parameters=2 * MIB // 4, **values)
-    return Forecast(80, counted, "none", True, [world], exchanges or {})
+    state = State(10 * MIB, [(2 * MIB // 4, 0)] * 5)
+    return Forecast(80, counted, state, "none", True, [world], exchanges or {})
 
 
 def test_a_batch_per_device_divides_the_steps():
@@ -107,18 +108,6 @@ def test_a_rehearsal_times_steps_and_leaves_no_trace():
         assert torch.equal(module.state_dict()[name], value), name
 
 
-def test_what_autograd_keeps_is_counted_once_and_logits_apart():
-    layer = torch.nn.Linear(3, 5, bias=False)
-    module = torch.nn.ModuleList([layer, torch.nn.Embedding(5, 2)])
-    x = torch.ones(7, 3, requires_grad=True)
-    kept = KeptBytes(module)
-    with kept:
-        hidden = layer(x)
-        (hidden * hidden).sum()
-    assert kept.num_bytes == (7 * 3 + 7 * 5) * 4  # the input, and hidden once, not twice
-    assert kept.logit_bytes == 7 * 5 * 4
-
-
 def test_the_parts_of_memory_by_hand():
     rehearsed = Rehearsed(1.0, kept_bytes=MIB, logit_bytes=MIB, peak_bytes=7 * MIB,
                           program_bytes=400 * MIB)  # fmt: skip
@@ -137,12 +126,12 @@ def test_the_seconds_of_a_step_by_hand(monkeypatch):
     monkeypatch.setattr(prediction, "num_cpus", lambda: 2)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    alone = 1.0 + prediction.LOOP_S
-    measured = {2: Exchange(sum_s=0.3, gather_s=0.1, scatter_s=0.2, slowdown=1.5)}
+    alone = (1.0 + prediction.LOOP_S) * prediction.WAITING_ON_CPU
+    measured = {2: Exchange(sum_s=0.3, sharded_s=0.4, slowdown=1.5)}
     try:
         found = made(2, Rehearsed(1.0, 0, 0), measured)
         assert seconds(found, False) == pytest.approx(1.5 * alone + 0.3)
-        assert seconds(found, True) == pytest.approx(1.5 * alone + 2 * 0.1 + 0.2)
+        assert seconds(found, True) == pytest.approx(1.5 * alone + 0.4)
         given = 10 / 1024 / 0.5  # once around a ring of two, at half a GiB a second
         assert seconds(found, False, 0.5) == pytest.approx(1.5 * alone + given)
         crowded = made(4, Rehearsed(1.0, 0, 0), measured)  # two processes on each CPU
@@ -156,14 +145,15 @@ def test_the_seconds_of_a_step_by_hand(monkeypatch):
 
 @pytest.mark.slow
 def test_ranks_on_this_machine_measure_what_they_cost_each_other():
-    found = exchange.measured(2, 4 * MIB, MIB, 1)
-    assert min(found.sum_s, found.gather_s, found.scatter_s) > 0
+    state = State(4 * MIB, [(MIB // 8, MIB // 8)] * 4)
+    found = exchange.measured(2, state, 1)
+    assert min(found.sum_s, found.sharded_s) > 0
     assert found.slowdown >= 1
 
 
 def test_an_exchange_that_fails_says_what_to_do():
     with pytest.raises(RuntimeError, match="doctor --collectives --devices=2"):
-        exchange.measured(2, "no number", MIB, 1)
+        exchange.measured(2, State("no number", []), 1)
 
 
 def test_the_command_prints_json(capsys):

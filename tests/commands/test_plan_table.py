@@ -8,6 +8,7 @@ from rich.console import Console
 from lit_models.cli_errors import USAGE, run_guarded
 from lit_models.commands import run_command
 from lit_models.forecasting import prediction, table
+from lit_models.forecasting.exchange import State
 from lit_models.forecasting.probe import Forecast, World
 from lit_models.forecasting.rehearsal import Rehearsed
 from lit_models.training.memory import GIB, StateSize
@@ -47,7 +48,7 @@ def _forecast(*counts: int, rehearsed: Rehearsed | None = None) -> Forecast:
     """Return one of a network with 1 GiB of weights, all of them trained, in two micro-batches."""
     worlds = [World(n, 512, 4, 2, 10, 20, None, 0.1, 160, rehearsed) for n in counts]
     size = StateSize(GIB // 4, GIB // 4, gathered_parameters=100)
-    return Forecast(80, size, "none", False, worlds)
+    return Forecast(80, size, State(GIB, []), "none", False, worlds)
 
 
 @pytest.mark.parametrize("width", [80, 60, 20])

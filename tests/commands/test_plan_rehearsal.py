@@ -1,0 +1,45 @@
+"""What a rehearsal for `unisono plan` looks at: which steps, and what autograd keeps of them."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from lit_models.forecasting.rehearsal import MOST_STEPS, KeptBytes, spread_steps
+from lit_models.training.state_size import sharded_groups
+
+
+def test_what_autograd_keeps_is_counted_once_and_logits_apart():
+    layer = torch.nn.Linear(3, 5, bias=False)
+    module = torch.nn.ModuleList([layer, torch.nn.Embedding(5, 2)])
+    x = torch.ones(7, 3, requires_grad=True)
+    kept = KeptBytes(module)
+    with kept:
+        hidden = layer(x)
+        (hidden * hidden).sum()
+    assert kept.num_bytes == (7 * 3 + 7 * 5) * 4  # the input, and hidden once, not twice
+    assert kept.logit_bytes == 7 * 5 * 4
+
+
+def test_any_beginning_of_the_rehearsed_steps_is_like_the_epoch():
+    widths = np.random.default_rng(0).lognormal(4, 1, 1000)
+    steps = spread_steps(widths)
+    assert len(set(steps)) == len(steps) == MOST_STEPS
+    for first in (16, 32, 64):
+        below = (widths[steps[:first]] < np.median(widths)).mean()
+        assert below == pytest.approx(0.5, abs=0.05)
+    assert sorted(spread_steps(np.array([3, 1, 2]))) == [0, 1, 2]
+
+
+def test_the_groups_that_fsdp_gathers_are_the_blocks_and_the_rest():
+    class Toy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.block, self.rest = nn.Linear(3, 5), nn.Linear(2, 2)
+
+        def blocks(self):
+            return [self.block]
+
+    toy = Toy()
+    toy.block.bias.requires_grad = False
+    assert sharded_groups(toy) == [(15, 5), (6, 0)]
