@@ -52,7 +52,8 @@ def plan(
     _refuse_not_positive(bandwidth_gib_s=bandwidth_gib_s, time_limit_h=time_limit_h)
     if not model or not data or "class_path" not in model or "class_path" not in data:
         raise UsageError("`unisono plan` needs a module and data; give the config of a run.")
-    seed = 0 if seed_everything in (None, True) else int(seed_everything or 0)
+    # The seed 1 equals True, which stands for no number.
+    seed = 0 if seed_everything is True else int(seed_everything or 0)
     found = _forecast(model, data, trainer or {}, seed, counts, rehearse)
     if rehearse and bandwidth_gib_s is None:
         _measure_exchanges(found)

@@ -164,3 +164,17 @@ def test_the_command_prints_json(capsys):
     )
     assert status == 0
     assert json.loads(capsys.readouterr().out)["steps per epoch"] == [10, 5]
+
+
+def test_the_plan_is_that_of_the_run_with_the_same_seed(monkeypatch):
+    seeds = []
+    monkeypatch.setattr(
+        "lit_models.forecasting.probe._world",
+        lambda *given: seeds.append(given[2].seed) or made().worlds[0],
+    )
+    data = {"class_path": "tests.toy.ToyData", "num_samples": 50, "batch_size": 5}
+    for seed in (1, 3, True, None):
+        plan_command(
+            {"class_path": "tests.toy.LitToy"}, data, {"max_epochs": 1}, seed, devices="1", json=True
+        )
+    assert seeds == [1, 3, 0, 0]
