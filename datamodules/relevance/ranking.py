@@ -8,8 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from datamodules.planned import STAGES_OF, PlannedDataset, Stage
+from datamodules.encoded_texts import TextEncoding
+from datamodules.planned import PlannedDataset, Stage
 from datamodules.relevance.candidates import CandidateOptions, FirstStage, Lists, run_lists
+from datamodules.relevance.collection import Triples
+from datamodules.relevance.collection_tokens import (
+    CollectionTokens,
+    kept_collection,
+    read_collection,
+)
 from datamodules.relevance.datamodule import RelevanceDataModule
 from datamodules.relevance.groups import GroupOptions
 from datamodules.relevance.judged_queries import JudgedQueries
@@ -80,12 +87,12 @@ class RankingDataModule(RelevanceDataModule):
                 "data.candidates.source to bm25 or run."
             )
 
-    def prepare_data(self) -> None:
-        """Make collection, tokenizer, BM25's index and the lists of candidates in the cache."""
-        super().prepare_data()
-        for stage in STAGES_OF[self._trainer_stage()]:
-            if not self._learns_triples(stage):
-                FirstStage(self.candidates, self.collection, self._queries(stage)[0])
+    def prepare_tokens(self, stage: Stage, encoding: TextEncoding, recipe: dict[str, Any]) -> None:
+        """Make BM25's index, the lists of candidates and the tokens of a stage in the cache."""
+        queries = self._queries(stage)[0]
+        if not self._learns_triples(stage):
+            FirstStage(self.candidates, self.collection, queries)
+        self._tokens(stage, encoding, queries)
 
     def build(self, stage: Stage) -> PlannedDataset:
         """Return the dataset of one stage.
@@ -95,10 +102,11 @@ class RankingDataModule(RelevanceDataModule):
             ValueError: no query is judged in it, or a run or file of queries breaks a rule.
         """
         assert self.encoding is not None
-        texts = PairTexts(self.collection, self.encoding)
-        if self._learns_triples(stage):
-            return self._triples(texts)
         queries, judgements = self._queries(stage)
+        tokens = self._tokens(stage, self.encoding, queries)
+        texts = PairTexts(self.collection, self.encoding, tokens)
+        if self._learns_triples(stage):
+            return self._triples(texts, queries)
         first = FirstStage(self.candidates, self.collection, queries)
         source = RankingSource(texts, queries, first, judgements, self._teacher(stage, queries))
         if stage == "train":
@@ -151,6 +159,8 @@ class RankingDataModule(RelevanceDataModule):
     def _queries(self, stage: Stage) -> tuple[Queries, JudgedQueries | None]:
         if stage == "predict" and self.predict_queries is not None:
             return FileQueries(Path(self.predict_queries).expanduser()), None
+        if self._learns_triples(stage):
+            return CollectionQueries(self.collection, self._triples_given().query), None
         part = PART_NAMES.index("test" if stage == "predict" else stage)
         judgements = JudgedQueries(self.collection.judgements(part))
         if not len(judgements.queries):
@@ -165,14 +175,21 @@ class RankingDataModule(RelevanceDataModule):
         facts = (self.teacher, self.collection, queries, None, "data.teacher")
         return run_lists(*facts, may_lack_all=stage != "train")
 
-    def _triples(self, texts: PairTexts) -> TripleDataset:
+    def _tokens(self, stage: Stage, encoding: TextEncoding, queries: Queries) -> CollectionTokens:
+        if stage == "predict":  # of a few queries, perhaps; documents come for several of them
+            return read_collection(self.collection, encoding.ids, queries)
+        return kept_collection(self.collection, encoding, queries.indices)
+
+    def _triples_given(self) -> Triples:
         triples = self.collection.triples
         if triples is None:
             raise ValueError(
                 "data.groups.triples: the collection has no triples; name their file with "
                 "data.collection.files.triples, or leave groups.triples out."
             )
-        queries = CollectionQueries(self.collection, triples.query)
+        return triples
+
+    def _triples(self, texts: PairTexts, queries: Queries) -> TripleDataset:
         unscored = replace(self.candidates, source="judged", top=None, run=None, bm25=None)
         first = FirstStage(unscored, self.collection, queries)
         return TripleDataset(RankingSource(texts, queries, first))

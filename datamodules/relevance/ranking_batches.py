@@ -18,6 +18,7 @@ from datamodules.plan import rng_for
 from datamodules.planned import PlannedDataset
 from datamodules.relevance.candidates import FirstStage, Lists
 from datamodules.relevance.collection import Collection
+from datamodules.relevance.collection_tokens import CollectionTokens
 from datamodules.relevance.groups import GroupOptions
 from datamodules.relevance.judged_queries import Judged, JudgedQueries
 from datamodules.relevance.queries import Queries
@@ -25,7 +26,7 @@ from datamodules.relevance.tables import NO_DOCUMENT, looked_up, rows_of
 from datamodules.relevance.training_pairs import tokens_per_byte
 
 TERM = "queries"
-NO_PAIR = Framed(np.zeros(1, np.int64), np.zeros(1, np.int64))  # where no query has a candidate
+NO_PAIR = Framed((np.zeros(1, np.int64),), (0,))  # where no query has a candidate
 
 
 class RankingExample(NamedTuple):
@@ -48,15 +49,18 @@ class PairTexts:
     Args:
         collection: of the documents.
         encoding: of the texts.
+        tokens: of the documents, and of the queries that are ranked for.
     """
 
     collection: Collection
     encoding: TextEncoding
+    tokens: CollectionTokens
 
-    def pair(self, query: str, document: int) -> Framed:
-        """Return the row of a query's text and a document's number."""
-        ids = self.encoding.ids
-        return self.encoding.framing.pair(ids(query), ids(self.collection.document(document).whole))
+    def pairs(self, place: int, documents: np.ndarray) -> list[Framed]:
+        """Return the rows of a query, by its place, and of documents, by their numbers."""
+        query, tokens = self.tokens.query(place), self.tokens.documents
+        frame = self.encoding.framing.pair
+        return [frame(query, tokens[number]) for number in documents.tolist()]
 
     def lengths(self, documents: np.ndarray) -> np.ndarray:
         """Return about how many positions the rows of documents have, [n] int64."""
@@ -129,13 +133,12 @@ class RankingDataset(PlannedDataset):
     def example(self, sample_id: int, epoch: int) -> RankingExample:
         """Return one query with its candidates of this epoch."""
         source, (documents, relevance) = self.source, self.graded(sample_id, epoch)
-        query, first = source.queries.text(sample_id), source.first
-        judged = source.judged(sample_id)
+        first, judged = source.first, source.judged(sample_id)
         mean, deviation = first.moments(sample_id, judged.documents)
         scores = first.scores(sample_id, documents)
         bm25 = first.bm25_scores(sample_id, documents) if self.with_baselines else scores
         return RankingExample(
-            pairs=[source.texts.pair(query, int(index)) for index in documents],
+            pairs=source.texts.pairs(sample_id, documents),
             document=documents,
             relevance=relevance,
             prior=(scores - mean) / deviation,

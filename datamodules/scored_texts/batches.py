@@ -2,15 +2,17 @@
 
 import hashlib
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from datamodules.encoded_texts import TextEncoding
+from datamodules.encoded_texts import TextEncoding, kept_tokens
 from datamodules.framing import Framed, Framing, padded
 from datamodules.planned import PlannedDataset
 from datamodules.scored_texts.store import ScoredStore
+from datamodules.token_rows import ReadTokens, TokenRows, Tokens
 
 SHOWN = 300  # characters of a text in a description
 
@@ -58,6 +60,12 @@ class ChunkOptions:
         return room if self.stride is None else self.stride
 
 
+    def longest(self, framing: Framing) -> int:
+        """Return the tokens of a text that stand in its chunks."""
+        room = framing.limits.max_length - framing.num_marks
+        return room + (self.most - 1) * self.stride_in(framing)
+
+
 class ScoredExample(NamedTuple):
     """One text: its chunks, and the numbers of its labels [W], NaN = missing."""
 
@@ -89,8 +97,13 @@ class ScoredTextDataset(PlannedDataset):
         self.stride = chunks.stride_in(encoding.framing)
         self.texts = np.arange(store.num_texts) if rows is None else store.text_of_row[rows]
         self.has_labels = rows is not None
-        labels = np.zeros((len(self.texts), 0)) if rows is None else store.labels[rows]
-        self.labels = {name: labels[:, store.columns_of(name)] for name in store.heads}
+        self.tokens: Tokens
+        if rows is None:  # each comes once
+            self.tokens, self.row_of = ReadTokens(encoding.ids_once, store.text), self.texts
+        else:
+            self.tokens, self.row_of = kept_texts(store, encoding, chunks, self.texts)
+        self.numbers = np.zeros((len(self.texts), 0)) if rows is None else store.labels[rows]
+        self.labels = {name: self.numbers[:, store.columns_of(name)] for name in store.heads}
         # Bytes say enough about tokens to put texts of like length together.
         longest = encoding.limits.max_length * chunks.most
         self.lengths = np.minimum(store.num_bytes[self.texts] + 2, longest)
@@ -103,11 +116,9 @@ class ScoredTextDataset(PlannedDataset):
 
     def example(self, sample_id: int, epoch: int) -> ScoredExample:
         """Return one text, the same in every epoch."""
-        ids = self.encoding.ids(self.store.text(int(self.texts[sample_id])))
-        labels = [values[sample_id] for values in self.labels.values()]
-        numbers = np.concatenate([np.zeros(0), *labels])
+        ids = self.tokens[self.row_of[sample_id]]
         chunks = self.encoding.framing.chunks(ids, self.stride, self.chunks.most)
-        return ScoredExample(chunks, numbers)
+        return ScoredExample(chunks, self.numbers[sample_id])
 
     def collate(self, examples: list[ScoredExample]) -> dict[str, object]:
         """Return the padded batch."""
@@ -131,6 +142,24 @@ class ScoredTextDataset(PlannedDataset):
         text = self.store.text(int(self.texts[sample_id]))[:SHOWN]
         shown = {name: " ".join(f"{v:g}" for v in x[sample_id]) for name, x in self.labels.items()}
         return {"text": text, **shown}
+
+
+def kept_texts(
+    store: ScoredStore, encoding: TextEncoding, chunks: ChunkOptions, texts: np.ndarray
+) -> tuple[TokenRows, np.ndarray]:
+    """Return the tokens of texts, tokenised once into the cache, and the row of each, [n] int64.
+
+    Args:
+        store: of the texts.
+        encoding: of the texts.
+        chunks: how long ones are cut; what is in no chunk is not kept.
+        texts: [n] their numbers; some may be there several times.
+    """
+    distinct, rows = np.unique(texts, return_inverse=True)
+    chosen = hashlib.sha256(distinct.tobytes()).hexdigest()
+    facts = ["scored", store.fingerprint, chosen]
+    read = partial(map, store.text, distinct.tolist())
+    return kept_tokens(facts, encoding, read, chunks.longest(encoding.framing)), rows
 
 
 def chunk_facts(chunks: ChunkOptions) -> dict[str, int | None]:
