@@ -26,4 +26,9 @@ def mapped(path: Path, dtype: np.dtype | type) -> np.ndarray:
     """Return a file of plain numbers, memory-mapped."""
     if not path.stat().st_size:  # nothing to map
         return np.zeros(0, dtype)
-    return np.memmap(path, dtype, "r").view(np.ndarray)  # slices of a memmap take four times as long
+    return np.memmap(path, dtype, "r").view(np.ndarray)  # slices of a memmap take 4 times as long
+
+
+def mapped_array(path: Path) -> np.ndarray:
+    """Return an array of a npy file, memory-mapped."""
+    return np.load(path, mmap_mode="r").view(np.ndarray)

@@ -14,6 +14,7 @@ import numpy as np
 
 from datamodules.cache import cache_root, digest_of, made_once
 from datamodules.encoded_texts import TextEncoding
+from datamodules.files import mapped_array
 from datamodules.relevance.collection import Collection, Document
 from datamodules.sentences import sentences_of
 from datamodules.token_rows import TokenRows, TokenRowsWriter
@@ -102,7 +103,7 @@ class DocumentParts:
             TokenRows(folder, name) for name in ROWS
         )
         for name in ARRAYS:
-            setattr(self, name, np.load(folder / f"{name}.npy", mmap_mode="r").view(np.ndarray))
+            setattr(self, name, mapped_array(folder / f"{name}.npy"))
 
     def __reduce__(self) -> tuple[object, ...]:
         return DocumentParts, (self.folder, self.collection, self.encoding)

@@ -211,7 +211,8 @@ class PairDataset(PlannedDataset):
         pair = self._pair(sample_id, rng)
         ids = [self.collection.document_id(int(n)) for n in self._negatives(pair, rng)]
         answer = self.collection.document_id(pair.document)
-        return {"kind": kind, "query": self._query_text(pair), "answer": answer, "negatives": " ".join(ids)}
+        found = {"kind": kind, "query": self._query_text(pair), "answer": answer}
+        return {**found, "negatives": " ".join(ids)}
 
     def _place(self, sample_id: int) -> tuple[str, int]:
         """Return the kind of a sample and its number among those."""
@@ -234,7 +235,9 @@ class PairDataset(PlannedDataset):
 
     def _judged_pair(self, number: int, rng: np.random.Generator) -> _Pair:
         documents, grades = self.judged.relevant(number)
-        answer = int(rng.choice(documents, p=grades / grades.sum()))
+        shares = np.cumsum(grades / grades.sum())  # as `rng.choice` has them, in a third of its time
+        place = np.searchsorted(shares / shares[-1], rng.random(), side="right")
+        answer = int(documents[place])
         query = int(self.judged.queries[number])
         return _Pair(answer, documents, number, judged_query=query)
 

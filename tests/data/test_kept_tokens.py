@@ -2,7 +2,6 @@
 
 import json
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -128,9 +127,7 @@ def test_pairs_from_kept_tokens_are_those_of_tokenised_texts(
 @pytest.mark.parametrize(
     "limits", [{"lower_case": False}, {"stemmer": "english", "stopwords": "english"}]
 )
-def test_so_they_are_whatever_is_done_to_a_text_first(
-    collection: Collection, limits: dict
-) -> None:
+def test_so_they_are_whatever_is_done_to_a_text_first(collection: Collection, limits: dict) -> None:
     check(pairs(collection, encoding_of(collection, "bpe", **limits)))
 
 

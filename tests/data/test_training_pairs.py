@@ -10,12 +10,7 @@ import torch
 
 from datamodules.encoded_texts import TextEncoding
 from datamodules.relevance.collection import Collection, Document, Triples, open_collection
-from datamodules.relevance.document_parts import (
-    are_long,
-    document_sentences,
-    drawn_sentence,
-    without,
-)
+from datamodules.relevance import document_parts as parts
 from datamodules.relevance.judged_queries import JudgedQueries
 from datamodules.relevance.negatives import HardNegatives
 from datamodules.relevance.request import CollectionRequest
@@ -46,10 +41,12 @@ def pairs(
 
 
 def sentence_and_rest(document: Document, seed: int, removal: float) -> tuple[str, Document]:
-    sentences = document_sentences(document)
-    drawn = drawn_sentence(are_long(sentences), np.random.default_rng(seed), removal)
-    rest = without(document, sentences, drawn.sentence) if drawn.is_removed else document
-    return sentences[drawn.sentence], rest
+    sentences = parts.document_sentences(document)
+    number, is_removed = parts.drawn_sentence(
+        parts.are_long(sentences), np.random.default_rng(seed), removal
+    )
+    rest = parts.without(document, sentences, number) if is_removed else document
+    return sentences[number], rest
 
 
 def test_each_kind_comes_as_often_as_the_mix_says(collection: Collection) -> None:
