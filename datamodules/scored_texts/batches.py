@@ -102,23 +102,23 @@ class ScoredTextDataset(PlannedDataset):
             self.tokens, self.row_of = ReadTokens(encoding.ids_once, store.text), self.texts
         else:
             self.tokens, self.row_of = kept_texts(store, encoding, chunks, self.texts)
-        self.numbers = np.zeros((len(self.texts), 0)) if rows is None else store.labels[rows]
-        self.labels = {name: self.numbers[:, store.columns_of(name)] for name in store.heads}
+        self.rows = rows
         # Bytes say enough about tokens to put texts of like length together.
         longest = encoding.limits.max_length * chunks.most
         self.lengths = np.minimum(store.num_bytes[self.texts] + 2, longest)
         content = hashlib.sha256(np.ascontiguousarray(self.texts).tobytes()).hexdigest()[:16]
         facts = f"{chunks.most}-{chunks.stride}"
         self.fingerprint = f"{store.fingerprint}-{content}-{encoding.digest}-{facts}"
+        is_labelled = ~np.isnan(store.labels if rows is None else store.labels[rows])
         self.target_counts = {
-            name: (~np.isnan(values)).sum(1) for name, values in self.labels.items()
+            name: is_labelled[:, store.columns_of(name)].sum(1) for name in store.heads
         }
 
     def example(self, sample_id: int, epoch: int) -> ScoredExample:
         """Return one text, the same in every epoch."""
         ids = self.tokens[self.row_of[sample_id]]
         chunks = self.encoding.framing.chunks(ids, self.stride, self.chunks.most)
-        return ScoredExample(chunks, self.numbers[sample_id])
+        return ScoredExample(chunks, self._labels(sample_id))
 
     def collate(self, examples: list[ScoredExample]) -> dict[str, object]:
         """Return the padded batch."""
@@ -140,8 +140,14 @@ class ScoredTextDataset(PlannedDataset):
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
         """Return the beginning of the text, and its labels."""
         text = self.store.text(int(self.texts[sample_id]))[:SHOWN]
-        shown = {name: " ".join(f"{v:g}" for v in x[sample_id]) for name, x in self.labels.items()}
-        return {"text": text, **shown}
+        numbers, columns_of = self._labels(sample_id), self.store.columns_of
+        shown = {name: numbers[columns_of(name)] for name in self.store.heads}
+        return {"text": text, **{n: " ".join(f"{v:g}" for v in x) for n, x in shown.items()}}
+
+    def _labels(self, sample_id: int) -> np.ndarray:
+        if self.rows is None:
+            return np.zeros(0)
+        return self.store.labels[self.rows[sample_id]]
 
 
 def kept_texts(
