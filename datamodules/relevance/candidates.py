@@ -245,7 +245,5 @@ def _write(folder: Path, documents: np.ndarray, scores: np.ndarray) -> None:
 
 
 def _opened(folder: Path) -> Lists:
-    documents, scores = (
-        mapped_array(folder / f"{name}.npy") for name in ("documents", "scores")
-    )
+    documents, scores = (mapped_array(folder / f"{name}.npy") for name in ("documents", "scores"))
     return Lists(documents, scores, folder.name)

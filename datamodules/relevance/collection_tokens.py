@@ -69,6 +69,4 @@ def read_collection(
         queries: of the collection, or of a file.
     """
     documents = ReadTokens(encode, collection.document_text)
-    return CollectionTokens(
-        documents, ReadTokens(encode, queries.text), np.arange(len(queries))
-    )
+    return CollectionTokens(documents, ReadTokens(encode, queries.text), np.arange(len(queries)))

@@ -18,6 +18,7 @@ from datamodules.files import mapped_array
 from datamodules.relevance.collection import Collection, Document
 from datamodules.sentences import sentences_of
 from datamodules.token_rows import TokenRows, TokenRowsWriter
+from datamodules.tokenizers.spelling import cuts_at_blanks
 
 PARTS_VERSION = 1
 FEWEST_WORDS = 4  # of a sentence that can stand for a query
@@ -158,7 +159,7 @@ def _write(
     most: int | None,
     of_queries: int | None,
 ) -> None:
-    vocab_size = encoding.tokenizer.vocab_size
+    vocab_size, cuts = encoding.tokenizer.vocab_size, cuts_at_blanks(encoding.tokenizer.backend)
     lists: dict[str, list[Any]] = {name: [] for name in ARRAYS}
     with ExitStack() as stack:
         titles, bodies, sentences, pieces = (
@@ -175,7 +176,7 @@ def _write(
             lists["firsts"] += map(len, of_each)
             lists["is_long"].append(are_long(flat))
             lists["has_title"] += [bool(document.title) for document in documents]
-            lists["is_divisible"] += is_divisible
+            lists["is_divisible"] += [cuts and divides for divides in is_divisible]
     np.save(folder / "firsts.npy", np.cumsum([0, *lists["firsts"]], dtype=np.int64))
     np.save(folder / "is_long.npy", np.concatenate([np.zeros(0, bool), *lists["is_long"]]))
     for name in ("has_title", "is_divisible"):
@@ -194,7 +195,7 @@ def _divided(
     """Return the pieces of documents, one more than sentences of each, and which are divisible.
 
     That is so where the tokens of the pieces are those of the whole text, and of the text without
-    its first sentence; then all blanks between its sentences divide tokens.
+    its first sentence: a special token may take the blank before or behind it.
     """
     beginnings, further, wholes = [], [], []
     for (title, _), own in zip(documents, of_each, strict=True):

@@ -235,7 +235,9 @@ class PairDataset(PlannedDataset):
 
     def _judged_pair(self, number: int, rng: np.random.Generator) -> _Pair:
         documents, grades = self.judged.relevant(number)
-        shares = np.cumsum(grades / grades.sum())  # as `rng.choice` has them, in a third of its time
+        shares = np.cumsum(
+            grades / grades.sum()
+        )  # as `rng.choice` has them, in a third of its time
         place = np.searchsorted(shares / shares[-1], rng.random(), side="right")
         answer = int(documents[place])
         query = int(self.judged.queries[number])

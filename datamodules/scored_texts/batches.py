@@ -59,7 +59,6 @@ class ChunkOptions:
             )
         return room if self.stride is None else self.stride
 
-
     def longest(self, framing: Framing) -> int:
         """Return the tokens of a text that stand in its chunks."""
         room = framing.limits.max_length - framing.num_marks

@@ -9,6 +9,7 @@ from datamodules.batching import derive_batching
 from datamodules.plan import (
     PlanOptions,
     PlanRequest,
+    _key,
     deal,
     digest_ids,
     hash_ids,

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from datamodules.encoded_texts import TextEncoding
-from datamodules.relevance.collection import Collection, Document, Triples, open_collection
 from datamodules.relevance import document_parts as parts
+from datamodules.relevance.collection import Collection, Document, Triples, open_collection
 from datamodules.relevance.judged_queries import JudgedQueries
 from datamodules.relevance.negatives import HardNegatives
 from datamodules.relevance.request import CollectionRequest
