@@ -71,7 +71,8 @@ class _GivenKey(np.random.bit_generator.ISeedSequence):
 
 def rng_for(seed: int, epoch: int, sample_id: int) -> np.random.Generator:
     """Return the generator of one sample in one epoch, whichever rank draws from it."""
-    return np.random.Generator(np.random.Philox(_GivenKey(_key(seed, epoch, sample_id))))
+    key: Any = _GivenKey(_key(seed, epoch, sample_id))  # NumPy's types lack its own interface
+    return np.random.Generator(np.random.Philox(key))
 
 
 @dataclass(frozen=True)
