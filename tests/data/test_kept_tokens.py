@@ -163,6 +163,8 @@ def test_no_epoch_tokenises_and_no_process_has_a_copy(
     assert len(pickle.dumps(documents)) < 500
     assert np.array_equal(pickle.loads(pickle.dumps(documents))[3], documents[3])
     assert documents.tokens.base is not None  # a view of the mapped file
+    parts = pickle.loads(pickle.dumps(again.tokens.parts))
+    assert parts.without(0, 0).tolist() == again.tokens.parts.without(0, 0).tolist()
     assert documents.tokens.dtype == np.uint16
 
 
