@@ -2,9 +2,10 @@
 
 import json
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import torch
 from datamodules.cache import cache_root, digest_of, made_once
 from datamodules.checkpoint_recipe import checkpoint_to_load, read_recipe
 from datamodules.framing import Framing, TextLimits
-from datamodules.planned import PlannedDataModule
+from datamodules.planned import PlannedDataModule, Stage
+from datamodules.token_rows import TokenRows, TokenRowsWriter
 from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions, make_tokenizer
 from datamodules.tokenizers.wanted import model_options
 
@@ -22,6 +24,8 @@ RECIPE_KEY = "text_encoder_recipe"
 MODULES = "LitTextScorer, LitRanker or LitRetriever"
 TOKENIZER_FILE = "tokenizer.json"
 KEPT_TEXTS = 200_000
+ROWS_VERSION = 1  # of how texts become rows of tokens
+TEXTS_AT_ONCE = 1024
 
 
 class TextEncoding:
@@ -50,10 +54,47 @@ class TextEncoding:
         """Return the same as `ids`, of a text that does not come again: nothing is kept."""
         return self.tokenizer.encode(self.limits.normalised(text))
 
+    def ids_of(self, texts: Sequence[str], continues: bool = False) -> list[np.ndarray]:
+        """Return the same as `ids_once` of several texts.
+
+        Args:
+            texts: any.
+            continues: they go on behind another text and a blank, which their tokens begin with.
+        """
+        known = [self.limits.normalised(text) for text in texts]
+        if continues:
+            known = [f" {text}" if text else "" for text in known]
+        return self.tokenizer.encode_batch(known, continues)
+
     @cached_property
     def digest(self) -> str:
         """Hex digest of all that decides the ids of a text."""
         return digest_of([self.tokenizer.digest, asdict(self.limits)])
+
+
+def kept_tokens(
+    facts: Sequence[object],
+    encoding: TextEncoding,
+    texts: Callable[[], Iterable[str]],
+    most: int | None,
+) -> TokenRows:
+    """Return the tokens of texts, kept in the cache.
+
+    Args:
+        facts: plain JSON that tells these texts from all others.
+        encoding: of the texts.
+        texts: yields them, where they are not kept yet.
+        most: tokens of one text that are kept, its first; none keeps all.
+    """
+    key = digest_of([ROWS_VERSION, *facts, encoding.digest, most])
+
+    def make(folder: Path) -> None:
+        with TokenRowsWriter(folder, "texts", encoding.tokenizer.vocab_size) as writer:
+            left = iter(texts())
+            while some := list(islice(left, TEXTS_AT_ONCE)):
+                writer.add(ids[:most] for ids in encoding.ids_of(some))
+
+    return TokenRows(made_once(cache_root() / "token_rows" / key, make), "texts")
 
 
 class EncodedTextDataModule(PlannedDataModule):
@@ -98,21 +139,25 @@ class EncodedTextDataModule(PlannedDataModule):
         counts[tokenizer.special_ids] = 0
         return torch.from_numpy(counts), number
 
+    @abstractmethod
+    def prepare_tokens(self, stage: Stage, encoding: TextEncoding, recipe: dict[str, Any]) -> None:
+        """Make the tokens of a stage's texts in the cache; a prediction reads each text once, and
+        makes them when it does."""
+
     def recipe_facts(self) -> dict[str, Any]:
         """Return what else a checkpoint must keep, such as the names of classes; none here."""
         return {}
 
     def prepare_data(self) -> None:
-        """Make the tokenizer in the cache, once per machine."""
-        if self._trained_recipe(self._trainer_stage()) is None:
-            self._new_tokenizer()
+        """Make the tokenizer, and the tokens of all texts, in the cache, once per machine."""
+        recipe = self._recipe(self._trainer_stage())
+        encoding = TextEncoding(recipe)
+        for stage in self.wanted_stages(self._trainer_stage()):
+            self.prepare_tokens(stage, encoding, recipe)
 
     def setup(self, stage: str) -> None:
         """Take the recipe and build the datasets of the stage."""
-        recipe = self._trained_recipe(stage)
-        if recipe is None:
-            limits = {"text": asdict(self.text)}
-            recipe = {"tokenizer": self._new_tokenizer().to_dict(), **limits, **self.recipe_facts()}
+        recipe = self._recipe(stage)
         encoding = TextEncoding(recipe)
         if self.encoding is None or self.encoding.digest != encoding.digest:
             self.encoding = encoding
@@ -121,6 +166,14 @@ class EncodedTextDataModule(PlannedDataModule):
         if stage == "predict":
             self.datasets.pop("predict", None)
         super().setup(stage)
+
+    def _recipe(self, stage: str) -> dict[str, Any]:
+        """Return the recipe of the model that is evaluated, or the one to train with."""
+        recipe = self._trained_recipe(stage)
+        if recipe is not None:
+            return recipe
+        limits = {"text": asdict(self.text)}
+        return {"tokenizer": self._new_tokenizer().to_dict(), **limits, **self.recipe_facts()}
 
     def _trained_recipe(self, stage: str) -> dict[str, Any] | None:
         """Return the recipe of the model that is evaluated; none in training.

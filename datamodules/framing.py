@@ -6,6 +6,7 @@ end-of-text token. Shapes: R rows, T positions.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -58,10 +59,20 @@ class TextLimits:
 
 
 class Framed(NamedTuple):
-    """One row: token ids [T] int64, and the segment of each."""
+    """One row in parts, the texts and the marks around them; `padded` puts all rows together.
 
-    ids: np.ndarray
-    segments: np.ndarray
+    Args:
+        parts: token ids of each part, [n] integers.
+        segments: of each part.
+    """
+
+    parts: tuple[np.ndarray, ...]
+    segments: tuple[int, ...]
+
+    @property
+    def ids(self) -> np.ndarray:
+        """The token ids of the row, [T] int64."""
+        return np.concatenate(self.parts, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -96,17 +107,17 @@ class Framing:
     def single(self, ids: np.ndarray, max_length: int | None = None) -> Framed:
         """Return one text between its marks, cut at `max_length` positions."""
         kept = ids[: (max_length or self.limits.max_length) - self.num_marks]
-        return self._framed([kept])
+        return self._framed(kept)
 
     def query(self, ids: np.ndarray) -> Framed:
         """Return a query between its marks."""
-        return self._framed([ids[: self.limits.max_query_length]])
+        return self._framed(ids[: self.limits.max_query_length])
 
     def pair(self, query: np.ndarray, document: np.ndarray) -> Framed:
         """Return a query and a document in one row; the document's end is cut."""
         query = query[: self.limits.max_query_length]
         room = self.limits.max_length - self.num_marks - 1 - len(query)
-        return self._framed([query, document[:room]])
+        return self._framed(query, document[:room])
 
     def chunks(self, ids: np.ndarray, stride: int, most: int) -> list[Framed]:
         """Return a long text in overlapping rows; a short one is one row.
@@ -120,24 +131,35 @@ class Framing:
         room = self.limits.max_length - self.num_marks
         last = max(0, len(ids) - room)
         starts = range(0, last + stride, stride)[:most]
-        return [self._framed([ids[start : start + room]]) for start in starts]
+        return [self._framed(ids[start : start + room]) for start in starts]
 
-    def _framed(self, texts: Sequence[np.ndarray]) -> Framed:
-        begin = [] if self.begin_id is None else [np.array([self.begin_id])]
-        parts, segments = [*begin], [np.zeros(len(begin), np.int64)]
+    @cached_property
+    def _begin(self) -> tuple[np.ndarray, ...]:
+        return () if self.begin_id is None else (np.array([self.begin_id]),)
+
+    @cached_property
+    def _separator(self) -> np.ndarray:
+        return np.array([self.separator_id])
+
+    def _framed(self, *texts: np.ndarray) -> Framed:
+        parts, segments = [*self._begin], [QUERY] * len(self._begin)
         for segment, text in enumerate(texts):
-            parts += [text, np.array([self.separator_id])]
-            segments.append(np.full(len(text) + 1, segment, np.int64))
-        return Framed(np.concatenate(parts).astype(np.int64), np.concatenate(segments))
+            parts += [text, self._separator]
+            segments += [segment, segment]
+        return Framed(tuple(parts), tuple(segments))
 
 
 def padded(rows: Sequence[Framed]) -> dict[str, torch.Tensor]:
     """Return input_ids and segment_ids [R, T] int64, and attention_mask [R, T] bool."""
-    lengths = np.fromiter((len(row.ids) for row in rows), np.int64, len(rows))
+    parts = [part for row in rows for part in row.parts]
+    sizes = np.fromiter(map(len, parts), np.int64, len(parts))
+    counts = np.fromiter((len(row.parts) for row in rows), np.int64, len(rows))
+    lengths = np.add.reduceat(sizes, np.cumsum(counts) - counts)
     mask = np.arange(lengths.max()) < lengths[:, None]
     ids, segments = np.zeros(mask.shape, np.int64), np.zeros(mask.shape, np.int64)
-    ids[mask] = np.concatenate([row.ids for row in rows])
-    segments[mask] = np.concatenate([row.segments for row in rows])
+    ids[mask] = np.concatenate(parts)
+    if any(row.segments[-1] != QUERY for row in rows):
+        segments[mask] = np.repeat([part for row in rows for part in row.segments], sizes)
     return {
         "input_ids": torch.from_numpy(ids),
         "attention_mask": torch.from_numpy(mask),

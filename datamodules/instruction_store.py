@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 
 from datamodules.bad_rows import read_rejected
+from datamodules.files import mapped
 from datamodules.sources import BadRow
 from datamodules.splitting import PART_NAMES
 from datamodules.token_store import TokenisedFolder
@@ -54,12 +54,12 @@ class InstructionStore(TokenisedFolder):
     def part(self, part: int) -> InstructionPart:
         """Return the samples of one part: 0 train, 1 validation, 2 test."""
         name = PART_NAMES[part]
-        mapped = [
-            _mapped(self.folder / f"{name}.{kind}.bin", np.dtype(dtype))
+        streams = [
+            mapped(self.folder / f"{name}.{kind}.bin", np.dtype(dtype))
             for kind, dtype in (("tokens", self.facts["dtype"]), ("is_trained", bool))
         ]
         arrays = [np.load(self.folder / f"{name}.{kind}.npy") for kind in PER_SAMPLE]
-        return InstructionPart(*mapped, *arrays)
+        return InstructionPart(*streams, *arrays)
 
     def place(self, part: InstructionPart, sample: int) -> str:
         """Return the file and line of a sample."""
@@ -68,9 +68,3 @@ class InstructionStore(TokenisedFolder):
     def file_of(self, part: InstructionPart, sample: int) -> str:
         """Return the file of a sample."""
         return self.facts["files"][part.files[sample]]
-
-
-def _mapped(path: Path, dtype: np.dtype) -> np.ndarray:
-    if not path.stat().st_size:  # nothing to map
-        return np.zeros(0, dtype)
-    return np.memmap(path, dtype, "r")

@@ -123,15 +123,17 @@ class PlannedDataModule(LightningDataModule):
     def build(self, stage: Stage) -> PlannedDataset:
         """Return the dataset of one stage; every rank calls it once in `setup`."""
 
-    def setup(self, stage: str) -> None:
-        """Build the datasets of the stage and derive accumulation for this many devices.
-
-        With `limit_val_batches: 0` a training needs nothing to validate on.
-        """
+    def wanted_stages(self, stage: str) -> list[Stage]:
+        """Return what a call of the trainer reads: with `limit_val_batches: 0` a training needs
+        nothing to validate on."""
         validates = self.trainer is None or self.trainer.limit_val_batches != 0
-        for name in STAGES_OF[stage]:
-            is_wanted = validates or name != "validation" or stage != "fit"
-            if is_wanted and name not in self.datasets:
+        is_left_out = stage == "fit" and not validates
+        return [name for name in STAGES_OF[stage] if name != "validation" or not is_left_out]
+
+    def setup(self, stage: str) -> None:
+        """Build the datasets of the stage and derive accumulation for this many devices."""
+        for name in self.wanted_stages(stage):
+            if name not in self.datasets:
                 self.datasets[name] = self.build(name)
         if self.trainer is not None:
             if self._limits is None or self._limits.trainer is not self.trainer:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from datamodules.files import mapped_array
 from datamodules.splitting import PART_NAMES
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 
@@ -94,8 +95,7 @@ def _stream(folder: Path, part: int) -> TokenStream:
 
 
 def _opened(folder: Path, part: int, kind: str) -> np.ndarray:
-    mapped = np.load(folder / f"{PART_NAMES[part]}.{kind}.npy", mmap_mode="r")
-    return mapped.view(np.ndarray)  # slices of a memmap take four times as long
+    return mapped_array(folder / f"{PART_NAMES[part]}.{kind}.npy")
 
 
 def token_dtype(vocab_size: int) -> type[np.unsignedinteger]:

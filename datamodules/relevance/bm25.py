@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from datamodules.cache import cache_root, digest_of, made_once
+from datamodules.files import mapped
 from datamodules.relevance.collection import Collection
-from datamodules.relevance.texts import mapped
 from datamodules.terms import check_languages, terms_by
 
 BM25_VERSION = 1

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from datamodules.cache import cache_root, digest_of, file_digest, made_once
+from datamodules.files import mapped_array
 from datamodules.relevance.bm25 import Bm25, Bm25Options, open_bm25
 from datamodules.relevance.collection import Collection
 from datamodules.relevance.queries import Queries
@@ -244,7 +245,5 @@ def _write(folder: Path, documents: np.ndarray, scores: np.ndarray) -> None:
 
 
 def _opened(folder: Path) -> Lists:
-    documents, scores = (
-        np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("documents", "scores")
-    )
+    documents, scores = (mapped_array(folder / f"{name}.npy") for name in ("documents", "scores"))
     return Lists(documents, scores, folder.name)

@@ -9,9 +9,10 @@ import numpy as np
 
 from datamodules.bad_rows import BadRows, OnBadRows, read_rejected
 from datamodules.cache import digest_of, made_once
+from datamodules.files import mapped
 from datamodules.relevance.collection_writer import CollectionWriter
 from datamodules.relevance.request import CollectionRequest
-from datamodules.relevance.texts import TextTable, mapped
+from datamodules.relevance.texts import TextTable
 from datamodules.sources import BadRow
 from datamodules.splitting import PART_NAMES
 
@@ -87,6 +88,10 @@ class Collection:
         """
         record = self.documents.record(index)
         return Document(record.title, record.text)
+
+    def document_text(self, index: int) -> str:
+        """Return a document as an encoder reads it: its title, and its text."""
+        return self.document(index).whole
 
     def query(self, index: int) -> str:
         """Return a query by its number, as `document`."""

@@ -54,14 +54,10 @@ class RelevanceDataModule(EncodedTextDataModule):
         """Yield documents with their titles; of very many, evenly spread ones."""
         count = self.collection.num_documents
         for index in range(0, count, 1 + count // MOST_TOKENIZER_TEXTS):
-            yield self.document_text(index)
+            yield self.collection.document_text(index)
 
     def texts_digest(self) -> str:
         return self.collection.fingerprint
-
-    def document_text(self, index: int) -> str:
-        """Return a document as an encoder reads it: its title, and its text."""
-        return self.collection.document(index).whole
 
     def audit(self, make_model: MakeModel | None = None) -> Audit:
         """Return what is in the collection, and what is wrong with it, whatever the model."""

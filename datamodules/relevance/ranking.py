@@ -8,19 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from datamodules.planned import STAGES_OF, PlannedDataset, Stage
+from datamodules.encoded_texts import TextEncoding
+from datamodules.planned import PlannedDataset, Stage
 from datamodules.relevance.candidates import CandidateOptions, FirstStage, Lists, run_lists
+from datamodules.relevance.collection import Triples
+from datamodules.relevance.collection_tokens import kept_collection, read_collection
 from datamodules.relevance.datamodule import RelevanceDataModule
 from datamodules.relevance.groups import GroupOptions
 from datamodules.relevance.judged_queries import JudgedQueries
 from datamodules.relevance.queries import CollectionQueries, FileQueries, Queries
-from datamodules.relevance.ranking_batches import (
-    GroupDataset,
-    PairTexts,
-    RankingDataset,
-    RankingSource,
-    TripleDataset,
-)
+from datamodules.relevance.ranking_batches import GroupDataset, RankingDataset, TripleDataset
+from datamodules.relevance.ranking_source import PairTexts, RankingSource, kept_pools
 from datamodules.relevance.request import Files
 from datamodules.relevance.runs import Ranking, write_run
 from datamodules.splitting import PART_NAMES
@@ -80,12 +78,11 @@ class RankingDataModule(RelevanceDataModule):
                 "data.candidates.source to bm25 or run."
             )
 
-    def prepare_data(self) -> None:
-        """Make collection, tokenizer, BM25's index and the lists of candidates in the cache."""
-        super().prepare_data()
-        for stage in STAGES_OF[self._trainer_stage()]:
-            if not self._learns_triples(stage):
-                FirstStage(self.candidates, self.collection, self._queries(stage)[0])
+    def prepare_tokens(self, stage: Stage, encoding: TextEncoding, recipe: dict[str, Any]) -> None:
+        """Make BM25's index, the candidates of a stage and all tokens in the cache."""
+        source = self._source(stage, encoding)
+        if stage == "train" and not self.groups.triples:
+            kept_pools(source, self.groups)
 
     def build(self, stage: Stage) -> PlannedDataset:
         """Return the dataset of one stage.
@@ -95,15 +92,12 @@ class RankingDataModule(RelevanceDataModule):
             ValueError: no query is judged in it, or a run or file of queries breaks a rule.
         """
         assert self.encoding is not None
-        texts = PairTexts(self.collection, self.encoding)
-        if self._learns_triples(stage):
-            return self._triples(texts)
-        queries, judgements = self._queries(stage)
-        first = FirstStage(self.candidates, self.collection, queries)
-        source = RankingSource(texts, queries, first, judgements, self._teacher(stage, queries))
-        if stage == "train":
-            return GroupDataset(source, self.groups, self.seed)
-        return RankingDataset(source, stage == "test", is_even=stage == "predict")
+        source = self._source(stage, self.encoding)
+        if stage != "train":
+            return RankingDataset(source, stage == "test", is_even=stage == "predict")
+        if self.groups.triples:
+            return TripleDataset(source)
+        return GroupDataset(source, self.groups, self.seed)
 
     @property
     def scores_first(self) -> bool:
@@ -145,12 +139,26 @@ class RankingDataModule(RelevanceDataModule):
             ids = [self.collection.document_id(int(index)) for index in documents[order]]
             yield Ranking(dataset.source.queries.id(place), ids, found[order].tolist())
 
-    def _learns_triples(self, stage: Stage) -> bool:
-        return stage == "train" and self.groups.triples
+    def _source(self, stage: Stage, encoding: TextEncoding) -> RankingSource:
+        """Return what a stage's queries are ranked from; `build` says what is raised."""
+        queries, judgements = self._queries(stage)
+        tokens = (
+            read_collection(self.collection, encoding.ids, queries)
+            if stage == "predict"  # of a few queries, perhaps
+            else kept_collection(self.collection, encoding, queries.indices)
+        )
+        texts = PairTexts(self.collection, encoding, tokens)
+        candidates = self.candidates
+        if stage == "train" and self.groups.triples:
+            candidates = replace(candidates, source="judged", top=None, run=None, bm25=None)
+        first = FirstStage(candidates, self.collection, queries)
+        return RankingSource(texts, queries, first, judgements, self._teacher(stage, queries))
 
     def _queries(self, stage: Stage) -> tuple[Queries, JudgedQueries | None]:
         if stage == "predict" and self.predict_queries is not None:
             return FileQueries(Path(self.predict_queries).expanduser()), None
+        if stage == "train" and self.groups.triples:
+            return CollectionQueries(self.collection, self._triples().query), None
         part = PART_NAMES.index("test" if stage == "predict" else stage)
         judgements = JudgedQueries(self.collection.judgements(part))
         if not len(judgements.queries):
@@ -165,14 +173,11 @@ class RankingDataModule(RelevanceDataModule):
         facts = (self.teacher, self.collection, queries, None, "data.teacher")
         return run_lists(*facts, may_lack_all=stage != "train")
 
-    def _triples(self, texts: PairTexts) -> TripleDataset:
+    def _triples(self) -> Triples:
         triples = self.collection.triples
         if triples is None:
             raise ValueError(
                 "data.groups.triples: the collection has no triples; name their file with "
                 "data.collection.files.triples, or leave groups.triples out."
             )
-        queries = CollectionQueries(self.collection, triples.query)
-        unscored = replace(self.candidates, source="judged", top=None, run=None, bm25=None)
-        first = FirstStage(unscored, self.collection, queries)
-        return TripleDataset(RankingSource(texts, queries, first))
+        return triples

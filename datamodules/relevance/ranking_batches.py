@@ -4,28 +4,21 @@ Shapes: B queries in the micro-batch, K candidates of one, P pairs, J judgements
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from datamodules.cache import digest_of
-from datamodules.encoded_texts import TextEncoding
 from datamodules.framing import Framed, padded
 from datamodules.plan import rng_for
 from datamodules.planned import PlannedDataset
-from datamodules.relevance.candidates import FirstStage, Lists
-from datamodules.relevance.collection import Collection
 from datamodules.relevance.groups import GroupOptions
-from datamodules.relevance.judged_queries import Judged, JudgedQueries
-from datamodules.relevance.queries import Queries
+from datamodules.relevance.ranking_source import Candidates, RankingSource, kept_pools
 from datamodules.relevance.tables import NO_DOCUMENT, looked_up, rows_of
-from datamodules.relevance.training_pairs import tokens_per_byte
 
 TERM = "queries"
-NO_PAIR = Framed(np.zeros(1, np.int64), np.zeros(1, np.int64))  # where no query has a candidate
+NO_PAIR = Framed((np.zeros(1, np.int64),), (0,))  # where no query has a candidate
 
 
 class RankingExample(NamedTuple):
@@ -39,66 +32,6 @@ class RankingExample(NamedTuple):
     bm25: np.ndarray
     teacher: np.ndarray
     all_relevance: np.ndarray
-
-
-@dataclass(frozen=True)
-class PairTexts:
-    """Makes rows of a query and a document.
-
-    Args:
-        collection: of the documents.
-        encoding: of the texts.
-    """
-
-    collection: Collection
-    encoding: TextEncoding
-
-    def pair(self, query: str, document: int) -> Framed:
-        """Return the row of a query's text and a document's number."""
-        ids = self.encoding.ids
-        return self.encoding.framing.pair(ids(query), ids(self.collection.document(document).whole))
-
-    def lengths(self, documents: np.ndarray) -> np.ndarray:
-        """Return about how many positions the rows of documents have, [n] int64."""
-        limits = self.encoding.limits
-        num_bytes = self.collection.document_lengths[documents] * self._tokens_per_byte
-        longest = limits.max_length - limits.max_query_length
-        return np.minimum(num_bytes.astype(np.int64), longest) + limits.max_query_length // 2
-
-    @cached_property
-    def _tokens_per_byte(self) -> float:
-        return tokens_per_byte(self.encoding, self.collection)
-
-
-@dataclass(frozen=True)
-class RankingSource:
-    """What the queries of one stage are ranked from.
-
-    Args:
-        texts: that make rows.
-        queries: that are ranked for.
-        first: their first stage.
-        judgements: of these queries; none in prediction for a file of queries.
-        teacher: scores of a teacher.
-    """
-
-    texts: PairTexts
-    queries: Queries
-    first: FirstStage
-    judgements: JudgedQueries | None = None
-    teacher: Lists | None = None
-
-    def judged(self, place: int) -> Judged:
-        """Return the judgements of a query."""
-        if self.judgements is None:
-            return Judged(np.zeros(0, np.int64), np.zeros(0, np.float32))
-        return self.judgements.judged(place)
-
-    def fingerprint(self, *options: Any) -> str:
-        """Return the hex digest of all this and of the options of a dataset."""
-        lists = [found.fingerprint for found in (self.first.lists, self.teacher) if found]
-        facts = [self.texts.collection.fingerprint, self.texts.encoding.digest, lists, *options]
-        return digest_of([*facts, self.first.options.bm25 and asdict(self.first.options.bm25)])
 
 
 class RankingDataset(PlannedDataset):
@@ -128,27 +61,30 @@ class RankingDataset(PlannedDataset):
 
     def example(self, sample_id: int, epoch: int) -> RankingExample:
         """Return one query with its candidates of this epoch."""
-        source, (documents, relevance) = self.source, self.graded(sample_id, epoch)
-        query, first = source.queries.text(sample_id), source.first
-        judged = source.judged(sample_id)
-        mean, deviation = first.moments(sample_id, judged.documents)
-        scores = first.scores(sample_id, documents)
-        bm25 = first.bm25_scores(sample_id, documents) if self.with_baselines else scores
+        source, found = self.source, self.graded(sample_id, epoch)
+        mean, deviation = self.moments(sample_id)
+        documents, scores = found.documents, found.scores
+        bm25 = source.first.bm25_scores(sample_id, documents) if self.with_baselines else scores
         return RankingExample(
-            pairs=[source.texts.pair(query, int(index)) for index in documents],
+            pairs=source.texts.pairs(sample_id, documents),
             document=documents,
-            relevance=relevance,
+            relevance=found.grades,
             prior=(scores - mean) / deviation,
             first_stage=scores,
             bm25=bm25,
             teacher=self._teacher(sample_id, documents),
-            all_relevance=judged.grades,
+            all_relevance=source.judged(sample_id).grades,
         )
 
-    def graded(self, sample_id: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the candidates of this epoch, ascending, and their grades."""
+    def graded(self, sample_id: int, epoch: int) -> Candidates:
+        """Return the candidates of this epoch, ascending."""
         documents = self.candidates(sample_id)
-        return documents, self.source.judged(sample_id).grades_of(documents)
+        grades = self.source.judged(sample_id).grades_of(documents)
+        return Candidates(documents, grades, self.source.first.scores(sample_id, documents))
+
+    def moments(self, sample_id: int) -> np.ndarray:
+        """Return mean and deviation of the first stage's scores, [2] float32."""
+        return self.source.first.moments(sample_id, self.source.judged(sample_id).documents)
 
     def collate(self, examples: list[RankingExample]) -> dict[str, Any]:
         """Return the padded batch."""
@@ -175,7 +111,7 @@ class RankingDataset(PlannedDataset):
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
         """Return the query, and the grades of its candidates of this epoch."""
-        documents, grades = self.graded(sample_id, epoch)
+        documents, grades, _ = self.graded(sample_id, epoch)
         names = [self.source.texts.collection.document_id(int(i)) for i in documents]
         graded = zip(names, grades.tolist(), strict=True)
         return {
@@ -210,22 +146,19 @@ class GroupDataset(RankingDataset):
 
     def __init__(self, source: RankingSource, groups: GroupOptions, seed: int) -> None:
         self.groups, self.seed = groups, seed
+        self.pools = kept_pools(source, groups)
         super().__init__(source)
 
-    def graded(self, sample_id: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the group of this epoch, ascending, and its grades."""
-        judged, minable = self._pool(sample_id)
+    def graded(self, sample_id: int, epoch: int) -> Candidates:
+        """Return the group of this epoch, ascending."""
+        pool, num_judged = self.pools.of(sample_id), int(self.pools.num_judged[sample_id])
         rng = rng_for(self.seed, epoch, sample_id)
-        chosen = self.groups.drawn(judged.grades, len(minable), rng)
-        mined_grade = 0.0 if self.groups.unjudged_as_negative else np.nan
-        grades = np.append(judged.grades, np.full(len(minable), mined_grade, np.float32))
-        documents = np.append(judged.documents, minable)[chosen]
-        order = np.argsort(documents)
-        return documents[order], grades[chosen][order]
+        num_minable = len(pool.documents) - num_judged
+        chosen = self.groups.drawn(pool.grades[:num_judged], num_minable, rng)
+        return pool.taken(chosen[np.argsort(pool.documents[chosen])])
 
-    def _pool(self, place: int) -> tuple[Judged, np.ndarray]:
-        judged = self.source.judged(place)
-        return judged, self.groups.minable(self.source.first.listed(place), judged.documents)
+    def moments(self, sample_id: int) -> np.ndarray:
+        return self.pools.moments[sample_id]
 
     def _facts(self) -> list[Any]:
         return [len(self.source.queries), asdict(self.groups)]
@@ -233,12 +166,13 @@ class GroupDataset(RankingDataset):
     def _lengths(self, count: int) -> np.ndarray:
         """Return the expected length: that of a mean document, times the size of the group."""
         lengths = np.ones(count, np.int64)
-        for place in range(count):
-            judged, minable = self._pool(place)
-            size = self.groups.num_judged(len(judged.grades))
-            size += self.groups.num_mined(len(judged.grades), len(minable))
-            pool = np.append(judged.documents, minable)
-            lengths[place] = size * self.source.texts.lengths(pool).mean()
+        of_pools = self.source.texts.lengths(self.pools.candidates.documents)
+        sizes = np.diff(self.pools.offsets).tolist()
+        for place, num_judged in enumerate(self.pools.num_judged.tolist()):
+            size = self.groups.num_judged(num_judged)
+            size += self.groups.num_mined(num_judged, sizes[place] - num_judged)
+            part = slice(*self.pools.offsets[place : place + 2])
+            lengths[place] = size * of_pools[part].mean()
         return np.maximum(1, lengths)
 
 
@@ -254,11 +188,12 @@ class TripleDataset(RankingDataset):
         self.triples = source.texts.collection.triples
         super().__init__(source)
 
-    def graded(self, sample_id: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the two documents, ascending, and grades 1 and 0."""
+    def graded(self, sample_id: int, epoch: int) -> Candidates:
+        """Return the two documents, ascending, with grades 1 and 0."""
         pair = [int(side[sample_id]) for side in (self.triples.positive, self.triples.negative)]
-        order = np.argsort(pair)
-        return np.array(pair)[order], np.array([1.0, 0.0], np.float32)[order]
+        documents, grades = np.array(pair), np.array([1.0, 0.0], np.float32)
+        scores = self.source.first.scores(sample_id, documents)
+        return Candidates(documents, grades, scores).taken(np.argsort(documents))
 
     def _facts(self) -> list[Any]:
         return ["triples"]

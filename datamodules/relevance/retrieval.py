@@ -6,15 +6,17 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from datamodules.encoded_texts import TextEncoding
 from datamodules.planned import PlannedDataset, Stage
 from datamodules.relevance.bm25 import Bm25Options
+from datamodules.relevance.collection_tokens import kept_collection
 from datamodules.relevance.datamodule import RelevanceDataModule
 from datamodules.relevance.encoded_collection import EncodedCollection, NumberType, write_encoded
 from datamodules.relevance.judged_queries import JudgedQueries
 from datamodules.relevance.negatives import HardNegatives
 from datamodules.relevance.queries import CollectionQueries, FileQueries, Queries
 from datamodules.relevance.retrieval_texts import TextsDataset, chosen_documents
-from datamodules.relevance.training_pairs import PairDataset, TrainingMix
+from datamodules.relevance.training_pairs import PairDataset, TrainingMix, pair_tokens
 from datamodules.splitting import PART_NAMES, TRAIN
 
 QueryPart = Literal["train", "validation", "test", "all"]
@@ -84,6 +86,16 @@ class RetrievalDataModule(RelevanceDataModule):
     def predict_output_path(self) -> Path:
         """The folder of encoded texts that a prediction makes."""
         return self.output_path("encoded")
+
+    def prepare_tokens(self, stage: Stage, encoding: TextEncoding, recipe: dict[str, Any]) -> None:
+        """Make the tokens of the stage's texts in the cache."""
+        if stage == "predict":
+            return
+        judged = JudgedQueries(self.collection.judgements(PART_NAMES.index(stage)))
+        if stage == "train":
+            pair_tokens(self.collection, encoding, judged.with_relevant(), self.mix)
+        else:
+            kept_collection(self.collection, encoding, judged.queries)
 
     def build(self, stage: Stage) -> PlannedDataset:
         """Return the dataset of one stage.

@@ -17,6 +17,7 @@ from datamodules.plan import hash_ids
 from datamodules.planned import PlannedDataset
 from datamodules.relevance.bm25 import Bm25, Bm25Options, open_bm25
 from datamodules.relevance.collection import Collection
+from datamodules.relevance.collection_tokens import kept_collection, read_collection
 from datamodules.relevance.judged_queries import JudgedQueries
 from datamodules.relevance.queries import Queries, hash_digest
 from datamodules.relevance.tables import NO_DOCUMENT, rows_of
@@ -72,6 +73,12 @@ class TextsDataset(PlannedDataset):
         self.collection, self.encoding = collection, encoding
         self.queries, self.documents = queries, documents
         self.judged, self.bm25_options = judged, bm25
+        # A prediction reads each text once, and its memory must not grow with their number.
+        self.tokens = (
+            read_collection(collection, encoding.ids_once, queries)
+            if judged is None
+            else kept_collection(collection, encoding, queries.indices)
+        )
         self.depth = min(depth, len(documents)) if bm25 else 0
         self._bm25: Bm25 | None = None
         of_queries = np.full(len(queries), encoding.limits.max_query_length)
@@ -87,14 +94,14 @@ class TextsDataset(PlannedDataset):
         none = (np.zeros(0, np.int64), np.zeros(0, np.float32), NO_FIRST_STAGE)
         if sample_id >= len(self.queries):
             index = int(self.documents[sample_id - len(self.queries)])
-            ids = self._ids(self.collection.document(index).whole)
+            ids = self.tokens.documents[index]
             return TextExample(self.encoding.framing.single(ids), False, index, *none)
-        index, text = int(self.queries.indices[sample_id]), self.queries.text(sample_id)
-        framed = self.encoding.framing.query(self._ids(text))
+        index = int(self.queries.indices[sample_id])
+        framed = self.encoding.framing.query(self.tokens.query(sample_id))
         if self.judged is None:
             return TextExample(framed, True, index, *none)
         documents, grades = self.judged.judged(int(np.searchsorted(self.judged.queries, index)))
-        return TextExample(framed, True, index, documents, grades, self._first_stage(text))
+        return TextExample(framed, True, index, documents, grades, self._first_stage(sample_id))
 
     def collate(self, examples: list[TextExample]) -> dict[str, torch.Tensor]:
         """Return the padded batch; widths of judgements do not depend on it."""
@@ -125,13 +132,10 @@ class TextsDataset(PlannedDataset):
             return {"query": self.queries.id(sample_id)}
         return {"document": self.collection.document_id(example.number)}
 
-    def _ids(self, text: str) -> np.ndarray:
-        """A prediction reads each text once, and its memory must not grow with their number."""
-        return self.encoding.ids_once(text) if self.judged is None else self.encoding.ids(text)
-
-    def _first_stage(self, query: str) -> FirstStage:
+    def _first_stage(self, place: int) -> FirstStage:
         if self.bm25_options is None:
             return NO_FIRST_STAGE
+        query = self.queries.text(place)
         if self._bm25 is None:
             self._bm25 = open_bm25(self.collection, self.bm25_options)
         if len(self.documents) == self.collection.num_documents:

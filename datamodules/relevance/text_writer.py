@@ -9,6 +9,7 @@ from typing import BinaryIO
 import numpy as np
 
 from datamodules.bad_rows import BadRows
+from datamodules.files import mapped
 from datamodules.relevance.texts import (
     COLUMNS,
     LineError,
@@ -16,7 +17,6 @@ from datamodules.relevance.texts import (
     TextRecord,
     TextTable,
     id_hashes,
-    mapped,
     parse_line,
 )
 from datamodules.sources import BadRow

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from datamodules.files import mapped
 from datamodules.json_rows import HALF_RULE, half_character
 
 LineKind = Literal["jsonl", "tsv"]
@@ -144,13 +145,6 @@ def id_hashes(ids: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
     digests = [hashlib.blake2b(i.encode(errors="replace"), digest_size=16).digest() for i in ids]
     halves = np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2)
     return halves[:, 0].astype(np.uint64), halves[:, 1].astype(np.uint64)
-
-
-def mapped(path: Path, dtype: np.dtype | type) -> np.ndarray:
-    """Return a file of plain numbers, memory-mapped."""
-    if not path.stat().st_size:  # nothing to map
-        return np.zeros(0, dtype)
-    return np.memmap(path, dtype, "r").view(np.ndarray)
 
 
 class TextTable:

@@ -3,6 +3,7 @@
 Shapes: B samples of the micro-batch, K documents of one, R most documents that are known.
 """
 
+from bisect import bisect_right
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
@@ -14,15 +15,21 @@ from datamodules.encoded_texts import TextEncoding
 from datamodules.framing import Framed, padded
 from datamodules.plan import rng_for
 from datamodules.planned import PlannedDataset
-from datamodules.relevance.collection import Collection, Document
+from datamodules.relevance.collection import Collection
+from datamodules.relevance.collection_tokens import CollectionTokens, kept_collection
+from datamodules.relevance.document_parts import (
+    DocumentParts,
+    Drawn,
+    document_sentences,
+    drawn_sentence,
+    kept_parts,
+)
 from datamodules.relevance.judged_queries import JudgedQueries
 from datamodules.relevance.negatives import HardNegatives, NegativePool
 from datamodules.relevance.tables import NO_DOCUMENT, rows_of
-from datamodules.sentences import sentences_of
 
 TERM = "queries"
 LENGTH_PROBES = 64  # documents of which bytes per token are counted
-FEWEST_WORDS = 4  # of a sentence that can stand for a query
 
 
 @dataclass(frozen=True)
@@ -80,14 +87,45 @@ class PairExample(NamedTuple):
 
 
 class _Pair(NamedTuple):
-    """Texts of a sample before they are encoded, and what is known of its query."""
+    """What a sample is made of, in numbers: its document, and the place of a judged query or of a
+    triple's, or a drawn sentence; with neither, the title is the query."""
 
-    query: str
-    answer: Document
     document: int
     known: np.ndarray
+    place: int | None = None  # of the query in `PairTokens`
+    drawn: Drawn | None = None
     judged_query: int | None = None  # where negatives can be looked up
     negative: int | None = None  # that came with it
+
+
+class PairTokens(NamedTuple):
+    """The tokens of all that pairs are made of; the queries are the judged ones, then those of
+    triples; none of the parts of documents where the mix takes none."""
+
+    texts: CollectionTokens
+    parts: DocumentParts | None
+
+
+def pair_tokens(
+    collection: Collection, encoding: TextEncoding, judged: JudgedQueries, mix: TrainingMix
+) -> PairTokens:
+    """Return the tokens that pairs are made of, tokenised once into the cache.
+
+    Args:
+        collection: of the texts.
+        encoding: of the texts.
+        judged: queries that have a relevant document.
+        mix: which pairs are made; what is dropped of a text is drawn from all of it.
+    """
+    triples = collection.triples if mix.triples else None
+    of_triples = np.zeros(0, np.int64) if triples is None else triples.query
+    numbers, is_whole = np.concatenate([judged.queries, of_triples]), mix.token_dropout > 0
+    texts = kept_collection(collection, encoding, numbers, is_whole)
+    if not (mix.titles or mix.sentences):
+        return PairTokens(texts, None)
+    limits = encoding.limits
+    most = (None, None) if is_whole else (limits.max_length, limits.max_query_length)
+    return PairTokens(texts, kept_parts(collection, encoding, *most))
 
 
 class PairDataset(PlannedDataset):
@@ -126,13 +164,14 @@ class PairDataset(PlannedDataset):
             "sentences": collection.num_documents,
         }
         self.counts = counts
-        self.ends = np.cumsum([counts[kind] * getattr(mix, kind) for kind in KINDS])
+        self.ends = np.cumsum([counts[kind] * getattr(mix, kind) for kind in KINDS]).tolist()
         if not self.ends[-1]:
             raise ValueError(
                 "there is no pair to train on: the training part has no relevant document and the "
                 "collection no triples. Name judgements in data.collection, or let the documents "
                 "teach themselves with data.mix.sentences."
             )
+        self.tokens = pair_tokens(collection, encoding, self.judged, mix)
         self.lengths = self._lengths()
         facts = [asdict(mix), negatives.facts(), collection.fingerprint, encoding.digest]
         self.fingerprint = digest_of(facts)
@@ -143,13 +182,14 @@ class PairDataset(PlannedDataset):
         rng = rng_for(self.seed, epoch, sample_id)
         pair = self._pair(sample_id, rng)
         chosen = self._negatives(pair, rng)
-        others = [self.collection.document(int(number)) for number in chosen]
-        missing = self.num_negatives - len(chosen)
-        texts = [self._framed(document, rng) for document in (pair.answer, *others)]
-        texts += [self.encoding.framing.single(np.zeros(0, np.int64))] * missing
+        query, answer = self._ids(pair)
+        others = [self.tokens.texts.documents[number] for number in chosen]
+        missing, framing = self.num_negatives - len(chosen), self.encoding.framing
+        texts = [framing.single(self._kept(ids, rng)) for ids in (answer, *others)]
+        texts += [framing.single(np.zeros(0, np.int64))] * missing
         numbers = [pair.document, *chosen, *[NO_DOCUMENT] * missing]
-        query = self.encoding.framing.query(self._ids(pair.query, rng))
-        return PairExample(query, texts, np.array(numbers, np.int64), pair.known)
+        framed = framing.query(self._kept(query, rng))
+        return PairExample(framed, texts, np.array(numbers, np.int64), pair.known)
 
     def collate(self, examples: list[PairExample]) -> dict[str, torch.Tensor]:
         """Return the padded batch."""
@@ -171,12 +211,13 @@ class PairDataset(PlannedDataset):
         pair = self._pair(sample_id, rng)
         ids = [self.collection.document_id(int(n)) for n in self._negatives(pair, rng)]
         answer = self.collection.document_id(pair.document)
-        return {"kind": kind, "query": pair.query, "answer": answer, "negatives": " ".join(ids)}
+        found = {"kind": kind, "query": self._query_text(pair), "answer": answer}
+        return {**found, "negatives": " ".join(ids)}
 
     def _place(self, sample_id: int) -> tuple[str, int]:
         """Return the kind of a sample and its number among those."""
-        kind = int(np.searchsorted(self.ends, sample_id, side="right"))
-        first = int(self.ends[kind - 1]) if kind else 0
+        kind = bisect_right(self.ends, sample_id)
+        first = self.ends[kind - 1] if kind else 0
         return KINDS[kind], (sample_id - first) % self.counts[KINDS[kind]]
 
     def _pair(self, sample_id: int, rng: np.random.Generator) -> _Pair:
@@ -185,28 +226,49 @@ class PairDataset(PlannedDataset):
             return self._judged_pair(number, rng)
         if kind == "triples":
             return self._triple(number)
-        whole = self.collection.document(number)
-        known = np.array([number])
-        if kind == "titles" and whole.title:
-            # Some texts begin with their title, by which they would be found without any learning.
-            text = whole.text.removeprefix(whole.title)
-            return _Pair(whole.title, Document("", text), number, known)
-        sentence, rest = sentence_and_rest(whole, rng, self.mix.removal)
-        return _Pair(sentence, rest, number, known)
+        assert self.tokens.parts is not None
+        if kind == "titles" and self.tokens.parts.has_title[number]:
+            return _Pair(number, np.array([number]))
+        is_long = self.tokens.parts.long_ones(number)
+        drawn = drawn_sentence(is_long, rng, self.mix.removal)
+        return _Pair(number, np.array([number]), drawn=drawn)
 
     def _judged_pair(self, number: int, rng: np.random.Generator) -> _Pair:
-        query = int(self.judged.queries[number])
         documents, grades = self.judged.relevant(number)
-        answer = int(rng.choice(documents, p=grades / grades.sum()))
-        text = self.collection.document(answer)
-        return _Pair(self.collection.query(query), text, answer, documents, query)
+        shares = np.cumsum(
+            grades / grades.sum()
+        )  # as `rng.choice` has them, in a third of its time
+        place = np.searchsorted(shares / shares[-1], rng.random(), side="right")
+        answer = int(documents[place])
+        query = int(self.judged.queries[number])
+        return _Pair(answer, documents, number, judged_query=query)
 
     def _triple(self, number: int) -> _Pair:
         assert self.triples is not None
         query, positive, negative = (int(column[number]) for column in self.triples)
         known = np.union1d(self.judged.relevant_of(query), [positive])
-        text = self.collection.document(positive)
-        return _Pair(self.collection.query(query), text, positive, known, query, negative)
+        place = len(self.judged.queries) + number
+        return _Pair(positive, known, place, judged_query=query, negative=negative)
+
+    def _ids(self, pair: _Pair) -> tuple[np.ndarray, np.ndarray]:
+        """Return the token ids of the query and of its answer, whole where tokens are dropped."""
+        texts, parts, number = self.tokens.texts, self.tokens.parts, pair.document
+        if pair.place is not None:
+            return texts.query(pair.place), texts.documents[number]
+        assert parts is not None
+        if pair.drawn is None:
+            return parts.titles[number], parts.bodies[number]
+        sentence, is_removed = pair.drawn
+        answer = parts.without(number, sentence) if is_removed else texts.documents[number]
+        return parts.sentence(number, sentence), answer
+
+    def _query_text(self, pair: _Pair) -> str:
+        if pair.judged_query is not None:
+            return self.collection.query(pair.judged_query)
+        document = self.collection.document(pair.document)
+        if pair.drawn is None:
+            return document.title
+        return document_sentences(document)[pair.drawn.sentence]
 
     def _negatives(self, pair: _Pair, rng: np.random.Generator) -> list[int]:
         """Return the numbers of at most `num_negatives` hard negatives; none is known relevant."""
@@ -219,12 +281,9 @@ class PairDataset(PlannedDataset):
         more = min(self.num_negatives - len(own), len(pool))
         return [*own, *rng.choice(pool, more, replace=False).tolist()]
 
-    def _framed(self, document: Document, rng: np.random.Generator) -> Framed:
-        return self.encoding.framing.single(self._ids(document.whole, rng))
-
-    def _ids(self, text: str, rng: np.random.Generator) -> np.ndarray:
-        """Return the token ids of a text, without those that are dropped in this epoch."""
-        ids, probability = self.encoding.ids(text), self.mix.token_dropout
+    def _kept(self, ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Return token ids without those that are dropped in this epoch."""
+        probability = self.mix.token_dropout
         if not probability or not len(ids):
             return ids
         distinct, which = np.unique(ids, return_inverse=True)
@@ -244,23 +303,6 @@ class PairDataset(PlannedDataset):
                 lengths = of_document
             parts.append(np.tile(lengths.astype(np.int64), getattr(self.mix, kind)))
         return np.concatenate(parts)
-
-
-def sentence_and_rest(
-    document: Document, rng: np.random.Generator, removal: float
-) -> tuple[str, Document]:
-    """Return one sentence of a document's text, and the document, perhaps without it.
-
-    Sentences of fewer than four words are not drawn where there are others; a document of a
-    single sentence keeps it. The ends of lines mean nothing, as texts may be wrapped.
-    """
-    text = " ".join(document.text.split())
-    sentences = sentences_of([text]) or [text]  # which may have no word
-    long = [n for n, text in enumerate(sentences) if len(text.split()) >= FEWEST_WORDS]
-    drawn = int(rng.choice(long or range(len(sentences))))
-    is_removed = rng.random() < removal and len(sentences) > 1
-    rest = " ".join(s for n, s in enumerate(sentences) if n != drawn) if is_removed else None
-    return sentences[drawn], document if rest is None else Document(document.title, rest)
 
 
 def estimated_lengths(encoding: TextEncoding, collection: Collection) -> np.ndarray:

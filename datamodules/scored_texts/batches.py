@@ -2,15 +2,17 @@
 
 import hashlib
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from datamodules.encoded_texts import TextEncoding
+from datamodules.encoded_texts import TextEncoding, kept_tokens
 from datamodules.framing import Framed, Framing, padded
 from datamodules.planned import PlannedDataset
 from datamodules.scored_texts.store import ScoredStore
+from datamodules.token_rows import ReadTokens, TokenRows, Tokens
 
 SHOWN = 300  # characters of a text in a description
 
@@ -57,6 +59,11 @@ class ChunkOptions:
             )
         return room if self.stride is None else self.stride
 
+    def longest(self, framing: Framing) -> int:
+        """Return the tokens of a text that stand in its chunks."""
+        room = framing.limits.max_length - framing.num_marks
+        return room + (self.most - 1) * self.stride_in(framing)
+
 
 class ScoredExample(NamedTuple):
     """One text: its chunks, and the numbers of its labels [W], NaN = missing."""
@@ -89,25 +96,28 @@ class ScoredTextDataset(PlannedDataset):
         self.stride = chunks.stride_in(encoding.framing)
         self.texts = np.arange(store.num_texts) if rows is None else store.text_of_row[rows]
         self.has_labels = rows is not None
-        labels = np.zeros((len(self.texts), 0)) if rows is None else store.labels[rows]
-        self.labels = {name: labels[:, store.columns_of(name)] for name in store.heads}
+        self.tokens: Tokens
+        if rows is None:  # each comes once
+            self.tokens, self.row_of = ReadTokens(encoding.ids_once, store.text), self.texts
+        else:
+            self.tokens, self.row_of = kept_texts(store, encoding, chunks, self.texts)
+        self.rows = rows
         # Bytes say enough about tokens to put texts of like length together.
         longest = encoding.limits.max_length * chunks.most
         self.lengths = np.minimum(store.num_bytes[self.texts] + 2, longest)
         content = hashlib.sha256(np.ascontiguousarray(self.texts).tobytes()).hexdigest()[:16]
         facts = f"{chunks.most}-{chunks.stride}"
         self.fingerprint = f"{store.fingerprint}-{content}-{encoding.digest}-{facts}"
+        is_labelled = ~np.isnan(store.labels if rows is None else store.labels[rows])
         self.target_counts = {
-            name: (~np.isnan(values)).sum(1) for name, values in self.labels.items()
+            name: is_labelled[:, store.columns_of(name)].sum(1) for name in store.heads
         }
 
     def example(self, sample_id: int, epoch: int) -> ScoredExample:
         """Return one text, the same in every epoch."""
-        ids = self.encoding.ids(self.store.text(int(self.texts[sample_id])))
-        labels = [values[sample_id] for values in self.labels.values()]
-        numbers = np.concatenate([np.zeros(0), *labels])
+        ids = self.tokens[self.row_of[sample_id]]
         chunks = self.encoding.framing.chunks(ids, self.stride, self.chunks.most)
-        return ScoredExample(chunks, numbers)
+        return ScoredExample(chunks, self._labels(sample_id))
 
     def collate(self, examples: list[ScoredExample]) -> dict[str, object]:
         """Return the padded batch."""
@@ -129,8 +139,32 @@ class ScoredTextDataset(PlannedDataset):
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
         """Return the beginning of the text, and its labels."""
         text = self.store.text(int(self.texts[sample_id]))[:SHOWN]
-        shown = {name: " ".join(f"{v:g}" for v in x[sample_id]) for name, x in self.labels.items()}
-        return {"text": text, **shown}
+        numbers, columns_of = self._labels(sample_id), self.store.columns_of
+        shown = {name: numbers[columns_of(name)] for name in self.store.heads}
+        return {"text": text, **{n: " ".join(f"{v:g}" for v in x) for n, x in shown.items()}}
+
+    def _labels(self, sample_id: int) -> np.ndarray:
+        if self.rows is None:
+            return np.zeros(0)
+        return self.store.labels[self.rows[sample_id]]
+
+
+def kept_texts(
+    store: ScoredStore, encoding: TextEncoding, chunks: ChunkOptions, texts: np.ndarray
+) -> tuple[TokenRows, np.ndarray]:
+    """Return the tokens of texts, tokenised once into the cache, and the row of each, [n] int64.
+
+    Args:
+        store: of the texts.
+        encoding: of the texts.
+        chunks: how long ones are cut; what is in no chunk is not kept.
+        texts: [n] their numbers; some may be there several times.
+    """
+    distinct, rows = np.unique(texts, return_inverse=True)
+    chosen = hashlib.sha256(distinct.tobytes()).hexdigest()
+    facts = ["scored", store.fingerprint, chosen]
+    read = partial(map, store.text, distinct.tolist())
+    return kept_tokens(facts, encoding, read, chunks.longest(encoding.framing)), rows
 
 
 def chunk_facts(chunks: ChunkOptions) -> dict[str, int | None]:

@@ -10,9 +10,14 @@ import numpy as np
 from datamodules.audits import Audit, MakeModel
 from datamodules.bad_rows import hand_over_rejected
 from datamodules.cache import cache_root
-from datamodules.encoded_texts import EncodedTextDataModule
+from datamodules.encoded_texts import EncodedTextDataModule, TextEncoding
 from datamodules.planned import PlannedDataset, Stage
-from datamodules.scored_texts.batches import ChunkOptions, ScoredTextDataset, chunk_facts
+from datamodules.scored_texts.batches import (
+    ChunkOptions,
+    ScoredTextDataset,
+    chunk_facts,
+    kept_texts,
+)
 from datamodules.scored_texts.labels import LabelOptions, trained_heads
 from datamodules.scored_texts.output import check_output, default_output, write_scored
 from datamodules.scored_texts.rows import SUFFIXES, TextColumns
@@ -87,6 +92,12 @@ class ScoredTextDataModule(EncodedTextDataModule):
         folder = self.trainer.default_root_dir if self.trainer is not None else "."
         hand_over_rejected(store.folder, Path(folder))
 
+    def prepare_tokens(self, stage: Stage, encoding: TextEncoding, recipe: dict[str, Any]) -> None:
+        """Make the tokens of the stage's texts in the cache."""
+        if stage != "predict":
+            store, chunks = self._open(stage, recipe), ChunkOptions(**recipe["chunks"])
+            kept_texts(store, encoding, chunks, store.text_of_row[self._rows(stage, store)])
+
     def build(self, stage: Stage) -> PlannedDataset:
         """Return the dataset of one stage.
 
@@ -99,7 +110,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
         if stage == "predict":
             return ScoredTextDataset(self._open(stage, self.recipe), self.encoding, chunks)
         store = self._open(stage, self.recipe)
-        rows = np.flatnonzero(self._parts(store) == PART_NAMES.index(stage))
+        rows = self._rows(stage, store)
         now = split_facts(store, self.folds, self.split)
         check_split(self.recipe["split"], now, store.digests[store.text_of_row[rows]])
         if not len(rows):
@@ -186,6 +197,9 @@ class ScoredTextDataModule(EncodedTextDataModule):
 
     def _parts(self, store: ScoredStore) -> np.ndarray:
         return parts_of(store, self.folds, self.split)
+
+    def _rows(self, stage: Stage, store: ScoredStore) -> np.ndarray:
+        return np.flatnonzero(self._parts(store) == PART_NAMES.index(stage))
 
     def _paths(self, part: int) -> list[Path]:
         name = PART_NAMES[part]

@@ -11,6 +11,7 @@ import numpy as np
 
 from datamodules.bad_rows import BadRows, OnBadRows
 from datamodules.cache import cache_root, digest_of, file_digest, made_once
+from datamodules.files import mapped_array
 from datamodules.scored_texts.labels import LabelOptions, LabelReader
 from datamodules.scored_texts.rows import RowReader, ScoredRow, TextColumns
 from datamodules.splitting import stem_key
@@ -68,7 +69,7 @@ class ScoredStore:
         self.heads: dict[str, dict[str, Any]] = facts["heads"]
         self.files = [Path(name) for name in facts["files"]]
         for name in ("text_of_row", "file_part", "labels", "keys", "offsets", "digests"):
-            setattr(self, name, np.load(folder / f"{name}.npy"))
+            setattr(self, name, mapped_array(folder / f"{name}.npy"))
         self._texts = np.memmap(folder / "texts.bin", np.uint8, "r")
 
     text_of_row: np.ndarray

@@ -1,5 +1,6 @@
 """Which candidates a query has: drawn for training, listed by a first stage, or judged."""
 
+import pickle
 from collections import Counter
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from datamodules.cache import cache_root
 from datamodules.plan import rng_for
 from datamodules.relevance.bm25 import Bm25Options, open_bm25
-from datamodules.relevance.candidates import CandidateOptions
+from datamodules.relevance.candidates import CandidateOptions, FirstStage
 from datamodules.relevance.collection import CollectionRequest, open_collection
 from datamodules.relevance.groups import GroupOptions
 from datamodules.relevance.runs import Ranking, write_run
@@ -129,6 +130,28 @@ def test_candidates_of_a_run_keep_all_judgements_for_the_ideal_ranking(folder, t
     assert sorted(batch["baselines"]) == ["bm25", "first"]
     # Outside its list a run gives a document the lowest score that it has given.
     assert data.source.first.scores(0, np.array([5, 6])).tolist() == [3.0, 2.0]
+
+
+def test_groups_are_looked_up_once_and_their_rows_are_those_of_the_texts(folder, monkeypatch):
+    options = {"candidates": CandidateOptions("bm25", top=10), "groups": MINED}
+    first = built(folder, "train", **options)
+
+    def refuse(*_):
+        raise AssertionError("a pool is looked up again")
+
+    monkeypatch.setattr(FirstStage, "scores", refuse)
+    data = built(folder, "train", **options)
+    pools, texts = pickle.loads(pickle.dumps(data.pools)), data.source.texts
+    encode, framing = texts.encoding.ids_once, texts.encoding.framing
+    for place in range(len(data.lengths)):
+        example, known = data.example(place, 2), pools.of(place)
+        assert np.isin(example.document, known.documents).all()
+        assert len(known.documents) == len(set(known.documents.tolist()))
+        query = encode(data.source.queries.text(place))
+        for document, row in zip(example.document.tolist(), example.pairs, strict=True):
+            expected = framing.pair(query, encode(texts.collection.document_text(document)))
+            assert row.ids.tolist() == expected.ids.tolist()
+    assert data.lengths.tolist() == first.lengths.tolist()
 
 
 def test_the_lists_of_bm25_are_kept(folder, collection):

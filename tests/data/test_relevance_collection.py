@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from datamodules.files import mapped
 from datamodules.relevance.collection import Collection, open_collection
 from datamodules.relevance.request import CollectionRequest, QuerySplit
-from datamodules.relevance.texts import TextTable, id_hashes, mapped
+from datamodules.relevance.texts import TextTable, id_hashes
 from datamodules.splitting import TEST, TRAIN, VALIDATION
 from tests.relevance_collections import DOCUMENTS, write_beir, write_lines, write_qrels
 

@@ -9,16 +9,13 @@ import pytest
 import torch
 
 from datamodules.encoded_texts import TextEncoding
+from datamodules.relevance import document_parts as parts
 from datamodules.relevance.collection import Collection, Document, Triples, open_collection
 from datamodules.relevance.judged_queries import JudgedQueries
 from datamodules.relevance.negatives import HardNegatives
 from datamodules.relevance.request import CollectionRequest
 from datamodules.relevance.runs import Ranking, write_run
-from datamodules.relevance.training_pairs import (
-    PairDataset,
-    TrainingMix,
-    sentence_and_rest,
-)
+from datamodules.relevance.training_pairs import PairDataset, TrainingMix
 from datamodules.splitting import TRAIN
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions, make_tokenizer
 from tests.seo.retrieval_collection import SIZES, write_collection
@@ -41,6 +38,15 @@ def pairs(
     encoding = TextEncoding({"tokenizer": tokenizer.to_dict(), "text": LIMITS})
     judged = JudgedQueries(collection.judgements(TRAIN))
     return PairDataset(collection, encoding, judged, mix, negatives, seed=5)
+
+
+def sentence_and_rest(document: Document, seed: int, removal: float) -> tuple[str, Document]:
+    sentences = parts.document_sentences(document)
+    number, is_removed = parts.drawn_sentence(
+        parts.are_long(sentences), np.random.default_rng(seed), removal
+    )
+    rest = parts.without(document, sentences, number) if is_removed else document
+    return sentences[number], rest
 
 
 def test_each_kind_comes_as_often_as_the_mix_says(collection: Collection) -> None:
@@ -119,14 +125,14 @@ def test_a_sentence_leaves_its_document_as_often_as_it_should() -> None:
     long = {"The first one is here.", "And a second one follows."}
     gone = 0
     for seed in range(200):
-        sentence, rest = sentence_and_rest(document, np.random.default_rng(seed), 0.75)
+        sentence, rest = sentence_and_rest(document, seed, 0.75)
         assert sentence in long
         assert rest.title == "title"
         gone += sentence not in rest.text
         assert "Short." in rest.text
     assert gone / 200 == pytest.approx(0.75, abs=0.1)
     alone = Document("", "Nothing but this.")
-    assert sentence_and_rest(alone, np.random.default_rng(0), 1.0) == ("Nothing but this.", alone)
+    assert sentence_and_rest(alone, 0, 1.0) == ("Nothing but this.", alone)
 
 
 @pytest.mark.parametrize(
@@ -143,11 +149,11 @@ def test_a_sentence_leaves_its_document_as_often_as_it_should() -> None:
 def test_a_drawn_sentence_is_a_whole_one(sentences: list[str]) -> None:
     document = Document("", "\n".join(sentences))
     whole = [" ".join(sentence.split()) for sentence in sentences]
-    drawn = {sentence_and_rest(document, np.random.default_rng(n), 1.0) for n in range(9)}
+    drawn = {sentence_and_rest(document, n, 1.0) for n in range(9)}
     assert drawn == {(whole[0], Document("", whole[1])), (whole[1], Document("", whole[0]))}
     for text in ("", "*** ."):
         alone = Document("", text)
-        assert sentence_and_rest(alone, np.random.default_rng(0), 1.0) == (text, alone)
+        assert sentence_and_rest(alone, 0, 1.0) == (text, alone)
 
 
 def test_a_batch_has_the_documents_of_a_sample_side_by_side(collection: Collection) -> None:

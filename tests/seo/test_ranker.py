@@ -127,7 +127,7 @@ def test_a_prediction_is_a_run_of_all_candidates_in_the_order_of_scores(folder, 
         example = dataset.example(place, 0)
         ids = [f"d{i}" for i in example.document]
         assert sorted(ranking.documents) == sorted(ids)
-        texts = [data.document_text(int(i)) for i in example.document]
+        texts = [data.collection.document_text(int(i)) for i in example.document]
         query = dataset.source.queries.text(place)
         scores = module.rank(query, texts, prior=example.first_stage.tolist())
         known = dict(zip(ids, scores.tolist(), strict=True))

@@ -1,5 +1,6 @@
 """The metrics of snippets against numbers worked by hand."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -28,6 +29,17 @@ def test_rouge_counts_words_runs_and_subsequences():
     assert scores == pytest.approx({"rouge1": 4 / 7, "rouge2": 2 / 5, "rougeL": 4 / 7})
     assert rouge("", "x") == {"rouge1": 0, "rouge2": 0, "rougeL": 0}
     assert rouge("яблочный пирог", "Яблочный пирог")["rouge2"] == pytest.approx(1)
+
+
+def test_rouge_is_that_of_torchmetrics():
+    from torchmetrics.functional.text.rouge import rouge_score  # all of it is imported, 2 s
+
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        said, wanted = (" ".join(rng.choice(list("abcde"), rng.integers(0, 9))) for _ in "12")
+        keys = ("rouge1", "rouge2", "rougeL")
+        expected = rouge_score(said, wanted, rouge_keys=keys, normalizer=str, tokenizer=words)
+        assert rouge(said, wanted) == {key: float(expected[f"{key}_fmeasure"]) for key in keys}
 
 
 def test_what_is_copied_is_counted_in_runs_of_three_words():

@@ -1,0 +1,219 @@
+"""What documents teach a retriever, as tokens: titles, texts and sentences, tokenised once.
+
+A document without one of its sentences is put together from tokens: those of its beginning, and of
+each further sentence with the blank before it. Shapes: D documents, S sentences of all.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from datamodules.cache import cache_root, digest_of, made_once
+from datamodules.encoded_texts import TextEncoding
+from datamodules.files import mapped_array
+from datamodules.relevance.collection import Collection, Document
+from datamodules.sentences import sentences_of
+from datamodules.token_rows import TokenRows, TokenRowsWriter
+from datamodules.tokenizers.spelling import cuts_at_blanks
+
+PARTS_VERSION = 1
+FEWEST_WORDS = 4  # of a sentence that can stand for a query
+DOCUMENTS_AT_ONCE = 256
+ROWS = ("titles", "bodies", "sentences", "pieces")
+ARRAYS = ("firsts", "is_long", "has_title", "is_divisible")
+
+
+class Drawn(NamedTuple):
+    """A sentence of a document by its number, and whether it is taken out of it."""
+
+    sentence: int
+    is_removed: bool
+
+
+def drawn_sentence(is_long: np.ndarray, rng: np.random.Generator, removal: float) -> Drawn:
+    """Return one sentence of a document; a single one stays in it.
+
+    Args:
+        is_long: [n] bool, of each sentence; others are drawn only where none is.
+        rng: of the sample.
+        removal: probability that it is taken out.
+    """
+    long = np.flatnonzero(is_long)
+    candidates = long if len(long) else np.arange(len(is_long))
+    sentence = int(candidates[rng.integers(len(candidates))])
+    return Drawn(sentence, rng.random() < removal and len(is_long) > 1)
+
+
+def document_sentences(document: Document) -> list[str]:
+    """Return the sentences of a document's text, at least one; it may have no word.
+
+    The ends of lines mean nothing, as texts may be wrapped.
+    """
+    text = " ".join(document.text.split())
+    return sentences_of([text]) or [text]
+
+
+def are_long(sentences: Sequence[str]) -> np.ndarray:
+    """Return which sentences, [n] bool, have at least `FEWEST_WORDS` words."""
+    return np.array([len(sentence.split()) >= FEWEST_WORDS for sentence in sentences])
+
+
+def body_of(document: Document) -> str:
+    """Return the text that a title asks for. Some texts begin with their title, by which they
+    would be found without any learning."""
+    return document.text.removeprefix(document.title)
+
+
+def without(document: Document, sentences: Sequence[str], number: int) -> Document:
+    """Return a document without one of its sentences."""
+    rest = " ".join(text for n, text in enumerate(sentences) if n != number)
+    return Document(document.title, rest)
+
+
+class DocumentParts:
+    """A folder of tokens, as `kept_parts` makes it.
+
+    Attributes:
+        titles: [D] rows of the titles.
+        bodies: [D] rows of the texts that they ask for.
+        sentences: [S] rows of the sentences.
+        firsts: [D + 1] int64, first sentence of each document, and the end of the last.
+        is_long: [S] bool, which have enough words to be drawn before others.
+        has_title: [D] bool.
+        is_divisible: [D] bool, whether the tokens of its pieces, one after the other, are those of
+            a document. Not so where a tokenizer's words go over blanks.
+
+    Args:
+        folder: complete.
+        collection: of the documents.
+        encoding: that made the tokens.
+    """
+
+    firsts: np.ndarray
+    is_long: np.ndarray
+    has_title: np.ndarray
+    is_divisible: np.ndarray
+
+    def __init__(self, folder: Path, collection: Collection, encoding: TextEncoding) -> None:
+        self.folder, self.collection, self.encoding = folder, collection, encoding
+        self.titles, self.bodies, self.sentences, self._pieces = (
+            TokenRows(folder, name) for name in ROWS
+        )
+        for name in ARRAYS:
+            setattr(self, name, mapped_array(folder / f"{name}.npy"))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return DocumentParts, (self.folder, self.collection, self.encoding)
+
+    def long_ones(self, document: int) -> np.ndarray:
+        """Return which sentences of a document, [n] bool, are long."""
+        return self.is_long[self.firsts[document] : self.firsts[document + 1]]
+
+    def sentence(self, document: int, number: int) -> np.ndarray:
+        """Return the token ids of a sentence."""
+        return self.sentences[int(self.firsts[document]) + number]
+
+    def without(self, document: int, number: int) -> np.ndarray:
+        """Return the token ids of a document of several sentences, without one of them."""
+        if not self.is_divisible[document]:
+            whole = self.collection.document(document)
+            return self.encoding.ids_once(without(whole, document_sentences(whole), number).whole)
+        # Pieces: the beginning without the first sentence, that with it, the further sentences.
+        first, last = (int(n) + document for n in self.firsts[document : document + 2])
+        if number == 0:
+            before, behind = self._pieces[first], first + 3
+        else:
+            before = self._pieces.between(first + 1, first + 1 + number)
+            behind = first + 2 + number
+        return np.concatenate([before, self._pieces.between(behind, last + 1)])
+
+
+def kept_parts(
+    collection: Collection, encoding: TextEncoding, most: int | None, of_queries: int | None
+) -> DocumentParts:
+    """Return the parts of all documents, tokenised once into the cache.
+
+    Args:
+        collection: of the documents.
+        encoding: of the texts.
+        most: tokens of a text that are kept, its first; none keeps all.
+        of_queries: the same of titles and sentences.
+    """
+    facts = [collection.fingerprint, encoding.digest, most, of_queries]
+
+    def make(folder: Path) -> None:
+        _write(folder, collection, encoding, most, of_queries)
+
+    folder = cache_root() / "document_parts" / digest_of([PARTS_VERSION, *facts])
+    return DocumentParts(made_once(folder, make), collection, encoding)
+
+
+def _write(
+    folder: Path,
+    collection: Collection,
+    encoding: TextEncoding,
+    most: int | None,
+    of_queries: int | None,
+) -> None:
+    vocab_size, cuts = encoding.tokenizer.vocab_size, cuts_at_blanks(encoding.tokenizer.backend)
+    lists: dict[str, list[Any]] = {name: [] for name in ARRAYS}
+    with ExitStack() as stack:
+        titles, bodies, sentences, pieces = (
+            stack.enter_context(TokenRowsWriter(folder, name, vocab_size)) for name in ROWS
+        )
+        for documents in _some_at_a_time(collection):
+            of_each = [document_sentences(document) for document in documents]
+            titles.add(ids[:of_queries] for ids in encoding.ids_of([d.title for d in documents]))
+            bodies.add(ids[:most] for ids in encoding.ids_of([body_of(d) for d in documents]))
+            flat = [sentence for own in of_each for sentence in own]
+            sentences.add(ids[:of_queries] for ids in encoding.ids_of(flat))
+            rows, is_divisible = _divided(documents, of_each, encoding)
+            pieces.add(rows)
+            lists["firsts"] += map(len, of_each)
+            lists["is_long"].append(are_long(flat))
+            lists["has_title"] += [bool(document.title) for document in documents]
+            lists["is_divisible"] += [cuts and divides for divides in is_divisible]
+    np.save(folder / "firsts.npy", np.cumsum([0, *lists["firsts"]], dtype=np.int64))
+    np.save(folder / "is_long.npy", np.concatenate([np.zeros(0, bool), *lists["is_long"]]))
+    for name in ("has_title", "is_divisible"):
+        np.save(folder / f"{name}.npy", np.array(lists[name], bool))
+
+
+def _some_at_a_time(collection: Collection) -> Iterator[list[Document]]:
+    for first in range(0, collection.num_documents, DOCUMENTS_AT_ONCE):
+        end = min(first + DOCUMENTS_AT_ONCE, collection.num_documents)
+        yield [collection.document(number) for number in range(first, end)]
+
+
+def _divided(
+    documents: Sequence[Document], of_each: Sequence[list[str]], encoding: TextEncoding
+) -> tuple[list[np.ndarray], list[bool]]:
+    """Return the pieces of documents, one more than sentences of each, and which are divisible.
+
+    That is so where the tokens of the pieces are those of the whole text, and of the text without
+    its first sentence: a special token may take the blank before or behind it.
+    """
+    beginnings, further, wholes = [], [], []
+    for (title, _), own in zip(documents, of_each, strict=True):
+        several = len(own) > 1
+        starts = (own[1], own[0], " ".join(own[1:]), " ".join(own)) if several else ("",) * 4
+        texts = [Document(title if several else "", start).whole for start in starts]
+        beginnings += texts[:2]
+        wholes += texts[2:]
+        further += own[1:]
+    begun, whole = encoding.ids_of(beginnings), encoding.ids_of(wholes)
+    following = encoding.ids_of(further, continues=True)
+    ends = np.cumsum([0, *(len(own) - 1 for own in of_each)])
+    pieces, is_divisible = [], []
+    for n, (start, end) in enumerate(pairwise(ends.tolist())):
+        without_first, with_first = begun[2 * n : 2 * n + 2]
+        rest = following[start:end]
+        pieces += [without_first, with_first, *rest]
+        parts = [without_first, *rest[1:]], [with_first, *rest]
+        found = zip(parts, whole[2 * n : 2 * n + 2], strict=True)
+        is_divisible.append(all(np.array_equal(np.concatenate(p), ids) for p, ids in found))
+    return pieces, is_divisible

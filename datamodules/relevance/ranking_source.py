@@ -1,0 +1,168 @@
+"""What queries are ranked from: texts, candidates, judgements, and pools to draw groups from.
+
+Shapes: Q queries, P candidates of all their pools.
+"""
+
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from datamodules.cache import cache_root, digest_of, made_once
+from datamodules.encoded_texts import TextEncoding
+from datamodules.files import mapped_array
+from datamodules.framing import Framed
+from datamodules.relevance.candidates import FirstStage, Lists
+from datamodules.relevance.collection import Collection
+from datamodules.relevance.collection_tokens import CollectionTokens
+from datamodules.relevance.groups import GroupOptions
+from datamodules.relevance.judged_queries import Judged, JudgedQueries
+from datamodules.relevance.queries import Queries
+from datamodules.relevance.training_pairs import tokens_per_byte
+
+POOLS_VERSION = 1
+
+
+@dataclass(frozen=True)
+class PairTexts:
+    """Makes rows of a query and a document.
+
+    Args:
+        collection: of the documents.
+        encoding: of the texts.
+        tokens: of the documents, and of the queries that are ranked for.
+    """
+
+    collection: Collection
+    encoding: TextEncoding
+    tokens: CollectionTokens
+
+    def pairs(self, place: int, documents: np.ndarray) -> list[Framed]:
+        """Return the rows of a query, by its place, and of documents, by their numbers."""
+        query, tokens = self.tokens.query(place), self.tokens.documents
+        frame = self.encoding.framing.pair
+        return [frame(query, tokens[number]) for number in documents.tolist()]
+
+    def lengths(self, documents: np.ndarray) -> np.ndarray:
+        """Return about how many positions the rows of documents have, [n] int64."""
+        limits = self.encoding.limits
+        num_bytes = self.collection.document_lengths[documents] * self._tokens_per_byte
+        longest = limits.max_length - limits.max_query_length
+        return np.minimum(num_bytes.astype(np.int64), longest) + limits.max_query_length // 2
+
+    @cached_property
+    def _tokens_per_byte(self) -> float:
+        return tokens_per_byte(self.encoding, self.collection)
+
+
+@dataclass(frozen=True)
+class RankingSource:
+    """What the queries of one stage are ranked from.
+
+    Args:
+        texts: that make rows.
+        queries: that are ranked for.
+        first: their first stage.
+        judgements: of these queries; none in prediction for a file of queries.
+        teacher: scores of a teacher.
+    """
+
+    texts: PairTexts
+    queries: Queries
+    first: FirstStage
+    judgements: JudgedQueries | None = None
+    teacher: Lists | None = None
+
+    def judged(self, place: int) -> Judged:
+        """Return the judgements of a query."""
+        if self.judgements is None:
+            return Judged(np.zeros(0, np.int64), np.zeros(0, np.float32))
+        return self.judgements.judged(place)
+
+    def fingerprint(self, *options: Any) -> str:
+        """Return the hex digest of all this and of the options of a dataset."""
+        lists = [found.fingerprint for found in (self.first.lists, self.teacher) if found]
+        facts = [self.texts.collection.fingerprint, self.texts.encoding.digest, lists, *options]
+        return digest_of([*facts, self.first.options.bm25 and asdict(self.first.options.bm25)])
+
+
+class Candidates(NamedTuple):
+    """Documents [n] int64, their grades and the scores of a first stage, both [n] float32."""
+
+    documents: np.ndarray
+    grades: np.ndarray
+    scores: np.ndarray
+
+    def taken(self, places: np.ndarray) -> "Candidates":
+        """Return those at some places."""
+        return Candidates(*(values[places] for values in self))
+
+
+POOL_ARRAYS = (*Candidates._fields, "offsets", "num_judged", "moments")
+
+
+class Pools:
+    """The candidates that groups of queries are drawn from: the judged ones, then minable ones.
+
+    Attributes:
+        candidates: of all queries, [P].
+        offsets: [Q + 1] int64, first candidate of each query, and the end of the last.
+        num_judged: [Q] int64.
+        moments: [Q, 2] float32, mean and deviation of the first stage's scores.
+
+    Args:
+        folder: as `kept_pools` made it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        opened = {name: mapped_array(folder / f"{name}.npy") for name in POOL_ARRAYS}
+        self.candidates = Candidates(*(opened[name] for name in Candidates._fields))
+        self.offsets, self.num_judged = opened["offsets"], opened["num_judged"]
+        self.moments = opened["moments"]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Pools, (self.folder,)
+
+    def of(self, place: int) -> Candidates:
+        """Return the candidates of one query."""
+        part = slice(self.offsets[place], self.offsets[place + 1])
+        return Candidates(*(values[part] for values in self.candidates))
+
+
+def kept_pools(source: RankingSource, groups: GroupOptions) -> Pools:
+    """Return the pools of a source's queries, looked up once into the cache.
+
+    Args:
+        source: of queries and candidates.
+        groups: which documents may be mined, and their grade.
+    """
+    key = source.fingerprint(POOLS_VERSION, source.queries.digest, asdict(groups))
+
+    def make(folder: Path) -> None:
+        found = [_looked_up(source, groups, place) for place in range(len(source.queries))]
+        pools, moments, num_judged = zip(*found, strict=True)
+        for name, arrays in zip(Candidates._fields, zip(*pools, strict=True), strict=True):
+            np.save(folder / f"{name}.npy", np.concatenate(arrays))
+        sizes = [len(pool.documents) for pool in pools]
+        np.save(folder / "offsets.npy", np.cumsum([0, *sizes], dtype=np.int64))
+        np.save(folder / "num_judged.npy", np.array(num_judged, np.int64))
+        np.save(folder / "moments.npy", np.stack(moments))
+
+    return Pools(made_once(cache_root() / "pools" / key, make))
+
+
+def _looked_up(
+    source: RankingSource, groups: GroupOptions, place: int
+) -> tuple[Candidates, np.ndarray, int]:
+    """Return the pool of a query, the moments of its first stage, and how many are judged."""
+    judged, first = source.judged(place), source.first
+    minable = groups.minable(first.listed(place), judged.documents)
+    mined_grade = 0.0 if groups.unjudged_as_negative else np.nan
+    grades = np.append(judged.grades, np.full(len(minable), mined_grade, np.float32))
+    documents = np.append(judged.documents, minable)
+    scores = first.scores(place, documents)
+    moments = first.moments(place, judged.documents)
+    return Candidates(documents, grades, scores), moments, len(judged.grades)
