@@ -1,4 +1,4 @@
-"""The benchmark of one GPU, at toy sizes and with rows that only pretend: what it loses, what not."""
+"""The benchmark of one GPU, at toy sizes and with rows that only pretend to be measured."""
 
 import json
 import subprocess
@@ -94,7 +94,9 @@ def test_figures_are_in_the_file_after_each_row(tmp_path: Path) -> None:
     assert seen[:2] == [0, 2]
 
 
-@pytest.mark.parametrize(("words", "halvings"), [("torch.OutOfMemoryError: 2 GiB", 1), ("no", None)])
+@pytest.mark.parametrize(
+    ("words", "halvings"), [("torch.OutOfMemoryError: 2 GiB", 1), ("no", None)]
+)
 def test_what_does_not_fit_is_tried_with_half_the_rows(
     words: str, halvings: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

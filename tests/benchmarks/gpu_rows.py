@@ -60,7 +60,7 @@ class Found(NamedTuple):
 
 class Rounds(Callback):
     """Notes the seconds of each round of steps, for which alone a GPU is waited; and then trains
-    on the last batches by a plain loop.
+    on the batches of each round again, by a plain loop.
 
     Args:
         unit: samples or tokens, of a batch's load.
@@ -78,13 +78,15 @@ class Rounds(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._batches = [*self._batches[1 - STEPS_OF_ROUND :], batch]
+        if self._steps >= WARM_UP:
+            self._batches.append(batch)
         self.note(batch["load"][self.unit])
 
     def on_train_end(self, trainer: Trainer, module: Any) -> None:
         self.peak_bytes = peak_bytes()
-        for _ in range(ROUNDS):
-            self.loop_seconds.append(loop_seconds(trainer, module, self._batches))
+        for start in range(0, len(self._batches), STEPS_OF_ROUND):
+            batches = self._batches[start : start + STEPS_OF_ROUND]
+            self.loop_seconds.append(loop_seconds(trainer, module, batches))
 
     def note(self, amount: int) -> None:
         """Count a step that trained on so much."""
@@ -253,4 +255,3 @@ def to_its_loss(folder: Path) -> dict[str, float]:
     lines = (json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines())
     steps = [line["targets"]["tokens"] / line["seconds"] for line in lines if "seconds" in line]
     return {"loss": min(losses), "seconds": seconds, "rate": statistics.median(steps)}
-

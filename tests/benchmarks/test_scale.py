@@ -1,4 +1,4 @@
-"""The arithmetic of `unisono plan` beside runs in which the exchange of gradients is most of a step.
+"""The arithmetic of `unisono plan` beside runs in which exchange of gradients is most of a step.
 
 pytest -m benchmark tests/benchmarks/test_scale.py; on a machine that does nothing else.
 Ten million weights and little compute, 1, 2 and 4 processes of one thread on loopback, as ddp and

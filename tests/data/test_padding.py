@@ -1,7 +1,5 @@
-"""Padding of each family, counted in the batches of an epoch at the default settings.
-
-Lengths are spread as those of real texts are; what is counted is what a device computes for nothing.
-"""
+"""Padding of each family, counted in the batches of an epoch at the default settings: what a device
+computes for nothing. Lengths are spread as those of real texts are."""
 
 import json
 from collections.abc import Callable
