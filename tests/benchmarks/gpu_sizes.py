@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -75,11 +76,18 @@ def flops_per_token(config: DecoderConfig, length: int, are_weights_learnt: bool
 
     Source: Chowdhery et al. 2022, appendix B.
     """
+    total, looked_up = num_weights(config)
+    attention = 12 * config.num_layers * config.hidden_size * length
+    return (6 if are_weights_learnt else 4) * (total - looked_up) + attention
+
+
+@cache
+def num_weights(config: DecoderConfig) -> tuple[int, int]:
+    """Return how many weights a network has, and how many of them no product takes."""
     with torch.device("meta"):
         network = Decoder(config)
-    looked_up = [network.positions.weight] if network.positions is not None else []
+    tables = [network.positions] if network.positions is not None else []
     if not config.tied:
-        looked_up.append(network.embedding.weight)
-    multiplied = sum(p.numel() for p in network.parameters()) - sum(p.numel() for p in looked_up)
-    attention = 12 * config.num_layers * config.hidden_size * length
-    return (6 if are_weights_learnt else 4) * multiplied + attention
+        tables.append(network.embedding)
+    looked_up = sum(table.weight.numel() for table in tables)
+    return sum(p.numel() for p in network.parameters()), looked_up

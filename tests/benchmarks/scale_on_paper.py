@@ -8,15 +8,12 @@ tokens of the GPU benchmark; a ring, whose slowest link counts; nothing hides be
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from lit_models.causal_lm.network import Decoder
 from lit_models.forecasting.prediction import efficiency
 from lit_models.forecasting.probe import Forecast, World
 from lit_models.forecasting.rehearsal import Rehearsed
 from lit_models.training.memory import StateSize
 from lit_models.training.throughput.peaks import peak_of
-from tests.benchmarks.gpu_sizes import SIZES, Size
+from tests.benchmarks.gpu_sizes import SIZES, Size, num_weights
 
 MFU, DEVICE = 0.45, "NVIDIA H200"
 NETWORKS, COUNTS = ("gpt2-124m", "1b"), (8, 16, 32, 64)
@@ -61,8 +58,7 @@ def compute_s(size: Size, accumulation: int) -> float:
 
 def share(size: Size, way: Way, num_devices: int, is_sharded: bool) -> float:
     """Return the share of a step that is computing."""
-    with torch.device("meta"):
-        number = sum(p.numel() for p in Decoder(size.config).parameters())
+    number, _ = num_weights(size.config)
     state = StateSize(number, number, 0, bytes_per_parameter=way.bytes_per_parameter)
     rows = size.rows * way.accumulation
     numbers: Any = (num_devices, rows * num_devices, size.rows, way.accumulation)

@@ -18,7 +18,12 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules import ActivationDataModule, RetrievalDataModule, TokenizerOptions
+from datamodules import (
+    ActivationDataModule,
+    RetrievalDataModule,
+    SplitOptions,
+    TokenizerOptions,
+)
 from datamodules.planned import PlannedDataset
 from datamodules.relevance.request import CollectionRequest
 from lit_models.causal_lm.decoder_config import DecoderConfig
@@ -60,7 +65,7 @@ def text(folder: Path, size: int, layout: Any) -> PlannedDataset:
 
 def occupation(folder: Path, size: int) -> PlannedDataset:
     rows = [(words(number, size // 8), "en", str(10000 + number % 4), "") for number in range(1000)]
-    data = occupation_module(folder, rows)
+    data = occupation_module(folder, rows, split=SplitOptions())
     data.prepare_data()
     data.setup("fit")
     return data.datasets["train"]
@@ -165,6 +170,16 @@ def test_longer_texts_or_activations_take_no_more_of_a_process(name: str, tmp_pa
     assert growth > 50_000
     assert held[1] - held[0] < MOST_TAKEN * growth
     assert taken[1] - taken[0] < MOST_TAKEN * growth
+
+
+def test_a_worker_that_is_no_fork_maps_the_activations_itself(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    dataset = made("lens", tmp_path / "files", SHORT)
+    arrived = pickle.loads(pickle.dumps(dataset))
+    assert isinstance(arrived.activations, np.memmap)
+    numbers = [arrived.example(number, 0) for number in (3, 1)]
+    for name, value in dataset.collate(numbers).items():
+        assert torch.equal(arrived.collate(numbers)[name], value), name
 
 
 def mappings(folder: Path) -> dict[Path, dict[str, int]]:
