@@ -148,7 +148,7 @@ class Suite:
     def run(self) -> bool:
         """Measure all that there is time for; return whether no row failed."""
         for name in (CEILINGS, *ROWS):
-            shown = len(self.figures.rows)
+            shown, begun = len(self.figures.rows), self.clock()
             try:
                 self._take(name)
             except LeftOut as why:
@@ -157,6 +157,7 @@ class Suite:
                 self._say(self.failed, f"{name}: {error}")
             if len(self.figures.rows) == shown:
                 continue
+            self.console.print(f"{name}: {self.clock() - begun:.0f} s")
             show(self.figures.rows[shown:], self.console)
             if not self.is_small:
                 self.figures.write(self.path)

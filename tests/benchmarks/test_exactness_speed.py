@@ -86,10 +86,11 @@ def test_exact_dropout_and_bitwise_sums(tmp_path: Path, figures: Figures) -> Non
         for name, options in ROWS.items():
             found[name].append(step_ms(tmp_path / name / str(repeat), *options))
     for name, peer in BESIDE.items():
-        (clock, ours), (clock_beside, theirs) = (
-            ([value[i] for value in found[each]] for i in range(2)) for each in (name, peer)
+        clocks, processors = (
+            [[value[i] for value in found[each]] for each in (name, peer)] for i in range(2)
         )
-        medians = [f"{statistics.median(each):.1f}" for each in (clock, clock_beside)]
+        medians = [f"{statistics.median(each):.1f}" for each in clocks]
         note = f"by the clock {medians[0]} beside {medians[1]} ms"
+        ours, theirs = processors
         figures.add("shared", f"a step of the coder, {name}", "ms", ours, peer, theirs, note=note)
     assert len(found["exact dropout"]) == REPEATS
