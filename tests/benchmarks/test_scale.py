@@ -24,7 +24,10 @@ from tests.benchmarks.figures import Aim, Figures
 from tests.benchmarks.test_forecast import trained
 from tests.benchmarks.test_training_overhead import INPUTS, Ours, RowsData
 
-pytestmark = pytest.mark.benchmark
+pytestmark = [
+    pytest.mark.benchmark,
+    pytest.mark.filterwarnings("ignore:.*have no `validation_step`"),
+]
 WIDTH, NUM_BLOCKS, ROWS = 1600, 4, 32
 STEPS, ROUNDS = 24, 3
 WORLDS = ((1, "ddp"), (2, "ddp"), (2, "fsdp"), (4, "ddp"), (4, "fsdp"))
