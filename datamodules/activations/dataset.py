@@ -5,6 +5,7 @@ Shapes: N activations, B of a micro-batch, T tokens of the longest document, A a
 
 from collections.abc import Sequence
 from functools import cached_property
+from mmap import mmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -145,7 +146,9 @@ class ActivationDataset(PlannedDataset):
 
 def is_whole_file(value: Any) -> bool:
     """Return whether it is an array that maps all of a file of numpy's."""
-    return isinstance(value, np.memmap) and value.filename is not None and value.base is value._mmap
+    return (
+        isinstance(value, np.memmap) and value.filename is not None and isinstance(value.base, mmap)
+    )
 
 
 def seen_words(words: np.ndarray, rows: np.ndarray, position: np.ndarray) -> np.ndarray:

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,9 @@ class Suite:
             if len(self.figures.rows) == shown:
                 continue
             self.console.print(f"{name}: {self.clock() - begun:.0f} s")
+            if self.is_small:  # no aim is meant for these sizes
+                rows = (replace(row, aim=None) for row in self.figures.rows[shown:])
+                self.figures.rows[shown:] = rows
             show(self.figures.rows[shown:], self.console)
             if not self.is_small:
                 self.figures.write(self.path)
