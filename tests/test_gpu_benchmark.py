@@ -46,6 +46,8 @@ class Told:
     def __call__(self, name: str, is_small: bool, limit_s: float) -> dict[str, Any]:
         self.asked.append(name)
         self.now += min(self.seconds, limit_s)
+        if limit_s < self.seconds:
+            raise gpu.OutOfTime(f"not done within {limit_s:.0f} s")
         if name in self.broken:
             raise RuntimeError(self.broken[name])
         return {"product": 1e12, "copy": 1e12} if name == CEILINGS else FOUND
@@ -66,17 +68,20 @@ def test_a_row_that_fails_is_named_and_loses_no_other(tmp_path: Path) -> None:
     assert suite.failed == [f"{CEILINGS}: RuntimeError: busy", "1b, compiled: ValueError: no"]
     assert {"gpt2-124m, compiled", "7b, LoRA, compiled", "1b, eager"} <= whats(suite.figures)
     assert "1b, compiled" not in whats(suite.figures)  # its peers have nothing to stand beside
+    assert all(row.aim is None for row in suite.figures.rows)  # of a toy
 
 
 def test_rows_for_which_no_time_is_left_are_named_and_not_begun(tmp_path: Path) -> None:
-    told = Told(150.0)  # the ceilings and two rows leave 70 s, which the third one takes
+    told = Told(150.0)  # the ceilings and two rows leave 70 s, which the third one would need
     suite = told.suite(tmp_path / "x.json")
     assert suite.run() is True
     assert told.asked == [CEILINGS, *ROWS[:3]]
     assert told.now == gpu.BUDGET_S
-    assert f"{ROWS[3]}: left out, 0 of {gpu.BUDGET_S} s are left" in suite.left_out
-    named = {line.partition(": left out")[0] for line in suite.left_out}
-    assert named == set(ROWS[3:])
+    assert suite.left_out[:2] == [
+        f"{ROWS[2]}: left out, not done within 70 s, which were left of {gpu.BUDGET_S} s",
+        f"{ROWS[3]}: left out, 0 of {gpu.BUDGET_S} s are left",
+    ]
+    assert {line.partition(": left out")[0] for line in suite.left_out} == set(ROWS[2:])
 
 
 def test_figures_are_in_the_file_after_each_row(tmp_path: Path) -> None:
@@ -120,8 +125,11 @@ def test_a_row_that_hangs_is_ended_in_time(monkeypatch: pytest.MonkeyPatch) -> N
         raise subprocess.TimeoutExpired(command, timeout_s)
 
     monkeypatch.setattr(gpu, "run", run)
-    with pytest.raises(RuntimeError, match="not done within 60 s"):
+    with pytest.raises(gpu.OutOfTime, match="not done within 60 s"):
         gpu.measured("1b, eager", False, 60.0)
+    suite = Suite(True, gpu.measured, lambda: 0.0, Console(quiet=True))
+    assert suite.run() is False
+    assert f"{ROWS[0]}: not done within {gpu.MOST_S} s" in suite.failed
 
 
 def test_a_peer_that_is_not_installed_is_said_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
