@@ -5,6 +5,8 @@ Shapes: N activations, B of a micro-batch, T tokens of the longest document, A a
 
 from collections.abc import Sequence
 from functools import cached_property
+from mmap import mmap
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +22,16 @@ TERMS = (
     *("teacher_text", "teacher_reconstruction", "reconstruction"),
     *("reference", "effect", "fluency", "entropy"),
 )
+
+
+class MappedFile(NamedTuple):
+    """A whole file of an array, by its name."""
+
+    path: Path
+
+    def opened(self) -> np.ndarray:
+        """Return the array, memory-mapped."""
+        return np.load(self.path, mmap_mode="r")
 
 
 class Sample(NamedTuple):
@@ -60,6 +72,17 @@ class ActivationDataset(PlannedDataset):
         self.lengths = pieces.sizes[piece]
         self.target_counts = dict.fromkeys(TERMS)
         self.others = self.partners if pairs_others else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a worker gets that is no fork; it maps files, and gets no copy of them."""
+        return {
+            name: MappedFile(Path(value.filename)) if is_whole_file(value) else value
+            for name, value in vars(self).items()
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            vars(self)[name] = value.opened() if isinstance(value, MappedFile) else value
 
     def example(self, sample_id: int, epoch: int) -> Sample:
         """Return which sample it is; `collate` reads all of a batch at once."""
@@ -119,6 +142,13 @@ class ActivationDataset(PlannedDataset):
             batch["group"] = torch.from_numpy(self.facts.group[document])
             batch["attributes"] = torch.from_numpy(seen)
         return batch
+
+
+def is_whole_file(value: Any) -> bool:
+    """Return whether it is an array that maps all of a file of numpy's."""
+    return (
+        isinstance(value, np.memmap) and value.filename is not None and isinstance(value.base, mmap)
+    )
 
 
 def seen_words(words: np.ndarray, rows: np.ndarray, position: np.ndarray) -> np.ndarray:

@@ -318,5 +318,5 @@ def tokens_per_byte(encoding: TextEncoding, collection: Collection) -> float:
     sizes = collection.document_lengths
     probes = np.unique(np.linspace(0, len(sizes) - 1, LENGTH_PROBES).astype(np.int64))
     texts = (collection.document(int(number)) for number in probes)
-    tokens = sum(len(encoding.ids(text.whole)) for text in texts)
+    tokens = sum(len(encoding.ids_once(text.whole)) for text in texts)
     return tokens / max(1, int(sizes[probes].sum()))

@@ -3,18 +3,21 @@
 python -m tests.benchmarks.gpu            needs one GPU and the packages; ends within 9 minutes
 python -m tests.benchmarks.gpu --small    the same rows at toy sizes, also on a CPU: do they run?
 
-Each row has a process of its own and is kept in runs/benchmarks.json when it ends.
+Each row has a process of its own, is shown when it ends, and is then in runs/benchmarks.json. A row
+that does not fit in memory is tried again with half the rows; one that fails, or for which no time
+is left, is named, and loses no other.
 """
+
+from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,123 +25,222 @@ import torch
 from rich.console import Console
 
 from lit_models.training.throughput.peaks import peak_of
-from tests.benchmarks.figures import FILE, Aim, Figures
-from tests.benchmarks.test_gpu_pretraining import ROOT, matmul_ceiling
+from tests.benchmarks.figure_tables import show
+from tests.benchmarks.figures import FILE, Figures
+from tests.benchmarks.gpu_figures import Limits, add_row, add_shakespeare, beside
+from tests.distributed.launch import run
 
-BUDGET_S, LEAST_S = 520, 25
-AIMS = {
-    "gpt2-124m, compiled": ("of the ceiling", 0.50),
-    "1b, compiled": ("MFU", 0.45),
-    "7b, LoRA, compiled": ("TFLOP/s", 400.0),
-}
-CODER = {
-    "model.init_args.encoder.init_args": {"num_layers": 12, "width": 768, "num_heads": 12,
-                                          "feed_forward": 3072},
-    "model.init_args.decoder.init_args": {"num_layers": 6, "width": 768, "num_heads": 12,
-                                          "feed_forward": 3072},
-}  # fmt: skip
-RETRIEVER = {
-    "model.init_args.encoder.init_args": {"width": 384, "num_layers": 6, "num_heads": 12,
-                                          "feed_forward": 1536},
-}  # fmt: skip
+BUDGET_S, LEAST_S, MOST_S = 520, 25, 160  # of all rows, to begin one, of one
+SHAKESPEARE_S = 150  # to begin the row that trains until its loss is the published one
+MOST_HALVINGS = 2
+OUT_OF_MEMORY = "OutOfMemoryError"
+CEILINGS, SHAKESPEARE = "ceilings", "shakespeare_gpu.yaml"
+NANOGPT, ACCELERATE = "nanoGPT's loop", "transformers + accelerate"
+CODER, RETRIEVER = "occupation coder of CANINE's size", "retriever of MiniLM's size"
+ROWS = (  # those with an aim first, for which there is always time
+    *("gpt2-124m, compiled", "1b, compiled", "7b, LoRA, compiled"),
+    *(f"gpt2-124m, {NANOGPT}", f"1b, {NANOGPT}", CODER, RETRIEVER),
+    *("gpt2-124m, eager", "1b, eager"),
+    *(f"gpt2-124m, {ACCELERATE}", f"1b, {ACCELERATE}", SHAKESPEARE),
+)
+Measure = Callable[[str, bool, float], dict[str, Any]]
 
 
-def rows(is_small: bool) -> dict[str, Callable[[Path], dict[str, Any]]]:
-    """Return name -> the function that trains it in a folder."""
-    from tests.benchmarks import gpu_rows as made
+class LeftOut(Exception):
+    """A row that cannot be had here; its words say why."""
 
-    sizes = {n: size.small() if is_small else size for n, size in made.SIZES.items()}
-    found: dict[str, Callable[[Path], dict[str, Any]]] = {}
-    for name in ("gpt2-124m", "1b"):
-        found[f"{name}, eager"] = partial(made.ours, sizes[name], compiles=False)
-        found[f"{name}, compiled"] = partial(made.ours, sizes[name], compiles=True)
-        found[f"{name}, plain loop"] = partial(made.loop, sizes[name])
-        if made.has_accelerate():
-            peer = partial(made.transformers_model, sizes[name])
-            found[f"{name}, transformers + accelerate"] = peer
-    found["7b, LoRA, compiled"] = partial(made.ours, sizes["7b, LoRA"], compiles=True)
-    coder, retriever = ({}, {}) if is_small else (CODER, RETRIEVER)
-    demo = "occupation_coder/demo.yaml"
-    found["occupation coder of CANINE's size"] = partial(made.of_config, demo, coder)
-    demo = "seo/retriever_demo.yaml"
-    found["retriever of MiniLM's size"] = partial(made.of_config, demo, retriever)
+
+class OutOfTime(RuntimeError):
+    """A row that did not end within its limit."""
+
+
+def rows(is_small: bool, halvings: int) -> dict[str, Callable[[Path], Any]]:
+    """Return name -> the function that measures it in a folder.
+
+    Args:
+        is_small: at toy sizes.
+        halvings: of the rows of a step.
+    """
+    from functools import partial
+
+    from tests.benchmarks import gpu_peers, gpu_rows, gpu_sizes
+
+    sizes = {name: size.halved(halvings) for name, size in gpu_sizes.SIZES.items()}
+    if is_small:
+        sizes = {name: size.small() for name, size in gpu_sizes.SIZES.items()}
+    found: dict[str, Callable[[Path], Any]] = {}
+    for name, size in sizes.items():
+        for word, compiles in (("compiled", True), ("eager", False)):
+            found[f"{name}, {word}"] = partial(gpu_rows.language_model, size, compiles)
+        found[f"{name}, {NANOGPT}"] = partial(gpu_peers.nanogpt_loop, size)
+        found[f"{name}, {ACCELERATE}"] = partial(gpu_peers.transformers_loop, size)
+    of_config, number = gpu_rows.of_config, 16 if is_small else 512 >> halvings
+    coder, retriever = ({}, {}) if is_small else (gpu_sizes.CODER, gpu_sizes.RETRIEVER)
+    found[CODER] = partial(of_config, "occupation_coder/demo.yaml", coder, number)
+    found[RETRIEVER] = partial(of_config, "seo/retriever_demo.yaml", retriever, number)
+    found[CEILINGS] = partial(gpu_rows.ceilings, is_small)
+    found[SHAKESPEARE] = gpu_rows.to_its_loss
     return found
 
 
-def ceilings(figures: Figures, is_small: bool) -> float:
-    """Add what the device does at most; return FLOP/s of a matrix product."""
-    name = "cuda" if torch.cuda.is_available() else "cpu"
-    product = matmul_ceiling(name, 512 if is_small else 8192, rounds=5 if is_small else 20)
-    figures.add("GPU", "product of two square matrices, bfloat16", "TFLOP/s", [product / 1e12])
-    source = torch.empty((1 if is_small else 1024) * 2**20, device=name)
-    target, best = torch.empty_like(source), float("inf")
-    for _ in range(10):
-        begun = time.perf_counter()
-        target.copy_(source)
-        if name == "cuda":
-            torch.cuda.synchronize()
-        best = min(best, time.perf_counter() - begun)
-    moved = 2 * source.nbytes / best / 1e9
-    figures.add("GPU", "copy within memory, read and written", "GB/s", [moved])
-    return product
+def check_possible(name: str, is_small: bool) -> None:
+    """Refuse a row that needs what is not there.
+
+    Raises:
+        LeftOut: it does.
+    """
+    from importlib.util import find_spec
+
+    from tests.benchmarks.gpu_sizes import SHAKESPEARE as TEXT
+
+    if name.endswith(ACCELERATE) and find_spec("accelerate") is None:
+        raise LeftOut("accelerate is not installed; pip install -e '.[bench]'")
+    if name == SHAKESPEARE and is_small:
+        raise LeftOut("it has no toy size")
+    if name == SHAKESPEARE and not TEXT.exists():
+        raise LeftOut("there is no ../shared/data/shakespeare/input.txt")
 
 
 def measured(name: str, is_small: bool, limit_s: float) -> dict[str, Any]:
-    """Return what a row printed, or why there is nothing."""
-    command = [sys.executable, "-m", "tests.benchmarks.gpu", f"--row={name}"]
-    command += ["--small"] if is_small else []
-    environ = {**os.environ, "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(ROOT)}
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=limit_s
-        )
-    except subprocess.TimeoutExpired:
-        return {"error": f"not done within {limit_s:.0f} s"}
-    if done.returncode:
-        return {"error": (done.stderr.strip().splitlines() or ["no word"])[-1]}
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    """Return what a row found, in a process of its own.
+
+    Raises:
+        OutOfTime: it did not end within the limit.
+        RuntimeError: it failed; the message is the last line that it printed.
+    """
+    end = time.monotonic() + limit_s
+    for halvings in range(MOST_HALVINGS + 1):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "found.json"
+            command = ["-m", "tests.benchmarks.gpu", f"--row={name}", f"--to={path}"]
+            command += [f"--halvings={halvings}", *(["--small"] if is_small else [])]
+            try:
+                done = run(*command, timeout_s=max(1.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                raise OutOfTime(f"not done within {limit_s:.0f} s") from None
+            if done.returncode == 0:
+                return {**json.loads(path.read_text("utf-8")), "halvings": halvings}
+            if OUT_OF_MEMORY not in done.stdout or halvings == MOST_HALVINGS:
+                raise RuntimeError((done.stdout.strip().splitlines() or ["no word"])[-1])
+    raise AssertionError
 
 
-def add(figures: Figures, name: str, found: dict[str, Any], ceiling: float) -> None:
-    """Add the row's speed and, where its arithmetic is known, its shares of what can be."""
-    memory = (found["memory_gib"],) * 2 if found["memory_gib"] else None
-    figures.add("GPU", name, found["unit"], found["rates"], memory_gib=memory)
-    if not found["flops"]:
-        return
-    used = [rate * found["flops"] for rate in found["rates"]]
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    peak = peak_of(device, "bf16-mixed")
-    shares = {"of the ceiling": ceiling, "TFLOP/s": 1e12, **({"MFU": peak} if peak else {})}
-    for unit, limit in shares.items():
-        of, least = AIMS.get(name, ("", 0.0))
-        aim = Aim(least, is_least=True, of="value") if of == unit else None
-        figures.add("GPU", name, unit, [value / limit for value in used], aim=aim)
+class Suite:
+    """All rows, one after the other, within a budget of time.
+
+    Args:
+        is_small: at toy sizes, which are no figures to keep.
+        measure: of a row, see `measured`.
+        clock: seconds.
+        console: to print to.
+        path: that keeps the figures.
+    """
+
+    def __init__(
+        self,
+        is_small: bool,
+        measure: Measure = measured,
+        clock: Callable[[], float] = time.monotonic,
+        console: Console | None = None,
+        path: Path = FILE,
+    ) -> None:
+        self.is_small, self.measure, self.clock, self.path = is_small, measure, clock, path
+        self.console = console or Console(highlight=False)
+        self.figures, self.limits = Figures(), Limits()
+        self.found: dict[str, dict[str, Any]] = {}
+        self.failed: list[str] = []
+        self.left_out: list[str] = []
+        self._end = clock() + BUDGET_S
+
+    def run(self) -> bool:
+        """Measure all that there is time for; return whether no row failed."""
+        for name in (CEILINGS, *ROWS):
+            shown, begun = len(self.figures.rows), self.clock()
+            try:
+                self._take(name)
+            except LeftOut as why:
+                self._say(self.left_out, f"{name}: left out, {why}")
+            except RuntimeError as error:
+                self._say(self.failed, f"{name}: {error}")
+            if len(self.figures.rows) == shown:
+                continue
+            self.console.print(f"{name}: {self.clock() - begun:.0f} s")
+            if self.is_small:  # no aim is meant for these sizes
+                rows = (replace(row, aim=None) for row in self.figures.rows[shown:])
+                self.figures.rows[shown:] = rows
+            show(self.figures.rows[shown:], self.console)
+            if not self.is_small:
+                self.figures.write(self.path)
+        show(self.figures.rows, self.console)
+        for line in (*self.left_out, *self.failed):
+            self.console.print(line, markup=False, soft_wrap=True)
+        return not self.failed
+
+    def _take(self, name: str) -> None:
+        """Measure one row and add its figures.
+
+        Raises:
+            LeftOut: it cannot be had, or no time is left for it.
+            RuntimeError: it failed.
+        """
+        check_possible(name, self.is_small)
+        left, is_long = self._end - self.clock(), name == SHAKESPEARE
+        if left < (SHAKESPEARE_S if is_long else LEAST_S):
+            raise LeftOut(f"{max(0, left):.0f} of {BUDGET_S} s are left")
+        limit_s = left if is_long else min(left, MOST_S)
+        try:
+            found = self.measure(name, self.is_small, limit_s)
+        except OutOfTime as error:
+            if limit_s == MOST_S:
+                raise
+            raise LeftOut(f"{error}, which were left of {BUDGET_S} s") from error
+        self.found[name] = found
+        if name == CEILINGS:
+            self.limits = Limits(found["product"], self._peak())
+            for what, unit, value in (
+                ("product of two square matrices, bfloat16", "TFLOP/s", found["product"] / 1e12),
+                ("copy within memory, read and written", "GB/s", found["copy"] / 1e9),
+            ):
+                self.figures.add("GPU", what, unit, [value])
+        elif is_long:
+            add_shakespeare(self.figures, found)
+        else:
+            add_row(self.figures, name, found, self.limits)
+            self._compare(name)
+
+    def _compare(self, name: str) -> None:
+        """Add our compiled run beside its peer, or our eager one, once both are there."""
+        size, _, kind = name.rpartition(", ")
+        ours = self.found.get(f"{size}, compiled")
+        if kind in (NANOGPT, ACCELERATE, "eager") and ours is not None:
+            beside(self.figures, f"{size}, compiled", ours, kind, self.found[name])
+
+    def _peak(self) -> float | None:
+        if not torch.cuda.is_available():
+            return None
+        return peak_of(torch.cuda.get_device_name(), "bf16-mixed")
+
+    def _say(self, kept: list[str], line: str) -> None:
+        kept.append(line)
+        self.console.print(line, markup=False, soft_wrap=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--small", action="store_true", help="toy sizes, also without a GPU")
-    parser.add_argument("--row", help="one row, by its name; prints JSON")
+    parser.add_argument("--row", help="one row, by its name")
+    parser.add_argument("--halvings", type=int, default=0, help="of the rows of a step")
+    parser.add_argument("--to", type=Path, help="JSON that the row writes")
     options = parser.parse_args()
     if options.row:
         with tempfile.TemporaryDirectory() as folder:
-            print(json.dumps(rows(options.small)[options.row](Path(folder))))
+            found = rows(options.small, options.halvings)[options.row](Path(folder))
+        found = found if isinstance(found, dict) else found._asdict()
+        options.to.write_text(json.dumps(found), "utf-8")
         return
     if not torch.cuda.is_available() and not options.small:
         sys.exit("There is no GPU here; --small runs the rows at toy sizes on the CPU.")
-    begun, console = time.monotonic(), Console(highlight=False)
-    figures = Figures()
-    ceiling = ceilings(figures, options.small)
-    for name in rows(options.small):
-        left = BUDGET_S - (time.monotonic() - begun)
-        found = measured(name, options.small, left) if left > LEAST_S else {"error": "no time left"}
-        if "error" in found:
-            console.print(f"{name}: {found['error']}", markup=False)
-            continue
-        add(figures, name, found, ceiling)
-        if not options.small:  # toy sizes are no figures to keep
-            figures.write(FILE)
-    figures.show(console)
+    sys.exit(0 if Suite(options.small).run() else 1)
 
 
 if __name__ == "__main__":

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
+import json
+import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,117 +16,152 @@ import yaml
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import Checkpoint
 
+from datamodules.planned import PlannedDataset, Stage
+from datamodules.text_batches import BlockDataset
 from lit_models import LitCausalLM
 from lit_models.causal_lm.building import ComputationOptions
 from lit_models.causal_lm.lora import LoraOptions
-from lit_models.causal_lm.network import Decoder, DecoderConfig
-from lit_models.causal_lm.presets import PRESETS
 from lit_models.commands._run_config import built
 from lit_models.config_files import find_config
 from lit_models.training.callbacks import default_callbacks
 from lit_models.training.loggers import default_loggers
-from tests.benchmarks.language_model_peers import plain_logits
-from tests.benchmarks.language_model_runs import RaggedData
-from tests.benchmarks.test_gpu_pretraining import flops_per_token
+from lit_models.training.throughput.flops import matmul_ceiling
+from lit_models.training.throughput.journal import FILE_NAME
+from tests.benchmarks.gpu_sizes import SHAKESPEARE, Size
+from tests.benchmarks.language_model_runs import RaggedData, adamw
+from tests.distributed.launch import ROOT
 
-WARM_UP, ROUNDS, STEPS_OF_ROUND = 5, 3, 5
+# Compiling and the allocator's growth end in the warm-up; a round is one interval of the logs.
+WARM_UP, ROUNDS, STEPS_OF_ROUND = 10, 3, 10
 STEPS = WARM_UP + ROUNDS * STEPS_OF_ROUND
-SEVEN_B = replace(
-    PRESETS["1b"],
-    **{"vocab_size": 32_000, "hidden_size": 4096, "num_layers": 32, "num_heads": 32},
-    **{"num_kv_heads": 32, "feed_forward": 11_008, "tied": False},
-)
-ONE_B = replace(PRESETS["1b"], vocab_size=128_256)
-SMALL = {"vocab_size": 512, "hidden_size": 64, "num_layers": 2, "num_heads": 2, "max_positions": 64}
-adamw = partial(torch.optim.AdamW, lr=1e-4, fused=True)
+CLIP = 1.0
+COPIED_FLOATS, FEW_FLOATS = 2**30, 2**20
 
 
-@dataclass(frozen=True)
-class Size:
-    """One shape of a language model, and how much of it a step takes.
+class Found(NamedTuple):
+    """What a row says of itself; plain values.
 
     Args:
-        config: of the network.
-        rows: of a micro-batch, all of `length` positions.
-        length: positions of a row.
-        lora: train adapters on a bfloat16 base.
+        unit: of the rates.
+        rates: of each round.
+        flops: of one of the unit, forward and backward; none where they are not known.
+        memory_gib: the most that tensors of a step took on the GPU.
+        steps_ms: milliseconds of a step, of each round.
+        loop_ms: those of a plain loop over the same module and batches; none where there is none.
+        lines: of `throughput.jsonl`, of each round.
     """
 
-    config: DecoderConfig
-    rows: int
-    length: int
-    lora: bool = False
-
-    def small(self) -> Size:
-        """Return the same at a toy size, for a machine without a GPU."""
-        heads = {"num_kv_heads": None, "feed_forward": None}
-        return replace(self, config=replace(self.config, **SMALL, **heads), rows=2, length=64)
-
-    @property
-    def flops_per_token(self) -> float:
-        """Of forward and backward; without the gradients of weights that stand still."""
-        whole = flops_per_token(self.config, self.length)
-        return whole * 2 / 3 if self.lora else whole
-
-
-SIZES = {
-    "gpt2-124m": Size(PRESETS["gpt2-124m"], rows=32, length=1024),
-    "1b": Size(ONE_B, rows=8, length=2048),
-    "7b, LoRA": Size(SEVEN_B, rows=4, length=2048, lora=True),
-}
+    unit: str
+    rates: list[float]
+    flops: float | None = None
+    memory_gib: float = 0.0
+    steps_ms: tuple[float, ...] = ()
+    loop_ms: tuple[float, ...] = ()
+    lines: tuple[dict[str, Any], ...] = ()
 
 
 class Rounds(Callback):
-    """Notes the seconds of each round of steps; a GPU is waited for between rounds alone."""
+    """Notes the seconds of each round of steps, for which alone a GPU is waited; and then trains
+    on the batches of each round again, by a plain loop.
 
-    def __init__(self) -> None:
+    Args:
+        unit: samples or tokens, of a batch's load.
+    """
+
+    def __init__(self, unit: str = "tokens") -> None:
+        self.unit = unit
         self.seconds: list[float] = []
         self.amounts: list[int] = []
+        self.loop_seconds: list[float] = []
+        self.peak_bytes = 0
+        self._batches: list[Any] = []
         self._began, self._steps, self._amount = 0.0, 0, 0
 
     def on_train_batch_end(
         self, trainer: Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self.note(batch["load"]["tokens"])
+        if self._steps >= WARM_UP:
+            self._batches.append(batch)
+        self.note(batch["load"][self.unit])
+
+    def on_train_end(self, trainer: Trainer, module: Any) -> None:
+        self.peak_bytes = peak_bytes()
+        for start in range(0, len(self._batches), STEPS_OF_ROUND):
+            batches = self._batches[start : start + STEPS_OF_ROUND]
+            self.loop_seconds.append(loop_seconds(trainer, module, batches))
 
     def note(self, amount: int) -> None:
         """Count a step that trained on so much."""
         self._steps, self._amount = self._steps + 1, self._amount + amount
         if self._steps < WARM_UP or (self._steps - WARM_UP) % STEPS_OF_ROUND:
             return
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        wait()
         now = time.perf_counter()
         if self._steps > WARM_UP:
             self.seconds.append(now - self._began)
             self.amounts.append(self._amount)
+        elif torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()  # building a network may take more than a step
         self._began, self._amount = now, 0
 
-    def found(self, unit: str, flops: float | None = None) -> dict[str, Any]:
+    def found(self, flops: float | None = None, lines: Any = ()) -> Found:
         """Return what the row says of itself."""
         rates = [amount / s for amount, s in zip(self.amounts, self.seconds, strict=True)]
-        peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
-        return {"rates": rates, "unit": unit, "flops": flops, "memory_gib": peak / 2**30}
+        steps, loop = ([1e3 * s / STEPS_OF_ROUND for s in seconds]
+                       for seconds in (self.seconds, self.loop_seconds))  # fmt: skip
+        unit = "rows/s" if self.unit == "samples" else "tokens/s"
+        memory = (self.peak_bytes or peak_bytes()) / 2**30
+        return Found(unit, rates, flops, memory, tuple(steps), tuple(loop), tuple(lines))
 
 
 def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def trained(folder: Path, module: Any, data: Any, unit: str, flops: float | None) -> dict[str, Any]:
-    """Train with everything on but checkpoints, in bfloat16 on a GPU; return what was found."""
-    rounds = Rounds()
+def wait() -> None:
+    """Wait until the GPU has done all that it was asked for."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def peak_bytes() -> int:
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+
+
+def loop_seconds(trainer: Trainer, module: Any, batches: list[Any]) -> float:
+    """Return the seconds of a round of the loop that one would write by hand: the same network,
+    compiled or not, the same loss, precision, clipping and optimizer, on batches that lie there."""
+    (optimizer,) = trainer.optimizers
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    wait()
+    begun = time.perf_counter()
+    for batch in batches:
+        optimizer.zero_grad()
+        with trainer.precision_plugin.forward_context():
+            terms = module.training_terms(batch)
+            loss = sum(t.total / t.count for t in terms.values() if t.total.requires_grad)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, CLIP)
+        optimizer.step()
+    wait()
+    return time.perf_counter() - begun
+
+
+def trained(folder: Path, module: Any, data: Any, unit: str, flops: float | None) -> Found:
+    """Train with everything on but checkpoints, in bfloat16; return what was found."""
+    rounds = Rounds(unit)
     # Those of a billion weights would take longer than the steps.
     callbacks = [c for c in default_callbacks() if not isinstance(c, Checkpoint)]
     trainer = Trainer(
         accelerator="auto",
         devices=1,
-        precision="bf16-mixed" if torch.cuda.is_available() else "32-true",
+        precision="bf16-mixed",
         max_steps=STEPS,
+        log_every_n_steps=STEPS_OF_ROUND,
         limit_val_batches=0,
         num_sanity_val_steps=0,
-        gradient_clip_val=1.0,
-        logger=default_loggers(folder, None),
+        gradient_clip_val=CLIP,
+        logger=default_loggers(str(folder), None),
         enable_progress_bar=False,
         enable_model_summary=False,
         enable_checkpointing=False,
@@ -134,92 +169,91 @@ def trained(folder: Path, module: Any, data: Any, unit: str, flops: float | None
         callbacks=[*callbacks, rounds],
     )
     trainer.fit(module, data)
-    return rounds.found(unit, flops)
+    written = (folder / FILE_NAME).read_text("utf-8").splitlines()
+    lines = [json.loads(line) for line in written]
+    return rounds.found(flops, [line for line in lines if line["step"] > WARM_UP])
 
 
-def documents(size: Size) -> list[np.ndarray]:
-    """Return rows of random tokens, enough for all steps, without padding."""
-    rng = np.random.default_rng(0)
-    number = size.rows * (STEPS + 1)
-    return list(rng.integers(size.config.vocab_size, size=(number, size.length + 1)))
+class EqualBlocks(RaggedData):
+    """A random text in blocks of equal length, each a row: `layout: blocks` without its short end,
+    so that no step is of another shape, and none is compiled for it."""
+
+    def __init__(self, size: Size) -> None:
+        rng = np.random.default_rng(0)
+        number = size.rows * STEPS * size.length + 1
+        text = rng.integers(size.config.vocab_size, size=number)
+        batch = {"global_batch_size": size.rows, "micro_batch_size": size.rows}
+        super().__init__([text], longest=size.length, **batch)
+
+    def build(self, stage: Stage) -> PlannedDataset:
+        return BlockDataset(self.stream, "random", self.context_length, self.tokenizer, seed=None)
 
 
-def ours(size: Size, folder: Path, compiles: bool) -> dict[str, Any]:
+def language_model(size: Size, compiles: bool, folder: Path) -> Found:
+    """Pre-train, or train adapters, as the command line does."""
     seed_everything(0, verbose=False)
-    lora = LoraOptions(["q_proj", "k_proj", "v_proj", "o_proj"], 16, 32.0, base_dtype="bfloat16")
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj"]
     module = LitCausalLM(
         adamw,
         network=size.config,
-        lora=lora if size.lora else None,
+        lora=LoraOptions(targets, 16, 32.0, base_dtype="bfloat16") if size.lora else None,
         computation=ComputationOptions(compile=compiles),
     )
-    data = RaggedData(documents(size), longest=size.length, global_batch_size=size.rows)
-    return trained(folder, module, data, "tokens/s", size.flops_per_token)
+    return trained(folder, module, EqualBlocks(size), "tokens", size.flops_per_token)
 
 
-def loop(size: Size, folder: Path) -> dict[str, Any]:
-    """Train the same network as nanoGPT does: compiled, autocast, full logits."""
-    torch.manual_seed(0)
-    network = Decoder(size.config).to(device())
-    logits = torch.compile(partial(plain_logits, network))
-    return plain_steps(size, lambda ids: logits(ids), list(network.parameters()))
+def of_config(name: str, changes: dict[str, Any], rows: int, folder: Path) -> Found:
+    """Train the model of a shipped config at another size, on the data that it makes itself.
 
-
-def transformers_model(size: Size, folder: Path) -> dict[str, Any]:
-    """Train the same shape of transformers under accelerate."""
-    from accelerate import Accelerator
-    from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
-
-    c = size.config
-    if c.positions == "learned":
-        config: Any = GPT2Config(
-            vocab_size=c.vocab_size, n_positions=size.length, n_embd=c.hidden_size,
-            n_layer=c.num_layers, n_head=c.num_heads,
-        )  # fmt: skip
-    else:
-        config = LlamaConfig(
-            vocab_size=c.vocab_size, hidden_size=c.hidden_size, num_hidden_layers=c.num_layers,
-            num_attention_heads=c.num_heads, num_key_value_heads=c.kv_heads,
-            intermediate_size=c.inner_size, tie_word_embeddings=c.tied,
-            max_position_embeddings=size.length,
-        )  # fmt: skip
-    accelerator = Accelerator(mixed_precision="bf16" if torch.cuda.is_available() else "no")
-    model = accelerator.prepare(AutoModelForCausalLM.from_config(config))
-    return plain_steps(size, lambda ids: model(ids).logits, list(model.parameters()))
-
-
-def plain_steps(
-    size: Size, logits: Callable[[torch.Tensor], torch.Tensor], parameters: list[Any]
-) -> dict[str, Any]:
-    """Return what a loop finds that trains on random rows, its loss read in every step."""
-    rounds, optimizer = Rounds(), adamw(parameters)
-    for _ in range(STEPS):
-        ids = torch.randint(size.config.vocab_size, (size.rows, size.length + 1)).to(device())
-        with torch.autocast(device().type, torch.bfloat16, enabled=torch.cuda.is_available()):
-            loss = torch.nn.functional.cross_entropy(
-                logits(ids[:, :-1]).flatten(0, 1).float(), ids[:, 1:].flatten()
-            )
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        loss.item()
-        rounds.note(size.rows * size.length)
-    return rounds.found("tokens/s", size.flops_per_token)
-
-
-def of_config(name: str, changes: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Train the model of a shipped config at another size, on the data that it makes itself."""
+    Args:
+        name: of the config.
+        changes: dotted key -> value.
+        rows: of a step, in one micro-batch.
+        folder: of the run.
+    """
     config = yaml.safe_load(find_config(name).read_text("utf-8"))
-    for key, value in changes.items():
+    batch = {f"data.init_args.{key}_batch_size": rows for key in ("global", "micro")}
+    for key, value in {**changes, **batch}.items():
         *groups, last = key.split(".")
         node = config
         for group in groups:
             node = node[group]
         node[last] = value
     seed_everything(0, verbose=False)
-    return trained(folder, *built(config), "tokens/s", None)
+    module, data = built(config)
+    return trained(folder, module, data, "samples", None)
 
 
-def has_accelerate() -> bool:
-    return importlib.util.find_spec("accelerate") is not None
+def ceilings(is_small: bool, folder: Path) -> dict[str, float]:
+    """Return what the device does at most: FLOP/s of a matrix product in bfloat16, and bytes/s
+    that a copy within its memory reads and writes."""
+    product = matmul_ceiling(device(), torch.bfloat16)
+    assert product is not None  # nothing else is on the device
+    source = torch.ones(FEW_FLOATS if is_small else COPIED_FLOATS, device=device())
+    target, seconds = torch.empty_like(source), []
+    for _ in range(10):
+        wait()
+        begun = time.perf_counter()
+        target.copy_(source)
+        wait()
+        seconds.append(time.perf_counter() - begun)
+    return {"product": product, "copy": 2 * source.nbytes / min(seconds)}
+
+
+def to_its_loss(folder: Path) -> dict[str, float]:
+    """Train the published Shakespeare run by the command line; return its best validation loss in
+    nats per character, its seconds, the start included, and the tokens/s of its median step."""
+    begun = time.perf_counter()
+    command = ["-m", "lit_models", "fit", "--config", "causal_lm/shakespeare_gpu.yaml"]
+    command += [f"--data.train_files={SHAKESPEARE}", f"--trainer.default_root_dir={folder}"]
+    # Not by `run`, whose mark would hide it from the one that ends this process in time.
+    done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError((done.stdout + done.stderr).strip()[-2000:])
+    seconds = time.perf_counter() - begun
+    header, *rows = (folder / "metrics.csv").read_text("utf-8").splitlines()
+    column = header.split(",").index("val/loss")
+    losses = [float(value) for row in rows if (value := row.split(",")[column])]
+    lines = (json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines())
+    steps = [line["targets"]["tokens"] / line["seconds"] for line in lines if "seconds" in line]
+    return {"loss": min(losses), "seconds": seconds, "rate": statistics.median(steps)}

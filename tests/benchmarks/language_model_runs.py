@@ -13,7 +13,7 @@ from lightning.pytorch import Callback, Trainer
 from datamodules.planned import PlannedDataModule, PlannedDataset, Stage
 from datamodules.prompted import PromptedDataModule
 from datamodules.text_batches import TokenDataset
-from datamodules.token_store import TokenStream
+from datamodules.token_store import TokenStream, token_dtype
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from datamodules.tokenizers.trained import byte_tokenizer
 from lit_models import LitCausalLM
@@ -48,7 +48,8 @@ class RaggedData(PromptedDataModule):
     def __init__(self, documents: list[np.ndarray], longest: int = LONGEST, **options: Any) -> None:
         super().__init__(**options)
         self.context_length = longest
-        tokens = np.concatenate(documents).astype(np.uint16)
+        ids = np.concatenate(documents)
+        tokens = ids.astype(token_dtype(int(ids.max()) + 1))
         sizes = np.array([len(ids) for ids in documents])
         self.stream = TokenStream(tokens, np.cumsum(sizes) - sizes, sizes - 1)
 

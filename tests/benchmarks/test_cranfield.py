@@ -1,8 +1,8 @@
 """Cranfield from scratch: three seeds on dev, and five folds of the training queries, beside BM25.
 
-Prints NDCG@10 of BM25, of the retriever and of both fused, and the gain over BM25 with its 95 %
-interval over queries. The options are those of configs/seo/cranfield.yaml, which were chosen on
-training queries alone.
+Rows are NDCG@10 of the retriever and of both fused, beside BM25; the note has the gain with its
+95 % interval over queries. The options are those of configs/seo/cranfield.yaml, which were chosen
+on training queries alone.
 """
 
 import json
@@ -12,11 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
-from rich.table import Table
 
 from datamodules.plan import hash_ids
 from lit_models.seo.ranking_metrics import paired_bootstrap
+from tests.benchmarks.figures import Figures
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.real_data]
 ROOT = Path(__file__).parents[2]
@@ -58,28 +57,29 @@ def folds(folder: Path) -> list[tuple[Path, Path]]:
     return written
 
 
-def add_rows(table: Table, name: str, runs: list[Scores]) -> None:
-    """Add the mean over runs of each system, and what it gains over BM25 on the mean query."""
+def add_rows(figures: Figures, name: str, runs: list[Scores]) -> None:
+    """Add the mean of each system over queries, one for each run, beside that of BM25."""
+    queries = sorted(runs[0]["bm25"])
+    baseline = np.array([runs[0]["bm25"][query] for query in queries])
     for system in runs[0]:
-        queries = sorted(runs[0][system])
+        if system == "bm25":
+            continue
         values = np.array([[run[system][query] for query in queries] for run in runs])
-        baseline = np.array([runs[0]["bm25"][query] for query in queries])
         gain = paired_bootstrap(values.mean(0), baseline, 0)
-        shown = "" if system == "bm25" else "{:+.3f} [{:+.3f}, {:+.3f}]".format(*gain)
-        each = " ".join(f"{mean:.4f}" for mean in values.mean(1)) if len(runs) > 1 else ""
-        table.add_row(name, system, f"{values.mean():.4f}", each, shown)
+        note = "{:+.3f} [{:+.3f}, {:+.3f}], 95 %".format(*gain)
+        means, theirs = values.mean(1).tolist(), [float(baseline.mean())] * len(runs)
+        what = f"Cranfield, {name}, {system}"
+        figures.add("seo", what, "NDCG@10", means, "BM25", theirs, note=note)
 
 
 @pytest.mark.skipif(not CRANFIELD.is_dir(), reason="no ../shared/data/cranfield")
-def test_cranfield_from_scratch(tmp_path: Path) -> None:
+def test_cranfield_from_scratch(tmp_path: Path, figures: Figures) -> None:
     train, dev = CRANFIELD / "qrels" / "train.tsv", CRANFIELD / "qrels" / "dev.tsv"
     runs = [run(tmp_path / f"seed-{seed}", seed, train, dev) for seed in SEEDS]
     out_of_fold: Scores = {}
     for number, (others, held_out) in enumerate(folds(tmp_path)):
         for system, scores in run(tmp_path / f"fold-{number}", 1, others, held_out).items():
             out_of_fold.setdefault(system, {}).update(scores)
-    table = Table("queries", "system", "NDCG@10", "seeds 1 2 3", "gain over BM25, 95 %")
-    add_rows(table, f"dev ({len(runs[0]['bm25'])})", runs)
-    add_rows(table, f"folds ({len(out_of_fold['bm25'])})", [out_of_fold])
-    Console(width=100).print(table)
+    add_rows(figures, f"dev ({len(runs[0]['bm25'])} queries)", runs)
+    add_rows(figures, f"folds ({len(out_of_fold['bm25'])} queries)", [out_of_fold])
     assert len(out_of_fold["bm25"]) == 110
