@@ -57,6 +57,7 @@ class Settings:
         micro_batch_size: samples per forward call, or `auto`.
         batch_size: the conventional size per device.
         on_missing_devices: `fallback` runs on the devices that are there.
+        tensor_parallel_size: devices that compute the same samples together.
     """
 
     accelerator: str = "auto"
@@ -68,6 +69,7 @@ class Settings:
     micro_batch_size: int | Literal["auto"] = "auto"
     batch_size: int | None = None
     on_missing_devices: OnMissing = "error"
+    tensor_parallel_size: int = 1
 
 
 @dataclass
@@ -104,6 +106,7 @@ def settings_of(config: Any) -> Settings:
         micro_batch_size=data.get("micro_batch_size") or "auto",
         batch_size=data.get("batch_size"),
         on_missing_devices=config.on_missing_devices,
+        tensor_parallel_size=_strategy_options(trainer.strategy).get("tensor_parallel_size") or 1,
     )
 
 
@@ -111,9 +114,13 @@ def _strategy_name(strategy: Any) -> str | None:
     """Returns the name of a strategy that may be given as a class with options."""
     if isinstance(strategy, str):
         return strategy
-    options = (strategy or {}).get("init_args") or {}
-    start_method = options.get("start_method")
+    start_method = _strategy_options(strategy).get("start_method")
     return f"ddp_{start_method}" if start_method in ("spawn", "fork") else None
+
+
+def _strategy_options(strategy: Any) -> Any:
+    """Returns the options of a strategy that is given as a class; none of a name."""
+    return {} if isinstance(strategy, str) else (strategy or {}).get("init_args") or {}
 
 
 def this_machine() -> Machine:
@@ -144,6 +151,20 @@ def check(
     check_world(verdict.world_size, settings.strategy, environ, verdict.warnings)
     check_batch(settings, verdict.world_size)
     return verdict
+
+
+def tensor_groups(size: int, world_size: int) -> int:
+    """Returns the number of tensor groups, each of which has samples of its own.
+
+    Raises:
+        ValueError: the size is below 1 or does not divide the world.
+    """
+    if size < 1 or world_size % size:
+        raise ValueError(
+            f"trainer.strategy.tensor_parallel_size is {size}, which does not divide trainer.devices "
+            f"x trainer.num_nodes = {world_size}; use a divisor, at most the devices of one node."
+        )
+    return world_size // size
 
 
 def check_strategy(strategy: str | None, known: list[str]) -> None:
@@ -331,20 +352,22 @@ def check_batch(settings: Settings, world_size: int) -> None:
     """Refuses batch sizes that contradict each other or leave devices idle.
 
     Raises:
-        ValueError: devices x micro-batch x accumulation does not make the global batch.
+        ValueError: devices x micro-batch x accumulation does not make the global batch, or tensor
+            groups do not make up the world.
     """
+    num_replicas = tensor_groups(settings.tensor_parallel_size, world_size)
     if settings.global_batch_size is None:
         return
     from datamodules.batching import derive_batching
 
     batching = derive_batching(
-        world_size,
+        num_replicas,
         settings.global_batch_size,
         settings.micro_batch_size,
         settings.batch_size,
         settings.accumulate_grad_batches,
     )
-    check_share(batching, world_size)
+    check_share(batching, num_replicas)
 
 
 def check_share(batching: Batching, world_size: int) -> None:
