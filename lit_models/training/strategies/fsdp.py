@@ -171,9 +171,14 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         return get_model_state_dict(self.model, options=options)  # type: ignore[arg-type]
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Take each rank's shard of whole weights."""
-        options = StateDictOptions(full_state_dict=True, strict=strict)
-        weights = dict(checkpoint["state_dict"])
+        """Take each rank's shard of whole weights, which every rank has read."""
+        own = get_model_state_dict(self.model)  # type: ignore[arg-type]
+        # Cut here: torch 2.13 sends the parts of split and sharded tensors to no rank but the first.
+        weights = {
+            name: sharded_like(value, own[name]) if name in own else value
+            for name, value in checkpoint["state_dict"].items()
+        }
+        options = StateDictOptions(strict=strict)
         set_model_state_dict(self.model, weights, options=options)  # type: ignore[arg-type]
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
