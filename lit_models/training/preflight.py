@@ -161,8 +161,9 @@ def tensor_groups(size: int, world_size: int) -> int:
     """
     if size < 1 or world_size % size:
         raise ValueError(
-            f"trainer.strategy.tensor_parallel_size is {size}, which does not divide trainer.devices "
-            f"x trainer.num_nodes = {world_size}; use a divisor, at most the devices of one node."
+            f"trainer.strategy.tensor_parallel_size is {size}, which does not divide "
+            f"trainer.devices x trainer.num_nodes = {world_size}; use a divisor, at most the "
+            "devices of one node."
         )
     return world_size // size
 

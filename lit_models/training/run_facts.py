@@ -29,8 +29,9 @@ def status(trainer: Trainer) -> dict[str, Any]:
 
     Returns:
         plain values: strategy, process_group_backend's `backend`, `rendezvous`, `world_size`,
-        `tensor_parallel_size`, `num_nodes`, `host_rank_device` and `memory` of each rank in the order of ranks, `plan`
-        (the batches), `exactness`, `learning_rates`, `precision`, `versions`.
+        `tensor_parallel_size`, `num_nodes`, `host_rank_device` and `memory` of each rank in the
+        order of ranks, `plan` (the batches), `exactness`, `learning_rates`, `precision`,
+        `versions`.
     """
     here = f"{socket.gethostname()}:{trainer.global_rank}:{trainer.strategy.root_device}"
     ranks: list[Any] = [(here, memory(trainer.strategy.root_device))]

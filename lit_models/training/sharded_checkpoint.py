@@ -92,7 +92,9 @@ def _is_first_copy(tensor: DTensor) -> bool:
     if int(mesh.mesh.min()) != 0:
         return False
     where = mesh.get_coordinate() or []
-    return all(c == 0 or not p.is_replicate() for c, p in zip(where, tensor.placements, strict=True))
+    return all(
+        c == 0 or not p.is_replicate() for c, p in zip(where, tensor.placements, strict=True)
+    )
 
 
 def prepare(target: Path) -> None:

@@ -7,6 +7,7 @@ Source: Shoeybi et al. 2019, "Megatron-LM", section 3.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -79,7 +80,9 @@ def check_tensor_plan(module: nn.Module, plan: dict[str, Split], size: int) -> N
         )
 
 
-def planned_layers(module: nn.Module, plan: dict[str, Split]) -> Iterator[tuple[str, nn.Module, Split]]:
+def planned_layers(
+    module: nn.Module, plan: dict[str, Split]
+) -> Iterator[tuple[str, nn.Module, Split]]:
     """Yield name, layer and split of all that a plan names.
 
     Raises:
@@ -112,6 +115,8 @@ def split_layers(module: nn.Module, plan: dict[str, Split], mesh: DeviceMesh) ->
         parallelize_module,
     )
 
+    # It warns of sums in another order where a tensor is only gathered, in two steps.
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     for _, layer, split in planned_layers(module, plan):
         if split.style == "input":
             layer.register_forward_pre_hook(partial(_shared_input, mesh))

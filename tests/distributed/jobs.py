@@ -16,7 +16,12 @@ from lightning.pytorch import seed_everything
 from lightning.pytorch.strategies import StrategyRegistry
 from torch.distributed.tensor import DTensor
 
-from lit_models.training.callbacks import AveragedWeights, ExactDropout, Rehearsal, default_callbacks
+from lit_models.training.callbacks import (
+    AveragedWeights,
+    ExactDropout,
+    Rehearsal,
+    default_callbacks,
+)
 from lit_models.training.callbacks.last_checkpoint import LastCheckpoint
 from lit_models.training.sharding import num_copies
 from lit_models.training.strategies import FullyShardedStrategy

@@ -16,7 +16,8 @@ from tests.distributed.jobs import STEPS, run_job
 from tests.distributed.test_matrix import assert_same, facts, run_jobs, weights
 from tests.toy import ledger_lines
 
-pytestmark = pytest.mark.slow
+RESUMED = "ignore:The dirpath has changed"  # of a run that goes on in another folder
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings(RESUMED)]
 HALF = {"max_steps": STEPS // 2}
 BATCH = 16
 
@@ -63,7 +64,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_jobs(folder, 2, two)
     alone(folder, "pair to one", resume=last("pair half"))
     four = [
-        job("square"),
         {**job("square gpt2", "gpt2"), "data": {"global_batch_size": BATCH, "micro_batch_size": 2}},
         job("hybrid", replicate_size=2, sharded_checkpoint=True),
         {**job("pair to square"), "resume": last("pair half")},
@@ -72,27 +72,29 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["pair", "pair gpt2", "square", "square gpt2", "hybrid"])
+@pytest.mark.parametrize("name", ["pair", "pair gpt2", "square gpt2", "hybrid"])
 def test_a_run_does_not_depend_on_the_split(runs, name):
     assert_same(runs / ("one gpt2" if "gpt2" in name else "one"), runs / name)
     assert verify_run(runs / name).faults == []
 
 
-@pytest.mark.parametrize("name", ["pair", "square"])
-def test_every_rank_holds_its_part_of_parameters_and_moments(runs, name):
-    ranks = {"pair": 2, "square": 4}[name]
+def of_rank(folder: Path, rank: int) -> dict[str, Any]:
+    return json.loads((folder / f"facts{f'-{rank}' * (rank > 0)}.json").read_text())
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("pair", 2), ("pair to square", 4), ("hybrid", 4)])
+def test_every_rank_holds_its_part_of_parameters_and_moments(runs, name, ranks):
+    copies = 2 if name == "hybrid" else 1
     for rank in range(ranks):
-        held = json.loads((runs / name / f"facts{f'-{rank}' * (rank > 0)}.json").read_text())
         for moment in ("bytes", "bytes_after"):  # after fit; after validation, test, prediction
-            assert held[moment]["local"] / held[moment]["whole"] <= 1.2 / ranks
+            held = of_rank(runs / name, rank)[moment]
+            assert held["local"] / held["whole"] <= 1.1 * copies / ranks
 
 
 def test_what_is_not_split_stays_equal_in_all_bits_within_a_group(runs):
-    for name, pairs in (("pair", [(0, 1)]), ("square", [(0, 1), (2, 3)])):
-        for group in pairs:
-            files = [runs / name / f"facts{f'-{rank}' * (rank > 0)}.json" for rank in group]
-            left, right = (json.loads(file.read_text())["copies"] for file in files)
-            assert left == right
+    for name, groups in (("pair", [(0, 1)]), ("square gpt2", [(0, 1), (2, 3)])):
+        for group in groups:
+            assert len({of_rank(runs / name, rank)["copies"] for rank in group}) == 1
 
 
 @pytest.mark.parametrize("name", ["one to pair", "pair to one", "pair to square"])
@@ -106,16 +108,17 @@ def test_a_run_goes_on_with_other_groups_and_without(runs, name):
 
 
 def test_throughput_counts_the_samples_of_a_group_once(runs):
-    for name in ("one", "pair", "square"):
+    expected = sum(line["samples"] for line in ledger_lines(runs / "one"))
+    for name in ("pair", "hybrid"):
         text = (runs / name / "throughput.jsonl").read_text()
         lines = [json.loads(line) for line in text.splitlines()]
         samples = sum(line["samples_per_s"] * line["seconds"] for line in lines)
-        assert samples == pytest.approx(STEPS * BATCH, rel=1e-3)
+        assert samples == pytest.approx(expected, rel=1e-3)
 
 
 def test_shards_of_split_layers_are_exported_whole(runs, tmp_path):
     last = runs / "pair half" / "checkpoints" / "last.ckpt"
-    export_checkpoint(last, tmp_path / "exported")
+    export_checkpoint(last, tmp_path / "exported", class_path="lit_models.LitCausalLM")
     module = LitCausalLM.from_exported(tmp_path / "exported")
     expected = read_checkpoint(runs / "half" / "checkpoints" / "last.ckpt")["state_dict"]
     for name, value in module.state_dict().items():

@@ -173,7 +173,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Take each rank's shard of whole weights, which every rank has read."""
         own = get_model_state_dict(self.model)  # type: ignore[arg-type]
-        # Cut here: torch 2.13 sends the parts of split and sharded tensors to no rank but the first.
+        # Cut here: torch 2.13 cannot send the parts of tensors that are split and sharded.
         weights = {
             name: sharded_like(value, own[name]) if name in own else value
             for name, value in checkpoint["state_dict"].items()
