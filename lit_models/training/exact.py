@@ -105,7 +105,8 @@ class ExactModule(LightningModule):
     def tensor_plan(self) -> dict[str, Split]:
         """Return which layers a tensor group may share, by patterns of their names: those that
         `network` lists, if it does."""
-        plan = getattr(getattr(self, "network", None), "tensor_plan", dict)()
+        network = getattr(self, "network", None)
+        plan = network.tensor_plan() if hasattr(network, "tensor_plan") else {}
         return {f"network.{name}": split for name, split in plan.items()}
 
     def own_callbacks(self) -> list[Callback]:

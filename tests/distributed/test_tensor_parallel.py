@@ -31,7 +31,7 @@ def job(name: str, family: str = "llama", **sharding: Any) -> dict[str, Any]:
         "strategy": "fsdp",
         "data": data,
         "sharding": options,
-        "exact_dropout": family == "gpt2",
+        **({"exact_dropout": True, "decay": 0.9} if family == "gpt2" else {}),
     }
 
 
@@ -54,11 +54,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     alone(folder, "one")
     alone(folder, "one gpt2", "gpt2")
     alone(folder, "half", trainer=HALF)
+    alone(folder, "half 32", trainer={**HALF, "precision": "32-true"})
     two = [
         job("pair"),
         job("pair gpt2", "gpt2", activation_checkpointing=True),
         {**job("pair half", sharded_checkpoint=True), "trainer": HALF},
         {**job("one to pair"), "resume": last("half")},
+        {**job("pair bf16"), "trainer": {**HALF, "precision": "bf16-mixed"}},
     ]
     run_jobs(folder, 2, two)
     alone(folder, "pair to one", resume=last("pair half"))
@@ -104,6 +106,14 @@ def test_a_run_goes_on_with_other_groups_and_without(runs, name):
         assert line["digest"] == expected["digest"]
         assert line["loss"] == pytest.approx(expected["loss"], rel=1e-10)
     torch.testing.assert_close(weights(runs / name), weights(runs / "one"), rtol=1e-8, atol=1e-10)
+
+
+def test_mixed_precision_uses_the_same_samples_and_nearly_the_same_losses(runs):
+    lines = zip(ledger_lines(runs / "half 32"), ledger_lines(runs / "pair bf16"), strict=True)
+    for expected, line in lines:
+        assert line["digest"] == expected["digest"]
+        assert line["loss"] == pytest.approx(expected["loss"], rel=2e-2)
+        assert line["loss"] != expected["loss"]
 
 
 def test_throughput_counts_the_samples_of_a_group_once(runs):
