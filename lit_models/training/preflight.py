@@ -7,7 +7,6 @@ checks, and the worlds in which launchers silently train N copies of one run.
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import os
 import re
 from collections.abc import Mapping
@@ -30,6 +29,13 @@ GONE_STRATEGIES = {
     "horovod": f"{GONE}; `ddp` does it, with srun or torchrun as launcher",
     "bagua": f"{GONE}; `ddp` does it",
 }
+DEEPSPEED = (
+    "trainer.strategy: `{}` is not offered. DeepSpeed keeps the gradients in its engine: no norm of "
+    "theirs is in the ledger, a step that is not finite is not found, nothing is clipped; and its "
+    "checkpoints are folders of its own, which no other strategy reads. --trainer.strategy=fsdp "
+    "shards parameters, gradients and moments (its stage 3), with cpu_offload on GPUs. What was "
+    "tried: lit_models/training/strategies/README.md."
+)
 OnMissing = Literal["error", "fallback"]
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps", "tpu")
 SPAWNING = ("ddp_spawn", "ddp_fork", "ddp_notebook")
@@ -114,6 +120,8 @@ def _strategy_name(strategy: Any) -> str | None:
     """Returns the name of a strategy that may be given as a class with options."""
     if isinstance(strategy, str):
         return strategy
+    if "DeepSpeed" in ((strategy or {}).get("class_path") or ""):
+        return "deepspeed"
     start_method = _strategy_options(strategy).get("start_method")
     return f"ddp_{start_method}" if start_method in ("spawn", "fork") else None
 
@@ -175,17 +183,15 @@ def check_strategy(strategy: str | None, known: list[str]) -> None:
         ValueError: the name is gone or unknown.
     """
     plain = re.sub("[-_ ]", "", strategy or "").lower()
-    if plain.startswith("deepspeed") and importlib.util.find_spec("deepspeed") is None:
-        raise ValueError(
-            f"trainer.strategy: `{strategy}` is an extra that is not installed: pip install "
-            "'unisono[deepspeed]', or -e '.[deepspeed]' here. `fsdp` shards without it."
-        )
+    if "deepspeed" in plain:
+        raise ValueError(DEEPSPEED.format(strategy))
     if strategy is None or strategy in ("auto", *known):
         return
     if plain in GONE_STRATEGIES:
         raise ValueError(f"trainer.strategy: {GONE_STRATEGIES[plain].format(strategy)}.")
     near = difflib.get_close_matches(strategy, known, n=3)
-    hint = f" Did you mean {' or '.join(near)}?" if near else f" Known: {', '.join(sorted(known))}."
+    offered = sorted(name for name in known if "deepspeed" not in name)
+    hint = f" Did you mean {' or '.join(near)}?" if near else f" Known: {', '.join(offered)}."
     raise ValueError(f"trainer.strategy: there is no strategy `{strategy}`.{hint}")
 
 
