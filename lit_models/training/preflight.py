@@ -30,7 +30,7 @@ GONE_STRATEGIES = {
     "bagua": f"{GONE}; `ddp` does it",
 }
 DEEPSPEED = (
-    "trainer.strategy: `{}` is not offered. DeepSpeed keeps the gradients in its engine: no norm of "
+    "trainer.strategy: `{}` is not offered. DeepSpeed keeps gradients in its engine: no norm of "
     "theirs is in the ledger, a step that is not finite is not found, nothing is clipped; and its "
     "checkpoints are folders of its own, which no other strategy reads. --trainer.strategy=fsdp "
     "shards parameters, gradients and moments (its stage 3), with cpu_offload on GPUs. What was "
