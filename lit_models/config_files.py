@@ -19,6 +19,11 @@ REFUSED_KEYS = {
     "include": "there is no such mechanism",
 }
 LIKELY = 0.75  # `model` is as near to `nodes` as 0.6, and another word
+STRATEGY = "--trainer.strategy"
+STRATEGY_CLASSES = {
+    "ddp": "lit_models.training.strategies.ReplicatedStrategy",
+    "fsdp": "lit_models.training.strategies.FullyShardedStrategy",
+}
 EMPTIED = "emptied"  # key of a joined group below which no file's values count
 
 
@@ -107,14 +112,18 @@ def _tokens(argv: list[str]) -> Iterator[tuple[str, str | None, int]]:
 
 
 def expand_configs(argv: list[str]) -> list[str]:
-    """Returns the arguments with the path of every `--config` file found and its keys checked."""
+    """Returns the arguments with the path of every `--config` file found and its keys checked, and
+    the name of a strategy as its class where options of it are given: no name takes any."""
     out: list[str] = []
     i = 0
+    has_options = any(option.startswith(f"{STRATEGY}.") for option, _, _ in _tokens(argv))
     for option, value, used in _tokens(argv):
         if option == "--config" and value is not None and "\n" not in value:
             path = find_config(value)
             read_config(path)
             out += ["--config", str(path)]
+        elif option == STRATEGY and has_options and value in STRATEGY_CLASSES:
+            out.append(f"{STRATEGY}={STRATEGY_CLASSES[value]}")
         else:
             out += argv[i : i + used]
         i += used

@@ -15,6 +15,7 @@ from lit_models.causal_lm.attention import Documents, attend, documents_of
 from lit_models.causal_lm.cache import GrowingCache, KeyValueCache
 from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.rotary import frequencies, rotate, rotations
+from lit_models.training.tensor_plan import Split
 
 INITIAL_STD = 0.02
 
@@ -24,9 +25,8 @@ class Attention(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.num_heads, self.num_kv_heads = config.num_heads, config.kv_heads
         self.head_size = config.head_size
-        width, narrow = config.hidden_size, self.num_kv_heads * self.head_size
+        width, narrow = config.hidden_size, config.kv_heads * self.head_size
         self.q_proj = nn.Linear(width, width, bias=config.bias)
         self.k_proj = nn.Linear(width, narrow, bias=False)
         self.v_proj = nn.Linear(width, narrow, bias=config.bias)
@@ -35,16 +35,16 @@ class Attention(nn.Module):
     def forward(
         self, hidden: Tensor, rotation: tuple[Tensor, Tensor] | None, documents: Documents
     ) -> Tensor:
-        q = self._heads(self.q_proj(hidden), self.num_heads)  # [R, H, T, K]
-        k = self._heads(self.k_proj(hidden), self.num_kv_heads)  # [R, G, T, K]
-        v = self._heads(self.v_proj(hidden), self.num_kv_heads)
+        q = self._heads(self.q_proj(hidden))  # [R, H, T, K]
+        k, v = self._heads(self.k_proj(hidden)), self._heads(self.v_proj(hidden))  # [R, G, T, K]
         if rotation is not None:
             q, k = rotate(q, *rotation), rotate(k, *rotation)
         attended = attend(q, k, v, documents)
         return self.o_proj(attended.transpose(1, 2).flatten(2))
 
-    def _heads(self, x: Tensor, num_heads: int) -> Tensor:
-        return x.unflatten(-1, (num_heads, self.head_size)).transpose(1, 2)
+    def _heads(self, x: Tensor) -> Tensor:
+        # As many as are here: devices may share them, see `Decoder.tensor_plan`.
+        return x.unflatten(-1, (-1, self.head_size)).transpose(1, 2)
 
 
 class FeedForward(nn.Module):
@@ -119,6 +119,23 @@ class Decoder(nn.Module):
     def blocks(self) -> list[nn.Module]:
         """Return the repeated layers from the lowest to the highest."""
         return list(self.layers)
+
+    def tensor_plan(self) -> dict[str, Split]:
+        """Return how devices share the layers: heads of attention, channels of feed-forward."""
+        units = {
+            "heads": ("num_heads", self.config.num_heads),
+            "groups": ("num_kv_heads", self.config.kv_heads),
+            "inner": ("feed_forward", self.config.inner_size),
+        }
+        return {
+            "layers.*.attention": Split("input"),
+            "layers.*.attention.q_proj": Split("columns", *units["heads"]),
+            "layers.*.attention.[kv]_proj": Split("columns", *units["groups"]),
+            "layers.*.attention.o_proj": Split("rows", *units["heads"]),
+            "layers.*.feed_forward": Split("input"),
+            "layers.*.feed_forward.[ug]*_proj": Split("columns", *units["inner"]),
+            "layers.*.feed_forward.down_proj": Split("rows", *units["inner"]),
+        }
 
     def recompute_blocks(self) -> None:
         """Keep only the blocks' inputs in training: less memory, a third more work, equal results.

@@ -28,6 +28,7 @@ from lit_models.training.optim import gradients
 from lit_models.training.plain import plain_hyperparameters
 from lit_models.training.record import LossSum, StepRecord
 from lit_models.training.sharding import scale
+from lit_models.training.tensor_plan import Split
 
 __all__ = ["ExactModule", "LossSum"]
 CLIP_EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
@@ -100,6 +101,13 @@ class ExactModule(LightningModule):
         A block that is called by other methods than `forward` names them in `forward_methods`.
         """
         return []
+
+    def tensor_plan(self) -> dict[str, Split]:
+        """Return which layers a tensor group may share, by patterns of their names: those that
+        `network` lists, if it does."""
+        network = getattr(self, "network", None)
+        plan = network.tensor_plan() if hasattr(network, "tensor_plan") else {}
+        return {f"network.{name}": split for name, split in plan.items()}
 
     def own_callbacks(self) -> list[Callback]:
         """Return what a run of this module always has; a family adds its own to these."""

@@ -7,7 +7,6 @@ checks, and the worlds in which launchers silently train N copies of one run.
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import os
 import re
 from collections.abc import Mapping
@@ -30,6 +29,13 @@ GONE_STRATEGIES = {
     "horovod": f"{GONE}; `ddp` does it, with srun or torchrun as launcher",
     "bagua": f"{GONE}; `ddp` does it",
 }
+DEEPSPEED = (
+    "trainer.strategy: `{}` is not offered. DeepSpeed keeps gradients in its engine: no norm of "
+    "theirs is in the ledger, a step that is not finite is not found, nothing is clipped; and its "
+    "checkpoints are folders of its own, which no other strategy reads. --trainer.strategy=fsdp "
+    "shards parameters, gradients and moments (its stage 3), with cpu_offload on GPUs. What was "
+    "tried: lit_models/training/strategies/README.md."
+)
 OnMissing = Literal["error", "fallback"]
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps", "tpu")
 SPAWNING = ("ddp_spawn", "ddp_fork", "ddp_notebook")
@@ -57,6 +63,7 @@ class Settings:
         micro_batch_size: samples per forward call, or `auto`.
         batch_size: the conventional size per device.
         on_missing_devices: `fallback` runs on the devices that are there.
+        tensor_parallel_size: devices that compute the same samples together.
     """
 
     accelerator: str = "auto"
@@ -68,6 +75,7 @@ class Settings:
     micro_batch_size: int | Literal["auto"] = "auto"
     batch_size: int | None = None
     on_missing_devices: OnMissing = "error"
+    tensor_parallel_size: int = 1
 
 
 @dataclass
@@ -104,6 +112,7 @@ def settings_of(config: Any) -> Settings:
         micro_batch_size=data.get("micro_batch_size") or "auto",
         batch_size=data.get("batch_size"),
         on_missing_devices=config.on_missing_devices,
+        tensor_parallel_size=_strategy_options(trainer.strategy).get("tensor_parallel_size") or 1,
     )
 
 
@@ -111,9 +120,15 @@ def _strategy_name(strategy: Any) -> str | None:
     """Returns the name of a strategy that may be given as a class with options."""
     if isinstance(strategy, str):
         return strategy
-    options = (strategy or {}).get("init_args") or {}
-    start_method = options.get("start_method")
+    if "DeepSpeed" in ((strategy or {}).get("class_path") or ""):
+        return "deepspeed"
+    start_method = _strategy_options(strategy).get("start_method")
     return f"ddp_{start_method}" if start_method in ("spawn", "fork") else None
+
+
+def _strategy_options(strategy: Any) -> Any:
+    """Returns the options of a strategy that is given as a class; none of a name."""
+    return {} if isinstance(strategy, str) else (strategy or {}).get("init_args") or {}
 
 
 def this_machine() -> Machine:
@@ -146,6 +161,21 @@ def check(
     return verdict
 
 
+def tensor_groups(size: int, world_size: int) -> int:
+    """Returns the number of tensor groups, each of which has samples of its own.
+
+    Raises:
+        ValueError: the size is below 1 or does not divide the world.
+    """
+    if size < 1 or world_size % size:
+        raise ValueError(
+            f"trainer.strategy.tensor_parallel_size is {size}, which does not divide "
+            f"trainer.devices x trainer.num_nodes = {world_size}; use a divisor, at most the "
+            "devices of one node."
+        )
+    return world_size // size
+
+
 def check_strategy(strategy: str | None, known: list[str]) -> None:
     """Refuses a strategy name that does not exist.
 
@@ -153,17 +183,15 @@ def check_strategy(strategy: str | None, known: list[str]) -> None:
         ValueError: the name is gone or unknown.
     """
     plain = re.sub("[-_ ]", "", strategy or "").lower()
-    if plain.startswith("deepspeed") and importlib.util.find_spec("deepspeed") is None:
-        raise ValueError(
-            f"trainer.strategy: `{strategy}` is an extra that is not installed: pip install "
-            "'unisono[deepspeed]', or -e '.[deepspeed]' here. `fsdp` shards without it."
-        )
+    if "deepspeed" in plain:
+        raise ValueError(DEEPSPEED.format(strategy))
     if strategy is None or strategy in ("auto", *known):
         return
     if plain in GONE_STRATEGIES:
         raise ValueError(f"trainer.strategy: {GONE_STRATEGIES[plain].format(strategy)}.")
     near = difflib.get_close_matches(strategy, known, n=3)
-    hint = f" Did you mean {' or '.join(near)}?" if near else f" Known: {', '.join(sorted(known))}."
+    offered = sorted(name for name in known if "deepspeed" not in name)
+    hint = f" Did you mean {' or '.join(near)}?" if near else f" Known: {', '.join(offered)}."
     raise ValueError(f"trainer.strategy: there is no strategy `{strategy}`.{hint}")
 
 
@@ -331,20 +359,22 @@ def check_batch(settings: Settings, world_size: int) -> None:
     """Refuses batch sizes that contradict each other or leave devices idle.
 
     Raises:
-        ValueError: devices x micro-batch x accumulation does not make the global batch.
+        ValueError: devices x micro-batch x accumulation does not make the global batch, or tensor
+            groups do not make up the world.
     """
+    num_replicas = tensor_groups(settings.tensor_parallel_size, world_size)
     if settings.global_batch_size is None:
         return
     from datamodules.batching import derive_batching
 
     batching = derive_batching(
-        world_size,
+        num_replicas,
         settings.global_batch_size,
         settings.micro_batch_size,
         settings.batch_size,
         settings.accumulate_grad_batches,
     )
-    check_share(batching, world_size)
+    check_share(batching, num_replicas)
 
 
 def check_share(batching: Batching, world_size: int) -> None:

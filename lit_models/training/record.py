@@ -9,6 +9,7 @@ from torch import Tensor
 
 from datamodules.plan import digest_ids
 
+_NUM_FLAGS = 3  # in front of a vector
 _LIMB_BITS, _NUM_LIMBS = 21, 3  # 63 bits of digest in float64 sums that stay exact
 _LIMB_MASK, _DIGEST_MASK = (1 << _LIMB_BITS) - 1, (1 << 63) - 1
 
@@ -167,6 +168,12 @@ def _real(parts: list[Tensor]) -> list[int]:
     return [i for ids in parts for i in ids.tolist() if i >= 0]
 
 
+def without_samples(vector: Tensor) -> Tensor:
+    """Return the flags of a `StepRecord.vector` alone, for a rank whose samples another tells."""
+    vector[_NUM_FLAGS:] = 0
+    return vector
+
+
 class StepSummary(NamedTuple):
     """One optimizer step over all ranks."""
 
@@ -181,7 +188,8 @@ class StepSummary(NamedTuple):
 
 def read_vector(values: list[float], term_names: tuple[str, ...]) -> StepSummary:
     """Return what the numbers of a vector say that was summed over ranks."""
-    flags, limbs, rest = values[:3], values[3 : 3 + _NUM_LIMBS], values[3 + _NUM_LIMBS :]
+    flags, limbs = values[:_NUM_FLAGS], values[_NUM_FLAGS : _NUM_FLAGS + _NUM_LIMBS]
+    rest = values[_NUM_FLAGS + _NUM_LIMBS :]
     # Each rank added several micro-batches: limbs have carried, and are put together with carry.
     digest = sum(int(limb) << (_LIMB_BITS * i) for i, limb in enumerate(limbs)) & _DIGEST_MASK
     pairs = rest[2:]

@@ -29,8 +29,9 @@ def status(trainer: Trainer) -> dict[str, Any]:
 
     Returns:
         plain values: strategy, process_group_backend's `backend`, `rendezvous`, `world_size`,
-        `num_nodes`, `host_rank_device` and `memory` of each rank in the order of ranks, `plan`
-        (the batches), `exactness`, `learning_rates`, `precision`, `versions`.
+        `tensor_parallel_size`, `num_nodes`, `host_rank_device` and `memory` of each rank in the
+        order of ranks, `plan` (the batches), `exactness`, `learning_rates`, `precision`,
+        `versions`.
     """
     here = f"{socket.gethostname()}:{trainer.global_rank}:{trainer.strategy.root_device}"
     ranks: list[Any] = [(here, memory(trainer.strategy.root_device))]
@@ -46,6 +47,7 @@ def status(trainer: Trainer) -> dict[str, Any]:
         "backend": backend,
         "rendezvous": rendezvous,
         "world_size": trainer.world_size,
+        "tensor_parallel_size": getattr(trainer.strategy, "tensor_parallel_size", 1),
         "num_nodes": trainer.num_nodes,
         "host_rank_device": [place for place, _ in ranks],
         "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),

@@ -84,9 +84,17 @@ def _offset(tensor: DTensor) -> list[int]:
 
 
 def _is_first_copy(tensor: DTensor) -> bool:
-    """Return whether no other group of hybrid sharding writes this piece."""
-    where = tensor.device_mesh.get_coordinate() or []
-    return all(c == 0 or p.is_shard() for c, p in zip(where, tensor.placements, strict=True))
+    """Return whether no other group of hybrid sharding or of tensor parallelism writes this piece.
+
+    The copies of a tensor lie on meshes side by side, one of which has rank 0.
+    """
+    mesh = tensor.device_mesh
+    if int(mesh.mesh.min()) != 0:
+        return False
+    where = mesh.get_coordinate() or []
+    return all(
+        c == 0 or not p.is_replicate() for c, p in zip(where, tensor.placements, strict=True)
+    )
 
 
 def prepare(target: Path) -> None:

@@ -176,7 +176,11 @@ def text_files(folder: Path) -> None:
 
 
 def causal_lm(
-    folder: Path, options: dict[str, Any], layout: str = "packed"
+    folder: Path,
+    options: dict[str, Any],
+    layout: str = "packed",
+    optimizer: Any = partial(MuonAdamW, lr=0.02, adamw_factor=0.5),  # noqa: B008
+    **shape: Any,
 ) -> tuple[ExactModule, PlannedDataModule]:
     documents = str(folder.parent / "documents.jsonl")
     options = {**options}
@@ -193,8 +197,10 @@ def causal_lm(
         **{"global_batch_size": 8, **options},
     )
     module = LitCausalLM(
-        partial(MuonAdamW, lr=0.02, adamw_factor=0.5),
-        network=DecoderConfig(max_positions=64, hidden_size=16, num_layers=2, num_heads=2),
+        optimizer,
+        network=DecoderConfig(
+            **{"max_positions": 64, "hidden_size": 16, "num_layers": 2, "num_heads": 2, **shape}
+        ),
         generation=GenerationOptions(max_new_tokens=6, temperature=1.0),
     )
     return module, data
@@ -208,4 +214,12 @@ FAMILIES: dict[str, Family] = {
     "consistency_lens": consistency_lens,
     **SEO,
 }
-SPECIAL: dict[str, Family] = {"muon": muon, **WAYS}  # not in every test
+GPT2 = {"norm": "layer", "positions": "learned", "activation": "gelu", "bias": True, "tied": False}
+# Sizes of which two devices' parts are odd, and no even shares of two more.
+GROUPED = {"num_heads": 4, "num_kv_heads": 2, "feed_forward": 38}
+SPECIAL: dict[str, Family] = {  # not in every test
+    "muon": muon,
+    "llama": partial(causal_lm, **GROUPED),
+    "gpt2": partial(causal_lm, optimizer=adamw, dropout=0.1, **GPT2),
+    **WAYS,
+}

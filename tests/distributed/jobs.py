@@ -3,6 +3,7 @@
 torchrun --nproc_per_node=2 -m tests.distributed.jobs FOLDER JOBS.json; each job writes a folder.
 """
 
+import hashlib
 import json
 import os
 import sys
@@ -15,8 +16,14 @@ from lightning.pytorch import seed_everything
 from lightning.pytorch.strategies import StrategyRegistry
 from torch.distributed.tensor import DTensor
 
-from lit_models.training.callbacks import AveragedWeights, Rehearsal, default_callbacks
+from lit_models.training.callbacks import (
+    AveragedWeights,
+    ExactDropout,
+    Rehearsal,
+    default_callbacks,
+)
 from lit_models.training.callbacks.last_checkpoint import LastCheckpoint
+from lit_models.training.sharding import num_copies
 from lit_models.training.strategies import FullyShardedStrategy
 from tests.distributed.families import FAMILIES, SPECIAL
 from tests.toy import toy_trainer
@@ -30,8 +37,8 @@ def run_job(folder: Path, job: dict[str, Any]) -> None:
     Args:
         folder: of the job.
         job: `family`, `strategy`, and perhaps `data` and `trainer` options, `sharding` options,
-            options of the `last` checkpoint, the `decay` of averaged weights, `resume` (a
-            checkpoint), `positions` (how many of them the memory of each rank holds).
+            options of the `last` checkpoint, the `decay` of averaged weights, `exact_dropout`,
+            `resume` (a checkpoint), `positions` (how many of them the memory of each rank holds).
     """
     folder.mkdir(parents=True, exist_ok=True)
     seed_everything(1, verbose=False)
@@ -40,6 +47,8 @@ def run_job(folder: Path, job: dict[str, Any]) -> None:
     callbacks.append(LastCheckpoint(**{**every, **job.get("last", {})}))
     if "decay" in job:
         callbacks.append(AveragedWeights(job["decay"]))
+    if job.get("exact_dropout"):
+        callbacks.append(ExactDropout())
     module, data = {**FAMILIES, **SPECIAL}[job["family"]](folder, job.get("data", {}))
     if "positions" in job:
         here = int(os.environ.get("RANK", "0"))
@@ -61,6 +70,7 @@ def run_job(folder: Path, job: dict[str, Any]) -> None:
     trainer.fit(module, data, ckpt_path=job.get("resume"), weights_only=True)
     facts: dict[str, Any] = {"bytes": bytes_here(trainer), "world_size": trainer.world_size}
     facts["micro_batch_size"] = data.batching.micro_batch_size
+    facts["copies"] = digest_of_copies(module)
     facts["validation"] = trainer.validate(module, data, verbose=False)[0]
     facts["test"] = trainer.test(module, data, verbose=False)[0]
     trainer.predict(module, data, return_predictions=False)
@@ -102,6 +112,15 @@ def bytes_here(trainer: Any) -> dict[str, int]:
                     whole += value.numel() * value.element_size()
                     local += part.untyped_storage().nbytes()
     return {"whole": whole, "local": local}
+
+
+def digest_of_copies(module: torch.nn.Module) -> str:
+    """Return a hash of what this rank holds of parameters that other ranks hold, too."""
+    digest = hashlib.sha256()
+    for parameter in module.parameters():
+        if isinstance(parameter, DTensor) and num_copies(parameter) > 1:
+            digest.update(parameter.to_local().detach().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def main() -> None:

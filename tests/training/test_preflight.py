@@ -90,12 +90,13 @@ def test_a_strategy_of_other_times_names_its_successor(name: str, told: str) -> 
         check(Settings(strategy=name), NO_GPU, {}, STRATEGIES)
 
 
-def test_deepspeed_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="pip install 'unisono\\[deepspeed\\]'"):
-        check(
-            Settings(strategy="deepspeed_stage_2"), NO_GPU, {}, [*STRATEGIES, "deepspeed_stage_2"]
-        )
+@pytest.mark.parametrize("name", ["deepspeed", "deepspeed_stage_2", "my.DeepSpeedStrategy"])
+def test_deepspeed_is_refused_with_what_shards_instead(name: str) -> None:
+    known = [*STRATEGIES, "deepspeed", "deepspeed_stage_2"]
+    with pytest.raises(ValueError, match=f"`{name}` is not offered.*strategy=fsdp shards"):
+        check(Settings(strategy=name), NO_GPU, {}, known)
+    as_class = Namespace(class_path="lightning.pytorch.strategies.DeepSpeedStrategy")
+    assert preflight._strategy_name(as_class) == "deepspeed"
 
 
 def test_a_strategy_class_that_starts_its_own_processes_is_known_by_its_option() -> None:

@@ -14,7 +14,7 @@ from lit_models.training.exact import ExactModule
 from lit_models.training.host_copy import HostCopy
 from lit_models.training.json_lines import complete_lines
 from lit_models.training.optim import gradients
-from lit_models.training.record import StepSummary, read_vector
+from lit_models.training.record import StepSummary, read_vector, without_samples
 from lit_models.training.sharding import total_norm
 
 FILE_NAME = "ledger.jsonl"
@@ -80,6 +80,8 @@ class Ledger(Callback):
         record = pl_module.step_record
         facts, norm = self._facts(trainer, batch), record.grad_norm
         vector = record.vector(self.wants_stop, self.wants_save, self.steps_done)
+        if getattr(trainer.strategy, "repeats_samples", False):
+            vector = without_samples(vector)
         self.wants_save = False
         self._finish(trainer)
         work = dist.all_reduce(vector, async_op=True) if is_distributed() else None

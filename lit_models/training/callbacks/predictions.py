@@ -73,8 +73,9 @@ class PredictionWriter(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Keep the rows of a batch; a filler batch, which only keeps ranks in step, is dropped."""
-        if float(batch["weight"][0]) == 0:
+        """Keep the rows of a batch; a filler batch, which only keeps ranks in step, is dropped, and
+        one that another rank of a tensor group has, too."""
+        if float(batch["weight"][0]) == 0 or getattr(trainer.strategy, "repeats_samples", False):
             return
         rows = {name: as_array(value) for name, value in outputs.items()}
         self._rows.append({"sample_id": batch["sample_id"].cpu().numpy(), **rows})

@@ -32,8 +32,7 @@ class Throughput(Callback):
         self._capacity = Capacity()
         self._profiler: PhaseProfiler | None = None  # while it trains
         self._journal: Journal | None = None  # on rank 0
-        self._seen_step = 0
-        self._notes_own_end = False  # under ddp, whose wait for other ranks is a phase of its own
+        self._seen_step, self._notes_own_end = 0, False  # the wait for others: a phase of ddp's
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Ask what the device can do, while its memory is free."""
@@ -70,7 +69,8 @@ class Throughput(Callback):
     ) -> None:
         if self._profiler is None:
             return
-        if isinstance(batch, dict) and "load" in batch:
+        is_planned = isinstance(batch, dict) and "load" in batch
+        if is_planned and not getattr(trainer.strategy, "repeats_samples", False):
             self._intervals.current.add(batch["load"])
         step = trainer.global_step
         if step == self._seen_step:

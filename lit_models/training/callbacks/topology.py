@@ -69,12 +69,15 @@ def print_banner(facts: dict[str, Any], folder: str) -> None:
     places = ", ".join(facts["host_rank_device"][:4]) + (" …" if world > 4 else "")
     backend = f", {facts['backend']}" if facts["backend"] else ""
     table.add_row("run", folder)
-    table.add_row("devices", f"{world} ({facts['strategy']}{backend}, {facts['precision']})")
+    size = facts.get("tensor_parallel_size", 1)
+    split = f", tensor parallel {size}" if size > 1 else ""
+    table.add_row("devices", f"{world} ({facts['strategy']}{split}{backend}, {facts['precision']})")
     table.add_row("host:rank:device", places)
     for name, label in (("rendezvous",) * 2, ("visible_devices", "visible GPUs")):
         if facts.get(name):
             table.add_row(label, facts[name])
-    for label, text in [*_plan_lines(facts["plan"]), *_exactness_lines(facts["exactness"])]:
+    plan = _plan_lines(facts["plan"], "devices" if size == 1 else "tensor groups")
+    for label, text in [*plan, *_exactness_lines(facts["exactness"])]:
         table.add_row(label, text)
     rates = sorted(set(facts["learning_rates"]), reverse=True)
     shown = ", ".join(f"{rate:.3g}" for rate in rates[:3])
@@ -84,12 +87,12 @@ def print_banner(facts: dict[str, Any], folder: str) -> None:
     Console(stderr=False, highlight=False).print(table)
 
 
-def _plan_lines(plan: dict[str, Any]) -> list[tuple[str, str]]:
-    """Returns label and text of each line on the batches."""
+def _plan_lines(plan: dict[str, Any], replicas: str) -> list[tuple[str, str]]:
+    """Returns label and text of each line on the batches; replicas have samples of their own."""
     if "global_batch_size" not in plan:
         return [("accumulation", str(plan["accumulate_grad_batches"]))]
     batch = (
-        f"{plan['global_batch_size']} = {plan['num_replicas']} devices x "
+        f"{plan['global_batch_size']} = {plan['num_replicas']} {replicas} x "
         f"{plan['micro_batch_size']} x {plan['accumulate_grad_batches']} accumulated"
         f"{rehearsed_words(plan.get('rehearsal'))}"
     )

@@ -33,12 +33,14 @@ from torch.distributed.fsdp import (
 )
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint as recomputed
+from torchmetrics import Metric
 
 from lit_models.training.checkpoint import AtomicCheckpointIO
 from lit_models.training.sharded_checkpoint import Part, cut, prepare
 from lit_models.training.sharding import on_cpu, sharded_like, whole
 from lit_models.training.strategies.batch_norm import SyncedStatistics
 from lit_models.training.strategies.processes import ManagedProcesses
+from lit_models.training.tensor_plan import check_tensor_plan, split_layers
 
 EVALUATION_STEPS = ("validation_step", "test_step", "predict_step")
 
@@ -54,6 +56,8 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
             backward. `auto` does so unless the module calls its blocks unevenly over ranks.
         replicate_size: groups that hold a whole copy each (hybrid sharding, such as one per node);
             1 shards over all devices.
+        tensor_parallel_size: devices that compute the same samples together, each with its part of
+            the layers that the network's `tensor_plan` names; 1 splits no layer.
         activation_checkpointing: keep only the inputs of blocks and compute the rest again in
             the backward pass: less memory, about a third more time.
         cpu_offload: keep the shards in the memory of the host; needs a GPU.
@@ -63,9 +67,10 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         timeout: how long a rank waits for another.
 
     Raises:
-        ValueError: `replicate_size` below 1 or no divisor of the world, `cpu_offload` on a CPU,
-            freeing after forward where the calls are uneven, computing blocks again where the
-            module keeps a cache in them, or shards for another CheckpointIO.
+        ValueError: `replicate_size` or `tensor_parallel_size` below 1 or no divisor of the world,
+            `cpu_offload` on a CPU, freeing after forward where the calls are uneven, computing
+            blocks again where the module keeps a cache in them, shards for another CheckpointIO,
+            or a network that cannot be split so.
     """
 
     strategy_name = "fsdp"
@@ -74,6 +79,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         self,
         reshard_after_forward: bool | Literal["auto"] = "auto",
         replicate_size: int = 1,
+        tensor_parallel_size: int = 1,
         activation_checkpointing: bool = False,
         cpu_offload: bool = False,
         sharded_checkpoint: bool = False,
@@ -81,15 +87,17 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         timeout: timedelta = timedelta(minutes=10),
     ) -> None:
         super().__init__(
-            tensor_parallel_size=1,
+            tensor_parallel_size=tensor_parallel_size,
             save_distributed_checkpoint=False,
             process_group_backend=process_group_backend,
             timeout=timeout,
         )
-        if replicate_size < 1:
-            raise ValueError(f"replicate_size must be at least 1, got {replicate_size}.")
+        sizes = {"replicate_size": replicate_size, "tensor_parallel_size": tensor_parallel_size}
+        for name, size in sizes.items():
+            if size < 1:
+                raise ValueError(f"{name} must be at least 1, got {size}.")
         self.reshard_after_forward = reshard_after_forward
-        self.replicate_size = replicate_size
+        self.replicate_size, self.tensor_parallel_size = replicate_size, tensor_parallel_size
         self.activation_checkpointing = activation_checkpointing
         self.cpu_offload = cpu_offload
         self.sharded_checkpoint = sharded_checkpoint
@@ -101,14 +109,17 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         """Lightning hands optimizer states to `load_optimizer_state_dict`, which shards them."""
         return True
 
+    @property
+    def repeats_samples(self) -> bool:
+        """Whether another rank of its tensor group tells of this rank's samples, too."""
+        if self.tensor_parallel_size == 1:
+            return False
+        return self.device_mesh["tensor_parallel"].get_local_rank() > 0
+
     def setup_environment(self) -> None:
-        """Start the process group; every device is a data-parallel replica."""
+        """Start the process group; every tensor group is a data-parallel replica."""
         world_size = self.num_nodes * self.num_processes
-        if world_size % self.replicate_size:
-            raise ValueError(
-                f"replicate_size {self.replicate_size} does not divide the {world_size} devices; "
-                "use a divisor, such as the number of nodes."
-            )
+        check_groups(world_size, self.replicate_size, self.tensor_parallel_size)
         if self.cpu_offload and self.root_device.type == "cpu":
             raise ValueError(
                 "cpu_offload keeps shards in the host's memory, where a CPU run has them anyway; "
@@ -119,7 +130,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
                 f"sharded_checkpoint is true, but {type(self.checkpoint_io).__name__} does the "
                 "writing, which knows no shards; use AtomicCheckpointIO, or leave it out."
             )
-        self._data_parallel_size = world_size
+        self._data_parallel_size = world_size // self.tensor_parallel_size
         super().setup_environment()
 
     def setup(self, trainer: Trainer) -> None:
@@ -160,9 +171,14 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         return get_model_state_dict(self.model, options=options)  # type: ignore[arg-type]
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Take each rank's shard of whole weights."""
-        options = StateDictOptions(full_state_dict=True, strict=strict)
-        weights = dict(checkpoint["state_dict"])
+        """Take each rank's shard of whole weights, which every rank has read."""
+        own = get_model_state_dict(self.model)  # type: ignore[arg-type]
+        # Cut here: torch 2.13 cannot send the parts of tensors that are split and sharded.
+        weights = {
+            name: sharded_like(value, own[name]) if name in own else value
+            for name, value in checkpoint["state_dict"].items()
+        }
+        options = StateDictOptions(strict=strict)
         set_model_state_dict(self.model, weights, options=options)  # type: ignore[arg-type]
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
@@ -211,10 +227,9 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
 
     def _shard(self, module: LightningModule) -> None:
         blocks = list(module.blocks()) if hasattr(module, "blocks") else []
-        options = {
-            "mesh": self._sharding_mesh(),
-            "offload_policy": CPUOffloadPolicy() if self.cpu_offload else OffloadPolicy(),
-        }
+        offload = CPUOffloadPolicy() if self.cpu_offload else OffloadPolicy()
+        inner, outer = self._split_and_mesh(module)
+        options = {"mesh": inner, "offload_policy": offload}
         self._frees = self._frees_after_forward(module)
         self._check_recomputing(module)
         separate_frozen(blocks)
@@ -226,7 +241,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
                 register_fsdp_forward_method(block, name)
         for name in EVALUATION_STEPS:
             setattr(module, name, self._after_gathering(getattr(module, name)))
-        fully_shard(module, reshard_after_forward=False, **options)
+        fully_shard(module, mesh=outer, reshard_after_forward=False, offload_policy=offload)
         if not getattr(module, "calls_blocks_evenly", True):
             # The backward pass gathers ahead in the order of the forward calls, which then differs
             # between ranks: they would wait for each other. To gather oneself is to gather nothing.
@@ -235,12 +250,42 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         for name in ("training_step", *EVALUATION_STEPS):
             register_fsdp_forward_method(module, name)
 
-    def _sharding_mesh(self) -> DeviceMesh:
-        if self.replicate_size == 1:
-            return self.device_mesh["data_parallel"]
-        sizes = (self.replicate_size, self.world_size // self.replicate_size)
-        names = ("replicate", "shard")
-        return init_device_mesh(self.root_device.type, sizes, mesh_dim_names=names)
+    def _split_and_mesh(self, module: LightningModule) -> tuple[DeviceMesh, DeviceMesh]:
+        """Split layers, and return the devices that shard blocks and those that shard the rest.
+
+        What lies in no block, such as an embedding, is never split: all devices of a copy share
+        it, those of a tensor group as well, whose gradients of it are equal.
+        """
+        copies, group = self.replicate_size, self.tensor_parallel_size
+        if copies == group == 1:
+            return self.device_mesh["data_parallel"], self.device_mesh["data_parallel"]
+        shards = self.world_size // copies
+        outer = self._mesh(replicate=copies, shard=shards)
+        if group == 1:
+            return outer, outer
+        plan = module.tensor_plan() if hasattr(module, "tensor_plan") else {}
+        check_tensor_plan(module, plan, group)
+        self._check_scaler()
+        cube = self._mesh(replicate=copies, shard=shards // group, tensor=group)
+        split_layers(module, plan, cube["tensor"])
+        replicas = self.device_mesh["data_parallel"].get_group()
+        for metric in (part for part in module.modules() if isinstance(part, Metric)):
+            metric.process_group = replicas  # one rank of each tensor group, or it counts twice
+        return (cube["replicate", "shard"] if copies > 1 else cube["shard"]), outer
+
+    def _mesh(self, **sizes: int) -> DeviceMesh:
+        """Return a mesh of all devices without axes of size 1 in front."""
+        if sizes["replicate"] == 1 and "tensor" not in sizes:
+            del sizes["replicate"]
+        names = tuple(sizes)
+        return init_device_mesh(self.root_device.type, tuple(sizes.values()), mesh_dim_names=names)
+
+    def _check_scaler(self) -> None:
+        if getattr(self.precision_plugin, "scaler", None) is not None:
+            raise ValueError(
+                "tensor_parallel_size does not go with the loss scaler of trainer.precision "
+                "16-mixed, which looks at each rank's part of a gradient; use bf16-mixed."
+            )
 
     def _frees_after_forward(self, module: LightningModule) -> bool:
         calls_evenly = getattr(module, "calls_blocks_evenly", True)
@@ -286,6 +331,25 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
                     block.set_reshard_after_forward(self._frees, recurse=False)
                     block.reshard()
                 self.model.reshard()  # type: ignore[union-attr, operator]
+
+
+def check_groups(world_size: int, replicate_size: int, tensor_parallel_size: int) -> None:
+    """Refuse groups that do not make up the world.
+
+    Raises:
+        ValueError: their size does not divide it.
+    """
+    if tensor_parallel_size > 1 and world_size % tensor_parallel_size:
+        raise ValueError(
+            f"tensor_parallel_size {tensor_parallel_size} does not divide the {world_size} "
+            "devices; use a divisor, at most the devices of one node."
+        )
+    if world_size // tensor_parallel_size % replicate_size:
+        raise ValueError(
+            f"replicate_size {replicate_size} does not divide the {world_size} devices"
+            f"{f' / {tensor_parallel_size} of a tensor group' * (tensor_parallel_size > 1)}; "
+            "use a divisor, such as the number of nodes."
+        )
 
 
 def separate_frozen(blocks: list[nn.Module]) -> None:

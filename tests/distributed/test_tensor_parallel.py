@@ -1,0 +1,135 @@
+"""Devices that compute the same samples together, each with its part of every layer."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lit_models import LitCausalLM
+from lit_models.training.export import export_checkpoint
+from lit_models.training.lineage import verify_run
+from tests.distributed.families import text_files
+from tests.distributed.jobs import STEPS, run_job
+from tests.distributed.test_matrix import assert_same, run_jobs, weights
+from tests.toy import ledger_lines
+
+RESUMED = "ignore:The dirpath has changed"  # of a run that goes on in another folder
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings(RESUMED)]
+HALF = {"max_steps": STEPS // 2}
+BATCH = 16
+
+
+def job(name: str, family: str = "llama", **sharding: Any) -> dict[str, Any]:
+    """Return a job under fsdp, in groups of two devices where nothing else is asked for."""
+    options = {"tensor_parallel_size": 2, **sharding}
+    data = {"global_batch_size": BATCH}
+    return {
+        "name": name,
+        "family": family,
+        "strategy": "fsdp",
+        "data": data,
+        "sharding": options,
+        **({"exact_dropout": True, "decay": 0.9} if family == "gpt2" else {}),
+    }
+
+
+def alone(folder: Path, name: str, family: str = "llama", **more: Any) -> None:
+    """Run on one device, in this process."""
+    given = {**job(name, family), "strategy": "auto", **more}
+    del given["sharding"]
+    run_job(folder / name, given)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same runs on one device, on a group of two, and on two groups of two."""
+    folder = tmp_path_factory.mktemp("tensor")
+    text_files(folder)
+
+    def last(name: str) -> str:
+        return str(folder / name / "checkpoints" / "last.ckpt")
+
+    alone(folder, "one")
+    alone(folder, "one gpt2", "gpt2")
+    alone(folder, "half", trainer=HALF)
+    alone(folder, "half 32", trainer={**HALF, "precision": "32-true"})
+    two = [
+        job("pair"),
+        job("pair gpt2", "gpt2", activation_checkpointing=True),
+        {**job("pair half", sharded_checkpoint=True), "trainer": HALF},
+        {**job("one to pair"), "resume": last("half")},
+        {**job("pair bf16"), "trainer": {**HALF, "precision": "bf16-mixed"}},
+    ]
+    run_jobs(folder, 2, two)
+    alone(folder, "pair to one", resume=last("pair half"))
+    four = [
+        {**job("square gpt2", "gpt2"), "data": {"global_batch_size": BATCH, "micro_batch_size": 2}},
+        job("hybrid", replicate_size=2, sharded_checkpoint=True),
+        {**job("pair to square"), "resume": last("pair half")},
+    ]
+    run_jobs(folder, 4, four)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["pair", "pair gpt2", "square gpt2", "hybrid"])
+def test_a_run_does_not_depend_on_the_split(runs, name):
+    assert_same(runs / ("one gpt2" if "gpt2" in name else "one"), runs / name)
+    assert verify_run(runs / name).faults == []
+
+
+def of_rank(folder: Path, rank: int) -> dict[str, Any]:
+    return json.loads((folder / f"facts{f'-{rank}' * (rank > 0)}.json").read_text())
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("pair", 2), ("pair to square", 4), ("hybrid", 4)])
+def test_every_rank_holds_its_part_of_parameters_and_moments(runs, name, ranks):
+    copies = 2 if name == "hybrid" else 1
+    for rank in range(ranks):
+        for moment in ("bytes", "bytes_after"):  # after fit; after validation, test, prediction
+            held = of_rank(runs / name, rank)[moment]
+            assert held["local"] / held["whole"] <= 1.1 * copies / ranks
+
+
+def test_what_is_not_split_stays_equal_in_all_bits_within_a_group(runs):
+    for name, groups in (("pair", [(0, 1)]), ("square gpt2", [(0, 1), (2, 3)])):
+        for group in groups:
+            assert len({of_rank(runs / name, rank)["copies"] for rank in group}) == 1
+
+
+@pytest.mark.parametrize("name", ["one to pair", "pair to one", "pair to square"])
+def test_a_run_goes_on_with_other_groups_and_without(runs, name):
+    for expected, line in zip(
+        ledger_lines(runs / "one")[STEPS // 2 :], ledger_lines(runs / name), strict=True
+    ):
+        assert line["digest"] == expected["digest"]
+        assert line["loss"] == pytest.approx(expected["loss"], rel=1e-10)
+    torch.testing.assert_close(weights(runs / name), weights(runs / "one"), rtol=1e-8, atol=1e-10)
+
+
+def test_mixed_precision_uses_the_same_samples_and_nearly_the_same_losses(runs):
+    lines = zip(ledger_lines(runs / "half 32"), ledger_lines(runs / "pair bf16"), strict=True)
+    for expected, line in lines:
+        assert line["digest"] == expected["digest"]
+        assert line["loss"] == pytest.approx(expected["loss"], rel=2e-2)
+        assert line["loss"] != expected["loss"]
+
+
+def test_throughput_counts_the_samples_of_a_group_once(runs):
+    expected = sum(line["samples"] for line in ledger_lines(runs / "one"))
+    for name in ("pair", "hybrid"):
+        text = (runs / name / "throughput.jsonl").read_text()
+        lines = [json.loads(line) for line in text.splitlines()]
+        samples = sum(line["samples_per_s"] * line["seconds"] for line in lines)
+        assert samples == pytest.approx(expected, rel=1e-3)
+
+
+def test_shards_of_split_layers_are_exported_whole(runs, tmp_path):
+    last = runs / "pair half" / "checkpoints" / "last.ckpt"
+    export_checkpoint(last, tmp_path / "exported", class_path="lit_models.LitCausalLM")
+    exported = LitCausalLM.from_exported(tmp_path / "exported").state_dict()
+    expected = weights(runs / "half")
+    assert exported.keys() == expected.keys()
+    for name, value in exported.items():
+        torch.testing.assert_close(value, expected[name].to(value), rtol=1e-6, atol=1e-8)
