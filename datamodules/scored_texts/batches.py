@@ -2,7 +2,7 @@
 
 import hashlib
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -127,10 +127,25 @@ class ScoredTextDataset(PlannedDataset):
         return {**batch, "targets": targets, "is_labelled": known}
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
-        """Return the beginning of the text, and its labels."""
+        """Return the beginning of the text, and its labels by their names."""
         text = self.store.text(int(self.texts[sample_id]))[:SHOWN]
-        shown = {name: " ".join(f"{v:g}" for v in x[sample_id]) for name, x in self.labels.items()}
-        return {"text": text, **shown}
+        labels = {name: values[sample_id] for name, values in self.labels.items()}
+        return {"text": text, **{n: shown(self.store.heads[n], x) for n, x in labels.items()}}
+
+
+def shown(facts: dict[str, Any], labels: np.ndarray) -> str:
+    """Return the labels [W] of one text and head as its file has them, "" where there is none.
+
+    Args:
+        facts: `kind` and `classes` of the head.
+        labels: NaN = missing.
+    """
+    numbers = labels[~np.isnan(labels)].tolist()
+    if facts["kind"] == "multilabel":
+        return " ".join(n for n, v in zip(facts["classes"], labels.tolist(), strict=True) if v > 0)
+    if facts["kind"] in ("ordinal", "multiclass"):
+        return " ".join(str(facts["classes"][int(number)]) for number in numbers)
+    return " ".join(f"{number:g}" for number in numbers)
 
 
 def chunk_facts(chunks: ChunkOptions) -> dict[str, int | None]:

@@ -23,6 +23,11 @@ DEAF = (
     "#!/bin/bash\necho started >> srun.txt\n/bin/sleep 5 & child=$!\n"  # not the stand-in below
     "trap 'kill $child' EXIT\nwait\n"
 )
+LOSES = """#!/bin/bash
+trap 'echo lost >> srun.txt; trap "echo heard >> srun.txt; exit 75" USR1' USR1
+echo started >> srun.txt
+for i in $(seq 100); do /bin/sleep 0.1; done
+"""
 SQUEUE = '#!/bin/bash\necho squeue "$@" >> asked.txt\nexec cat state.txt\n'
 SLEEP = '#!/bin/bash\n[ "$1" = 5 ] || exec /bin/sleep "$1"\n'  # not between two questions
 SCONTROL = '#!/bin/bash\necho scontrol "$@" >> asked.txt\nexit $REFUSES\n'
@@ -110,6 +115,14 @@ def test_a_run_that_has_stopped_is_requeued(node: Node) -> None:
 def test_the_warning_is_passed_on_and_the_run_is_waited_for(node: Node) -> None:
     assert node.signalled(signal.SIGUSR1, TENTHS=100, HEARD=75) == 0
     assert node.srun == ["started toy_7", "heard"]
+    assert node.asked == REQUEUED
+
+
+def test_a_warning_that_is_lost_on_its_way_is_repeated(node: Node) -> None:
+    node.write("srun", LOSES)
+    node.write("sleep", '#!/bin/bash\necho "$1" >> slept.txt\nexec /bin/sleep 0.3\n')
+    assert node.signalled(signal.SIGUSR1) == 0
+    assert node.srun == ["started", "lost", "heard"]
     assert node.asked == REQUEUED
 
 
