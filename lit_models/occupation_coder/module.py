@@ -232,9 +232,7 @@ class LitOccupationCoder(ExactModule):
     def _decode(self, memory: Memory, flat_logits: Tensor) -> Decoded:
         return decode(self.network, memory, flat_logits, self.decoding, self.temperature)
 
-    def _evaluate(
-        self, split: str, batch: OccupationBatch
-    ) -> tuple[tuple[Memory, Tensor], Judged]:
+    def _evaluate(self, split: str, batch: OccupationBatch) -> tuple[tuple[Memory, Tensor], Judged]:
         encoded = self(batch)
         weights, decoder = self._used_class_weights, self.network.decoder
         losses = record_losses(*encoded, decoder, batch["code_ids"], class_weights=weights)

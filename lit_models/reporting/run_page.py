@@ -197,18 +197,16 @@ def _plan(run: RunRecord, forecast: dict[str, Any] | None) -> list[Html]:
 
 def _attempts(run: RunRecord) -> list[Html]:
     rows = [
-        [f"{a.number}", a.end, moment(a.began), moment(a.last_seen), a.world_size,
-         shown(a.resumed_from), shown(a.last_step), shown(a.repeated) if a.repeated else "none",
-         duration(a.seconds)]
+        [f"{a.number}", a.end, moment(a.began), a.world_size, shown(a.resumed_from),
+         shown(a.last_step), shown(a.repeated) if a.repeated else "none", duration(a.seconds)]
         for a in attempts(run)
     ]  # fmt: skip
     if not rows:
         return [tag("p", "The ledger is empty: no attempt has begun to train.", class_="note")]
-    heads = ["attempt", "end", "began (UTC)", "last step (UTC)", "devices", "from step", "to step",
-             "repeated", "time"]  # fmt: skip
+    heads = ["attempt", "end", "began (UTC)", "devices", "from", "to step", "repeated", "time"]
     happened = [tag("li", sentence) for sentence in events(run)]
     return [
-        table(heads, rows, "attempts", 4),
+        table(heads, rows, "attempts", 3),
         tag("p", "Repeated: steps that an earlier attempt had done after the checkpoint that this "
             "one went on from. Curves show the later ones.", class_="note")
         if any(a.repeated for a in attempts(run)) else Html(""),

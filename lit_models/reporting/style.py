@@ -84,6 +84,7 @@ th:last-child, td:last-child { padding-right: 0; }
 thead th { border-bottom-color: var(--line); }
 td:nth-child(2):not(.number) { min-width: 5.5rem; }
 .number { text-align: right; white-space: nowrap; }
+td.long { min-width: 15rem; }
 dl { display: grid; grid-template-columns: minmax(6.5rem, max-content) minmax(0, 1fr);
   gap: 0.3rem 1.25rem; font-size: 0.875rem; }
 dl.tiles { font-size: inherit; }
