@@ -120,8 +120,10 @@ class LitOccupationCoder(ExactModule):
 
     def training_terms(self, batch: OccupationBatch) -> dict[str, LossSum]:
         weights = None if self.row_weights is None else self.row_weights[batch["sample_id"]]
+        memory, flat_logits = self(batch)
         return occupation_losses(
-            *self(batch),
+            memory,
+            flat_logits,
             self.network.decoder,
             batch,
             self.loss.label_smoothing,
@@ -233,10 +235,12 @@ class LitOccupationCoder(ExactModule):
         return decode(self.network, memory, flat_logits, self.decoding, self.temperature)
 
     def _evaluate(self, split: str, batch: OccupationBatch) -> tuple[tuple[Memory, Tensor], Judged]:
-        encoded = self(batch)
+        memory, flat_logits = self(batch)
         weights, decoder = self._used_class_weights, self.network.decoder
-        losses = record_losses(*encoded, decoder, batch["code_ids"], class_weights=weights)
-        terms, decoded = summed(losses, batch["weight"]), self._decode(*encoded)
+        losses = record_losses(
+            memory, flat_logits, decoder, batch["code_ids"], class_weights=weights
+        )
+        terms, decoded = summed(losses, batch["weight"]), self._decode(memory, flat_logits)
         metrics, confused = getattr(self, f"{split}_metrics"), getattr(self, f"{split}_confused")
         metrics.update(decoded, batch)
         confused.update(batch["code_ids"], decoded.code_ids, batch["weight"])
@@ -250,4 +254,4 @@ class LitOccupationCoder(ExactModule):
         for name, metric in metrics.items():
             self.log(f"{split}/{name}", metric, on_step=False, on_epoch=True)
         of_record = torch.stack([share * losses[name] for name, share in shares]).sum(0)
-        return encoded, Judged(of_record, {"given": decoded.code_ids})
+        return (memory, flat_logits), Judged(of_record, {"given": decoded.code_ids})
