@@ -3,6 +3,10 @@
 Shapes: B samples, n numbers of an answer, A numbers of all answers, K samples that are kept.
 """
 
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -33,6 +37,12 @@ class Told(NamedTuple):
     texts: dict[str, str]
     sample_id: int
     loss: float
+
+
+def joined(judged: Sequence[Judged]) -> Judged:
+    """Return what was said of the samples of several batches as of one."""
+    answers = {n: torch.cat([one.answers[n] for one in judged]) for n in judged[0].answers}
+    return Judged(torch.cat([one.loss for one in judged]), answers)
 
 
 def rows_of(judged: Judged, sample_id: Tensor, weight: Tensor) -> Tensor:
@@ -86,6 +96,15 @@ def as_table(samples: list[Told]) -> dict[str, Any]:
         columns.remove("more")
         rows = [[*row[: len(names)], *row[len(names) + 1 :]] for row in rows]
     return {"columns": columns, "rows": rows}
+
+
+def write_worst(folder: Path, split: str, content: dict[str, Any]) -> None:
+    """Replace `worst-SPLIT.json` of a run folder as a whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"worst-{split}.json"
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
 
 
 def _shortened(text: str) -> str:

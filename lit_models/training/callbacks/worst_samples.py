@@ -1,7 +1,5 @@
 """The samples of an evaluation with the largest losses, for the report."""
 
-import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,16 @@ from torch import Tensor
 
 from lit_models.training.callbacks.ledger import is_distributed
 from lit_models.training.exact import ExactModule
-from lit_models.training.judged import Judged, Told, as_table, distinct, rows_of, worst_of
+from lit_models.training.judged import (
+    Judged,
+    Told,
+    as_table,
+    distinct,
+    joined,
+    rows_of,
+    worst_of,
+    write_worst,
+)
 
 MOST_BATCHES = 64  # kept before they are looked at: a step does no more than keep what it said
 
@@ -20,9 +27,8 @@ class WorstSamples(Callback):
     """Writes `worst-val.json` after each validation and `worst-test.json` after a test.
 
     In them stand, as `lit_models.reporting.samples` reads them, the samples with the largest
-    losses: what the datamodule and the model say of each, its number in the split, its loss. They
-    are the same on any number of devices; of equal losses the smaller number comes first. A module
-    whose evaluation steps return no `Judged` has no such file.
+    losses: what data and model say of each, its number in the split, its loss. They are the same on
+    any number of devices. A module whose evaluation steps return no `Judged` has no such file.
 
     Args:
         number: of samples; 0 writes nothing.
@@ -84,10 +90,10 @@ class WorstSamples(Callback):
 
     def _sift(self) -> None:
         """Leave the worst of what was kept, on the device where it is."""
-        for name, values in self._batches[0][0].answers.items():
-            self._sizes[name] = values[0].numel()
-        before = [] if self._worst is None else [self._worst]
-        rows = torch.cat([*before, *(rows_of(*kept) for kept in self._batches)])
+        judged, sample_ids, weights = zip(*self._batches, strict=True)
+        self._sizes = {name: values[0].numel() for name, values in judged[0].answers.items()}
+        rows = rows_of(joined(judged), torch.cat(sample_ids), torch.cat(weights))
+        rows = rows if self._worst is None else torch.cat([self._worst, rows])
         self._worst, self._batches = worst_of(rows, self.number), []
 
     def _finish(self, trainer: Trainer, module: LightningModule, split: str, stage: str) -> None:
@@ -95,8 +101,7 @@ class WorstSamples(Callback):
             self._sift()
         if self._worst is None:
             return  # on all ranks: each has as many batches
-        rows = self._worst
-        self._forget()
+        rows, self._worst = self._worst, None
         if is_distributed():
             rows = worst_of(module.all_gather(rows).flatten(0, 1), self.number * trainer.world_size)
         if not trainer.is_global_zero or trainer.fast_dev_run:
@@ -113,12 +118,3 @@ class WorstSamples(Callback):
         dataset = trainer.datamodule.datasets[stage]  # type: ignore[attr-defined]
         described = dataset.describe(int(sample_id), 0)
         return Told({**described, **module.in_words(answers)}, int(sample_id), loss)
-
-
-def write_worst(folder: Path, split: str, content: dict[str, Any]) -> None:
-    """Replace `worst-SPLIT.json` of a run folder as a whole."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"worst-{split}.json"
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
