@@ -2,7 +2,7 @@
 
 import hashlib
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -10,6 +10,7 @@ import torch
 from datamodules.encoded_texts import TextEncoding
 from datamodules.framing import Framed, Framing, padded
 from datamodules.planned import PlannedDataset
+from datamodules.scored_texts.labels import label_text
 from datamodules.scored_texts.store import ScoredStore
 
 SHOWN = 300  # characters of a text in a description
@@ -130,22 +131,7 @@ class ScoredTextDataset(PlannedDataset):
         """Return the beginning of the text, and its labels by their names."""
         text = self.store.text(int(self.texts[sample_id]))[:SHOWN]
         labels = {name: values[sample_id] for name, values in self.labels.items()}
-        return {"text": text, **{n: shown(self.store.heads[n], x) for n, x in labels.items()}}
-
-
-def shown(facts: dict[str, Any], labels: np.ndarray) -> str:
-    """Return the labels [W] of one text and head as its file has them, "" where there is none.
-
-    Args:
-        facts: `kind` and `classes` of the head.
-        labels: NaN = missing.
-    """
-    numbers = labels[~np.isnan(labels)].tolist()
-    if facts["kind"] == "multilabel":
-        return " ".join(n for n, v in zip(facts["classes"], labels.tolist(), strict=True) if v > 0)
-    if facts["kind"] in ("ordinal", "multiclass"):
-        return " ".join(str(facts["classes"][int(number)]) for number in numbers)
-    return " ".join(f"{number:g}" for number in numbers)
+        return {"text": text, **{n: label_text(self.store.heads[n], x) for n, x in labels.items()}}
 
 
 def chunk_facts(chunks: ChunkOptions) -> dict[str, int | None]:

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from datamodules import ScoredTextDataModule, SplitOptions
-from datamodules.scored_texts.batches import ChunkOptions, shown
+from datamodules.scored_texts.batches import ChunkOptions
 from datamodules.scored_texts.folds import folds_of, strata_of
-from datamodules.scored_texts.labels import LabelOptions
+from datamodules.scored_texts.labels import LabelOptions, label_text
 from datamodules.scored_texts.rows import TextColumns
 from datamodules.scored_texts.splits import FoldOptions, check_split, parts_of, split_facts
 from datamodules.scored_texts.store import ScoredStore, StoreRequest, open_store
@@ -57,7 +57,7 @@ def test_a_text_is_described_with_its_labels_as_the_file_has_them(tmp_path) -> N
     heads = opened(tmp_path / "mine.jsonl").heads
     columns = {"grade": [0], "level": [1], "sold": [2], "trade": [3], "tags": [4, 5]}
     told = [
-        {name: shown(heads[name], np.array(row)[places]) for name, places in columns.items()}
+        {name: label_text(heads[name], np.array(row)[places]) for name, places in columns.items()}
         for row in EXPECTED
     ]
     assert list(told[0].values()) == ["1.5", "2", "1", "smith", "cheap"]
