@@ -16,6 +16,7 @@ from datamodules.plan import PlanOptions, rng_for
 from datamodules.planned import LoaderOptions, PlannedDataModule, PlannedDataset, Stage
 from lit_models.training.callbacks import default_callbacks
 from lit_models.training.exact import ExactModule, LossSum
+from lit_models.training.judged import Judged
 from lit_models.training.lineage import read_ledger, surviving
 from lit_models.training.metrics import SumCount
 from lit_models.training.optim import configured, parameter_groups
@@ -124,11 +125,15 @@ class LitToy(ExactModule):
         each, weight = self(batch), batch["weight"].to(batch["values"])
         target = batch["values"] ** 2
         per_value = ((each - target) ** 2 * batch["mask"]).sum(1) * weight
-        per_sum = (each.sum(1) - target.sum(1)) ** 2 * weight
+        per_sum = self.judged(batch, each).loss * weight
         return {
             "sum": LossSum(per_sum.sum(), weight.sum()),
             "values": LossSum(per_value.sum(), (batch["mask"].sum(1) * weight).sum()),
         }
+
+    def judged(self, batch: dict[str, Any], each: Tensor) -> Judged:
+        found = each.sum(1)
+        return Judged((found - (batch["values"] ** 2).sum(1)) ** 2, {"sum": found})
 
     def training_terms(self, batch: dict[str, Any]) -> dict[str, LossSum]:
         return self.losses(batch)
@@ -136,14 +141,16 @@ class LitToy(ExactModule):
     def term_weights(self) -> dict[str, float]:
         return {"sum": 0.5}
 
-    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> Judged:
         self.val_loss.update(*self.losses(batch)["sum"])
         self.log("val/loss", self.val_loss)
+        return self.judged(batch, self(batch))
 
-    def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+    def test_step(self, batch: dict[str, Any], batch_idx: int) -> Judged:
         self.test_loss.update(*self.losses(batch)["sum"])
         self.test_count.update(batch["weight"].sum())
         self.log_dict({"test/loss": self.test_loss, "test/count": self.test_count})
+        return self.judged(batch, self(batch))
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Tensor]:
         return {"prediction": self(batch).sum(1)}

@@ -18,18 +18,25 @@
 #SBATCH --output=logs/train_%j.out
 #SBATCH --error=logs/train_%j.err
 
-# SLURM's warning ahead of the time limit comes to this script alone, which passes it on. A cancelled
-# job gets TERM, as all its processes do: the script stays until the run has saved.
-step= signals=0 asked=no run=
+# SLURM's warning ahead of the time limit comes to this script alone, which passes it on, and again
+# every ten seconds: srun loses what comes before its tasks are there, and a run that has heard it
+# takes no further notice. A cancelled job gets TERM, as all its processes do: the script stays until
+# the run has saved.
+step= signals=0 asked=no run= again=
 pass_on() {
   signals=$((signals + 1)) asked=yes
-  [ -z "$step" ] || kill -USR1 "$step" 2>/dev/null
+  [ -n "$step" ] && kill -USR1 "$step" 2>/dev/null || return
+  [ -n "$again" ] || { repeat >/dev/null 2>&1 & again=$!; }
+}
+repeat() {
+  while sleep 10 && kill -USR1 "$step"; do :; done
 }
 trap pass_on USR1
 trap 'signals=$((signals + 1))' TERM
 
 # 75: the run was asked to stop and has saved. Above 128: the warning came before it could hear it.
 finish() {
+  [ -z "$again" ] || kill "$again" 2>/dev/null
   if [ $1 = 75 ] || { [ $asked = yes ] && [ $1 -gt 128 ]; }; then
     for try in 1 2 3 4 5; do
       state=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T) && break
@@ -60,7 +67,7 @@ run={{run_folder}} # the same however often the job is requeued
 
 {{command}} &
 step=$!
-[ $asked = no ] || { sleep 1 && pass_on; } # it came in between
+[ $asked = no ] || pass_on # it came in between
 
 # A signal ends `wait` early: the run's own status is that of a `wait` that none disturbed.
 while

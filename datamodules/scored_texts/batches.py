@@ -11,6 +11,7 @@ import torch
 from datamodules.encoded_texts import TextEncoding, kept_tokens
 from datamodules.framing import Framed, Framing, padded
 from datamodules.planned import PlannedDataset
+from datamodules.scored_texts.labels import label_text
 from datamodules.scored_texts.store import ScoredStore
 from datamodules.token_rows import ReadTokens, TokenRows, Tokens
 
@@ -137,11 +138,11 @@ class ScoredTextDataset(PlannedDataset):
         return {**batch, "targets": targets, "is_labelled": known}
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
-        """Return the beginning of the text, and its labels."""
+        """Return the beginning of the text, and its labels by their names."""
         text = self.store.text(int(self.texts[sample_id]))[:SHOWN]
         numbers, columns_of = self._labels(sample_id), self.store.columns_of
         shown = {name: numbers[columns_of(name)] for name in self.store.heads}
-        return {"text": text, **{n: " ".join(f"{v:g}" for v in x) for n, x in shown.items()}}
+        return {"text": text, **{n: label_text(self.store.heads[n], x) for n, x in shown.items()}}
 
     def _labels(self, sample_id: int) -> np.ndarray:
         if self.rows is None:

@@ -264,3 +264,19 @@ def _with_classes(options: LabelOptions, classes: list[str] | None) -> LabelOpti
     """Return the options with the classes that a model was trained with."""
     is_free = options.classes is None and options.kind in ("ordinal", "multiclass")
     return replace(options, classes=classes) if is_free else options
+
+
+def label_text(facts: dict[str, Any], labels: np.ndarray) -> str:
+    """Return the labels [W] of one text and head as its file has them, "" where there is none.
+
+    Args:
+        facts: `kind` and `classes` of the head.
+        labels: NaN = missing; empty in prediction.
+    """
+    numbers = labels[~np.isnan(labels)].tolist()
+    if facts["kind"] == "multilabel":
+        pairs = zip(facts["classes"], labels.tolist(), strict=False)  # none in prediction
+        return " ".join(name for name, value in pairs if value > 0)
+    if facts["kind"] in ("ordinal", "multiclass"):
+        return " ".join(str(facts["classes"][int(number)]) for number in numbers)
+    return " ".join(f"{number:g}" for number in numbers)

@@ -68,22 +68,18 @@ def language_model_loss(
     head_weight: Tensor,
     batch: TextBatch,
     options: LossOptions,
-    training: bool,
 ) -> dict[str, LossSum]:
-    """Return sums over the target tokens of weight-1 samples, and their number.
+    """Return sums over the target tokens of weight-1 samples, and their number, in training.
 
-    In training "tokens" is the objective, with label smoothing and z-loss; where it has one of
-    these, "nats" is the plain cross-entropy beside it, to be reported only (its weight in the loss
-    is 0). In evaluation "tokens" is the plain cross-entropy.
+    "tokens" is the objective, with label smoothing and z-loss; where it has one of these, "nats" is
+    the plain cross-entropy beside it, to be reported only (its weight in the loss is 0).
 
     Args:
         hidden: [R, T, D].
         head_weight: [V, D].
         batch: its labels, `sample_index` and `weight`.
         options: of the objective.
-        training: whether the objective or the plain cross-entropy is asked for.
     """
-    options = options if training else LossOptions(chunk_size=options.chunk_size)
     is_used = batch["weight"][batch["sample_index"]] > 0
     if options.is_plain and options.chunk_size == "auto" and _are_small(hidden, head_weight):
         return {TERM: _at_once(hidden, head_weight, batch["labels"], is_used)}
@@ -93,6 +89,29 @@ def language_model_loss(
     count = torch.full_like(objective, len(places), dtype=torch.float64)
     terms = {TERM: LossSum(objective, count)}
     return terms if options.is_plain else {**terms, PLAIN: LossSum(nats.sum(), count)}
+
+
+def sample_nats(
+    hidden: Tensor, head_weight: Tensor, batch: TextBatch, options: LossOptions
+) -> tuple[LossSum, Tensor]:
+    """Return the plain cross-entropy of the weight-1 samples' targets, and the mean nats per target
+    of each sample [B], 0 where it has none.
+
+    Args:
+        hidden: [R, T, D].
+        head_weight: [V, D].
+        batch: its labels, `sample_index` and `weight`.
+        options: how many positions are computed at a time.
+    """
+    index = batch["sample_index"]
+    is_target = (batch["weight"][index] > 0) & (batch["labels"] != IGNORED)
+    places = is_target.flatten().nonzero().squeeze(1)  # [N]
+    plain = LossOptions(chunk_size=options.chunk_size)
+    total, nats = _at_places(hidden, head_weight, batch["labels"], places, plain)
+    sums = torch.zeros(2, len(batch["weight"]), dtype=torch.float64, device=nats.device)
+    values = torch.stack([nats.double(), torch.ones_like(nats, dtype=torch.float64)])
+    totals, counts = sums.index_add_(1, index.flatten()[places], values)
+    return LossSum(total, counts.sum()), totals / counts.clamp(min=1)
 
 
 def _at_once(hidden: Tensor, head_weight: Tensor, labels: Tensor, is_used: Tensor) -> LossSum:

@@ -16,11 +16,12 @@ from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.exported_model import model_layout, restored_weights
 from lit_models.causal_lm.generation import GenerationOptions, complete, most_positions
 from lit_models.causal_lm.lora import LoraOptions, adapter_weights
-from lit_models.causal_lm.loss import PLAIN, TERM, LossOptions, language_model_loss
+from lit_models.causal_lm.loss import PLAIN, LossOptions, language_model_loss, sample_nats
 from lit_models.causal_lm.metrics import TextMetrics, byte_table
 from lit_models.causal_lm.presets import named_network
 from lit_models.training.exact import ExactModule, LossSum
 from lit_models.training.exported import Layout
+from lit_models.training.judged import Judged
 from lit_models.training.optim import configured, parameter_groups
 
 
@@ -122,16 +123,17 @@ class LitCausalLM(ExactModule):
         )
 
     def training_terms(self, batch: TextBatch) -> dict[str, LossSum]:
-        return self._terms(batch, training=True)
+        weight = self.network.head.weight
+        return language_model_loss(self(batch), weight, batch, self.loss)
 
     def term_weights(self) -> dict[str, float]:
         return {PLAIN: 0.0}
 
-    def validation_step(self, batch: TextBatch, batch_idx: int) -> None:
-        self._evaluate("val", batch)
+    def validation_step(self, batch: TextBatch, batch_idx: int) -> Judged:
+        return self._evaluate("val", batch)
 
-    def test_step(self, batch: TextBatch, batch_idx: int) -> None:
-        self._evaluate("test", batch)
+    def test_step(self, batch: TextBatch, batch_idx: int) -> Judged:
+        return self._evaluate("test", batch)
 
     def predict_step(
         self,
@@ -189,12 +191,10 @@ class LitCausalLM(ExactModule):
         table = byte_table(self.tokenizer.byte_lengths(), size)
         self.val_metrics, self.test_metrics = TextMetrics(table), TextMetrics(table)
 
-    def _terms(self, batch: TextBatch, training: bool) -> dict[str, LossSum]:
-        weight = self.network.head.weight
-        return language_model_loss(self(batch), weight, batch, self.loss, training)
-
-    def _evaluate(self, split: Literal["val", "test"], batch: TextBatch) -> None:
+    def _evaluate(self, split: Literal["val", "test"], batch: TextBatch) -> Judged:
         metrics: TextMetrics = getattr(self, f"{split}_metrics")
-        metrics.add_batch(self._terms(batch, training=False)[TERM], batch)
+        nats, of_sample = sample_nats(self(batch), self.network.head.weight, batch, self.loss)
+        metrics.add_batch(nats, batch)
         for name, metric in metrics.items():
             self.log(f"{split}/{name}", metric, on_step=False, on_epoch=True)
+        return Judged(of_sample, {})

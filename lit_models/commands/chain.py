@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from lit_models.cli_errors import say
+from lit_models.cli_errors import UsageError, say
 from lit_models.stage_records import (
     Record,
     State,
@@ -62,12 +62,19 @@ def chain(
 
     Returns:
         0, or the exit status of the stage that failed.
+
+    Raises:
+        UsageError: stages or options name something that there is not.
     """
-    read = read_stages(stages or {}, change)
     names = [only] if isinstance(only, str) else only
     folder = Path(to.replace("{seed}", str(seed))).expanduser()
     prefix = (*shlex.split(launcher), *PREFIX)
-    return run_stages(read, chosen_stages(read, start, names), folder, seed, prefix)
+    try:
+        read = read_stages(stages or {}, change)
+        chosen = chosen_stages(read, start, names)
+    except (ValueError, FileNotFoundError) as error:
+        raise UsageError(str(error)) from error
+    return run_stages(read, chosen, folder, seed, prefix)
 
 
 def run_stages(
@@ -181,7 +188,8 @@ def run_process(command: Sequence[str]) -> tuple[int, list[int]]:
     """Run a command in a process group of its own, of which nothing remains.
 
     A signal that asks this process to end is passed on to the whole group, as a terminal does;
-    that of a closed terminal as SIGTERM, upon which a training saves. The third one kills.
+    that of a closed terminal as SIGTERM, upon which a training saves. The third one kills, but for
+    SIGUSR1, which a job's script repeats.
 
     Returns:
         The exit status, 128 + N where signal N ended it; the signals that were passed on.
@@ -191,7 +199,8 @@ def run_process(command: Sequence[str]) -> tuple[int, list[int]]:
 
     def pass_on(signum: int, frame: FrameType | None = None) -> None:
         received.append(signal.SIGTERM if signum == signal.SIGHUP else signum)
-        is_last = len(received) >= NUM_SIGNALS_BEFORE_KILL
+        urgent = [number for number in received if number != signal.SIGUSR1]
+        is_last = len(urgent) >= NUM_SIGNALS_BEFORE_KILL
         for leader in group:
             _signal_group(leader, signal.SIGKILL if is_last else received[-1])
 

@@ -23,6 +23,7 @@ from lit_models.consistency_lens.teacher import TeacherText, current_token
 from lit_models.consistency_lens.terms import lens_terms
 from lit_models.consistency_lens.tested import Tested
 from lit_models.training.exact import ExactModule, LossSum
+from lit_models.training.judged import Judged
 from lit_models.training.metrics import SumCount
 from lit_models.training.optim import budgeted_steps, configured, parameter_groups
 
@@ -149,18 +150,24 @@ class LitConsistencyLens(ExactModule):
         for parameter in self.lens.unready(self.trainer.global_step):
             parameter.grad = None
 
-    def validation_step(self, batch: ActivationBatch, batch_idx: int) -> None:
+    def validation_step(self, batch: ActivationBatch, batch_idx: int) -> Judged:
         activation, weight = self.lens.activation(batch), batch["weight"]
         explained, current = self.lens.verbalizer.explain(activation), current_token(batch)
         rebuilt = self.lens.reconstructor(explained.embeddings, current)
-        error = squared_error(rebuilt, activation, self.lens.variance) * weight
+        error = squared_error(rebuilt, activation, self.lens.variance)
         spread = squared_error(self.lens.mean, activation, self.lens.variance) * weight
-        self.val_loss.update(error, weight)
-        self.val_fve.update(error, spread)
+        self.val_loss.update(error * weight, weight)
+        self.val_fve.update(error * weight, spread)
         self.log_dict({"val/loss": self.val_loss, "val/fve": self.val_fve}, on_epoch=True)
+        return Judged(error, {"explanation": explained.token_ids})
 
-    def test_step(self, batch: ActivationBatch, batch_idx: int) -> None:
-        self.tested.add(self._case(batch))
+    def test_step(self, batch: ActivationBatch, batch_idx: int) -> Judged:
+        case = self._case(batch)
+        return Judged(self.tested.add(case), {"explanation": case.greedy.token_ids})
+
+    def in_words(self, answers: dict[str, list[float]]) -> dict[str, str]:
+        decode = self.tokenizer.decode
+        return {name: decode([int(i) for i in ids]) for name, ids in answers.items()}
 
     def predict_step(
         self,

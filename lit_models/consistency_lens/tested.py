@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from torch import nn
+from torch import Tensor, nn
 
 from lit_models.consistency_lens.controls import Case, fidelities, row_names
 from lit_models.consistency_lens.evaluation import EvaluationOptions
@@ -29,14 +29,15 @@ class Tested(nn.Module):
         each = [Legibility(attributes) for _ in self.fidelity.groups]
         self.legibility, self.errors = nn.ModuleList(each), SampleErrors()
 
-    def add(self, case: Case) -> None:
-        """Add one batch."""
+    def add(self, case: Case) -> Tensor:
+        """Add one batch; return the error of each sample [B]."""
         self.fidelity.update(fidelities(case), case.batch)
         weights = self.fidelity.weights(case.batch)
         for weight, legibility in zip(weights, self.legibility, strict=True):
             legibility.add(case, weight)
         error = case.error(case.rebuilt(case.greedy))
         self.errors.update(case.batch["sample_id"], error, case.batch["weight"])
+        return error
 
     def legible(self) -> tuple[dict[str, Values], dict[str, dict[str, Values]]]:
         """Return group -> name -> value, and group -> attribute -> recall; a collective."""

@@ -81,7 +81,21 @@ def occupation_losses(
         importance: factor of each record's losses [B]; it counts as one record all the same.
         linear: the head to train in its own way: "flat" is its hinge loss and penalty, not nats.
     """
-    code_ids, weight = batch["code_ids"], batch["weight"]
+    options = (label_smoothing, class_weights, linear)
+    losses = record_losses(memory, flat_logits, decoder, batch["code_ids"], *options)
+    return summed(losses, batch["weight"], importance)
+
+
+def record_losses(
+    memory: Memory,
+    flat_logits: Tensor,
+    decoder: BlockDecoder,
+    code_ids: Tensor,
+    label_smoothing: float = 0.0,
+    class_weights: Tensor | None = None,
+    linear: LinearHead | None = None,
+) -> dict[str, Tensor]:
+    """Both terms of each record by itself, [B] each; arguments as for `occupation_losses`."""
     ordered = best_orders(decoder, memory, code_ids)
     nats = sequence_nats(decoder, memory, ordered, label_smoothing)
     if linear is None:
@@ -89,12 +103,25 @@ def occupation_losses(
     else:
         has_code = multi_hot(code_ids, flat_logits.shape[1])
         flat = hinge(flat_logits, has_code, class_weights) + linear.penalty()
+    return {"seq2seq": nats, "flat": flat}
+
+
+def summed(
+    losses: Mapping[str, Tensor], weight: Tensor, importance: Tensor | None = None
+) -> dict[str, LossSum]:
+    """Each term summed over the records that count, and their number.
+
+    Args:
+        losses: term -> [B].
+        weight: [B], 0 = counts nowhere.
+        importance: factor of each record's losses [B].
+    """
     share = weight if importance is None else weight * importance
     count = weight.sum()
     # a filler of weight 0 may hold anything, and 0 x inf is not 0
     return {
-        "seq2seq": LossSum((nats * share).masked_fill(weight == 0, 0.0).sum(), count),
-        "flat": LossSum((flat * share).masked_fill(weight == 0, 0.0).sum(), count),
+        name: LossSum((values * share).masked_fill(weight == 0, 0.0).sum(), count)
+        for name, values in losses.items()
     }
 
 

@@ -17,12 +17,19 @@ from lit_models.occupation_coder.decoding import Decoded, DecodingOptions, decod
 from lit_models.occupation_coder.encoders import CharacterEncoder, Encoder
 from lit_models.occupation_coder.figures import OccupationFigures
 from lit_models.occupation_coder.freezing import freeze_encoder, language_rows
-from lit_models.occupation_coder.loss import LossOptions, check_num_codes, occupation_losses
+from lit_models.occupation_coder.loss import (
+    LossOptions,
+    check_num_codes,
+    occupation_losses,
+    record_losses,
+    summed,
+)
 from lit_models.occupation_coder.metrics import ConfusedPairs, OccupationMetrics
 from lit_models.occupation_coder.network import BlockDecoder, Memory, OccupationNetwork
 from lit_models.occupation_coder.row_weights import row_weights
 from lit_models.occupation_coder.trie import CodeTrie
 from lit_models.training.exact import ExactModule, LossSum
+from lit_models.training.judged import Judged
 from lit_models.training.metrics import SumCount
 from lit_models.training.optim import configured, parameter_groups
 
@@ -113,18 +120,27 @@ class LitOccupationCoder(ExactModule):
 
     def training_terms(self, batch: OccupationBatch) -> dict[str, LossSum]:
         weights = None if self.row_weights is None else self.row_weights[batch["sample_id"]]
-        head = self.network.flat if self.loss.linear else None
-        options = {"label_smoothing": self.loss.label_smoothing, "importance": weights}
-        return self._terms(self(batch), batch, **options, linear=head)
+        memory, flat_logits = self(batch)
+        return occupation_losses(
+            memory,
+            flat_logits,
+            self.network.decoder,
+            batch,
+            self.loss.label_smoothing,
+            self._used_class_weights,
+            weights,
+            self.network.flat if self.loss.linear else None,
+        )
 
     def term_weights(self) -> dict[str, float]:
         return self.loss.term_weights
 
-    def validation_step(self, batch: OccupationBatch, batch_idx: int) -> None:
-        memory, flat_logits = self._evaluate("val", batch)
+    def validation_step(self, batch: OccupationBatch, batch_idx: int) -> Judged:
+        (memory, flat_logits), judged = self._evaluate("val", batch)
         nats = nats_by_temperature(self.network, memory, flat_logits, batch["code_ids"])
         for term in TERMS:
             self.temperature_search[term].update(nats[term], batch["weight"])
+        return judged
 
     def on_validation_epoch_end(self) -> None:
         found = {term: float(search.compute()) for term, search in self.temperature_search.items()}
@@ -133,11 +149,15 @@ class LitOccupationCoder(ExactModule):
         if self.trainer.state.fn == "fit" and not self.trainer.sanity_checking:
             self.temperature = found
 
-    def test_step(self, batch: OccupationBatch, batch_idx: int) -> None:
-        self._evaluate("test", batch)
+    def test_step(self, batch: OccupationBatch, batch_idx: int) -> Judged:
+        return self._evaluate("test", batch)[1]
 
     def on_test_epoch_end(self) -> None:
         self.test_confused.reset()  # after the callbacks have seen it
+
+    def in_words(self, answers: dict[str, list[float]]) -> dict[str, str]:
+        codes = self.recipe["code_book"]["codes"]
+        return {n: " ".join(codes[int(i)] for i in ids if i >= 0) for n, ids in answers.items()}
 
     def predict_step(self, batch: OccupationBatch, batch_idx: int) -> dict[str, Tensor]:
         return self._decode(*self(batch))._asdict()
@@ -207,24 +227,25 @@ class LitOccupationCoder(ExactModule):
             self.add_module(f"{split}_losses", torch.nn.ModuleDict(losses))
         self.temperature_search = torch.nn.ModuleDict({t: TemperatureSearch() for t in TERMS})
 
-    def _terms(
-        self, encoded: tuple[Memory, Tensor], batch: OccupationBatch, **training: Any
-    ) -> dict[str, LossSum]:
-        weights = self.class_weights if self.loss.class_weights else None
-        return occupation_losses(
-            *encoded, self.network.decoder, batch, class_weights=weights, **training
-        )
+    @property
+    def _used_class_weights(self) -> Tensor | None:
+        return self.class_weights if self.loss.class_weights else None
 
     def _decode(self, memory: Memory, flat_logits: Tensor) -> Decoded:
         return decode(self.network, memory, flat_logits, self.decoding, self.temperature)
 
-    def _evaluate(self, split: str, batch: OccupationBatch) -> tuple[Memory, Tensor]:
-        encoded = self(batch)
-        terms, decoded = self._terms(encoded, batch), self._decode(*encoded)
+    def _evaluate(self, split: str, batch: OccupationBatch) -> tuple[tuple[Memory, Tensor], Judged]:
+        memory, flat_logits = self(batch)
+        weights, decoder = self._used_class_weights, self.network.decoder
+        losses = record_losses(
+            memory, flat_logits, decoder, batch["code_ids"], class_weights=weights
+        )
+        terms, decoded = summed(losses, batch["weight"]), self._decode(memory, flat_logits)
         metrics, confused = getattr(self, f"{split}_metrics"), getattr(self, f"{split}_confused")
         metrics.update(decoded, batch)
         confused.update(batch["code_ids"], decoded.code_ids, batch["weight"])
-        both = sum(share * terms[name].total for name, share in self.loss.term_weights.items())
+        shares = self.loss.term_weights.items()
+        both = sum(share * terms[name].total for name, share in shares)
         sums = {**terms, "loss": LossSum(both, terms["flat"].count)}
         for name, metric in getattr(self, f"{split}_losses").items():
             metric.update(*sums[name])
@@ -232,4 +253,5 @@ class LitOccupationCoder(ExactModule):
             self.log(f"{split}/{label}", metric, on_step=False, on_epoch=True)
         for name, metric in metrics.items():
             self.log(f"{split}/{name}", metric, on_step=False, on_epoch=True)
-        return encoded
+        of_record = torch.stack([share * losses[name] for name, share in shares]).sum(0)
+        return (memory, flat_logits), Judged(of_record, {"given": decoded.code_ids})

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
+LONG = 60  # characters from which a cell keeps some width, however narrow the page
+
 
 class Html(str):
     """Markup as it stands."""
@@ -43,7 +45,8 @@ def table(heads: Sequence[Any], rows: Iterable[Sequence[Any]], label: str, texts
 
     def cell(element: str, place: int, content: Any) -> Html:
         scope = "col" if element == "th" else None
-        return tag(element, content, class_=None if place < texts else "number", scope=scope)
+        kind = "number" if place >= texts else "long" if len(f"{content}") > LONG else None
+        return tag(element, content, class_=kind, scope=scope)
 
     head = tag("tr", *(cell("th", place, content) for place, content in enumerate(heads)))
     body = (tag("tr", *(cell("td", i, content) for i, content in enumerate(r))) for r in rows)

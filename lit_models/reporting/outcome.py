@@ -2,6 +2,7 @@
 
 import statistics
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
 from lit_models.reporting.chart import Interruption
@@ -24,6 +25,7 @@ class Attempt:
         repeated: steps of earlier attempts that it did again.
         repeated_to: the last of them, or `resumed_from`.
         end: how it ended, in words.
+        began: when it began to train; none in a ledger of an earlier version.
     """
 
     number: int
@@ -34,6 +36,12 @@ class Attempt:
     repeated: int = 0
     repeated_to: int = 0
     end: str = ""
+    began: datetime | None = None
+
+    @property
+    def last_seen(self) -> datetime | None:
+        """When its last step ended, as far as its ledger goes."""
+        return None if self.began is None else self.began + timedelta(seconds=self.seconds)
 
 
 @dataclass
@@ -58,6 +66,8 @@ def attempts(run: RunRecord) -> list[Attempt]:
                 found[-1].end = "broke off" if lost else "ended"
             found.append(Attempt(line["attempt"], line["world_size"], begin, begin))
             found[-1].repeated, found[-1].repeated_to = len(lost), max(lost, default=begin)
+            if "started_at" in line:
+                found[-1].began = datetime.fromisoformat(line["started_at"])
         elif found and line.get("event") == "stopped":
             found[-1].end = f"stopped by {line['reason']}"
         elif found and "event" not in line:

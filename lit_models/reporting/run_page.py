@@ -17,7 +17,7 @@ from lit_models.reporting.reading import (
 )
 from lit_models.reporting.samples import worst_samples
 from lit_models.reporting.timing import plan_rows, throughput_facts, time_split
-from lit_models.reporting.wording import counted, duration, gib, share, shown
+from lit_models.reporting.wording import counted, duration, gib, moment, share, shown
 from lit_models.training.lineage import Verdict, verify_run
 
 MOST_METRICS = 6  # charts of metrics in sight; the others unfold
@@ -85,8 +85,18 @@ def _header(run: RunRecord, verdict: Verdict | str) -> Html:
         tag("p", "Unisono · report of a run", class_="eyebrow"),
         tag("h1", run.name),
         tag("p", state(run), class_="lead"),
+        _clock(run),
         tag("dl", *(tag("div", tag("dt", n), tag("dd", v)) for n, v in tiles), class_="tiles"),
     ])  # fmt: skip
+
+
+def _clock(run: RunRecord) -> Html | None:
+    """Return when the first attempt began and the newest was last seen."""
+    tries = attempts(run)
+    if not tries or tries[0].began is None or tries[-1].last_seen is None:
+        return None
+    words = f"Began {moment(tries[0].began)}, last step {moment(tries[-1].last_seen)} (UTC)."
+    return tag("p", words, class_="note")
 
 
 def _tile(value: str, below: str) -> Html:
@@ -187,16 +197,16 @@ def _plan(run: RunRecord, forecast: dict[str, Any] | None) -> list[Html]:
 
 def _attempts(run: RunRecord) -> list[Html]:
     rows = [
-        [f"{a.number}", a.end, a.world_size, shown(a.resumed_from), shown(a.last_step),
-         shown(a.repeated) if a.repeated else "none", duration(a.seconds)]
+        [f"{a.number}", a.end, moment(a.began), a.world_size, shown(a.resumed_from),
+         shown(a.last_step), shown(a.repeated) if a.repeated else "none", duration(a.seconds)]
         for a in attempts(run)
     ]  # fmt: skip
     if not rows:
         return [tag("p", "The ledger is empty: no attempt has begun to train.", class_="note")]
-    heads = ["attempt", "end", "devices", "from step", "to step", "repeated", "time"]
+    heads = ["attempt", "end", "began (UTC)", "devices", "from", "to step", "repeated", "time"]
     happened = [tag("li", sentence) for sentence in events(run)]
     return [
-        table(heads, rows, "attempts", 2),
+        table(heads, rows, "attempts", 3),
         tag("p", "Repeated: steps that an earlier attempt had done after the checkpoint that this "
             "one went on from. Curves show the later ones.", class_="note")
         if any(a.repeated for a in attempts(run)) else Html(""),

@@ -1,8 +1,7 @@
 """The worst of a run: confusions, queries that were answered worst, samples of text.
 
-A family leaves what it wants shown in one of these places of the run folder:
-TensorBoard texts (tables in Markdown, or plain text), `ranking_queries.csv`, `retrieval-*.json`,
-or, where nothing of this fits, `worst-SPLIT.json`:
+They stand in these places of the run folder: TensorBoard texts (tables in Markdown, or plain text),
+`ranking_queries.csv`, `retrieval-SPLIT.json`, and `worst-SPLIT.json`, which `WorstSamples` writes:
 {"title": str, "columns": [str, …], "rows": [[str or number, …], …]}, the worst first.
 """
 
@@ -26,7 +25,7 @@ def worst_samples(run: RunRecord) -> list[Html]:
     readers = (("ranking_queries.csv", _ranking), ("retrieval-*.json", _retrieval),
                ("worst-*.json", _worst))  # fmt: skip
     for pattern, reader in readers:
-        for path in sorted(run.folder.glob(pattern)):
+        for path in _of_tests(sorted(run.folder.glob(pattern))):
             try:
                 blocks.append(reader(path))
             except (ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
@@ -35,6 +34,12 @@ def worst_samples(run: RunRecord) -> list[Html]:
         words = "examples.html in the run folder shows explanations word by word."
         blocks.append(tag("p", words, class_="note"))
     return blocks
+
+
+def _of_tests(paths: list[Path]) -> list[Path]:
+    """Return the files without those of a validation of which there is the same of a test."""
+    tested = {path.name.replace("-test.", "-val.") for path in paths if "-test." in path.name}
+    return [path for path in paths if path.name not in tested]
 
 
 def _chosen(texts: list[BoardText]) -> list[BoardText]:
@@ -84,21 +89,42 @@ def _ranking(path: Path) -> Html:
 
 def _retrieval(path: Path) -> Html:
     """Return the queries whose first metric is lowest for the retriever."""
-    found = json.loads(path.read_text(encoding="utf-8"))["per_query"]
+    content = json.loads(path.read_text(encoding="utf-8"))
+    found = content["per_query"]
     systems = list(found)
     metric = next(iter(found[systems[0]]))
     values: dict[str, dict[str, float]] = {}
     for system in systems:
         for query, value in found[system][metric].items():
             values.setdefault(query, {})[system] = float(value)
-    return _queries(f"Queries answered worst ({metric}, {path.stem})", values, systems)
+    told = {one["query"]: one for one in content.get("worst", [])}
+    return _queries(f"Queries answered worst ({metric}, {path.stem})", values, systems, told)
 
 
-def _queries(title: str, values: dict[str, dict[str, float]], systems: list[str]) -> Html:
+def _queries(
+    title: str,
+    values: dict[str, dict[str, float]],
+    systems: list[str],
+    told: dict[str, dict[str, Any]] | None = None,
+) -> Html:
+    """Return the queries that are lowest for the first system.
+
+    Args:
+        title: of the block.
+        values: query -> system -> metric.
+        systems: in the order of the columns.
+        told: query -> its text and the rank of its first relevant document, where known.
+    """
     own = systems[0]
     worst = sorted(values, key=lambda query: (values[query].get(own, 0.0), query))[:MOST_ROWS]
     rows = [[query, *(shown(values[query].get(s), 3) for s in systems)] for query in worst]
-    return _block(title, table(["query", *systems], rows, title))
+    heads = ["query", *systems]
+    if told:
+        of = [told.get(query, {}) for query in worst]
+        rows = [[row[0], one.get("text", ""), *row[1:], shown(one.get("first_relevant"))]
+                for row, one in zip(rows, of, strict=True)]  # fmt: skip
+        heads = ["query", "text", *systems, "rank of the first relevant"]
+    return _block(title, table(heads, rows, title, 2 if told else 1))
 
 
 def _worst(path: Path) -> Html:

@@ -84,6 +84,7 @@ th:last-child, td:last-child { padding-right: 0; }
 thead th { border-bottom-color: var(--line); }
 td:nth-child(2):not(.number) { min-width: 5.5rem; }
 .number { text-align: right; white-space: nowrap; }
+td.long { min-width: 15rem; overflow-wrap: anywhere; }
 dl { display: grid; grid-template-columns: minmax(6.5rem, max-content) minmax(0, 1fr);
   gap: 0.3rem 1.25rem; font-size: 0.875rem; }
 dl.tiles { font-size: inherit; }
@@ -95,7 +96,7 @@ code { font: 0.9em ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
 details { margin-top: 0.75rem; }
 summary { cursor: pointer; font-weight: 600; font-size: 0.875rem; padding: 0.2rem 0; }
 details > :nth-child(2) { margin-top: 0.6rem; }
-.samples { display: grid; gap: 1.25rem; }
+.samples { display: grid; grid-template-columns: minmax(0, 1fr); gap: 1.25rem; }
 .samples h3 { margin-bottom: 0.4rem; }
 .list { padding-left: 1.1rem; } .list li { margin-bottom: 0.35rem; }
 .split { display: flex; height: 1.75rem; border-radius: 4px; overflow: hidden; gap: 2px; }

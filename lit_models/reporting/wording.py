@@ -1,6 +1,7 @@
 """Numbers, durations and sizes as a reader of the page wants them."""
 
 import math
+from datetime import UTC, datetime
 
 GIB = 1 << 30
 
@@ -36,6 +37,11 @@ def duration(seconds: float) -> str:
     parts = [(days, "d"), (hours, "h"), (minutes, "min"), (whole % 60, "s")]
     first = next(i for i, (number, _) in enumerate(parts) if number)
     return " ".join(f"{number} {unit}" for number, unit in parts[first : first + 2] if number)
+
+
+def moment(when: datetime | None) -> str:
+    """Return a time to the second, in UTC; "–" for none."""
+    return "–" if when is None else f"{when.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
 
 
 def gib(size: float | None) -> str:

@@ -3,6 +3,7 @@
 Shapes: B texts, D hidden, P outputs of a head, L levels, classes or labels.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -103,6 +104,13 @@ class Head(nn.Module):
         losses = self._losses(outputs, target.to(outputs.dtype).where(counted > 0, 0.0))
         return LossSum((losses * counted).sum(), counted.sum())
 
+    def loss_of_texts(self, outputs: Tensor, target: Tensor, is_labelled: Tensor) -> Tensor:
+        """Return the mean loss over the labels of each text [B], 0 where it has none; arguments as
+        for `loss`."""
+        losses = self._losses(outputs, target.to(outputs.dtype).where(is_labelled, 0.0))
+        known = is_labelled.to(losses.dtype).reshape(len(losses), -1)
+        return (losses.reshape(known.shape) * known).sum(1) / known.sum(1).clamp(min=1)
+
     def prediction(self, outputs: Tensor) -> Tensor:
         """Return [B, P] float64: a regression's value in the unit of its labels, else the
         probabilities of the positive class, of the levels, classes or labels."""
@@ -146,3 +154,14 @@ def baseline(facts: dict[str, Any]) -> Tensor:
         return torch.tensor([facts["mean"]], dtype=torch.float64)
     shares = torch.tensor(facts["shares"], dtype=torch.float64)
     return shares[1:] if facts["kind"] == "binary" else shares
+
+
+def said(facts: dict[str, Any], prediction: Sequence[float]) -> str:
+    """Return the prediction [P] of one text in words: the likeliest level or class, the labels that
+    are likelier than not, or the number itself."""
+    if facts["kind"] in ("regression", "binary"):
+        return f"{prediction[0]:.3g}"
+    classes = [str(name) for name in facts["classes"]]
+    if facts["kind"] == "multilabel":
+        return " ".join(n for n, p in zip(classes, prediction, strict=True) if p > 0.5)
+    return classes[max(range(len(classes)), key=lambda place: prediction[place])]

@@ -17,9 +17,16 @@ from lit_models.seo.cross_encoder import CrossEncoder, places_of_pairs
 from lit_models.seo.encoders import Pooling, TextEncoder
 from lit_models.seo.losses import RankingLoss, summed
 from lit_models.seo.query_values import QueryValues
-from lit_models.seo.ranking_metrics import Gain, RankedQueries, RankingMetrics, rank_queries
+from lit_models.seo.ranking_metrics import (
+    Gain,
+    RankedQueries,
+    RankingMetrics,
+    first_relevant,
+    rank_queries,
+)
 from lit_models.training.callbacks.board_samples import evaluating
 from lit_models.training.exact import LossSum
+from lit_models.training.judged import Judged
 from lit_models.training.keyed_dropout import keyed_texts
 from lit_models.training.metrics import SumCount
 
@@ -108,16 +115,20 @@ class LitRanker(EncodedTextModule):
         target = batch[self.target]  # type: ignore[literal-required]
         return {TERM: summed(self.loss, self(batch), target, batch["weight"])}
 
-    def validation_step(self, batch: RankingBatch, batch_idx: int) -> None:
-        self._evaluate("val", batch)
+    def validation_step(self, batch: RankingBatch, batch_idx: int) -> Judged:
+        return self._evaluate("val", batch)[1]
 
-    def test_step(self, batch: RankingBatch, batch_idx: int) -> None:
-        scores = self._evaluate("test", batch)
+    def test_step(self, batch: RankingBatch, batch_idx: int) -> Judged:
+        scores, judged = self._evaluate("test", batch)
         for name, found in {RANKER: scores, **batch["baselines"]}.items():
             ranked = _ranked(batch, found)
             values = self.test_metrics.per_query(ranked)
             is_counted = (batch["weight"] > 0) & ranked.is_evaluated
             self.tested[name].update(batch["sample_id"], values, is_counted)
+        return judged
+
+    def in_words(self, answers: dict[str, list[float]]) -> dict[str, str]:
+        return {name: f"rank {rank:g}" if rank else "none" for name, (rank,) in answers.items()}
 
     def predict_step(self, batch: RankingBatch, batch_idx: int) -> dict[str, Tensor]:
         return {"score": self(batch, self.pairs_per_forward)}
@@ -159,16 +170,18 @@ class LitRanker(EncodedTextModule):
     def _encoding(self) -> TextEncoding:
         return TextEncoding(self.recipe)
 
-    def _evaluate(self, split: str, batch: RankingBatch) -> Tensor:
+    def _evaluate(self, split: str, batch: RankingBatch) -> tuple[Tensor, Judged]:
         scores = self(batch, self.pairs_per_forward)
         metrics, loss = getattr(self, f"{split}_metrics"), getattr(self, f"{split}_loss")
         target = batch[self.target]  # type: ignore[literal-required]
-        loss.update(*summed(self.loss, scores, target, batch["weight"]))
-        metrics.update(_ranked(batch, scores), batch["weight"])
+        of_query, ranked = self.loss(scores, target.to(scores)), _ranked(batch, scores)
+        loss.update(of_query * batch["weight"], batch["weight"])
+        metrics.update(ranked, batch["weight"])
         self.log(f"{split}/loss", loss, on_step=False, on_epoch=True)
         for name, metric in metrics.items():
             self.log(f"{split}/{name}", metric, on_step=False, on_epoch=True)
-        return scores
+        first = first_relevant(ranked, self.relevant_above)
+        return scores, Judged(of_query, {"first relevant": first})
 
 
 def _ranked(batch: RankingBatch, scores: Tensor) -> RankedQueries:

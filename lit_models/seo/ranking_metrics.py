@@ -115,6 +115,14 @@ def reciprocal_rank(
     return (hits / _ranks(hits)).amax(1)
 
 
+def first_relevant(ranked: RankedQueries, relevant_above: float = 0.0) -> Tensor:
+    """Return the rank of the first relevant document from 1, 0 where none is ranked; [B] int64."""
+    hits = _hits(ranked.relevance, None, relevant_above) > 0
+    if hits.shape[1] == 0:
+        return hits.sum(1)
+    return torch.where(hits.any(1), hits.byte().argmax(1) + 1, 0)
+
+
 def average_precision(
     ranked: RankedQueries, k: int | None = None, relevant_above: float = 0.0
 ) -> Tensor:

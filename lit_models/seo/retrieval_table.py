@@ -10,11 +10,12 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from lit_models.seo.ranking_metrics import paired_bootstrap
+from lit_models.seo.ranking_metrics import first_relevant, paired_bootstrap
 from lit_models.seo.retrieval_metrics import BM25, OWN, RetrievalEvaluation
 
 WIDTH = 80
 SEED = 0  # of the bootstrap
+NUM_WORST = 12
 
 
 class RetrievalTable(Callback):
@@ -23,7 +24,10 @@ class RetrievalTable(Callback):
     The file: queries, documents and how many the collection has; fusion_weight, of BM25, and
     whether it was chosen on these very queries; systems, name -> metric -> mean;
     differences, system -> metric -> mean of it less BM25 with a 95 % interval over queries;
-    per_query, system -> metric -> query id -> value.
+    per_query, system -> metric -> query id -> value; worst, of the queries with the lowest first
+    metric of the retriever, the lowest first: query, its id, text, and first_relevant, the rank of
+    the first relevant document, null where none of those that are ranked is. (A retriever has no
+    loss of a query by itself: its loss compares all of a step.)
     """
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -50,10 +54,11 @@ class RetrievalTable(Callback):
         content["fusion_weight"] = module.fusion_weight()
         content["weight_chosen_here"] = split == "val" and module.fusion_is_open
         names = [collection.query_id(int(number)) for number in evaluation.texts.query]
-        per_query = evaluation.per_query()
+        per_query = _named(evaluation.per_query(), names)
+        content["worst"] = worst_queries(evaluation, collection, per_query[OWN], names)
         path = Path(trainer.default_root_dir) / f"retrieval-{split}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({**content, "per_query": _named(per_query, names)}) + "\n")
+        path.write_text(json.dumps({**content, "per_query": per_query}) + "\n")
         Console(width=WIDTH, highlight=False).print(table(content, split))
 
 
@@ -78,6 +83,32 @@ def compared(evaluation: RetrievalEvaluation) -> dict[str, Any]:
             if baseline and system != BM25
         },
     }
+
+
+def worst_queries(
+    evaluation: RetrievalEvaluation, collection: Any, own: dict[str, Any], names: list[str]
+) -> list[dict[str, Any]]:
+    """Return the entries of `worst`.
+
+    Args:
+        evaluation: with the rankings of its last evaluation.
+        collection: of the queries.
+        own: the retriever's metrics, name -> query id -> value.
+        names: the query ids, in the order of the evaluation.
+    """
+    assert evaluation.texts is not None
+    values = next(iter(own.values()))
+    order = sorted(range(len(names)), key=lambda place: (values[names[place]], names[place]))
+    numbers = evaluation.texts.query.tolist()
+    ranks = first_relevant(evaluation.ranked[OWN]).tolist()
+    return [
+        {
+            "query": names[place],
+            "text": collection.query(numbers[place]),
+            "first_relevant": ranks[place] or None,
+        }
+        for place in order[:NUM_WORST]
+    ]
 
 
 def table(content: dict[str, Any], split: str) -> Table:

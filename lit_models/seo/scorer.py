@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from datamodules.batches import ScoredTextBatch
 from lit_models.seo.base import EncodedTextModule
 from lit_models.seo.encoders import Pooling, TextEncoder
-from lit_models.seo.heads import Head, HeadOptions, baseline
+from lit_models.seo.heads import Head, HeadOptions, baseline, said
 from lit_models.seo.measures import BASELINE_NAMES
 from lit_models.seo.scorer_metrics import HeadMetrics, WeightedLoss
 from lit_models.seo.text_scorer import PREFIX, TextScorer
 from lit_models.training.exact import LossSum
+from lit_models.training.judged import Judged
 from lit_models.training.metrics import SumCount
 
 
@@ -79,16 +80,21 @@ class LitTextScorer(EncodedTextModule):
     def term_weights(self) -> dict[str, float]:
         return {name: options.weight for name, options in self.options.items()}
 
-    def validation_step(self, batch: ScoredTextBatch, batch_idx: int) -> None:
-        self._evaluate("val", batch)
+    def validation_step(self, batch: ScoredTextBatch, batch_idx: int) -> Judged:
+        return self._evaluate("val", batch)
 
-    def test_step(self, batch: ScoredTextBatch, batch_idx: int) -> None:
-        self._evaluate("test", batch)
+    def test_step(self, batch: ScoredTextBatch, batch_idx: int) -> Judged:
+        judged = self._evaluate("test", batch)
         for name, facts in self.recipe["heads"].items():
             expected = baseline(facts).to(self.device).expand(len(batch["weight"]), -1)
             metrics = self.test_baselines[PREFIX + name]
             metrics.update(expected, batch["targets"][name], batch["is_labelled"][name], batch)
             self._log_figures(f"test/baseline_{name}", metrics)
+        return judged
+
+    def in_words(self, answers: dict[str, list[float]]) -> dict[str, str]:
+        heads = self.recipe["heads"]
+        return {f"{n} given": said(heads[n], values) for n, values in answers.items()}
 
     def predict_step(self, batch: ScoredTextBatch, batch_idx: int) -> dict[str, Tensor]:
         outputs = self(batch)
@@ -125,8 +131,8 @@ class LitTextScorer(EncodedTextModule):
         total = factor * torch.exp(-log_variance) * term.total + log_variance / 2 * term.count
         return LossSum(total, term.count)
 
-    def _evaluate(self, split: str, batch: ScoredTextBatch) -> None:
-        outputs = self(batch)
+    def _evaluate(self, split: str, batch: ScoredTextBatch) -> Judged:
+        outputs, found, weighted = self(batch), {}, []
         terms = self._terms(outputs, batch)
         metrics, losses = getattr(self, f"{split}_metrics"), getattr(self, f"{split}_losses")
         loss = getattr(self, f"{split}_loss")
@@ -136,10 +142,13 @@ class LitTextScorer(EncodedTextModule):
             losses[PREFIX + name].update(*terms[name])
             label = f"{split}/loss_{name}"
             self.log(label, losses[PREFIX + name], on_step=False, on_epoch=True)
-            prediction = self._head(name).prediction(values)
+            found[name] = self._head(name).prediction(values)
             target, known = batch["targets"][name], batch["is_labelled"][name]
-            metrics[PREFIX + name].update(prediction, target, known, batch)
+            of_texts = self._head(name).loss_of_texts(values, target, known)
+            weighted.append(of_texts * self.options[name].weight)
+            metrics[PREFIX + name].update(found[name], target, known, batch)
             self._log_figures(f"{split}/{name}", metrics[PREFIX + name])
+        return Judged(torch.stack(weighted).sum(0), found)
 
     def _log_figures(self, label: str, metrics: Any) -> None:
         for name, figure in metrics.figures.items():

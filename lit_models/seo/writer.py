@@ -13,6 +13,7 @@ from lit_models.seo.best_of import BestOf, best
 from lit_models.seo.page_records import onpage_record
 from lit_models.seo.ranker import LitRanker
 from lit_models.seo.snippets import SnippetMetrics, written_texts
+from lit_models.training.judged import Judged
 
 
 class LitSnippetWriter(LitCausalLM):
@@ -65,14 +66,17 @@ class LitSnippetWriter(LitCausalLM):
 
     def written(self, batch: SnippetBatch) -> list[str]:
         """Return what the model writes for each page, on one line."""
-        prompts = (batch["prompt_ids"], batch["prompt_lengths"], batch["sample_id"])
-        return written_texts(self._completed(*prompts, batch["queries"]), self.tokenizer)
+        return written_texts(self._completions(batch), self.tokenizer)
 
     def predict_step(self, batch: Any, batch_idx: int, options: Any = None) -> dict[str, Tensor]:
         if self.best_of is None:
             return super().predict_step(batch, batch_idx, options)
         prompts = (batch["input_ids"], batch["lengths"], batch["sample_id"])
         return self._completed(*prompts, batch["queries"])._asdict()
+
+    def _completions(self, batch: SnippetBatch) -> Completions:
+        prompts = (batch["prompt_ids"], batch["prompt_lengths"], batch["sample_id"])
+        return self._completed(*prompts, batch["queries"])
 
     def _completed(
         self, input_ids: Tensor, lengths: Tensor, sample_ids: Tensor, queries: list[str]
@@ -95,9 +99,15 @@ class LitSnippetWriter(LitCausalLM):
             self._rankers.append(self.best_of.loaded_ranker().to(self.device))
         return self._rankers[0]
 
-    def _evaluate(self, split: Literal["val", "test"], batch: Any) -> None:
-        super()._evaluate(split, batch)
+    def in_words(self, answers: dict[str, list[float]]) -> dict[str, str]:
+        ids = {name: [int(i) for i in row if i >= 0] for name, row in answers.items()}
+        return {name: " ".join(self.tokenizer.decode(row).split()) for name, row in ids.items()}
+
+    def _evaluate(self, split: Literal["val", "test"], batch: Any) -> Judged:
+        judged = super()._evaluate(split, batch)
         metrics: SnippetMetrics = getattr(self, f"{split}_snippets")
-        metrics.add_batch(self.written(batch), batch)
+        done = self._completions(batch)
+        metrics.add_batch(written_texts(done, self.tokenizer), batch)
         for name, metric in metrics.items():
             self.log(f"{split}/{name}", metric, on_step=False, on_epoch=True)
+        return Judged(judged.loss, {"written": done.completion_ids})

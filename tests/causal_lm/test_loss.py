@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lit_models.causal_lm.loss import LossOptions, language_model_loss
+from lit_models.causal_lm.loss import LossOptions, language_model_loss, sample_nats
 from lit_models.training.exact import share_of_step
 
 R, T, D, V = 3, 7, 5, 11
@@ -54,7 +54,7 @@ def test_chunks_change_nothing(options, chunk_size, dtype, error):
         total = (
             direct(hidden, head, batch, options)
             if is_direct
-            else language_model_loss(hidden, head, batch, chunked, training=True)["tokens"].total
+            else language_model_loss(hidden, head, batch, chunked)["tokens"].total
         )
         (total / 7).backward()
         values.append([total.detach(), hidden.grad, head.grad])
@@ -67,7 +67,7 @@ def test_the_gradient_is_that_of_finite_differences(options):
     batch = a_batch((1, 0, 1))
 
     def loss(hidden: Tensor, head: Tensor) -> Tensor:
-        return language_model_loss(hidden, head, batch, options, training=True)["tokens"].total
+        return language_model_loss(hidden, head, batch, options)["tokens"].total
 
     assert torch.autograd.gradcheck(loss, inputs())
     hidden, head = inputs()
@@ -82,7 +82,7 @@ def test_a_hand_worked_loss():
         "sample_index": torch.zeros(1, 2, dtype=torch.int64),
         "weight": torch.ones(1),
     }
-    terms = language_model_loss(hidden, head, batch, LossOptions(0.2, 0.5), training=True)
+    terms = language_model_loss(hidden, head, batch, LossOptions(0.2, 0.5))
     log4 = torch.tensor(4.0).log()  # all four tokens alike, smoothed or not
     assert terms["tokens"].total == pytest.approx(float(log4 + 0.5 * log4**2))
     assert terms["nats"].total == pytest.approx(float(log4))
@@ -92,14 +92,14 @@ def test_a_hand_worked_loss():
 def test_fillers_and_ignored_labels_count_nowhere():
     batch = a_batch((1, 0, 1))
     hidden, head = inputs()
-    loss = language_model_loss(hidden, head, batch, SMOOTH, training=True)["tokens"]
+    loss = language_model_loss(hidden, head, batch, SMOOTH)["tokens"]
     loss.total.backward()
     assert loss.count == (batch["labels"][[0, 2]] != -100).sum()
     assert hidden.grad[1].eq(0).all()
     assert hidden.grad[batch["labels"] == -100].eq(0).all()
     others = {name: value[[0, 2]] for name, value in batch.items() if name != "sample_index"}
     others["sample_index"] = torch.tensor([[0], [1]]).expand(2, T)
-    alone = language_model_loss(hidden[[0, 2]], head, others, SMOOTH, training=True)["tokens"]
+    alone = language_model_loss(hidden[[0, 2]], head, others, SMOOTH)["tokens"]
     torch.testing.assert_close(alone.total, loss.total, rtol=1e-12, atol=0)
 
 
@@ -108,15 +108,15 @@ def test_samples_add_up_to_their_batch():
     alone = []
     for sample in range(R):
         weight = tuple(float(i == sample) for i in range(R))
-        alone.append(language_model_loss(hidden, head, a_batch(weight), SMOOTH, True)["tokens"])
-    whole = language_model_loss(hidden, head, a_batch(), SMOOTH, training=True)["tokens"]
+        alone.append(language_model_loss(hidden, head, a_batch(weight), SMOOTH)["tokens"])
+    whole = language_model_loss(hidden, head, a_batch(), SMOOTH)["tokens"]
     torch.testing.assert_close(sum(a.total for a in alone), whole.total, rtol=1e-12, atol=0)
     assert sum(a.count for a in alone) == whole.count
 
 
 def test_no_target_gives_a_zero_loss_with_zero_gradients():
     hidden, head = inputs()
-    loss = language_model_loss(hidden, head, a_batch((0, 0, 0)), SMOOTH, training=True)["tokens"]
+    loss = language_model_loss(hidden, head, a_batch((0, 0, 0)), SMOOTH)["tokens"]
     loss.total.backward()
     assert loss.total == loss.count == 0
     assert hidden.grad.eq(0).all()
@@ -127,15 +127,27 @@ def test_evaluation_reports_plain_nats_and_builds_no_graph():
     hidden, head = inputs()
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
-            terms = language_model_loss(hidden, head, a_batch(), SMOOTH, training=False)
+            nats, _ = sample_nats(hidden, head, a_batch(), SMOOTH)
             plain = direct(hidden, head, a_batch(), LossOptions())
-        assert list(terms) == ["tokens"]
-        torch.testing.assert_close(terms["tokens"].total, plain, rtol=1e-12, atol=0)
-        assert not terms["tokens"].total.requires_grad
+        torch.testing.assert_close(nats.total, plain, rtol=1e-12, atol=0)
+        assert not nats.total.requires_grad
+
+
+def test_the_nats_of_a_sample_are_the_mean_over_its_own_targets():
+    hidden, head, batch = *inputs(), a_batch((1, 0, 1))
+    batch["labels"][2] = -100  # a sample without targets
+    nats, of_sample = sample_nats(hidden, head, batch, SMOOTH)
+    own = language_model_loss(hidden, head, a_batch((1, 0, 0)), LossOptions())["tokens"]
+    expected = torch.stack([own.total / own.count, *torch.zeros(2)]).double()
+    torch.testing.assert_close(of_sample, expected, rtol=1e-12, atol=0)
+    assert nats.count == own.count
+    rows = {name: value.reshape(1, -1) for name, value in batch.items() if name != "weight"}
+    one_row = (hidden.reshape(1, R * T, -1), head, {**rows, "weight": batch["weight"]}, SMOOTH)
+    torch.testing.assert_close(sample_nats(*one_row)[1], of_sample, rtol=1e-12, atol=0)
 
 
 def test_plain_nats_are_reported_beside_the_objective_and_change_no_gradient():
-    terms = language_model_loss(*inputs(), a_batch(), SMOOTH, training=True)
+    terms = language_model_loss(*inputs(), a_batch(), SMOOTH)
     planned = {**a_batch(), "step_denominators": {"tokens": torch.tensor(40.0)}}
     share = share_of_step(terms, planned, {"nats": 0.0})
     assert share.item() == pytest.approx(terms["tokens"].total.item() / 40)
@@ -149,7 +161,7 @@ def test_a_tied_head_gets_both_gradients():
     for is_direct in (True, False):
         table = inputs()[1]
         hidden = F.embedding(ids, table).tanh()
-        terms = language_model_loss(hidden, table, batch, LossOptions(chunk_size=2), True)
+        terms = language_model_loss(hidden, table, batch, LossOptions(chunk_size=2))
         (
             direct(hidden, table, batch, LossOptions()) if is_direct else terms["tokens"].total
         ).sum().backward()

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lit_models.causal_lm.loss import LossOptions, language_model_loss
+from lit_models.causal_lm.loss import LossOptions, language_model_loss, sample_nats
 from tests.causal_lm.test_loss import D, R, T, a_batch, direct, inputs
 
 
@@ -13,7 +13,7 @@ def test_autocast_multiplies_in_half_and_sums_in_full_precision():
     batch = a_batch()
     hidden, head = inputs(torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        loss = language_model_loss(hidden, head, batch, LossOptions(chunk_size=4), True)["tokens"]
+        loss = language_model_loss(hidden, head, batch, LossOptions(chunk_size=4))["tokens"]
     assert loss.total.dtype == torch.float32
     loss.total.backward()
     assert hidden.grad.dtype == head.grad.dtype == torch.float32
@@ -45,9 +45,10 @@ def test_no_tensor_is_larger_than_a_chunk_or_the_head(training):
     hidden, head = inputs(num_tokens=num_tokens)
     with Largest() as seen, torch.set_grad_enabled(training):
         options = LossOptions(0.1, 0.01, chunk)
-        total = language_model_loss(hidden, head, batch, options, training)["tokens"].total
         if training:
-            total.backward()
+            language_model_loss(hidden, head, batch, options)["tokens"].total.backward()
+        else:
+            sample_nats(hidden, head, batch, options)
     assert seen.elements <= max(num_tokens * D, num_tokens * chunk)
     with Largest() as seen:
         direct(hidden, head, batch, LossOptions())

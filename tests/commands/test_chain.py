@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from lit_models.commands.chain import run_stages
 from lit_models.stages import chosen_stages, read_stages
@@ -137,6 +138,16 @@ def test_some_stages_run_alone_if_what_they_take_is_complete(chain: Chain) -> No
     assert called() == ["subject", "export"]
     assert chain(start="dump") == 0
     assert called() == ["dump", "test"]
+
+
+def test_a_stage_that_there_is_not_is_a_usage_error(
+    chain: Chain, unisono: Callable[..., tuple[int, str]]
+) -> None:
+    Path("chain.yaml").write_text(yaml.safe_dump({"stages": stages_of()}, sort_keys=False))
+    for option, meant in (("--only=dmp", "dump"), ("--change.exprt.devices=2", "export")):
+        status, output = unisono("chain", "--config=chain.yaml", option)
+        assert status == 2
+        assert f"there is no such stage. Did you mean {meant}?" in " ".join(output.split())
 
 
 @pytest.mark.parametrize(

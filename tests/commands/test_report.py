@@ -94,6 +94,18 @@ def test_the_page_says_how_the_run_ended(
     assert words in ending(record(folder, age_s)).sentence
 
 
+def test_the_page_says_when_attempts_began_and_were_last_seen(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "a", attempts=((1, 0, 4), (2, 2, 6)))
+    assert "Began" not in text_of(page_of(folder))  # an earlier version's ledger
+    starts = iter(["2026-11-21T23:59:58+00:00", "2026-11-22T10:00:00+02:00"])
+    lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+    lines = [{**ln, "started_at": next(starts)} if "plan_digest" in ln else ln for ln in lines]
+    (folder / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = text_of(page_of(folder))
+    assert "Began 2026-11-21 23:59:58, last step 2026-11-22 08:00:02 (UTC)." in words
+    assert "1 broke off 2026-11-21 23:59:58 1 0 4 none 2 s" in words
+
+
 def test_the_split_sums_the_intervals_and_the_curve_leaves_lost_ones_out(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "a")
     lines = [throughput_line(1, 2, 1, 3), throughput_line(1, 4, 2, 2), throughput_line(2, 4, 1, 1)]

@@ -96,6 +96,23 @@ def test_a_file_that_is_not_what_it_should_be_becomes_a_note(tmp_path: Path, con
     ]
 
 
+def test_a_query_of_a_retriever_is_told_with_its_text(tmp_path: Path) -> None:
+    found = {"retriever": {"mrr@10": {"x": 1.0, "y": 0.0}}}
+    told = [{"query": "y", "text": "salt <by> weight", "first_relevant": None},
+            {"query": "x", "text": "old iron", "first_relevant": 1}]  # fmt: skip
+    (tmp_path / "retrieval-test.json").write_text(json.dumps({"per_query": found, "worst": told}))
+    words = "query text retriever rank of the first relevant y salt <by> weight 0 – x old iron 1 1"
+    assert words in shown(tmp_path)[0]
+
+
+def test_a_test_stands_in_place_of_a_validation(tmp_path: Path) -> None:
+    worst = {"columns": ["text", "loss"], "rows": [["t", 0.5]]}
+    (tmp_path / "worst-val.json").write_text(json.dumps({"title": "of val", **worst}))
+    assert "of val" in shown(tmp_path)[0]
+    (tmp_path / "worst-test.json").write_text(json.dumps({"title": "of test", **worst}))
+    assert shown(tmp_path)[0] == "of test text loss t 0.5000"
+
+
 def test_other_rows_have_a_place_of_their_own(tmp_path: Path) -> None:
     worst = {"title": "Texts judged worst", "columns": ["text", "error"], "rows": [["t", 0.5]]}
     (tmp_path / "worst-test.json").write_text(json.dumps(worst))

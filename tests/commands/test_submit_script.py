@@ -23,6 +23,10 @@ DEAF = (
     "#!/bin/bash\necho started >> srun.txt\n/bin/sleep 5 & child=$!\n"  # not the stand-in below
     "trap 'kill $child' EXIT\nwait\n"
 )
+LOSES = """#!/bin/bash
+trap 'echo lost >> srun.txt; trap "echo heard >> srun.txt; exit 75" USR1' USR1
+echo started >> srun.txt; for i in $(seq 100); do /bin/sleep 0.1; done
+"""
 SQUEUE = '#!/bin/bash\necho squeue "$@" >> asked.txt\nexec cat state.txt\n'
 SLEEP = '#!/bin/bash\n[ "$1" = 5 ] || exec /bin/sleep "$1"\n'  # not between two questions
 SCONTROL = '#!/bin/bash\necho scontrol "$@" >> asked.txt\nexit $REFUSES\n'
@@ -113,6 +117,14 @@ def test_the_warning_is_passed_on_and_the_run_is_waited_for(node: Node) -> None:
     assert node.asked == REQUEUED
 
 
+def test_a_warning_that_is_lost_on_its_way_is_repeated(node: Node) -> None:
+    node.write("srun", LOSES)
+    node.write("sleep", "#!/bin/bash\nexec /bin/sleep 0.3\n")  # between two warnings
+    assert node.signalled(signal.SIGUSR1) == 0
+    assert node.srun == ["started", "lost", "heard"]
+    assert node.asked == REQUEUED
+
+
 def test_a_run_that_ends_well_in_spite_of_the_warning_is_over(node: Node) -> None:
     assert node.signalled(signal.SIGUSR1, TENTHS=4) == 0
     assert (node.srun[-1], node.asked) == ("heard", [])
@@ -135,15 +147,14 @@ def test_a_warning_that_comes_before_the_run_can_hear_it_requeues(node: Node) ->
     assert node.asked == REQUEUED
 
 
-def test_a_warning_during_the_activation_starts_no_run(node: Node) -> None:
-    assert node.signalled(signal.SIGUSR1, after="begun", ACTIVATION_S=0.3) == 0
-    assert node.asked == REQUEUED
-    assert not (node.folder / "srun.txt").exists()
-
-
-def test_a_job_cancelled_during_the_activation_starts_no_run(node: Node) -> None:
-    assert node.signalled(signal.SIGTERM, after="begun", ACTIVATION_S=0.3) == 138
-    assert node.asked == []
+@pytest.mark.parametrize(
+    ("signum", "status", "asked"), [(signal.SIGUSR1, 0, REQUEUED), (signal.SIGTERM, 138, [])]
+)
+def test_a_warning_or_a_cancel_during_the_activation_starts_no_run(
+    node: Node, signum: signal.Signals, status: int, asked: list[str]
+) -> None:
+    assert node.signalled(signum, after="begun", ACTIVATION_S=0.3) == status
+    assert node.asked == asked
     assert not (node.folder / "srun.txt").exists()
 
 

@@ -12,7 +12,7 @@ import pytest
 from datamodules import ScoredTextDataModule, SplitOptions
 from datamodules.scored_texts.batches import ChunkOptions
 from datamodules.scored_texts.folds import folds_of, strata_of
-from datamodules.scored_texts.labels import LabelOptions
+from datamodules.scored_texts.labels import LabelOptions, label_text
 from datamodules.scored_texts.rows import TextColumns
 from datamodules.scored_texts.splits import FoldOptions, check_split, parts_of, split_facts
 from datamodules.scored_texts.store import ScoredStore, StoreRequest, open_store
@@ -50,6 +50,19 @@ def as_csv(rows: list[dict], mark: str) -> str:
 
     lines = [list(rows[0]), *([cell(value) for value in row.values()] for row in rows)]
     return "\n".join(mark.join(line) for line in lines) + "\n"
+
+
+def test_a_text_is_described_with_its_labels_as_the_file_has_them(tmp_path) -> None:
+    (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, ROWS)) + "\n")
+    heads = opened(tmp_path / "mine.jsonl").heads
+    columns = {"grade": [0], "level": [1], "sold": [2], "trade": [3], "tags": [4, 5]}
+    told = [
+        {name: label_text(heads[name], np.array(row)[places]) for name, places in columns.items()}
+        for row in EXPECTED
+    ]
+    assert list(told[0].values()) == ["1.5", "2", "1", "smith", "cheap"]
+    assert list(told[1].values()) == ["", "5", "0", "", ""]
+    assert list(told[2].values()) == ["-3", "", "", "baker", ""]
 
 
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet"])

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lit_models.seo.heads import Head, HeadOptions, baseline
+from lit_models.seo.heads import Head, HeadOptions, baseline, said
 
 REGRESSION = {"kind": "regression", "classes": None, "mean": 10.0, "std": 2.0}
 LEVELS = {"kind": "ordinal", "classes": ["a", "b", "c", "d"], "shares": [0.1, 0.2, 0.3, 0.4]}
@@ -81,3 +81,30 @@ def test_a_loss_that_does_not_fit_is_refused() -> None:
         HeadOptions("mse").loss_of("q", "binary")
     with pytest.raises(ValueError, match="weight must be 0 or more, got -1"):
         HeadOptions(weight=-1)
+
+
+def test_the_loss_of_a_text_is_the_mean_over_its_own_labels() -> None:
+    head = Head({"kind": "multilabel", "classes": ["a", "b", "c"]}, "cross_entropy", 2)
+    outputs, target = torch.zeros(3, 3), torch.tensor([[1.0, 0, 1], [1, 0, 0], [0, 0, 0]])
+    outputs[0, 0] = 50.0  # right, and sure of it
+    known = torch.tensor([[True, True, True], [False, True, False], [False] * 3])
+    log2 = math.log(2)
+    found = head.loss_of_texts(outputs, target, known)
+    assert found.tolist() == pytest.approx([2 / 3 * log2, log2, 0.0])
+    single = Head(REGRESSION, "mse", 2)
+    given = (torch.tensor([[1.5], [1.0]]), torch.tensor([14.0, math.nan]).nan_to_num())
+    assert single.loss_of_texts(*given, torch.tensor([True, False])).tolist() == [0.25, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "prediction", "words"),
+    [
+        ("regression", [12.345], "12.3"),
+        ("binary", [0.25], "0.25"),
+        ("ordinal", [0.2, 0.5, 0.3], "b"),
+        ("multilabel", [0.9, 0.5, 0.6], "a c"),
+        ("multilabel", [0.1, 0.2, 0.3], ""),
+    ],
+)
+def test_a_prediction_in_words(kind: str, prediction: list[float], words: str) -> None:
+    assert said({"kind": kind, "classes": ["a", "b", "c"]}, prediction) == words

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from lit_models.seo.ranking_metrics import (
     RankedQueries,
     RankingMetrics,
+    first_relevant,
     ndcg,
     paired_bootstrap,
     rank_queries,
@@ -41,6 +42,14 @@ def one_query(
         torch.tensor([judged]),
         **{name: torch.tensor([value]) for name, value in options.items()},
     )
+
+
+def test_the_first_relevant_document_has_a_rank_or_none() -> None:
+    ranked = one_query([1.0, 4.0, 3.0, 2.0], [2.0, NAN, 1.0, 0.0], [1.0, 2.0])
+    assert first_relevant(ranked).tolist() == [2]
+    assert first_relevant(ranked, relevant_above=1.0).tolist() == [4]
+    assert first_relevant(ranked, relevant_above=2.0).tolist() == [0]
+    assert first_relevant(one_query([], [], [1.0])).tolist() == [0]
 
 
 def test_one_query_by_hand() -> None:

@@ -14,6 +14,7 @@ from lit_models.training.callbacks.predictions import PredictionWriter
 from lit_models.training.callbacks.preemption import Preemption
 from lit_models.training.callbacks.rehearsal import Rehearsal
 from lit_models.training.callbacks.throughput import Throughput
+from lit_models.training.callbacks.worst_samples import WorstSamples
 
 __all__ = [
     "AveragedWeights",
@@ -28,6 +29,7 @@ __all__ = [
     "Preemption",
     "Rehearsal",
     "Throughput",
+    "WorstSamples",
     "default_callbacks",
 ]
 
@@ -44,4 +46,5 @@ def default_callbacks() -> list[Callback]:
         LastCheckpoint(),
         BestCheckpoint(),
         PredictionWriter(),
+        WorstSamples(),
     ]

@@ -2,6 +2,7 @@
 
 import json
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
@@ -58,6 +59,7 @@ class Ledger(Callback):
                 "resumed_from_step": trainer.global_step,
                 "plan_digest": trainer.datamodule.request("train").digest(),
                 "world_size": trainer.world_size,
+                "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
             }
         )
 
