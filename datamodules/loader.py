@@ -4,7 +4,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -42,6 +42,14 @@ class PlannedDataset(ABC):
         """Return what a reader needs to know one sample by, as name -> text: what the network saw
         in this epoch. A family overrides it."""
         return {"length": str(self.lengths[sample_id])}
+
+
+class Sample(NamedTuple):
+    """What `example` returns where `collate` reads all samples of a batch at once: the number of
+    one, and the epoch in which it is read."""
+
+    number: int
+    epoch: int
 
 
 @dataclass(frozen=True)

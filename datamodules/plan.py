@@ -56,6 +56,11 @@ def _key(*parts: int) -> int:
     return key
 
 
+def sample_keys(seed: int, epoch: int, sample_ids: np.ndarray) -> np.ndarray:
+    """Return [N] uint64: what keys the generator of each sample [N] in one epoch."""
+    return hash_ids(sample_ids, _key(seed, epoch))
+
+
 def rng_for(seed: int, epoch: int, sample_id: int) -> np.random.Generator:
     """Return the generator of one sample in one epoch, whichever rank draws from it."""
     return np.random.Generator(np.random.Philox(key=_key(seed, epoch, sample_id)))

@@ -5,28 +5,21 @@ Shapes: N activations, B of a micro-batch, T tokens of the longest document, A a
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from datamodules.activations.attributes import NONE, DocumentFacts
 from datamodules.activations.pieces import Pieces
+from datamodules.loader import PlannedDataset, Sample
 from datamodules.plan import hash_ids
-from datamodules.planned import PlannedDataset
 
 # Terms of the lens's loss, each counted once per sample.
 TERMS = (
     *("teacher_text", "teacher_reconstruction", "reconstruction"),
     *("reference", "effect", "fluency", "entropy"),
 )
-
-
-class Sample(NamedTuple):
-    """One activation by its number, and the epoch in which it is read."""
-
-    number: int
-    epoch: int
 
 
 class ActivationDataset(PlannedDataset):
