@@ -24,6 +24,7 @@ from lit_models.training import strategies
 from lit_models.training.checkpoint import AtomicCheckpointIO, load_part, take_averaged
 from lit_models.training.exported import Layout
 from lit_models.training.idle_profiler import IdleProfiler
+from lit_models.training.lean_loop import keep_step_arguments, leave_out_idle_hooks
 from lit_models.training.optim import gradients
 from lit_models.training.plain import plain_hyperparameters
 from lit_models.training.record import LossSum, StepRecord
@@ -115,7 +116,10 @@ class ExactModule(LightningModule):
         AtomicCheckpointIO.install(self.trainer)
         IdleProfiler.install(self.trainer)
         present = {type(callback) for callback in self.trainer.callbacks}
-        return [callback for callback in self.own_callbacks() if type(callback) not in present]
+        own = [callback for callback in self.own_callbacks() if type(callback) not in present]
+        leave_out_idle_hooks([*self.trainer.callbacks, *own])
+        keep_step_arguments(self.trainer)
+        return own
 
     def setup(self, stage: str) -> None:
         """Give each process its own metric states; a family that overrides it calls this first.
@@ -167,9 +171,8 @@ class ExactModule(LightningModule):
         self.step_record.add(batch["sample_id"], batch["weight"], terms, share)
         # Finite gradients of a loss that is not would hide it from the ranks whose loss is: zero
         # times a finite number is zero, times any other it is NaN.
-        told = share.detach() * 0 + 1
         replicas = self._num_replicas() if self.averages_replicas else 1
-        return share * told * (replicas * self.trainer.accumulate_grad_batches)
+        return share * (share.detach() * 0 + replicas * self.trainer.accumulate_grad_batches)
 
     def configure_gradient_clipping(
         self,

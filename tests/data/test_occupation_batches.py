@@ -18,7 +18,9 @@ EPOCH = 3
 
 def dataset_of(folder: Path, noise: Augmentation) -> OccupationDataset:
     rows, plan = [*ROWS, *many(60)], PlanOptions(seed=7)
-    data = module(folder, rows, validation_files=table(folder / "v.csv", ROWS), augmentation=noise, plan=plan)
+    data = module(
+        folder, rows, validation_files=table(folder / "v.csv", ROWS), augmentation=noise, plan=plan
+    )
     data.setup("fit")
     return data.datasets["train"]
 
@@ -60,7 +62,9 @@ def test_the_noise_does_not_depend_on_the_batch(tmp_path: Path):
     width = few["input_ids"].shape[1]
     assert few["input_ids"].tolist() == many_more["input_ids"][9:12, :width].tolist()
     assert few["language_id"].tolist() == many_more["language_id"][9:12].tolist()
-    assert few["code_ids"].tolist() == many_more["code_ids"][9:12, : few["code_ids"].shape[1]].tolist()
+    assert (
+        few["code_ids"].tolist() == many_more["code_ids"][9:12, : few["code_ids"].shape[1]].tolist()
+    )
 
 
 def test_only_samples_whose_text_changes_take_a_generator(

@@ -302,7 +302,9 @@ def test_augmentation_edits_texts_and_drops_languages(folder: Path) -> None:
     options = ["--data.augmentation.delete=1", "--data.augmentation.num_edits=3"]
     options += ["--data.augmentation.drop_language=1"]
     dataset = ready(folder, *FILES, *options).data.datasets["train"]
-    batches = [dataset.collate([dataset.example(i, epoch) for i in range(32)]) for epoch in (0, 1, 2)]
+    batches = [
+        dataset.collate([dataset.example(i, epoch) for i in range(32)]) for epoch in (0, 1, 2)
+    ]
     left = [batch["attention_mask"].sum(1).numpy() for batch in batches]
     assert set((dataset.lengths[:32] - left).flatten().tolist()) == {1, 2, 3}
     assert set(batches[0]["language_id"].tolist()) == {0}
