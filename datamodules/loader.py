@@ -115,16 +115,14 @@ def collated(dataset: PlannedDataset, batch: MicroBatch) -> dict[str, Any]:
             f"collate of {type(dataset).__name__} returns {taken}: the plan fills in "
             f"{', '.join(sorted(RESERVED))} itself, and a dataset must not; rename its key."
         )
+    counts = {n: torch.tensor(n, dtype=torch.float64) for n in set(batch.denominators.values())}
     return {
         **own,
         "sample_id": torch.from_numpy(batch.ids.astype(np.int64)),
         "weight": torch.from_numpy(batch.weights.copy()),
         "step_index": batch.step,
         "load": load_of(dataset, batch),
-        "step_denominators": {
-            term: torch.tensor(count, dtype=torch.float64)
-            for term, count in batch.denominators.items()
-        },
+        "step_denominators": {term: counts[n] for term, n in batch.denominators.items()},
     }
 
 

@@ -31,14 +31,13 @@ def hash_ids(ids: np.ndarray, key: int = 0) -> np.ndarray:
 
     Source: the finaliser of SplitMix64 (Steele, Lea, Flood 2014).
     """
-    with np.errstate(over="ignore"):
-        x = ids.astype(np.uint64)
-        x += np.uint64((key * _GOLDEN + _GOLDEN) & _MASK)
-        x ^= x >> np.uint64(30)
-        x *= np.uint64(_MIX_1)
-        x ^= x >> np.uint64(27)
-        x *= np.uint64(_MIX_2)
-        x ^= x >> np.uint64(31)
+    x = ids.astype(np.uint64)  # arrays of integers run over without a warning
+    x += np.uint64((key * _GOLDEN + _GOLDEN) & _MASK)
+    x ^= x >> np.uint64(30)
+    x *= np.uint64(_MIX_1)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(_MIX_2)
+    x ^= x >> np.uint64(31)
     return x
 
 
@@ -65,7 +64,8 @@ def sample_keys(seed: int, epoch: int, sample_ids: np.ndarray) -> np.ndarray:
 
 def rng_for(seed: int, epoch: int, sample_id: int) -> np.random.Generator:
     """Return the generator of one sample in one epoch, whichever rank draws from it."""
-    return np.random.Generator(np.random.Philox(_Key(_key(seed, epoch, sample_id))))
+    key = _Key(_key(seed, epoch, sample_id))
+    return np.random.Generator(np.random.Philox(key))  # type: ignore[arg-type]
 
 
 class _Key(ISeedSequence):
