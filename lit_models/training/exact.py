@@ -171,8 +171,9 @@ class ExactModule(LightningModule):
         self.step_record.add(batch["sample_id"], batch["weight"], terms, share)
         # Finite gradients of a loss that is not would hide it from the ranks whose loss is: zero
         # times a finite number is zero, times any other it is NaN.
+        told = share.detach() * 0 + 1
         replicas = self._num_replicas() if self.averages_replicas else 1
-        return share * (share.detach() * 0 + replicas * self.trainer.accumulate_grad_batches)
+        return share * told * (replicas * self.trainer.accumulate_grad_batches)
 
     def configure_gradient_clipping(
         self,

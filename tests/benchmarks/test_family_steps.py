@@ -58,6 +58,7 @@ class Turns(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._plain = plain_steps(pl_module, trainer.datamodule, self.clip)
+        self._ends = [time.perf_counter()]
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         self._ends.append(time.perf_counter())
@@ -99,7 +100,7 @@ def trained(config: dict[str, Any], turns: int, folder: Path) -> Turns:
     beside = Turns(clip)
     trainer = Trainer(
         accelerator="cpu",
-        max_steps=1 + TURN * turns,
+        max_steps=TURN * turns,
         max_epochs=-1,
         limit_val_batches=0,
         log_every_n_steps=TURN,
