@@ -69,6 +69,8 @@ def augment(
 ) -> tuple[str, str]:
     """The sample with noise; never empty, and unchanged where all probabilities are 0.
 
+    The generator's first draws, one for each probability, say what happens; see `uniforms_for`.
+
     Args:
         text: normalised text.
         language: ISO name, or unk.

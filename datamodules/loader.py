@@ -4,7 +4,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -42,6 +42,14 @@ class PlannedDataset(ABC):
         """Return what a reader needs to know one sample by, as name -> text: what the network saw
         in this epoch. A family overrides it."""
         return {"length": str(self.lengths[sample_id])}
+
+
+class Sample(NamedTuple):
+    """What `example` returns where `collate` reads all samples of a batch at once: the number of
+    one, and the epoch in which it is read."""
+
+    number: int
+    epoch: int
 
 
 @dataclass(frozen=True)
@@ -107,16 +115,14 @@ def collated(dataset: PlannedDataset, batch: MicroBatch) -> dict[str, Any]:
             f"collate of {type(dataset).__name__} returns {taken}: the plan fills in "
             f"{', '.join(sorted(RESERVED))} itself, and a dataset must not; rename its key."
         )
+    counts = {n: torch.tensor(n, dtype=torch.float64) for n in set(batch.denominators.values())}
     return {
         **own,
         "sample_id": torch.from_numpy(batch.ids.astype(np.int64)),
         "weight": torch.from_numpy(batch.weights.copy()),
         "step_index": batch.step,
         "load": load_of(dataset, batch),
-        "step_denominators": {
-            term: torch.tensor(count, dtype=torch.float64)
-            for term, count in batch.denominators.items()
-        },
+        "step_denominators": {term: counts[n] for term, n in batch.denominators.items()},
     }
 
 

@@ -3,30 +3,21 @@
 Shapes: B samples in the micro-batch, S characters, K codes of the richest record.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
-from datamodules.augmentation import Augmentation, augment
+from datamodules.augmentation import UNKNOWN_LANGUAGE, Augmentation, augment
+from datamodules.keyed_draws import uniforms_for
+from datamodules.loader import PlannedDataset, Sample
 from datamodules.occupation_store import OccupationStore
 from datamodules.plan import rng_for
-from datamodules.planned import PlannedDataset
 from datamodules.predict_rows import PredictIndex
 from datamodules.tokenizers.characters import PADDING_ID, decode, encode
 
 NO_CODE = -100
 TERMS = ("seq2seq", "flat")  # both losses are means over records
-
-
-class OccupationExample(NamedTuple):
-    """One record: code points [S], language index, code indices [1 …], seen in training."""
-
-    code_points: np.ndarray
-    language_id: int
-    code_ids: np.ndarray
-    is_seen_text: bool
-    is_seen_code: bool
 
 
 class OccupationDataset(PlannedDataset):
@@ -56,46 +47,54 @@ class OccupationDataset(PlannedDataset):
         self.fingerprint = f"{store.fingerprint}-{part}"
         self.target_counts = dict.fromkeys(TERMS)
 
-    def example(self, sample_id: int, epoch: int) -> OccupationExample:
-        """One record; the same noise for the same (seed, epoch, sample id)."""
-        row, arrays = int(self.row_ids[sample_id]), self.store.arrays
-        points = self.store.code_points(row)
-        language_id = int(arrays["language_id"][row])
-        if self.augmentation is not None:
-            rng = rng_for(self.seed, epoch, sample_id)
-            language = self.languages[language_id]
-            text, language = augment(decode(points), language, rng, self.augmentation)
-            points = encode(text, self.store.recipe["max_length"]).code_points
-            language_id = self.languages.index(language)
-        return OccupationExample(
-            points,
-            language_id,
-            self.store.code_ids(row),
-            bool(arrays["is_seen_text"][row]),
-            bool(arrays["is_seen_code"][row]),
-        )
+    def example(self, sample_id: int, epoch: int) -> Sample:
+        """Which sample it is; `collate` reads all of a batch at once."""
+        return Sample(sample_id, epoch)
 
-    def collate(self, examples: list[OccupationExample]) -> dict[str, torch.Tensor]:
-        """The padded batch; seen flags in evaluation only."""
-        code_ids = np.full((len(examples), max(len(e.code_ids) for e in examples)), NO_CODE)
-        for codes, example in zip(code_ids, examples, strict=True):
-            codes[: len(example.code_ids)] = example.code_ids
-        batch = padded_texts([e.code_points for e in examples])
-        batch["language_id"] = torch.tensor([e.language_id for e in examples])
+    def collate(self, examples: list[Sample]) -> dict[str, torch.Tensor]:
+        """The padded batch, with the same noise for the same (seed, epoch, sample id); seen flags
+        in evaluation only.
+
+        Args:
+            examples: of one epoch.
+        """
+        numbers, arrays = np.array([example.number for example in examples]), self.store.arrays
+        rows = self.row_ids[numbers]
+        texts, language_id = self.store.texts(rows), arrays["language_id"][rows].astype(np.int64)
+        if self.augmentation is not None:
+            self._vary(texts, language_id, numbers, examples[0].epoch)
+        batch, (code_ids, _) = padded_texts(texts), padded(self.store.code_sets(rows), NO_CODE)
+        batch["language_id"] = torch.from_numpy(language_id)
         batch["code_ids"] = torch.from_numpy(code_ids)  # [B, K]
         if self.is_evaluated:
-            batch["is_seen_text"] = torch.tensor([e.is_seen_text for e in examples])
-            batch["is_seen_code"] = torch.tensor([e.is_seen_code for e in examples])
+            batch["is_seen_text"] = torch.from_numpy(arrays["is_seen_text"][rows])
+            batch["is_seen_code"] = torch.from_numpy(arrays["is_seen_code"][rows])
         return batch
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
         """The text with its noise of this epoch, its language, and its codes."""
-        example, book = self.example(sample_id, epoch), self.store.recipe["code_book"]["codes"]
+        batch = self.collate([self.example(sample_id, epoch)])
+        book = self.store.recipe["code_book"]["codes"]
         return {
-            "text": decode(example.code_points),
-            "language": self.languages[example.language_id],
-            "codes": " ".join(book[i] for i in example.code_ids.tolist()),
+            "text": decode(batch["input_ids"][0].numpy()),
+            "language": self.languages[int(batch["language_id"])],
+            "codes": " ".join(book[i] for i in batch["code_ids"][0].tolist()),
         }
+
+    def _vary(
+        self, texts: list[np.ndarray], language_id: np.ndarray, numbers: np.ndarray, epoch: int
+    ) -> None:
+        """Put noise into the texts and the language ids [B] of the samples with these numbers [B],
+        in place. Only where noise falls on a text does the sample need its own generator."""
+        options = self.augmentation
+        assert options is not None
+        probabilities = options.probabilities()
+        fires = uniforms_for(self.seed, epoch, numbers, len(probabilities)) < probabilities
+        for place in np.flatnonzero(fires[:, :-1].any(1)).tolist():
+            rng, language = rng_for(self.seed, epoch, int(numbers[place])), language_id[place]
+            text, _ = augment(decode(texts[place]), self.languages[language], rng, options)
+            texts[place] = encode(text, self.store.recipe["max_length"]).code_points
+        language_id[fires[:, -1]] = self.languages.index(UNKNOWN_LANGUAGE)
 
 
 class DistinctInputs(PlannedDataset):
@@ -125,8 +124,14 @@ class DistinctInputs(PlannedDataset):
 
 def padded_texts(texts: list[np.ndarray]) -> dict[str, Any]:
     """input_ids [B, S] int64 and attention_mask [B, S] bool of these code points."""
-    lengths = np.fromiter((len(text) for text in texts), np.int64, len(texts))
-    mask = np.arange(lengths.max()) < lengths[:, None]
-    input_ids = np.full(mask.shape, PADDING_ID, dtype=np.int64)
-    input_ids[mask] = np.concatenate(texts)
+    input_ids, mask = padded(texts, PADDING_ID)
     return {"input_ids": torch.from_numpy(input_ids), "attention_mask": torch.from_numpy(mask)}
+
+
+def padded(rows: list[np.ndarray], filler: int) -> tuple[np.ndarray, np.ndarray]:
+    """[B, S] int64 of rows of integers, filled up on the right, and [B, S] bool: no filler."""
+    lengths = np.fromiter((len(row) for row in rows), np.int64, len(rows))
+    mask = np.arange(lengths.max()) < lengths[:, None]
+    values = np.full(mask.shape, filler, dtype=np.int64)
+    values[mask] = np.concatenate(rows)
+    return values, mask

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.random.bit_generator import ISeedSequence
 
 from datamodules.batching import Batching
 
@@ -30,14 +31,13 @@ def hash_ids(ids: np.ndarray, key: int = 0) -> np.ndarray:
 
     Source: the finaliser of SplitMix64 (Steele, Lea, Flood 2014).
     """
-    with np.errstate(over="ignore"):
-        x = ids.astype(np.uint64)
-        x += np.uint64((key * _GOLDEN + _GOLDEN) & _MASK)
-        x ^= x >> np.uint64(30)
-        x *= np.uint64(_MIX_1)
-        x ^= x >> np.uint64(27)
-        x *= np.uint64(_MIX_2)
-        x ^= x >> np.uint64(31)
+    x = ids.astype(np.uint64)  # arrays of integers run over without a warning
+    x += np.uint64((key * _GOLDEN + _GOLDEN) & _MASK)
+    x ^= x >> np.uint64(30)
+    x *= np.uint64(_MIX_1)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(_MIX_2)
+    x ^= x >> np.uint64(31)
     return x
 
 
@@ -57,22 +57,30 @@ def _key(*parts: int) -> int:
     return key
 
 
-class _GivenKey(np.random.bit_generator.ISeedSequence):
-    """Gives Philox a key as it is. `Philox(key=…)` has the same, and asks the operating system for
-    random bytes that it never uses, which takes longer than all draws of a sample."""
+def sample_keys(seed: int, epoch: int, sample_ids: np.ndarray) -> np.ndarray:
+    """Return [N] uint64: what keys the generator of each sample [N] in one epoch."""
+    return hash_ids(sample_ids, _key(seed, epoch))
+
+
+def rng_for(seed: int, epoch: int, sample_id: int) -> np.random.Generator:
+    """Return the generator of one sample in one epoch, whichever rank draws from it."""
+    key = _Key(_key(seed, epoch, sample_id))
+    return np.random.Generator(np.random.Philox(key))  # type: ignore[arg-type]
+
+
+class _Key(ISeedSequence):
+    """Hands a key to Philox as it is: `Philox(key=…)` first asks the system for randomness that it
+    never uses, and takes twice as long.
+
+    Args:
+        key: below 2^64.
+    """
 
     def __init__(self, key: int) -> None:
         self.key = key
 
     def generate_state(self, n_words: int, dtype: Any = np.uint32) -> np.ndarray:
-        """Return the two words of the key."""
         return np.array([self.key, 0], np.uint64)
-
-
-def rng_for(seed: int, epoch: int, sample_id: int) -> np.random.Generator:
-    """Return the generator of one sample in one epoch, whichever rank draws from it."""
-    key: Any = _GivenKey(_key(seed, epoch, sample_id))  # NumPy's types lack its own interface
-    return np.random.Generator(np.random.Philox(key))
 
 
 @dataclass(frozen=True)

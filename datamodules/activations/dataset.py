@@ -14,8 +14,8 @@ import torch
 
 from datamodules.activations.attributes import NONE, DocumentFacts
 from datamodules.activations.pieces import Pieces
+from datamodules.loader import PlannedDataset, Sample
 from datamodules.plan import hash_ids
-from datamodules.planned import PlannedDataset
 
 # Terms of the lens's loss, each counted once per sample.
 TERMS = (
@@ -32,13 +32,6 @@ class MappedFile(NamedTuple):
     def opened(self) -> np.ndarray:
         """Return the array, memory-mapped."""
         return np.load(self.path, mmap_mode="r")
-
-
-class Sample(NamedTuple):
-    """One activation by its number, and the epoch in which it is read."""
-
-    number: int
-    epoch: int
 
 
 class ActivationDataset(PlannedDataset):

@@ -24,6 +24,7 @@ from lit_models.training import strategies
 from lit_models.training.checkpoint import AtomicCheckpointIO, load_part, take_averaged
 from lit_models.training.exported import Layout
 from lit_models.training.idle_profiler import IdleProfiler
+from lit_models.training.lean_loop import keep_step_arguments, leave_out_idle_hooks
 from lit_models.training.optim import gradients
 from lit_models.training.plain import plain_hyperparameters
 from lit_models.training.record import LossSum, StepRecord
@@ -123,7 +124,10 @@ class ExactModule(LightningModule):
         AtomicCheckpointIO.install(self.trainer)
         IdleProfiler.install(self.trainer)
         present = {type(callback) for callback in self.trainer.callbacks}
-        return [callback for callback in self.own_callbacks() if type(callback) not in present]
+        own = [callback for callback in self.own_callbacks() if type(callback) not in present]
+        leave_out_idle_hooks([*self.trainer.callbacks, *own])
+        keep_step_arguments(self.trainer)
+        return own
 
     def setup(self, stage: str) -> None:
         """Give each process its own metric states; a family that overrides it calls this first.

@@ -51,8 +51,9 @@ class StepRecord:
         self.term_names: tuple[str, ...] = ()
         self.grad_norm: Tensor | None = None
         self._sums: HostSums | DeviceSums | None = None
-        self._used: list[tuple[Tensor, Tensor]] = []  # ids and loss of each micro-batch so far
-        self._recent: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        # ids, which of them are no fillers, and loss of each micro-batch so far
+        self._used: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._recent: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {}
 
     def add(
         self, sample_id: Tensor, weight: Tensor, terms: dict[str, LossSum], loss: Tensor
@@ -66,7 +67,7 @@ class StepRecord:
             loss: [] this micro-batch's share of the step's loss.
         """
         self.term_names, used, loss = tuple(terms), weight > 0, loss.detach()
-        self._used.append((torch.where(used, sample_id, -1), loss))
+        self._used.append((sample_id, used, loss))
         if self._sums is None:
             self._sums = HostSums() if loss.device.type == "cpu" else DeviceSums()
         values = [loss, *(v.detach() for term in terms.values() for v in term)]
@@ -78,9 +79,12 @@ class StepRecord:
         Args:
             step: one of the last two that ended.
         """
-        used = self._recent.get(step, [])
-        wrong = [ids for ids, loss in used if not bool(torch.isfinite(loss))]
-        return _real(wrong), _real([ids for ids, _ in used])
+        parts = [
+            (ids[used].tolist(), bool(torch.isfinite(loss)))
+            for ids, used, loss in self._recent.get(step, [])
+        ]
+        wrong = [i for ids, is_finite in parts for i in ids if not is_finite]
+        return wrong, [i for ids, _ in parts for i in ids]
 
     def vector(self, stop: bool, save: bool, step: int = 0) -> Tensor:
         """Return [8 + 2 terms] float64 for the sum over ranks, and start the next step.
@@ -162,10 +166,6 @@ class DeviceSums:
 def _shifts(device: torch.device) -> Tensor:
     """Return [limbs]; kept, for making it takes a GPU two more kernels."""
     return _LIMB_BITS * torch.arange(_NUM_LIMBS, device=device)
-
-
-def _real(parts: list[Tensor]) -> list[int]:
-    return [i for ids in parts for i in ids.tolist() if i >= 0]
 
 
 def without_samples(vector: Tensor) -> Tensor:

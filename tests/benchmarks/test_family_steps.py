@@ -1,11 +1,19 @@
-"""A step of each family with everything on, beside a plain loop: same model, same batches.
+"""A step of each family with everything on, beside a plain loop: same network, same batches.
 
 pytest -m benchmark tests/benchmarks/test_family_steps.py
+
+Both take turns of a few steps within one process, on one network and one heap. Both wait for the
+batches that their own DataLoader makes, each every second time as the first that asks for them:
+what a dataset keeps of a text, such as its tokens, serves them alike. What of our step is this
+wait, has a row of its own.
 """
 
 import itertools
+import json
 import statistics
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,97 +23,128 @@ import torch
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 
+from datamodules.loader import PlannedLoader
+from datamodules.planned import PlannedDataModule
 from lit_models.commands._run_config import built
 from lit_models.config_files import find_config
 from lit_models.training.callbacks import default_callbacks
 from lit_models.training.callbacks.progress import ProgressLine
 from lit_models.training.loggers import default_loggers
+from lit_models.training.throughput.journal import FILE_NAME
 from tests.benchmarks.figures import Aim, Figures
 
-CONFIGS = {
-    "occupation_coder": "occupation_coder/demo.yaml",
-    "causal_lm": "causal_lm/demo.yaml",
-    "consistency_lens": "consistency_lens/debug.yaml",
-    "seo, scorer": "seo/scorer_demo.yaml",
-    "seo, ranker": "seo/ranker_demo.yaml",
-    "seo, retriever": "seo/retriever_demo.yaml",
-    "seo, writer": "seo/writer_demo.yaml",
+CONFIGS = {  # family -> config, and turns, an even number: more where steps are short
+    "occupation_coder": ("occupation_coder/demo.yaml", 8),
+    "causal_lm": ("causal_lm/demo.yaml", 4),
+    "consistency_lens": ("consistency_lens/debug.yaml", 26),
+    "seo, scorer": ("seo/scorer_demo.yaml", 16),
+    "seo, ranker": ("seo/ranker_demo.yaml", 6),
+    "seo, retriever": ("seo/retriever_demo.yaml", 16),
+    "seo, writer": ("seo/writer_demo.yaml", 12),
 }
-STEPS, WARM_UP, ROUNDS, LONG_STEP_MS = 30, 5, 3, 100
+TURN, LONG_STEP_MS, MOST_WAIT = 8, 100, 0.01  # steps; share of a step
 pytestmark = [pytest.mark.benchmark, pytest.mark.filterwarnings("ignore")]
 
 
-class Seen(Callback):
-    """Keeps the batches, and the moments between which each was trained on."""
+class Turns(Callback):
+    """Lets a plain loop train the same network between every few steps of the run.
 
-    def __init__(self) -> None:
-        self.batches: list[Any] = []
-        self.ends: list[float] = []
+    Attributes:
+        ours: milliseconds of a step, the median of each turn; the first turn is warm-up.
+        theirs: the same of the plain loop.
+    """
 
-    def on_train_batch_end(
-        self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        self.batches.append(batch)
-        self.ends.append(time.perf_counter())
+    def __init__(self, clip: float | None) -> None:
+        self.clip = clip
+        self.ours: list[float] = []
+        self.theirs: list[float] = []
+        self._ends: list[float] = []
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._plain = plain_steps(pl_module, trainer.datamodule, self.clip)
+        self._ends = [time.perf_counter()]
 
-def trained(config: dict[str, Any], folder: Path) -> tuple[LightningModule, Seen]:
-    """Train with ledger, checkpoints, loggers and progress; the module keeps its trainer."""
-    seed_everything(1, verbose=False)
-    module, data = built(config)
-    seen = Seen()
-    trainer = Trainer(
-        accelerator="cpu",
-        max_steps=STEPS,
-        limit_val_batches=0,
-        gradient_clip_val=config["trainer"].get("gradient_clip_val"),
-        accumulate_grad_batches=1,
-        logger=default_loggers(folder, None),
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        default_root_dir=str(folder),
-        callbacks=[*default_callbacks(), ProgressLine(), seen],
-    )
-    trainer.fit(module, data)
-    return module, seen
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        self._ends.append(time.perf_counter())
+        if len(self._ends) <= TURN:
+            return
+        # The first step of a turn is left out: it finds the other loop's data in the caches.
+        self.ours.append(1e3 * float(np.median(np.diff(self._ends)[1:])))
+        if len(self.ours) % 2:  # the batches of this turn, then those of the next one before ours
+            for _ in range(2):
+                taken = list(itertools.islice(self._plain, TURN))
+                self.theirs.append(1e3 * statistics.median(taken[1:]))
+        self._ends = [time.perf_counter()]
 
 
-def plain_ms(module: Any, batches: list[Any], clip: float | None) -> list[float]:
-    """Return the milliseconds of each step of a loop as one would write it by hand."""
-    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, fused=True)
+def plain_steps(module: Any, data: PlannedDataModule, clip: float | None) -> Iterator[float]:
+    """Yield the seconds of each step of a loop as one would write it by hand."""
     found = module.configure_optimizers()
-    optimizer = found["optimizer"] if isinstance(found, dict) else optimizer
-    module.train()
-    taken = []
-    for batch in batches:
+    optimizer = found["optimizer"] if isinstance(found, dict) else found
+    schedule = found["lr_scheduler"]["scheduler"] if isinstance(found, dict) else None
+    batches = (batch for epoch in itertools.count() for batch in epoch_of(data, epoch))
+    while True:
         begun = time.perf_counter()
-        terms = module.training_terms(batch)
+        terms = module.training_terms(next(batches))
         loss = sum(t.total / t.count for t in terms.values() if t.total.requires_grad)
         optimizer.zero_grad()
         loss.backward()
         if clip:
             torch.nn.utils.clip_grad_norm_(module.parameters(), clip)
         optimizer.step()
+        if schedule is not None:
+            schedule.step()
         loss.item()  # as whoever prints it does
-        taken.append(1e3 * (time.perf_counter() - begun))
-    return taken
+        yield time.perf_counter() - begun
+
+
+def epoch_of(data: PlannedDataModule, epoch: int) -> PlannedLoader:
+    """Return the training batches of an epoch, whatever the run is at."""
+    micro_batches = partial(data._dealt, "train", epoch, data.batching, 0)
+    return PlannedLoader(data.datasets["train"], micro_batches, data.steps_per_epoch, {})
+
+
+def trained(config: dict[str, Any], turns: int, folder: Path) -> Turns:
+    """Train with ledger, checkpoints, loggers and progress, and with a plain loop in turns."""
+    seed_everything(1, verbose=False)
+    module, data = built(config)
+    clip = config["trainer"].get("gradient_clip_val")
+    beside = Turns(clip)
+    trainer = Trainer(
+        accelerator="cpu",
+        max_steps=TURN * turns,
+        max_epochs=-1,
+        limit_val_batches=0,
+        log_every_n_steps=TURN,
+        gradient_clip_val=clip,
+        accumulate_grad_batches=1,
+        logger=default_loggers(str(folder), None),
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        default_root_dir=str(folder),
+        callbacks=[*default_callbacks(), ProgressLine(), beside],
+    )
+    trainer.fit(module, data)
+    return beside
+
+
+def waits_ms(folder: Path) -> list[float]:
+    """Return for each log interval but the first how long a step of ours waited for its batch."""
+    lines = map(json.loads, (folder / FILE_NAME).read_text("utf-8").splitlines())
+    return [1e3 * line["split"]["data"] / line["steps"] for line in lines][1:]
 
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_a_step_beside_a_plain_loop(family: str, tmp_path: Path, figures: Figures) -> None:
     torch.set_num_threads(1)
-    config = yaml.safe_load(find_config(CONFIGS[family]).read_text("utf-8"))
-    clip = config["trainer"].get("gradient_clip_val")
-    ours, theirs = [], []
-    for turn in range(ROUNDS):
-        module, seen = trained(config, tmp_path / str(turn))
-        gaps = [1e3 * (b - a) for a, b in itertools.pairwise(seen.ends)][WARM_UP:]
-        ours.append(statistics.median(gaps))
-        theirs.append(statistics.median(plain_ms(module, seen.batches, clip)[WARM_UP + 1 :]))
+    path, turns = CONFIGS[family]
+    config = yaml.safe_load(find_config(path).read_text("utf-8"))
+    beside = trained(config, turns, tmp_path)
+    ours, theirs = beside.ours[1:], beside.theirs[1:]
     is_long = np.median(theirs) >= LONG_STEP_MS
     aim = Aim(1.02) if is_long else Aim(1.5, of="more")
-    name = CONFIGS[family].partition("/")[2].removesuffix(".yaml").replace("_", " ")
-    figures.add(
-        *(family.partition(",")[0], f"a step of {name}, all on", "ms"),
-        *(ours, "plain loop", theirs, aim),
-    )
+    table, name = family.partition(",")[0], Path(path).stem.replace("_", " ")
+    figures.add(table, f"a step of {name}, all on", "ms", ours, "plain loop", theirs, aim)
+    shares = [wait / statistics.median(ours) for wait in waits_ms(tmp_path)]
+    aim = Aim(MOST_WAIT, of="value")
+    figures.add(table, f"data wait of {name}", "of a step", shares, aim=aim)

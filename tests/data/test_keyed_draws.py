@@ -1,0 +1,24 @@
+"""Draws of many samples at once: those that each sample's own generator would give."""
+
+import numpy as np
+import pytest
+
+from datamodules.keyed_draws import _philox, uniforms_for
+from datamodules.plan import rng_for
+
+
+def test_philox_gives_the_published_words():
+    # Random123's kat_vectors: philox4x64, 10 rounds, counter and key 0.
+    zero = np.zeros(1, np.uint64)
+    assert [hex(word) for word in _philox(zero, zero)[0].tolist()] == [
+        *("0x16554d9eca36314c", "0xdb20fe9d672d0fdc", "0xd7e772cee186176b", "0x7e68b68aec7ba23b")
+    ]
+
+
+@pytest.mark.parametrize(("seed", "epoch"), [(0, 0), (1, 7), (-3, 2), (2**63, 10**6)])
+@pytest.mark.parametrize("count", [1, 4, 8, 11])
+def test_draws_are_those_of_each_samples_own_generator(seed: int, epoch: int, count: int):
+    ids = np.array([0, 1, 5, 2**31, 2**40])
+    alone = [rng_for(seed, epoch, sample_id).random(count) for sample_id in ids.tolist()]
+    np.testing.assert_array_equal(uniforms_for(seed, epoch, ids, count), alone)
+    np.testing.assert_array_equal(uniforms_for(seed, epoch, ids[[3]], count), alone[3:4])

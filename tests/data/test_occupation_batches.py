@@ -1,0 +1,86 @@
+"""Batches of job descriptions: made at once, with the noise that each sample would have alone."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from datamodules import Augmentation, occupation_batches
+from datamodules.augmentation import augment
+from datamodules.occupation_batches import OccupationDataset
+from datamodules.plan import PlanOptions, rng_for
+from datamodules.tokenizers.characters import decode
+from tests.occupation_tables import ROWS, many, module, table
+
+SOME = Augmentation(delete=0.2, insert=0.2, swap_words=0.1, status_word=0.2, num_edits=2)
+EPOCH = 3
+
+
+def dataset_of(folder: Path, noise: Augmentation) -> OccupationDataset:
+    rows, plan = [*ROWS, *many(60)], PlanOptions(seed=7)
+    data = module(
+        folder, rows, validation_files=table(folder / "v.csv", ROWS), augmentation=noise, plan=plan
+    )
+    data.setup("fit")
+    return data.datasets["train"]
+
+
+def batch_of(dataset: OccupationDataset, ids: range) -> dict:
+    return dataset.collate([dataset.example(i, EPOCH) for i in ids])
+
+
+def alone(dataset: OccupationDataset, number: int, noise: Augmentation) -> tuple[str, str]:
+    """Text and language of one sample, by its own generator."""
+    store, row = dataset.store, int(dataset.row_ids[number])
+    language = dataset.languages[store.arrays["language_id"][row]]
+    text = decode(store.code_points(row))
+    text, language = augment(text, language, rng_for(dataset.seed, EPOCH, number), noise)
+    return text[: store.recipe["max_length"]], language
+
+
+@pytest.mark.parametrize("noise", [SOME, Augmentation(drop_language=0.4)])
+def test_a_batch_has_the_noise_of_each_sample_alone(tmp_path: Path, noise: Augmentation):
+    dataset = dataset_of(tmp_path, noise)
+    numbers = range(len(dataset.lengths))
+    batch = batch_of(dataset, numbers)
+    found = [
+        (decode(points), dataset.languages[language])
+        for points, language in zip(
+            batch["input_ids"].numpy(), batch["language_id"].tolist(), strict=True
+        )
+    ]
+    assert found == [alone(dataset, number, noise) for number in numbers]
+    assert len({language for _, language in found}) > 1
+    masks = batch["input_ids"] != 0
+    assert (batch["attention_mask"] == masks).all()
+
+
+def test_the_noise_does_not_depend_on_the_batch(tmp_path: Path):
+    dataset = dataset_of(tmp_path, SOME)
+    (few,) = (batch_of(dataset, range(9, 12)),)
+    many_more = batch_of(dataset, range(40))
+    width = few["input_ids"].shape[1]
+    assert few["input_ids"].tolist() == many_more["input_ids"][9:12, :width].tolist()
+    assert few["language_id"].tolist() == many_more["language_id"][9:12].tolist()
+    assert (
+        few["code_ids"].tolist() == many_more["code_ids"][9:12, : few["code_ids"].shape[1]].tolist()
+    )
+
+
+def test_only_samples_whose_text_changes_take_a_generator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    made: list[int] = []
+
+    def counted(seed: int, epoch: int, sample_id: int) -> np.random.Generator:
+        made.append(sample_id)
+        return rng_for(seed, epoch, sample_id)
+
+    monkeypatch.setattr(occupation_batches, "rng_for", counted)
+    dataset = dataset_of(tmp_path, Augmentation(drop_language=0.4))
+    assert (batch_of(dataset, range(64))["language_id"] == 0).sum() > 10
+    assert not made
+    dataset.augmentation = Augmentation(substitute=0.25, drop_language=0.0)
+    batch_of(dataset, range(64))
+    lots = [rng_for(dataset.seed, EPOCH, number).random(8)[2] for number in range(64)]
+    assert made == [number for number, lot in enumerate(lots) if lot < 0.25]
