@@ -49,6 +49,7 @@ def plan(
         UsageError: there is no run to plan, or a number cannot be meant.
     """
     counts = numbers(devices)
+    _refuse_tensor_groups(trainer or {})
     _refuse_not_positive(bandwidth_gib_s=bandwidth_gib_s, time_limit_h=time_limit_h)
     if not model or not data or "class_path" not in model or "class_path" not in data:
         raise UsageError("`unisono plan` needs a module and data; give the config of a run.")
@@ -125,6 +126,20 @@ def numbers(devices: str) -> list[int]:
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise UsageError(f"--devices must be numbers such as 1,2,4,8, got {devices}.")
     return [int(part) for part in parts]
+
+
+def _refuse_tensor_groups(trainer: dict[str, Any]) -> None:
+    """Refuse a run whose devices share samples: its steps and its memory are not planned."""
+    strategy = trainer.get("strategy")
+    # Options of the command line stand beside the name of the class, those of a config below it.
+    given = {**strategy, **strategy.get("init_args", {})} if isinstance(strategy, dict) else {}
+    size = given.get("tensor_parallel_size")
+    if typed(size) not in (None, 1):
+        raise UsageError(
+            f"trainer.strategy.tensor_parallel_size is {size}, but `unisono plan` takes each device "
+            "for a replica with samples of its own. Add --trainer.strategy=fsdp to plan without "
+            f"it: steps are then those of --devices divided by {size}, and memory less than shown."
+        )
 
 
 def _refuse_not_positive(**given: float | None) -> None:

@@ -118,19 +118,21 @@ def _sharded_s(torch: Any, state: State, device: Any) -> float:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
+    # Parameters of other sizes are rare, and count as float32.
+    dtype = {8: torch.float64, 2: torch.bfloat16}.get(state.bytes_per_parameter, torch.float32)
+
     class Group(torch.nn.Module):
         def __init__(self, trained: int, frozen: int) -> None:
             super().__init__()
-            dtype = {8: torch.float64, 4: torch.float32, 2: torch.bfloat16}
-            kind = {"dtype": dtype[state.bytes_per_parameter], "device": device}
             for name, count in (("trained", trained), ("frozen", frozen)):
-                values = torch.zeros(-(-count // WIDTH), WIDTH, **kind)
-                self.register_parameter(name, torch.nn.Parameter(values, name == "trained"))
+                if count:
+                    values = torch.zeros(-(-count // WIDTH), WIDTH, dtype=dtype, device=device)
+                    self.register_parameter(name, torch.nn.Parameter(values, name == "trained"))
 
         def forward(self, x: Any) -> Any:
-            return x + self.trained[:1].sum()
+            return x + sum(part[:1].sum() for part in self.parameters())
 
-    groups = [Group(*counts) for counts in state.groups]
+    groups = [Group(*counts) for counts in state.groups if any(counts)]
     whole = torch.nn.Sequential(*groups)
     x = torch.zeros(1, device=device, requires_grad=True)
 

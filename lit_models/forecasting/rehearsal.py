@@ -1,5 +1,6 @@
 """Some steps of a run on this machine before it begins: their seconds and their memory."""
 
+import itertools
 import os
 import statistics
 import sys
@@ -125,15 +126,18 @@ class Rehearsal:
                 break
 
     def _step_s(self) -> float:
-        """Return the mean over steps of all widths, each taken once: a few long ones make most of
+        """Return the mean over steps of all widths, each taken once: a few wide ones make most of
         an epoch's time, and a step that is repeated finds its data and its memory ready."""
         seconds: list[float] = []
-        begun = time.perf_counter()
-        for step in spread_steps(self._widths()):
+        widths, begun = self._widths(), time.perf_counter()
+        steps = spread_steps(widths)
+        for step in steps:
             seconds.append(self._timed(step))
             if time.perf_counter() - begun > ENOUGH_S:
                 break
-        return statistics.fmean(seconds)
+        # Where time was short, those that were taken may be narrower than the epoch's are.
+        taken = widths[steps[: len(seconds)]]
+        return statistics.fmean(seconds) * float(widths.mean() / taken.mean())
 
     def _widths(self) -> np.ndarray:
         """Return [steps] positions of each step: its rows times its longest sample."""
@@ -192,16 +196,18 @@ class Rehearsal:
 
 
 def spread_steps(widths: np.ndarray) -> list[int]:
-    """Return up to `MOST_STEPS` steps in an order of which every beginning has narrow and wide
-    ones in the proportions of the epoch (van der Corput's sequence over the sorted widths).
+    """Return up to `MOST_STEPS` steps, the middle one first, in an order of which every beginning
+    is spread evenly over narrow and wide ones (van der Corput's sequence over the sorted widths).
 
     Args:
         widths: [steps] what the time of a step follows.
     """
     by_width = np.argsort(widths, kind="stable")
     bits = max(1, (len(widths) - 1).bit_length())
-    places = (int(f"{number:0{bits}b}"[::-1], 2) for number in range(2**bits))
-    return [int(by_width[place]) for place in places if place < len(widths)][:MOST_STEPS]
+    numbers = itertools.chain(range(1, 2**bits), [0])  # 0 stands for the narrowest
+    places = (int(f"{number:0{bits}b}"[::-1], 2) for number in numbers)
+    inside = (int(by_width[place]) for place in places if place < len(widths))
+    return list(itertools.islice(inside, MOST_STEPS))
 
 
 class KeptBytes:

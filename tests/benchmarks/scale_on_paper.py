@@ -8,6 +8,7 @@ tokens of the GPU benchmark; a ring, whose slowest link counts; nothing hides be
 from dataclasses import dataclass
 from typing import Any
 
+from lit_models.forecasting.exchange import State
 from lit_models.forecasting.prediction import efficiency
 from lit_models.forecasting.probe import Forecast, World
 from lit_models.forecasting.rehearsal import Rehearsed
@@ -59,12 +60,14 @@ def compute_s(size: Size, accumulation: int) -> float:
 def share(size: Size, way: Way, num_devices: int, is_sharded: bool) -> float:
     """Return the share of a step that is computing."""
     number, _ = num_weights(size.config)
-    state = StateSize(number, number, 0, bytes_per_parameter=way.bytes_per_parameter)
+    size_of_state = StateSize(number, number, 0, bytes_per_parameter=way.bytes_per_parameter)
+    sent = State(number * way.bytes_per_parameter, [])
     rows = size.rows * way.accumulation
     numbers: Any = (num_devices, rows * num_devices, size.rows, way.accumulation)
     rehearsed = Rehearsed(compute_s(size, way.accumulation), 0, 0)
     world = World(*numbers, 1, 1, None, 1e-3, None, rehearsed)
-    found = efficiency(Forecast(1, state, "none", False), world, is_sharded, LINKS[way.link])
+    run = Forecast(num_samples=1, size=size_of_state, state=sent, rule="none", on_cpu=False)
+    found = efficiency(run, world, is_sharded, LINKS[way.link])
     assert found is not None
     return found
 

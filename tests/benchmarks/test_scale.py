@@ -4,7 +4,8 @@ pytest -m benchmark tests/benchmarks/test_scale.py; on a machine that does nothi
 Ten million weights and little compute, 1, 2 and 4 processes of one thread on loopback, as ddp and
 as fsdp. Predicted seconds of a step follow from the compute of one process alone, the gradients'
 bytes, the bandwidth of gloo and the slow-down of shared cores, all measured before the runs; where
-there are more processes than cores they count as so many times slower. No constant is fitted here.
+there are more processes than cores they count as so many times slower. Constants are the plan's,
+none was chosen on these runs.
 """
 
 import statistics
@@ -20,7 +21,6 @@ from torch import Tensor, nn
 from lit_models.forecasting import exchange
 from lit_models.forecasting.prediction import exchange_s, measured_gib_s, slowdown, step_s
 from lit_models.forecasting.probe import Forecast, Probe, World, forecast
-from lit_models.training.memory import gradient_bytes
 from lit_models.training.optim import configured, parameter_groups
 from tests.benchmarks.figures import Aim, Figures
 from tests.benchmarks.test_forecast import trained
@@ -79,10 +79,8 @@ def foretold() -> Forecast:
     seed_everything(0, verbose=False)
     data = RowsData(global_batch_size=ROWS)
     found = forecast(LitWide(), data, options, Probe(counts, rehearses=True))
-    size = found.size
-    block_bytes = size.gathered_parameters * size.bytes_per_parameter
     for count in counts[1:]:
-        found.exchanges[count] = exchange.measured(count, gradient_bytes(size), block_bytes, 1)
+        found.exchanges[count] = exchange.measured(count, found.state, threads=1)
     return found
 
 

@@ -1,11 +1,13 @@
 """What a rehearsal for `unisono plan` looks at: which steps, and what autograd keeps of them."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from lit_models.forecasting.rehearsal import MOST_STEPS, KeptBytes, spread_steps
+from lit_models.forecasting.rehearsal import MOST_STEPS, KeptBytes, Rehearsal, spread_steps
 from lit_models.training.state_size import sharded_groups
 
 
@@ -25,10 +27,21 @@ def test_any_beginning_of_the_rehearsed_steps_is_like_the_epoch():
     widths = np.random.default_rng(0).lognormal(4, 1, 1000)
     steps = spread_steps(widths)
     assert len(set(steps)) == len(steps) == MOST_STEPS
-    for first in (16, 32, 64):
-        below = (widths[steps[:first]] < np.median(widths)).mean()
-        assert below == pytest.approx(0.5, abs=0.05)
+    for first, apart in ((1, 0.05), (3, 0.05), (16, 0.05), (64, 0.02)):
+        places = np.argsort(np.argsort(widths))[steps[:first]] / len(widths)
+        assert places.mean() == pytest.approx(0.5, abs=apart)
     assert sorted(spread_steps(np.array([3, 1, 2]))) == [0, 1, 2]
+    assert spread_steps(np.array([7])) == [0]
+
+
+@pytest.mark.parametrize("taken", [1, 2, 5])
+def test_a_rehearsal_with_little_time_is_no_shorter_than_the_epoch(taken, monkeypatch):
+    widths = np.random.default_rng(0).lognormal(4, 1, 1000)
+    rehearsal = Rehearsal.__new__(Rehearsal)
+    rehearsal._widths, rehearsal._timed = lambda: widths, lambda step: 0.01 * widths[step]
+    clock = itertools.chain([0.0] * taken, itertools.repeat(1e3))
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
+    assert rehearsal._step_s() == pytest.approx(0.01 * widths.mean())
 
 
 def test_the_groups_that_fsdp_gathers_are_the_blocks_and_the_rest():
