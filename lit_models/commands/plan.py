@@ -136,9 +136,9 @@ def _refuse_tensor_groups(trainer: dict[str, Any]) -> None:
     size = given.get("tensor_parallel_size")
     if typed(size) not in (None, 1):
         raise UsageError(
-            f"trainer.strategy.tensor_parallel_size is {size}, but `unisono plan` takes each device "
-            "for a replica with samples of its own. Add --trainer.strategy=fsdp to plan without "
-            f"it: steps are then those of --devices divided by {size}, and memory less than shown."
+            f"trainer.strategy.tensor_parallel_size is {size}, but `unisono plan` takes each "
+            "device for a replica with samples of its own. Add --trainer.strategy=fsdp to plan "
+            f"without it: steps are then those of --devices divided by {size}, memory is less."
         )
 
 
