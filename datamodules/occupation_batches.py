@@ -75,14 +75,16 @@ class OccupationDataset(PlannedDataset):
             bool(arrays["is_seen_code"][row]),
         )
 
-    def collate(self, examples: list[OccupationExample]) -> dict[str, torch.Tensor]:
+    def collate(self, examples: list[OccupationExample]) -> dict[str, Any]:
         """The padded batch; seen flags in evaluation only."""
-        code_ids = np.full((len(examples), max(len(e.code_ids) for e in examples)), NO_CODE)
+        num_with_codes = np.bincount([len(e.code_ids) for e in examples])
+        code_ids = np.full((len(examples), len(num_with_codes) - 1), NO_CODE)
         for codes, example in zip(code_ids, examples, strict=True):
             codes[: len(example.code_ids)] = example.code_ids
         batch = padded_texts([e.code_points for e in examples])
         batch["language_id"] = torch.tensor([e.language_id for e in examples])
         batch["code_ids"] = torch.from_numpy(code_ids)  # [B, K]
+        batch["num_with_codes"] = num_with_codes.tolist()
         if self.is_evaluated:
             batch["is_seen_text"] = torch.tensor([e.is_seen_text for e in examples])
             batch["is_seen_code"] = torch.tensor([e.is_seen_code for e in examples])
