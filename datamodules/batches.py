@@ -19,6 +19,7 @@ class PlannedBatch(TypedDict):
     weight: Tensor  # [B] float32, 1; 0 for a filler, which must count nowhere
     step_index: int  # the global step in the epoch; a tensor would make the ledger wait for a GPU
     step_denominators: dict[str, Tensor]  # term -> [] float64, its count over the optimizer step
+    num_targets: dict[str, int]  # term -> its count over this micro-batch; for no GPU to be asked
     load: NotRequired[dict[str, int]]  # samples, tokens, positions: `loader.load_of`; in training
 
 
@@ -29,6 +30,7 @@ class OccupationBatch(PlannedBatch):
     attention_mask: Tensor  # [B, S] bool
     language_id: Tensor  # [B] int64, index in the recipe's languages, 0 = unknown
     code_ids: NotRequired[Tensor]  # [B, K] int64, index in the code book, -100 = none
+    num_with_codes: NotRequired[list[int]]  # [K + 1] records that have 0 to K codes, fillers too
     is_seen_text: NotRequired[Tensor]  # [B] bool, evaluation only: the string occurs in training
     is_seen_code: NotRequired[Tensor]  # [B] bool, evaluation only: all its codes occur in training
 

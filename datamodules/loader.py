@@ -12,7 +12,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from datamodules.plan import MicroBatch
 
-RESERVED = frozenset({"sample_id", "weight", "step_index", "load", "step_denominators"})
+RESERVED = frozenset(
+    {"sample_id", "weight", "step_index", "num_targets", "load", "step_denominators"}
+)
 
 
 class PlannedDataset(ABC):
@@ -121,8 +123,17 @@ def collated(dataset: PlannedDataset, batch: MicroBatch) -> dict[str, Any]:
         "sample_id": torch.from_numpy(batch.ids.astype(np.int64)),
         "weight": torch.from_numpy(batch.weights.copy()),
         "step_index": batch.step,
+        "num_targets": _num_targets(dataset, batch),
         "load": load_of(dataset, batch),
         "step_denominators": {term: counts[n] for term, n in batch.denominators.items()},
+    }
+
+
+def _num_targets(dataset: PlannedDataset, batch: MicroBatch) -> dict[str, int]:
+    used = batch.ids[batch.weights > 0]
+    return {
+        term: len(used) if counts is None else int(counts[used].sum())
+        for term, counts in dataset.target_counts.items()
     }
 
 

@@ -51,7 +51,7 @@ class OccupationDataset(PlannedDataset):
         """Which sample it is; `collate` reads all of a batch at once."""
         return Sample(sample_id, epoch)
 
-    def collate(self, examples: list[Sample]) -> dict[str, torch.Tensor]:
+    def collate(self, examples: list[Sample]) -> dict[str, Any]:
         """The padded batch, with the same noise for the same (seed, epoch, sample id); seen flags
         in evaluation only.
 
@@ -60,12 +60,14 @@ class OccupationDataset(PlannedDataset):
         """
         numbers, arrays = np.array([example.number for example in examples]), self.store.arrays
         rows = self.row_ids[numbers]
+        code_sets = self.store.code_sets(rows)
         texts, language_id = self.store.texts(rows), arrays["language_id"][rows].astype(np.int64)
         if self.augmentation is not None:
             self._vary(texts, language_id, numbers, examples[0].epoch)
-        batch, (code_ids, _) = padded_texts(texts), padded(self.store.code_sets(rows), NO_CODE)
+        batch, (code_ids, _) = padded_texts(texts), padded(code_sets, NO_CODE)
         batch["language_id"] = torch.from_numpy(language_id)
         batch["code_ids"] = torch.from_numpy(code_ids)  # [B, K]
+        batch["num_with_codes"] = np.bincount([len(codes) for codes in code_sets]).tolist()
         if self.is_evaluated:
             batch["is_seen_text"] = torch.from_numpy(arrays["is_seen_text"][rows])
             batch["is_seen_code"] = torch.from_numpy(arrays["is_seen_code"][rows])

@@ -118,6 +118,7 @@ def prompt_batch(tokenizer: TextTokenizer, prompts: Sequence[str]) -> PromptBatc
         sample_id=torch.arange(len(rows)),
         weight=torch.ones(len(rows)),
         step_index=0,
+        num_targets={},
         step_denominators={},
     )
 

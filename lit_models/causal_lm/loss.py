@@ -77,16 +77,16 @@ def language_model_loss(
     Args:
         hidden: [R, T, D].
         head_weight: [V, D].
-        batch: its labels, `sample_index` and `weight`.
+        batch: its labels, `sample_index`, `weight` and `num_targets`.
         options: of the objective.
     """
     is_used = batch["weight"][batch["sample_index"]] > 0
     if options.is_plain and options.chunk_size == "auto" and _are_small(hidden, head_weight):
         return {TERM: _at_once(hidden, head_weight, batch["labels"], is_used)}
     is_target = is_used & (batch["labels"] != IGNORED)
-    places = is_target.flatten().nonzero().squeeze(1)  # [N]
+    places = _places(is_target, batch)
     objective, nats = _at_places(hidden, head_weight, batch["labels"], places, options)
-    count = torch.full_like(objective, len(places), dtype=torch.float64)
+    count = is_target.sum(dtype=torch.float64)  # not the plan's, which it thereby checks
     terms = {TERM: LossSum(objective, count)}
     return terms if options.is_plain else {**terms, PLAIN: LossSum(nats.sum(), count)}
 
@@ -100,18 +100,24 @@ def sample_nats(
     Args:
         hidden: [R, T, D].
         head_weight: [V, D].
-        batch: its labels, `sample_index` and `weight`.
+        batch: its labels, `sample_index`, `weight` and `num_targets`.
         options: how many positions are computed at a time.
     """
     index = batch["sample_index"]
     is_target = (batch["weight"][index] > 0) & (batch["labels"] != IGNORED)
-    places = is_target.flatten().nonzero().squeeze(1)  # [N]
+    places = _places(is_target, batch)
     plain = LossOptions(chunk_size=options.chunk_size)
     total, nats = _at_places(hidden, head_weight, batch["labels"], places, plain)
     sums = torch.zeros(2, len(batch["weight"]), dtype=torch.float64, device=nats.device)
     values = torch.stack([nats.double(), torch.ones_like(nats, dtype=torch.float64)])
     totals, counts = sums.index_add_(1, index.flatten()[places], values)
     return LossSum(total, counts.sum()), totals / counts.clamp(min=1)
+
+
+def _places(is_target: Tensor, batch: TextBatch) -> Tensor:
+    """Return the positions [N] of the flattened rows that are targets; the batch knows how many
+    they are, for which a GPU would have to be waited for."""
+    return torch.nonzero_static(is_target.flatten(), size=batch["num_targets"][TERM]).squeeze(1)
 
 
 def _at_once(hidden: Tensor, head_weight: Tensor, labels: Tensor, is_used: Tensor) -> LossSum:

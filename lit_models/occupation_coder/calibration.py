@@ -4,6 +4,9 @@ The nats of the true codes are summed at a fixed set of temperatures; the best o
 parabola, is kept. Sums over records are exact on any number of devices, and no logits are stored.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 from torchmetrics import Metric
@@ -56,7 +59,7 @@ def temperatures() -> Tensor:
 
 @torch.no_grad()
 def nats_by_temperature(
-    network: OccupationNetwork, memory: Memory, flat_logits: Tensor, code_ids: Tensor
+    network: OccupationNetwork, memory: Memory, flat_logits: Tensor, batch: Mapping[str, Any]
 ) -> dict[str, Tensor]:
     """Nats of the true codes, "seq2seq" (in their best order) and "flat" [B, temperatures].
 
@@ -64,10 +67,11 @@ def nats_by_temperature(
         network: in eval mode.
         memory: of B records.
         flat_logits: [B, C].
-        code_ids: [B, K], NONE where there is no code.
+        batch: `code_ids` [B, K], NONE where there is no code, and its `num_with_codes`.
     """
     trie = network.trie
-    ordered = best_orders(network.decoder, memory, code_ids)
+    code_ids = batch["code_ids"]
+    ordered = best_orders(network.decoder, memory, code_ids, batch["num_with_codes"])
     targets = trie.targets(ordered)
     logits = network.decoder(targets, memory)
     legal = trie.legal_targets(ordered, targets.shape[1])

@@ -196,7 +196,7 @@ class CanineEncoder(Encoder):
         padded_ids, mask = pad_for_canine(input_ids, attention_mask, self.canine.config)
         output = self.canine(input_ids=padded_ids, attention_mask=mask.long())
         memory = output.last_hidden_state + self.languages(language_id)[:, None]
-        keep = int(mask.sum(1).max())
+        keep = input_ids.shape[1] + 2  # with the marks
         return memory[:, :keep], mask[:, :keep]
 
     def blocks(self) -> list[nn.Module]:

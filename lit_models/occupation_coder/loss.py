@@ -3,8 +3,9 @@
 Shapes: B batch, K blocks, T target positions, V symbols, C codes, O orders of a record's codes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import permutations
 from typing import Any
 
@@ -75,14 +76,15 @@ def occupation_losses(
         memory: encoded texts.
         flat_logits: [B, C].
         decoder: writes the codes.
-        batch: `code_ids` [B, K], NONE = no code; `weight` [B], 0 = counts nowhere.
+        batch: `code_ids` [B, K], NONE = no code; its `num_with_codes`; `weight` [B], 0 = counts
+            nowhere.
         label_smoothing: share of the target spread over all symbols.
         class_weights: weight of each code's positive term in the flat loss [C].
         importance: factor of each record's losses [B]; it counts as one record all the same.
         linear: the head to train in its own way: "flat" is its hinge loss and penalty, not nats.
     """
     options = (label_smoothing, class_weights, linear)
-    losses = record_losses(memory, flat_logits, decoder, batch["code_ids"], *options)
+    losses = record_losses(memory, flat_logits, decoder, batch, *options)
     return summed(losses, batch["weight"], importance)
 
 
@@ -90,13 +92,14 @@ def record_losses(
     memory: Memory,
     flat_logits: Tensor,
     decoder: BlockDecoder,
-    code_ids: Tensor,
+    batch: Mapping[str, Any],
     label_smoothing: float = 0.0,
     class_weights: Tensor | None = None,
     linear: LinearHead | None = None,
 ) -> dict[str, Tensor]:
     """Both terms of each record by itself, [B] each; arguments as for `occupation_losses`."""
-    ordered = best_orders(decoder, memory, code_ids)
+    code_ids = batch["code_ids"]
+    ordered = best_orders(decoder, memory, code_ids, batch["num_with_codes"])
     nats = sequence_nats(decoder, memory, ordered, label_smoothing)
     if linear is None:
         flat = flat_nats(flat_logits, code_ids, class_weights)
@@ -164,20 +167,28 @@ def multi_hot(code_ids: Tensor, num_codes: int) -> Tensor:
 
 
 @torch.no_grad()
-def best_orders(decoder: BlockDecoder, memory: Memory, code_ids: Tensor) -> Tensor:
+def best_orders(
+    decoder: BlockDecoder, memory: Memory, code_ids: Tensor, num_with_codes: Sequence[int]
+) -> Tensor:
     """code_ids [B, K] with the codes of each record in their likeliest order.
 
     Every order is tried, for records of two or more codes only; dropout is off, so the search draws
     no random numbers and the other records' training is untouched.
+
+    Args:
+        decoder: writes the codes.
+        memory: of B records.
+        code_ids: [B, K], NONE = no code.
+        num_with_codes: records that have 0, 1 ... codes, which no device need then be asked for.
     """
     check_num_codes(decoder.trie)
     ordered = pack_left(code_ids)
     num_codes = (ordered >= 0).sum(1)
     was_training = decoder.training
     decoder.eval()
-    for size in range(2, ordered.shape[1] + 1):
-        rows = (num_codes == size).nonzero().squeeze(1)
-        if len(rows):
+    for size, num_rows in enumerate(num_with_codes):
+        if size > 1 and num_rows:
+            rows = torch.nonzero_static(num_codes == size, size=num_rows).squeeze(1)
             orders = all_orders(ordered[rows, :size])  # [R, O, size]
             nats = sequence_nats(decoder, memory.select(rows), orders.flatten(0, 1))
             best = nats.view(len(rows), -1).argmin(1)
@@ -188,8 +199,13 @@ def best_orders(decoder: BlockDecoder, memory: Memory, code_ids: Tensor) -> Tens
 
 def all_orders(code_ids: Tensor) -> Tensor:
     """Every order of each row's codes [R, n!, n], from code_ids [R, n] without gaps."""
-    orders = torch.tensor(list(permutations(range(code_ids.shape[1]))), device=code_ids.device)
-    return code_ids[:, orders]
+    return code_ids[:, _orders(code_ids.shape[1], code_ids.device)]
+
+
+@cache
+def _orders(size: int, device: torch.device) -> Tensor:
+    """Return [n!, n]; kept, for a copy to a GPU would be waited for."""
+    return torch.tensor(list(permutations(range(size))), device=device)
 
 
 def pack_left(code_ids: Tensor) -> Tensor:

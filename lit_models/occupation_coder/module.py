@@ -137,7 +137,7 @@ class LitOccupationCoder(ExactModule):
 
     def validation_step(self, batch: OccupationBatch, batch_idx: int) -> Judged:
         (memory, flat_logits), judged = self._evaluate("val", batch)
-        nats = nats_by_temperature(self.network, memory, flat_logits, batch["code_ids"])
+        nats = nats_by_temperature(self.network, memory, flat_logits, batch)
         for term in TERMS:
             self.temperature_search[term].update(nats[term], batch["weight"])
         return judged
@@ -237,9 +237,7 @@ class LitOccupationCoder(ExactModule):
     def _evaluate(self, split: str, batch: OccupationBatch) -> tuple[tuple[Memory, Tensor], Judged]:
         memory, flat_logits = self(batch)
         weights, decoder = self._used_class_weights, self.network.decoder
-        losses = record_losses(
-            memory, flat_logits, decoder, batch["code_ids"], class_weights=weights
-        )
+        losses = record_losses(memory, flat_logits, decoder, batch, class_weights=weights)
         terms, decoded = summed(losses, batch["weight"]), self._decode(memory, flat_logits)
         metrics, confused = getattr(self, f"{split}_metrics"), getattr(self, f"{split}_confused")
         metrics.update(decoded, batch)

@@ -73,7 +73,8 @@ def step_log_probability(
         code_ids: codes in order [B x O, K], NONE on the right.
         temperature: divides the logits.
     """
-    targets = decoder.trie.targets(code_ids)
+    most_codes = int((code_ids >= 0).sum(1).max()) if len(code_ids) else 0
+    targets = decoder.trie.targets(code_ids[:, :most_codes])
     legal = decoder.trie.legal_targets(code_ids, targets.shape[1])
     steps = legal_log_softmax(decoder(targets, memory), legal, temperature)
     chosen = steps.gather(-1, targets.clamp(min=0)[..., None]).squeeze(-1)

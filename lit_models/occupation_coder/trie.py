@@ -107,16 +107,16 @@ class CodeTrie(nn.Module):
         A record with n codes has n blocks and, if there is room for one more, one `<empty>`.
 
         Args:
-            code_ids: codes in the order of the blocks [B, K], NONE on the right.
+            code_ids: codes in the order of the blocks [B, K], NONE on the right; a column
+                without any code makes T longer than it need be.
         """
         code_ids = code_ids[:, : self.max_codes]
         batch, _ = code_ids.shape
         is_code = code_ids >= 0
         blocks = self.table[code_ids.clamp(min=0)]  # [B, K, L]
-        blocks = blocks.masked_fill(~is_code[..., None], NONE).reshape(batch, -1)
+        blocks = blocks.masked_fill(~is_code[..., None], NONE).flatten(1)
         num_codes = is_code.sum(1, keepdim=True)
-        longest = int(num_codes.max()) if batch else 0
-        size = min(longest * self.block_size + 1, self.max_codes * self.block_size)
+        size = min(code_ids.shape[1] * self.block_size + 1, self.max_codes * self.block_size)
         targets = blocks.new_full((batch, self.max_codes * self.block_size + 1), NONE)
         targets[:, : blocks.shape[1]] = blocks
         end = num_codes * self.block_size

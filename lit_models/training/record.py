@@ -158,8 +158,12 @@ class DeviceSums:
         finite = torch.isfinite(self._sums).all()
         if norm is not None:
             finite = finite & torch.isfinite(norm.to(finite.device))
-        flag = (~finite).double()[None]
-        return torch.cat([flag, self._sums.new_tensor(wishes), self._sums])
+        flags = self._sums.new_zeros(_NUM_FLAGS)
+        flags[0] = ~finite
+        for place, wish in enumerate(wishes, start=1):
+            if wish:  # filled, for a copy of a list would make the host wait for the whole step
+                flags[place].fill_(wish)
+        return torch.cat([flags, self._sums])
 
 
 @cache

@@ -7,6 +7,7 @@ pads to the longest row of the batch and decodes with the key-value cache.
 
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +32,7 @@ class Texts:
         self.code_ids = torch.tensor(code_ids)
         self.encoded = [encode(normalise(text), PADDED_LENGTH).code_points for text in texts]
 
-    def batch(self, rows: np.ndarray, is_padded: bool) -> dict[str, Tensor]:
+    def batch(self, rows: np.ndarray, is_padded: bool) -> dict[str, Any]:
         """Return one batch; `is_padded` tokenises anew and pads to the full length."""
         if not is_padded:
             batch = padded_texts([self.encoded[row] for row in rows])
@@ -44,10 +45,11 @@ class Texts:
             batch["attention_mask"] = batch["input_ids"] != 0
         batch["language_id"] = torch.zeros(len(rows), dtype=torch.int64)
         batch["code_ids"] = self.code_ids[rows][:, None]
+        batch["num_with_codes"] = [0, len(rows)]
         batch["weight"] = torch.ones(len(rows))
         return batch
 
-    def batches(self, size: int, is_padded: bool, seed: int | None) -> Iterator[dict[str, Tensor]]:
+    def batches(self, size: int, is_padded: bool, seed: int | None) -> Iterator[dict[str, Any]]:
         """Yield batches, in random order where a seed is given."""
         order = np.arange(len(self.texts))
         if seed is not None:

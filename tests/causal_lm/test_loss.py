@@ -20,7 +20,13 @@ def a_batch(weight: tuple[float, ...] = (1, 1, 1), num_tokens: int = V) -> dict[
     labels = torch.randint(num_tokens, (R, T), generator=generator)
     labels[torch.rand(R, T, generator=generator) < 1 / 3] = -100
     index = torch.arange(R).unsqueeze(1).expand(R, T)
-    return {"labels": labels, "sample_index": index, "weight": torch.tensor(weight)}
+    return counted({"labels": labels, "sample_index": index, "weight": torch.tensor(weight)})
+
+
+def counted(batch: dict[str, Any]) -> dict[str, Any]:
+    """The batch with the number of its targets, as the plan knows it."""
+    is_used = batch["weight"][batch["sample_index"]] > 0
+    return {**batch, "num_targets": {"tokens": int((is_used & (batch["labels"] != -100)).sum())}}
 
 
 def inputs(dtype: torch.dtype = torch.float64, num_tokens: int = V) -> tuple[Tensor, Tensor]:
@@ -82,7 +88,7 @@ def test_a_hand_worked_loss():
         "sample_index": torch.zeros(1, 2, dtype=torch.int64),
         "weight": torch.ones(1),
     }
-    terms = language_model_loss(hidden, head, batch, LossOptions(0.2, 0.5))
+    terms = language_model_loss(hidden, head, counted(batch), LossOptions(0.2, 0.5))
     log4 = torch.tensor(4.0).log()  # all four tokens alike, smoothed or not
     assert terms["tokens"].total == pytest.approx(float(log4 + 0.5 * log4**2))
     assert terms["nats"].total == pytest.approx(float(log4))
@@ -97,9 +103,9 @@ def test_fillers_and_ignored_labels_count_nowhere():
     assert loss.count == (batch["labels"][[0, 2]] != -100).sum()
     assert hidden.grad[1].eq(0).all()
     assert hidden.grad[batch["labels"] == -100].eq(0).all()
-    others = {name: value[[0, 2]] for name, value in batch.items() if name != "sample_index"}
+    others = {name: batch[name][[0, 2]] for name in ("labels", "weight")}
     others["sample_index"] = torch.tensor([[0], [1]]).expand(2, T)
-    alone = language_model_loss(hidden[[0, 2]], head, others, SMOOTH)["tokens"]
+    alone = language_model_loss(hidden[[0, 2]], head, counted(others), SMOOTH)["tokens"]
     torch.testing.assert_close(alone.total, loss.total, rtol=1e-12, atol=0)
 
 
@@ -136,13 +142,14 @@ def test_evaluation_reports_plain_nats_and_builds_no_graph():
 def test_the_nats_of_a_sample_are_the_mean_over_its_own_targets():
     hidden, head, batch = *inputs(), a_batch((1, 0, 1))
     batch["labels"][2] = -100  # a sample without targets
-    nats, of_sample = sample_nats(hidden, head, batch, SMOOTH)
+    nats, of_sample = sample_nats(hidden, head, counted(batch), SMOOTH)
     own = language_model_loss(hidden, head, a_batch((1, 0, 0)), LossOptions())["tokens"]
     expected = torch.stack([own.total / own.count, *torch.zeros(2)]).double()
     torch.testing.assert_close(of_sample, expected, rtol=1e-12, atol=0)
     assert nats.count == own.count
-    rows = {name: value.reshape(1, -1) for name, value in batch.items() if name != "weight"}
-    one_row = (hidden.reshape(1, R * T, -1), head, {**rows, "weight": batch["weight"]}, SMOOTH)
+    rows = {name: batch[name].reshape(1, -1) for name in ("labels", "sample_index")}
+    one_row = counted({**rows, "weight": batch["weight"]})
+    one_row = (hidden.reshape(1, R * T, -1), head, one_row, SMOOTH)
     torch.testing.assert_close(sample_nats(*one_row)[1], of_sample, rtol=1e-12, atol=0)
 
 

@@ -174,11 +174,13 @@ def test_counts_of_targets_are_those_of_the_labels(make: Make, layout: Any) -> N
     data = make(rows, tokenizer=options, layout=layout, global_batch_size=4, micro_batch_size=2)
     dataset = opened(data)
     data.datasets["train"] = dataset
-    found, stated, texts = 0.0, {}, []
+    found, stated, texts = 0, {}, []
     for batch in data.train_dataloader():
         labels, tokens = batch["labels"], batch["input_ids"]
         is_trained = labels != IGNORED
-        found += float((is_trained * batch["weight"][batch["sample_index"]]).sum())
+        here = int((is_trained * batch["weight"][batch["sample_index"]]).sum())
+        assert batch["num_targets"] == {"tokens": here}
+        found += here
         stated[int(batch["step_index"])] = float(batch["step_denominators"]["tokens"])
         in_document = batch["document_ids"][:, 1:] == batch["document_ids"][:, :-1]
         follows = is_trained[:, :-1] & in_document

@@ -41,6 +41,8 @@ def test_batches_hold_the_normalised_rows(tmp_path):
         ["41025"], ["71105"], ["06510", "-1"], ["83110", "95410"], ["-1"]
     ]  # fmt: skip
     assert batch["code_ids"][0].tolist()[1:] == [-100]
+    per_record = (batch["code_ids"] >= 0).sum(1)
+    assert batch["num_with_codes"] == per_record.bincount().tolist()
     assert batch["attention_mask"].sum(1).tolist() == dataset.lengths.tolist()
     assert "is_seen_text" not in batch
 

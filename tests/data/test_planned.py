@@ -35,8 +35,9 @@ def test_a_collate_that_returns_a_key_of_the_plan_is_refused():
             return {"values": torch.ones(len(examples)), "load": 1.0, "weight": 2.0}
 
     words = (
-        'collate of Loaded returns "load", "weight": the plan fills in load, sample_id, '
-        "step_denominators, step_index, weight itself, and a dataset must not; rename its key"
+        'collate of Loaded returns "load", "weight": the plan fills in load, num_targets, '
+        "sample_id, step_denominators, step_index, weight itself, and a dataset must not; "
+        "rename its key"
     )
     with pytest.raises(ValueError, match=words):
         collated(Loaded(3, seed=0), MicroBatch(0, 0, np.arange(2), np.ones(2, np.float32), {}))
@@ -66,6 +67,18 @@ def test_the_facts_of_the_plan_are_what_the_batches_show():
     used = sum(int(batch["mask"].sum()) for batch in batches)
     padded = sum(batch["mask"].numel() for batch in batches)
     assert facts.padding_share == pytest.approx(1 - used / padded)
+
+
+def test_a_batch_knows_how_many_targets_it_has_without_its_fillers():
+    data = ToyData(num_samples=7, global_batch_size=4, micro_batch_size=3)
+    data.setup("fit")
+    batches = list(data.train_dataloader())
+    assert any((batch["weight"] == 0).any() for batch in batches)
+    for batch in batches:
+        is_used = batch["weight"] > 0
+        counts = {"sum": is_used.sum(), "values": batch["mask"][is_used].sum()}
+        assert batch["num_targets"] == counts
+    assert sum(batch["num_targets"]["sum"] for batch in batches) == 7
 
 
 def test_the_seed_comes_from_the_options_or_from_seed_everything(monkeypatch):

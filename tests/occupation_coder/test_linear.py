@@ -18,6 +18,7 @@ from lit_models.occupation_coder.loss import LossOptions, occupation_losses
 from lit_models.occupation_coder.network import BlockDecoder, OccupationNetwork
 from lit_models.occupation_coder.row_weights import row_weights
 from lit_models.occupation_coder.trie import NONE, CodeTrie
+from tests.occupation_coder.test_loss import batch_of
 
 TABLE = [[4, 4], [4, 5], [5, 4], [5, 5]]
 
@@ -80,7 +81,7 @@ def test_the_penalty_is_on_the_weights_that_act():
 def test_the_flat_loss_trains_the_linear_head_and_not_the_encoder():
     network = small_network(LinearOptions(num_features=32))
     memory, logits = network(*padded(["cooper", "hatter"], 6), torch.tensor([1, 0]))
-    batch = {"code_ids": torch.tensor([[0, 2], [1, NONE]]), "weight": torch.ones(2)}
+    batch = batch_of(torch.tensor([[0, 2], [1, NONE]]))
     losses = occupation_losses(memory, logits, network.decoder, batch, linear=network.flat)
     losses["flat"].total.backward(retain_graph=True)
     assert {n for n, p in network.named_parameters() if p.grad is not None} == {
@@ -97,7 +98,7 @@ def test_importance_weighs_the_losses_of_a_record_and_not_its_count():
     codes = torch.tensor([[0, 2], [1, NONE]])
 
     def losses(importance=None, weight=(1.0, 1.0)):
-        batch = {"code_ids": codes, "weight": torch.tensor(weight)}
+        batch = batch_of(codes, torch.tensor(weight))
         return occupation_losses(
             memory, logits, network.decoder, batch, importance=importance, linear=network.flat
         )
@@ -114,7 +115,7 @@ def test_importance_weighs_the_losses_of_a_record_and_not_its_count():
 def test_a_linear_head_learns_in_mixed_precision():
     network = small_network(LinearOptions(num_features=256, penalty=1e-4))
     texts = padded(["cooper", "hatter", "smith", "weaver"], 6)
-    batch = {"code_ids": torch.arange(4)[:, None], "weight": torch.ones(4)}
+    batch = batch_of(torch.arange(4)[:, None])
     optimizer = torch.optim.Adam(network.flat.parameters(), lr=0.02)
     for _ in range(40):
         with torch.autocast("cpu", torch.bfloat16):

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -35,6 +36,16 @@ class UniformDecoder(torch.nn.Module):
 def memory_of(rows: int) -> Memory:
     torch.manual_seed(1)
     return Memory(torch.randn(rows, 4, 8).double(), torch.ones(rows, 4, dtype=torch.bool))
+
+
+def batch_of(codes: torch.Tensor, weight: torch.Tensor | None = None) -> dict[str, Any]:
+    num_with_codes = (codes >= 0).sum(1).bincount().tolist()
+    weight = torch.ones(len(codes)) if weight is None else weight
+    return {"code_ids": codes, "num_with_codes": num_with_codes, "weight": weight}
+
+
+def orders_of(decoder: BlockDecoder, memory: Memory, codes: torch.Tensor) -> torch.Tensor:
+    return best_orders(decoder, memory, codes, batch_of(codes)["num_with_codes"])
 
 
 def decoder_of(max_codes: int, dropout: float = 0.0) -> BlockDecoder:
@@ -72,7 +83,7 @@ def test_codes_become_a_row_of_flags_and_gaps_close():
 def test_the_best_order_is_the_best_of_all_orders(size):
     decoder, memory = decoder_of(4), memory_of(3)
     codes = torch.tensor([[1, 0, 3, 2][:size], [3, *[NONE] * (size - 1)], [2, 3, 1, 0][:size]])
-    found = best_orders(decoder, memory, codes)
+    found = orders_of(decoder, memory, codes)
     nats = sequence_nats(decoder, memory, found)
     for row in (0, 2):
         one = memory.select(torch.tensor([row]))
@@ -93,7 +104,7 @@ def test_the_order_in_the_file_does_not_matter():
                 memory,
                 logits,
                 decoder,
-                {"code_ids": torch.tensor([order]), "weight": torch.ones(1)},
+                batch_of(torch.tensor([order])),
             )["seq2seq"].total.item(),
             6,
         )
@@ -109,11 +120,11 @@ def test_a_record_of_two_codes_leaves_the_gradient_of_the_others_alone(dropout):
         decoder, memory = decoder_of(3, dropout), memory_of(3)
         hidden = memory.hidden.requires_grad_()
         codes = torch.tensor([first, [1, NONE], [3, NONE]])
-        batch = {"code_ids": codes, "weight": torch.ones(3)}
+        batch = batch_of(codes)
         torch.manual_seed(5)
         if dropout:  # the search over orders must not draw random numbers
             state = torch.random.get_rng_state()
-            best_orders(decoder, memory, codes)
+            orders_of(decoder, memory, codes)
             assert torch.equal(state, torch.random.get_rng_state())
             assert decoder.training
             return
@@ -128,13 +139,13 @@ def test_a_filler_counts_nowhere_even_if_it_is_infinite():
     logits = torch.tensor([[0.0] * 4, [float("inf")] * 4])
     codes = torch.tensor([[1, NONE], [2, 3]])
     with_filler = occupation_losses(
-        memory, logits, decoder, {"code_ids": codes, "weight": torch.tensor([1.0, 0.0])}
+        memory, logits, decoder, batch_of(codes, torch.tensor([1.0, 0.0]))
     )
     alone = occupation_losses(
         memory.select(torch.tensor([0])),
         logits[:1],
         decoder,
-        {"code_ids": codes[:1], "weight": torch.ones(1)},
+        batch_of(codes[:1]),
     )
     for term in ("seq2seq", "flat"):
         torch.testing.assert_close(with_filler[term].total, alone[term].total)

@@ -1,0 +1,185 @@
+"""No training step of any family waits for a GPU.
+
+It runs on torch's device "meta", whose tensors have shapes and no values: whatever asks one of them
+for a value, or for a size that depends on values, fails there, in the line that would wait.
+
+Allowed to wait, and not here: NonFinite where the optimizer does not know `found_inf`, since such
+an optimizer cannot skip an update by itself; transformers' own networks, which ask once per forward
+pass whether a mask is needed at all; what is read between log lines, see test_start_counts.py.
+"""
+
+import contextlib
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from lit_models.causal_lm import loss
+from lit_models.training.exact import ExactModule
+from lit_models.training.keyed_dropout import SampleKeys, key_dropout
+from lit_models.training.optim import gradients
+from lit_models.training.sharding import total_norm
+from tests.distributed.families import FAMILIES, SPECIAL, Family, occupation_table, text_files
+from tests.distributed.lens_family import JOINT_START, story_files
+from tests.distributed.seo_family import seo_files
+from tests.toy import toy_trainer
+
+META = torch.device("meta")
+CHUNKED, AT_ONCE = 0, loss.SMALL_BYTES  # a language model computes its loss in one of two ways
+# Family, optimizer steps before the one that is looked at, samples of it.
+CASES: dict[str, tuple[Family, int, int]] = {
+    "occupation_coder": (FAMILIES["occupation_coder"], 1, 50),
+    "causal_lm": (FAMILIES["causal_lm"], 1, 4),
+    "gpt2": (SPECIAL["gpt2"], 1, 4),
+    "grouped_heads": (partial(SPECIAL["llama"], layout="blocks"), 1, 4),
+    "documents": (partial(FAMILIES["causal_lm"], layout="documents"), 1, 4),
+    "lens_warm_up": (FAMILIES["consistency_lens"], 1, 4),
+    "lens_together": (FAMILIES["consistency_lens"], JOINT_START + 2, 4),
+    "text_scorer": (FAMILIES["text_scorer"], 1, 8),
+    "ranker": (FAMILIES["ranker"], 1, 4),
+    "retriever": (FAMILIES["retriever"], 1, 8),
+    "retriever_towers": (SPECIAL["retriever_towers"], 1, 8),
+    "snippet_writer": (FAMILIES["snippet_writer"], 1, 4),
+}
+
+
+class Copies(TorchFunctionMode):
+    """Keeps the names of functions that send numbers of the host to the device: it is waited for
+    until all that was queued is done."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        place = {torch.tensor: 0, torch.as_tensor: 0, Tensor.to: 0}.get(func)
+        place = 1 if func in (Tensor.new_tensor, Tensor.copy_) else place
+        if place is not None and result.is_meta and not getattr(args[place], "is_meta", False):
+            self.names.append(func.__name__)
+        return result
+
+
+class LastBatch(Callback):
+    """Keeps the newest batch that was trained on."""
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, *_: Any) -> None:
+        self.batch = batch
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("waits")
+    occupation_table(folder / "occupations.csv")
+    text_files(folder)
+    story_files(folder)
+    seo_files(folder)
+    return folder
+
+
+@pytest.fixture
+def no_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Autocast does not know the device "meta"; nothing here asks for it."""
+    autocast, is_on = torch.autocast, torch.is_autocast_enabled
+
+    def entered(kind: str, **options: Any) -> Any:
+        return contextlib.nullcontext() if kind == "meta" else autocast(kind, **options)
+
+    monkeypatch.setattr(torch, "autocast", entered)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: kind != "meta" and is_on(kind))
+
+
+def trained(family: Family, folder: Path, steps: int, size: int) -> tuple[ExactModule, Any]:
+    """Return a module that has trained for some steps, on the device "meta", and a batch there."""
+    module, data = family(folder / "job", {"global_batch_size": size})
+    last = LastBatch()
+    quiet = {"limit_val_batches": 0, "enable_checkpointing": False, "callbacks": [last]}
+    trainer = toy_trainer(folder / "run", max_steps=steps, max_epochs=-1, precision=32, **quiet)
+    trainer.fit(module, data)
+    module.log = lambda *_, **__: None  # type: ignore[method-assign, assignment]  # no loop runs
+    module.to(META).train()
+    return module, data.transfer_batch_to_device(last.batch, META, 0)
+
+
+def step(module: ExactModule, batch: Any) -> None:
+    """Do what the host does in one step: loss, gradients, their norm, update, and the record."""
+    settings = module.configure_optimizers()
+    optimizer = settings["optimizer"] if isinstance(settings, dict) else settings
+    module.training_step(batch, 0).backward()
+    module.on_after_backward()
+    module.step_record.grad_norm = total_norm(gradients(optimizer))
+    module.configure_gradient_clipping(optimizer, 1.0, "norm")
+    optimizer.step()
+    assert module.step_record.vector(stop=True, save=False).is_meta
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_asks_the_device_for_nothing(
+    files: Path, no_autocast: None, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    module, batch = trained(*CASES[case][:1], files, *CASES[case][1:])
+    if case == "occupation_coder":
+        assert len(batch["num_with_codes"]) == 3  # the search for the best order takes part
+    for small in (AT_ONCE, CHUNKED):
+        monkeypatch.setattr(loss, "SMALL_BYTES", small)
+        with Copies() as copies:
+            step(module, batch)
+    assert not copies.names  # of the second step: some are kept from the first
+
+
+@pytest.mark.parametrize("name", ["gpt2", "retriever_dropout"])
+def test_dropout_by_sample_asks_the_device_for_nothing(
+    files: Path, no_autocast: None, name: str
+) -> None:
+    module, batch = trained(SPECIAL[name], files, 1, 8)
+    keys = SampleKeys()
+    assert key_dropout(module, keys)
+    for _ in range(2):
+        with Copies() as copies:
+            keys.begin(1, batch["sample_id"])
+            step(module, batch)
+    assert not copies.names
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda x: x.sum().item(),
+        lambda x: bool((x > 0).any()),
+        lambda x: x[x > 0],
+        lambda x: (x > 0).nonzero(),
+        lambda x: x.masked_select(x > 0),
+        lambda x: x.unique(),
+        lambda x: x.repeat_interleave((x > 0).long()),
+        lambda x: x.tolist(),
+        lambda x: x.cpu(),
+    ],
+)
+def test_the_device_without_values_refuses(ask: Callable[[Tensor], Any]) -> None:
+    with pytest.raises((NotImplementedError, RuntimeError), match="meta|Meta"):
+        ask(torch.zeros(3, device=META))
+
+
+@pytest.mark.parametrize(
+    "send",
+    [
+        lambda x: torch.tensor([1, 2], device=META),
+        lambda x: torch.as_tensor(1, device=META),
+        lambda x: x.new_tensor([1, 2]),
+        lambda x: torch.zeros(3).to(META),
+        lambda x: x.copy_(torch.zeros(3)),
+    ],
+)
+def test_what_is_sent_to_the_device_is_seen(send: Callable[[Tensor], Any]) -> None:
+    x = torch.zeros(3, device=META)
+    with Copies() as copies:
+        send(x)
+        x.to(torch.float64).copy_(x)
+        torch.zeros(2, device=META).fill_(1.0)
+    assert len(copies.names) == 1
