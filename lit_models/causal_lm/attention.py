@@ -84,8 +84,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
         return _causal(q, k, v)
     # Split, not sliced: the backward pass of a slice makes a whole tensor of zeros for each.
     each = zip(*(_one_row(x).split(documents.sizes, dim=2) for x in (q, k, v)), strict=True)
-    attended = torch.cat([_causal(*document) for document in each], dim=2)  # [1, H, R T, K]
-    return attended[0].unflatten(1, (len(q), q.shape[2])).transpose(0, 1)
+    # Heads last but one, as the next layer reads them: no further copy.
+    attended = torch.cat([_causal(*document).transpose(1, 2) for document in each], dim=1)
+    return attended[0].unflatten(0, (len(q), q.shape[2])).transpose(1, 2)
 
 
 def _one_row(x: Tensor) -> Tensor:

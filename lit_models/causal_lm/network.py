@@ -14,7 +14,8 @@ from torch.utils.checkpoint import checkpoint
 from lit_models.causal_lm.attention import Documents, attend, documents_of
 from lit_models.causal_lm.cache import GrowingCache, KeyValueCache
 from lit_models.causal_lm.decoder_config import DecoderConfig
-from lit_models.causal_lm.rotary import frequencies, rotate, rotations
+from lit_models.causal_lm.rotary import frequencies, rotations
+from lit_models.layers.rotary import rotate
 from lit_models.training.tensor_plan import Split
 
 INITIAL_STD = 0.02

@@ -1,6 +1,6 @@
-"""Rotary positions: each pair of a head's channels turns by an angle that grows with the position.
+"""Angles of rotary positions; `layers.rotary` turns heads by them.
 
-Shapes: R rows, T positions, H heads, K head size. Source: Su et al. 2021, section 3.2.2.
+Shapes: R rows, T positions, K head size. Source: Su et al. 2021, section 3.2.2.
 """
 
 import math
@@ -70,9 +70,3 @@ def rotations(position_ids: Tensor, frequency: Tensor, dtype: torch.dtype) -> tu
     """
     angles = (position_ids.unsqueeze(-1) * frequency).unsqueeze(1)
     return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
-def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Return x [R, H, T, K] with the pairs (i, i + K / 2) of each head turned by their angle."""
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)

@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lit_models.layers.rotary import rotate
+
 
 class SelfAttention(nn.Module):
     """Multi-head self-attention with rotary positions; no biases, so no key bias either."""
@@ -23,12 +25,13 @@ class SelfAttention(nn.Module):
         self.output = nn.Linear(width, width, bias=False)
 
     def forward(self, hidden: Tensor, mask: Tensor, rotary: Tensor) -> Tensor:
-        """Args: hidden [B, P, D]; mask [B, P] bool; rotary [2, P, D / H] cosines and sines."""
+        """Args: hidden [B, P, D]; mask [B, P] bool; rotary [2, P, D / 2H] cosines and sines."""
         batch, positions, width = hidden.shape
         qkv = self.qkv(hidden).view(batch, positions, 3, self.num_heads, width // self.num_heads)
         q_bhpk, k_bhpk, v_bhpk = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        q_bhpk, k_bhpk = rotate(q_bhpk, *rotary), rotate(k_bhpk, *rotary)
         mixed = F.scaled_dot_product_attention(
-            rotate(q_bhpk, rotary), rotate(k_bhpk, rotary), v_bhpk, attn_mask=mask[:, None, None, :]
+            q_bhpk, k_bhpk, v_bhpk, attn_mask=mask[:, None, None, :]
         )
         return self.output(mixed.transpose(1, 2).reshape(batch, positions, width))
 
@@ -58,14 +61,7 @@ def positions_up_to(lengths: Tensor, size: int) -> Tensor:
 
 
 def rotary_table(positions: int, head_size: int, like: Tensor) -> Tensor:
-    """Cosines and sines of the rotary embedding [2, positions, head_size]."""
+    """Cosines and sines of the rotary embedding [2, positions, head_size / 2]."""
     steps = torch.arange(0, head_size, 2, device=like.device, dtype=torch.float32) / head_size
     angles = torch.arange(positions, device=like.device)[:, None] * 1000.0**-steps
-    angles = torch.cat([angles, angles], dim=-1)
     return torch.stack([angles.cos(), angles.sin()]).to(like.dtype)
-
-
-def rotate(x_bhpk: Tensor, rotary: Tensor) -> Tensor:
-    """Queries or keys turned by their positions."""
-    first, second = x_bhpk.chunk(2, dim=-1)
-    return x_bhpk * rotary[0] + torch.cat([-second, first], dim=-1) * rotary[1]
