@@ -134,17 +134,22 @@ def complete_rendezvous(environ: dict[str, str] | os._Environ[str], num_nodes: i
 
 
 def forward_signals() -> None:
-    """Hands signals on to spawned processes, which train while this one waits for them."""
+    """Hands signals on to spawned processes, which train while this one waits for them.
+
+    SIGUSR1 is repeated by a job's script: once they have it, it does not end this process either.
+    """
     first_interrupt: float | None = None
+    is_warned = False
 
     def forward(signum: int, frame: FrameType | None) -> None:
-        nonlocal first_interrupt
+        nonlocal first_interrupt, is_warned
         # Those that prepare batches are daemons: what trains is this process then.
         children = [c for c in multiprocessing.active_children() if not c.daemon]
         for child in children:
             if child.pid is not None:
                 os.kill(child.pid, signum)
-        if not children:
+        is_warned = is_warned or (signum == signal.SIGUSR1 and bool(children))
+        if not children and not (signum == signal.SIGUSR1 and is_warned):
             signal.signal(signum, before[signal.Signals(signum)])
             os.kill(os.getpid(), signum)
         if signum == signal.SIGINT:

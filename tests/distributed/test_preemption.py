@@ -48,6 +48,7 @@ def test_a_signal_to_one_rank_stops_all_at_one_step(tmp_path, undisturbed, name,
     [
         pytest.param("SIGTERM", [], 75, id="one device"),
         pytest.param("SIGINT", [], 130, id="Ctrl-C"),
+        pytest.param("SIGUSR1", [], 75, id="a warning that is repeated to the end"),
         pytest.param(
             "SIGTERM",
             ["--trainer.devices=2", "--trainer.strategy=ddp_spawn"],
