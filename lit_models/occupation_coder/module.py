@@ -116,7 +116,8 @@ class LitOccupationCoder(ExactModule):
         weights = None if self.row_weights is None else self.row_weights[batch["sample_id"]]
         head = self.network.flat if self.loss.linear else None
         options = (self.loss.label_smoothing, self._used_class_weights, weights, head)
-        return occupation_losses(*self(batch), self.network.decoder, batch, *options)
+        memory, flat_logits = self(batch)
+        return occupation_losses(memory, flat_logits, self.network.decoder, batch, *options)
 
     def term_weights(self) -> dict[str, float]:
         return self.loss.term_weights
