@@ -56,6 +56,13 @@ def test_a_signal_to_one_rank_stops_all_at_one_step(tmp_path, undisturbed, name,
             id="ddp_spawn",
             marks=pytest.mark.soak,
         ),
+        pytest.param(
+            "SIGUSR1",
+            ["--trainer.devices=2", "--trainer.strategy=ddp_spawn"],
+            75,
+            id="repeated to ddp_spawn",
+            marks=pytest.mark.soak,
+        ),
     ],
 )
 def test_the_command_says_by_its_status_that_it_wants_to_be_started_again(

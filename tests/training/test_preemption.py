@@ -86,11 +86,12 @@ def test_a_warning_that_was_handed_on_to_ranks_ends_nobody_once_they_are_gone(
     children = [SimpleNamespace(pid=7, daemon=False)]
     monkeypatch.setattr(multiprocessing, "active_children", lambda: children)
     monkeypatch.setattr(os, "kill", lambda *what: sent.append(what))
-    forward_signals()
+    passed_on = forward_signals()
+    assert passed_on == set()
     signal.raise_signal(USR1)
     children.clear()
     signal.raise_signal(USR1)
-    assert sent == [(7, USR1)]
+    assert (sent, passed_on) == ([(7, USR1)], {USR1})
     signal.raise_signal(signal.SIGTERM)
     assert sent == [(7, USR1), (os.getpid(), signal.SIGTERM)]
 
