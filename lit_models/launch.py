@@ -90,8 +90,10 @@ def run_and_end(argv: list[str], run: Run, runs: Path) -> bool:
         if run.notice and is_first_process():
             say(run.notice)
         check_writable(Path(run.folder))
-        forward_signals()
+        passed_on = forward_signals()
         is_stopped = has_stopped(UnisonoCLI(argv, run))
+        if signal.SIGUSR1 in passed_on:  # a handler would be gone before Python has ended
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         if is_srun_rank(os.environ):
             end_together(is_stopped)
         # Without it a run that succeeded ends with status 134 now and then (gloo's threads).
@@ -133,9 +135,16 @@ def complete_rendezvous(environ: dict[str, str] | os._Environ[str], num_nodes: i
     environ["NODE_RANK"], environ["LOCAL_RANK"] = map(str, divmod(rank, world_size // num_nodes))
 
 
-def forward_signals() -> None:
-    """Hands signals on to spawned processes, which train while this one waits for them."""
+def forward_signals() -> set[int]:
+    """Hands signals on to spawned processes, which train while this one waits for them.
+
+    SIGUSR1 is repeated by a job's script: once they have it, it does not end this process either.
+
+    Returns:
+        the signals that were handed on; more while they come.
+    """
     first_interrupt: float | None = None
+    passed_on: set[int] = set()
 
     def forward(signum: int, frame: FrameType | None) -> None:
         nonlocal first_interrupt
@@ -144,7 +153,9 @@ def forward_signals() -> None:
         for child in children:
             if child.pid is not None:
                 os.kill(child.pid, signum)
-        if not children:
+        if children:
+            passed_on.add(signum)
+        elif signum != signal.SIGUSR1 or signum not in passed_on:
             signal.signal(signum, before[signal.Signals(signum)])
             os.kill(os.getpid(), signum)
         if signum == signal.SIGINT:
@@ -155,6 +166,7 @@ def forward_signals() -> None:
                 raise KeyboardInterrupt
 
     before = {signum: signal.signal(signum, forward) for signum in FORWARDED}
+    return passed_on
 
 
 def has_stopped(cli: UnisonoCLI) -> bool:

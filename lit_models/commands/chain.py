@@ -189,7 +189,8 @@ def run_process(command: Sequence[str]) -> tuple[int, list[int]]:
 
     A signal that asks this process to end is passed on to the whole group, as a terminal does;
     that of a closed terminal as SIGTERM, upon which a training saves. The third one kills, but for
-    SIGUSR1, which a job's script repeats.
+    SIGUSR1, which a job's script repeats: once it has come, it is ignored after the command, too,
+    while what that wrote is looked at.
 
     Returns:
         The exit status, 128 + N where signal N ended it; the signals that were passed on.
@@ -215,6 +216,8 @@ def run_process(command: Sequence[str]) -> tuple[int, list[int]]:
     finally:
         for leader in group:
             _signal_group(leader, signal.SIGKILL)
+        if signal.SIGUSR1 in received:
+            before[signal.SIGUSR1] = signal.SIG_IGN
         for signum, handler in before.items():
             signal.signal(signum, handler)
     return (status if status >= 0 else 128 - status), received

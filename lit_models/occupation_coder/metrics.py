@@ -1,8 +1,9 @@
-"""How well sets of codes were found: per record, then the mean over records.
+"""How well sets of codes were found: per record, then the mean over records; and the losses.
 
 Shapes: B batch, K codes per record, C codes of the book, G confidence bins.
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from lit_models.occupation_coder.decoding import Decoded
+from lit_models.occupation_coder.loss import summed
 from lit_models.occupation_coder.trie import NONE
 from lit_models.training.metrics import Count, SumCount
 
@@ -116,6 +118,35 @@ class OccupationMetrics(nn.ModuleDict):
 
     def _add(self, name: str, score: Tensor, weight: Tensor) -> None:
         self[name].update(score * weight, weight)
+
+
+class LossMetrics(nn.ModuleDict):
+    """The losses of one split, in nats per record; every entry is logged under its name.
+
+    Names: `loss_seq2seq`, `loss_flat`, and `loss` of both, weighted.
+
+    Args:
+        term_weights: term -> factor of it in the loss.
+    """
+
+    def __init__(self, term_weights: Mapping[str, float]) -> None:
+        names = (*(f"loss_{term}" for term in term_weights), "loss")
+        super().__init__({name: SumCount() for name in names})
+        self.term_weights = dict(term_weights)
+
+    def add_batch(self, losses: Mapping[str, Tensor], weight: Tensor) -> Tensor:
+        """Add one batch; return each record's loss of both terms [B].
+
+        Args:
+            losses: term -> [B].
+            weight: [B], 0 = counts nowhere.
+        """
+        terms, shares = summed(losses, weight), self.term_weights.items()
+        for name, term in terms.items():
+            self[f"loss_{name}"].update(*term)
+        both = [share * terms[name].total for name, share in shares]
+        self["loss"].update(torch.stack(both), weight)
+        return torch.stack([share * losses[name] for name, share in shares]).sum(0)
 
 
 class CalibrationBins(Metric):

@@ -1,6 +1,6 @@
 """The occupation coder as a LightningModule. Batch: OccupationBatch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -11,34 +11,28 @@ from torch import Tensor, nn
 from datamodules.batches import OccupationBatch
 from datamodules.tokenizers.codes import CodeBook
 from lit_models.layers.depths import layer_depths
+from lit_models.occupation_coder.building import (
+    DecoderFactory,
+    EncoderFactory,
+    class_weights,
+    new_network,
+)
 from lit_models.occupation_coder.calibration import TemperatureSearch, nats_by_temperature
 from lit_models.occupation_coder.coding import CodedText, TextCoder
 from lit_models.occupation_coder.decoding import Decoded, DecodingOptions, decode
-from lit_models.occupation_coder.encoders import CharacterEncoder, Encoder
+from lit_models.occupation_coder.encoders import CharacterEncoder
 from lit_models.occupation_coder.figures import OccupationFigures
 from lit_models.occupation_coder.freezing import freeze_encoder, language_rows
-from lit_models.occupation_coder.loss import (
-    LossOptions,
-    check_num_codes,
-    occupation_losses,
-    record_losses,
-    summed,
-)
-from lit_models.occupation_coder.metrics import ConfusedPairs, OccupationMetrics
-from lit_models.occupation_coder.network import BlockDecoder, Memory, OccupationNetwork
+from lit_models.occupation_coder.loss import LossOptions, occupation_losses, record_losses
+from lit_models.occupation_coder.metrics import ConfusedPairs, LossMetrics, OccupationMetrics
+from lit_models.occupation_coder.network import BlockDecoder, Memory
 from lit_models.occupation_coder.row_weights import row_weights
-from lit_models.occupation_coder.trie import CodeTrie
 from lit_models.training.exact import ExactModule, LossSum
 from lit_models.training.judged import Judged
-from lit_models.training.metrics import SumCount
 from lit_models.training.optim import configured, parameter_groups
 
 RECIPE_KEY = "occupation_recipe"
 TERMS = ("seq2seq", "flat")
-EncoderFactory = Callable[[int], Encoder]  # number of languages -> encoder
-DecoderFactory = Callable[
-    [int, CodeTrie], BlockDecoder
-]  # width of the memory, code book -> decoder
 
 
 class LitOccupationCoder(ExactModule):
@@ -120,17 +114,10 @@ class LitOccupationCoder(ExactModule):
 
     def training_terms(self, batch: OccupationBatch) -> dict[str, LossSum]:
         weights = None if self.row_weights is None else self.row_weights[batch["sample_id"]]
+        head = self.network.flat if self.loss.linear else None
+        options = (self.loss.label_smoothing, self._used_class_weights, weights, head)
         memory, flat_logits = self(batch)
-        return occupation_losses(
-            memory,
-            flat_logits,
-            self.network.decoder,
-            batch,
-            self.loss.label_smoothing,
-            self._used_class_weights,
-            weights,
-            self.network.flat if self.loss.linear else None,
-        )
+        return occupation_losses(memory, flat_logits, self.network.decoder, batch, *options)
 
     def term_weights(self) -> dict[str, float]:
         return self.loss.term_weights
@@ -209,22 +196,15 @@ class LitOccupationCoder(ExactModule):
 
     def _build(self) -> None:
         book, languages = CodeBook.from_dict(self.recipe["code_book"]), self.recipe["languages"]
-        trie = CodeTrie.from_code_book(book)
-        check_num_codes(trie)
-        encoder = self.encoder_factory(len(languages))
-        decoder = self.decoder_factory(encoder.width, trie)
-        dropout, linear = self.loss.flat_dropout, self.loss.linear
-        self.network = OccupationNetwork(encoder, decoder, dropout, linear)
-        freeze_encoder(encoder, self.hparams.freeze)
-        weights = torch.ones(len(book.codes))
-        for code, weight in self.loss.class_weights.items():
-            weights[book.index(code)] = weight
+        factories = (self.encoder_factory, self.decoder_factory)
+        self.network = new_network(book, len(languages), *factories, self.loss)
+        freeze_encoder(self.network.encoder, self.hparams.freeze)
+        weights = class_weights(book, self.loss.class_weights)
         self.register_buffer("class_weights", weights, persistent=False)
         for split in ("val", "test"):
             self.add_module(f"{split}_metrics", OccupationMetrics(book, languages))
             self.add_module(f"{split}_confused", ConfusedPairs(len(book.codes)))
-            losses = {name: SumCount() for name in (*TERMS, "loss")}
-            self.add_module(f"{split}_losses", torch.nn.ModuleDict(losses))
+            self.add_module(f"{split}_losses", LossMetrics(self.loss.term_weights))
         self.temperature_search = torch.nn.ModuleDict({t: TemperatureSearch() for t in TERMS})
 
     @property
@@ -236,20 +216,14 @@ class LitOccupationCoder(ExactModule):
 
     def _evaluate(self, split: str, batch: OccupationBatch) -> tuple[tuple[Memory, Tensor], Judged]:
         memory, flat_logits = self(batch)
-        weights, decoder = self._used_class_weights, self.network.decoder
-        losses = record_losses(memory, flat_logits, decoder, batch, class_weights=weights)
-        terms, decoded = summed(losses, batch["weight"]), self._decode(memory, flat_logits)
+        decoder, weights = self.network.decoder, self._used_class_weights
+        true_ids, decoded = batch["code_ids"], self._decode(memory, flat_logits)
+        each = record_losses(memory, flat_logits, decoder, batch, class_weights=weights)
+        losses: LossMetrics = getattr(self, f"{split}_losses")
+        loss = losses.add_batch(each, batch["weight"])
         metrics, confused = getattr(self, f"{split}_metrics"), getattr(self, f"{split}_confused")
         metrics.update(decoded, batch)
-        confused.update(batch["code_ids"], decoded.code_ids, batch["weight"])
-        shares = self.loss.term_weights.items()
-        both = sum(share * terms[name].total for name, share in shares)
-        sums = {**terms, "loss": LossSum(both, terms["flat"].count)}
-        for name, metric in getattr(self, f"{split}_losses").items():
-            metric.update(*sums[name])
-            label = "loss" if name == "loss" else f"loss_{name}"
-            self.log(f"{split}/{label}", metric, on_step=False, on_epoch=True)
-        for name, metric in metrics.items():
+        confused.update(true_ids, decoded.code_ids, batch["weight"])
+        for name, metric in (*losses.items(), *metrics.items()):
             self.log(f"{split}/{name}", metric, on_step=False, on_epoch=True)
-        of_record = torch.stack([share * losses[name] for name, share in shares]).sum(0)
-        return (memory, flat_logits), Judged(of_record, {"given": decoded.code_ids})
+        return (memory, flat_logits), Judged(loss, {"given": decoded.code_ids})

@@ -107,7 +107,12 @@ class Duplicates(Metric):
 def written_texts(done: Completions, tokenizer: TextTokenizer) -> list[str]:
     """Return the text of each completion, on one line."""
     pairs = zip(done.completion_ids.cpu().numpy(), done.num_characters.tolist(), strict=True)
-    return [" ".join(completion_text(tokenizer, *pair).split()) for pair in pairs]
+    return [written_text(tokenizer, *pair) for pair in pairs]
+
+
+def written_text(tokenizer: TextTokenizer, ids: np.ndarray, num_characters: int) -> str:
+    """Return the text of one completion, on one line; arguments as for `completion_text`."""
+    return " ".join(completion_text(tokenizer, ids, num_characters).split())
 
 
 def snippet_scores(

@@ -2,6 +2,7 @@
 
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 from torch import Tensor
 
 from datamodules.batches import SnippetBatch
@@ -12,7 +13,7 @@ from lit_models.causal_lm.module import LitCausalLM
 from lit_models.seo.best_of import BestOf, best
 from lit_models.seo.page_records import onpage_record
 from lit_models.seo.ranker import LitRanker
-from lit_models.seo.snippets import SnippetMetrics, written_texts
+from lit_models.seo.snippets import SnippetMetrics, written_text, written_texts
 from lit_models.training.judged import Judged
 
 
@@ -100,8 +101,8 @@ class LitSnippetWriter(LitCausalLM):
         return self._rankers[0]
 
     def in_words(self, answers: dict[str, list[float]]) -> dict[str, str]:
-        ids = {name: [int(i) for i in row if i >= 0] for name, row in answers.items()}
-        return {name: " ".join(self.tokenizer.decode(row).split()) for name, row in ids.items()}
+        ids, [num_characters] = np.array(answers["written"], np.int64), answers["num_characters"]
+        return {"written": written_text(self.tokenizer, ids, int(num_characters))}
 
     def _evaluate(self, split: Literal["val", "test"], batch: Any) -> Judged:
         judged = super()._evaluate(split, batch)
@@ -110,4 +111,5 @@ class LitSnippetWriter(LitCausalLM):
         metrics.add_batch(written_texts(done, self.tokenizer), batch)
         for name, metric in metrics.items():
             self.log(f"{split}/{name}", metric, on_step=False, on_epoch=True)
-        return Judged(judged.loss, {"written": done.completion_ids})
+        answers = {"written": done.completion_ids, "num_characters": done.num_characters}
+        return Judged(judged.loss, answers)

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Losses that are equal to 1 part in so many are equal: batches of other sizes round apart.
+# Losses are rounded to 1 part in so many: batches of other sizes compute them with other last
+# digits. Two that lie on both sides of an edge of this grid still differ, by a whole step of it.
 PARTS = 4096.0
 MOST_CHARACTERS = 300  # of a text in a table
 
@@ -32,7 +33,7 @@ class Judged(NamedTuple):
 
 
 class Told(NamedTuple):
-    """One sample in words: name -> text, its number in the split, its loss."""
+    """One sample in words: name -> text, its number in the split, its loss as `rows_of` has it."""
 
     texts: dict[str, str]
     sample_id: int
@@ -46,8 +47,8 @@ def joined(judged: Sequence[Judged]) -> Judged:
 
 
 def rows_of(judged: Judged, sample_id: Tensor, weight: Tensor) -> Tensor:
-    """Return [B, 2 + A] float64: loss, sample id, answers; a filler, of weight 0, has minus
-    infinity in place of both."""
+    """Return [B, 2 + A] float64: loss, rounded to 1 part in PARTS, sample id, answers; a filler, of
+    weight 0, has minus infinity in place of both."""
     is_filler = weight == 0
     mantissa, exponent = torch.frexp(judged.loss.detach().double())
     loss = torch.ldexp((mantissa * PARTS).round() / PARTS, exponent)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lit_models.commands.chain import run_stages
+from lit_models.commands.chain import run_process, run_stages
 from lit_models.stages import chosen_stages, read_stages
 
 STAND_IN = (sys.executable, str(Path(__file__).with_name("stand_in.py")))
@@ -183,3 +183,16 @@ def test_a_signal_is_passed_on_and_nothing_is_left_running(
         time.sleep(0.02)
     assert chain(wait=1) == 0
     assert "ckpt_path=auto" in Path("calls.txt").read_text().splitlines()[0]
+
+
+def test_a_warning_that_is_repeated_does_not_end_the_chain_after_its_stage() -> None:
+    code = (
+        "import os, signal; signal.signal(signal.SIGUSR1, signal.SIG_IGN); "
+        "os.kill(os.getppid(), signal.SIGUSR1)"
+    )
+    before = signal.getsignal(signal.SIGUSR1)
+    try:
+        assert run_process([sys.executable, "-c", code]) == (0, [signal.SIGUSR1])
+        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGUSR1, before)

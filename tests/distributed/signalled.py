@@ -1,6 +1,7 @@
 """`unisono` with a signal on its way: python -m tests.distributed.signalled SIGTERM LEDGER fit …
 
-The signal comes from another process, as soon as the ledger shows five steps.
+The signal comes from another process, as soon as the ledger shows five steps; SIGUSR1 again and
+again until this one has ended, as from a job's script.
 """
 
 import os
@@ -15,6 +16,8 @@ SENDER = (
     "ledger, pid, signum = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])\n"
     "while not os.path.exists(ledger) or open(ledger).read().count('\\n') < 6: time.sleep(0.05)\n"
     "os.kill(pid, signum)\n"
+    f"while signum == {signal.SIGUSR1} and not time.sleep(0.02) and os.getppid() == pid:\n"
+    "    os.kill(pid, signum)\n"
 )
 
 if __name__ == "__main__":
@@ -23,5 +26,6 @@ if __name__ == "__main__":
     sender = subprocess.Popen([sys.executable, "-c", SENDER, *arguments])
     sys.argv = ["unisono", *sys.argv[3:]]
     status = main()
-    sender.wait()
+    if name != signal.SIGUSR1.name:
+        sender.wait()
     sys.exit(status)

@@ -7,11 +7,13 @@ import torch
 
 from datamodules.tokenizers.code_systems import named_code_system
 from datamodules.tokenizers.codes import CodeBook
+from lit_models.occupation_coder.building import class_weights
 from lit_models.occupation_coder.calibration import TemperatureSearch, temperatures
 from lit_models.occupation_coder.decoding import Decoded
 from lit_models.occupation_coder.metrics import (
     CalibrationBins,
     ConfusedPairs,
+    LossMetrics,
     OccupationMetrics,
     set_scores,
 )
@@ -151,3 +153,18 @@ def test_a_split_of_fillers_leaves_the_temperature_alone():
     search = TemperatureSearch()
     search.update(torch.rand(3, len(temperatures())), torch.zeros(3))
     assert search.compute() == 1.0
+
+
+def test_losses_are_means_over_records_whatever_a_filler_holds():
+    metrics = LossMetrics({"seq2seq": 0.25, "flat": 0.75})
+    nan, inf = float("nan"), float("inf")
+    first = {"seq2seq": torch.tensor([1.0, inf]), "flat": torch.tensor([2.0, nan])}
+    assert metrics.add_batch(first, torch.tensor([1.0, 0.0]))[0] == 1.75
+    second = {"seq2seq": torch.tensor([3.0]), "flat": torch.tensor([6.0])}
+    assert metrics.add_batch(second, torch.ones(1)).tolist() == [5.25]
+    found = {name: float(metric.compute()) for name, metric in metrics.items()}
+    assert found == {"loss_seq2seq": 2.0, "loss_flat": 4.0, "loss": 3.5}
+
+
+def test_codes_without_a_weight_weigh_one(book):
+    assert class_weights(book, {"01210": 2.5}).tolist() == [1.0, 1.0, 2.5, 1.0]

@@ -7,7 +7,7 @@ import torch
 
 from lit_models.causal_lm.generation import GenerationOptions
 from lit_models.seo.writer import LitSnippetWriter
-from lit_models.training.callbacks.ledger import Ledger
+from lit_models.training.callbacks import Ledger, WorstSamples
 from lit_models.training.export import export_checkpoint
 from tests.seo.pages import pages_of, predict, write_pages, writer
 from tests.toy import toy_trainer
@@ -56,6 +56,19 @@ def test_rows_come_back_with_what_was_written(trained, tmp_path):
     assert report["headings"] == [[1, "Big cow"]]
     assert report["keywords"]["cow food"]["text"] == 0
     assert report["findings"][0]["evidence"] == "nowhere"
+
+
+def test_the_worst_samples_show_what_the_writer_wrote(trained, tmp_path, monkeypatch):
+    """A stop text within a token ends a snippet there, for the scores and for the report."""
+    folder, _, module = trained
+    monkeypatch.setattr(module, "generation", GenerationOptions(max_new_tokens=12, stop=["ig "]))
+    trainer = toy_trainer(tmp_path, callbacks=[Ledger(), WorstSamples(4)], precision=32)
+    [metrics] = trainer.test(module, pages_of(str(folder / "pages.jsonl")), verbose=False)
+    assert metrics["test/characters"] == 1
+    found = json.loads((tmp_path / "worst-test.json").read_text())
+    written = found["columns"].index("written")
+    assert [row[written] for row in found["rows"]] == ["B"] * 4
+    assert "num_characters" not in found["columns"]
 
 
 def test_pages_without_a_title_are_written_for_too(trained, tmp_path):

@@ -20,7 +20,9 @@ class Preemption(Callback):
 
     All ranks read it at the same step, save and stop; no rank waits inside a signal handler, where
     Lightning broadcasts and saves, which hangs as soon as ranks are at different places. A second
-    SIGINT ends at once. The ledger keeps the reason: the command's exit status comes from it.
+    SIGINT ends at once. The ledger keeps the reason: the command's exit status comes from it. A run
+    that has heard a signal, or was stopped by another rank's, ignores SIGUSR1 to the end of its
+    process: a job's script repeats it, and its default would take the place of that status.
     """
 
     def __init__(self) -> None:
@@ -53,10 +55,10 @@ class Preemption(Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        self._give_back()
+        self._give_back(trainer)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._give_back()
+        self._give_back(trainer)
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
         is_repeated = time.monotonic() - self._received_at < REPEATED_WITHIN_S
@@ -70,7 +72,10 @@ class Preemption(Callback):
             )
         self.received, self._received_at = signal.Signals(signum), time.monotonic()
 
-    def _give_back(self) -> None:
+    def _give_back(self, trainer: Trainer | None = None) -> None:
+        ledger = ledger_of(trainer) if trainer else None
+        if self._before and (self.received or (ledger is not None and ledger.is_stopping)):
+            self._before[signal.SIGUSR1] = signal.SIG_IGN
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
         self._before = {}

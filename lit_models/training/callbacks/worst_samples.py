@@ -27,8 +27,9 @@ class WorstSamples(Callback):
     """Writes `worst-val.json` after each validation and `worst-test.json` after a test.
 
     In them stand, as `lit_models.reporting.samples` reads them, the samples with the largest
-    losses: what data and model say of each, its number in the split, its loss. They are the same on
-    any number of devices. A module whose evaluation steps return no `Judged` has no such file.
+    losses: what data and model say of each, its number in the split, its loss to 3 digits. They are
+    nearly always the same on any number of devices, see `judged.PARTS`. A module whose evaluation
+    steps return no `Judged` has no such file.
 
     Args:
         number: of samples; 0 writes nothing.
