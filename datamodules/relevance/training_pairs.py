@@ -235,11 +235,7 @@ class PairDataset(PlannedDataset):
 
     def _judged_pair(self, number: int, rng: np.random.Generator) -> _Pair:
         documents, grades = self.judged.relevant(number)
-        shares = np.cumsum(
-            grades / grades.sum()
-        )  # as `rng.choice` has them, in a third of its time
-        place = np.searchsorted(shares / shares[-1], rng.random(), side="right")
-        answer = int(documents[place])
+        answer = int(documents[drawn_in_proportion(grades, rng)])
         query = int(self.judged.queries[number])
         return _Pair(answer, documents, number, judged_query=query)
 
@@ -303,6 +299,13 @@ class PairDataset(PlannedDataset):
                 lengths = of_document
             parts.append(np.tile(lengths.astype(np.int64), getattr(self.mix, kind)))
         return np.concatenate(parts)
+
+
+def drawn_in_proportion(grades: np.ndarray, rng: np.random.Generator) -> int:
+    """Return a place in [n] positive float64, each drawn in proportion to its value."""
+    # What `rng.choice(n, p=grades / grades.sum())` does, in a third of its time.
+    shares = np.cumsum(grades / grades.sum())
+    return int(np.searchsorted(shares / shares[-1], rng.random(), side="right"))
 
 
 def estimated_lengths(encoding: TextEncoding, collection: Collection) -> np.ndarray:
