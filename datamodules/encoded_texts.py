@@ -139,6 +139,9 @@ class EncodedTextDataModule(PlannedDataModule):
         counts[tokenizer.special_ids] = 0
         return torch.from_numpy(counts), number
 
+    def check_stage(self, stage: Stage) -> None:
+        """Raise what `build` would, where it needs no tokens: before hours of tokenising."""
+
     @abstractmethod
     def prepare_tokens(self, stage: Stage, encoding: TextEncoding, recipe: dict[str, Any]) -> None:
         """Make the tokens of a stage's texts in the cache; a prediction reads each text once, and
@@ -150,9 +153,12 @@ class EncodedTextDataModule(PlannedDataModule):
 
     def prepare_data(self) -> None:
         """Make the tokenizer, and the tokens of all texts, in the cache, once per machine."""
+        stages = self.wanted_stages(self._trainer_stage())
+        for stage in stages:
+            self.check_stage(stage)
         recipe = self._recipe(self._trainer_stage())
         encoding = TextEncoding(recipe)
-        for stage in self.wanted_stages(self._trainer_stage()):
+        for stage in stages:
             self.prepare_tokens(stage, encoding, recipe)
 
     def setup(self, stage: str) -> None:

@@ -78,6 +78,10 @@ class RankingDataModule(RelevanceDataModule):
                 "data.candidates.source to bm25 or run."
             )
 
+    def check_stage(self, stage: Stage) -> None:
+        """Raise where the stage has no query, or its file of them breaks a rule."""
+        self._queries(stage)
+
     def prepare_tokens(self, stage: Stage, encoding: TextEncoding, recipe: dict[str, Any]) -> None:
         """Make BM25's index, the candidates of a stage and all tokens in the cache."""
         source = self._source(stage, encoding)

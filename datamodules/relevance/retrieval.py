@@ -13,11 +13,16 @@ from datamodules.relevance.collection_tokens import kept_collection
 from datamodules.relevance.datamodule import RelevanceDataModule
 from datamodules.relevance.encoded_collection import EncodedCollection, NumberType, write_encoded
 from datamodules.relevance.judged_queries import JudgedQueries
-from datamodules.relevance.negatives import HardNegatives
+from datamodules.relevance.negatives import HardNegatives, check_negatives
 from datamodules.relevance.queries import CollectionQueries, FileQueries, Queries
 from datamodules.relevance.retrieval_texts import TextsDataset, chosen_documents
-from datamodules.relevance.training_pairs import PairDataset, TrainingMix, pair_tokens
-from datamodules.splitting import PART_NAMES, TRAIN
+from datamodules.relevance.training_pairs import (
+    PairDataset,
+    TrainingMix,
+    pair_counts,
+    pair_tokens,
+)
+from datamodules.splitting import PART_NAMES
 
 QueryPart = Literal["train", "validation", "test", "all"]
 
@@ -87,11 +92,21 @@ class RetrievalDataModule(RelevanceDataModule):
         """The folder of encoded texts that a prediction makes."""
         return self.output_path("encoded")
 
+    def check_stage(self, stage: Stage) -> None:
+        """Raise where there is nothing to train on, or no query to evaluate or search with."""
+        if stage == "predict":
+            self._predicted()
+            return
+        judged = self._judged(stage)
+        if stage == "train":
+            check_negatives(self.negatives, self.collection, judged)
+            pair_counts(self.collection, judged.with_relevant(), self.mix)
+
     def prepare_tokens(self, stage: Stage, encoding: TextEncoding, recipe: dict[str, Any]) -> None:
         """Make the tokens of the stage's texts in the cache."""
         if stage == "predict":
             return
-        judged = JudgedQueries(self.collection.judgements(PART_NAMES.index(stage)))
+        judged = self._judged(stage)
         if stage == "train":
             pair_tokens(self.collection, encoding, judged.with_relevant(), self.mix)
         else:
@@ -106,16 +121,12 @@ class RetrievalDataModule(RelevanceDataModule):
         assert self.encoding is not None
         collection, encoding = self.collection, self.encoding
         if stage == "train":
-            judged = JudgedQueries(collection.judgements(TRAIN))
-            return PairDataset(collection, encoding, judged, self.mix, self.negatives, self.seed)
+            facts = (self._judged(stage), self.mix, self.negatives, self.seed)
+            return PairDataset(collection, encoding, *facts)
         if stage == "predict":
             everything = np.arange(collection.num_documents)
             return TextsDataset(collection, encoding, self._predicted(), everything)
-        judged = JudgedQueries(collection.judgements(PART_NAMES.index(stage)))
-        if not len(judged.queries):
-            raise ValueError(
-                f"no query is judged for {stage}; name its judgements in data.collection."
-            )
+        judged = self._judged(stage)
         documents = chosen_documents(judged, collection.num_documents, self.num_others)
         first = (self.bm25, self.bm25_depth)
         queries = CollectionQueries(collection, judged.queries)
@@ -141,6 +152,15 @@ class RetrievalDataModule(RelevanceDataModule):
             },
             self.search_encoded,
         )
+
+    def _judged(self, stage: Stage) -> JudgedQueries:
+        """Return the judgements of a stage; training can do without."""
+        judged = JudgedQueries(self.collection.judgements(PART_NAMES.index(stage)))
+        if stage != "train" and not len(judged.queries):
+            raise ValueError(
+                f"no query is judged for {stage}; name its judgements in data.collection."
+            )
+        return judged
 
     def _predicted(self) -> Queries:
         """Return the queries that a prediction searches with."""

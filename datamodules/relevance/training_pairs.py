@@ -106,6 +106,32 @@ class PairTokens(NamedTuple):
     parts: DocumentParts | None
 
 
+def pair_counts(collection: Collection, judged: JudgedQueries, mix: TrainingMix) -> dict[str, int]:
+    """Return kind -> how many pairs of it there are, each counted once.
+
+    Args:
+        collection: of the texts.
+        judged: queries that have a relevant document.
+        mix: which pairs are made.
+
+    Raises:
+        ValueError: nothing is left to train on.
+    """
+    counts = {
+        "judged": len(judged.queries),
+        "triples": 0 if collection.triples is None else len(collection.triples.query),
+        "titles": collection.num_documents,
+        "sentences": collection.num_documents,
+    }
+    if not any(counts[kind] and getattr(mix, kind) for kind in KINDS):
+        raise ValueError(
+            "there is no pair to train on: the training part has no relevant document and the "
+            "collection no triples. Name judgements in data.collection, or let the documents "
+            "teach themselves with data.mix.sentences."
+        )
+    return counts
+
+
 def pair_tokens(
     collection: Collection, encoding: TextEncoding, judged: JudgedQueries, mix: TrainingMix
 ) -> PairTokens:
@@ -157,20 +183,9 @@ class PairDataset(PlannedDataset):
         self.num_negatives = negatives.count
         self.pool = NegativePool(negatives, collection, judged)
         self.triples = collection.triples if mix.triples else None
-        counts = {
-            "judged": len(self.judged.queries),
-            "triples": 0 if self.triples is None else len(self.triples.query),
-            "titles": collection.num_documents,
-            "sentences": collection.num_documents,
-        }
-        self.counts = counts
-        self.ends = np.cumsum([counts[kind] * getattr(mix, kind) for kind in KINDS]).tolist()
-        if not self.ends[-1]:
-            raise ValueError(
-                "there is no pair to train on: the training part has no relevant document and the "
-                "collection no triples. Name judgements in data.collection, or let the documents "
-                "teach themselves with data.mix.sentences."
-            )
+        self.counts = pair_counts(collection, self.judged, mix)
+        totals = [self.counts[kind] * getattr(mix, kind) for kind in KINDS]
+        self.ends = np.cumsum(totals).tolist()
         self.tokens = pair_tokens(collection, encoding, self.judged, mix)
         self.lengths = self._lengths()
         facts = [asdict(mix), negatives.facts(), collection.fingerprint, encoding.digest]

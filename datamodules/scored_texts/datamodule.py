@@ -86,17 +86,18 @@ class ScoredTextDataModule(EncodedTextDataModule):
 
     def prepare_data(self) -> None:
         """Read the files and make the tokenizer, in the cache; copies the rejected rows."""
-        super().prepare_data()
         stage = self._trainer_stage()
         store = self._open(stage, self._trained_recipe(stage))
         folder = self.trainer.default_root_dir if self.trainer is not None else "."
         hand_over_rejected(store.folder, Path(folder))
+        super().prepare_data()
 
     def prepare_tokens(self, stage: Stage, encoding: TextEncoding, recipe: dict[str, Any]) -> None:
         """Make the tokens of the stage's texts in the cache."""
         if stage != "predict":
             store, chunks = self._open(stage, recipe), ChunkOptions(**recipe["chunks"])
-            kept_texts(store, encoding, chunks, store.text_of_row[self._rows(stage, store)])
+            rows = self._rows(stage, store, recipe)
+            kept_texts(store, encoding, chunks, store.text_of_row[rows])
 
     def build(self, stage: Stage) -> PlannedDataset:
         """Return the dataset of one stage.
@@ -110,14 +111,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
         if stage == "predict":
             return ScoredTextDataset(self._open(stage, self.recipe), self.encoding, chunks)
         store = self._open(stage, self.recipe)
-        rows = self._rows(stage, store)
-        now = split_facts(store, self.folds, self.split)
-        check_split(self.recipe["split"], now, store.digests[store.text_of_row[rows]])
-        if not len(rows):
-            raise ValueError(
-                f"no row is for {stage}; name data.files.{stage}, or raise "
-                f"data.split.{stage}_share above {getattr(self.split, stage + '_share', 0)}."
-            )
+        rows = self._rows(stage, store, self.recipe)
         return ScoredTextDataset(store, self.encoding, chunks, rows)
 
     def training_texts(self) -> Iterator[str]:
@@ -198,8 +192,17 @@ class ScoredTextDataModule(EncodedTextDataModule):
     def _parts(self, store: ScoredStore) -> np.ndarray:
         return parts_of(store, self.folds, self.split)
 
-    def _rows(self, stage: Stage, store: ScoredStore) -> np.ndarray:
-        return np.flatnonzero(self._parts(store) == PART_NAMES.index(stage))
+    def _rows(self, stage: Stage, store: ScoredStore, recipe: dict[str, Any]) -> np.ndarray:
+        """Return the rows of a stage, whose texts a trained model has not seen."""
+        rows = np.flatnonzero(self._parts(store) == PART_NAMES.index(stage))
+        now = split_facts(store, self.folds, self.split)
+        check_split(recipe["split"], now, store.digests[store.text_of_row[rows]])
+        if not len(rows):
+            raise ValueError(
+                f"no row is for {stage}; name data.files.{stage}, or raise "
+                f"data.split.{stage}_share above {getattr(self.split, stage + '_share', 0)}."
+            )
+        return rows
 
     def _paths(self, part: int) -> list[Path]:
         name = PART_NAMES[part]

@@ -15,7 +15,12 @@ from datamodules.relevance.collection import Collection, Document, open_collecti
 from datamodules.relevance.judged_queries import JudgedQueries
 from datamodules.relevance.negatives import HardNegatives
 from datamodules.relevance.request import CollectionRequest
-from datamodules.relevance.training_pairs import PairDataset, PairExample, TrainingMix
+from datamodules.relevance.training_pairs import (
+    PairDataset,
+    PairExample,
+    TrainingMix,
+    drawn_in_proportion,
+)
 from datamodules.sentences import sentences_of
 from datamodules.splitting import TRAIN
 from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions, make_tokenizer
@@ -186,3 +191,12 @@ def test_rows_are_padded_as_one_by_one(begin_id: int | None) -> None:
     assert batch["segment_ids"].tolist() == [segments, [0] * width, [0] * width]
     assert rows[0].ids.tolist() == whole[0]
     assert padded(rows[1:])["segment_ids"].dtype == torch.int64
+
+
+def test_a_place_is_drawn_as_numpy_draws_it() -> None:
+    for seed in range(300):
+        grades = np.random.default_rng(seed).choice([0.1, 1.0, 2.0, 3.0], 1 + seed % 9)
+        one, other = np.random.default_rng(seed), np.random.default_rng(seed)
+        expected = other.choice(len(grades), p=grades / grades.sum())
+        assert drawn_in_proportion(grades, one) == expected
+        assert one.random() == other.random()

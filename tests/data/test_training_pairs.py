@@ -15,7 +15,7 @@ from datamodules.relevance.judged_queries import JudgedQueries
 from datamodules.relevance.negatives import HardNegatives
 from datamodules.relevance.request import CollectionRequest
 from datamodules.relevance.runs import Ranking, write_run
-from datamodules.relevance.training_pairs import PairDataset, TrainingMix, drawn_in_proportion
+from datamodules.relevance.training_pairs import PairDataset, TrainingMix
 from datamodules.splitting import TRAIN
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions, make_tokenizer
 from tests.seo.retrieval_collection import SIZES, write_collection
@@ -197,12 +197,3 @@ def test_data_that_cannot_teach_is_refused(tmp_path: Path) -> None:
     opened = open_collection(CollectionRequest("beir", str(folder)))
     with pytest.raises(ValueError, match=r"there is no pair to train on.*mix\.sentences"):
         pairs(opened)
-
-
-def test_a_place_is_drawn_as_numpy_draws_it() -> None:
-    for seed in range(300):
-        grades = np.random.default_rng(seed).choice([0.1, 1.0, 2.0, 3.0], 1 + seed % 9)
-        one, other = np.random.default_rng(seed), np.random.default_rng(seed)
-        expected = other.choice(len(grades), p=grades / grades.sum())
-        assert drawn_in_proportion(grades, one) == expected
-        assert one.random() == other.random()
