@@ -9,13 +9,12 @@ import numpy as np
 from datamodules.encoded_texts import TextEncoding
 from datamodules.planned import PlannedDataset, Stage
 from datamodules.relevance.bm25 import Bm25Options
-from datamodules.relevance.collection_tokens import kept_collection
 from datamodules.relevance.datamodule import RelevanceDataModule
 from datamodules.relevance.encoded_collection import EncodedCollection, NumberType, write_encoded
 from datamodules.relevance.judged_queries import JudgedQueries
 from datamodules.relevance.negatives import HardNegatives, check_negatives
 from datamodules.relevance.queries import CollectionQueries, FileQueries, Queries
-from datamodules.relevance.retrieval_texts import TextsDataset, chosen_documents
+from datamodules.relevance.retrieval_texts import TextsDataset, chosen_documents, kept_evaluation
 from datamodules.relevance.training_pairs import (
     PairDataset,
     TrainingMix,
@@ -108,9 +107,11 @@ class RetrievalDataModule(RelevanceDataModule):
             return
         judged = self._judged(stage)
         if stage == "train":
-            pair_tokens(self.collection, encoding, judged.with_relevant(), self.mix)
+            pair_tokens(self.collection, encoding, judged, self.mix, self.negatives)
         else:
-            kept_collection(self.collection, encoding, judged.queries)
+            documents = self._searched(judged)
+            is_whole = self.mix.reads_whole
+            kept_evaluation(self.collection, encoding, judged.queries, documents, is_whole)
 
     def build(self, stage: Stage) -> PlannedDataset:
         """Return the dataset of one stage.
@@ -127,8 +128,8 @@ class RetrievalDataModule(RelevanceDataModule):
             everything = np.arange(collection.num_documents)
             return TextsDataset(collection, encoding, self._predicted(), everything)
         judged = self._judged(stage)
-        documents = chosen_documents(judged, collection.num_documents, self.num_others)
-        first = (self.bm25, self.bm25_depth)
+        documents, is_whole = self._searched(judged), self.mix.reads_whole
+        first = (self.bm25, self.bm25_depth, is_whole)
         queries = CollectionQueries(collection, judged.queries)
         return TextsDataset(collection, encoding, queries, documents, judged, *first)
 
@@ -152,6 +153,10 @@ class RetrievalDataModule(RelevanceDataModule):
             },
             self.search_encoded,
         )
+
+    def _searched(self, judged: JudgedQueries) -> np.ndarray:
+        """Return the numbers of the documents that an evaluation searches, ascending."""
+        return chosen_documents(judged, self.collection.num_documents, self.num_others)
 
     def _judged(self, stage: Stage) -> JudgedQueries:
         """Return the judgements of a stage; training can do without."""

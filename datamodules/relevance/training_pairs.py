@@ -16,7 +16,7 @@ from datamodules.framing import Framed, padded
 from datamodules.plan import rng_for
 from datamodules.planned import PlannedDataset
 from datamodules.relevance.collection import Collection
-from datamodules.relevance.collection_tokens import CollectionTokens, kept_collection
+from datamodules.relevance.collection_tokens import is_among, kept_documents, kept_queries
 from datamodules.relevance.document_parts import (
     DocumentParts,
     Drawn,
@@ -27,6 +27,7 @@ from datamodules.relevance.document_parts import (
 from datamodules.relevance.judged_queries import JudgedQueries
 from datamodules.relevance.negatives import HardNegatives, NegativePool
 from datamodules.relevance.tables import NO_DOCUMENT, rows_of
+from datamodules.token_rows import TokenRows
 
 TERM = "queries"
 LENGTH_PROBES = 64  # documents of which bytes per token are counted
@@ -72,6 +73,11 @@ class TrainingMix:
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"mix.{name} must be 0 to 1, got {getattr(self, name)}.")
 
+    @property
+    def reads_whole(self) -> bool:
+        """Whether texts are read beyond the encoder's lengths: tokens are dropped from all."""
+        return self.token_dropout > 0
+
 
 KINDS = ("judged", "triples", "titles", "sentences")
 
@@ -87,22 +93,22 @@ class PairExample(NamedTuple):
 
 
 class _Pair(NamedTuple):
-    """What a sample is made of, in numbers: its document, and the place of a judged query or of a
-    triple's, or a drawn sentence; with neither, the title is the query."""
+    """What a sample is made of, in numbers: its document, and a judged query or a triple's, or a
+    drawn sentence; with neither, the title is the query."""
 
     document: int
     known: np.ndarray
-    place: int | None = None  # of the query in `PairTokens`
-    drawn: Drawn | None = None
     judged_query: int | None = None  # where negatives can be looked up
+    drawn: Drawn | None = None
     negative: int | None = None  # that came with it
 
 
 class PairTokens(NamedTuple):
-    """The tokens of all that pairs are made of; the queries are the judged ones, then those of
-    triples; none of the parts of documents where the mix takes none."""
+    """The tokens of all that pairs are made of, documents and queries by their numbers in the
+    collection; none of the parts of documents where the mix takes none."""
 
-    texts: CollectionTokens
+    documents: TokenRows
+    queries: TokenRows
     parts: DocumentParts | None
 
 
@@ -133,25 +139,39 @@ def pair_counts(collection: Collection, judged: JudgedQueries, mix: TrainingMix)
 
 
 def pair_tokens(
-    collection: Collection, encoding: TextEncoding, judged: JudgedQueries, mix: TrainingMix
+    collection: Collection,
+    encoding: TextEncoding,
+    judged: JudgedQueries,
+    mix: TrainingMix,
+    negatives: HardNegatives,
 ) -> PairTokens:
     """Return the tokens that pairs are made of, tokenised once into the cache.
 
     Args:
         collection: of the texts.
         encoding: of the texts.
-        judged: queries that have a relevant document.
+        judged: queries of the training part.
         mix: which pairs are made; what is dropped of a text is drawn from all of it.
+        negatives: any document may be one where they are searched for.
     """
     triples = collection.triples if mix.triples else None
-    of_triples = np.zeros(0, np.int64) if triples is None else triples.query
-    numbers, is_whole = np.concatenate([judged.queries, of_triples]), mix.token_dropout > 0
-    texts = kept_collection(collection, encoding, numbers, is_whole)
-    if not (mix.titles or mix.sentences):
-        return PairTokens(texts, None)
-    limits = encoding.limits
+    sides = () if triples is None else (triples.positive, triples.negative)
+    of_triples = () if triples is None else (triples.query,)
+    is_searched = negatives.count > 0 and negatives.source != "judged"
+    has_parts = mix.titles > 0 or mix.sentences > 0
+    documents = None
+    if not (is_searched or has_parts):
+        documents = is_among(collection.num_documents, judged.judgements.document, *sides)
+    queries = is_among(collection.num_queries, judged.queries, *of_triples)
+    limits, is_whole = encoding.limits, mix.reads_whole
+    texts = (
+        kept_documents(collection, encoding, documents, is_whole),
+        kept_queries(collection, encoding, queries, is_whole),
+    )
+    if not has_parts:
+        return PairTokens(*texts, None)
     most = (None, None) if is_whole else (limits.max_length, limits.max_query_length)
-    return PairTokens(texts, kept_parts(collection, encoding, *most))
+    return PairTokens(*texts, kept_parts(collection, encoding, *most))
 
 
 class PairDataset(PlannedDataset):
@@ -186,7 +206,7 @@ class PairDataset(PlannedDataset):
         self.counts = pair_counts(collection, self.judged, mix)
         totals = [self.counts[kind] * getattr(mix, kind) for kind in KINDS]
         self.ends = np.cumsum(totals).tolist()
-        self.tokens = pair_tokens(collection, encoding, self.judged, mix)
+        self.tokens = pair_tokens(collection, encoding, judged, mix, negatives)
         self.lengths = self._lengths()
         facts = [asdict(mix), negatives.facts(), collection.fingerprint, encoding.digest]
         self.fingerprint = digest_of(facts)
@@ -198,7 +218,7 @@ class PairDataset(PlannedDataset):
         pair = self._pair(sample_id, rng)
         chosen = self._negatives(pair, rng)
         query, answer = self._ids(pair)
-        others = [self.tokens.texts.documents[number] for number in chosen]
+        others = [self.tokens.documents[number] for number in chosen]
         missing, framing = self.num_negatives - len(chosen), self.encoding.framing
         texts = [framing.single(self._kept(ids, rng)) for ids in (answer, *others)]
         texts += [framing.single(np.zeros(0, np.int64))] * missing
@@ -252,25 +272,24 @@ class PairDataset(PlannedDataset):
         documents, grades = self.judged.relevant(number)
         answer = int(documents[drawn_in_proportion(grades, rng)])
         query = int(self.judged.queries[number])
-        return _Pair(answer, documents, number, judged_query=query)
+        return _Pair(answer, documents, query)
 
     def _triple(self, number: int) -> _Pair:
         assert self.triples is not None
         query, positive, negative = (int(column[number]) for column in self.triples)
         known = np.union1d(self.judged.relevant_of(query), [positive])
-        place = len(self.judged.queries) + number
-        return _Pair(positive, known, place, judged_query=query, negative=negative)
+        return _Pair(positive, known, query, negative=negative)
 
     def _ids(self, pair: _Pair) -> tuple[np.ndarray, np.ndarray]:
         """Return the token ids of the query and of its answer, whole where tokens are dropped."""
-        texts, parts, number = self.tokens.texts, self.tokens.parts, pair.document
-        if pair.place is not None:
-            return texts.query(pair.place), texts.documents[number]
+        tokens, parts, number = self.tokens, self.tokens.parts, pair.document
+        if pair.judged_query is not None:
+            return tokens.queries[pair.judged_query], tokens.documents[number]
         assert parts is not None
         if pair.drawn is None:
             return parts.titles[number], parts.bodies[number]
         sentence, is_removed = pair.drawn
-        answer = parts.without(number, sentence) if is_removed else texts.documents[number]
+        answer = parts.without(number, sentence) if is_removed else tokens.documents[number]
         return parts.sentence(number, sentence), answer
 
     def _query_text(self, pair: _Pair) -> str:

@@ -164,7 +164,7 @@ def test_no_epoch_tokenises_and_no_process_has_a_copy(
     monkeypatch.setattr(TextTokenizer, "encode_batch", refuse)
     for sample_id in range(len(again.lengths)):
         again.example(sample_id, epoch=1)
-    documents = again.tokens.texts.documents
+    documents = again.tokens.documents
     assert len(pickle.dumps(documents)) < 500
     assert np.array_equal(pickle.loads(pickle.dumps(documents))[3], documents[3])
     assert documents.tokens.base is not None  # a view of the mapped file

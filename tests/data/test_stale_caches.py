@@ -50,7 +50,7 @@ def encoding_of(kind: str = "bytes", **limits: Any) -> TextEncoding:
 def check(collection: Collection, encoding: TextEncoding, is_whole: bool = False) -> None:
     """Checks that kept tokens are those of the texts as they are now."""
     numbers = np.array([5, 2, 5])
-    kept, limits = kept_collection(collection, encoding, numbers, is_whole), encoding.limits
+    kept, limits = kept_collection(collection, encoding, numbers, None, is_whole), encoding.limits
     most = (None, None) if is_whole else (limits.max_length, limits.max_query_length)
     for number in range(collection.num_documents):
         ids = encoding.ids_once(collection.document_text(number))[: most[0]]
