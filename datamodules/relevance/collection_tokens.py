@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from datamodules.encoded_texts import TextEncoding, kept_tokens
 from datamodules.relevance.collection import Collection
 from datamodules.relevance.queries import Queries
+from datamodules.text_encoding import TextEncoding, kept_tokens
 from datamodules.token_rows import ReadTokens, TokenRows, Tokens
 
 NUMBERS_AT_ONCE = 4096

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from datamodules.encoded_texts import TextEncoding
 from datamodules.planned import PlannedDataset, Stage
 from datamodules.relevance.candidates import CandidateOptions, FirstStage, Lists, run_lists
 from datamodules.relevance.collection import Triples
@@ -22,6 +21,7 @@ from datamodules.relevance.ranking_source import PairTexts, RankingSource, kept_
 from datamodules.relevance.request import Files
 from datamodules.relevance.runs import Ranking, write_run
 from datamodules.splitting import PART_NAMES
+from datamodules.text_encoding import TextEncoding
 
 RUN_NAME = "ranked.trec"
 TAG, DECIMALS = "unisono", 6

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from datamodules.cache import cache_root, digest_of, made_once
-from datamodules.encoded_texts import TextEncoding
 from datamodules.files import mapped
 from datamodules.framing import Framed
 from datamodules.relevance.bm25 import BM25_VERSION
@@ -24,6 +23,7 @@ from datamodules.relevance.groups import GroupOptions
 from datamodules.relevance.judged_queries import Judged, JudgedQueries
 from datamodules.relevance.queries import Queries
 from datamodules.relevance.training_pairs import tokens_per_byte
+from datamodules.text_encoding import TextEncoding
 
 POOLS_VERSION = 2
 

@@ -6,7 +6,6 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from datamodules.encoded_texts import TextEncoding
 from datamodules.planned import PlannedDataset, Stage
 from datamodules.relevance.bm25 import Bm25Options
 from datamodules.relevance.datamodule import RelevanceDataModule
@@ -22,6 +21,7 @@ from datamodules.relevance.training_pairs import (
     pair_tokens,
 )
 from datamodules.splitting import PART_NAMES
+from datamodules.text_encoding import TextEncoding
 
 QueryPart = Literal["train", "validation", "test", "all"]
 

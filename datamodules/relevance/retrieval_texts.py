@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from datamodules.cache import digest_of
-from datamodules.encoded_texts import TextEncoding
 from datamodules.framing import Framed, padded
 from datamodules.plan import hash_ids
 from datamodules.planned import PlannedDataset
@@ -27,6 +26,7 @@ from datamodules.relevance.judged_queries import JudgedQueries
 from datamodules.relevance.queries import Queries, hash_digest
 from datamodules.relevance.tables import NO_DOCUMENT, rows_of
 from datamodules.relevance.training_pairs import estimated_lengths
+from datamodules.text_encoding import TextEncoding
 
 SAMPLE_KEY = 1_607  # of the documents that are drawn; any number
 

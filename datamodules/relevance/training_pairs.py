@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from datamodules.cache import digest_of
-from datamodules.encoded_texts import TextEncoding
 from datamodules.framing import Framed, padded
 from datamodules.plan import rng_for
 from datamodules.planned import PlannedDataset
@@ -20,6 +19,7 @@ from datamodules.relevance.collection_tokens import is_among, kept_documents, ke
 from datamodules.relevance.document_parts import (
     DocumentParts,
     Drawn,
+    PartsOptions,
     document_sentences,
     drawn_sentence,
     kept_parts,
@@ -27,6 +27,7 @@ from datamodules.relevance.document_parts import (
 from datamodules.relevance.judged_queries import JudgedQueries
 from datamodules.relevance.negatives import HardNegatives, NegativePool
 from datamodules.relevance.tables import NO_DOCUMENT, rows_of
+from datamodules.text_encoding import TextEncoding
 from datamodules.token_rows import TokenRows
 
 TERM = "queries"
@@ -171,7 +172,8 @@ def pair_tokens(
     if not has_parts:
         return PairTokens(*texts, None)
     most = (None, None) if is_whole else (limits.max_length, limits.max_query_length)
-    return PairTokens(*texts, kept_parts(collection, encoding, *most))
+    options = PartsOptions(mix.titles > 0, mix.removal > 0, *most)
+    return PairTokens(*texts, kept_parts(collection, encoding, options))
 
 
 class PairDataset(PlannedDataset):

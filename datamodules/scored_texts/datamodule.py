@@ -10,7 +10,7 @@ import numpy as np
 from datamodules.audits import Audit, MakeModel
 from datamodules.bad_rows import hand_over_rejected
 from datamodules.cache import cache_root
-from datamodules.encoded_texts import EncodedTextDataModule, TextEncoding
+from datamodules.encoded_texts import EncodedTextDataModule
 from datamodules.planned import PlannedDataset, Stage
 from datamodules.scored_texts.batches import (
     ChunkOptions,
@@ -33,6 +33,7 @@ from datamodules.scored_texts.splits import (
 from datamodules.scored_texts.store import ScoredStore, StoreRequest, open_store
 from datamodules.sources import expand_files
 from datamodules.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, SplitOptions
+from datamodules.text_encoding import TextEncoding
 
 Files = str | list[str] | None
 

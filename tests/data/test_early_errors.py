@@ -11,11 +11,11 @@ from datamodules import (
     ScoredTextDataModule,
     SplitOptions,
 )
-from datamodules.encoded_texts import TextEncoding
 from datamodules.relevance.negatives import HardNegatives
 from datamodules.relevance.request import CollectionRequest, QuerySplit
 from datamodules.relevance.training_pairs import TrainingMix
 from datamodules.scored_texts.labels import LabelOptions
+from datamodules.text_encoding import TextEncoding
 from tests.seo.retrieval_collection import write_collection
 
 NO_SPLIT = QuerySplit(validation_share=0, test_share=0)

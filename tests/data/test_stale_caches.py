@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from datamodules.cache import cache_root
-from datamodules.encoded_texts import TextEncoding
 from datamodules.relevance import candidates as candidates_file
 from datamodules.relevance import ranking_source
 from datamodules.relevance.bm25 import Bm25Options
@@ -17,6 +16,7 @@ from datamodules.relevance.collection import Collection, open_collection
 from datamodules.relevance.collection_tokens import kept_collection
 from datamodules.relevance.groups import GroupOptions
 from datamodules.relevance.request import CollectionRequest
+from datamodules.text_encoding import TextEncoding
 from datamodules.token_rows import TokenRowsWriter
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions, make_tokenizer
 from tests.seo.retrieval_collection import write_collection
