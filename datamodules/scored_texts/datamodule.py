@@ -24,9 +24,8 @@ from datamodules.scored_texts.rows import SUFFIXES, TextColumns
 from datamodules.scored_texts.splits import (
     FoldOptions,
     check_files,
-    check_split,
     parts_of,
-    split_facts,
+    rows_of,
     statistics,
     trained_facts,
 )
@@ -194,16 +193,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
         return parts_of(store, self.folds, self.split)
 
     def _rows(self, stage: Stage, store: ScoredStore, recipe: dict[str, Any]) -> np.ndarray:
-        """Return the rows of a stage, whose texts a trained model has not seen."""
-        rows = np.flatnonzero(self._parts(store) == PART_NAMES.index(stage))
-        now = split_facts(store, self.folds, self.split)
-        check_split(recipe["split"], now, store.digests[store.text_of_row[rows]])
-        if not len(rows):
-            raise ValueError(
-                f"no row is for {stage}; name data.files.{stage}, or raise "
-                f"data.split.{stage}_share above {getattr(self.split, stage + '_share', 0)}."
-            )
-        return rows
+        return rows_of(stage, store, self.folds, self.split, recipe["split"])
 
     def _paths(self, part: int) -> list[Path]:
         name = PART_NAMES[part]
