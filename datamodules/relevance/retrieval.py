@@ -14,12 +14,8 @@ from datamodules.relevance.judged_queries import JudgedQueries
 from datamodules.relevance.negatives import HardNegatives, check_negatives
 from datamodules.relevance.queries import CollectionQueries, FileQueries, Queries
 from datamodules.relevance.retrieval_texts import TextsDataset, chosen_documents, kept_evaluation
-from datamodules.relevance.training_pairs import (
-    PairDataset,
-    TrainingMix,
-    pair_counts,
-    pair_tokens,
-)
+from datamodules.relevance.training_mix import TrainingMix, pair_counts, pair_tokens
+from datamodules.relevance.training_pairs import PairDataset
 from datamodules.splitting import PART_NAMES
 from datamodules.text_encoding import TextEncoding
 

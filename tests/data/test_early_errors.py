@@ -13,7 +13,7 @@ from datamodules import (
 )
 from datamodules.relevance.negatives import HardNegatives
 from datamodules.relevance.request import CollectionRequest, QuerySplit
-from datamodules.relevance.training_pairs import TrainingMix
+from datamodules.relevance.training_mix import TrainingMix
 from datamodules.scored_texts.labels import LabelOptions
 from datamodules.text_encoding import TextEncoding
 from tests.seo.retrieval_collection import write_collection

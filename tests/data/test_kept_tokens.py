@@ -13,7 +13,8 @@ from datamodules.relevance.collection import Collection, Document, open_collecti
 from datamodules.relevance.judged_queries import JudgedQueries
 from datamodules.relevance.negatives import HardNegatives
 from datamodules.relevance.request import CollectionRequest
-from datamodules.relevance.training_pairs import PairDataset, PairExample, TrainingMix
+from datamodules.relevance.training_mix import TrainingMix
+from datamodules.relevance.training_pairs import PairDataset, PairExample
 from datamodules.sentences import sentences_of
 from datamodules.splitting import TRAIN
 from datamodules.text_encoding import TextEncoding

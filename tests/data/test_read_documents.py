@@ -12,7 +12,7 @@ from datamodules.relevance.collection_tokens import is_among
 from datamodules.relevance.groups import GroupOptions
 from datamodules.relevance.negatives import HardNegatives
 from datamodules.relevance.request import CollectionFiles, CollectionRequest
-from datamodules.relevance.training_pairs import TrainingMix
+from datamodules.relevance.training_mix import TrainingMix
 from datamodules.token_rows import TokenRows
 from tests.process_memory import private_bytes
 from tests.relevance_collections import write_lines
