@@ -12,7 +12,7 @@ import numpy as np
 
 from datamodules.cache import cache_root, digest_of, file_digest, made_once
 from datamodules.files import mapped_array
-from datamodules.relevance.bm25 import Bm25, Bm25Options, open_bm25
+from datamodules.relevance.bm25 import BM25_VERSION, Bm25, Bm25Options, open_bm25
 from datamodules.relevance.collection import Collection
 from datamodules.relevance.queries import Queries
 from datamodules.relevance.request import Files
@@ -94,7 +94,8 @@ def bm25_lists(bm25: Bm25, collection: Collection, queries: Queries, most: int) 
     """Return what BM25 finds, kept in the cache."""
     texts = [queries.text(place) for place in range(len(queries))]
     options = asdict(bm25.options)
-    key = digest_of([LISTS_VERSION, "bm25", collection.fingerprint, options, most, texts])
+    facts = ["bm25", BM25_VERSION, collection.fingerprint, options, most, texts]
+    key = digest_of([LISTS_VERSION, *facts])
 
     def make(folder: Path) -> None:
         hits = list(bm25.search(texts, most))

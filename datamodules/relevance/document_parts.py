@@ -6,6 +6,7 @@ each further sentence with the blank before it. Shapes: D documents, S sentences
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,18 +14,35 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from datamodules.cache import cache_root, digest_of, made_once
-from datamodules.encoded_texts import TextEncoding
 from datamodules.files import mapped_array
 from datamodules.relevance.collection import Collection, Document
 from datamodules.sentences import sentences_of
+from datamodules.text_encoding import TextEncoding
 from datamodules.token_rows import TokenRows, TokenRowsWriter
 from datamodules.tokenizers.spelling import cuts_at_blanks
 
-PARTS_VERSION = 1
+PARTS_VERSION = 2
 FEWEST_WORDS = 4  # of a sentence that can stand for a query
 DOCUMENTS_AT_ONCE = 256
 ROWS = ("titles", "bodies", "sentences", "pieces")
 ARRAYS = ("firsts", "is_long", "has_title", "is_divisible")
+
+
+@dataclass(frozen=True)
+class PartsOptions:
+    """Which parts of documents are kept; the rows of others are empty.
+
+    Args:
+        titles: keep titles and bodies.
+        pieces: keep what documents without one of their sentences are put together from.
+        most: tokens of a text that are kept, its first; none keeps all.
+        of_queries: the same of titles and sentences.
+    """
+
+    titles: bool
+    pieces: bool
+    most: int | None
+    of_queries: int | None
 
 
 class Drawn(NamedTuple):
@@ -133,32 +151,28 @@ class DocumentParts:
 
 
 def kept_parts(
-    collection: Collection, encoding: TextEncoding, most: int | None, of_queries: int | None
+    collection: Collection, encoding: TextEncoding, options: PartsOptions
 ) -> DocumentParts:
     """Return the parts of all documents, tokenised once into the cache.
 
     Args:
         collection: of the documents.
         encoding: of the texts.
-        most: tokens of a text that are kept, its first; none keeps all.
-        of_queries: the same of titles and sentences.
+        options: which parts.
     """
-    facts = [collection.fingerprint, encoding.digest, most, of_queries]
+    facts = [collection.fingerprint, encoding.digest, asdict(options)]
 
     def make(folder: Path) -> None:
-        _write(folder, collection, encoding, most, of_queries)
+        _write(folder, collection, encoding, options)
 
     folder = cache_root() / "document_parts" / digest_of([PARTS_VERSION, *facts])
     return DocumentParts(made_once(folder, make), collection, encoding)
 
 
 def _write(
-    folder: Path,
-    collection: Collection,
-    encoding: TextEncoding,
-    most: int | None,
-    of_queries: int | None,
+    folder: Path, collection: Collection, encoding: TextEncoding, options: PartsOptions
 ) -> None:
+    most, of_queries = options.most, options.of_queries
     vocab_size, cuts = encoding.tokenizer.vocab_size, cuts_at_blanks(encoding.tokenizer.backend)
     lists: dict[str, list[Any]] = {name: [] for name in ARRAYS}
     with ExitStack() as stack:
@@ -167,12 +181,15 @@ def _write(
         )
         for documents in _some_at_a_time(collection):
             of_each = [document_sentences(document) for document in documents]
-            titles.add(ids[:of_queries] for ids in encoding.ids_of([d.title for d in documents]))
-            bodies.add(ids[:most] for ids in encoding.ids_of([body_of(d) for d in documents]))
+            titled = documents if options.titles else []
+            titles.add(ids[:of_queries] for ids in encoding.ids_of([d.title for d in titled]))
+            bodies.add(ids[:most] for ids in encoding.ids_of([body_of(d) for d in titled]))
             flat = [sentence for own in of_each for sentence in own]
             sentences.add(ids[:of_queries] for ids in encoding.ids_of(flat))
-            rows, is_divisible = _divided(documents, of_each, encoding)
-            pieces.add(rows)
+            is_divisible = [False] * len(documents)
+            if options.pieces:
+                rows, is_divisible = _divided(documents, of_each, encoding, most)
+                pieces.add(rows)
             lists["firsts"] += map(len, of_each)
             lists["is_long"].append(are_long(flat))
             lists["has_title"] += [bool(document.title) for document in documents]
@@ -190,7 +207,10 @@ def _some_at_a_time(collection: Collection) -> Iterator[list[Document]]:
 
 
 def _divided(
-    documents: Sequence[Document], of_each: Sequence[list[str]], encoding: TextEncoding
+    documents: Sequence[Document],
+    of_each: Sequence[list[str]],
+    encoding: TextEncoding,
+    most: int | None,
 ) -> tuple[list[np.ndarray], list[bool]]:
     """Return the pieces of documents, one more than sentences of each, and which are divisible.
 
@@ -212,8 +232,29 @@ def _divided(
     for n, (start, end) in enumerate(pairwise(ends.tolist())):
         without_first, with_first = begun[2 * n : 2 * n + 2]
         rest = following[start:end]
-        pieces += [without_first, with_first, *rest]
+        pieces += needed_pieces([without_first, with_first, *rest], most)
         parts = [without_first, *rest[1:]], [with_first, *rest]
         found = zip(parts, whole[2 * n : 2 * n + 2], strict=True)
         is_divisible.append(all(np.array_equal(np.concatenate(p), ids) for p, ids in found))
     return pieces, is_divisible
+
+
+def needed_pieces(pieces: list[np.ndarray], most: int | None) -> list[np.ndarray]:
+    """Return the pieces of a document, empty ones for those that are behind the first `most`
+    tokens whichever sentence is missing.
+
+    Args:
+        pieces: the beginning without the first sentence, that with it, the further sentences.
+        most: tokens that are read; none reads all.
+    """
+    if most is None or len(pieces) < 3:
+        return pieces
+    cut = [piece[:most] for piece in pieces]
+    lengths = np.array([len(piece) for piece in cut])
+    # What there is up to each piece without the first sentence, or without the longest other one.
+    without_first = lengths[0] + np.cumsum(lengths[2:]) - lengths[2]
+    longest = np.maximum.accumulate(lengths[2:])
+    without_other = lengths[1] + np.cumsum(lengths[2:]) - longest
+    is_enough = np.minimum(without_first, without_other) >= most
+    needed = 3 + int(is_enough.argmax()) if is_enough.any() else len(cut)
+    return [*cut[:needed], *[cut[0][:0]] * (len(cut) - needed)]

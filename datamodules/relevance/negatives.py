@@ -103,13 +103,7 @@ class NegativePool:
         self.options, self.collection, self.judged = options, collection, judged
         self._bm25: Bm25 | None = None
         self._known: dict[int, np.ndarray] = {}
-        if options.count and options.source == "judged" and collection.triples is None:
-            has_some = any(len(judged.irrelevant_of(int(q))) for q in judged.queries)
-            if not has_some:
-                raise ValueError(
-                    'negatives.source is "judged", but no document was judged and found not '
-                    "relevant (grade 0); take bm25 or run, or set negatives.count to 0."
-                )
+        check_negatives(options, collection, judged)
         path = options.run_path()
         if options.count and path is not None:
             self._known = self._of_run(path)
@@ -139,3 +133,17 @@ class NegativePool:
         ranks = slice(self.options.skip, self.options.depth)
         found = rankings_of([path], self.collection, ids, ranks, "data.negatives.run")
         return {int(queries[place]): documents for place, (documents, _) in found.items()}
+
+
+def check_negatives(options: HardNegatives, collection: Collection, judged: JudgedQueries) -> None:
+    """Refuse options that the judgements have nothing for, or a run that is not there.
+
+    Raises: as `NegativePool`, but for what is in a run.
+    """
+    options.run_path()
+    needs_judged = options.count and options.source == "judged" and collection.triples is None
+    if needs_judged and not any(len(judged.irrelevant_of(int(q))) for q in judged.queries):
+        raise ValueError(
+            'negatives.source is "judged", but no document was judged and found not '
+            "relevant (grade 0); take bm25 or run, or set negatives.count to 0."
+        )

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from datamodules.encoded_texts import TextEncoding
 from datamodules.planned import PlannedDataset, Stage
 from datamodules.relevance.candidates import CandidateOptions, FirstStage, Lists, run_lists
 from datamodules.relevance.collection import Triples
-from datamodules.relevance.collection_tokens import kept_collection, read_collection
+from datamodules.relevance.collection_tokens import is_among, kept_collection, read_collection
 from datamodules.relevance.datamodule import RelevanceDataModule
 from datamodules.relevance.groups import GroupOptions
 from datamodules.relevance.judged_queries import JudgedQueries
@@ -22,6 +21,7 @@ from datamodules.relevance.ranking_source import PairTexts, RankingSource, kept_
 from datamodules.relevance.request import Files
 from datamodules.relevance.runs import Ranking, write_run
 from datamodules.splitting import PART_NAMES
+from datamodules.text_encoding import TextEncoding
 
 RUN_NAME = "ranked.trec"
 TAG, DECIMALS = "unisono", 6
@@ -77,6 +77,10 @@ class RankingDataModule(RelevanceDataModule):
                 f"nothing is judged for data.predict_queries {predict_queries}; set "
                 "data.candidates.source to bm25 or run."
             )
+
+    def check_stage(self, stage: Stage) -> None:
+        """Raise where the stage has no query, or its file of them breaks a rule."""
+        self._queries(stage)
 
     def prepare_tokens(self, stage: Stage, encoding: TextEncoding, recipe: dict[str, Any]) -> None:
         """Make BM25's index, the candidates of a stage and all tokens in the cache."""
@@ -142,17 +146,29 @@ class RankingDataModule(RelevanceDataModule):
     def _source(self, stage: Stage, encoding: TextEncoding) -> RankingSource:
         """Return what a stage's queries are ranked from; `build` says what is raised."""
         queries, judgements = self._queries(stage)
-        tokens = (
-            read_collection(self.collection, encoding.ids, queries)
-            if stage == "predict"  # of a few queries, perhaps
-            else kept_collection(self.collection, encoding, queries.indices)
-        )
-        texts = PairTexts(self.collection, encoding, tokens)
         candidates = self.candidates
         if stage == "train" and self.groups.triples:
             candidates = replace(candidates, source="judged", top=None, run=None, bm25=None)
         first = FirstStage(candidates, self.collection, queries)
+        tokens = (
+            read_collection(self.collection, encoding.ids, queries)
+            if stage == "predict"  # of a few queries, perhaps
+            else kept_collection(
+                self.collection, encoding, queries.indices, self._ranked(first.lists, judgements)
+            )
+        )
+        texts = PairTexts(self.collection, encoding, tokens)
         return RankingSource(texts, queries, first, judgements, self._teacher(stage, queries))
+
+    def _ranked(self, lists: Lists | None, judgements: JudgedQueries | None) -> np.ndarray:
+        """Return which documents, [D] bool, are a candidate of a query, of triples where nothing
+        is judged."""
+        numbers = [] if lists is None else [lists.documents]
+        if judgements is None:
+            numbers += [self._triples().positive, self._triples().negative]
+        else:
+            numbers.append(judgements.judgements.document)
+        return is_among(self.collection.num_documents, *numbers)
 
     def _queries(self, stage: Stage) -> tuple[Queries, JudgedQueries | None]:
         if stage == "predict" and self.predict_queries is not None:

@@ -166,13 +166,12 @@ class GroupDataset(RankingDataset):
     def _lengths(self, count: int) -> np.ndarray:
         """Return the expected length: that of a mean document, times the size of the group."""
         lengths = np.ones(count, np.int64)
-        of_pools = self.source.texts.lengths(self.pools.candidates.documents)
         sizes = np.diff(self.pools.offsets).tolist()
         for place, num_judged in enumerate(self.pools.num_judged.tolist()):
             size = self.groups.num_judged(num_judged)
             size += self.groups.num_mined(num_judged, sizes[place] - num_judged)
-            part = slice(*self.pools.offsets[place : place + 2])
-            lengths[place] = size * of_pools[part].mean()
+            documents = self.pools.of(place).documents
+            lengths[place] = size * self.source.texts.lengths(documents).mean()
         return np.maximum(1, lengths)
 
 

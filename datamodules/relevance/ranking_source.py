@@ -3,6 +3,8 @@
 Shapes: Q queries, P candidates of all their pools.
 """
 
+from array import array
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from datamodules.cache import cache_root, digest_of, made_once
-from datamodules.encoded_texts import TextEncoding
-from datamodules.files import mapped_array
+from datamodules.files import mapped
 from datamodules.framing import Framed
+from datamodules.relevance.bm25 import BM25_VERSION
 from datamodules.relevance.candidates import FirstStage, Lists
 from datamodules.relevance.collection import Collection
 from datamodules.relevance.collection_tokens import CollectionTokens
@@ -21,8 +23,9 @@ from datamodules.relevance.groups import GroupOptions
 from datamodules.relevance.judged_queries import Judged, JudgedQueries
 from datamodules.relevance.queries import Queries
 from datamodules.relevance.training_pairs import tokens_per_byte
+from datamodules.text_encoding import TextEncoding
 
-POOLS_VERSION = 1
+POOLS_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,15 @@ class Candidates(NamedTuple):
         return Candidates(*(values[places] for values in self))
 
 
-POOL_ARRAYS = (*Candidates._fields, "offsets", "num_judged", "moments")
+# The first three are those of `Candidates`; of the others there is one row to a query.
+POOL_ARRAYS = {
+    "documents": np.int64,
+    "grades": np.float32,
+    "scores": np.float32,
+    "num_judged": np.int64,
+    "moments": np.float32,
+    "offsets": np.int64,
+}
 
 
 class Pools:
@@ -118,10 +129,10 @@ class Pools:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        opened = {name: mapped_array(folder / f"{name}.npy") for name in POOL_ARRAYS}
+        opened = {name: mapped(folder / f"{name}.bin", POOL_ARRAYS[name]) for name in POOL_ARRAYS}
         self.candidates = Candidates(*(opened[name] for name in Candidates._fields))
         self.offsets, self.num_judged = opened["offsets"], opened["num_judged"]
-        self.moments = opened["moments"]
+        self.moments = opened["moments"].reshape(-1, 2)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Pools, (self.folder,)
@@ -139,19 +150,34 @@ def kept_pools(source: RankingSource, groups: GroupOptions) -> Pools:
         source: of queries and candidates.
         groups: which documents may be mined, and their grade.
     """
-    key = source.fingerprint(POOLS_VERSION, source.queries.digest, asdict(groups))
+    folder = cache_root() / "pools" / digest_of(_pool_facts(source, groups))
+    return Pools(made_once(folder, lambda folder: _write_pools(folder, source, groups)))
 
-    def make(folder: Path) -> None:
-        found = [_looked_up(source, groups, place) for place in range(len(source.queries))]
-        pools, moments, num_judged = zip(*found, strict=True)
-        for name, arrays in zip(Candidates._fields, zip(*pools, strict=True), strict=True):
-            np.save(folder / f"{name}.npy", np.concatenate(arrays))
-        sizes = [len(pool.documents) for pool in pools]
-        np.save(folder / "offsets.npy", np.cumsum([0, *sizes], dtype=np.int64))
-        np.save(folder / "num_judged.npy", np.array(num_judged, np.int64))
-        np.save(folder / "moments.npy", np.stack(moments))
 
-    return Pools(made_once(cache_root() / "pools" / key, make))
+def _pool_facts(source: RankingSource, groups: GroupOptions) -> list[Any]:
+    """Return all that pools depend on, and nothing else, as plain JSON: no token is in them."""
+    lists, bm25 = source.first.lists, source.first.options.bm25
+    return [
+        *(POOLS_VERSION, BM25_VERSION),
+        *(source.texts.collection.fingerprint, source.queries.digest),
+        *(source.first.options.source, lists and lists.fingerprint, bm25 and asdict(bm25)),
+        *(groups.mined > 0, groups.after_rank, groups.unjudged_as_negative),
+    ]
+
+
+def _write_pools(folder: Path, source: RankingSource, groups: GroupOptions) -> None:
+    """Write the pools one after the other: no more than one of them is in memory."""
+    offsets = array("q", [0])
+    with ExitStack() as stack:
+        opened = (folder / f"{name}.bin" for name in list(POOL_ARRAYS)[:-1])
+        files = [stack.enter_context(path.open("wb")) for path in opened]
+        for place in range(len(source.queries)):
+            pool, moments, num_judged = _looked_up(source, groups, place)
+            offsets.append(offsets[-1] + len(pool.documents))
+            values = (*pool, np.array(num_judged), moments)
+            for file, value, dtype in zip(files, values, POOL_ARRAYS.values(), strict=False):
+                file.write(value.astype(dtype).tobytes())
+    np.array(offsets, np.int64).tofile(folder / "offsets.bin")
 
 
 def _looked_up(

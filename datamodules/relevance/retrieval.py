@@ -6,18 +6,18 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from datamodules.encoded_texts import TextEncoding
 from datamodules.planned import PlannedDataset, Stage
 from datamodules.relevance.bm25 import Bm25Options
-from datamodules.relevance.collection_tokens import kept_collection
 from datamodules.relevance.datamodule import RelevanceDataModule
 from datamodules.relevance.encoded_collection import EncodedCollection, NumberType, write_encoded
 from datamodules.relevance.judged_queries import JudgedQueries
-from datamodules.relevance.negatives import HardNegatives
+from datamodules.relevance.negatives import HardNegatives, check_negatives
 from datamodules.relevance.queries import CollectionQueries, FileQueries, Queries
-from datamodules.relevance.retrieval_texts import TextsDataset, chosen_documents
-from datamodules.relevance.training_pairs import PairDataset, TrainingMix, pair_tokens
-from datamodules.splitting import PART_NAMES, TRAIN
+from datamodules.relevance.retrieval_texts import TextsDataset, chosen_documents, kept_evaluation
+from datamodules.relevance.training_mix import TrainingMix, pair_counts, pair_tokens
+from datamodules.relevance.training_pairs import PairDataset
+from datamodules.splitting import PART_NAMES
+from datamodules.text_encoding import TextEncoding
 
 QueryPart = Literal["train", "validation", "test", "all"]
 
@@ -87,15 +87,27 @@ class RetrievalDataModule(RelevanceDataModule):
         """The folder of encoded texts that a prediction makes."""
         return self.output_path("encoded")
 
+    def check_stage(self, stage: Stage) -> None:
+        """Raise where there is nothing to train on, or no query to evaluate or search with."""
+        if stage == "predict":
+            self._predicted()
+            return
+        judged = self._judged(stage)
+        if stage == "train":
+            check_negatives(self.negatives, self.collection, judged)
+            pair_counts(self.collection, judged.with_relevant(), self.mix)
+
     def prepare_tokens(self, stage: Stage, encoding: TextEncoding, recipe: dict[str, Any]) -> None:
         """Make the tokens of the stage's texts in the cache."""
         if stage == "predict":
             return
-        judged = JudgedQueries(self.collection.judgements(PART_NAMES.index(stage)))
+        judged = self._judged(stage)
         if stage == "train":
-            pair_tokens(self.collection, encoding, judged.with_relevant(), self.mix)
+            pair_tokens(self.collection, encoding, judged, self.mix, self.negatives)
         else:
-            kept_collection(self.collection, encoding, judged.queries)
+            documents = self._searched(judged)
+            is_whole = self.mix.reads_whole
+            kept_evaluation(self.collection, encoding, judged.queries, documents, is_whole)
 
     def build(self, stage: Stage) -> PlannedDataset:
         """Return the dataset of one stage.
@@ -106,18 +118,14 @@ class RetrievalDataModule(RelevanceDataModule):
         assert self.encoding is not None
         collection, encoding = self.collection, self.encoding
         if stage == "train":
-            judged = JudgedQueries(collection.judgements(TRAIN))
-            return PairDataset(collection, encoding, judged, self.mix, self.negatives, self.seed)
+            facts = (self._judged(stage), self.mix, self.negatives, self.seed)
+            return PairDataset(collection, encoding, *facts)
         if stage == "predict":
             everything = np.arange(collection.num_documents)
             return TextsDataset(collection, encoding, self._predicted(), everything)
-        judged = JudgedQueries(collection.judgements(PART_NAMES.index(stage)))
-        if not len(judged.queries):
-            raise ValueError(
-                f"no query is judged for {stage}; name its judgements in data.collection."
-            )
-        documents = chosen_documents(judged, collection.num_documents, self.num_others)
-        first = (self.bm25, self.bm25_depth)
+        judged = self._judged(stage)
+        documents, is_whole = self._searched(judged), self.mix.reads_whole
+        first = (self.bm25, self.bm25_depth, is_whole)
         queries = CollectionQueries(collection, judged.queries)
         return TextsDataset(collection, encoding, queries, documents, judged, *first)
 
@@ -141,6 +149,19 @@ class RetrievalDataModule(RelevanceDataModule):
             },
             self.search_encoded,
         )
+
+    def _searched(self, judged: JudgedQueries) -> np.ndarray:
+        """Return the numbers of the documents that an evaluation searches, ascending."""
+        return chosen_documents(judged, self.collection.num_documents, self.num_others)
+
+    def _judged(self, stage: Stage) -> JudgedQueries:
+        """Return the judgements of a stage; training can do without."""
+        judged = JudgedQueries(self.collection.judgements(PART_NAMES.index(stage)))
+        if stage != "train" and not len(judged.queries):
+            raise ValueError(
+                f"no query is judged for {stage}; name its judgements in data.collection."
+            )
+        return judged
 
     def _predicted(self) -> Queries:
         """Return the queries that a prediction searches with."""

@@ -11,17 +11,22 @@ import numpy as np
 import torch
 
 from datamodules.cache import digest_of
-from datamodules.encoded_texts import TextEncoding
 from datamodules.framing import Framed, padded
 from datamodules.plan import hash_ids
 from datamodules.planned import PlannedDataset
 from datamodules.relevance.bm25 import Bm25, Bm25Options, open_bm25
 from datamodules.relevance.collection import Collection
-from datamodules.relevance.collection_tokens import kept_collection, read_collection
+from datamodules.relevance.collection_tokens import (
+    CollectionTokens,
+    is_among,
+    kept_collection,
+    read_collection,
+)
 from datamodules.relevance.judged_queries import JudgedQueries
 from datamodules.relevance.queries import Queries, hash_digest
 from datamodules.relevance.tables import NO_DOCUMENT, rows_of
 from datamodules.relevance.training_pairs import estimated_lengths
+from datamodules.text_encoding import TextEncoding
 
 SAMPLE_KEY = 1_607  # of the documents that are drawn; any number
 
@@ -58,6 +63,7 @@ class TextsDataset(PlannedDataset):
         judged: judgements of the queries; none in prediction.
         bm25: how the first stage scores; none leaves it out.
         depth: documents of the first stage.
+        is_whole: read tokens beyond the encoder's lengths too, where a training keeps those.
     """
 
     def __init__(
@@ -69,6 +75,7 @@ class TextsDataset(PlannedDataset):
         judged: JudgedQueries | None = None,
         bm25: Bm25Options | None = None,
         depth: int = 0,
+        is_whole: bool = False,
     ) -> None:
         self.collection, self.encoding = collection, encoding
         self.queries, self.documents = queries, documents
@@ -77,7 +84,7 @@ class TextsDataset(PlannedDataset):
         self.tokens = (
             read_collection(collection, encoding.ids_once, queries)
             if judged is None
-            else kept_collection(collection, encoding, queries.indices)
+            else kept_evaluation(collection, encoding, queries.indices, documents, is_whole)
         )
         self.depth = min(depth, len(documents)) if bm25 else 0
         self._bm25: Bm25 | None = None
@@ -142,6 +149,19 @@ class TextsDataset(PlannedDataset):
             (hits,) = self._bm25.search([query], self.depth)
             return FirstStage(hits.documents[0], hits.scores[0])
         return first_of(self._bm25.scores(query, self.documents), self.documents, self.depth)
+
+
+def kept_evaluation(
+    collection: Collection,
+    encoding: TextEncoding,
+    queries: np.ndarray,
+    documents: np.ndarray,
+    is_whole: bool,
+) -> CollectionTokens:
+    """Return the tokens of an evaluation's queries and documents, given as `TextsDataset` has
+    them, tokenised once into the cache."""
+    chosen = is_among(collection.num_documents, documents)
+    return kept_collection(collection, encoding, queries, chosen, is_whole)
 
 
 def first_of(scores: np.ndarray, documents: np.ndarray, depth: int) -> FirstStage:

@@ -4,76 +4,26 @@ Shapes: B samples of the micro-batch, K documents of one, R most documents that 
 """
 
 from bisect import bisect_right
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from datamodules.cache import digest_of
-from datamodules.encoded_texts import TextEncoding
 from datamodules.framing import Framed, padded
 from datamodules.plan import rng_for
 from datamodules.planned import PlannedDataset
 from datamodules.relevance.collection import Collection
-from datamodules.relevance.collection_tokens import CollectionTokens, kept_collection
-from datamodules.relevance.document_parts import (
-    DocumentParts,
-    Drawn,
-    document_sentences,
-    drawn_sentence,
-    kept_parts,
-)
+from datamodules.relevance.document_parts import Drawn, document_sentences, drawn_sentence
 from datamodules.relevance.judged_queries import JudgedQueries
 from datamodules.relevance.negatives import HardNegatives, NegativePool
 from datamodules.relevance.tables import NO_DOCUMENT, rows_of
+from datamodules.relevance.training_mix import KINDS, TrainingMix, pair_counts, pair_tokens
+from datamodules.text_encoding import TextEncoding
 
 TERM = "queries"
 LENGTH_PROBES = 64  # documents of which bytes per token are counted
-
-
-@dataclass(frozen=True)
-class TrainingMix:
-    """How often each kind of pair comes in an epoch: the ratio of a mixed training.
-
-    Args:
-        judged: times that each judged query is taken, with one of its relevant documents, drawn
-            anew each time in proportion to its grade.
-        triples: times that each triple is taken, where the collection has some.
-        titles: times that each document gives its title as query and its text as answer.
-        sentences: times that each document gives one of its sentences as query, drawn anew each
-            time, and itself as answer.
-        removal: probability that such a sentence is then missing from the document.
-        token_dropout: probability that a distinct token is missing from a query or a document in
-            this epoch; a text of one token keeps it.
-
-    Raises:
-        ValueError: a negative number, nothing at all, or a removal or dropout that is no
-            probability.
-    """
-
-    judged: int = 1
-    triples: int = 1
-    titles: int = 0
-    sentences: int = 0
-    removal: float = 0.9
-    token_dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        times = {name: getattr(self, name) for name in KINDS}
-        for name, value in times.items():
-            if value < 0:
-                raise ValueError(f"mix.{name} must be 0 or more, got {value}.")
-        if not any(times.values()):
-            raise ValueError(
-                f"mix takes no pair at all; give one of {', '.join(KINDS)} a number above 0."
-            )
-        for name in ("removal", "token_dropout"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"mix.{name} must be 0 to 1, got {getattr(self, name)}.")
-
-
-KINDS = ("judged", "triples", "titles", "sentences")
 
 
 class PairExample(NamedTuple):
@@ -87,45 +37,14 @@ class PairExample(NamedTuple):
 
 
 class _Pair(NamedTuple):
-    """What a sample is made of, in numbers: its document, and the place of a judged query or of a
-    triple's, or a drawn sentence; with neither, the title is the query."""
+    """What a sample is made of, in numbers: its document, and a judged query or a triple's, or a
+    drawn sentence; with neither, the title is the query."""
 
     document: int
     known: np.ndarray
-    place: int | None = None  # of the query in `PairTokens`
-    drawn: Drawn | None = None
     judged_query: int | None = None  # where negatives can be looked up
+    drawn: Drawn | None = None
     negative: int | None = None  # that came with it
-
-
-class PairTokens(NamedTuple):
-    """The tokens of all that pairs are made of; the queries are the judged ones, then those of
-    triples; none of the parts of documents where the mix takes none."""
-
-    texts: CollectionTokens
-    parts: DocumentParts | None
-
-
-def pair_tokens(
-    collection: Collection, encoding: TextEncoding, judged: JudgedQueries, mix: TrainingMix
-) -> PairTokens:
-    """Return the tokens that pairs are made of, tokenised once into the cache.
-
-    Args:
-        collection: of the texts.
-        encoding: of the texts.
-        judged: queries that have a relevant document.
-        mix: which pairs are made; what is dropped of a text is drawn from all of it.
-    """
-    triples = collection.triples if mix.triples else None
-    of_triples = np.zeros(0, np.int64) if triples is None else triples.query
-    numbers, is_whole = np.concatenate([judged.queries, of_triples]), mix.token_dropout > 0
-    texts = kept_collection(collection, encoding, numbers, is_whole)
-    if not (mix.titles or mix.sentences):
-        return PairTokens(texts, None)
-    limits = encoding.limits
-    most = (None, None) if is_whole else (limits.max_length, limits.max_query_length)
-    return PairTokens(texts, kept_parts(collection, encoding, *most))
 
 
 class PairDataset(PlannedDataset):
@@ -157,21 +76,10 @@ class PairDataset(PlannedDataset):
         self.num_negatives = negatives.count
         self.pool = NegativePool(negatives, collection, judged)
         self.triples = collection.triples if mix.triples else None
-        counts = {
-            "judged": len(self.judged.queries),
-            "triples": 0 if self.triples is None else len(self.triples.query),
-            "titles": collection.num_documents,
-            "sentences": collection.num_documents,
-        }
-        self.counts = counts
-        self.ends = np.cumsum([counts[kind] * getattr(mix, kind) for kind in KINDS]).tolist()
-        if not self.ends[-1]:
-            raise ValueError(
-                "there is no pair to train on: the training part has no relevant document and the "
-                "collection no triples. Name judgements in data.collection, or let the documents "
-                "teach themselves with data.mix.sentences."
-            )
-        self.tokens = pair_tokens(collection, encoding, self.judged, mix)
+        self.counts = pair_counts(collection, self.judged, mix)
+        totals = [self.counts[kind] * getattr(mix, kind) for kind in KINDS]
+        self.ends = np.cumsum(totals).tolist()
+        self.tokens = pair_tokens(collection, encoding, judged, mix, negatives)
         self.lengths = self._lengths()
         facts = [asdict(mix), negatives.facts(), collection.fingerprint, encoding.digest]
         self.fingerprint = digest_of(facts)
@@ -183,7 +91,7 @@ class PairDataset(PlannedDataset):
         pair = self._pair(sample_id, rng)
         chosen = self._negatives(pair, rng)
         query, answer = self._ids(pair)
-        others = [self.tokens.texts.documents[number] for number in chosen]
+        others = [self.tokens.documents[number] for number in chosen]
         missing, framing = self.num_negatives - len(chosen), self.encoding.framing
         texts = [framing.single(self._kept(ids, rng)) for ids in (answer, *others)]
         texts += [framing.single(np.zeros(0, np.int64))] * missing
@@ -235,31 +143,26 @@ class PairDataset(PlannedDataset):
 
     def _judged_pair(self, number: int, rng: np.random.Generator) -> _Pair:
         documents, grades = self.judged.relevant(number)
-        shares = np.cumsum(
-            grades / grades.sum()
-        )  # as `rng.choice` has them, in a third of its time
-        place = np.searchsorted(shares / shares[-1], rng.random(), side="right")
-        answer = int(documents[place])
+        answer = int(documents[drawn_in_proportion(grades, rng)])
         query = int(self.judged.queries[number])
-        return _Pair(answer, documents, number, judged_query=query)
+        return _Pair(answer, documents, query)
 
     def _triple(self, number: int) -> _Pair:
         assert self.triples is not None
         query, positive, negative = (int(column[number]) for column in self.triples)
         known = np.union1d(self.judged.relevant_of(query), [positive])
-        place = len(self.judged.queries) + number
-        return _Pair(positive, known, place, judged_query=query, negative=negative)
+        return _Pair(positive, known, query, negative=negative)
 
     def _ids(self, pair: _Pair) -> tuple[np.ndarray, np.ndarray]:
         """Return the token ids of the query and of its answer, whole where tokens are dropped."""
-        texts, parts, number = self.tokens.texts, self.tokens.parts, pair.document
-        if pair.place is not None:
-            return texts.query(pair.place), texts.documents[number]
+        tokens, parts, number = self.tokens, self.tokens.parts, pair.document
+        if pair.judged_query is not None:
+            return tokens.queries[pair.judged_query], tokens.documents[number]
         assert parts is not None
         if pair.drawn is None:
             return parts.titles[number], parts.bodies[number]
         sentence, is_removed = pair.drawn
-        answer = parts.without(number, sentence) if is_removed else texts.documents[number]
+        answer = parts.without(number, sentence) if is_removed else tokens.documents[number]
         return parts.sentence(number, sentence), answer
 
     def _query_text(self, pair: _Pair) -> str:
@@ -303,6 +206,13 @@ class PairDataset(PlannedDataset):
                 lengths = of_document
             parts.append(np.tile(lengths.astype(np.int64), getattr(self.mix, kind)))
         return np.concatenate(parts)
+
+
+def drawn_in_proportion(grades: np.ndarray, rng: np.random.Generator) -> int:
+    """Return a place in [n] positive float64, each drawn in proportion to its value."""
+    # What `rng.choice(n, p=grades / grades.sum())` does, in a third of its time.
+    shares = np.cumsum(grades / grades.sum())
+    return int(np.searchsorted(shares / shares[-1], rng.random(), side="right"))
 
 
 def estimated_lengths(encoding: TextEncoding, collection: Collection) -> np.ndarray:

@@ -8,11 +8,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from datamodules.encoded_texts import TextEncoding, kept_tokens
 from datamodules.framing import Framed, Framing, padded
 from datamodules.planned import PlannedDataset
 from datamodules.scored_texts.labels import label_text
 from datamodules.scored_texts.store import ScoredStore
+from datamodules.text_encoding import TextEncoding, kept_tokens
 from datamodules.token_rows import ReadTokens, TokenRows, Tokens
 
 SHOWN = 300  # characters of a text in a description

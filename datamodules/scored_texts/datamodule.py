@@ -10,7 +10,7 @@ import numpy as np
 from datamodules.audits import Audit, MakeModel
 from datamodules.bad_rows import hand_over_rejected
 from datamodules.cache import cache_root
-from datamodules.encoded_texts import EncodedTextDataModule, TextEncoding
+from datamodules.encoded_texts import EncodedTextDataModule
 from datamodules.planned import PlannedDataset, Stage
 from datamodules.scored_texts.batches import (
     ChunkOptions,
@@ -24,15 +24,15 @@ from datamodules.scored_texts.rows import SUFFIXES, TextColumns
 from datamodules.scored_texts.splits import (
     FoldOptions,
     check_files,
-    check_split,
     parts_of,
-    split_facts,
+    rows_of,
     statistics,
     trained_facts,
 )
 from datamodules.scored_texts.store import ScoredStore, StoreRequest, open_store
 from datamodules.sources import expand_files
 from datamodules.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, SplitOptions
+from datamodules.text_encoding import TextEncoding
 
 Files = str | list[str] | None
 
@@ -86,17 +86,18 @@ class ScoredTextDataModule(EncodedTextDataModule):
 
     def prepare_data(self) -> None:
         """Read the files and make the tokenizer, in the cache; copies the rejected rows."""
-        super().prepare_data()
         stage = self._trainer_stage()
         store = self._open(stage, self._trained_recipe(stage))
         folder = self.trainer.default_root_dir if self.trainer is not None else "."
         hand_over_rejected(store.folder, Path(folder))
+        super().prepare_data()
 
     def prepare_tokens(self, stage: Stage, encoding: TextEncoding, recipe: dict[str, Any]) -> None:
         """Make the tokens of the stage's texts in the cache."""
         if stage != "predict":
             store, chunks = self._open(stage, recipe), ChunkOptions(**recipe["chunks"])
-            kept_texts(store, encoding, chunks, store.text_of_row[self._rows(stage, store)])
+            rows = self._rows(stage, store, recipe)
+            kept_texts(store, encoding, chunks, store.text_of_row[rows])
 
     def build(self, stage: Stage) -> PlannedDataset:
         """Return the dataset of one stage.
@@ -110,14 +111,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
         if stage == "predict":
             return ScoredTextDataset(self._open(stage, self.recipe), self.encoding, chunks)
         store = self._open(stage, self.recipe)
-        rows = self._rows(stage, store)
-        now = split_facts(store, self.folds, self.split)
-        check_split(self.recipe["split"], now, store.digests[store.text_of_row[rows]])
-        if not len(rows):
-            raise ValueError(
-                f"no row is for {stage}; name data.files.{stage}, or raise "
-                f"data.split.{stage}_share above {getattr(self.split, stage + '_share', 0)}."
-            )
+        rows = self._rows(stage, store, self.recipe)
         return ScoredTextDataset(store, self.encoding, chunks, rows)
 
     def training_texts(self) -> Iterator[str]:
@@ -198,8 +192,8 @@ class ScoredTextDataModule(EncodedTextDataModule):
     def _parts(self, store: ScoredStore) -> np.ndarray:
         return parts_of(store, self.folds, self.split)
 
-    def _rows(self, stage: Stage, store: ScoredStore) -> np.ndarray:
-        return np.flatnonzero(self._parts(store) == PART_NAMES.index(stage))
+    def _rows(self, stage: Stage, store: ScoredStore, recipe: dict[str, Any]) -> np.ndarray:
+        return rows_of(stage, store, self.folds, self.split, recipe["split"])
 
     def _paths(self, part: int) -> list[Path]:
         name = PART_NAMES[part]

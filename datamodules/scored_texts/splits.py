@@ -127,6 +127,32 @@ def check_split(trained: dict[str, Any], now: dict[str, Any], digests: np.ndarra
         )
 
 
+def rows_of(
+    stage: str, store: ScoredStore, folds: FoldOptions, split: SplitOptions, trained: dict[str, Any]
+) -> np.ndarray:
+    """Return the rows of a stage, [n] int64, of which a trained model has seen none but its own.
+
+    Args:
+        stage: train, validation or test.
+        store: of the rows.
+        folds: which fold is the test, if any.
+        split: shares.
+        trained: `trained_facts` of the training.
+
+    Raises:
+        ValueError: no row belongs to it, or `check_split` refuses them.
+    """
+    rows = np.flatnonzero(parts_of(store, folds, split) == PART_NAMES.index(stage))
+    texts = store.digests[store.text_of_row[rows]]
+    check_split(trained, split_facts(store, folds, split), texts)
+    if not len(rows):
+        raise ValueError(
+            f"no row is for {stage}; name data.files.{stage}, or raise "
+            f"data.split.{stage}_share above {getattr(split, stage + '_share', 0)}."
+        )
+    return rows
+
+
 def check_files(files: Mapping[str, Any], folds: FoldOptions) -> None:
     """Check which parts have files.
 

@@ -9,9 +9,9 @@ from lightning.pytorch import Callback
 from torch import Tensor, nn
 
 from datamodules.batches import RankingBatch
-from datamodules.encoded_texts import TextEncoding
 from datamodules.framing import padded
 from datamodules.relevance.ranking_batches import TERM
+from datamodules.text_encoding import TextEncoding
 from lit_models.seo.base import EncodedTextModule
 from lit_models.seo.cross_encoder import CrossEncoder, places_of_pairs
 from lit_models.seo.encoders import Pooling, TextEncoder

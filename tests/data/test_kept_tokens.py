@@ -5,19 +5,19 @@ import pickle
 
 import numpy as np
 import pytest
-import torch
 from tokenizers import Tokenizer, models, trainers
 
-from datamodules.encoded_texts import TextEncoding
-from datamodules.framing import Framing, TextLimits, padded
+from datamodules.framing import TextLimits
 from datamodules.plan import rng_for
 from datamodules.relevance.collection import Collection, Document, open_collection
 from datamodules.relevance.judged_queries import JudgedQueries
 from datamodules.relevance.negatives import HardNegatives
 from datamodules.relevance.request import CollectionRequest
-from datamodules.relevance.training_pairs import PairDataset, PairExample, TrainingMix
+from datamodules.relevance.training_mix import TrainingMix
+from datamodules.relevance.training_pairs import PairDataset, PairExample
 from datamodules.sentences import sentences_of
 from datamodules.splitting import TRAIN
+from datamodules.text_encoding import TextEncoding
 from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions, make_tokenizer
 from tests.seo.retrieval_collection import write_collection
 
@@ -159,7 +159,7 @@ def test_no_epoch_tokenises_and_no_process_has_a_copy(
     monkeypatch.setattr(TextTokenizer, "encode_batch", refuse)
     for sample_id in range(len(again.lengths)):
         again.example(sample_id, epoch=1)
-    documents = again.tokens.texts.documents
+    documents = again.tokens.documents
     assert len(pickle.dumps(documents)) < 500
     assert np.array_equal(pickle.loads(pickle.dumps(documents))[3], documents[3])
     assert documents.tokens.base is not None  # a view of the mapped file
@@ -168,21 +168,13 @@ def test_no_epoch_tokenises_and_no_process_has_a_copy(
     assert documents.tokens.dtype == np.uint16
 
 
-@pytest.mark.parametrize("begin_id", [None, 9])
-def test_rows_are_padded_as_one_by_one(begin_id: int | None) -> None:
-    framing = Framing(begin_id, 8, TextLimits(max_length=7, max_query_length=2))
-    begin = [] if begin_id is None else [begin_id]
-    query, text, nothing = np.array([1, 2, 3]), np.array([4, 5, 6], np.uint16), np.zeros(0, int)
-    rows = [framing.pair(query, text), framing.single(text), framing.query(nothing)]
-    room = 7 - len(begin) - 4
-    whole = [[*begin, 1, 2, 8, *[4, 5, 6][:room], 8], [*begin, 4, 5, 6, 8], [*begin, 8]]
-    width = max(map(len, whole))
-    batch = padded(rows)
-    assert batch["input_ids"].tolist() == [row + [0] * (width - len(row)) for row in whole]
-    lengths = torch.tensor([[len(row)] for row in whole])
-    assert torch.equal(batch["attention_mask"], torch.arange(width) < lengths)
-    first = len(begin) + 3
-    segments = [0] * first + [1] * (width - first)
-    assert batch["segment_ids"].tolist() == [segments, [0] * width, [0] * width]
-    assert rows[0].ids.tolist() == whole[0]
-    assert padded(rows[1:])["segment_ids"].dtype == torch.int64
+@pytest.mark.parametrize(
+    "mix", [{"titles": 1}, {"sentences": 2, "removal": 0.0}, {"sentences": 2, "removal": 1.0}]
+)
+def test_so_are_those_of_a_mix_that_keeps_fewer_parts(collection: Collection, mix: dict) -> None:
+    data = pairs(collection, encoding_of(collection, "bpe"), TrainingMix(judged=1, **mix))
+    check(data)
+    parts = data.tokens.parts
+    assert parts is not None
+    assert (len(parts.titles) > 0) == ("titles" in mix)
+    assert (len(parts._pieces) > 0) == (mix.get("removal") != 0)

@@ -5,6 +5,7 @@ import pytest
 
 from datamodules.keyed_draws import _philox, uniforms_for
 from datamodules.plan import rng_for
+from datamodules.relevance.training_pairs import drawn_in_proportion
 
 
 def test_philox_gives_the_published_words():
@@ -22,3 +23,12 @@ def test_draws_are_those_of_each_samples_own_generator(seed: int, epoch: int, co
     alone = [rng_for(seed, epoch, sample_id).random(count) for sample_id in ids.tolist()]
     np.testing.assert_array_equal(uniforms_for(seed, epoch, ids, count), alone)
     np.testing.assert_array_equal(uniforms_for(seed, epoch, ids[[3]], count), alone[3:4])
+
+
+def test_a_place_is_drawn_as_numpy_draws_it() -> None:
+    for seed in range(300):
+        grades = np.random.default_rng(seed).choice([0.1, 1.0, 2.0, 3.0], 1 + seed % 9)
+        one, other = np.random.default_rng(seed), np.random.default_rng(seed)
+        expected = other.choice(len(grades), p=grades / grades.sum())
+        assert drawn_in_proportion(grades, one) == expected
+        assert one.random() == other.random()

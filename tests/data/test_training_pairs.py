@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules.encoded_texts import TextEncoding
 from datamodules.relevance import document_parts as parts
 from datamodules.relevance.collection import Collection, Document, Triples, open_collection
 from datamodules.relevance.judged_queries import JudgedQueries
 from datamodules.relevance.negatives import HardNegatives
 from datamodules.relevance.request import CollectionRequest
 from datamodules.relevance.runs import Ranking, write_run
-from datamodules.relevance.training_pairs import PairDataset, TrainingMix
+from datamodules.relevance.training_mix import TrainingMix
+from datamodules.relevance.training_pairs import PairDataset
 from datamodules.splitting import TRAIN
+from datamodules.text_encoding import TextEncoding
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions, make_tokenizer
 from tests.seo.retrieval_collection import SIZES, write_collection
 

@@ -12,7 +12,7 @@ from datamodules.framing import TextLimits
 from datamodules.planned import LoaderOptions, PlannedDataModule
 from datamodules.relevance.negatives import HardNegatives
 from datamodules.relevance.request import CollectionRequest
-from datamodules.relevance.training_pairs import TrainingMix
+from datamodules.relevance.training_mix import TrainingMix
 from lit_models import LitRetriever
 from lit_models.seo.encoders import TransformerEncoder
 from lit_models.seo.fusion import Fusion

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from datamodules.encoded_texts import TextEncoding
+from datamodules.text_encoding import TextEncoding
 from lit_models import LitRetriever
 from lit_models.causal_lm.lora import LoraOptions
 from tests.distributed.seo_retriever import adamw, retriever

@@ -1,0 +1,88 @@
+"""What is wrong with the input is said before its texts are tokenised."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from datamodules import (
+    RankingDataModule,
+    RetrievalDataModule,
+    ScoredTextDataModule,
+    SplitOptions,
+)
+from datamodules.relevance.negatives import HardNegatives
+from datamodules.relevance.request import CollectionRequest, QuerySplit
+from datamodules.relevance.training_mix import TrainingMix
+from datamodules.scored_texts.labels import LabelOptions
+from datamodules.text_encoding import TextEncoding
+from tests.seo.retrieval_collection import write_collection
+
+NO_SPLIT = QuerySplit(validation_share=0, test_share=0)
+
+
+@pytest.fixture(autouse=True)
+def no_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: TextEncoding, *_: object) -> None:
+        raise RuntimeError("a text is tokenised")
+
+    monkeypatch.setattr(TextEncoding, "ids_of", refuse)
+    monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+def collection_without(folder: Path, part: str) -> CollectionRequest:
+    (write_collection(folder) / "qrels" / f"{part}.tsv").unlink()
+    return CollectionRequest("beir", str(folder), split=NO_SPLIT)
+
+
+@pytest.mark.parametrize("family", [RetrievalDataModule, RankingDataModule])
+def test_a_part_without_judgements(tmp_path: Path, family: Any) -> None:
+    data = family(collection=collection_without(tmp_path / "files", "validation"))
+    with pytest.raises(ValueError, match=r"no query is judged for validation; name its judgem"):
+        data.prepare_data()
+
+
+def test_nothing_to_train_on(tmp_path: Path) -> None:
+    data = RetrievalDataModule(collection=collection_without(tmp_path / "files", "train"))
+    with pytest.raises(ValueError, match=r"there is no pair to train on.*mix\.sentences"):
+        data.prepare_data()
+
+
+@pytest.mark.parametrize(
+    ("negatives", "message"),
+    [
+        (HardNegatives(2, "run", run="no.trec"), r"negatives.run no.trec is no file; make it"),
+        (HardNegatives(2), r'negatives.source is "judged", but no document was judged and found'),
+    ],
+)
+def test_negatives_that_are_not_there(
+    tmp_path: Path, negatives: HardNegatives, message: str
+) -> None:
+    request = collection_without(tmp_path / "files", "train")
+    mix = TrainingMix(sentences=1)
+    data = RetrievalDataModule(collection=request, negatives=negatives, mix=mix)
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        data.prepare_data()
+
+
+def scored(tmp_path: Path, rows: str, **options: Any) -> ScoredTextDataModule:
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.csv").write_text(f"text,grade\n{rows}")
+    files = {name: str(tmp_path / f"{name}.csv") for name in ("train", "test")}
+    heads = {"grade": LabelOptions("regression")}
+    return ScoredTextDataModule(files=files, heads=heads, **options)
+
+
+def test_rejected_rows_are_handed_over_even_if_a_text_cannot_be_tokenised(tmp_path: Path) -> None:
+    rows = "".join(f"text {n},{n}\n" for n in range(40)) + "wrong,good\n"
+    with pytest.raises(RuntimeError, match="a text is tokenised"):
+        scored(tmp_path, rows, on_bad_rows="reject").prepare_data()
+    assert "good" in (tmp_path / "rejected.csv").read_text()
+
+
+def test_a_stage_without_rows(tmp_path: Path) -> None:
+    data = scored(tmp_path, "a,1\nb,2\n", split=SplitOptions(validation_share=0))
+    encoding = TextEncoding(data._recipe("fit"))
+    with pytest.raises(ValueError, match=r"no row is for validation; name data.files.validation"):
+        data.prepare_tokens("validation", encoding, data._recipe("fit"))
