@@ -49,6 +49,7 @@ def plan(
         UsageError: there is no run to plan, or a number cannot be meant.
     """
     counts = numbers(devices)
+    _refuse_tensor_groups((trainer or {}).get("strategy"))
     _refuse_not_positive(bandwidth_gib_s=bandwidth_gib_s, time_limit_h=time_limit_h)
     if not model or not data or "class_path" not in model or "class_path" not in data:
         raise UsageError("`unisono plan` needs a module and data; give the config of a run.")
@@ -89,6 +90,20 @@ def typed(value: Any) -> Any:
     import yaml
 
     return yaml.safe_load(value) if isinstance(value, str) else value
+
+
+def _refuse_tensor_groups(strategy: Any) -> None:
+    """Refuse devices that are no replicas; the options may be in a class, or apart from it."""
+    given = typed(strategy)
+    options = {**given, **(given.get("init_args") or {})} if isinstance(given, dict) else {}
+    size = typed(options.get("tensor_parallel_size")) or 1
+    if size > 1:
+        raise UsageError(
+            f"trainer.strategy.tensor_parallel_size is {size}, but `unisono plan` takes every "
+            "device for a replica: steps and memory would be wrong. Leave it out, and let "
+            "--devices be numbers of tensor groups: the steps are those of a run on "
+            f"{size} times as many devices."
+        )
 
 
 def _measure_exchanges(found: "Forecast") -> None:
