@@ -35,8 +35,8 @@ DEEPSPEED = (
     "trainer.strategy: `{}` is not offered. DeepSpeed keeps gradients in its engine: no norm of "
     "theirs is in the ledger, a step that is not finite is not found, nothing is clipped; and its "
     "checkpoints are folders of its own, which no other strategy reads. --trainer.strategy=fsdp "
-    "shards parameters, gradients and moments (its stage 3), with cpu_offload on GPUs. What was "
-    "tried: lit_models/training/strategies/README.md."
+    "shards parameters, gradients and moments (its stage 3), with cpu_offload on GPUs. More: "
+    "lit_models/training/strategies/README.md."
 )
 OnMissing = Literal["error", "fallback"]
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps", "tpu")

@@ -1,5 +1,6 @@
 """The devices of a tensor group begin equal, and one of them tells of the samples."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -10,8 +11,11 @@ from torch import nn
 
 from lit_models.training.callbacks import ExactDropout
 from lit_models.training.callbacks.ledger import tells_samples
+from lit_models.training.replay import follow_one_device
+from lit_models.training.run_step import LedgerStep
 from lit_models.training.strategies import FullyShardedStrategy
 from lit_models.training.strategies.before_sharding import equal_weights
+from lit_models.training.strategies.processes import share_seed
 
 CPU = torch.device("cpu")
 
@@ -51,6 +55,14 @@ def test_every_rank_begins_with_the_bits_of_rank_0(monkeypatch):
         assert expected.requires_grad == got.requires_grad
         assert expected.stride() == got.stride()
         assert torch.equal(expected, got)
+
+
+@pytest.mark.parametrize("own", [{}, {"PL_GLOBAL_SEED": "7"}], ids=["none", "own"])
+@pytest.mark.parametrize("first", [None, "3"])
+def test_every_rank_plans_with_the_seed_of_rank_0(own, first):
+    environ = dict(own)
+    share_seed(lambda seed: first, environ)
+    assert environ.get("PL_GLOBAL_SEED") == first
 
 
 def set_up(rate: float, function: TrainerFn, *callbacks: ExactDropout, size: int = 2) -> None:
@@ -97,3 +109,16 @@ def test_one_rank_of_a_group_tells_of_its_samples():
     strategy.repeats_samples = True
     assert not tells_samples(SimpleNamespace(strategy=strategy))
     assert tells_samples(SimpleNamespace(strategy=object()))
+
+
+@pytest.mark.parametrize(
+    ("start", "micro"),
+    [({"world_size": 4, "num_replicas": 2}, 4), ({"world_size": 4}, 2)],
+    ids=["two groups of two", "ledger without groups"],
+)
+def test_a_replay_has_the_micro_batch_of_a_group(tmp_path, start, micro):
+    (tmp_path / "plan.json").write_text(json.dumps({"request": {"global_batch_size": 16}}))
+    data = SimpleNamespace(batch_size=None, micro_batch_size="auto", global_batch_size=None)
+    found = LedgerStep({}, start, False)
+    follow_one_device(data, found, tmp_path, {"accumulate_grad_batches": 2})
+    assert (data.global_batch_size, data.micro_batch_size) == (16, micro)
