@@ -113,21 +113,50 @@ def _tokens(argv: list[str]) -> Iterator[tuple[str, str | None, int]]:
 
 def expand_configs(argv: list[str]) -> list[str]:
     """Returns the arguments with the path of every `--config` file found and its keys checked, and
-    the name of a strategy as its class where options of it are given: no name takes any."""
+    the name of a strategy as its class where options of it are given: no name takes any.
+
+    Raises:
+        ValueError: a config is not readable, or options are given to a name without a class.
+        FileNotFoundError: a config does not exist.
+    """
     out: list[str] = []
     i = 0
-    has_options = any(option.startswith(f"{STRATEGY}.") for option, _, _ in _tokens(argv))
     for option, value, used in _tokens(argv):
         if option == "--config" and value is not None and "\n" not in value:
             path = find_config(value)
             read_config(path)
             out += ["--config", str(path)]
-        elif option == STRATEGY and has_options and value in STRATEGY_CLASSES:
-            out.append(f"{STRATEGY}={STRATEGY_CLASSES[value]}")
         else:
             out += argv[i : i + used]
         i += used
-    return out
+    return _with_strategy_class(out)
+
+
+def _with_strategy_class(argv: list[str]) -> list[str]:
+    """Returns the arguments with the class of a named strategy, and the options of it, at the end.
+
+    The name may be a file's. In front of its class an option would be the class before's.
+    """
+    options: list[str] = []
+    others: list[str] = []
+    i = 0
+    for option, _, used in _tokens(argv):
+        words = argv[i : i + used]
+        if option.startswith(f"{STRATEGY}."):
+            options += words
+        elif option != STRATEGY:
+            others += words
+        i += used
+    name = given_value(argv, STRATEGY.removeprefix("--")) if options else None
+    if not isinstance(name, str) or "." in name or not name.islower():
+        return argv  # nothing to do, or a class already
+    if name not in STRATEGY_CLASSES:
+        raise ValueError(
+            f"{options[0].partition('=')[0]}: the strategy `{name}` takes no options by its name; "
+            f"{' and '.join(STRATEGY_CLASSES)} do. Or give a class: ddp_spawn is {STRATEGY}="
+            f"{STRATEGY_CLASSES['ddp']} {STRATEGY}.start_method=spawn."
+        )
+    return [*others, f"{STRATEGY}={STRATEGY_CLASSES[name]}", *options]
 
 
 def split_options(

@@ -49,7 +49,7 @@ def plan(
         UsageError: there is no run to plan, or a number cannot be meant.
     """
     counts = numbers(devices)
-    _refuse_tensor_groups(trainer or {})
+    _refuse_tensor_groups((trainer or {}).get("strategy"))
     _refuse_not_positive(bandwidth_gib_s=bandwidth_gib_s, time_limit_h=time_limit_h)
     if not model or not data or "class_path" not in model or "class_path" not in data:
         raise UsageError("`unisono plan` needs a module and data; give the config of a run.")
@@ -92,6 +92,20 @@ def typed(value: Any) -> Any:
     return yaml.safe_load(value) if isinstance(value, str) else value
 
 
+def _refuse_tensor_groups(strategy: Any) -> None:
+    """Refuse devices that are no replicas; the options may be in a class, or apart from it."""
+    given = typed(strategy)
+    options = {**given, **(given.get("init_args") or {})} if isinstance(given, dict) else {}
+    size = typed(options.get("tensor_parallel_size")) or 1
+    if size > 1:
+        raise UsageError(
+            f"trainer.strategy.tensor_parallel_size is {size}, but `unisono plan` takes every "
+            "device for a replica: steps and memory would be wrong. Leave it out, and let "
+            "--devices be numbers of tensor groups: the steps are those of a run on "
+            f"{size} times as many devices."
+        )
+
+
 def _measure_exchanges(found: "Forecast") -> None:
     """Start as many ranks as this machine has room for, for each number of devices it has."""
     from lit_models.forecasting import exchange
@@ -126,20 +140,6 @@ def numbers(devices: str) -> list[int]:
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise UsageError(f"--devices must be numbers such as 1,2,4,8, got {devices}.")
     return [int(part) for part in parts]
-
-
-def _refuse_tensor_groups(trainer: dict[str, Any]) -> None:
-    """Refuse a run whose devices share samples: its steps and its memory are not planned."""
-    strategy = trainer.get("strategy")
-    # Options of the command line stand beside the name of the class, those of a config below it.
-    given = {**strategy, **strategy.get("init_args", {})} if isinstance(strategy, dict) else {}
-    size = given.get("tensor_parallel_size")
-    if typed(size) not in (None, 1):
-        raise UsageError(
-            f"trainer.strategy.tensor_parallel_size is {size}, but `unisono plan` takes each "
-            "device for a replica with samples of its own. Add --trainer.strategy=fsdp to plan "
-            f"without it: steps are then those of --devices divided by {size}, memory is less."
-        )
 
 
 def _refuse_not_positive(**given: float | None) -> None:

@@ -5,7 +5,7 @@ import socket
 from collections.abc import Mapping
 
 from lit_models.doctoring.findings import Finding, ok
-from lit_models.training import preflight
+from lit_models.training.launched_world import check_world, launched_worlds
 
 SHELL_JOBS = ("bash", "interactive")
 TORCHRUN, SLURM, BY_HAND = "TORCHELASTIC_RUN_ID", "SLURM_NTASKS", "RANK"
@@ -29,7 +29,7 @@ def check(
 
 def world_size(environ: Mapping[str, str]) -> int:
     """Return how many processes a launcher started; 1 without one."""
-    return max([1, *preflight.launched_worlds(environ).values()])
+    return max([1, *launched_worlds(environ).values()])
 
 
 def _launcher(environ: Mapping[str, str]) -> Finding:
@@ -85,7 +85,7 @@ def _detection(environ: Mapping[str, str]) -> list[Finding]:
 def _world(environ: Mapping[str, str], devices: int, num_nodes: int) -> list[Finding]:
     warnings: list[str] = []
     try:
-        preflight.check_world(devices * num_nodes, None, environ, warnings)
+        check_world(devices * num_nodes, None, environ, warnings)
     except ValueError as error:
         what, _, means = str(error).partition(": ")
         means, _, todo = means.partition(". ")

@@ -10,6 +10,7 @@ from lit_models import config_files
 from lit_models.cli import UnisonoCLI
 from lit_models.cli_errors import UsageError
 from lit_models.training import preflight
+from lit_models.training.launched_world import check_world
 from lit_models.training.run_folder import Run
 
 
@@ -54,7 +55,7 @@ def check_run(argv: list[str], processes: int, is_stage: bool = False) -> None:
         settings = preflight.settings_of(config)
         world = {"SLURM_NTASKS": str(processes)}
         preflight.check_strategy(settings.strategy, _strategies())
-        preflight.check_world(processes, settings.strategy, world, [])
+        check_world(processes, settings.strategy, world, [])
         preflight.check_batch(settings, processes)
     except (ValueError, FileNotFoundError) as error:
         raise UsageError(str(error)) from error

@@ -102,7 +102,7 @@ def planned_layers(
 def split_layers(module: nn.Module, plan: dict[str, Split], mesh: DeviceMesh) -> None:
     """Give this rank its part of the planned layers, in place; names of parameters stay.
 
-    Every rank has the same whole weights before; there is no communication.
+    The strategy has made the whole weights equal on all ranks; there is no communication.
 
     Args:
         module: whose plan has been checked.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,10 +46,6 @@ def transformers_loop(size: Size, folder: Path) -> Found:
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
     return steps(size, loss_of, list(model.parameters()))
-
-
-def has_accelerate() -> bool:
-    return importlib.util.find_spec("accelerate") is not None
 
 
 def _config(size: Size) -> Any:

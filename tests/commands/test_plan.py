@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 
+from lit_models.cli_errors import UsageError
 from lit_models.commands.plan import plan as plan_command
 from lit_models.forecasting import exchange, prediction, table
 from lit_models.forecasting.exchange import Exchange, State
@@ -165,6 +166,20 @@ def test_the_command_prints_json(capsys):
     )
     assert status == 0
     assert json.loads(capsys.readouterr().out)["steps per epoch"] == [10, 5]
+
+
+@pytest.mark.parametrize(
+    "given", [["--trainer.strategy=fsdp"], ["--config", "hardware/fsdp.yaml"]], ids=["name", "file"]
+)
+def test_groups_that_share_samples_are_not_planned(given, unisono, toy_config):
+    option = "--trainer.strategy.tensor_parallel_size=2"
+    status, output = unisono("plan", "--config", "toy.yaml", *given, option)
+    assert status != 0
+    shown = " ".join(output.split())
+    assert "tensor_parallel_size is 2, but `unisono plan` takes every device for a replica" in shown
+    in_class = {"class_path": "FullyShardedStrategy", "init_args": {"tensor_parallel_size": 2}}
+    with pytest.raises(UsageError, match="numbers of tensor groups"):
+        plan_command({}, {}, {"strategy": in_class})
 
 
 def test_the_plan_is_that_of_the_run_with_the_same_seed(monkeypatch):

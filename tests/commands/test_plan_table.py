@@ -92,10 +92,3 @@ def test_efficiency_by_hand(monkeypatch) -> None:
 def test_efficiency_needs_seconds_and_a_bandwidth() -> None:
     assert "efficiency" not in table.rows(_forecast(8), bandwidth_gib_s=10.0)
     assert "efficiency" not in table.rows(_forecast(1, 8, rehearsed=Rehearsed(0.5, 0, 0)))
-
-
-def test_a_plan_with_tensor_groups_is_refused(capsys) -> None:
-    options = ["--trainer.strategy=fsdp", "--trainer.strategy.tensor_parallel_size=2"]
-    assert run_guarded(lambda: run_command("plan", [*RUN, *options])) == USAGE
-    shown = " ".join(capsys.readouterr().err.split())
-    assert "takes each device for a replica with samples of its own" in shown

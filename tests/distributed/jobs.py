@@ -38,10 +38,12 @@ def run_job(folder: Path, job: dict[str, Any]) -> None:
         folder: of the job.
         job: `family`, `strategy`, and perhaps `data` and `trainer` options, `sharding` options,
             options of the `last` checkpoint, the `decay` of averaged weights, `exact_dropout`,
-            `resume` (a checkpoint), `positions` (how many of them the memory of each rank holds).
+            `resume` (a checkpoint), `positions` (how many of them the memory of each rank holds),
+            `seeds_apart` (every rank has a seed of its own).
     """
     folder.mkdir(parents=True, exist_ok=True)
-    seed_everything(1, verbose=False)
+    rank = int(os.environ.get("RANK", "0"))
+    seed_everything(1 + rank * job.get("seeds_apart", False), verbose=False)
     callbacks = [c for c in default_callbacks() if not isinstance(c, LastCheckpoint)]
     every = {"every_n_steps": job.get("save_every", 5), "every_epoch": False}
     callbacks.append(LastCheckpoint(**{**every, **job.get("last", {})}))
@@ -51,9 +53,8 @@ def run_job(folder: Path, job: dict[str, Any]) -> None:
         callbacks.append(ExactDropout())
     module, data = {**FAMILIES, **SPECIAL}[job["family"]](folder, job.get("data", {}))
     if "positions" in job:
-        here = int(os.environ.get("RANK", "0"))
         callbacks = [c for c in callbacks if not isinstance(c, Rehearsal)]
-        callbacks.append(Rehearsal(HandMade(module, job["positions"][here])))
+        callbacks.append(Rehearsal(HandMade(module, job["positions"][rank])))
     strategy = job["strategy"]
     if "sharding" in job:  # by name, since Lightning refuses float64 to an object of this kind
         strategy = f"fsdp-{job['name']}"
@@ -70,7 +71,7 @@ def run_job(folder: Path, job: dict[str, Any]) -> None:
     trainer.fit(module, data, ckpt_path=job.get("resume"), weights_only=True)
     facts: dict[str, Any] = {"bytes": bytes_here(trainer), "world_size": trainer.world_size}
     facts["micro_batch_size"] = data.batching.micro_batch_size
-    facts["copies"] = digest_of_copies(module)
+    facts["copies"], facts["bytes_of_copies"] = digest_of_copies(module)
     facts["validation"] = trainer.validate(module, data, verbose=False)[0]
     facts["test"] = trainer.test(module, data, verbose=False)[0]
     trainer.predict(module, data, return_predictions=False)
@@ -114,13 +115,15 @@ def bytes_here(trainer: Any) -> dict[str, int]:
     return {"whole": whole, "local": local}
 
 
-def digest_of_copies(module: torch.nn.Module) -> str:
-    """Return a hash of what this rank holds of parameters that other ranks hold, too."""
-    digest = hashlib.sha256()
+def digest_of_copies(module: torch.nn.Module) -> tuple[str, int]:
+    """Return a hash of what this rank holds of parameters that other ranks hold, and its bytes."""
+    digest, num_bytes = hashlib.sha256(), 0
     for parameter in module.parameters():
         if isinstance(parameter, DTensor) and num_copies(parameter) > 1:
-            digest.update(parameter.to_local().detach().numpy().tobytes())
-    return digest.hexdigest()
+            held = parameter.to_local().detach().numpy().tobytes()
+            digest.update(held)
+            num_bytes += len(held)
+    return digest.hexdigest(), num_bytes
 
 
 def main() -> None:

@@ -56,7 +56,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     alone(folder, "half", trainer=HALF)
     alone(folder, "half 32", trainer={**HALF, "precision": "32-true"})
     two = [
-        job("pair"),
+        {**job("pair"), "seeds_apart": True},
         job("pair gpt2", "gpt2", activation_checkpointing=True),
         {**job("pair half", sharded_checkpoint=True), "trainer": HALF},
         {**job("one to pair"), "resume": last("half")},
@@ -65,8 +65,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_jobs(folder, 2, two)
     alone(folder, "pair to one", resume=last("pair half"))
     four = [
-        {**job("square gpt2", "gpt2"), "data": {"global_batch_size": BATCH, "micro_batch_size": 2}},
-        job("hybrid", replicate_size=2, sharded_checkpoint=True),
+        {
+            **job("square gpt2", "gpt2"),
+            "data": {"global_batch_size": BATCH, "micro_batch_size": 2},
+            "seeds_apart": True,
+        },
+        {**job("hybrid", replicate_size=2, sharded_checkpoint=True), "seeds_apart": True},
         {**job("pair to square"), "resume": last("pair half")},
     ]
     run_jobs(folder, 4, four)
@@ -74,7 +78,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", ["pair", "pair gpt2", "square gpt2", "hybrid"])
-def test_a_run_does_not_depend_on_the_split(runs, name):
+def test_a_run_depends_neither_on_the_split_nor_on_what_other_ranks_drew(runs, name):
     assert_same(runs / ("one gpt2" if "gpt2" in name else "one"), runs / name)
     assert verify_run(runs / name).faults == []
 
@@ -95,7 +99,9 @@ def test_every_rank_holds_its_part_of_parameters_and_moments(runs, name, ranks):
 def test_what_is_not_split_stays_equal_in_all_bits_within_a_group(runs):
     for name, groups in (("pair", [(0, 1)]), ("square gpt2", [(0, 1), (2, 3)])):
         for group in groups:
-            assert len({of_rank(runs / name, rank)["copies"] for rank in group}) == 1
+            facts = [of_rank(runs / name, rank) for rank in group]
+            assert len({fact["copies"] for fact in facts}) == 1
+            assert all(fact["bytes_of_copies"] > 0 for fact in facts)
 
 
 @pytest.mark.parametrize("name", ["one to pair", "pair to one", "pair to square"])

@@ -7,12 +7,12 @@ import pytest
 from jsonargparse import Namespace
 
 from lit_models.training import preflight
+from lit_models.training.launched_world import check_world
 from lit_models.training.preflight import (
     Machine,
     Settings,
     Verdict,
     check,
-    check_world,
     resolve_devices,
 )
 

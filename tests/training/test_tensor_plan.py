@@ -12,13 +12,12 @@ from lit_models.causal_lm.attention import Documents
 from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.lora import LoraOptions, add_lora, lora_recipe
 from lit_models.causal_lm.network import Decoder
-from lit_models.config_files import STRATEGY_CLASSES, expand_configs
 from lit_models.training import preflight
 from lit_models.training.callbacks.topology import print_banner
 from lit_models.training.preflight import Machine, Settings, check
 from lit_models.training.record import without_samples
 from lit_models.training.strategies import FullyShardedStrategy
-from lit_models.training.strategies.fsdp import check_groups
+from lit_models.training.strategies.meshes import check_groups
 from lit_models.training.tensor_plan import Split, check_tensor_plan, planned_layers
 from tests.toy import LitToy
 from tests.training.test_progress import FACTS
@@ -102,7 +101,7 @@ def test_a_pattern_that_fits_nothing_is_an_error():
 def test_groups_that_do_not_make_up_the_world_are_refused():
     with pytest.raises(ValueError, match="tensor_parallel_size must be at least 1, got 0"):
         FullyShardedStrategy(tensor_parallel_size=0)
-    with pytest.raises(ValueError, match="tensor_parallel_size 4 does not divide the 6 devices"):
+    with pytest.raises(ValueError, match="tensor_parallel_size is 4, which does not divide .* = 6"):
         check_groups(6, 1, 4)
     with pytest.raises(ValueError, match="replicate_size 4 does not divide the 6 devices;"):
         check_groups(6, 4, 1)
@@ -128,15 +127,6 @@ def test_the_check_of_batches_knows_that_a_group_shares_its_samples():
 def test_a_rank_that_repeats_samples_keeps_its_wishes():
     vector = torch.arange(1.0, 10.0, dtype=torch.float64)
     assert without_samples(vector).tolist() == [1.0, 2.0, 3.0, 0, 0, 0, 0, 0, 0]
-
-
-def test_a_name_takes_options_on_the_command_line():
-    option = "--trainer.strategy.tensor_parallel_size=2"
-    as_class = "--trainer.strategy=lit_models.training.strategies.FullyShardedStrategy"
-    assert expand_configs(["--trainer.strategy=fsdp", option]) == [as_class, option]
-    assert expand_configs([option, "--trainer.strategy", "fsdp"]) == [option, as_class]
-    assert expand_configs(["--trainer.strategy=fsdp"]) == ["--trainer.strategy=fsdp"]
-    assert STRATEGY_CLASSES["fsdp"].endswith(FullyShardedStrategy.__name__)
 
 
 def test_the_banner_counts_groups_not_devices(capsys):

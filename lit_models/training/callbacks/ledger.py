@@ -59,6 +59,7 @@ class Ledger(Callback):
                 "resumed_from_step": trainer.global_step,
                 "plan_digest": trainer.datamodule.request("train").digest(),
                 "world_size": trainer.world_size,
+                "num_replicas": trainer.datamodule.num_replicas,
                 "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
             }
         )
@@ -82,7 +83,7 @@ class Ledger(Callback):
         record = pl_module.step_record
         facts, norm = self._facts(trainer, batch), record.grad_norm
         vector = record.vector(self.wants_stop, self.wants_save, self.steps_done)
-        if getattr(trainer.strategy, "repeats_samples", False):
+        if not tells_samples(trainer):
             vector = without_samples(vector)
         self.wants_save = False
         self._finish(trainer)
@@ -172,6 +173,11 @@ def ledger_of(trainer: Trainer) -> Ledger | None:
 def is_distributed() -> bool:
     """Return whether there are other ranks."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def tells_samples(trainer: Trainer) -> bool:
+    """Return whether this rank's samples count: of a tensor group, one rank tells of them."""
+    return not getattr(trainer.strategy, "repeats_samples", False)
 
 
 def _line(facts: dict[str, Any], summary: StepSummary, norm: float | None) -> dict[str, Any]:

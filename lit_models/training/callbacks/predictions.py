@@ -14,6 +14,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.console import Console
 
 from datamodules.table_writer import naming
+from lit_models.training.callbacks.ledger import tells_samples
 
 PART_BATCHES = 32
 
@@ -75,7 +76,7 @@ class PredictionWriter(Callback):
     ) -> None:
         """Keep the rows of a batch; a filler batch, which only keeps ranks in step, is dropped, and
         one that another rank of a tensor group has, too."""
-        if float(batch["weight"][0]) == 0 or getattr(trainer.strategy, "repeats_samples", False):
+        if float(batch["weight"][0]) == 0 or not tells_samples(trainer):
             return
         rows = {name: as_array(value) for name, value in outputs.items()}
         self._rows.append({"sample_id": batch["sample_id"].cpu().numpy(), **rows})

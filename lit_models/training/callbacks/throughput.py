@@ -6,7 +6,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
-from lit_models.training.callbacks.ledger import ledger_of
+from lit_models.training.callbacks.ledger import ledger_of, tells_samples
 from lit_models.training.throughput.clock import EVALUATION, clock_for
 from lit_models.training.throughput.intervals import Intervals
 from lit_models.training.throughput.journal import Journal
@@ -70,7 +70,7 @@ class Throughput(Callback):
         if self._profiler is None:
             return
         is_planned = isinstance(batch, dict) and "load" in batch
-        if is_planned and not getattr(trainer.strategy, "repeats_samples", False):
+        if is_planned and tells_samples(trainer):
             self._intervals.current.add(batch["load"])
         step = trainer.global_step
         if step == self._seen_step:

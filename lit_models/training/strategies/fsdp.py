@@ -17,13 +17,13 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import ModelParallelStrategy
-from torch import nn
+from lightning.pytorch.trainer.states import TrainerFn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
     set_model_state_dict,
 )
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -32,13 +32,19 @@ from torch.distributed.fsdp import (
     register_fsdp_forward_method,
 )
 from torch.optim import Optimizer
-from torch.utils.checkpoint import checkpoint as recomputed
 from torchmetrics import Metric
 
 from lit_models.training.checkpoint import AtomicCheckpointIO
 from lit_models.training.sharded_checkpoint import Part, cut, prepare
 from lit_models.training.sharding import on_cpu, sharded_like, whole
 from lit_models.training.strategies.batch_norm import SyncedStatistics
+from lit_models.training.strategies.before_sharding import (
+    check_dropout,
+    equal_weights,
+    recompute_in_backward,
+    separate_frozen,
+)
+from lit_models.training.strategies.meshes import check_groups, mesh_of
 from lit_models.training.strategies.processes import ManagedProcesses
 from lit_models.training.tensor_plan import check_tensor_plan, split_layers
 
@@ -70,7 +76,8 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         ValueError: `replicate_size` or `tensor_parallel_size` below 1 or no divisor of the world,
             `cpu_offload` on a CPU, freeing after forward where the calls are uneven, computing
             blocks again where the module keeps a cache in them, shards for another CheckpointIO,
-            or a network that cannot be split so.
+            dropout that devices of a tensor group would draw apart, or a network that cannot be
+            split so.
     """
 
     strategy_name = "fsdp"
@@ -103,18 +110,12 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         self.sharded_checkpoint = sharded_checkpoint
         self._blocks: list[FSDPModule] = []
         self._frees = False
+        self.repeats_samples = False  # another rank of the tensor group tells of them
 
     @property
     def lightning_restore_optimizer(self) -> bool:
         """Lightning hands optimizer states to `load_optimizer_state_dict`, which shards them."""
         return True
-
-    @property
-    def repeats_samples(self) -> bool:
-        """Whether another rank of its tensor group tells of this rank's samples, too."""
-        if self.tensor_parallel_size == 1:
-            return False
-        return self.device_mesh["tensor_parallel"].get_local_rank() > 0
 
     def setup_environment(self) -> None:
         """Start the process group; every tensor group is a data-parallel replica."""
@@ -132,16 +133,21 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
             )
         self._data_parallel_size = world_size // self.tensor_parallel_size
         super().setup_environment()
+        if self.tensor_parallel_size > 1:
+            self.repeats_samples = self.device_mesh["tensor_parallel"].get_local_rank() > 0
 
     def setup(self, trainer: Trainer) -> None:
-        """Shard the module, then make the optimizer over the shards."""
+        """Shard the module, as rank 0 has it, then make the optimizer over the shards."""
         module = self.lightning_module
         assert module is not None
+        if self.tensor_parallel_size > 1 and trainer.state.fn == TrainerFn.FITTING:
+            check_dropout(trainer, module)
         self.precision_plugin.convert_module(module)
         if not isinstance(module, FSDPModule):  # a test after fit finds it sharded
             if self._layer_sync is not None:
                 self._layer_sync = SyncedStatistics()
                 self._layer_sync.apply(module)
+            equal_weights(module, self.root_device)
             self._shard(module)
         super().setup(trainer)
         for optimizer in self.optimizers:
@@ -235,7 +241,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         separate_frozen(blocks)
         for block in blocks:
             if self.activation_checkpointing:
-                _recompute_in_backward(block)
+                recompute_in_backward(block)
             self._blocks.append(fully_shard(block, reshard_after_forward=self._frees, **options))
             for name in getattr(block, "forward_methods", ()):
                 register_fsdp_forward_method(block, name)
@@ -260,25 +266,19 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         if copies == group == 1:
             return self.device_mesh["data_parallel"], self.device_mesh["data_parallel"]
         shards = self.world_size // copies
-        outer = self._mesh(replicate=copies, shard=shards)
+        outer = mesh_of(self.root_device, replicate=copies, shard=shards)
         if group == 1:
             return outer, outer
         plan = module.tensor_plan() if hasattr(module, "tensor_plan") else {}
         check_tensor_plan(module, plan, group)
         self._check_scaler()
-        cube = self._mesh(replicate=copies, shard=shards // group, tensor=group)
+        sizes = {"replicate": copies, "shard": shards // group, "tensor": group}
+        cube = mesh_of(self.root_device, **sizes)
         split_layers(module, plan, cube["tensor"])
         replicas = self.device_mesh["data_parallel"].get_group()
         for metric in (part for part in module.modules() if isinstance(part, Metric)):
             metric.process_group = replicas  # one rank of each tensor group, or it counts twice
         return (cube["replicate", "shard"] if copies > 1 else cube["shard"]), outer
-
-    def _mesh(self, **sizes: int) -> DeviceMesh:
-        """Return a mesh of all devices without axes of size 1 in front."""
-        if sizes["replicate"] == 1 and "tensor" not in sizes:
-            del sizes["replicate"]
-        names = tuple(sizes)
-        return init_device_mesh(self.root_device.type, tuple(sizes.values()), mesh_dim_names=names)
 
     def _check_scaler(self) -> None:
         if getattr(self.precision_plugin, "scaler", None) is not None:
@@ -333,41 +333,6 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
                 self.model.reshard()  # type: ignore[union-attr, operator]
 
 
-def check_groups(world_size: int, replicate_size: int, tensor_parallel_size: int) -> None:
-    """Refuse groups that do not make up the world.
-
-    Raises:
-        ValueError: their size does not divide it.
-    """
-    if tensor_parallel_size > 1 and world_size % tensor_parallel_size:
-        raise ValueError(
-            f"tensor_parallel_size {tensor_parallel_size} does not divide the {world_size} "
-            "devices; use a divisor, at most the devices of one node."
-        )
-    if world_size // tensor_parallel_size % replicate_size:
-        raise ValueError(
-            f"replicate_size {replicate_size} does not divide the {world_size} devices"
-            f"{f' / {tensor_parallel_size} of a tensor group' * (tensor_parallel_size > 1)}; "
-            "use a divisor, such as the number of nodes."
-        )
-
-
-def separate_frozen(blocks: list[nn.Module]) -> None:
-    """Give each block frozen parameters of its own, in place: two groups cannot share any.
-
-    Shared ones that learn are left to the library, which refuses them.
-    """
-    taken: set[int] = set()
-    for block in blocks:
-        own: dict[int, nn.Parameter] = {}
-        for name, parameter in list(block.named_parameters(remove_duplicate=False)):
-            if id(parameter) in taken and not parameter.requires_grad:
-                owner, _, last = name.rpartition(".")
-                copied = nn.Parameter(parameter.detach().clone(), requires_grad=False)
-                setattr(block.get_submodule(owner), last, own.setdefault(id(parameter), copied))
-        taken |= {id(parameter) for parameter in block.parameters()}
-
-
 def _sharded_like_parameters(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     state = {
@@ -375,16 +340,3 @@ def _sharded_like_parameters(optimizer: Optimizer, state_dict: dict[str, Any]) -
         for index, values in state_dict["state"].items()
     }
     return {**state_dict, "state": state}
-
-
-def _recompute_in_backward(block: nn.Module) -> None:
-    """Make a block keep its inputs alone; its name and its parameters' names stay."""
-    forward = block.forward
-
-    @functools.wraps(forward)
-    def recomputing(*args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return forward(*args, **kwargs)
-        return recomputed(forward, *args, use_reentrant=False, **kwargs)
-
-    block.forward = recomputing  # type: ignore[method-assign]

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ BACKENDS = ("gloo", "nccl", "mpi")
 TAKEN = ("EADDRINUSE", "address already in use")
 GRACE_S = 10.0  # within which a rank that failed says so, or one that heard of it ends
 INTERRUPTED_GRACE_S = 2.0
+SEED = "PL_GLOBAL_SEED"  # Lightning's name for it
 LAUNCHED_BY = "UNISONO_LAUNCHED_BY"
 PR_SET_PDEATHSIG = 1
 
@@ -43,7 +45,7 @@ class ManagedProcesses(ParallelStrategy):
             self._launcher = NamedLauncher(*members)
 
     def setup_environment(self) -> None:
-        """Form the process group.
+        """Form the process group, in which all plan with the seed of rank 0.
 
         Raises:
             RuntimeError: the port of the rendezvous belongs to another program.
@@ -56,6 +58,7 @@ class ManagedProcesses(ParallelStrategy):
             raise RuntimeError(port_taken(os.environ)) from error
         # gloo's threads abort a process that ends with its group: one time in three.
         atexit.register(leave_group)
+        share_seed(self.broadcast, os.environ)
 
     def setup(self, trainer: Trainer) -> None:
         """With `trainer.sync_batchnorm`, put layers in place that leave fillers out."""
@@ -90,6 +93,24 @@ class ManagedProcesses(ParallelStrategy):
         )
         grace_s = GRACE_S if isinstance(exception, Exception) else INTERRUPTED_GRACE_S
         end_children(children, grace_s if has_group else 0.0)
+
+
+def share_seed(
+    broadcast: Callable[[str | None], str | None], environ: MutableMapping[str, str]
+) -> None:
+    """Takes rank 0's seed of the run, from which a datamodule plans that has none of its own.
+
+    Ranks that drew a seed each would deal out different plans: samples twice, and others never.
+
+    Args:
+        broadcast: gives every rank the value of rank 0; a collective.
+        environ: the environment.
+    """
+    seed = broadcast(environ.get(SEED))
+    if seed is None:
+        environ.pop(SEED, None)
+    else:
+        environ[SEED] = seed
 
 
 def leave_group() -> None:

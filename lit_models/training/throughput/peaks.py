@@ -15,33 +15,33 @@ measures 76 where 71 are commonly given), the RTX 6000 Ada, the A30 (TF32 and fl
 import torch
 
 TERA = 1e12
-# NVIDIA's table, copied by archive-lib.hpctech.co.jp/gpuproduct/nvidia-h100.html; the digits behind
-# the point: glennklockwood.com/garden/processors/h100
+# NVIDIA's table, copied by https://archive-lib.hpctech.co.jp/gpuproduct/nvidia-h100.html; the digits behind
+# the point: https://glennklockwood.com/garden/processors/h100
 _H100_SXM = {"bf16": 989.4, "fp16": 989.4, "tf32": 494.7, "fp32": 66.9}
-# glennklockwood.com/garden/processors/A100, which cites the data sheet
+# https://glennklockwood.com/garden/processors/A100, which cites the data sheet
 _A100 = {"bf16": 312.0, "fp16": 312.0, "tf32": 156.0, "fp32": 19.5}
 PEAKS: dict[str, dict[str, float]] = {
-    # the Blackwell data sheet as zdszero.github.io quotes it: 4.5 and 2.2 PFLOPS with sparsity,
-    # 75 TFLOPS FP32; TF32 is half of BF16, 1.13 at hmc-tech.com
+    # 2,250 BF16, 1,130 TF32, 75 FP32: https://hmc-tech.com/gpus/nvidia-b200-vs-nvidia-b100; 2,250,
+    # 1,100 and 80: https://glennklockwood.com/garden/processors/B200
     "NVIDIA B200": {"bf16": 2250.0, "fp16": 2250.0, "tf32": 1125.0, "fp32": 75.0},
     # as the H100 SXM; rounded in the data sheet of the H200, says Lightning
     "NVIDIA H200": _H100_SXM,
     "NVIDIA H100 80GB HBM3": _H100_SXM,
     # the table of the H100 SXM
     "NVIDIA H100 PCIe": {"bf16": 756.5, "fp16": 756.5, "tf32": 378.0, "fp32": 51.0},
-    # a table of Dell's servers; Lightning's 1,979 is that of the SXM with sparsity, but its figures
+    # a table of Dell's servers, whose address was not kept; Lightning's 1,979 is that of the SXM with sparsity, but its figures
     # of the H200 NVL agree with these
     "NVIDIA H100 NVL": {"bf16": 835.5, "fp16": 835.5, "tf32": 417.5, "fp32": 60.0},
     "NVIDIA A100-SXM4-40GB": _A100,
     "NVIDIA A100-SXM4-80GB": _A100,
     "NVIDIA A100-PCIE-40GB": _A100,
     "NVIDIA A100 80GB PCIe": _A100,
-    # a copy of the data sheet's table at ecer.com
+    # https://hmc-tech.com/gpu/nvidia-a100-vs-nvidia-a40
     "NVIDIA A40": {"bf16": 149.7, "fp16": 149.7, "tf32": 74.8, "fp32": 37.4},
     # Lightning, down to the L4
     "NVIDIA A10": {"bf16": 125.0, "fp16": 125.0, "tf32": 62.5, "fp32": 31.2},
     "NVIDIA L4": {"bf16": 121.0, "fp16": 121.0, "tf32": 60.0, "fp32": 30.3},
-    # copies of the data sheets' tables at mullet.se
+    # the data sheet's table: https://www.mullet.se/product.html?product_id=355414
     "NVIDIA L40": {"bf16": 181.0, "fp16": 181.0, "tf32": 90.5, "fp32": 90.5},
     "NVIDIA L40S": {"bf16": 362.0, "fp16": 362.0, "tf32": 183.0, "fp32": 91.6},
     # Lightning, down to the T4
@@ -50,8 +50,8 @@ PEAKS: dict[str, dict[str, float]] = {
     "Tesla V100-PCIE-16GB": {"fp16": 112.0, "fp32": 14.0},
     "Tesla V100-PCIE-32GB": {"fp16": 112.0, "fp32": 14.0},
     "Tesla T4": {"fp16": 65.0, "fp32": 8.1},
-    # Lightning for TF32 and FP32, from the Ada white paper; 165 BF16 with sums in float32: the gist
-    # mikasenghaas/d63ded03
+    # Lightning for TF32 and FP32, from the Ada white paper; 165 BF16 with sums in float32:
+    # https://waredb.com/processor/nvidia-geforce-rtx-4090
     "NVIDIA GeForce RTX 4090": {"bf16": 165.2, "fp16": 165.2, "tf32": 82.6, "fp32": 82.6},
 }
 
