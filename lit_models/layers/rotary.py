@@ -37,7 +37,8 @@ class _Rotation(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return _turned(gradient, *ctx.saved_tensors, -1), None, None
+        cosine, sine = ctx.saved_tensors
+        return _turned(gradient, cosine, sine, -1), None, None
 
 
 def _turned(x: Tensor, cosine: Tensor, sine: Tensor, sign: int) -> Tensor:

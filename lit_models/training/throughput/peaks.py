@@ -15,8 +15,8 @@ measures 76 where 71 are commonly given), the RTX 6000 Ada, the A30 (TF32 and fl
 import torch
 
 TERA = 1e12
-# NVIDIA's table, copied by https://archive-lib.hpctech.co.jp/gpuproduct/nvidia-h100.html; the digits behind
-# the point: https://glennklockwood.com/garden/processors/h100
+# NVIDIA's table, copied by https://archive-lib.hpctech.co.jp/gpuproduct/nvidia-h100.html; the
+# digits behind the point: https://glennklockwood.com/garden/processors/h100
 _H100_SXM = {"bf16": 989.4, "fp16": 989.4, "tf32": 494.7, "fp32": 66.9}
 # https://glennklockwood.com/garden/processors/A100, which cites the data sheet
 _A100 = {"bf16": 312.0, "fp16": 312.0, "tf32": 156.0, "fp32": 19.5}
@@ -29,8 +29,8 @@ PEAKS: dict[str, dict[str, float]] = {
     "NVIDIA H100 80GB HBM3": _H100_SXM,
     # the table of the H100 SXM
     "NVIDIA H100 PCIe": {"bf16": 756.5, "fp16": 756.5, "tf32": 378.0, "fp32": 51.0},
-    # a table of Dell's servers, whose address was not kept; Lightning's 1,979 is that of the SXM with sparsity, but its figures
-    # of the H200 NVL agree with these
+    # a table of Dell's servers, whose address was not kept; Lightning's 1,979 is that of the SXM
+    # with sparsity, but its figures of the H200 NVL agree with these
     "NVIDIA H100 NVL": {"bf16": 835.5, "fp16": 835.5, "tf32": 417.5, "fp32": 60.0},
     "NVIDIA A100-SXM4-40GB": _A100,
     "NVIDIA A100-SXM4-80GB": _A100,
