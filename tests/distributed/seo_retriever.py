@@ -9,6 +9,7 @@ from lightning.pytorch import Callback
 
 from datamodules import RetrievalDataModule, TokenizerOptions
 from datamodules.framing import TextLimits
+from datamodules.plan import PlanOptions
 from datamodules.planned import LoaderOptions, PlannedDataModule
 from datamodules.relevance.negatives import HardNegatives
 from datamodules.relevance.request import CollectionRequest
@@ -60,6 +61,7 @@ def retriever(
         tokenizer=TokenizerOptions("words"),
         text=TextLimits(max_length=24, max_query_length=8),
         loader=LoaderOptions(num_workers=0),
+        plan=PlanOptions(seed=0),  # whatever seed another test has left in the environment
         **{"global_batch_size": 16, **options},
     )
     encoder = partial(TransformerEncoder, **SMALL, dropout=dropout)
