@@ -41,8 +41,9 @@ def check_dropout(trainer: Trainer, module: LightningModule) -> None:
 
     rate = dropout_rate(module)
     if rate and not any(isinstance(callback, ExactDropout) for callback in trainer.callbacks):
+        size = trainer.strategy.tensor_parallel_size  # type: ignore[attr-defined]
         raise ValueError(
-            f"tensor_parallel_size is {trainer.strategy.tensor_parallel_size}, and the network has "  # type: ignore[attr-defined]
+            f"tensor_parallel_size is {size}, and the network has "
             f"dropout {rate}, whose masks each device of a tensor group would draw by itself; set "
             "exact_dropout to true (the callback ExactDropout), or dropout to 0."
         )
