@@ -62,12 +62,14 @@ def test_one_task_for_two_devices_and_torchrun_in_every_task(slurm, tmp_path) ->
     folder = f"--folder={tmp_path}"
     both = [
         srun(slurm, ["-n1"], [*DOCTOR, "--devices=2", folder]),
-        srun(slurm, ["-N2", "--ntasks-per-node=1"], [*torchrun, *DOCTOR, folder]),
+        # Each task is a world of its own with a report: labels tell their lines apart.
+        srun(slurm, ["-N2", "--ntasks-per-node=1", "--label"], [*torchrun, *DOCTOR, folder]),
     ]
     (one, _), (two, _) = [process.communicate(timeout=150) for process in both]
     assert [process.returncode != 0 for process in both] == [True, True], one + two
     assert "SLURM has one task" in findings(reports(one)[0])["world"]
-    found = reports(two)[0]["findings"]
+    first = "\n".join(line[3:] for line in two.splitlines() if line.startswith("0: "))
+    found = reports(first)[0]["findings"]
     errors = [f["what"] for f in found if f["level"] == "error"]
     assert errors == ["srun started 2 tasks, and torchrun runs in them"]
 
