@@ -57,8 +57,6 @@ def test_texts_and_searches_per_second(tmp_path: Path, figures: Figures) -> None
         intermediate_size=512,
         max_position_embeddings=64,
     )
-    few = write_texts(tmp_path / "few", MOST // 10)
-    many = write_texts(tmp_path / "many", MOST)
     few = measured("ours", write_texts(tmp_path / "few", MOST // 10))
     many = write_texts(tmp_path / "many", MOST)
     kinds = {"ours": "unisono"}
