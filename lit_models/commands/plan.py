@@ -26,7 +26,7 @@ def plan(
     time_limit_h: float | None = None,
     json: bool = False,
 ) -> int:
-    """Show what a run will be on several numbers of devices; nothing is trained or written.
+    """Show what a run will be on several numbers of devices; nothing is left behind.
 
     Args:
         model: of the run.
@@ -38,8 +38,9 @@ def plan(
         exactness: not used.
         exact_dropout: not used.
         devices: numbers of devices over all machines, such as 1,2,4,8.
-        rehearse: compute some batches on this machine, for seconds and activations, and measure
-            what as many of its processes or GPUs as there are cost each other.
+        rehearse: compute some batches on this machine, for seconds and activations, and train
+            some steps, in a folder that is thrown away, on as many of its processes or GPUs as
+            there are.
         bandwidth_gib_s: of the network between devices, as `unisono doctor --collectives` says;
             without it, what a rehearsal measured between processes of this machine.
         time_limit_h: of one job of a cluster, to count how many the run takes.
@@ -58,6 +59,7 @@ def plan(
     found = _forecast(model, data, trainer or {}, seed, counts, rehearse)
     if rehearse and bandwidth_gib_s is None:
         _measure_exchanges(found)
+        _run_shortly(found, model, data, trainer or {}, seed)
     _show(found, (bandwidth_gib_s, time_limit_h), json)
     return 0
 
@@ -114,6 +116,40 @@ def _measure_exchanges(found: "Forecast") -> None:
     most = local_devices(found.on_cpu)
     for count in {world.num_devices for world in found.worlds if 1 < world.num_devices <= most}:
         found.exchanges[count] = exchange.measured(count, found.state, threads_of_rank(count))
+
+
+def _run_shortly(
+    found: "Forecast",
+    model: dict[str, Any],
+    data: dict[str, Any],
+    trainer: dict[str, Any],
+    seed: int,
+) -> None:
+    """Train some steps in real ranks, on each number of devices that was measured."""
+    from lit_models.commands.check import with_options
+    from lit_models.forecasting import prediction, short_run
+    from lit_models.forecasting.probe import trainer_options
+    from lit_models.forecasting.rehearsal import threads_of_rank
+    from lit_models.forecasting.table import STRATEGIES
+
+    taken = trainer_options({name: typed(value) for name, value in trainer.items()})
+    for world in [world for world in found.worlds if world.num_devices in found.exchanges]:
+        count = world.num_devices
+        for strategy, is_sharded in STRATEGIES.items():
+            expected = prediction.computed_s(found, world, is_sharded, None)
+            assert expected is not None
+            steps = short_run.num_steps(expected, world.steps_per_epoch)
+            if not steps:
+                found.untried[count, strategy] = f"an epoch has {world.steps_per_epoch} steps"
+                continue
+            configs = with_options(model), with_options(data)
+            order = short_run.Order(*configs, taken, seed, count, strategy, steps)
+            try:
+                seconds = short_run.measured_s(order, expected, threads_of_rank(count))
+            except RuntimeError as error:
+                found.untried[count, strategy] = str(error)
+            else:
+                found.short_runs[count, strategy] = seconds
 
 
 def _show(found: "Forecast", facts: tuple[float | None, float | None], as_json: bool) -> None:

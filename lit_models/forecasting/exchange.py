@@ -96,6 +96,8 @@ def _as_rank(state: State) -> Exchange:
     import torch
     import torch.distributed as dist
 
+    from lit_models.training.local_ranks import leave_group
+
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
     if on_gpu:
@@ -109,7 +111,7 @@ def _as_rank(state: State) -> Exchange:
         sum_s = _seconds(torch, lambda: dist.all_reduce(bucket)) * buckets
         return Exchange(sum_s, _sharded_s(torch, state, device), slowdown)
     finally:
-        dist.destroy_process_group()
+        leave_group()
 
 
 def _sharded_s(torch: Any, state: State, device: Any) -> float:

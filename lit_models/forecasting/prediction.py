@@ -4,8 +4,9 @@ The card says how the constants were chosen, and how far predictions are from me
 """
 
 import math
+from collections.abc import Mapping
 
-from lit_models.forecasting.exchange import Exchange, ring_share
+from lit_models.forecasting.exchange import ring_share
 from lit_models.forecasting.probe import Forecast, World
 from lit_models.forecasting.rehearsal import num_cpus, threads_of_rank
 from lit_models.training.memory import (
@@ -33,12 +34,34 @@ def step_s(
 ) -> float | None:
     """Return the predicted seconds of an optimizer step; none without a rehearsal.
 
+    Where a short run in real ranks was made it is that run's; on more devices than this machine
+    has, what `computed_s` says times what it was wrong by on the nearest number that was run. With
+    a bandwidth it is `computed_s` alone: the network is another one than here.
+
     Args:
         forecast: of all worlds.
         world: one of them.
         is_sharded: fsdp, else ddp.
         bandwidth_gib_s: of each device; none takes what was measured here.
     """
+    computed = computed_s(forecast, world, is_sharded, bandwidth_gib_s)
+    if computed is None or bandwidth_gib_s is not None or world.num_devices == 1:
+        return computed
+    strategy = "fsdp" if is_sharded else "ddp"
+    run = {count: s for (count, name), s in forecast.short_runs.items() if name == strategy}
+    count = _nearest(run, world.num_devices)
+    if count is None:
+        return computed
+    known = next(world for world in forecast.worlds if world.num_devices == count)
+    there = computed_s(forecast, known, is_sharded, None)
+    assert there is not None
+    return computed * run[count] / there
+
+
+def computed_s(
+    forecast: Forecast, world: World, is_sharded: bool, bandwidth_gib_s: float | None
+) -> float | None:
+    """Return what arithmetic makes of the rehearsal of one device; args as those of `step_s`."""
     if world.rehearsed is None:
         return None
     alone = world.rehearsed.step_s + LOOP_S
@@ -50,9 +73,9 @@ def slowdown(forecast: Forecast, num_devices: int) -> float:
     """Return how many times longer a step takes where processes share the CPUs of one machine."""
     if not forecast.on_cpu or num_devices == 1:
         return 1.0
-    nearest = _nearest(forecast, num_devices)
+    count = _nearest(forecast.exchanges, num_devices)
     alike = WAITING_ON_CPU * _crowded(num_devices)
-    return alike if nearest is None else alike * nearest[1].slowdown / _crowded(nearest[0])
+    return alike if count is None else alike * forecast.exchanges[count].slowdown / _crowded(count)
 
 
 def _crowded(num_devices: int) -> float:
@@ -70,22 +93,21 @@ def exchange_s(
     size, count = forecast.size, world.num_devices
     if count == 1:
         return 0.0
-    bandwidth = bandwidth_gib_s or measured_gib_s(forecast, count)
-    if bandwidth is None:
-        return 0.0
-    passes = ring_share(count)
-    # fsdp gathers weights for the forward and for the backward pass of each micro-batch, and sums
-    # gradients into shards: each is half of an all-reduce.
-    gathers = 2 * world.accumulate_grad_batches
-    measured = forecast.exchanges.get(count) if bandwidth_gib_s is None else None
-    if measured is not None and is_sharded:
-        return world.accumulate_grad_batches * measured.sharded_s
-    if measured is not None:
-        return measured.sum_s
-    sent = passes * gradient_bytes(size)
+    times = world.accumulate_grad_batches
+    if bandwidth_gib_s is None:
+        nearest = _nearest(forecast.exchanges, count)
+        if nearest is None:
+            return 0.0
+        measured = forecast.exchanges[nearest]
+        passes = ring_share(count) / ring_share(nearest)
+        return passes * (times * measured.sharded_s if is_sharded else measured.sum_s)
+    sent = ring_share(count) * gradient_bytes(size)
     if is_sharded:
-        sent = passes / 2 * (gathers * parameter_bytes(size) + gathers / 2 * gradient_bytes(size))
-    return sent / GIB / bandwidth
+        # Weights are gathered for the forward and for the backward pass of each micro-batch, and
+        # gradients summed into shards: each is half of an all-reduce.
+        gathered = 2 * parameter_bytes(size) + gradient_bytes(size)
+        sent = ring_share(count) / 2 * times * gathered
+    return sent / GIB / bandwidth_gib_s
 
 
 def efficiency(
@@ -108,10 +130,10 @@ def efficiency(
 
 def measured_gib_s(forecast: Forecast, num_devices: int) -> float | None:
     """Return the bandwidth of an all-reduce between ranks on this machine; none unmeasured."""
-    nearest = _nearest(forecast, num_devices)
-    if nearest is None or not nearest[1].sum_s:
+    count = _nearest(forecast.exchanges, num_devices)
+    if count is None or not forecast.exchanges[count].sum_s:
         return None
-    return ring_share(nearest[0]) * gradient_bytes(forecast.size) / GIB / nearest[1].sum_s
+    return ring_share(count) * gradient_bytes(forecast.size) / GIB / forecast.exchanges[count].sum_s
 
 
 def memory_parts(forecast: Forecast, world: World, is_sharded: bool) -> dict[str, int]:
@@ -151,9 +173,8 @@ def checkpoint_bytes(forecast: Forecast) -> int:
     return parameter_bytes(forecast.size) + optimizer_bytes(forecast.size)
 
 
-def _nearest(forecast: Forecast, num_devices: int) -> tuple[int, Exchange] | None:
+def _nearest(measured: Mapping[int, object], num_devices: int) -> int | None:
     """Return the measured number of devices that is nearest below, or else the smallest."""
-    counts = sorted(forecast.exchanges)
+    counts = sorted(measured)
     below = [count for count in counts if count <= num_devices]
-    chosen = below[-1] if below else counts[0] if counts else None
-    return None if chosen is None else (chosen, forecast.exchanges[chosen])
+    return below[-1] if below else counts[0] if counts else None

@@ -62,6 +62,8 @@ class Forecast:
         worlds: one for each number of devices that a run can have.
         exchanges: number of devices -> what ranks on this machine cost each other.
         refused: number of devices -> why `fit` and `submit` would refuse a run on them.
+        short_runs: (number of devices, strategy) -> seconds of a step of real ranks here.
+        untried: (number of devices, strategy) -> why there are none.
     """
 
     num_samples: int
@@ -72,6 +74,8 @@ class Forecast:
     worlds: list[World] = field(default_factory=list)
     exchanges: dict[int, Exchange] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
+    short_runs: dict[tuple[int, str], float] = field(default_factory=dict)
+    untried: dict[tuple[int, str], str] = field(default_factory=dict)
 
 
 class Probe(Callback):
@@ -127,12 +131,9 @@ def forecast(
     Args:
         module: of the run.
         data: of the run.
-        trainer_values: of the config, of which precision, epochs and limits count.
+        trainer_values: of the config; see `trainer_options`.
         probe: knows the numbers of devices.
     """
-    taken = ("precision", "max_epochs", "max_steps", "limit_train_batches", "accelerator")
-    given = {name: trainer_values[name] for name in taken if trainer_values.get(name) is not None}
-    given["accumulate_grad_batches"] = trainer_values.get("accumulate_grad_batches") or 1
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
             devices=1,
@@ -144,11 +145,19 @@ def forecast(
             enable_model_summary=False,
             num_sanity_val_steps=0,
             limit_val_batches=0,
-            **given,
+            **trainer_options(trainer_values),
         )
         trainer.fit(module, data)
     assert probe.forecast is not None
     return probe.forecast
+
+
+def trainer_options(values: dict[str, Any]) -> dict[str, Any]:
+    """Return those of a config's trainer that change a step or how many there are."""
+    names = ("precision", "max_epochs", "max_steps", "limit_train_batches", "accelerator")
+    taken = (*names, "gradient_clip_val", "gradient_clip_algorithm")
+    given = {name: values[name] for name in taken if values.get(name) is not None}
+    return {**given, "accumulate_grad_batches": values.get("accumulate_grad_batches") or 1}
 
 
 def _batching(data: PlannedDataModule, num_devices: int) -> Batching:

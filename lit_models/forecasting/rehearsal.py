@@ -129,7 +129,7 @@ class Rehearsal:
         """Return the mean over steps of all widths, each taken once: a few wide ones make most of
         an epoch's time, and a step that is repeated finds its data and its memory ready."""
         seconds: list[float] = []
-        widths, begun = self._widths(), time.perf_counter()
+        widths, begun = step_widths(self.plan, self.dataset.lengths), time.perf_counter()
         steps = spread_steps(widths)
         for step in steps:
             seconds.append(self._timed(step))
@@ -138,12 +138,6 @@ class Rehearsal:
         # Where time was short, those that were taken may be narrower than the epoch's are.
         taken = widths[steps[: len(seconds)]]
         return statistics.fmean(seconds) * float(widths.mean() / taken.mean())
-
-    def _widths(self) -> np.ndarray:
-        """Return [steps] positions of each step: its rows times its longest sample."""
-        lengths, offsets = self.dataset.lengths, self.plan.offsets
-        longest = np.maximum.reduceat(lengths[self.plan.order], offsets[:-1])
-        return np.diff(offsets) * longest.astype(np.int64)
 
     def _timed(self, step: int) -> float:
         """Return the seconds of one step: of one micro-batch as often as it is accumulated, and
@@ -193,6 +187,17 @@ class Rehearsal:
     def _wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+def step_widths(plan: Plan, lengths: np.ndarray) -> np.ndarray:
+    """Return [steps] positions of each step: its rows times its longest sample.
+
+    Args:
+        plan: of an epoch.
+        lengths: of all samples.
+    """
+    longest = np.maximum.reduceat(lengths[plan.order], plan.offsets[:-1])
+    return np.diff(plan.offsets) * longest.astype(np.int64)
 
 
 def spread_steps(widths: np.ndarray) -> list[int]:

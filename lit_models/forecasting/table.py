@@ -194,6 +194,10 @@ def _gaps(forecast: Forecast, found: dict[str, list[Any]]) -> list[str]:
     if several and "GiB/s between devices" not in found:
         return [*lines, "No time is counted between devices: give --bandwidth_gib_s, as `unisono "
                 "doctor --collectives` measures it."]  # fmt: skip
+    lines += [
+        f"{count} devices under {strategy} were not run here, their seconds are computed: {why}."
+        for (count, strategy), why in forecast.untried.items()
+    ]
     unseen = [str(count) for count in several if count not in forecast.exchanges]
     if unseen and forecast.exchanges:
         lines.append(

@@ -1,10 +1,14 @@
 """Processes of one group on this machine, started for a short look and ended afterwards."""
 
+import gc
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
 
 GRACE_S = 120.0  # for imports on a busy machine
 # Of a launcher around this process, whose world is not theirs.
@@ -17,6 +21,7 @@ def run_ranks(
     timeout_s: float,
     is_captured: bool = False,
     environ: Mapping[str, str] | None = None,
+    errors: Path | None = None,
 ) -> tuple[list[int], str]:
     """Return the exit status of each rank, and what rank 0 printed where it is captured.
 
@@ -27,6 +32,7 @@ def run_ranks(
         timeout_s: how long ranks wait for each other.
         is_captured: keep what rank 0 prints.
         environ: further variables.
+        errors: folder that takes what each rank says besides, a file each; none shows it.
 
     Raises:
         subprocess.TimeoutExpired: a rank did not end.
@@ -39,13 +45,39 @@ def run_ranks(
             kept = subprocess.PIPE if is_captured else None
             out = kept if rank == 0 else subprocess.DEVNULL
             arguments = [sys.executable, *command]
-            ranks.append(subprocess.Popen(arguments, env=own | place, stdout=out, text=True))
+            with _errors_of(errors, rank) as err:
+                ranks.append(
+                    subprocess.Popen(arguments, env=own | place, stdout=out, stderr=err, text=True)
+                )
         printed, _ = ranks[0].communicate(timeout=timeout_s + GRACE_S)
         return [rank.wait(timeout_s + GRACE_S) for rank in ranks], printed or ""
     finally:
         for process in ranks:
             process.kill()
             process.wait()
+
+
+def leave_group() -> None:
+    """End the group that this rank is in, if any, before Python ends.
+
+    What is left of a group at the end of Python aborts the process after its success; a cycle of
+    references, as fsdp makes them, keeps one.
+    """
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        gc.collect()
+        dist.destroy_process_group()
+
+
+@contextmanager
+def _errors_of(errors: Path | None, rank: int) -> Iterator[IO[str] | None]:
+    """Give the file of what a rank says besides; none without a folder."""
+    if errors is None:
+        yield None
+        return
+    with (errors / f"rank-{rank}.err").open("w", encoding="utf-8") as file:
+        yield file
 
 
 def _environment(devices: int) -> dict[str, str]:

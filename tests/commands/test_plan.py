@@ -145,6 +145,27 @@ def test_the_seconds_of_a_step_by_hand(monkeypatch):
         torch.set_num_threads(threads)
 
 
+def test_what_short_runs_took_comes_before_arithmetic():
+    found = made(2, Rehearsed(1.0, 0, 0), {2: Exchange(0.3, sharded_s=0.4, slowdown=1.5)})
+    found.worlds.append(made(4, Rehearsed(0.6, 0, 0)).worlds[0])
+    computed = [prediction.computed_s(found, world, False, None) for world in found.worlds]
+    found.short_runs = {(2, "ddp"): 3 * computed[0]}
+    two, four = found.worlds
+    assert prediction.step_s(found, two, False, None) == pytest.approx(3 * computed[0])
+    assert prediction.step_s(found, four, False, None) == pytest.approx(3 * computed[1])
+    # of the other strategy nothing was run, and another network was not measured
+    for world, is_sharded, bandwidth in ((two, True, None), (two, False, 0.5)):
+        arithmetic = prediction.computed_s(found, world, is_sharded, bandwidth)
+        assert prediction.step_s(found, world, is_sharded, bandwidth) == arithmetic
+
+
+def test_more_devices_than_measured_pass_on_more_of_what_is_sent():
+    found = made(4, Rehearsed(1.0, 0, 0), {2: Exchange(0.3, sharded_s=0.4, slowdown=1.5)})
+    (world,) = found.worlds  # 3/4 of a message pass each of four, 1/2 each of two
+    assert prediction.exchange_s(found, world, False, None) == pytest.approx(0.3 * 1.5)
+    assert prediction.exchange_s(found, world, True, None) == pytest.approx(0.4 * 1.5)
+
+
 @pytest.mark.slow
 def test_ranks_on_this_machine_measure_what_they_cost_each_other():
     state = State(4 * MIB, [(MIB // 8, MIB // 8)] * 4)

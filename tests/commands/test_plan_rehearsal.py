@@ -1,12 +1,14 @@
 """What a rehearsal for `unisono plan` looks at: which steps, and what autograd keeps of them."""
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from datamodules.plan import Plan
 from lit_models.forecasting.rehearsal import MOST_STEPS, KeptBytes, Rehearsal, spread_steps
 from lit_models.training.state_size import sharded_groups
 
@@ -24,7 +26,7 @@ def test_what_autograd_keeps_is_counted_once_and_logits_apart():
 
 
 def test_any_beginning_of_the_rehearsed_steps_is_like_the_epoch():
-    widths = np.random.default_rng(0).lognormal(4, 1, 1000)
+    widths = np.random.default_rng(0).lognormal(4, 1, 1000).astype(int)
     steps = spread_steps(widths)
     assert len(set(steps)) == len(steps) == MOST_STEPS
     for first, apart in ((1, 0.05), (3, 0.05), (16, 0.05), (64, 0.02)):
@@ -36,9 +38,12 @@ def test_any_beginning_of_the_rehearsed_steps_is_like_the_epoch():
 
 @pytest.mark.parametrize("taken", [1, 2, 5])
 def test_a_rehearsal_with_little_time_is_no_shorter_than_the_epoch(taken, monkeypatch):
-    widths = np.random.default_rng(0).lognormal(4, 1, 1000)
+    widths = np.random.default_rng(0).lognormal(4, 1, 1000).astype(int)
     rehearsal = Rehearsal.__new__(Rehearsal)
-    rehearsal._widths, rehearsal._timed = lambda: widths, lambda step: 0.01 * widths[step]
+    # steps of one sample each, which are as wide as they are long
+    rehearsal.plan = Plan(np.arange(1000), np.arange(1001))
+    rehearsal.dataset = SimpleNamespace(lengths=widths)
+    rehearsal._timed = lambda step: 0.01 * widths[step]
     clock = itertools.chain([0.0] * taken, itertools.repeat(1e3))
     monkeypatch.setattr("time.perf_counter", lambda: next(clock))
     assert rehearsal._step_s() == pytest.approx(0.01 * widths.mean())
