@@ -51,7 +51,7 @@ def test_a_file_keeps_the_rows_of_other_things(tmp_path: Path) -> None:
     second.write(path)
     rows = {row["what"]: row["ours"] for row in json.loads(path.read_text())["figures"]}
     assert rows == {"others": [5.0], "rows": [2.0]}
-    assert "| toy | others | ms |  | 5 |  |  | ≤ 6 | met |" in markdown(path)
+    assert "| toy | others, ms |  | 5 |  |  | ≤ 6 | met |" in markdown(path)
 
 
 def test_a_forecast_is_as_far_off_above_as_below() -> None:

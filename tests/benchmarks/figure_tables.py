@@ -55,12 +55,17 @@ def _short(value: float) -> str:
 
 
 def markdown(path: Path) -> str:
-    """Return the rows of a file as the README shows them, and below them the machines."""
+    """Return the rows of a file as the README shows them, and below them the machines.
+
+    Those of `unisono plan` stand in its card.
+    """
     rows, machines = read(path)
-    names = ("family", "what", "unit", "beside", *COLUMNS)
+    names = ("family", "what, unit", "beside", *COLUMNS)
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for row in sorted(rows, key=lambda row: row.family):
-        lines.append(f"| {row.family} | {' | '.join(cells(row))} |")
+        what, unit, *values = cells(row)
+        if row.family != "forecast":
+            lines.append(f"| {row.family} | {what}, {unit} | {' | '.join(values)} |")
     facts = ("device", "threads", "torch", "lightning", "transformers", "date")
     told = dict.fromkeys(", ".join(f"{name} {each[name]}" for name in facts) for each in machines)
     return "\n".join([*lines, "", *told])
