@@ -86,8 +86,11 @@ def test_small_products_and_other_kinds_are_left_to_torch() -> None:
     assert torch.equal(linear(x.double(), weight.double()), F.linear(x.double(), weight.double()))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert linear(x, weight).dtype == torch.bfloat16
-    with torch.backends.mkldnn.flags(enabled=False):
+    torch.backends.mkldnn.set_flags(_enabled=False)
+    try:
         assert torch.equal(linear(x, weight), F.linear(x, weight))
+    finally:
+        torch.backends.mkldnn.set_flags(_enabled=True)
 
 
 @pytest.mark.skipif(

@@ -2,7 +2,7 @@
 
 torch gives these products to MKL, which on processors of AMD leaves half of the vector unit idle:
 oneDNN takes less than half of the time there, and no longer than MKL elsewhere. Both sum the same
-products in float32. `torch.backends.mkldnn.flags(enabled=False)` turns it off.
+products in float32. `torch.backends.mkldnn.set_flags(_enabled=False)` turns it off.
 
 Shapes: N rows, or any leading dimensions, D inputs, E outputs.
 """
