@@ -169,7 +169,7 @@ class _ChunkedObjective(torch.autograd.Function):
             head, size = weight.to(dtype), _chunk_size(options, weight)
             for start in range(0, len(rows), size):
                 part = slice(start, start + size)
-                chunk = _Chunk(rows[part].to(dtype), head, targets[part])
+                chunk = _Chunk(rows[part].to(dtype), head, targets[part], options)
                 sums.add(part, chunk, options, weight.dtype)
         ctx.save_for_backward(sums.grad_rows, sums.grad_weight)
         ctx.mark_non_differentiable(sums.nats)
@@ -226,30 +226,34 @@ class _Sums:
 
 
 class _Chunk:
-    """The logarithms of the softmax [n, V] of some positions; logits are there only meanwhile."""
+    """The softmax [n, V] of some positions; logits are there only meanwhile."""
 
-    def __init__(self, rows: Tensor, head: Tensor, targets: Tensor) -> None:
+    def __init__(self, rows: Tensor, head: Tensor, targets: Tensor, options: LossOptions) -> None:
         self.rows, self.head, self.targets = rows, head, targets.unsqueeze(1)
         logits = linear(rows, head)
         logits = logits.to(_softmax_dtype(logits.dtype))
-        self.logs = logits.log_softmax(1)
-        self.nats = -self.logs.gather(1, self.targets).squeeze(1)
-        self.normaliser = logits.gather(1, self.targets).squeeze(1) + self.nats  # [n]
+        largest, of_target = logits.amax(1), logits.gather(1, self.targets).squeeze(1)
+        self.mean = logits.mean(1) if options.label_smoothing else None
+        in_place = logits if logits.device.type == "cpu" else None
+        self.softmax = torch.softmax(logits, 1, out=in_place)
+        rest = self.softmax.amax(1).log()  # less the logarithm of the sum of exp(logit - largest)
+        self.normaliser = largest - rest  # [n]
+        self.nats = (largest - of_target) - rest
 
     def objective(self, options: LossOptions) -> Tensor:
         """Return the sum [] of what is minimised."""
         total = self.nats.sum()
-        if options.label_smoothing:
-            everywhere = -self.logs.mean(1).sum()
+        if self.mean is not None:
+            everywhere = (self.normaliser - self.mean).sum()
             total = total + options.label_smoothing * (everywhere - total)
         if options.z_loss:
             total = total + options.z_loss * self.normaliser.square().sum()
         return total
 
     def gradient(self, options: LossOptions) -> Tensor:
-        """Return the objective's gradient [n, V] in place of the logarithms, which are used up."""
-        smoothing, num_tokens = options.label_smoothing, self.logs.shape[1]
-        grad = self.logs.exp_()  # the softmax
+        """Return the objective's gradient [n, V] in place of the softmax, which is used up."""
+        smoothing, num_tokens = options.label_smoothing, self.softmax.shape[1]
+        grad = self.softmax
         if options.z_loss:
             grad.mul_(1 + 2 * options.z_loss * self.normaliser.unsqueeze(1))
         if smoothing:
