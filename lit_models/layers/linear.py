@@ -1,7 +1,8 @@
 """Linear layers, whose float32 products on a CPU with AVX-512 are computed by oneDNN.
 
 torch gives these products to MKL, which on an AMD EPYC of the fifth generation reaches 95 GFLOP/s
-of a core where oneDNN reaches 215. Both sum the same products in float32. `torch.backends.mkldnn.set_flags(_enabled=False)` turns it off.
+of a core where oneDNN reaches 215. Both sum the same products in float32.
+`torch.backends.mkldnn.set_flags(_enabled=False)` turns it off.
 
 Shapes: N rows, or any leading dimensions, D inputs, E outputs.
 """
