@@ -4,7 +4,7 @@ Shapes: R rows, T positions, N positions with a target, D hidden, V vocabulary.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from datamodules.batches import IGNORED, TERM, TextBatch
+from lit_models.layers.linear import input_gradient, linear, suits_onednn, weight_gradient
 from lit_models.training.record import LossSum
 
 PLAIN = "nats"
@@ -123,7 +124,7 @@ def _places(is_target: Tensor, batch: TextBatch) -> Tensor:
 def _at_once(hidden: Tensor, head_weight: Tensor, labels: Tensor, is_used: Tensor) -> LossSum:
     """Return the plain cross-entropy of the labels that are used [R, T]."""
     targets = labels.masked_fill(~is_used, IGNORED).flatten()
-    logits = F.linear(hidden, head_weight).flatten(0, 1)
+    logits = linear(hidden, head_weight).flatten(0, 1)
     logits = logits.to(_softmax_dtype(logits.dtype))
     nats = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
     return LossSum(nats, (targets != IGNORED).sum(dtype=torch.float64))
@@ -168,7 +169,8 @@ class _ChunkedObjective(torch.autograd.Function):
             head, size = weight.to(dtype), _chunk_size(options, weight)
             for start in range(0, len(rows), size):
                 part = slice(start, start + size)
-                sums.add(part, _Chunk(rows[part].to(dtype), head, targets[part]), options)
+                chunk = _Chunk(rows[part].to(dtype), head, targets[part], options)
+                sums.add(part, chunk, options, weight.dtype)
         ctx.save_for_backward(sums.grad_rows, sums.grad_weight)
         ctx.mark_non_differentiable(sums.nats)
         return sums.objective, sums.nats
@@ -177,19 +179,21 @@ class _ChunkedObjective(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_objective: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         gradients = [
-            None if saved is None else saved * grad_objective.to(saved.dtype)
+            None if saved is None else saved.contiguous() * grad_objective.to(saved.dtype)
             for saved in ctx.saved_tensors
         ]
         return (*gradients, None, None, None)
 
 
-class _Sums(NamedTuple):
+@dataclass
+class _Sums:
     """What the chunks fill in: objective [], nats [N], gradients [N, D] and [V, D] or none."""
 
     objective: Tensor
     nats: Tensor
     grad_rows: Tensor | None
-    grad_weight: Tensor | None
+    wants_weight: bool
+    grad_weight: Tensor | None = None
 
     @classmethod
     def zeros(cls, rows: Tensor, weight: Tensor, wants_rows: bool, wants_weight: bool) -> "_Sums":
@@ -198,49 +202,58 @@ class _Sums(NamedTuple):
             rows.new_zeros((), dtype=dtype),
             rows.new_zeros(len(rows), dtype=dtype),
             torch.empty_like(rows) if wants_rows else None,
-            torch.zeros_like(weight) if wants_weight else None,
+            wants_weight,
+            torch.zeros_like(weight) if wants_weight and not len(rows) else None,
         )
 
-    def add(self, part: slice, chunk: "_Chunk", options: LossOptions) -> None:
-        """Take in the chunk at some of the rows."""
+    def add(self, part: slice, chunk: "_Chunk", options: LossOptions, dtype: torch.dtype) -> None:
+        """Take in the chunk at some of the rows; the weight's gradient is of `dtype`."""
         self.nats[part] = chunk.nats
         self.objective.add_(chunk.objective(options))
-        if self.grad_rows is None and self.grad_weight is None:
+        if self.grad_rows is None and not self.wants_weight:
             return
         grad = chunk.gradient(options)
         if self.grad_rows is not None:
-            self.grad_rows[part] = grad @ chunk.head
-        if self.grad_weight is not None and self.grad_weight.dtype == grad.dtype:
-            self.grad_weight.addmm_(grad.T, chunk.rows, beta=float(part.start > 0))
-        elif self.grad_weight is not None:
-            self.grad_weight.add_(grad.T @ chunk.rows)
+            self.grad_rows[part] = input_gradient(grad, chunk.head)
+        if not self.wants_weight:
+            return
+        if self.grad_weight is None:
+            self.grad_weight = weight_gradient(grad, chunk.rows).to(dtype)
+        elif dtype == grad.dtype and not suits_onednn(grad.T, chunk.rows.T):
+            self.grad_weight.addmm_(grad.T, chunk.rows)
+        else:
+            self.grad_weight.add_(weight_gradient(grad, chunk.rows))
 
 
 class _Chunk:
-    """The logarithms of the softmax [n, V] of some positions; logits are there only meanwhile."""
+    """The softmax [n, V] of some positions; logits are there only meanwhile."""
 
-    def __init__(self, rows: Tensor, head: Tensor, targets: Tensor) -> None:
+    def __init__(self, rows: Tensor, head: Tensor, targets: Tensor, options: LossOptions) -> None:
         self.rows, self.head, self.targets = rows, head, targets.unsqueeze(1)
-        logits = F.linear(rows, head)
+        logits = linear(rows, head)
         logits = logits.to(_softmax_dtype(logits.dtype))
-        self.logs = logits.log_softmax(1)
-        self.nats = -self.logs.gather(1, self.targets).squeeze(1)
-        self.normaliser = logits.gather(1, self.targets).squeeze(1) + self.nats  # [n]
+        largest, of_target = logits.amax(1), logits.gather(1, self.targets).squeeze(1)
+        self.mean = logits.mean(1) if options.label_smoothing else None
+        in_place = logits if logits.device.type == "cpu" else None
+        self.softmax = torch.softmax(logits, 1, out=in_place)
+        rest = self.softmax.amax(1).log()  # less the logarithm of the sum of exp(logit - largest)
+        self.normaliser = largest - rest  # [n]
+        self.nats = (largest - of_target) - rest
 
     def objective(self, options: LossOptions) -> Tensor:
         """Return the sum [] of what is minimised."""
         total = self.nats.sum()
-        if options.label_smoothing:
-            everywhere = -self.logs.mean(1).sum()
+        if self.mean is not None:
+            everywhere = (self.normaliser - self.mean).sum()
             total = total + options.label_smoothing * (everywhere - total)
         if options.z_loss:
             total = total + options.z_loss * self.normaliser.square().sum()
         return total
 
     def gradient(self, options: LossOptions) -> Tensor:
-        """Return the objective's gradient [n, V] in place of the logarithms, which are used up."""
-        smoothing, num_tokens = options.label_smoothing, self.logs.shape[1]
-        grad = self.logs.exp_()  # the softmax
+        """Return the objective's gradient [n, V] in place of the softmax, which is used up."""
+        smoothing, num_tokens = options.label_smoothing, self.softmax.shape[1]
+        grad = self.softmax
         if options.z_loss:
             grad.mul_(1 + 2 * options.z_loss * self.normaliser.unsqueeze(1))
         if smoothing:

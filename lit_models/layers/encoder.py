@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lit_models.layers.linear import Linear
 from lit_models.layers.rotary import rotate
 
 
@@ -21,8 +22,8 @@ class SelfAttention(nn.Module):
                 "change the width or the number of heads."
             )
         self.num_heads = num_heads
-        self.qkv = nn.Linear(width, 3 * width, bias=False)
-        self.output = nn.Linear(width, width, bias=False)
+        self.qkv = Linear(width, 3 * width, bias=False)
+        self.output = Linear(width, width, bias=False)
 
     def forward(self, hidden: Tensor, mask: Tensor, rotary: Tensor) -> Tensor:
         """Args: hidden [B, P, D]; mask [B, P] bool; rotary [2, P, D / 2H] cosines and sines."""
@@ -44,8 +45,8 @@ class EncoderLayer(nn.Module):
         self.attention_norm = nn.LayerNorm(width)
         self.attention = SelfAttention(width, num_heads)
         self.feed_forward_norm = nn.LayerNorm(width)
-        self.expand = nn.Linear(width, feed_forward)
-        self.contract = nn.Linear(feed_forward, width)
+        self.expand = Linear(width, feed_forward)
+        self.contract = Linear(feed_forward, width)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, hidden: Tensor, mask: Tensor, rotary: Tensor) -> Tensor:

@@ -112,10 +112,11 @@ class ExactModule(LightningModule):
 
     def own_callbacks(self) -> list[Callback]:
         """Return what a run of this module always has; a family adds its own to these."""
+        from lit_models.training.callbacks.host_memory import HostMemory
         from lit_models.training.callbacks.ledger import Ledger
         from lit_models.training.callbacks.rehearsal import Rehearsal
 
-        return [Ledger(), Rehearsal()]
+        return [Ledger(), Rehearsal(), HostMemory()]
 
     def configure_callbacks(self) -> list[Callback]:
         """Return the own callbacks that the trainer lacks: a plain script gets them too."""

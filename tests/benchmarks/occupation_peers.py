@@ -2,7 +2,8 @@
 
 `padded` is the way of the systems that this one replaces: every row is padded to 128 characters,
 tokenised when it is fetched, and each decoding step runs the whole prefix. `fair` tokenises once,
-pads to the longest row of the batch and decodes with the key-value cache.
+pads to the longest row of the batch and decodes with the key-value cache. Both train with the
+linear layers of torch; `kernels` is the fair loop with those of this repository.
 """
 
 import time
@@ -11,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from datamodules.occupation_batches import padded_texts
 from datamodules.tokenizers.characters import TextNormalisation, encode
+from lit_models.layers.linear import Linear
 from lit_models.occupation_coder.decoding import Decoded, DecodingOptions, decode
 from lit_models.occupation_coder.loss import occupation_losses
 from lit_models.occupation_coder.network import OccupationNetwork
@@ -56,6 +58,14 @@ class Texts:
             np.random.default_rng(seed).shuffle(order)
         for start in range(0, len(order), size):
             yield self.batch(order[start : start + size], is_padded)
+
+
+def with_layers_of_torch(network: OccupationNetwork) -> OccupationNetwork:
+    """Return the network after its linear layers have become those that any script has."""
+    for module in network.modules():
+        if type(module) is Linear:
+            module.__class__ = nn.Linear
+    return network
 
 
 def train(

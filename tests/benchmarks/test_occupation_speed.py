@@ -31,7 +31,11 @@ REAL = Path(__file__).parents[3] / "shared" / "data" / "occupations"
 SIZE, STEPS, REPEATS = 64, 40, 3
 METHODS = ("flat", "greedy", "beam")
 DECODED = {"flat": ", flat head", "greedy": ", greedy", "beam": ", beam of 5"}
-PEERS = {"padded": "loop that pads to 128, tokenises per item", "fair": "loop with dynamic padding"}
+PEERS = {
+    "padded": "loop that pads to 128, tokenises per item",
+    "fair": "loop with dynamic padding",
+    "kernels": "loop with dynamic padding and our linear layers",
+}
 SLOW = {
     "flat": "loop that pads to 128",
     "greedy": "decoding without cache",
@@ -126,13 +130,18 @@ def peer_texts(trained, size=None):
 
 
 def test_training_beside_plain_loops(tmp_path, monkeypatch, figures):
-    rounds = {"training": {"ours": [], "padded": [], "fair": []}}
+    rounds = {"training": {"ours": [], **{who: [] for who in PEERS}}}
+    texts = None
     for repeat in range(REPEATS):
         monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / f"cache{repeat}"))
         rate, trained = our_training(tmp_path / str(repeat))
         rounds["training"]["ours"].append(rate)
-        for who, is_padded in (("padded", True), ("fair", False)):
-            loop = peers.train(fresh_network(trained), peer_texts(trained), SIZE, STEPS, is_padded)
+        texts = texts or peer_texts(trained)
+        for who in PEERS:
+            network = fresh_network(trained)
+            if who != "kernels":
+                peers.with_layers_of_torch(network)
+            loop = peers.train(network, texts, SIZE, STEPS, is_padded=who == "padded")
             rounds["training"][who].append(loop)
     report(figures, rounds, "training")
 
@@ -166,6 +175,8 @@ def report(figures, rounds, action):
     for what, by_who in rounds.items():
         aims = {"padded": 5.0, "fair": 1.0} if action == "training" else {"padded": 10.0}
         for who, words in PEERS.items():
+            if who not in by_who:
+                continue
             aim = Aim(aims[who], is_least=True) if who in aims and what != "flat" else None
             peer = words if action == "training" or who == "fair" else SLOW[what]
             figures.add(

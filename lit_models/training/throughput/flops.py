@@ -9,6 +9,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from lit_models.layers.linear import input_gradient
+
 aten = torch.ops.aten
 MATMUL_SIZE, ROUNDS, MOST_SECONDS = 8192, 20, 1.0
 SMALL_SIZE = 1024  # on a CPU, where a large product takes seconds
@@ -39,6 +41,8 @@ class FlopCount(TorchDispatchMode):
             self.total += sdpa_flop_count(*(t.shape for t in args[:3]))
         elif packet is aten._scaled_dot_product_flash_attention_for_cpu_backward:
             self.total += sdpa_backward_flop_count(*(t.shape for t in args[:4]))
+        elif packet is torch.ops.mkldnn._linear_pointwise:  # of `layers.linear`
+            self.total += 2 * result.numel() * args[0].shape[-1]
         return result
 
 
@@ -75,7 +79,7 @@ def matmul_ceiling(device: torch.device, dtype: torch.dtype) -> float | None:
         for _ in range(ROUNDS):
             _wait(device)
             start = time.perf_counter()
-            torch.mm(a, a, out=result)
+            _multiply(a, result)
             _wait(device)
             best = min(best, time.perf_counter() - start)
             if time.perf_counter() > end:
@@ -87,6 +91,13 @@ def matmul_ceiling(device: torch.device, dtype: torch.dtype) -> float | None:
         )
         return None
     return 2 * size**3 / best
+
+
+def _multiply(a: torch.Tensor, result: torch.Tensor) -> None:
+    if a.device.type == "cpu":
+        input_gradient(a, a)  # as the layers do
+    else:
+        torch.mm(a, a, out=result)
 
 
 def _wait(device: torch.device) -> None:

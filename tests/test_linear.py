@@ -1,0 +1,107 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lit_models.layers.linear import (
+    SMALL_PRODUCT,
+    Linear,
+    _has_onednn,
+    input_gradient,
+    linear,
+    suits_onednn,
+    weight_gradient,
+)
+from lit_models.training.throughput.flops import FlopCount
+
+ROWS, INPUTS, OUTPUTS = 300, 128, 136  # more multiplications than SMALL_PRODUCT
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def close(found: Tensor, exact: Tensor) -> None:
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), exact.double(), rtol=1e-5, atol=1e-4)
+
+
+def gradients(x: Tensor, layer: torch.nn.Linear, wanted: Tensor) -> list[Tensor]:
+    x = x.detach().requires_grad_()
+    output = layer(x)
+    return [output, *torch.autograd.grad(output, [x, *layer.parameters()], wanted)]
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("outputs", [OUTPUTS, 120])  # a wider and a narrower factor
+def test_output_and_gradients_are_those_of_torch_in_double_precision(
+    has_bias: bool, outputs: int
+) -> None:
+    layer = Linear(INPUTS, outputs, bias=has_bias)
+    x, wanted = drawn(3, ROWS // 3, INPUTS), drawn(3, ROWS // 3, outputs, seed=1)
+    found = gradients(x, layer, wanted)
+    plain = torch.nn.Linear(INPUTS, outputs, bias=has_bias).double()
+    plain.load_state_dict(layer.state_dict())
+    for ours, exact in zip(found, gradients(x.double(), plain, wanted.double()), strict=True):
+        close(ours, exact)
+
+
+def test_rows_in_any_order_of_memory_and_an_expanded_gradient() -> None:
+    x, layer = drawn(INPUTS, ROWS).T, Linear(INPUTS, OUTPUTS)
+    plain = torch.nn.Linear(INPUTS, OUTPUTS)
+    plain.load_state_dict(layer.state_dict())
+    wanted = torch.ones(()).expand(ROWS, OUTPUTS)
+    for ours, exact in zip(gradients(x, layer, wanted), gradients(x, plain, wanted), strict=True):
+        close(ours, exact)
+
+
+def test_the_two_gradients_by_themselves() -> None:
+    gradient, x, weight = drawn(ROWS, OUTPUTS), drawn(ROWS, INPUTS), drawn(OUTPUTS, INPUTS)
+    close(input_gradient(gradient, weight), gradient.double() @ weight.double())
+    close(weight_gradient(gradient, x), gradient.double().T @ x.double())
+
+
+def test_only_what_learns_gets_a_gradient() -> None:
+    layer, x = Linear(INPUTS, OUTPUTS), drawn(ROWS, INPUTS)
+    layer.weight.requires_grad_(False)
+    layer(x).sum().backward()
+    assert layer.weight.grad is None
+    close(layer.bias.grad, torch.full((OUTPUTS,), float(ROWS)))
+    with torch.no_grad():
+        assert not layer(x).requires_grad
+
+
+def test_equal_rows_give_equal_bits_again() -> None:
+    x, layer, wanted = drawn(ROWS, INPUTS), Linear(INPUTS, OUTPUTS), drawn(ROWS, OUTPUTS)
+    first, again = (gradients(x.clone(), layer, wanted) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_small_products_and_other_kinds_are_left_to_torch() -> None:
+    x, weight = drawn(ROWS, INPUTS), drawn(OUTPUTS, INPUTS)
+    few = SMALL_PRODUCT // (INPUTS * OUTPUTS)
+    assert suits_onednn(x, weight) == _has_onednn()
+    assert not suits_onednn(x[:few], weight)
+    assert not suits_onednn(x.double(), weight.double())
+    assert torch.equal(linear(x.double(), weight.double()), F.linear(x.double(), weight.double()))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert linear(x, weight).dtype == torch.bfloat16
+    torch.backends.mkldnn.set_flags(_enabled=False)
+    try:
+        assert torch.equal(linear(x, weight), F.linear(x, weight))
+    finally:
+        torch.backends.mkldnn.set_flags(_enabled=True)
+
+
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() != "AVX512", reason="the call is not used elsewhere"
+)
+def test_torch_still_has_the_call_of_onednn() -> None:
+    assert _has_onednn()
+
+
+def test_the_products_are_counted_as_arithmetic() -> None:
+    layer, x = Linear(INPUTS, OUTPUTS), drawn(ROWS, INPUTS).requires_grad_()
+    with FlopCount() as count:
+        layer(x).sum().backward()
+    assert count.total == 3 * 2 * ROWS * INPUTS * OUTPUTS
