@@ -106,18 +106,18 @@ class Framing:
 
     def single(self, ids: np.ndarray, max_length: int | None = None) -> Framed:
         """Return one text between its marks, cut at `max_length` positions."""
-        kept = ids[: (max_length or self.limits.max_length) - self.num_marks]
-        return self._framed(kept)
+        return self._alone(ids[: (max_length or self.limits.max_length) - self.num_marks])
 
     def query(self, ids: np.ndarray) -> Framed:
         """Return a query between its marks."""
-        return self._framed(ids[: self.limits.max_query_length])
+        return self._alone(ids[: self.limits.max_query_length])
 
     def pair(self, query: np.ndarray, document: np.ndarray) -> Framed:
         """Return a query and a document in one row; the document's end is cut."""
         query = query[: self.limits.max_query_length]
         room = self.limits.max_length - self.num_marks - 1 - len(query)
-        return self._framed(query, document[:room])
+        parts = (*self._begin, query, self._separator, document[:room], self._separator)
+        return Framed(parts, self._segments)
 
     def chunks(self, ids: np.ndarray, stride: int, most: int) -> list[Framed]:
         """Return a long text in overlapping rows; a short one is one row.
@@ -131,7 +131,7 @@ class Framing:
         room = self.limits.max_length - self.num_marks
         last = max(0, len(ids) - room)
         starts = range(0, last + stride, stride)[:most]
-        return [self._framed(ids[start : start + room]) for start in starts]
+        return [self._alone(ids[start : start + room]) for start in starts]
 
     @cached_property
     def _begin(self) -> tuple[np.ndarray, ...]:
@@ -141,12 +141,12 @@ class Framing:
     def _separator(self) -> np.ndarray:
         return np.array([self.separator_id])
 
-    def _framed(self, *texts: np.ndarray) -> Framed:
-        parts, segments = [*self._begin], [QUERY] * len(self._begin)
-        for segment, text in enumerate(texts):
-            parts += [text, self._separator]
-            segments += [segment, segment]
-        return Framed(tuple(parts), tuple(segments))
+    def _alone(self, text: np.ndarray) -> Framed:
+        return Framed((*self._begin, text, self._separator), self._segments[:-2])
+
+    @cached_property
+    def _segments(self) -> tuple[int, ...]:
+        return (*[QUERY] * len(self._begin), QUERY, QUERY, DOCUMENT, DOCUMENT)
 
 
 def padded(rows: Sequence[Framed]) -> dict[str, torch.Tensor]:
