@@ -14,6 +14,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from datamodules.plan import MicroBatch
 
+# Batches that are made one right after the other, where training itself makes them on a CPU.
+TOGETHER = 8
 RESERVED = frozenset(
     {"sample_id", "weight", "step_index", "num_targets", "load", "step_denominators"}
 )
@@ -69,8 +71,7 @@ class LoaderOptions:
         num_workers: processes that prepare batches; `auto` is the CPUs that this process may use
             divided by the processes on this machine, at most 16, and 0 where training itself
             runs on those CPUs.
-        prefetch_factor: batches that each worker keeps ready; where training itself makes them,
-            on a CPU, so many are made one right after the other.
+        prefetch_factor: batches that each worker keeps ready.
         persistent_workers: keep workers from one epoch to the next.
         pin_memory: hand batches over in page-locked memory, from which a GPU copies without
             waiting; `auto` is true with a GPU.

@@ -19,7 +19,13 @@ from lightning.pytorch import LightningDataModule
 
 from datamodules.batching import Batching, Rehearsed, derive_batching
 from datamodules.checkpoint_recipe import ToldConnector
-from datamodules.loader import LoaderOptions, PlannedDataset, PlannedLoader, auto_workers
+from datamodules.loader import (
+    TOGETHER,
+    LoaderOptions,
+    PlannedDataset,
+    PlannedLoader,
+    auto_workers,
+)
 from datamodules.plan import (
     MicroBatch,
     Plan,
@@ -319,8 +325,7 @@ class PlannedDataModule(LightningDataModule):
         )
         kwargs = self._loader_kwargs(stage)
         # A GPU computes while batches are made, and would wait for several at once.
-        together = kwargs["num_workers"] == 0 and self._on_cpu
-        at_a_time = self.loader_options.prefetch_factor if together else 1
+        at_a_time = TOGETHER if kwargs["num_workers"] == 0 and self._on_cpu else 1
         dataset, length = self.datasets[stage], self._length(stage)
         return PlannedLoader(dataset, make, length, kwargs, at_a_time)
 
