@@ -81,10 +81,13 @@ def test_a_batch_that_cannot_be_made_fails_in_its_turn():
             made.append(number)
             yield {"number": number}
 
-    found, together = [], made_together(batches(), 4)
+    found = []
+
+    def take(batch):
+        found.append((batch["number"], len(made)))
+
     with pytest.raises(RuntimeError, match="sample 17 is damaged"):
-        for batch in together:
-            found.append((batch["number"], len(made)))
+        list(map(take, made_together(batches(), 4)))
     assert found == [(0, 4), (1, 4), (2, 4), (3, 4), (4, 6), (5, 6)]
     assert [len(list(made_together(iter([{}] * n), 4))) for n in range(9)] == list(range(9))
 
