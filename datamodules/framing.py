@@ -4,9 +4,8 @@ Marks are those of a pretrained tokenizer (BERT's [CLS] and [SEP]) or, of an own
 end-of-text token. Shapes: R rows, T positions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -14,8 +13,6 @@ import torch
 
 from datamodules.terms import check_languages, terms_by
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
-
-QUERY, DOCUMENT = 0, 1  # segments
 
 
 @dataclass(frozen=True)
@@ -58,23 +55,6 @@ class TextLimits:
         return text.lower() if self.lower_case else text
 
 
-class Framed(NamedTuple):
-    """One row in parts, the texts and the marks around them; `padded` puts all rows together.
-
-    Args:
-        parts: token ids of each part, [n] integers.
-        segments: of each part.
-    """
-
-    parts: tuple[np.ndarray, ...]
-    segments: tuple[int, ...]
-
-    @property
-    def ids(self) -> np.ndarray:
-        """The token ids of the row, [T] int64."""
-        return np.concatenate(self.parts, dtype=np.int64)
-
-
 @dataclass(frozen=True)
 class Framing:
     """Marks and lengths.
@@ -104,22 +84,27 @@ class Framing:
         """Marks around a single text."""
         return 1 + (self.begin_id is not None)
 
-    def single(self, ids: np.ndarray, max_length: int | None = None) -> Framed:
+    def single(self, ids: np.ndarray, max_length: int | None = None) -> "Framed":
         """Return one text between its marks, cut at `max_length` positions."""
-        kept = ids[: (max_length or self.limits.max_length) - self.num_marks]
-        return self._framed(kept)
+        room = (max_length or self.limits.max_length) - self.num_marks
+        return Framed(self, (ids[:room],))
 
-    def query(self, ids: np.ndarray) -> Framed:
+    def query(self, ids: np.ndarray) -> "Framed":
         """Return a query between its marks."""
-        return self._framed(ids[: self.limits.max_query_length])
+        return Framed(self, (ids[: self.limits.max_query_length],))
 
-    def pair(self, query: np.ndarray, document: np.ndarray) -> Framed:
+    def pair(self, query: np.ndarray, document: np.ndarray) -> "Framed":
         """Return a query and a document in one row; the document's end is cut."""
+        (row,) = self.pairs(query, [document])
+        return row
+
+    def pairs(self, query: np.ndarray, documents: Iterable[np.ndarray]) -> list["Framed"]:
+        """Return the rows of a query and each of several documents."""
         query = query[: self.limits.max_query_length]
         room = self.limits.max_length - self.num_marks - 1 - len(query)
-        return self._framed(query, document[:room])
+        return [Framed(self, (query, document[:room])) for document in documents]
 
-    def chunks(self, ids: np.ndarray, stride: int, most: int) -> list[Framed]:
+    def chunks(self, ids: np.ndarray, stride: int, most: int) -> list["Framed"]:
         """Return a long text in overlapping rows; a short one is one row.
 
         Args:
@@ -131,37 +116,51 @@ class Framing:
         room = self.limits.max_length - self.num_marks
         last = max(0, len(ids) - room)
         starts = range(0, last + stride, stride)[:most]
-        return [self._framed(ids[start : start + room]) for start in starts]
+        return [Framed(self, (ids[start : start + room],)) for start in starts]
 
-    @cached_property
-    def _begin(self) -> tuple[np.ndarray, ...]:
-        return () if self.begin_id is None else (np.array([self.begin_id]),)
 
-    @cached_property
-    def _separator(self) -> np.ndarray:
-        return np.array([self.separator_id])
+class Framed(NamedTuple):
+    """One row: texts that `padded` puts between their marks, together with those of other rows.
 
-    def _framed(self, *texts: np.ndarray) -> Framed:
-        parts, segments = [*self._begin], [QUERY] * len(self._begin)
-        for segment, text in enumerate(texts):
-            parts += [text, self._separator]
-            segments += [segment, segment]
-        return Framed(tuple(parts), tuple(segments))
+    Args:
+        framing: whose marks they get.
+        texts: token ids of the query or the only text, then of a document, [n] integers.
+    """
+
+    framing: Framing
+    texts: tuple[np.ndarray, ...]
+
+    @property
+    def ids(self) -> np.ndarray:
+        """The token ids of the row, [T] int64."""
+        return padded([self])["input_ids"][0].numpy()
 
 
 def padded(rows: Sequence[Framed]) -> dict[str, torch.Tensor]:
-    """Return input_ids and segment_ids [R, T] int64, and attention_mask [R, T] bool."""
-    parts = [part for row in rows for part in row.parts]
-    sizes = np.fromiter(map(len, parts), np.int64, len(parts))
-    counts = np.fromiter((len(row.parts) for row in rows), np.int64, len(rows))
-    lengths = np.add.reduceat(sizes, np.cumsum(counts) - counts)
-    mask = np.arange(lengths.max()) < lengths[:, None]
-    ids, segments = np.zeros(mask.shape, np.int64), np.zeros(mask.shape, np.int64)
-    ids[mask] = np.concatenate(parts)
-    if any(row.segments[-1] != QUERY for row in rows):
-        segments[mask] = np.repeat([part for row in rows for part in row.segments], sizes)
+    """Return input_ids and segment_ids [R, T] int64, and attention_mask [R, T] bool.
+
+    Args:
+        rows: of one framing.
+    """
+    framing, texts = rows[0].framing, [text for row in rows for text in row.texts]
+    has_begin = framing.begin_id is not None
+    sizes = np.fromiter(map(len, texts), np.int64, len(texts))
+    counts = np.fromiter((len(row.texts) for row in rows), np.int64, len(rows))
+    firsts, row_of = np.cumsum(counts) - counts, np.repeat(np.arange(len(rows)), counts)
+    ends = np.cumsum(sizes + 1)  # of all texts with their marks behind them
+    before = ends[firsts] - sizes[firsts] - 1
+    behind = ends - before[row_of] - 1 + has_begin  # place of each text's mark in its row
+    lengths = behind[firsts + counts - 1] + 1
+    place = np.arange(lengths.max())
+    mask = place < lengths[:, None]
+    is_text, ids = mask.copy(), np.zeros(mask.shape, np.int64)
+    if has_begin:
+        is_text[:, 0], ids[:, 0] = False, framing.begin_id
+    is_text[row_of, behind], ids[row_of, behind] = False, framing.separator_id
+    ids[is_text] = np.concatenate(texts)
+    is_document = mask & (place > behind[firsts, None]) & (counts > 1)[:, None]
     return {
         "input_ids": torch.from_numpy(ids),
         "attention_mask": torch.from_numpy(mask),
-        "segment_ids": torch.from_numpy(segments),
+        "segment_ids": torch.from_numpy(is_document.astype(np.int64)),
     }

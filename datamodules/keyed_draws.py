@@ -13,7 +13,8 @@ _NUM_ROUNDS, _NUM_WORDS = 10, 4
 _FACTORS = np.array([[0xD2E7470EE14C6C93], [0xCA5A826395121157]], np.uint64)
 _KEY_STEPS = np.array([[0x9E3779B97F4A7C15], [0xBB67AE8584CAA73B]], np.uint64)
 _HALF, _LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
-_SPARE_BITS, _STEP = np.uint64(11), 2.0**-53  # of a double in [0, 1), as numpy makes it
+_SPARE_BITS, _STEP = 11, 2.0**-53  # of a double in [0, 1), as numpy makes it
+_HALF_BITS = 32
 
 
 def uniforms_for(seed: int, epoch: int, sample_ids: np.ndarray, count: int) -> np.ndarray:
@@ -25,12 +26,38 @@ def uniforms_for(seed: int, epoch: int, sample_ids: np.ndarray, count: int) -> n
         sample_ids: [N] integers.
         count: draws of each sample.
     """
+    return (words_for(seed, epoch, sample_ids, count) >> np.uint64(_SPARE_BITS)) * _STEP
+
+
+def words_for(seed: int, epoch: int, sample_ids: np.ndarray, count: int) -> np.ndarray:
+    """Return [N, count] uint64, the first random words of each sample's generator, of which each
+    draw takes one; arguments as those of `uniforms_for`."""
     num_blocks = -(-count // _NUM_WORDS)
     keys = np.repeat(sample_keys(seed, epoch, sample_ids), num_blocks)
     # numpy's generator counts up before it draws
     counters = np.tile(np.arange(1, num_blocks + 1, dtype=np.uint64), len(sample_ids))
-    words = _philox(keys, counters).reshape(len(sample_ids), -1)
-    return (words[:, :count] >> _SPARE_BITS) * _STEP
+    return _philox(keys, counters).reshape(len(sample_ids), -1)[:, :count]
+
+
+def uniform(word: int) -> float:
+    """Return what `random()` makes of a word."""
+    return (word >> _SPARE_BITS) * _STEP
+
+
+def below(word: int, count: int) -> int:
+    """Return what `integers(count)` makes of a word, for a count of 2 to 2^32.
+
+    Args:
+        word: of 64 bits.
+        count: one more than the largest that is drawn.
+
+    Source: Lemire 2019, "Fast random integer generation in an interval".
+    """
+    mask = (1 << _HALF_BITS) - 1
+    product = (word & mask) * count
+    if product & mask < (mask + 1 - count) % count:  # once in 2^32 / count: numpy draws again,
+        product = (word >> _HALF_BITS) * count  # from the other half of the word
+    return product >> _HALF_BITS
 
 
 def _philox(keys: np.ndarray, counters: np.ndarray) -> np.ndarray:

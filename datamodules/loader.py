@@ -2,8 +2,10 @@
 
 import os
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -12,6 +14,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from datamodules.plan import MicroBatch
 
+# Batches that are made one right after the other, where training itself makes them on a CPU.
+TOGETHER = 8
 RESERVED = frozenset(
     {"sample_id", "weight", "step_index", "num_targets", "load", "step_denominators"}
 )
@@ -35,6 +39,11 @@ class PlannedDataset(ABC):
     @abstractmethod
     def example(self, sample_id: int, epoch: int) -> Any:
         """Return one sample; randomness is keyed by (seed, epoch, sample id)."""
+
+    def examples(self, sample_ids: np.ndarray, epoch: int) -> list[Any]:
+        """Return `example` of several samples [B]; a family overrides it where it draws or reads
+        for all of them at once."""
+        return [self.example(i, epoch) for i in sample_ids.tolist()]
 
     @abstractmethod
     def collate(self, examples: list[Any]) -> dict[str, Any]:
@@ -109,8 +118,7 @@ def collated(dataset: PlannedDataset, batch: MicroBatch) -> dict[str, Any]:
     Raises:
         ValueError: the dataset's own `collate` returns one of those keys.
     """
-    examples = [dataset.example(i, batch.epoch) for i in batch.ids.tolist()]
-    own = dataset.collate(examples)
+    own = dataset.collate(dataset.examples(batch.ids, batch.epoch))
     if not RESERVED.isdisjoint(own):
         taken = ", ".join(f'"{key}"' for key in own if key in RESERVED)
         raise ValueError(
@@ -174,6 +182,7 @@ class PlannedLoader:
         micro_batches: called at the first `next`; yields the micro-batches to fetch.
         length: micro-batches of a whole epoch, whatever the position.
         loader_options: keyword arguments of the DataLoader.
+        at_a_time: batches that are made together, see `made_together`.
     """
 
     def __init__(
@@ -182,8 +191,9 @@ class PlannedLoader:
         micro_batches: Callable[[], Iterator[MicroBatch]],
         length: int,
         loader_options: dict[str, Any],
+        at_a_time: int = 1,
     ) -> None:
-        self.dataset = dataset
+        self.dataset, self.at_a_time = dataset, at_a_time
         self._length = length
         self._loader = DataLoader(
             _Collated(dataset),
@@ -196,4 +206,28 @@ class PlannedLoader:
         return self._length
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        yield from self._loader
+        yield from made_together(iter(self._loader), self.at_a_time)
+
+
+def made_together(batches: Iterator[dict[str, Any]], number: int) -> Iterator[dict[str, Any]]:
+    """Yield the batches, of which `number` are made one right after the other.
+
+    A step that computes drives the code and the tables that make a batch out of the processor's
+    caches: small batches, one after each step, took three to eight times as long.
+
+    What goes wrong with one of them is raised in its turn, behind those that were made before it.
+    """
+    error: Exception | None = None
+    made: deque[dict[str, Any]] = deque()
+    while error is None:
+        try:
+            for batch in islice(batches, number):
+                made.append(batch)
+        except Exception as found:
+            error = found
+        is_end = len(made) < number
+        while made:
+            yield made.popleft()
+        if is_end and error is None:
+            return
+    raise error

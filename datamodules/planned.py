@@ -19,7 +19,13 @@ from lightning.pytorch import LightningDataModule
 
 from datamodules.batching import Batching, Rehearsed, derive_batching
 from datamodules.checkpoint_recipe import ToldConnector
-from datamodules.loader import LoaderOptions, PlannedDataset, PlannedLoader, auto_workers
+from datamodules.loader import (
+    TOGETHER,
+    LoaderOptions,
+    PlannedDataset,
+    PlannedLoader,
+    auto_workers,
+)
 from datamodules.plan import (
     MicroBatch,
     Plan,
@@ -317,9 +323,11 @@ class PlannedDataModule(LightningDataModule):
         make = {"train": self._train_batches, "predict": self._predict_batches}.get(
             stage, lambda: self._evaluation_batches(stage)
         )
-        return PlannedLoader(
-            self.datasets[stage], make, self._length(stage), self._loader_kwargs(stage)
-        )
+        kwargs = self._loader_kwargs(stage)
+        # A GPU computes while batches are made, and would wait for several at once.
+        at_a_time = TOGETHER if kwargs["num_workers"] == 0 and self._on_cpu else 1
+        dataset, length = self.datasets[stage], self._length(stage)
+        return PlannedLoader(dataset, make, length, kwargs, at_a_time)
 
     def _length(self, stage: Stage) -> int:
         steps = self.plan(stage, 0).num_steps
@@ -360,9 +368,12 @@ class PlannedDataModule(LightningDataModule):
             first_step,
         )
 
+    @property
+    def _on_cpu(self) -> bool:
+        return self.trainer is None or self.trainer.strategy.root_device.type == "cpu"
+
     def _loader_kwargs(self, stage: Stage) -> dict[str, Any]:
-        options, trainer = self.loader_options, self.trainer
-        on_cpu = trainer is None or trainer.strategy.root_device.type == "cpu"
+        options, trainer, on_cpu = self.loader_options, self.trainer, self._on_cpu
         workers = options.num_workers
         if workers == "auto":
             workers = auto_workers(1 if trainer is None else trainer.num_devices, on_cpu)

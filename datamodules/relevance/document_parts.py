@@ -15,6 +15,7 @@ import numpy as np
 
 from datamodules.cache import cache_root, digest_of, made_once
 from datamodules.files import mapped_array
+from datamodules.keyed_draws import below, uniform
 from datamodules.relevance.collection import Collection, Document
 from datamodules.sentences import sentences_of
 from datamodules.text_encoding import TextEncoding
@@ -46,24 +47,28 @@ class PartsOptions:
 
 
 class Drawn(NamedTuple):
-    """A sentence of a document by its number, and whether it is taken out of it."""
+    """A sentence of a document by its number, whether it is taken out of it, and how many of the
+    generator's words that took."""
 
     sentence: int
     is_removed: bool
+    num_words: int
 
 
-def drawn_sentence(is_long: np.ndarray, rng: np.random.Generator, removal: float) -> Drawn:
+def drawn_sentence(is_long: np.ndarray, words: Sequence[int], removal: float) -> Drawn:
     """Return one sentence of a document; a single one stays in it.
 
     Args:
         is_long: [n] bool, of each sentence; others are drawn only where none is.
-        rng: of the sample.
+        words: the first two of the sample's generator.
         removal: probability that it is taken out.
     """
-    long = np.flatnonzero(is_long)
-    candidates = long if len(long) else np.arange(len(is_long))
-    sentence = int(candidates[rng.integers(len(candidates))])
-    return Drawn(sentence, rng.random() < removal and len(is_long) > 1)
+    long = is_long.nonzero()[0]
+    count = len(long) or len(is_long)
+    place = below(words[0], count) if count > 1 else 0
+    num_words = 2 if count > 1 else 1  # of a single one, none is drawn
+    is_removed = uniform(words[num_words - 1]) < removal and len(is_long) > 1
+    return Drawn(int(long[place]) if len(long) else place, is_removed, num_words)
 
 
 def document_sentences(document: Document) -> list[str]:

@@ -1,6 +1,7 @@
 """The queries of one part with what people said of documents for them."""
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -58,9 +59,17 @@ class JudgedQueries:
 
     def relevant(self, place: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the relevant documents and their grades, as float64."""
-        documents, grades = self.judged(place)
-        is_relevant = grades > RELEVANT_ABOVE
-        return documents[is_relevant], grades[is_relevant].astype(np.float64)
+        documents, grades, offsets = self._relevant
+        part = slice(offsets[place], offsets[place + 1])
+        return documents[part], grades[part]
+
+    @cached_property
+    def _relevant(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The relevant documents of all queries, their grades, and where each query's begin."""
+        is_relevant = self.judgements.grade > RELEVANT_ABOVE
+        offsets = np.append(0, np.cumsum(is_relevant))[self._offsets]
+        documents, grades = self.judgements.document, self.judgements.grade
+        return documents[is_relevant], grades[is_relevant].astype(np.float64), offsets
 
     def all_relevant(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield `relevant` of every query."""

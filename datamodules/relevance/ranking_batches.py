@@ -18,7 +18,7 @@ from datamodules.relevance.ranking_source import Candidates, RankingSource, kept
 from datamodules.relevance.tables import NO_DOCUMENT, looked_up, rows_of
 
 TERM = "queries"
-NO_PAIR = Framed((np.zeros(1, np.int64),), (0,))  # where no query has a candidate
+NO_TEXT = np.zeros(0, np.int64)
 
 
 class RankingExample(NamedTuple):
@@ -92,8 +92,10 @@ class RankingDataset(PlannedDataset):
         index = np.full((len(examples), max(self.width, *sizes)), NO_DOCUMENT)
         index[np.arange(index.shape[1]) < sizes[:, None]] = np.arange(sizes.sum())
         width = index.shape[1]
+        pairs = [pair for example in examples for pair in example.pairs]
+        no_pair = self.source.texts.encoding.framing.single(NO_TEXT)  # no query has a candidate
         batch = {
-            **padded([pair for example in examples for pair in example.pairs] or [NO_PAIR]),
+            **padded(pairs or [no_pair]),
             "pair_index": torch.from_numpy(index),
             "document": _rows([e.document for e in examples], NO_DOCUMENT, width),
             "relevance": _rows([e.relevance for e in examples], np.nan, width),

@@ -44,9 +44,8 @@ class PairTexts:
 
     def pairs(self, place: int, documents: np.ndarray) -> list[Framed]:
         """Return the rows of a query, by its place, and of documents, by their numbers."""
-        query, tokens = self.tokens.query(place), self.tokens.documents
-        frame = self.encoding.framing.pair
-        return [frame(query, tokens[number]) for number in documents.tolist()]
+        texts = map(self.tokens.documents.__getitem__, documents.tolist())
+        return self.encoding.framing.pairs(self.tokens.query(place), texts)
 
     def lengths(self, documents: np.ndarray) -> np.ndarray:
         """Return about how many positions the rows of documents have, [n] int64."""

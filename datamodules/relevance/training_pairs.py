@@ -12,6 +12,7 @@ import torch
 
 from datamodules.cache import digest_of
 from datamodules.framing import Framed, padded
+from datamodules.keyed_draws import uniform, words_for
 from datamodules.plan import rng_for
 from datamodules.planned import PlannedDataset
 from datamodules.relevance.collection import Collection
@@ -23,6 +24,7 @@ from datamodules.relevance.training_mix import KINDS, TrainingMix, pair_counts, 
 from datamodules.text_encoding import TextEncoding
 
 TERM = "queries"
+FIRST_WORDS = 2  # of a generator: most that choose a query and its answer
 LENGTH_PROBES = 64  # documents of which bytes per token are counted
 
 
@@ -45,6 +47,7 @@ class _Pair(NamedTuple):
     judged_query: int | None = None  # where negatives can be looked up
     drawn: Drawn | None = None
     negative: int | None = None  # that came with it
+    num_words: int = 0  # of the sample's generator that it took
 
 
 class PairDataset(PlannedDataset):
@@ -74,6 +77,7 @@ class PairDataset(PlannedDataset):
         self.collection, self.encoding, self.mix, self.seed = collection, encoding, mix, seed
         self.judged = judged.with_relevant()
         self.num_negatives = negatives.count
+        self.draws_more = negatives.count > 0 or mix.token_dropout > 0
         self.pool = NegativePool(negatives, collection, judged)
         self.triples = collection.triples if mix.triples else None
         self.counts = pair_counts(collection, self.judged, mix)
@@ -87,12 +91,25 @@ class PairDataset(PlannedDataset):
 
     def example(self, sample_id: int, epoch: int) -> PairExample:
         """Return one sample as it is in this epoch."""
-        rng = rng_for(self.seed, epoch, sample_id)
-        pair = self._pair(sample_id, rng)
-        chosen = self._negatives(pair, rng)
+        (example,) = self.examples(np.array([sample_id]), epoch)
+        return example
+
+    def examples(self, sample_ids: np.ndarray, epoch: int) -> list[PairExample]:
+        """Return samples as they are in this epoch; their first draws are made at once."""
+        words = words_for(self.seed, epoch, sample_ids, FIRST_WORDS).tolist()
+        facts = zip(sample_ids.tolist(), words, strict=True)
+        return [self._example(sample_id, epoch, own) for sample_id, own in facts]
+
+    def _example(self, sample_id: int, epoch: int, words: list[int]) -> PairExample:
+        pair, framing = self._pair(sample_id, words), self.encoding.framing
         query, answer = self._ids(pair)
+        if not self.draws_more:
+            document = np.array([pair.document], np.int64)
+            return PairExample(framing.query(query), [framing.single(answer)], document, pair.known)
+        rng = self._rng_behind(pair, sample_id, epoch)
+        chosen = self._negatives(pair, rng)
         others = [self.tokens.documents[number] for number in chosen]
-        missing, framing = self.num_negatives - len(chosen), self.encoding.framing
+        missing = self.num_negatives - len(chosen)
         texts = [framing.single(self._kept(ids, rng)) for ids in (answer, *others)]
         texts += [framing.single(np.zeros(0, np.int64))] * missing
         numbers = [pair.document, *chosen, *[NO_DOCUMENT] * missing]
@@ -114,10 +131,11 @@ class PairDataset(PlannedDataset):
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
         """Return the kind, the query and the ids of the documents."""
-        rng = rng_for(self.seed, epoch, sample_id)
+        (words,) = words_for(self.seed, epoch, np.array([sample_id]), FIRST_WORDS).tolist()
         kind, _ = self._place(sample_id)
-        pair = self._pair(sample_id, rng)
-        ids = [self.collection.document_id(int(n)) for n in self._negatives(pair, rng)]
+        pair = self._pair(sample_id, words)
+        negatives = self._negatives(pair, self._rng_behind(pair, sample_id, epoch))
+        ids = [self.collection.document_id(int(n)) for n in negatives]
         answer = self.collection.document_id(pair.document)
         found = {"kind": kind, "query": self._query_text(pair), "answer": answer}
         return {**found, "negatives": " ".join(ids)}
@@ -128,24 +146,31 @@ class PairDataset(PlannedDataset):
         first = self.ends[kind - 1] if kind else 0
         return KINDS[kind], (sample_id - first) % self.counts[KINDS[kind]]
 
-    def _pair(self, sample_id: int, rng: np.random.Generator) -> _Pair:
+    def _pair(self, sample_id: int, words: list[int]) -> _Pair:
         kind, number = self._place(sample_id)
         if kind == "judged":
-            return self._judged_pair(number, rng)
+            return self._judged_pair(number, words[0])
         if kind == "triples":
             return self._triple(number)
         assert self.tokens.parts is not None
+        known = np.array([number])
         if kind == "titles" and self.tokens.parts.has_title[number]:
-            return _Pair(number, np.array([number]))
+            return _Pair(number, known)
         is_long = self.tokens.parts.long_ones(number)
-        drawn = drawn_sentence(is_long, rng, self.mix.removal)
-        return _Pair(number, np.array([number]), drawn=drawn)
+        drawn = drawn_sentence(is_long, words, self.mix.removal)
+        return _Pair(number, known, drawn=drawn, num_words=drawn.num_words)
 
-    def _judged_pair(self, number: int, rng: np.random.Generator) -> _Pair:
+    def _judged_pair(self, number: int, word: int) -> _Pair:
         documents, grades = self.judged.relevant(number)
-        answer = int(documents[drawn_in_proportion(grades, rng)])
+        answer = int(documents[place_in_proportion(grades, uniform(word))])
         query = int(self.judged.queries[number])
-        return _Pair(answer, documents, query)
+        return _Pair(answer, documents, query, num_words=1)
+
+    def _rng_behind(self, pair: _Pair, sample_id: int, epoch: int) -> np.random.Generator:
+        """Return the sample's generator behind the words that the pair took."""
+        rng = rng_for(self.seed, epoch, sample_id)
+        rng.random(pair.num_words)
+        return rng
 
     def _triple(self, number: int) -> _Pair:
         assert self.triples is not None
@@ -161,7 +186,7 @@ class PairDataset(PlannedDataset):
         assert parts is not None
         if pair.drawn is None:
             return parts.titles[number], parts.bodies[number]
-        sentence, is_removed = pair.drawn
+        sentence, is_removed, _ = pair.drawn
         answer = parts.without(number, sentence) if is_removed else tokens.documents[number]
         return parts.sentence(number, sentence), answer
 
@@ -208,11 +233,18 @@ class PairDataset(PlannedDataset):
         return np.concatenate(parts)
 
 
-def drawn_in_proportion(grades: np.ndarray, rng: np.random.Generator) -> int:
-    """Return a place in [n] positive float64, each drawn in proportion to its value."""
-    # What `rng.choice(n, p=grades / grades.sum())` does, in a third of its time.
-    shares = np.cumsum(grades / grades.sum())
-    return int(np.searchsorted(shares / shares[-1], rng.random(), side="right"))
+def place_in_proportion(grades: np.ndarray, share: float) -> int:
+    """Return a place in [n] positive float64, each found in proportion to its value.
+
+    Args:
+        grades: [n].
+        share: drawn from [0, 1).
+    """
+    if len(grades) == 1:
+        return 0
+    # What `rng.choice(n, p=grades / grades.sum())` does, in a quarter of its time.
+    ends = (grades / grades.sum()).cumsum()
+    return int((ends / ends[-1]).searchsorted(share, "right"))
 
 
 def estimated_lengths(encoding: TextEncoding, collection: Collection) -> np.ndarray:

@@ -141,11 +141,11 @@ class LitRetriever(EncodedTextModule):
             temperature,
             weight,
         )
-        return {TERM: loss}
+        told = LossSum(temperature.detach() * loss.count, loss.count)  # a mean over the samples
+        return {TERM: loss, "temperature": told}
 
-    def training_step(self, batch: RetrievalBatch, batch_idx: int) -> Tensor:
-        self.log("train/temperature", self.network.temperature().detach())
-        return super().training_step(batch, batch_idx)
+    def term_weights(self) -> dict[str, float]:
+        return {"temperature": 0.0}
 
     def validation_step(self, batch: EncodeBatch, batch_idx: int) -> None:
         self.val_evaluation.encoded.update(self(batch), batch)

@@ -24,7 +24,11 @@ from lit_models.training import strategies
 from lit_models.training.checkpoint import AtomicCheckpointIO, load_part, take_averaged
 from lit_models.training.exported import Layout
 from lit_models.training.idle_profiler import IdleProfiler
-from lit_models.training.lean_loop import keep_step_arguments, leave_out_idle_hooks
+from lit_models.training.lean_loop import (
+    keep_step_arguments,
+    leave_out_idle_hooks,
+    pass_batches_on,
+)
 from lit_models.training.optim import gradients
 from lit_models.training.plain import plain_hyperparameters
 from lit_models.training.record import LossSum, StepRecord
@@ -128,6 +132,7 @@ class ExactModule(LightningModule):
         own = [callback for callback in self.own_callbacks() if type(callback) not in present]
         leave_out_idle_hooks([*self.trainer.callbacks, *own])
         keep_step_arguments(self.trainer)
+        pass_batches_on(self.trainer, self)
         return own
 
     def setup(self, stage: str) -> None:

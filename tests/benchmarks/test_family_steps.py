@@ -3,9 +3,10 @@
 pytest -m benchmark tests/benchmarks/test_family_steps.py
 
 Both take turns of a few steps within one process, on one network and one heap. Both wait for the
-batches that their own DataLoader makes, each every second time as the first that asks for them:
-what a dataset keeps of a text, such as its tokens, serves them alike. What of our step is this
-wait, has a row of its own.
+batches that their own loader makes, each every second time as the first that asks for them: what
+a dataset keeps of a text, such as its tokens, serves them alike. Several batches are made
+together, so that the median step waits for none: what of our steps is this wait on average, has a
+row of its own.
 """
 
 import itertools
@@ -23,7 +24,7 @@ import torch
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 
-from datamodules.loader import PlannedLoader
+from datamodules.loader import TOGETHER, PlannedLoader
 from datamodules.planned import PlannedDataModule
 from lit_models.commands._run_config import built
 from lit_models.config_files import find_config
@@ -101,7 +102,7 @@ def plain_steps(module: Any, data: PlannedDataModule, clip: float | None) -> Ite
 def epoch_of(data: PlannedDataModule, epoch: int) -> PlannedLoader:
     """Return the training batches of an epoch, whatever the run is at."""
     micro_batches = partial(data._dealt, "train", epoch, data.batching, 0)
-    return PlannedLoader(data.datasets["train"], micro_batches, data.steps_per_epoch, {})
+    return PlannedLoader(data.datasets["train"], micro_batches, data.steps_per_epoch, {}, TOGETHER)
 
 
 def trained(config: dict[str, Any], turns: int, folder: Path) -> Turns:

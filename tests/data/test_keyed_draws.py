@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from datamodules.keyed_draws import _philox, uniforms_for
+from datamodules.keyed_draws import _philox, below, uniform, uniforms_for, words_for
 from datamodules.plan import rng_for
-from datamodules.relevance.training_pairs import drawn_in_proportion
+from datamodules.relevance.training_pairs import place_in_proportion
 
 
 def test_philox_gives_the_published_words():
@@ -30,5 +30,21 @@ def test_a_place_is_drawn_as_numpy_draws_it() -> None:
         grades = np.random.default_rng(seed).choice([0.1, 1.0, 2.0, 3.0], 1 + seed % 9)
         one, other = np.random.default_rng(seed), np.random.default_rng(seed)
         expected = other.choice(len(grades), p=grades / grades.sum())
-        assert drawn_in_proportion(grades, one) == expected
+        assert place_in_proportion(grades, one.random()) == expected
         assert one.random() == other.random()
+
+
+@pytest.mark.parametrize("count", [2, 3, 1000, 3_000_000_000, 2**32 - 1])
+def test_numbers_below_another_are_those_that_numpy_draws(count: int) -> None:
+    ids = np.arange(200)
+    for words, sample_id in zip(words_for(3, 1, ids, 2).tolist(), ids.tolist(), strict=True):
+        rng = rng_for(3, 1, sample_id)
+        # of the largest counts, numpy refuses nearly a third: both halves of a word, at times
+        if count > 2**31 and all((h * count) % 2**32 < 2**32 % count for h in halves(words[0])):
+            continue
+        assert below(words[0], count) == rng.integers(count)
+        assert uniform(words[1]) == rng.random()
+
+
+def halves(word: int) -> tuple[int, int]:
+    return word % 2**32, word >> 32

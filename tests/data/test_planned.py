@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules.loader import LoaderOptions, auto_workers, collated
+from datamodules.loader import LoaderOptions, auto_workers, collated, made_together
 from datamodules.plan import MicroBatch, PlanOptions
 from tests.toy import ToyData, ToySequences
 
@@ -56,6 +56,50 @@ def test_workers_change_nothing_in_any_epoch():
             assert torch.equal(a["sample_id"], b["sample_id"])
             assert torch.equal(a["values"], b["values"])
             assert a["step_denominators"] == b["step_denominators"]
+
+
+def test_batches_that_are_made_together_come_one_by_one_and_unchanged(monkeypatch):
+    batches = {}
+    for number in (1, 3, 8, 50):
+        monkeypatch.setattr("datamodules.planned.TOGETHER", number)
+        data = ToyData()
+        data.setup("fit")
+        loader = data.train_dataloader()
+        assert loader.at_a_time == number
+        batches[number] = [batch["sample_id"].tolist() for _ in range(2) for batch in loader]
+    assert len(batches[1]) == 14
+    assert all(found == batches[1] for found in batches.values())
+
+
+def test_a_batch_that_cannot_be_made_fails_in_its_turn():
+    made = []
+
+    def batches():
+        for number in range(9):
+            if number == 6:
+                raise RuntimeError("sample 17 is damaged")
+            made.append(number)
+            yield {"number": number}
+
+    found = []
+
+    def take(batch):
+        found.append((batch["number"], len(made)))
+
+    with pytest.raises(RuntimeError, match="sample 17 is damaged"):
+        list(map(take, made_together(batches(), 4)))
+    assert found == [(0, 4), (1, 4), (2, 4), (3, 4), (4, 6), (5, 6)]
+    assert [len(list(made_together(iter([{}] * n), 4))) for n in range(9)] == list(range(9))
+
+
+def test_a_gpu_or_a_worker_makes_one_batch_after_the_other(monkeypatch):
+    data = ToyData(num_workers=1)
+    data.setup("fit")
+    assert data.train_dataloader().at_a_time == 1
+    data = ToyData(num_workers=0)
+    data.setup("fit")
+    monkeypatch.setattr(ToyData, "_on_cpu", False)
+    assert data.train_dataloader().at_a_time == 1
 
 
 def test_the_facts_of_the_plan_are_what_the_batches_show():

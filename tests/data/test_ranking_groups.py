@@ -126,7 +126,7 @@ def test_candidates_of_a_run_keep_all_judgements_for_the_ideal_ranking(folder, t
     assert other.document.tolist() == []  # not in the run: counts, and scores 0
     batch = data.collate([other, other])
     assert batch["pair_index"].tolist() == [[-1], [-1]]
-    assert batch["input_ids"].shape == (1, 1)
+    assert batch["input_ids"].shape == (1, 2)  # marks
     assert sorted(batch["baselines"]) == ["bm25", "first"]
     # Outside its list a run gives a document the lowest score that it has given.
     assert data.source.first.scores(0, np.array([5, 6])).tolist() == [3.0, 2.0]

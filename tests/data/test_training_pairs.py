@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from datamodules.plan import rng_for
 from datamodules.relevance import document_parts as parts
 from datamodules.relevance.collection import Collection, Document, Triples, open_collection
 from datamodules.relevance.judged_queries import JudgedQueries
@@ -43,9 +44,9 @@ def pairs(
 
 def sentence_and_rest(document: Document, seed: int, removal: float) -> tuple[str, Document]:
     sentences = parts.document_sentences(document)
-    number, is_removed = parts.drawn_sentence(
-        parts.are_long(sentences), np.random.default_rng(seed), removal
-    )
+    words = rng_for(0, 0, seed).bit_generator.random_raw(2).tolist()
+    drawn = parts.drawn_sentence(parts.are_long(sentences), words, removal)
+    number, is_removed = drawn.sentence, drawn.is_removed
     rest = parts.without(document, sentences, number) if is_removed else document
     return sentences[number], rest
 

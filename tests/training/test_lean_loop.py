@@ -5,13 +5,14 @@ from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from lightning.pytorch import Callback
+import pytest
+from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.profilers import PassThroughProfiler
 
 from lit_models.training.callbacks import Throughput, default_callbacks
-from lit_models.training.lean_loop import STEP_HOOKS
+from lit_models.training.lean_loop import STEP_HOOKS, TRANSFER_HOOKS
 from tests.toy import LitToy, ToyData, toy_trainer
 
 STEPS = 3
@@ -71,3 +72,29 @@ def test_a_training_step_gets_the_arguments_that_it_takes(tmp_path: Path):
     for number, module in enumerate((Numbered(), Plain())):
         toy_trainer(tmp_path / str(number), max_steps=STEPS).fit(module, ToyData())
     assert seen == [0, 1, 2, None, None, None]
+
+
+def test_a_batch_goes_straight_to_the_step_unless_somebody_moves_it(tmp_path: Path):
+    for name in ("_on_before_batch_transfer", "_apply_batch_transfer_handler"):
+        assert callable(getattr(LightningModule, name))  # private: what is passed over
+    asked: list[str] = []
+
+    class Told(ToyData):
+        def transfer_batch_to_device(self, batch, device, dataloader_idx):
+            asked.append("data")
+            return super().transfer_batch_to_device(batch, device, dataloader_idx)
+
+    class Preparing(LitToy):
+        def on_after_batch_transfer(self, batch, dataloader_idx):
+            asked.append("module")
+            return batch
+
+    names, module = Names(), LitToy()
+    callbacks = [c for c in default_callbacks() if not isinstance(c, Throughput)]
+    first = toy_trainer(tmp_path / "0", max_steps=STEPS, callbacks=callbacks, profiler=names)
+    first.fit(module, ToyData())
+    assert not [name for name in names.counts if name.endswith(TRANSFER_HOOKS)]
+    toy_trainer(tmp_path / "1", max_steps=STEPS).fit(module, Told())  # the same module again
+    with pytest.warns(UserWarning, match="overridden `on_after_batch_transfer` in"):
+        toy_trainer(tmp_path / "2", max_steps=STEPS).fit(Preparing(), ToyData())
+    assert asked.count("data") == asked.count("module") >= STEPS  # of validation, too
