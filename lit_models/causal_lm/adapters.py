@@ -127,7 +127,10 @@ def adapter_of(
     """
     layers = {
         name: LayerAdapter(
-            weights[f"{name}.{A}"], weights[f"{name}.{B}"], alpha, weights.get(f"{name}.{MAGNITUDE}")
+            weights[f"{name}.{A}"],
+            weights[f"{name}.{B}"],
+            alpha,
+            weights.get(f"{name}.{MAGNITUDE}"),
         )
         for name, (_, alpha) in recipe["layers"].items()
     }

@@ -5,6 +5,8 @@ Source: Dettmers et al. 2023, "QLoRA", section 3, without the second quantisatio
 Shapes: D inputs of a layer, E outputs, P = ceil(E D / 2) bytes, S = ceil(E D / 64) blocks.
 """
 
+import logging
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -45,11 +47,10 @@ def packed(weight: Tensor) -> tuple[Tensor, Tensor]:
         sizes = (-(-number // 2), torch.uint8), (-(-number // BLOCK_SIZE), torch.float32)
         values, largest = (torch.empty(n, dtype=kind, device="meta") for n, kind in sizes)
         return values, largest
-    check_installed()
-    from bitsandbytes.functional import quantize_4bit
-
     given = weight.detach().float().contiguous()
-    values, state = quantize_4bit(given, blocksize=BLOCK_SIZE, quant_type=KIND)
+    values, state = _library().functional.quantize_4bit(
+        given, blocksize=BLOCK_SIZE, quant_type=KIND
+    )
     return values.reshape(-1), state.absmax
 
 
@@ -66,10 +67,8 @@ def unpacked(values: Tensor, largest: Tensor, shape: tuple[int, int]) -> Tensor:
     """
     if values.is_meta:
         return torch.empty(shape, device="meta")
-    check_installed()
-    from bitsandbytes.functional import dequantize_4bit
-
-    return dequantize_4bit(values.reshape(-1, 1), _state(largest, shape, torch.float32))
+    state = _state(largest, shape, torch.float32)
+    return _library().functional.dequantize_4bit(values.reshape(-1, 1), state)
 
 
 def product(x: Tensor, values: Tensor, largest: Tensor, shape: tuple[int, int]) -> Tensor:
@@ -83,14 +82,22 @@ def product(x: Tensor, values: Tensor, largest: Tensor, shape: tuple[int, int]) 
         largest: [S].
         shape: E and D.
     """
-    from bitsandbytes import matmul_4bit
-
     given = x.float() if x.dtype == torch.float64 else x
-    return matmul_4bit(given, values, _state(largest, shape, given.dtype)).to(x.dtype)
+    state = _state(largest, shape, given.dtype)
+    return _library().matmul_4bit(given, values, state).to(x.dtype)
 
 
 def _state(largest: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> Any:
-    from bitsandbytes.functional import QuantState
+    return _library().functional.QuantState(
+        largest.float(), torch.Size(shape), blocksize=BLOCK_SIZE, quant_type=KIND, dtype=dtype
+    )
 
-    sizes = {"shape": torch.Size(shape), "blocksize": BLOCK_SIZE}
-    return QuantState(largest.float(), dtype=dtype, quant_type=KIND, **sizes)
+
+@cache
+def _library() -> Any:
+    check_installed()
+    # On some CPUs it advises to install what would fetch a kernel from the network.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+    import bitsandbytes
+
+    return bitsandbytes

@@ -63,8 +63,7 @@ def _check_encoder(own: Mapping[str, Tensor], given: Mapping[str, Tensor], sourc
         f"{name.removeprefix('network.')} {there.get(name, 'missing')} there, "
         f"{here.get(name, 'missing')} here"
         for name in sorted(here.keys() | there.keys())
-        if here.get(name) != there.get(name)
-        and not (name not in there and is_of_adapter(name))
+        if here.get(name) != there.get(name) and not (name not in there and is_of_adapter(name))
     ]
     if wrong:
         more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""

@@ -170,7 +170,9 @@ def test_an_adapter_with_lengths_is_no_adapter_without(tmp_path):
     network = own_llama()
     folder = write(tmp_path / "a", network, adapt(network, ["q_proj"], dora=True))
     options = LoraOptions(["q_proj"], rank=2, alpha=6.0)
-    message = r"has rank 2, alpha 6, dora on 2 layers \(q_proj\), but lora asks for rank 2, alpha 6 "
+    message = (
+        r"has rank 2, alpha 6, dora on 2 layers \(q_proj\), but lora asks for rank 2, alpha 6 "
+    )
     with pytest.raises(ValueError, match=message):
         adapted_recipe(own_llama(), lora_recipe(own_llama(), options), folder)
     config = folder / ADAPTER_CONFIG

@@ -43,6 +43,7 @@ def slow(weight: Tensor) -> Tensor:
 
 def test_without_the_library_the_line_that_installs_it_is_named(monkeypatch):
     monkeypatch.setattr(four_bit, "find_spec", lambda name: None)
+    four_bit._library.cache_clear()
     for act in (
         lambda: LoraOptions(["q_proj"], base_dtype="nf4"),
         lambda: four_bit.packed(torch.ones(2, 2)),
@@ -133,7 +134,9 @@ def test_weights_to_begin_with_are_packed_and_unpacked(bitsandbytes):
     assert into.keys() == four.state_dict().keys()
     name = "layers.1.attention.q_proj"
     layer, weight = lora_layers(four)[name], plain.state_dict()[f"{name}.weight"]
-    assert torch.equal(base_of(layer, name, into), four_bit.unpacked(*four_bit.packed(weight), (8, 8)))
+    assert torch.equal(
+        base_of(layer, name, into), four_bit.unpacked(*four_bit.packed(weight), (8, 8))
+    )
     back = start_weights(plain, into)
     assert back.keys() == plain.state_dict().keys()
     assert torch.equal(back[f"{name}.weight"], base_of(layer, name, into))
