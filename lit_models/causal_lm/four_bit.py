@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 BLOCK_SIZE = 64
 KIND = "nf4"
@@ -100,4 +101,10 @@ def _library() -> Any:
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     import bitsandbytes
 
+    register_flop_formula(torch.ops.bitsandbytes.gemm_4bit, get_raw=True)(_flops)
     return bitsandbytes
+
+
+def _flops(x: Tensor, values: Tensor, shape: list[int], *others: Any, **more: Any) -> int:
+    """Return what a product of x [..., D] takes; the arguments are those of gemm_4bit."""
+    return 2 * x.numel() * shape[0]

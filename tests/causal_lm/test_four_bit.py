@@ -17,6 +17,7 @@ from lit_models.causal_lm.lora import (
 )
 from lit_models.causal_lm.module import LitCausalLM
 from lit_models.training.export import export_checkpoint
+from lit_models.training.throughput.flops import FlopCount
 from tests.causal_lm.test_dora import trained
 from tests.causal_lm.test_finetune import base, fit, last, losses  # noqa: F401 (a fixture)
 from tests.causal_lm.test_lora import decoder, gpt2, outputs, with_lora
@@ -43,11 +44,9 @@ def slow(weight: Tensor) -> Tensor:
 
 def test_without_the_library_the_line_that_installs_it_is_named(monkeypatch):
     monkeypatch.setattr(four_bit, "find_spec", lambda name: None)
-    four_bit._library.cache_clear()
     for act in (
         lambda: LoraOptions(["q_proj"], base_dtype="nf4"),
-        lambda: four_bit.packed(torch.ones(2, 2)),
-        lambda: four_bit.unpacked(torch.ones(2), torch.ones(1), (2, 2)),
+        four_bit._library.__wrapped__,  # before any weight is packed or unpacked
     ):
         with pytest.raises(RuntimeError, match=r"needs bitsandbytes.*pip install 'unisono\[quant"):
             act()
@@ -78,6 +77,9 @@ def test_a_product_is_that_of_the_unpacked_weight(bitsandbytes, dtype):
     assert found.dtype == dtype
     tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {"rtol": 1e-5}
     torch.testing.assert_close(found, expected, **{"atol": 1e-6, **tolerance})
+    with FlopCount() as count:
+        four_bit.product(x, *packed, (6, 16))
+    assert count.total == 2 * 6 * 6 * 16
     gradients = [torch.autograd.grad(y.square().sum(), x)[0] for y in (found, expected)]
     torch.testing.assert_close(*gradients, **{"atol": 1e-5, **tolerance})
 
