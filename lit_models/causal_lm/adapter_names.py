@@ -5,9 +5,10 @@ translated exactly in both directions. Shapes: r rank.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from lit_models.causal_lm.layout_configs import layout_of
@@ -17,11 +18,13 @@ from lit_models.causal_lm.network import Decoder
 
 
 class LayerAdapter(NamedTuple):
-    """A [r, inputs], B [outputs, r]; the layer adds alpha / r B A x."""
+    """A [r, inputs], B [outputs, r]; the layer adds alpha / r B A x. With DoRA each output has a
+    length, magnitude [outputs]."""
 
     a: Tensor
     b: Tensor
     alpha: float
+    magnitude: Tensor | None = None
 
 
 def module_names(network: nn.Module) -> dict[str, str]:
@@ -40,14 +43,26 @@ def module_names(network: nn.Module) -> dict[str, str]:
 
 
 def hugging_face_layers(
-    network: nn.Module, layers: Mapping[str, LayerAdapter]
+    network: nn.Module,
+    layers: Mapping[str, LayerAdapter],
+    lengths: Callable[[str], Tensor],
 ) -> dict[str, LayerAdapter]:
-    """Return adapters of a network's layers under the names of transformers' modules."""
+    """Return adapters of a network's layers under the names of transformers' modules.
+
+    Args:
+        network: own decoder or transformers' model.
+        layers: name of a layer -> adapter.
+        lengths: name of a layer without adapter -> what DoRA would begin with [outputs].
+    """
     found: dict[str, LayerAdapter] = {}
     for module, parts in _parts(network).items():
         present = [layers[part] for part in parts if part in layers]
         if len(parts) > 1 and present:
-            found[module] = _joined([layers.get(part) for part in parts])
+            joined = _joined([layers.get(part) for part in parts])
+            if present[0].magnitude is not None:
+                own = [layers[p].magnitude if p in layers else lengths(p) for p in parts]
+                joined = joined._replace(magnitude=torch.cat([m for m in own if m is not None]))
+            found[module] = joined
         elif present:
             found[module] = present[0]
     return found
@@ -105,13 +120,17 @@ def _joined(parts: list[LayerAdapter | None]) -> LayerAdapter:
 def _cut(layer: LayerAdapter, count: int, rank: int) -> list[LayerAdapter | None]:
     """Return the adapters of a module's parts: they share A, unless each has rows of its own."""
     blocks = layer.b.chunk(count)
+    magnitudes = [None] * count if layer.magnitude is None else layer.magnitude.chunk(count)
     rows = [slice(i * rank, (i + 1) * rank) for i in range(count)]
     inside = sum(int(b[:, part].count_nonzero()) for b, part in zip(blocks, rows, strict=True))
     if len(layer.a) != count * rank or inside != layer.b.count_nonzero():
-        return [LayerAdapter(layer.a, block.contiguous(), layer.alpha) for block in blocks]
+        return [
+            LayerAdapter(layer.a, block.contiguous(), layer.alpha, own)
+            for block, own in zip(blocks, magnitudes, strict=True)
+        ]
     return [
-        LayerAdapter(layer.a[part], block[:, part].contiguous(), layer.alpha / count)
+        LayerAdapter(layer.a[part], block[:, part].contiguous(), layer.alpha / count, own)
         if layer.a[part].any() or block[:, part].any()
         else None
-        for block, part in zip(blocks, rows, strict=True)
+        for block, part, own in zip(blocks, rows, magnitudes, strict=True)
     ]

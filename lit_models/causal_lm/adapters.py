@@ -19,14 +19,21 @@ from lit_models.causal_lm.adapter_names import (
     network_layers,
 )
 from lit_models.causal_lm.layout_configs import layout_of
-from lit_models.causal_lm.lora import A, B, is_conv1d, layer_size, linear_layers
+from lit_models.causal_lm.lora import (
+    MAGNITUDE,
+    A,
+    B,
+    is_conv1d,
+    layer_size,
+    linear_layers,
+    row_lengths,
+)
 from lit_models.causal_lm.network import Decoder
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
-# What PEFT can do beyond plain LoRA: key -> the value that says it does not.
+# What PEFT can do beyond LoRA and DoRA: key -> the value that says it does not.
 PLAIN_LORA = {
-    "use_dora": False,
     "use_rslora": False,
     "lora_bias": False,
     "bias": "none",
@@ -55,6 +62,11 @@ class Adapter:
     dropout: float = 0.0
     base: str | None = None
 
+    @property
+    def dora(self) -> bool:
+        """Whether the layers have lengths."""
+        return any(layer.magnitude is not None for layer in self.layers.values())
+
 
 def adapted_recipe(
     network: nn.Module, recipe: dict[str, Any], folder: str | Path
@@ -73,14 +85,14 @@ def adapted_recipe(
     adapter = read_adapter(folder)
     layers = own_layers(network, adapter, folder, recipe["base"])
     asked, found = list(recipe["layers"]), list(layers)
-    same_size = (adapter.rank, adapter.alpha) == (recipe["rank"], recipe["alpha"])
-    if not same_size or set(asked) != set(found):
+    there = _sizes(adapter.rank, adapter.alpha, adapter.dora)
+    here = _sizes(recipe["rank"], recipe["alpha"], recipe["dora"])
+    if there != here or set(asked) != set(found):
         ends = sorted({name.rpartition(".")[2] for name in found})
         raise ValueError(
-            f"the adapter {folder} has rank {adapter.rank}, alpha {adapter.alpha:g} on "
-            f"{len(found)} layers ({', '.join(ends)}), but lora asks for rank {recipe['rank']}, "
-            f"alpha {recipe['alpha']:g} on {len(asked)} ({', '.join(recipe['targets'])}); give "
-            "lora the adapter's values, or leave lora.adapter out."
+            f"the adapter {folder} has {there} on {len(found)} layers ({', '.join(ends)}), but "
+            f"lora asks for {here} on {len(asked)} ({', '.join(recipe['targets'])}); give lora the "
+            "adapter's values, or leave lora.adapter out."
         )
     sizes = {name: [len(layers[name].a), layers[name].alpha] for name in asked}
     return {**recipe, "layers": sizes}
@@ -94,11 +106,13 @@ def load_adapter(network: nn.Module, recipe: Mapping[str, Any], folder: str | Pa
         ValueError: it is damaged, or of another base.
     """
     layers = own_layers(network, read_adapter(folder), folder, recipe["base"])
-    for name, (a, b, _) in layers.items():
+    for name, (a, b, _, magnitude) in layers.items():
         layer = network.get_submodule(name)
         with torch.no_grad():
             layer.lora_A.copy_(a)
             layer.lora_B.copy_(b)
+            if magnitude is not None:
+                layer.lora_magnitude_vector.copy_(magnitude)
 
 
 def adapter_of(
@@ -112,17 +126,26 @@ def adapter_of(
         weights: the network's state_dict.
     """
     layers = {
-        name: LayerAdapter(weights[f"{name}.{A}"], weights[f"{name}.{B}"], alpha)
+        name: LayerAdapter(
+            weights[f"{name}.{A}"],
+            weights[f"{name}.{B}"],
+            alpha,
+            weights.get(f"{name}.{MAGNITUDE}"),
+        )
         for name, (_, alpha) in recipe["layers"].items()
     }
+
+    def lengths(name: str) -> Tensor:
+        return row_lengths(weights[f"{name}.weight"].float())
+
     sizes = (recipe["rank"], recipe["alpha"], recipe["dropout"])
-    return Adapter(hugging_face_layers(network, layers), *sizes, recipe["base"])
+    return Adapter(hugging_face_layers(network, layers, lengths), *sizes, recipe["base"])
 
 
 def adapter_files(network: nn.Module, adapter: Adapter) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return what adapter_config.json and adapter_model.safetensors hold."""
     ranks, alphas = {}, {}
-    for name, (a, _, alpha) in adapter.layers.items():
+    for name, (a, _, alpha, _) in adapter.layers.items():
         if len(a) != adapter.rank:
             ranks[name] = len(a)
         if alpha != adapter.alpha:
@@ -140,13 +163,16 @@ def adapter_files(network: nn.Module, adapter: Adapter) -> tuple[dict[str, Any],
         "target_modules": sorted(adapter.layers),
         "fan_in_fan_out": is_own_gpt2 or any(is_conv1d(m) for m in network.modules()),
         "bias": "none",
+        "use_dora": adapter.dora,
         "inference_mode": True,
         "init_lora_weights": True,
     }
     weights = {}
-    for name, (a, b, _) in adapter.layers.items():
+    for name, (a, b, _, magnitude) in adapter.layers.items():
         weights[f"{PREFIX}{name}.{A}.weight"] = a.contiguous()
         weights[f"{PREFIX}{name}.{B}.weight"] = b.contiguous()
+        if magnitude is not None:
+            weights[f"{PREFIX}{name}.{MAGNITUDE}"] = magnitude.contiguous()
     return config, weights
 
 
@@ -155,7 +181,7 @@ def read_adapter(folder: str | Path) -> Adapter:
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: a file is damaged, or holds more than plain LoRA.
+        ValueError: a file is damaged, or holds more than LoRA or DoRA.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -172,12 +198,13 @@ def read_adapter(folder: str | Path) -> Adapter:
     except SafetensorError as error:
         raise ValueError(f"{folder / ADAPTER_WEIGHTS} is damaged: {error}.") from error
     names = {name.removeprefix(PREFIX).rpartition(f".{A}.weight")[0] for name in weights} - {""}
-    expected = {f"{PREFIX}{name}.{part}.weight" for name in names for part in (A, B)}
+    ends = [f"{A}.weight", f"{B}.weight", *([MAGNITUDE] if config.get("use_dora") else [])]
+    expected = {f"{PREFIX}{name}.{end}" for name in names for end in ends}
     if set(weights) != expected or not names:
         strange = sorted(set(weights) ^ expected)[:2] or ["nothing"]
         raise ValueError(
-            f"{folder / ADAPTER_WEIGHTS} is no plain LoRA of linear layers: it holds or lacks "
-            f"{', '.join(strange)}."
+            f"{folder / ADAPTER_WEIGHTS} is no LoRA of linear layers as {ADAPTER_CONFIG} says: it "
+            f"holds or lacks {', '.join(strange)}."
         )
     alphas = config.get("alpha_pattern") or {}
     layers = {
@@ -185,6 +212,7 @@ def read_adapter(folder: str | Path) -> Adapter:
             weights[f"{PREFIX}{name}.{A}.weight"],
             weights[f"{PREFIX}{name}.{B}.weight"],
             _by_pattern(alphas, name, config["lora_alpha"]),
+            weights.get(f"{PREFIX}{name}.{MAGNITUDE}"),
         )
         for name in sorted(names)
     }
@@ -208,7 +236,7 @@ def own_layers(
         )
     layers = network_layers(network, adapter.layers, adapter.rank)
     there = linear_layers(network)
-    for name, (a, b, _) in layers.items():
+    for name, (a, b, _, _) in layers.items():
         size = layer_size(there[name]) if name in there else None
         if size != (a.shape[1], b.shape[0]) or a.shape[0] != b.shape[1]:
             what = f"layers of {size[0]} to {size[1]} features" if size else "no such layer"
@@ -218,6 +246,10 @@ def own_layers(
                 f"{f'; it was trained on {adapter.base}' if adapter.base else ''}. Load its base."
             )
     return layers
+
+
+def _sizes(rank: int, alpha: float, dora: bool) -> str:
+    return f"rank {rank}, alpha {alpha:g}{', dora' if dora else ''}"
 
 
 def _by_pattern(pattern: Mapping[str, Any], name: str, default: Any) -> Any:
@@ -242,7 +274,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     more = [key for key, plain in PLAIN_LORA.items() if config.get(key, plain) not in (plain, [])]
     if more:
         raise ValueError(
-            f"{path} uses {', '.join(more)}, which is beyond plain LoRA; merge it with PEFT "
+            f"{path} uses {', '.join(more)}, which is beyond LoRA and DoRA; merge it with PEFT "
             "(merge_and_unload) and fine-tune the merged model."
         )
     return config

@@ -65,6 +65,7 @@ def _lora_facts(lora: Recipe, layers: dict[str, list[float]]) -> dict[str, Any]:
         "lora.rank": _one_or_all([layers[name][0] for name in sorted(layers)]),
         "lora.alpha": _one_or_all([layers[name][1] for name in sorted(layers)]),
         "lora.base_dtype": lora.get("base_dtype"),
+        "lora.dora": lora.get("dora", False),
     }
 
 

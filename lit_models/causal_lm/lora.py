@@ -1,6 +1,7 @@
 """Low-rank adapters on linear layers; everything else stands still.
 
-Source: Hu et al. 2021, "LoRA", section 4.1. Shapes: D inputs of a layer, E outputs, r rank.
+Source: Hu et al. 2021, "LoRA", section 4.1; Liu et al. 2024, "DoRA", sections 4.1 and 4.3.
+Shapes: D inputs of a layer, E outputs, r rank.
 """
 
 from collections.abc import Mapping
@@ -12,7 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-A, B = "lora_A", "lora_B"
+from lit_models.causal_lm import four_bit
+
+A, B, MAGNITUDE = "lora_A", "lora_B", "lora_magnitude_vector"  # the last of DoRA alone
+PARTS = (A, B, MAGNITUDE)
+LARGEST = "weight_absmax"  # beside a weight in four bits
 
 
 @dataclass(frozen=True)
@@ -25,20 +30,25 @@ class LoraOptions:
         rank: r.
         alpha: the adapter's output is multiplied by alpha / rank.
         dropout: of the adapter's input.
-        base_dtype: of all that stands still; bfloat16 halves its memory.
+        base_dtype: of all that stands still; bfloat16 halves its memory, nf4 holds the layers
+            with adapters in four bits and all else in bfloat16.
         adapter: folder of an adapter in PEFT's layout to go on with; its layers, rank and alpha
             must be those given here.
+        dora: each output of a layer gets a length that learns by itself, and base and adapter give
+            its direction alone (DoRA).
 
     Raises:
         ValueError: one of them is outside its range.
+        RuntimeError: nf4 without bitsandbytes.
     """
 
     targets: list[str]
     rank: int = 8
     alpha: float = 16.0
     dropout: float = 0.0
-    base_dtype: Literal["float32", "bfloat16"] = "float32"
+    base_dtype: Literal["float32", "bfloat16", "nf4"] = "float32"
     adapter: str | None = None
+    dora: bool = False
 
     def __post_init__(self) -> None:
         if not self.targets:
@@ -49,10 +59,15 @@ class LoraOptions:
             raise ValueError(f"lora.alpha must be above 0, got {self.alpha}; usual is 2 x rank.")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"lora.dropout must be 0 to below 1, got {self.dropout}.")
+        if self.base_dtype == four_bit.KIND:
+            four_bit.check_installed()
 
 
 class LoraLinear(nn.Module):
     """A linear layer that stands still, and a product of two small matrices beside it.
+
+    DoRA takes the sum of both for the direction of each output, and multiplies it by a length
+    that learns.
 
     Args:
         base: nn.Linear, or Conv1D of transformers, whose weight is [D, E]; its parameters are
@@ -60,31 +75,88 @@ class LoraLinear(nn.Module):
         rank: r.
         alpha: numerator of the scale.
         dropout: of the adapter's input.
+        dora: give each output a length.
     """
 
-    def __init__(self, base: nn.Module, rank: int, alpha: float, dropout: float) -> None:
+    def __init__(
+        self, base: nn.Module, rank: int, alpha: float, dropout: float, dora: bool = False
+    ) -> None:
         super().__init__()
-        self.weight, self.bias = base.weight, base.bias
         self.is_transposed = not isinstance(base, nn.Linear)
         self.in_features, self.out_features = layer_size(base)
         self.scale = alpha / rank
         self.dropout = nn.Dropout(dropout)
         dtype = torch.promote_types(base.weight.dtype, torch.float32)
         like = {"device": base.weight.device, "dtype": dtype}
+        self.bias = base.bias
+        self.keep(base.weight)
         self.lora_A = nn.Parameter(torch.empty(rank, self.in_features, **like))
         self.lora_B = nn.Parameter(torch.zeros(self.out_features, rank, **like))
         nn.init.kaiming_uniform_(self.lora_A, a=5**0.5)
+        lengths = row_lengths(self.base_weight().to(dtype)) if dora else None
+        self.lora_magnitude_vector = None if lengths is None else nn.Parameter(lengths)
+
+    def keep(self, weight: nn.Parameter) -> None:
+        """Take over the base's weight."""
+        self.weight = weight
+
+    def base_weight(self) -> Tensor:
+        """Return the base's weight [E, D] in the dtype in which it is kept."""
+        return self.weight.T if self.is_transposed else self.weight
+
+    def base_product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Return what the base makes of x [..., D]: [..., E] in the dtype of its output."""
+        weight = self.base_weight()
+        return F.linear(x.to(weight.dtype), weight, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Args: x [..., D]. Returns [..., E] in the dtype of the base's output."""
-        weight = self.weight.T if self.is_transposed else self.weight
-        output = F.linear(x.to(weight.dtype), weight, self.bias)
+        output = self.base_product(x, self.bias if self.lora_magnitude_vector is None else None)
         narrow = F.linear(self.dropout(x.to(self.lora_A.dtype)), self.lora_A)  # [..., r]
-        return output + (F.linear(narrow, self.lora_B) * self.scale).to(output.dtype)
+        change = F.linear(narrow, self.lora_B) * self.scale
+        if self.lora_magnitude_vector is None:
+            return output + change.to(output.dtype)
+        whole = (output + change) * (self.lora_magnitude_vector / self._lengths(x.device.type))
+        return (whole if self.bias is None else whole + self.bias).to(output.dtype)
+
+    @torch.no_grad()
+    def _lengths(self, device_type: str) -> Tensor:
+        """Return the lengths [E] of the directions, constants of the backward pass: section 4.3
+        of DoRA leaves their gradient out, which would need all activations of a whole weight."""
+        with torch.autocast(device_type, enabled=False):  # a length in bfloat16 moves every output
+            weight = self.base_weight().to(self.lora_A.dtype)
+            return row_lengths(torch.addmm(weight, self.lora_B, self.lora_A, alpha=self.scale))
 
     def extra_repr(self) -> str:
         size = f"{self.in_features}, {self.out_features}"
-        return f"{size}, rank={len(self.lora_A)}, scale={self.scale:g}"
+        dora = "" if self.lora_magnitude_vector is None else ", dora"
+        return f"{size}, rank={len(self.lora_A)}, scale={self.scale:g}{dora}"
+
+
+class FourBitLoraLinear(LoraLinear):
+    """The same on a base whose weight is kept in four bits, [P] uint8 and [S] of `four_bit`."""
+
+    def keep(self, weight: nn.Parameter) -> None:
+        values, largest = four_bit.packed(weight.T if self.is_transposed else weight)
+        self.weight = nn.Parameter(values, requires_grad=False)
+        self.weight_absmax = nn.Parameter(largest, requires_grad=False)
+
+    def base_weight(self) -> Tensor:
+        return four_bit.unpacked(self.weight, self.weight_absmax, self._shape)
+
+    def base_product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        output = four_bit.product(x, self.weight, self.weight_absmax, self._shape)
+        return output if bias is None else output + bias.to(output.dtype)
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        return self.out_features, self.in_features
+
+
+def row_lengths(weight: Tensor) -> Tensor:
+    """Return the length of each row [E] of a weight [E, D]; a row of zeros has the smallest number
+    there is, by which zeros can be divided."""
+    return torch.linalg.vector_norm(weight, dim=1).clamp(min=torch.finfo(weight.dtype).tiny)
 
 
 def lora_recipe(
@@ -107,6 +179,7 @@ def lora_recipe(
         "alpha": options.alpha,
         "dropout": options.dropout,
         "base_dtype": options.base_dtype,
+        "dora": options.dora,
         "base": base,
         "layers": {name: [options.rank, options.alpha] for name in names},
     }
@@ -121,14 +194,22 @@ def add_lora(network: nn.Module, recipe: Mapping[str, Any]) -> None:
     Args:
         network: with its base weights, or with those of a checkpoint to come; names of the base's
             parameters stay.
-        recipe: of `lora_recipe`.
+        recipe: of `lora_recipe`, or of a version without DoRA.
+
+    Raises:
+        RuntimeError: a base in four bits without bitsandbytes.
     """
     network.requires_grad_(False)
-    if recipe["base_dtype"] == "bfloat16":
+    is_four_bit = recipe["base_dtype"] == four_bit.KIND
+    if recipe["base_dtype"] != "float32":
+        # Four bits are made of all the bits that there are.
+        whole = {id(network.get_submodule(name).weight) for name in recipe["layers"]}
         for parameter in network.parameters():
-            parameter.data = parameter.data.bfloat16()
+            if not (is_four_bit and id(parameter) in whole):
+                parameter.data = parameter.data.bfloat16()
+    kind, dora = FourBitLoraLinear if is_four_bit else LoraLinear, recipe.get("dora", False)
     for name, (rank, alpha) in recipe["layers"].items():
-        layer = LoraLinear(network.get_submodule(name), rank, alpha, recipe["dropout"])
+        layer = kind(network.get_submodule(name), rank, alpha, recipe["dropout"], dora)
         parent, _, last = name.rpartition(".")
         setattr(network.get_submodule(parent), last, layer)
 
@@ -179,15 +260,68 @@ def is_conv1d(module: nn.Module) -> bool:
 
 def layer_size(layer: nn.Module) -> tuple[int, int]:
     """Return inputs D and outputs E of a linear layer."""
+    if isinstance(layer, LoraLinear):
+        return layer.in_features, layer.out_features
     rows, columns = layer.weight.shape
-    is_transposed = is_conv1d(layer) or getattr(layer, "is_transposed", False)
-    return (rows, columns) if is_transposed else (columns, rows)
+    return (rows, columns) if is_conv1d(layer) else (columns, rows)
 
 
-def adapter_weights(module: nn.Module) -> dict[str, Tensor]:
-    """Return name -> tensor of all adapters in a module."""
-    weights = module.state_dict()
-    return {name: t for name, t in weights.items() if name.rpartition(".")[2] in (A, B)}
+def is_of_adapter(name: str) -> bool:
+    """Return whether a weight belongs to an adapter, by its name."""
+    return name.rpartition(".")[2] in PARTS
+
+
+def lora_layers(module: nn.Module) -> dict[str, LoraLinear]:
+    """Return name -> layer of all adapted layers."""
+    return {name: m for name, m in module.named_modules() if isinstance(m, LoraLinear)}
+
+
+def base_of(layer: LoraLinear, name: str, weights: Mapping[str, Tensor]) -> Tensor:
+    """Return the base's weight [E, D] of a layer of this shape, from weights of any base_dtype."""
+    weight = weights[f"{name}.weight"]
+    if f"{name}.{LARGEST}" in weights:
+        size = (layer.out_features, layer.in_features)
+        return four_bit.unpacked(weight, weights[f"{name}.{LARGEST}"], size)
+    return weight.T if layer.is_transposed else weight
+
+
+def start_weights(module: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights of another run as a module takes them: new adapters where it has none, and
+    its base in four bits, or out of them, as the module keeps its own.
+
+    Args:
+        module: with adapters or without.
+        given: of a network of the same function, with some of these adapters or none.
+    """
+    adapters = {name: t for name, t in module.state_dict().items() if is_of_adapter(name)}
+    weights = {**adapters, **given}
+    for name, layer in lora_layers(module).items():
+        is_four_bit = isinstance(layer, FourBitLoraLinear)
+        if f"{name}.weight" not in given or is_four_bit == (f"{name}.{LARGEST}" in given):
+            continue  # as it should be, or not at all: whoever loads it says so
+        base = base_of(layer, name, given)
+        if is_four_bit:
+            weights[f"{name}.weight"], weights[f"{name}.{LARGEST}"] = four_bit.packed(base)
+        else:
+            weights[f"{name}.weight"] = base.T if layer.is_transposed else base
+            del weights[f"{name}.{LARGEST}"]
+    return settled_lengths(module, weights)
+
+
+def settled_lengths(module: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights whose new adapters of DoRA, those with B zero, have the lengths of their base.
+
+    A module that was built without its weights has made them of others.
+    """
+    lengths = {}
+    for name, layer in lora_layers(module).items():
+        is_there = layer.lora_magnitude_vector is not None and f"{name}.weight" in weights
+        if is_there and not weights[f"{name}.{B}"].any():
+            base = base_of(layer, name, weights)
+            if layer.weight.is_floating_point():
+                base = base.to(layer.weight.dtype)  # rounded, as the layer will have it
+            lengths[f"{name}.{MAGNITUDE}"] = row_lengths(base.to(layer.lora_A.dtype))
+    return {**weights, **lengths}
 
 
 def merged_weights(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -198,15 +332,20 @@ def merged_weights(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[st
     Args:
         network: with its adapters; may be on the meta device, since only its layers are asked.
         weights: its state_dict, or one of the same names.
+
+    Raises:
+        RuntimeError: a base in four bits without bitsandbytes.
     """
-    plain = {name: t for name, t in weights.items() if name.rpartition(".")[2] not in (A, B)}
-    for name, layer in network.named_modules():
-        if not isinstance(layer, LoraLinear):
-            continue
+    plain = {name: t for name, t in weights.items() if not is_of_adapter(name)}
+    for name, layer in lora_layers(network).items():
         low, high = weights[f"{name}.{A}"], weights[f"{name}.{B}"]
-        update = (high.double() @ low.double()) * layer.scale  # [E, D]
-        base = plain[f"{name}.weight"].double()
-        plain[f"{name}.weight"] = (base + (update.T if layer.is_transposed else update)).to(low)
+        merged = base_of(layer, name, weights).double()
+        merged = merged + (high.double() @ low.double()) * layer.scale  # [E, D]
+        if f"{name}.{MAGNITUDE}" in weights:
+            factor = weights[f"{name}.{MAGNITUDE}"].double() / row_lengths(merged)
+            merged = merged * factor[:, None]
+        plain[f"{name}.weight"] = (merged.T if layer.is_transposed else merged).to(low)
+        plain.pop(f"{name}.{LARGEST}", None)
     adapted = next((t.dtype for name, t in weights.items() if name.endswith(f".{A}")), None)
     if adapted is None:
         return plain

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from datamodules.encoded_texts import RECIPE_KEY
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from lit_models.causal_lm.freezing import freeze as freeze_by_name
-from lit_models.causal_lm.lora import LoraOptions, add_lora, lora_recipe
+from lit_models.causal_lm.lora import LoraOptions, add_lora, lora_recipe, settled_lengths
 from lit_models.causal_lm.model_folders import read_config, weight_files
 from lit_models.layers.depths import layer_depths
 from lit_models.seo.encoders import PretrainedEncoder, TextEncoder, TransformerEncoder
@@ -37,6 +37,9 @@ class EncodedTextModule(ExactModule):
         lr_scaling: how the rate follows a global batch that grows with the devices.
         base_global_batch_size: the global batch for which the rate was chosen.
         init_from: checkpoint to take weights from.
+
+    Raises:
+        ValueError: lora asks for a base in four bits.
     """
 
     export_keys: ClassVar[tuple[str, ...]] = (RECIPE_KEY,)
@@ -63,6 +66,8 @@ class EncodedTextModule(ExactModule):
         self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
         self.encoder_factory, self.pretrained = encoder, pretrained
         self.lora, self.freeze_patterns = lora, freeze
+        if lora is not None and lora.base_dtype == "nf4":
+            raise ValueError("lora.base_dtype nf4 is for language models alone; take bfloat16.")
         self.init_from = init_from
         self.recipe: Any = None  # a dict of plain values, from the data or a checkpoint
         self.network = None  # of `make_network`, once the recipe is known
@@ -142,7 +147,8 @@ class EncodedTextModule(ExactModule):
             return trained["kind"] == self.kind and self.is_same_head(name, trained)
 
         source = str(self.init_from)
-        return start_weights(self.state_dict(), checkpoint["state_dict"], is_same, source)
+        taken = start_weights(self.state_dict(), checkpoint["state_dict"], is_same, source)
+        return settled_lengths(self, taken)
 
     def is_same_head(self, name: str, trained: dict[str, Any]) -> bool:
         """Whether a weight besides the encoder's means the same in another recipe of this kind."""

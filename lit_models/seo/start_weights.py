@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from lit_models.causal_lm.lora import A, B
+from lit_models.causal_lm.lora import is_of_adapter
 
 log = logging.getLogger(__name__)
 ENCODER, QUERY_ENCODER = "network.encoder.", "network.query_encoder."
@@ -63,8 +63,7 @@ def _check_encoder(own: Mapping[str, Tensor], given: Mapping[str, Tensor], sourc
         f"{name.removeprefix('network.')} {there.get(name, 'missing')} there, "
         f"{here.get(name, 'missing')} here"
         for name in sorted(here.keys() | there.keys())
-        if here.get(name) != there.get(name)
-        and not (name not in there and name.rpartition(".")[2] in (A, B))
+        if here.get(name) != there.get(name) and not (name not in there and is_of_adapter(name))
     ]
     if wrong:
         more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""

@@ -23,9 +23,11 @@ class StateSize:
         gathered_parameters: most that fsdp has whole at a time in training: the largest block and
             what lies in no block.
         evaluated_parameters: most that fsdp has whole at a time in evaluation; 0 without any.
-        bytes_per_parameter: 4 in float32.
+        bytes_per_parameter: 4 in float32; of what has a gradient where dtypes differ.
         moments_per_parameter: values of the optimizer beside each trained parameter: 2 for AdamW,
             0 for plain SGD.
+        weight_bytes: of the whole network where dtypes differ, such as float32 adapters on a
+            bfloat16 base; none where all have `bytes_per_parameter`.
     """
 
     num_parameters: int
@@ -34,6 +36,7 @@ class StateSize:
     evaluated_parameters: int = 0
     bytes_per_parameter: int = 4
     moments_per_parameter: float = 2.0
+    weight_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class Choice:
 
 def parameter_bytes(size: StateSize) -> int:
     """Return the bytes of all weights."""
-    return size.num_parameters * size.bytes_per_parameter
+    return _mean_bytes(size, size.num_parameters)
 
 
 def gradient_bytes(size: StateSize) -> int:
@@ -73,9 +76,12 @@ def state_bytes(size: StateSize) -> int:
 def gathered_bytes(size: StateSize) -> int:
     """Return what fsdp has whole at a time: weights and gradients of the largest block and of what
     lies in none, or in evaluation the weights that it gathers for a step."""
-    in_training = 2 * min(size.gathered_parameters, size.num_parameters)
-    in_training = 0 if size.num_trained == 0 else in_training
-    return max(in_training, size.evaluated_parameters) * size.bytes_per_parameter
+    evaluated = _mean_bytes(size, size.evaluated_parameters)
+    if size.num_trained == 0:
+        return evaluated
+    weights = _mean_bytes(size, min(size.gathered_parameters, size.num_parameters))
+    gradients = min(size.gathered_parameters, size.num_trained) * size.bytes_per_parameter
+    return max(weights + gradients, evaluated)
 
 
 def replicated_bytes(size: StateSize, num_devices: int) -> int:
@@ -88,6 +94,13 @@ def replicated_bytes(size: StateSize, num_devices: int) -> int:
 def sharded_bytes(size: StateSize, num_devices: int) -> int:
     """Return the state on each device under fsdp: its share, and what is whole at a time."""
     return math.ceil(state_bytes(size) / num_devices) + gathered_bytes(size)
+
+
+def _mean_bytes(size: StateSize, count: int) -> int:
+    """Return the bytes of so many weights, of a mean size where dtypes differ."""
+    if size.weight_bytes is None:
+        return count * size.bytes_per_parameter
+    return math.ceil(count * size.weight_bytes / size.num_parameters)
 
 
 def activation_bytes(bytes_per_position: float, num_rows: int, num_positions: int) -> int:

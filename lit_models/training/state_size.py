@@ -54,14 +54,18 @@ def size_of(module: LightningModule, precision: str | int | None = None) -> Stat
     total = _count(parameters)
     if not total:
         return None
-    largest = max(parameters, key=Tensor.numel)
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    true = _true_bytes(precision)
+    each = true or max(trained or parameters, key=Tensor.numel).element_size()
+    weight_bytes = _bytes(parameters, true)
     return StateSize(
         num_parameters=total,
-        num_trained=_count(p for p in parameters if p.requires_grad),
+        num_trained=_count(trained),
         gathered_parameters=gathered_parameters(module, total),
         evaluated_parameters=total if is_overridden("validation_step", module) else 0,
-        bytes_per_parameter=_true_bytes(precision) or largest.element_size(),
+        bytes_per_parameter=each,
         moments_per_parameter=_mean_moments(module),
+        weight_bytes=None if weight_bytes == total * each else weight_bytes,
     )
 
 
@@ -76,13 +80,20 @@ def gathered_parameters(module: LightningModule, total: int) -> int:
 
 
 def sharded_groups(module: LightningModule) -> list[tuple[int, int]]:
-    """Return (trained, frozen) parameters of each block that fsdp gathers, and last of the rest."""
+    """Return (trained, frozen) parameters of each block that fsdp gathers, and last of the rest;
+    frozen ones of another dtype as so many trained ones as have their bytes."""
     blocks = list(module.blocks()) if hasattr(module, "blocks") else []
     parts = [list(block.parameters()) for block in blocks]
     known = {parameter for part in parts for parameter in part}
     parts.append([parameter for parameter in module.parameters() if parameter not in known])
+    whole = list(module.parameters())
+    trained = [parameter for parameter in whole if parameter.requires_grad] or whole
+    each = max(trained, key=Tensor.numel).element_size() if trained else 1
     return [
-        (_count(p for p in part if p.requires_grad), _count(p for p in part if not p.requires_grad))
+        (
+            _count(p for p in part if p.requires_grad),
+            _bytes(p for p in part if not p.requires_grad) // each,
+        )
         for part in parts
     ]
 
@@ -121,6 +132,14 @@ def _true_bytes(precision: str | int | None) -> int | None:
     name = str(precision).removeprefix("bf")
     is_true = name.endswith("-true") or name == "64"
     return _TRUE_BYTES.get(name.removesuffix("-true")) if is_true else None
+
+
+def _bytes(parameters: Iterable[Tensor], true_bytes: int | None = None) -> int:
+    """Return the bytes of parameters; of floating ones as a true precision will have them."""
+    return sum(
+        p.numel() * (true_bytes if true_bytes and p.is_floating_point() else p.element_size())
+        for p in parameters
+    )
 
 
 def _count(parameters: Iterable[Tensor]) -> int:

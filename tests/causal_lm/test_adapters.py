@@ -192,10 +192,10 @@ def test_other_values_than_the_adapters_are_refused(tmp_path):
         (ADAPTER_CONFIG, lambda b: b.replace(b"LORA", b"IA3"), "of kind IA3; only LORA"),
         (
             ADAPTER_CONFIG,
-            lambda b: b.replace(b'"bias"', b'"use_dora": true, "bias"'),
-            "uses use_dora, which is beyond plain LoRA",
+            lambda b: b.replace(b'"bias"', b'"use_rslora": true, "bias"'),
+            "uses use_rslora, which is beyond LoRA and DoRA",
         ),
-        (ADAPTER_WEIGHTS, lambda b: b.replace(b"lora_A", b"lora_X"), "is no plain LoRA"),
+        (ADAPTER_WEIGHTS, lambda b: b.replace(b"lora_A", b"lora_X"), "is no LoRA of linear"),
     ],
 )
 def test_a_damaged_adapter_is_named(name, harm, message, tmp_path):

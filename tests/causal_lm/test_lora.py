@@ -49,7 +49,7 @@ def trained(network: nn.Module) -> nn.Module:
     for name, parameter in network.named_parameters():
         if parameter.requires_grad:
             nn.init.normal_(parameter, std=0.2)
-            assert name.endswith(("lora_A", "lora_B"))
+            assert name.endswith(("lora_A", "lora_B", "lora_magnitude_vector"))
     return network
 
 
