@@ -7,7 +7,7 @@ checkpoint holds what one device would write: whole moments by parameter name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -110,7 +110,7 @@ class ZeroOptimizer(Optimizer):
             indices = range(first, first + len(parameters))
             first += len(parameters)
             if keeps and values:
-                state |= zip(indices, _cut(values, parameters), strict=True)
+                state |= zip(indices, states_in(values, parameters), strict=True)
             groups.append({**dict(group.items()), "params": list(indices)})
         return {"state": state, "param_groups": groups} if keeps else {}
 
@@ -127,7 +127,7 @@ class ZeroOptimizer(Optimizer):
             states = [state_dict["state"].get(index, {}) for index in saved["params"]]
             self.state.pop(part, None)
             if any(states):
-                self.state[part] = self._parts_of(states, part, parameters, saved)
+                self.state[part] = part_of(states, parameters, part, dist.get_rank(), saved)
             options = {k: v for k, v in saved.items() if k not in ("params", "param_names")}
             group.update(options)
 
@@ -139,8 +139,8 @@ class ZeroOptimizer(Optimizer):
 
     def _whole(self, name: str, value: Any, keeps: bool) -> Any:
         """Return a row of a state, one part after the other: a device need not hold two."""
-        if name in SHARED or not isinstance(value, Tensor):
-            return value.detach().cpu() if isinstance(value, Tensor) else value
+        if not _is_row(name, value):
+            return _copy(value, torch.device("cpu"))
         pieces = []
         for rank in range(dist.get_world_size()):
             piece = value.detach().clone() if rank == dist.get_rank() else torch.empty_like(value)
@@ -148,33 +148,6 @@ class ZeroOptimizer(Optimizer):
             if keeps:
                 pieces.append(piece.cpu())
         return torch.cat(pieces) if keeps else None
-
-    def _parts_of(
-        self,
-        states: list[dict[str, Any]],
-        part: Tensor,
-        parameters: list[nn.Parameter],
-        options: dict[str, Any],
-    ) -> dict[str, Any]:
-        """Return this rank's part of the states of a group, each key a row."""
-        found: dict[str, Any] = {}
-        for name in states[0]:
-            values = [state.get(name) for state in states]
-            if name in SHARED or not isinstance(values[0], Tensor):
-                _check_equal(name, values)
-                on_device = any(options.get(option) for option in ON_DEVICE)
-                found[name] = _copy(values[0], part.device if on_device else torch.device("cpu"))
-                continue
-            _check_shapes(name, values, parameters)
-            row = torch.cat([value.reshape(-1) for value in values])  # type: ignore[union-attr]
-            size, begin = part.numel(), dist.get_rank() * part.numel()
-            mine = torch.zeros(size, dtype=part.dtype)  # the last parts are filled up
-            here = row[begin : begin + size]
-            mine[: here.numel()] = here
-            found[name] = mine.to(part.device)
-        if any(state.keys() != states[0].keys() for state in states):
-            raise ValueError(_unequal("moments", [sorted(state) for state in states]))
-        return found
 
 
 class _Group(MutableMapping[str, Any]):
@@ -215,22 +188,69 @@ def check_optimizer(optimizer: Optimizer) -> None:
         )
 
 
-def _cut(values: dict[str, Any], parameters: list[nn.Parameter]) -> Iterator[dict[str, Any]]:
-    """Yield the state of each parameter from the rows of its group."""
+def states_in(values: dict[str, Any], parameters: Sequence[Tensor]) -> Iterator[dict[str, Any]]:
+    """Yield the state of each parameter of a group, in its shape.
+
+    Args:
+        values: name -> row, as long as all parameters or longer, or one number for all of them.
+        parameters: in the order of the row; their shapes count.
+    """
     begin = 0
     for parameter in parameters:
         end = begin + parameter.numel()
         yield {
-            name: _copy(value)
-            if name in SHARED or not isinstance(value, Tensor)
-            else value[begin:end].clone().view(parameter.shape)
+            name: value[begin:end].clone().view(parameter.shape)
+            if _is_row(name, value)
+            else _copy(value)
             for name, value in values.items()
         }
         begin = end
 
 
+def part_of(
+    states: list[dict[str, Any]],
+    parameters: Sequence[Tensor],
+    part: Tensor,
+    rank: int,
+    options: dict[str, Any],
+) -> dict[str, Any]:
+    """Return what one rank holds of the states of a group's parameters: name -> its part of a row.
+
+    Args:
+        states: of each parameter, none empty.
+        parameters: in the order of the row; their shapes count.
+        part: this rank's part of the weights, whose size, type and device those of the row have.
+        rank: whose part it is.
+        options: of the group.
+
+    Raises:
+        ValueError: the states do not fit the parameters, or are not equal where they must be.
+    """
+    if any(state.keys() != states[0].keys() for state in states):
+        raise ValueError(_unequal("moments", [sorted(state) for state in states]))
+    found: dict[str, Any] = {}
+    for name, first in states[0].items():
+        values = [state[name] for state in states]
+        if not _is_row(name, first):
+            _check_equal(name, values)
+            on_device = any(options.get(option) for option in ON_DEVICE)
+            found[name] = _copy(first, part.device if on_device else torch.device("cpu"))
+            continue
+        _check_shapes(name, values, parameters)
+        row = torch.cat([value.reshape(-1) for value in values])
+        here = row[rank * part.numel() : (rank + 1) * part.numel()]
+        filled = torch.zeros(part.numel(), dtype=part.dtype)  # behind the end of the row
+        filled[: here.numel()] = here
+        found[name] = filled.to(part.device)
+    return found
+
+
+def _is_row(name: str, value: Any) -> bool:
+    return isinstance(value, Tensor) and name not in SHARED
+
+
 def _copy(value: Any, device: torch.device | None = None) -> Any:
-    return value.to(device, copy=True) if isinstance(value, Tensor) else value
+    return value.detach().to(device, copy=True) if isinstance(value, Tensor) else value
 
 
 def _check_equal(name: str, values: list[Any]) -> None:
@@ -239,7 +259,7 @@ def _check_equal(name: str, values: list[Any]) -> None:
         raise ValueError(_unequal(f"`{name}`", sorted({str(n) for n in numbers})))
 
 
-def _check_shapes(name: str, values: list[Any], parameters: list[nn.Parameter]) -> None:
+def _check_shapes(name: str, values: list[Any], parameters: Sequence[Tensor]) -> None:
     for value, parameter in zip(values, parameters, strict=True):
         if not isinstance(value, Tensor) or value.shape != parameter.shape:
             has = tuple(value.shape) if isinstance(value, Tensor) else value
