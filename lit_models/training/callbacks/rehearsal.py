@@ -42,6 +42,12 @@ class Rehearsal(Callback):
         meter = self.meter or meter_for(trainer, data)
         if meter is None:
             return
+        if getattr(trainer.strategy, "strategy_name", "") == "deepspeed":
+            raise ValueError(
+                "micro_batch_size is auto, but under deepspeed gradients leave the module for its "
+                "engine, where no trial follows them; give a number, such as "
+                "--data.micro_batch_size=1, or let ddp or fsdp find one."
+            )
         if not pl_module.automatic_optimization:
             rank_zero_warn(
                 f"micro_batch_size is auto, but {type(pl_module).__name__} optimizes by itself and "
