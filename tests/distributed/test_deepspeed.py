@@ -29,6 +29,16 @@ def job(name: str, strategy: str = "deepspeed", family: str = "tied", **more: An
     return {"name": name, "decay": 0.9, **shared, **more}
 
 
+def rehearsed(options: dict[str, int]) -> list[Any]:
+    """Return a run in micro-batches of four, and one that finds that as many of its longest rows, 9
+    positions each, fit into the memory of one rank."""
+    shared = {"family": "toy", "sharding": options}
+    number = {"micro_batch_size": 4}
+    stage = options["stage"]
+    given = job(f"given, stage {stage}", data=number, **shared)
+    return [given, job(f"rehearsed, stage {stage}", positions=[80, 40], **shared)]
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Whole runs, and runs in two halves by two strategies and numbers of processes."""
@@ -55,6 +65,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         job("deepspeed-2 to fsdp-2", "fsdp", resume=last("first-deepspeed-2")),
         job("bf16", trainer={"precision": "bf16-mixed"}),
         job("two skip", family="toy", data=NAN, policy="skip"),
+        *(each for options in STAGES for each in rehearsed(options)),
         job("two rollback", family="toy", data=NAN, policy="rollback", save_every=2),
     ]
     run_jobs(folder, 2, two)
@@ -148,3 +159,12 @@ def test_mixed_precision_uses_the_same_samples_and_nearly_the_same_losses(runs):
         assert line["digest"] == expected["digest"]
         assert line["loss"] == pytest.approx(expected["loss"], rel=2e-2)
         assert line["loss"] != expected["loss"]
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_the_micro_batch_that_was_found_gives_the_run_of_its_number(runs, stage):
+    auto, given = (runs / f"{name}, stage {stage}" for name in ("rehearsed", "given"))
+    assert facts(auto)["micro_batch_size"] == facts(given)["micro_batch_size"] == 4
+    for a, b in zip(ledger_lines(auto), ledger_lines(given), strict=True):
+        assert {**a, "seconds": 0} == {**b, "seconds": 0}
+    torch.testing.assert_close(last(auto)["state_dict"], last(given)["state_dict"], rtol=0, atol=0)

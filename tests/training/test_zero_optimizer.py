@@ -1,7 +1,6 @@
 """Parts of rows and states of parameters, and what the strategy deepspeed refuses."""
 
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,14 +9,11 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 from lit_models.training import preflight
-from lit_models.training.callbacks import Rehearsal
-from lit_models.training.meters import HostMeter
 from lit_models.training.muon import MuonAdamW
 from lit_models.training.optim import parameter_groups
 from lit_models.training.strategies import ZeroStrategy
 from lit_models.training.strategies.deepspeed import check_module
 from lit_models.training.strategies.zero_optimizer import check_optimizer, part_of, states_in
-from tests.toy import ToyData
 
 SHAPES = ((2, 3), (4,), (), (3, 1))  # 14 numbers
 WORLD = 4  # parts of 4 numbers: the last one is filled up with two
@@ -146,10 +142,3 @@ def test_without_the_package_the_extra_is_named(monkeypatch) -> None:
 def test_a_third_stage_points_to_fsdp() -> None:
     with pytest.raises(ValueError, match="stage must be 1 or 2, got 3; --trainer.strategy=fsdp"):
         ZeroStrategy(stage=3)  # type: ignore[arg-type]
-
-
-def test_a_micro_batch_that_is_to_be_found_is_refused() -> None:
-    strategy = SimpleNamespace(strategy_name="deepspeed")
-    trainer: Any = SimpleNamespace(datamodule=ToyData(), strategy=strategy)
-    with pytest.raises(ValueError, match="give a number, such as --data.micro_batch_size=1"):
-        Rehearsal(meter=HostMeter(1.0)).on_fit_start(trainer, Plain())

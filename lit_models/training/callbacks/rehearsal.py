@@ -42,12 +42,6 @@ class Rehearsal(Callback):
         meter = self.meter or meter_for(trainer, data)
         if meter is None:
             return
-        if getattr(trainer.strategy, "strategy_name", "") == "deepspeed":
-            raise ValueError(
-                "micro_batch_size is auto, but under deepspeed gradients leave the module for its "
-                "engine, where no trial follows them; give a number, such as "
-                "--data.micro_batch_size=1, or let ddp or fsdp find one."
-            )
         if not pl_module.automatic_optimization:
             rank_zero_warn(
                 f"micro_batch_size is auto, but {type(pl_module).__name__} optimizes by itself and "
@@ -124,13 +118,15 @@ class _Trial:
         return False
 
     def _refuse_if_others_wait(self, size: int) -> None:
-        """Where a forward pass is a collective, a rank that leaves it cannot join the next."""
-        if is_distributed() and getattr(self.trainer.strategy, "strategy_name", "") == "fsdp":
+        """Where a pass is a collective, a rank that leaves it cannot join the next; nor can an
+        engine that was left in the middle of one."""
+        name = getattr(self.trainer.strategy, "strategy_name", "")
+        if name == "deepspeed" or (is_distributed() and name == "fsdp"):
             if not self.loads:
                 raise RuntimeError(_too_large(self.data, self.meter, size, math.inf))
             raise RuntimeError(
                 f"this device ran out of memory while a micro-batch of {size} was rehearsed under "
-                "fsdp, where the others wait for it. Give --data.micro_batch_size="
+                f"{name}, where the others wait for it. Give --data.micro_batch_size="
                 f"{max(self.loads)}, or free the memory that others take of the device."
             )
 

@@ -104,17 +104,27 @@ class ZeroStrategy(ManagedProcesses, DDPStrategy):
         Raises:
             RuntimeError: a parameter got no gradient in the whole step.
         """
-        module, engine = self.lightning_module, self._engine
+        module = self.lightning_module
         assert module is not None
         closure_loss = self.precision_plugin.pre_backward(closure_loss, module)
-        engine.backward(closure_loss, scale_wrt_gas=False)  # the trainer has divided already
+        self._run_backward(closure_loss)
+        return self.precision_plugin.post_backward(closure_loss, module)
+
+    def try_backward(self, loss: Tensor, is_last: bool) -> None:
+        """Run a backward pass of a rehearsal; the last one of a step communicates like it."""
+        self._engine.set_gradient_accumulation_boundary(is_last)
+        self._run_backward(loss)
+        self._engine.set_gradient_accumulation_boundary(True)
+
+    def _run_backward(self, loss: Tensor) -> None:
+        engine = self._engine
+        engine.backward(loss, scale_wrt_gas=False)  # the trainer has divided already
         is_last = engine.is_gradient_accumulation_boundary()
         if is_last:
-            self._reached.check(module)
+            self._reached.check(self.lightning_module)  # type: ignore[arg-type]
         engine.allreduce_gradients()
         if is_last:
             self.optimizers[0].take_gradients()  # type: ignore[attr-defined]
-        return self.precision_plugin.post_backward(closure_loss, module)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Return the whole state in the form of one device on rank 0; a collective."""
