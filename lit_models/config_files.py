@@ -23,6 +23,7 @@ STRATEGY = "--trainer.strategy"
 STRATEGY_CLASSES = {
     "ddp": "lit_models.training.strategies.ReplicatedStrategy",
     "fsdp": "lit_models.training.strategies.FullyShardedStrategy",
+    "deepspeed": "lit_models.training.strategies.ZeroStrategy",
 }
 EMPTIED = "emptied"  # key of a joined group below which no file's values count
 
@@ -153,7 +154,7 @@ def _with_strategy_class(argv: list[str]) -> list[str]:
     if name not in STRATEGY_CLASSES:
         raise ValueError(
             f"{options[0].partition('=')[0]}: the strategy `{name}` takes no options by its name; "
-            f"{' and '.join(STRATEGY_CLASSES)} do. Or give a class: ddp_spawn is {STRATEGY}="
+            f"{', '.join(STRATEGY_CLASSES)} do. Or give a class: ddp_spawn is {STRATEGY}="
             f"{STRATEGY_CLASSES['ddp']} {STRATEGY}.start_method=spawn."
         )
     return [*others, f"{STRATEGY}={STRATEGY_CLASSES[name]}", *options]

@@ -14,6 +14,7 @@ from tests.start_counts import COUNTED_STEPS, FITTED, PARSED
 # Each costs every process of every run up to a second, and no debug run needs one of them.
 NEEDLESS = (
     "IPython",
+    "deepspeed",
     "matplotlib",
     "pandas",
     "peft",

@@ -7,6 +7,7 @@ checks. The worlds of launchers are checked in `launched_world.py`.
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import os
 import re
 from collections.abc import Mapping
@@ -32,12 +33,12 @@ GONE_STRATEGIES = {
     "bagua": f"{GONE}; `ddp` does it",
 }
 DEEPSPEED = (
-    "trainer.strategy: `{}` is not offered. DeepSpeed keeps gradients in its engine: no norm of "
-    "theirs is in the ledger, a step that is not finite is not found, nothing is clipped; and its "
-    "checkpoints are folders of its own, which no other strategy reads. --trainer.strategy=fsdp "
-    "shards parameters, gradients and moments (its stage 3), with cpu_offload on GPUs. More: "
-    "lit_models/training/strategies/README.md."
+    "trainer.strategy: `{}` is not offered; --trainer.strategy=deepspeed does stages 1 and 2 "
+    "(--trainer.strategy.stage), and fsdp shards the weights too, as stage 3 does, with "
+    "cpu_offload on GPUs."
 )
+# Classes that are known by a name: ours, and Lightning's that trains otherwise.
+CLASSES = {"ZeroStrategy": "deepspeed", "DeepSpeedStrategy": "DeepSpeedStrategy"}
 OnMissing = Literal["error", "fallback"]
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps", "tpu")
 
@@ -121,8 +122,9 @@ def _strategy_name(strategy: Any) -> str | None:
     """Returns the name of a strategy that may be given as a class with options."""
     if isinstance(strategy, str):
         return strategy
-    if "DeepSpeed" in ((strategy or {}).get("class_path") or ""):
-        return "deepspeed"
+    name = ((strategy or {}).get("class_path") or "").rpartition(".")[2]
+    if name in CLASSES:
+        return CLASSES[name]
     start_method = _strategy_options(strategy).get("start_method")
     return f"ddp_{start_method}" if start_method in ("spawn", "fork") else None
 
@@ -181,19 +183,34 @@ def check_strategy(strategy: str | None, known: list[str]) -> None:
     """Refuses a strategy name that does not exist.
 
     Raises:
-        ValueError: the name is gone or unknown.
+        ValueError: the name is gone or unknown, or its package is not installed.
     """
     plain = re.sub("[-_ ]", "", strategy or "").lower()
-    if "deepspeed" in plain:
+    if "deepspeed" in plain and strategy != "deepspeed":
         raise ValueError(DEEPSPEED.format(strategy))
+    if strategy == "deepspeed":
+        check_deepspeed()
     if strategy is None or strategy in ("auto", *known):
         return
     if plain in GONE_STRATEGIES:
         raise ValueError(f"trainer.strategy: {GONE_STRATEGIES[plain].format(strategy)}.")
     near = difflib.get_close_matches(strategy, known, n=3)
-    offered = sorted(name for name in known if "deepspeed" not in name)
+    offered = sorted(name for name in known if "deepspeed_" not in name)
     hint = f" Did you mean {' or '.join(near)}?" if near else f" Known: {', '.join(offered)}."
     raise ValueError(f"trainer.strategy: there is no strategy `{strategy}`.{hint}")
+
+
+def check_deepspeed() -> None:
+    """Refuse the strategy `deepspeed` where its package is not there.
+
+    Raises:
+        ValueError: it is not installed.
+    """
+    if importlib.util.find_spec("deepspeed") is None:
+        raise ValueError(
+            "trainer.strategy: deepspeed needs the package of that name; install the extra with "
+            "pip install -e '.[deepspeed]', or use --trainer.strategy=fsdp."
+        )
 
 
 def resolve_devices(settings: Settings, machine: Machine) -> Verdict:

@@ -15,7 +15,11 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch import Trainer
 
-from lit_models.training.strategies import FullyShardedStrategy, ReplicatedStrategy
+from lit_models.training.strategies import (
+    FullyShardedStrategy,
+    ReplicatedStrategy,
+    ZeroStrategy,
+)
 
 
 def status(trainer: Trainer) -> dict[str, Any]:
@@ -69,8 +73,8 @@ def strategy_name(strategy: Any) -> str:
     """Returns the name that `trainer.strategy` takes, or the class of one that has none here."""
     if isinstance(strategy, ReplicatedStrategy):
         return {"popen": "ddp"}.get(strategy._start_method, f"ddp_{strategy._start_method}")
-    if isinstance(strategy, FullyShardedStrategy):
-        return "fsdp"
+    if isinstance(strategy, FullyShardedStrategy | ZeroStrategy):
+        return strategy.strategy_name
     return type(strategy).__name__
 
 

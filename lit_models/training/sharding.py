@@ -74,5 +74,7 @@ def num_copies(tensor: Tensor) -> int:
 
 
 def scale(tensors: Iterable[Tensor], factor: Tensor) -> None:
-    """Multiply all tensors by one number [] in place."""
-    torch._foreach_mul_(local_parts(tensors), factor)
+    """Multiply all tensors by one number [] in place; there may be none, of a step left out."""
+    parts = local_parts(tensors)
+    if parts:  # torch refuses an empty list
+        torch._foreach_mul_(parts, factor)

@@ -43,7 +43,7 @@ def try_batch(
     """Run forward, backward and update on one batch, in the order of Lightning's loop.
 
     It calls no wrapper of the module: under ddp nothing is communicated, so that a rank that runs
-    out of memory leaves no other one waiting.
+    out of memory leaves no other one waiting. Gradients that an engine keeps go through it.
 
     Args:
         trainer: fully set up.
@@ -58,18 +58,24 @@ def try_batch(
     batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
     # Masks that are keyed by sample take more memory than those of a generator.
     keyed = [callback for callback in trainer.callbacks if isinstance(callback, ExactDropout)]
-    for callback in keyed:
-        callback.on_train_batch_start(trainer, module, batch, 0)
-    with plugin.train_step_context():
-        output = module.training_step(batch, 0)
-    loss = output["loss"] if isinstance(output, dict) else output
-    for callback in keyed:
-        callback.on_before_backward(trainer, module, loss)
-    if not keeps_gradients:  # Lightning frees them only now
-        module.zero_grad(set_to_none=True)
-    loss.backward()
-    for callback in keyed:
-        callback.on_train_batch_end(trainer, module, output, batch, 0)
+    engine_backward = getattr(trainer.strategy, "try_backward", None)
+    # An engine has no gradients after an update: the first of two passes leaves some to add to.
+    for is_last in (False, True) if engine_backward and keeps_gradients else (True,):
+        for callback in keyed:
+            callback.on_train_batch_start(trainer, module, batch, 0)
+        with plugin.train_step_context():
+            output = module.training_step(batch, 0)
+        loss = output["loss"] if isinstance(output, dict) else output
+        for callback in keyed:
+            callback.on_before_backward(trainer, module, loss)
+        if engine_backward is not None:
+            engine_backward(loss, is_last)
+        else:
+            if not keeps_gradients:  # Lightning frees them only now
+                module.zero_grad(set_to_none=True)
+            loss.backward()
+        for callback in keyed:
+            callback.on_train_batch_end(trainer, module, output, batch, 0)
     for optimizer in trainer.optimizers:
         type(optimizer).step(optimizer)  # not the one that a schedule counts
 

@@ -19,12 +19,13 @@ from torch.distributed.tensor import DTensor
 from lit_models.training.callbacks import (
     AveragedWeights,
     ExactDropout,
+    NonFinite,
     Rehearsal,
     default_callbacks,
 )
 from lit_models.training.callbacks.last_checkpoint import LastCheckpoint
 from lit_models.training.sharding import num_copies
-from lit_models.training.strategies import FullyShardedStrategy
+from lit_models.training.strategies import FullyShardedStrategy, ZeroStrategy
 from tests.distributed.families import FAMILIES, SPECIAL
 from tests.toy import toy_trainer
 
@@ -37,7 +38,8 @@ def run_job(folder: Path, job: dict[str, Any]) -> None:
     Args:
         folder: of the job.
         job: `family`, `strategy`, and perhaps `data` and `trainer` options, `sharding` options,
-            options of the `last` checkpoint, the `decay` of averaged weights, `exact_dropout`,
+            options of the `last` checkpoint, the `decay` of averaged weights, `exact_dropout`, the
+            `policy` for steps that are not finite,
             `resume` (a checkpoint), `positions` (how many of them the memory of each rank holds),
             `seeds_apart` (every rank has a seed of its own).
     """
@@ -49,6 +51,9 @@ def run_job(folder: Path, job: dict[str, Any]) -> None:
     callbacks.append(LastCheckpoint(**{**every, **job.get("last", {})}))
     if "decay" in job:
         callbacks.append(AveragedWeights(job["decay"]))
+    if "policy" in job:
+        callbacks = [c for c in callbacks if not isinstance(c, NonFinite)]
+        callbacks.insert(1, NonFinite(job["policy"]))  # behind the ledger
     if job.get("exact_dropout"):
         callbacks.append(ExactDropout())
     module, data = {**FAMILIES, **SPECIAL}[job["family"]](folder, job.get("data", {}))
@@ -57,8 +62,9 @@ def run_job(folder: Path, job: dict[str, Any]) -> None:
         callbacks.append(Rehearsal(HandMade(module, job["positions"][rank])))
     strategy = job["strategy"]
     if "sharding" in job:  # by name, since Lightning refuses float64 to an object of this kind
-        strategy = f"fsdp-{job['name']}"
-        StrategyRegistry.register(strategy, FullyShardedStrategy, **job["sharding"])
+        kind = {"fsdp": FullyShardedStrategy, "deepspeed": ZeroStrategy}[strategy]
+        strategy = f"{strategy}-{job['name']}"
+        StrategyRegistry.register(strategy, kind, **job["sharding"])
     trainer = toy_trainer(
         folder,
         devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
@@ -104,14 +110,15 @@ def bytes_here(trainer: Any) -> dict[str, int]:
     """Return the bytes of parameters and moments, in all and on this rank."""
     whole = local = 0
     for optimizer in trainer.optimizers:
+        values = [value for state in optimizer.state.values() for value in state.values()]
         for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                for value in (parameter, *optimizer.state[parameter].values()):
-                    if not isinstance(value, torch.Tensor) or value.dim() == 0:
-                        continue
-                    part = value.to_local() if isinstance(value, DTensor) else value
-                    whole += value.numel() * value.element_size()
-                    local += part.untyped_storage().nbytes()
+            values += group["params"]
+        for value in values:
+            if not isinstance(value, torch.Tensor) or value.dim() == 0:
+                continue
+            part = value.to_local() if isinstance(value, DTensor) else value
+            whole += value.numel() * value.element_size()
+            local += part.untyped_storage().nbytes()
     return {"whole": whole, "local": local}
 
 

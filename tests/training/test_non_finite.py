@@ -87,6 +87,12 @@ def test_a_skipped_step_changes_neither_weights_nor_moments(tmp_path, name):
     assert verify_run(tmp_path).faults == []
 
 
+def test_a_skipped_step_has_nothing_to_clip(tmp_path):
+    after, step = fit(tmp_path, OPTIMIZERS["adamw"], "skip", gradient_clip_val=1.0)
+    weights = after[step - 1][0]
+    assert all(torch.equal(after[step][0][name], value) for name, value in weights.items())
+
+
 def test_the_run_stops_and_names_the_sample(tmp_path):
     with pytest.raises(FloatingPointError) as error:
         fit(tmp_path, OPTIMIZERS["adamw"], "stop")

@@ -118,13 +118,15 @@ class _Trial:
         return False
 
     def _refuse_if_others_wait(self, size: int) -> None:
-        """Where a forward pass is a collective, a rank that leaves it cannot join the next."""
-        if is_distributed() and getattr(self.trainer.strategy, "strategy_name", "") == "fsdp":
+        """Where a pass is a collective, a rank that leaves it cannot join the next; nor can an
+        engine that was left in the middle of one."""
+        name = getattr(self.trainer.strategy, "strategy_name", "")
+        if name == "deepspeed" or (is_distributed() and name == "fsdp"):
             if not self.loads:
                 raise RuntimeError(_too_large(self.data, self.meter, size, math.inf))
             raise RuntimeError(
                 f"this device ran out of memory while a micro-batch of {size} was rehearsed under "
-                "fsdp, where the others wait for it. Give --data.micro_batch_size="
+                f"{name}, where the others wait for it. Give --data.micro_batch_size="
                 f"{max(self.loads)}, or free the memory that others take of the device."
             )
 

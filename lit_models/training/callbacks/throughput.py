@@ -14,6 +14,8 @@ from lit_models.training.throughput.lines import Capacity, capacity_of
 from lit_models.training.throughput.own_end import note_own_end
 from lit_models.training.throughput.profiler import PhaseProfiler
 
+WAIT_WITHIN = ("fsdp", "deepspeed")  # strategies that wait for other ranks in every phase
+
 
 class Throughput(Callback):
     """Writes a line per log interval to `throughput.jsonl` of the run folder and to the loggers.
@@ -48,9 +50,10 @@ class Throughput(Callback):
         strategy = trainer.strategy
         counts = self._capacity.counters(pl_module)  # nothing is known but on rank 0
         self._profiler = PhaseProfiler(clock_for(strategy.root_device), trainer.profiler, counts)
-        shows_waiting = getattr(strategy, "strategy_name", "") != "fsdp"
-        self._notes_own_end = isinstance(strategy, DDPStrategy) and trainer.world_size > 1
-        self._intervals = Intervals(self._profiler, strategy.root_device, shows_waiting)
+        waits_within = getattr(strategy, "strategy_name", "") in WAIT_WITHIN
+        is_ddp = isinstance(strategy, DDPStrategy) and not waits_within
+        self._notes_own_end = is_ddp and trainer.world_size > 1
+        self._intervals = Intervals(self._profiler, strategy.root_device, not waits_within)
         self._seen_step = trainer.global_step
         if trainer.is_global_zero:
             ledger = ledger_of(trainer)  # it has begun: it comes before

@@ -1,13 +1,20 @@
-"""Strategies by their plain names, on CPU and GPU alike: `ddp`, `ddp_spawn`, `fsdp`."""
+"""Strategies by their names, on CPU and GPU alike: `ddp`, `ddp_spawn`, `fsdp`, `deepspeed`."""
 
 from datetime import timedelta
 
 from lightning.pytorch.strategies import FSDPStrategy, StrategyRegistry
 
 from lit_models.training.strategies.ddp import ReplicatedStrategy
+from lit_models.training.strategies.deepspeed import ZeroStrategy
 from lit_models.training.strategies.fsdp import FullyShardedStrategy
 
-__all__ = ["COLLECTIVE_TIMEOUT", "FullyShardedStrategy", "ReplicatedStrategy", "register"]
+__all__ = [
+    "COLLECTIVE_TIMEOUT",
+    "FullyShardedStrategy",
+    "ReplicatedStrategy",
+    "ZeroStrategy",
+    "register",
+]
 
 # A rank that waits so long for another waits for ever: the run ends instead of hanging.
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
@@ -28,3 +35,4 @@ def register() -> None:
     if "fsdp" in names:
         names.remove("fsdp")
     StrategyRegistry.register("fsdp", FullyShardedStrategy, **options)
+    StrategyRegistry.register("deepspeed", ZeroStrategy, **options)  # in the place of Lightning's
