@@ -67,7 +67,8 @@ class LoraLinear(nn.Module):
     """A linear layer that stands still, and a product of two small matrices beside it.
 
     DoRA takes the sum of both for the direction of each output, and multiplies it by a length
-    that learns.
+    that learns. Dropout hits the adapter alone, with DoRA too, where PEFT drops of the base's
+    input as well.
 
     Args:
         base: nn.Linear, or Conv1D of transformers, whose weight is [D, E]; its parameters are
