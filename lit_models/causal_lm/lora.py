@@ -35,7 +35,7 @@ class LoraOptions:
         adapter: folder of an adapter in PEFT's layout to go on with; its layers, rank and alpha
             must be those given here.
         dora: each output of a layer gets a length that learns by itself, and base and adapter give
-            its direction alone (DoRA).
+            its direction alone (DoRA); the backward pass keeps these outputs, too.
 
     Raises:
         ValueError: one of them is outside its range.
