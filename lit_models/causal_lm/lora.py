@@ -35,7 +35,7 @@ class LoraOptions:
         adapter: folder of an adapter in PEFT's layout to go on with; its layers, rank and alpha
             must be those given here.
         dora: each output of a layer gets a length that learns by itself, and base and adapter give
-            its direction alone (DoRA).
+            its direction alone (DoRA); the backward pass keeps these outputs, too.
 
     Raises:
         ValueError: one of them is outside its range.
@@ -67,7 +67,8 @@ class LoraLinear(nn.Module):
     """A linear layer that stands still, and a product of two small matrices beside it.
 
     DoRA takes the sum of both for the direction of each output, and multiplies it by a length
-    that learns.
+    that learns. Dropout hits the adapter alone, with DoRA too, where PEFT drops of the base's
+    input as well.
 
     Args:
         base: nn.Linear, or Conv1D of transformers, whose weight is [D, E]; its parameters are

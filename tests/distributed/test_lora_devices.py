@@ -101,7 +101,7 @@ def test_a_model_is_tuned_on_two_devices_and_read_by_transformers(
     more = [f"--model.lora.adapter={tmp_path / 'adapter'}", "--trainer.devices=1"]
     fit(tmp_path, "more", targets, *options, *more, "--model.optimizer.lr=0.0")
     first = ledger_lines(tmp_path / "more")[0]["loss"]
-    assert first < losses[0][0] - 0.01  # it goes on where the adapter was
+    assert first < losses[0][0] - 0.003  # it goes on where the adapter was
 
 
 @pytest.mark.parametrize(

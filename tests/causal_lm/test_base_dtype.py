@@ -1,0 +1,37 @@
+"""What stands still in fewer bits is read with those of its files, and is the same."""
+
+import pytest
+import torch
+
+from lit_models.causal_lm import building
+from lit_models.causal_lm.building import (
+    ComputationOptions,
+    NetworkRequest,
+    new_network,
+    pretrained_recipe,
+)
+from lit_models.causal_lm.decoder_config import DecoderConfig
+from lit_models.causal_lm.lora import LoraOptions, lora_recipe
+from lit_models.causal_lm.pretrained import load_network, network_from_config
+from tests.causal_lm.folders import packed_logits, saved
+
+
+@pytest.mark.parametrize("kind", ["GPT2", "Llama", "Qwen2"])
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16])
+def test_a_base_in_bfloat16_is_that_of_the_way_by_float32(tmp_path, kind, stored, monkeypatch):
+    saved(tmp_path, kind).to(stored).save_pretrained(tmp_path)
+    lora = LoraOptions(["*"], 2, base_dtype="bfloat16", dora=True)
+    request = NetworkRequest(DecoderConfig(), str(tmp_path), lora, ComputationOptions())
+    network = pretrained_recipe(request)
+    found = []
+    for load in (load_network, lambda folder, backend, dtype: load_network(folder, backend)):
+        monkeypatch.setattr(building, "load_network", load)
+        with torch.device("meta"):
+            bare = network_from_config(network)
+        torch.manual_seed(1)
+        found.append(new_network(request, {"network": network, "lora": lora_recipe(bare, lora)}))
+    for (name, one), other in zip(found[0].named_parameters(), found[1].parameters(), strict=True):
+        assert one.dtype == other.dtype == (torch.float32 if "lora_" in name else torch.bfloat16)
+        assert torch.equal(one, other), name
+    logits = [packed_logits(each) for each in found]
+    assert all(torch.equal(*pair) for pair in zip(*logits, strict=True))
