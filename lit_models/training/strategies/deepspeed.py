@@ -59,7 +59,7 @@ class ZeroStrategy(ManagedProcesses, DDPStrategy):
         super().__init__(process_group_backend=process_group_backend, timeout=timeout)
         self.stage = stage
         self._engine: Any = None
-        self._reached = _Reached([])
+        self._reached = ReachedParameters([])
 
     def configure_ddp(self) -> None:
         """Begin with the weights of rank 0; nothing wraps the module."""
@@ -78,7 +78,7 @@ class ZeroStrategy(ManagedProcesses, DDPStrategy):
         self._engine = make_engine(step, optimizer, self.stage, self.root_device)
         # A rank that lacks a gradient would leave the others waiting: it is looked for before.
         self._engine.enable_backward_allreduce = False
-        self._reached = _Reached([p for group in parameters for p in group])
+        self._reached = ReachedParameters([p for group in parameters for p in group])
         mesh = mesh_of(self.root_device, replicate=1, shard=self.world_size)
         self.optimizers = [ZeroOptimizer(self._engine, optimizer, parameters, mesh)]
 
@@ -165,8 +165,8 @@ class _Step(nn.Module):
         return self._compute(*args, **kwargs)
 
 
-class _Reached:
-    """Which parameters the backward passes of a step have reached on this rank.
+class ReachedParameters:
+    """Notes which parameters the backward passes of a step have reached on this rank.
 
     Args:
         parameters: those that are trained.
