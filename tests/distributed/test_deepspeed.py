@@ -147,6 +147,13 @@ def test_two_ranks_hold_half_of_the_moments_each(runs):
         assert 0.45 <= held / whole <= 0.55
 
 
+def test_stage_2_keeps_no_whole_gradient_between_micro_batches(runs):
+    whole = sum(value.nbytes for value in last(runs / "one")["state_dict"].values())
+    tied = last(runs / "one")["state_dict"]["output.weight"].nbytes  # the embedding's as well
+    assert facts(runs / "stage 1 in parts")["gradient_bytes"] == whole - tied
+    assert facts(runs / "stage 2 in parts")["gradient_bytes"] == 0
+
+
 @pytest.mark.parametrize("policy", ["skip", "rollback"])
 def test_a_step_that_is_not_finite_is_not_applied(runs, policy):
     lines = ledger_lines(runs / f"two {policy}")
