@@ -10,6 +10,7 @@ import torch
 
 from lit_models.training.checkpoint import AVERAGED, read_checkpoint
 from lit_models.training.lineage import verify_run
+from tests.distributed.launch import run
 from tests.distributed.test_matrix import facts, run_jobs
 from tests.toy import ledger_lines
 
@@ -175,3 +176,14 @@ def test_the_micro_batch_that_was_found_gives_the_run_of_its_number(runs, stage)
     for a, b in zip(ledger_lines(auto), ledger_lines(given), strict=True):
         assert {**a, "seconds": 0} == {**b, "seconds": 0}
     torch.testing.assert_close(last(auto)["state_dict"], last(given)["state_dict"], rtol=0, atol=0)
+
+
+def test_a_killed_run_goes_on_with_one_device(tmp_path):
+    script = ["-m", "tests.distributed.toy_run", str(tmp_path), "--fit_only"]
+    script += ["--precision", "32-true"]
+    killed = run(*script, "--devices", "2", "--strategy", "deepspeed", "--kill_at", "10")
+    assert "the connection to another rank is lost" in killed.stdout
+    resumed = run(*script, "--resume")
+    assert resumed.returncode == 0, resumed.stdout
+    verdict = verify_run(tmp_path)
+    assert (verdict.faults, verdict.finished_epochs, verdict.attempts) == ([], 4, [2, 1])

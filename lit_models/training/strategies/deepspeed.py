@@ -31,6 +31,8 @@ BUCKET_NUMBERS = 25 * 2**20 // 4  # as many bytes of float32 as ddp sends togeth
 class ZeroStrategy(ManagedProcesses, DDPStrategy):
     """`deepspeed`: trains as ddp does, with a part of the optimizer's state on each rank.
 
+    Buffers begin with those of rank 0, and are then each rank's own, as under fsdp.
+
     Args:
         stage: 1 cuts the moments between ranks; 2 also the gradients while they accumulate, for
             which every micro-batch is communicated.
