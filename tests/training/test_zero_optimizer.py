@@ -95,6 +95,18 @@ class Wide(Plain):
         self.layer.double()
 
 
+class Frozen(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer.bias.requires_grad_(False)
+
+
+class Scalar(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+
 class Scaled:
     scaler = object()
 
@@ -110,8 +122,10 @@ class Unscaled:
         (ChangesGradients(), Unscaled, "ChangesGradients changes gradients in on_after_backward"),
         (Leaves(), Unscaled, "Leaves leaves parameters without a gradient.*use ddp or fsdp"),
         (ByHand(), Unscaled, "ByHand has 1 or steps by itself"),
-        (Wide(), Unscaled, "float32 weights without a loss scaler, got float64; use --trainer"),
-        (Plain(), Scaled, "without a loss scaler, got 16-mixed"),
+        (Frozen(), Unscaled, "Frozen holds parameters that are frozen or empty.*leave them out"),
+        (Scalar(), Unscaled, r"scale of Scalar has the shape \(\).*give it the shape \(1,\), or"),
+        (Wide(), Unscaled, "trains float32 weights, got float64; use --trainer.precision"),
+        (Plain(), Scaled, "without a loss scaler.*16-mixed; use bf16-mixed"),
     ],
 )
 def test_what_the_engine_would_train_otherwise_is_refused(module, plugin, message) -> None:
