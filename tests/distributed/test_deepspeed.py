@@ -44,7 +44,13 @@ def rehearsed(options: dict[str, int]) -> list[Any]:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Whole runs, and runs in two halves by two strategies and numbers of processes."""
     folder = tmp_path_factory.mktemp("deepspeed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCH_EXTENSIONS_DIR", str(folder / "compiled"))
+        run_all(folder)
+    return folder
 
+
+def run_all(folder: Path) -> None:
     def last(name: str) -> str:
         return str(folder / name / "checkpoints" / "last.ckpt")
 
@@ -76,7 +82,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         job("deepspeed-2 to deepspeed-3", resume=last("first-deepspeed-2")),
     ]
     run_jobs(folder, 3, three)
-    return folder
 
 
 def last(folder: Path) -> dict[str, Any]:
@@ -153,6 +158,10 @@ def test_stage_2_keeps_no_whole_gradient_between_micro_batches(runs):
     tied = last(runs / "one")["state_dict"]["output.weight"].nbytes  # the embedding's as well
     assert facts(runs / "stage 1 in parts")["gradient_bytes"] == whole - tied
     assert facts(runs / "stage 2 in parts")["gradient_bytes"] == 0
+
+
+def test_nothing_is_compiled(runs):
+    assert not (runs / "compiled").exists()
 
 
 @pytest.mark.parametrize("policy", ["skip", "rollback"])
