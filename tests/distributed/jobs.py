@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch import seed_everything
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.strategies import StrategyRegistry
 from torch.distributed.tensor import DTensor
 
@@ -54,6 +54,8 @@ def run_job(folder: Path, job: dict[str, Any]) -> None:
     if "policy" in job:
         callbacks = [c for c in callbacks if not isinstance(c, NonFinite)]
         callbacks.insert(1, NonFinite(job["policy"]))  # behind the ledger
+    held = HeldGradients()
+    callbacks.append(held)
     if job.get("exact_dropout"):
         callbacks.append(ExactDropout())
     module, data = {**FAMILIES, **SPECIAL}[job["family"]](folder, job.get("data", {}))
@@ -76,6 +78,7 @@ def run_job(folder: Path, job: dict[str, Any]) -> None:
     )
     trainer.fit(module, data, ckpt_path=job.get("resume"), weights_only=True)
     facts: dict[str, Any] = {"bytes": bytes_here(trainer), "world_size": trainer.world_size}
+    facts["gradient_bytes"] = held.most_bytes
     facts["micro_batch_size"] = data.batching.micro_batch_size
     facts["copies"], facts["bytes_of_copies"] = digest_of_copies(module)
     facts["validation"] = trainer.validate(module, data, verbose=False)[0]
@@ -84,6 +87,18 @@ def run_job(folder: Path, job: dict[str, Any]) -> None:
     facts["bytes_after"] = bytes_here(trainer)
     name = "facts.json" if trainer.is_global_zero else f"facts-{trainer.global_rank}.json"
     (folder / name).write_text(json.dumps(facts))
+
+
+class HeldGradients(Callback):
+    """The most bytes of gradients that the module's parameters have had after a backward pass."""
+
+    def __init__(self) -> None:
+        self.most_bytes = 0
+
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        found = [p.grad for p in pl_module.parameters() if p.grad is not None]
+        here = sum(g.numel() * g.element_size() for g in found)
+        self.most_bytes = max(self.most_bytes, here)
 
 
 class HandMade:

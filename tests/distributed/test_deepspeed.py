@@ -10,6 +10,7 @@ import torch
 
 from lit_models.training.checkpoint import AVERAGED, read_checkpoint
 from lit_models.training.lineage import verify_run
+from tests.distributed.launch import run
 from tests.distributed.test_matrix import facts, run_jobs
 from tests.toy import ledger_lines
 
@@ -43,7 +44,13 @@ def rehearsed(options: dict[str, int]) -> list[Any]:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Whole runs, and runs in two halves by two strategies and numbers of processes."""
     folder = tmp_path_factory.mktemp("deepspeed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCH_EXTENSIONS_DIR", str(folder / "compiled"))
+        run_all(folder)
+    return folder
 
+
+def run_all(folder: Path) -> None:
     def last(name: str) -> str:
         return str(folder / name / "checkpoints" / "last.ckpt")
 
@@ -75,7 +82,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         job("deepspeed-2 to deepspeed-3", resume=last("first-deepspeed-2")),
     ]
     run_jobs(folder, 3, three)
-    return folder
 
 
 def last(folder: Path) -> dict[str, Any]:
@@ -147,6 +153,17 @@ def test_two_ranks_hold_half_of_the_moments_each(runs):
         assert 0.45 <= held / whole <= 0.55
 
 
+def test_stage_2_keeps_no_whole_gradient_between_micro_batches(runs):
+    whole = sum(value.nbytes for value in last(runs / "one")["state_dict"].values())
+    tied = last(runs / "one")["state_dict"]["output.weight"].nbytes  # the embedding's as well
+    assert facts(runs / "stage 1 in parts")["gradient_bytes"] == whole - tied
+    assert facts(runs / "stage 2 in parts")["gradient_bytes"] == 0
+
+
+def test_nothing_is_compiled(runs):
+    assert not (runs / "compiled").exists()
+
+
 @pytest.mark.parametrize("policy", ["skip", "rollback"])
 def test_a_step_that_is_not_finite_is_not_applied(runs, policy):
     lines = ledger_lines(runs / f"two {policy}")
@@ -168,3 +185,14 @@ def test_the_micro_batch_that_was_found_gives_the_run_of_its_number(runs, stage)
     for a, b in zip(ledger_lines(auto), ledger_lines(given), strict=True):
         assert {**a, "seconds": 0} == {**b, "seconds": 0}
     torch.testing.assert_close(last(auto)["state_dict"], last(given)["state_dict"], rtol=0, atol=0)
+
+
+def test_a_killed_run_goes_on_with_one_device(tmp_path):
+    script = ["-m", "tests.distributed.toy_run", str(tmp_path), "--fit_only"]
+    script += ["--precision", "32-true"]
+    killed = run(*script, "--devices", "2", "--strategy", "deepspeed", "--kill_at", "10")
+    assert "the connection to another rank is lost" in killed.stdout
+    resumed = run(*script, "--resume")
+    assert resumed.returncode == 0, resumed.stdout
+    verdict = verify_run(tmp_path)
+    assert (verdict.faults, verdict.finished_epochs, verdict.attempts) == ([], 4, [2, 1])

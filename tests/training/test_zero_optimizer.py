@@ -12,7 +12,7 @@ from lit_models.training import preflight
 from lit_models.training.muon import MuonAdamW
 from lit_models.training.optim import parameter_groups
 from lit_models.training.strategies import ZeroStrategy
-from lit_models.training.strategies.deepspeed import check_module
+from lit_models.training.strategies.deepspeed import ReachedParameters, check_module
 from lit_models.training.strategies.zero_optimizer import check_optimizer, part_of, states_in
 
 SHAPES = ((2, 3), (4,), (), (3, 1))  # 14 numbers
@@ -95,6 +95,18 @@ class Wide(Plain):
         self.layer.double()
 
 
+class Frozen(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer.bias.requires_grad_(False)
+
+
+class Scalar(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+
 class Scaled:
     scaler = object()
 
@@ -110,8 +122,10 @@ class Unscaled:
         (ChangesGradients(), Unscaled, "ChangesGradients changes gradients in on_after_backward"),
         (Leaves(), Unscaled, "Leaves leaves parameters without a gradient.*use ddp or fsdp"),
         (ByHand(), Unscaled, "ByHand has 1 or steps by itself"),
-        (Wide(), Unscaled, "float32 weights without a loss scaler, got float64; use --trainer"),
-        (Plain(), Scaled, "without a loss scaler, got 16-mixed"),
+        (Frozen(), Unscaled, "Frozen holds parameters that are frozen or empty.*leave them out"),
+        (Scalar(), Unscaled, r"scale of Scalar has the shape \(\).*give it the shape \(1,\), or"),
+        (Wide(), Unscaled, "trains float32 weights, got float64; use --trainer.precision"),
+        (Plain(), Scaled, "without a loss scaler.*16-mixed; use bf16-mixed"),
     ],
 )
 def test_what_the_engine_would_train_otherwise_is_refused(module, plugin, message) -> None:
@@ -142,3 +156,21 @@ def test_without_the_package_the_extra_is_named(monkeypatch) -> None:
 def test_a_third_stage_points_to_fsdp() -> None:
     with pytest.raises(ValueError, match="stage must be 1 or 2, got 3; --trainer.strategy=fsdp"):
         ZeroStrategy(stage=3)  # type: ignore[arg-type]
+
+
+def test_a_step_that_reaches_some_parameters_alone_is_refused() -> None:
+    module = nn.ModuleDict({"used": nn.Linear(2, 2), "idle": nn.Linear(2, 2)})
+    reached = ReachedParameters(list(module.parameters()))
+    for _ in range(2):  # two micro-batches
+        module["used"](torch.ones(1, 2)).sum().backward()
+    with pytest.raises(RuntimeError, match=r"^idle\.weight, idle\.bias got no gradient .* Freeze"):
+        reached.check(module)
+    module["used"](torch.ones(1, 2)).sum().backward()
+    module["idle"](torch.ones(1, 2)).sum().backward()
+    reached.check(module)
+    with pytest.raises(RuntimeError, match=r"^used\.weight, used\.bias, idle\.weight … got no"):
+        reached.check(module)  # the next step begins anew
+    reached.remove()
+    module["used"](torch.ones(1, 2)).sum().backward()
+    with pytest.raises(RuntimeError, match="got no gradient"):
+        reached.check(module)

@@ -26,10 +26,13 @@ from lit_models.training.strategies.processes import ManagedProcesses
 from lit_models.training.strategies.zero_optimizer import ZeroOptimizer, check_optimizer
 
 BUCKET_NUMBERS = 25 * 2**20 // 4  # as many bytes of float32 as ddp sends together
+WAY_OUT = "use ddp or fsdp"
 
 
 class ZeroStrategy(ManagedProcesses, DDPStrategy):
     """`deepspeed`: trains as ddp does, with a part of the optimizer's state on each rank.
+
+    Buffers begin with those of rank 0, and are then each rank's own, as under fsdp.
 
     Args:
         stage: 1 cuts the moments between ranks; 2 also the gradients while they accumulate, for
@@ -59,7 +62,7 @@ class ZeroStrategy(ManagedProcesses, DDPStrategy):
         super().__init__(process_group_backend=process_group_backend, timeout=timeout)
         self.stage = stage
         self._engine: Any = None
-        self._reached = _Reached([])
+        self._reached = ReachedParameters([])
 
     def configure_ddp(self) -> None:
         """Begin with the weights of rank 0; nothing wraps the module."""
@@ -78,7 +81,7 @@ class ZeroStrategy(ManagedProcesses, DDPStrategy):
         self._engine = make_engine(step, optimizer, self.stage, self.root_device)
         # A rank that lacks a gradient would leave the others waiting: it is looked for before.
         self._engine.enable_backward_allreduce = False
-        self._reached = _Reached([p for group in parameters for p in group])
+        self._reached = ReachedParameters([p for group in parameters for p in group])
         mesh = mesh_of(self.root_device, replicate=1, shard=self.world_size)
         self.optimizers = [ZeroOptimizer(self._engine, optimizer, parameters, mesh)]
 
@@ -165,8 +168,8 @@ class _Step(nn.Module):
         return self._compute(*args, **kwargs)
 
 
-class _Reached:
-    """Which parameters the backward passes of a step have reached on this rank.
+class ReachedParameters:
+    """Notes which parameters the backward passes of a step have reached on this rank.
 
     Args:
         parameters: those that are trained.
@@ -208,32 +211,53 @@ def check_module(
 
     Raises:
         ValueError: optimization by hand, several optimizers, one that needs shapes, gradients that
-            the module changes or leaves out, weights of another type than float32, a loss scaler.
+            the module changes or leaves out, weights that are frozen, empty, without a dimension
+            or of another type than float32, a loss scaler.
     """
-    name, way_out = type(module).__name__, "use ddp or fsdp"
+    name = type(module).__name__
     if not module.automatic_optimization or len(optimizers) != 1:
         raise ValueError(
             f"strategy deepspeed takes one optimizer that the trainer steps; {name} has "
-            f"{len(optimizers)} or steps by itself; {way_out}."
+            f"{len(optimizers)} or steps by itself; {WAY_OUT}."
         )
     check_optimizer(optimizers[0])
     if type(module).on_after_backward is not LightningModule.on_after_backward:
         raise ValueError(
             f"{name} changes gradients in on_after_backward, which strategy deepspeed keeps in its "
-            f"engine; {way_out}."
+            f"engine; {WAY_OUT}."
         )
     if not getattr(module, "reaches_all_parameters", True):
         raise ValueError(
             f"{name} leaves parameters without a gradient in some steps, which strategy deepspeed "
-            f"would move by momentum and decay; {way_out}."
+            f"would move by momentum and decay; {WAY_OUT}."
         )
-    trained = (p for group in optimizers[0].param_groups for p in group["params"])
-    dtypes = {str(p.dtype).removeprefix("torch.") for p in trained} - {"float32"}
-    if dtypes or getattr(precision_plugin, "scaler", None) is not None:
+    if getattr(precision_plugin, "scaler", None) is not None:
         raise ValueError(
-            f"strategy deepspeed trains float32 weights without a loss scaler, got "
-            f"{', '.join(sorted(dtypes)) or '16-mixed'}; use --trainer.precision=32-true or "
+            "strategy deepspeed trains without a loss scaler, got trainer.precision 16-mixed; use "
             "bf16-mixed, or ddp or fsdp."
+        )
+    _check_weights(module, optimizers[0])
+
+
+def _check_weights(module: LightningModule, optimizer: Optimizer) -> None:
+    name = type(module).__name__
+    trained = [p for group in optimizer.param_groups for p in group["params"]]
+    if not all(p.requires_grad and p.numel() for p in trained):
+        raise ValueError(
+            f"the optimizer of {name} holds parameters that are frozen or empty, for which "
+            f"strategy deepspeed has no place; leave them out of it, or {WAY_OUT}."
+        )
+    scalars = [parameter for parameter, p in module.named_parameters() if p.dim() == 0]
+    if scalars:
+        raise ValueError(
+            f"{scalars[0]} of {name} has the shape (), which DeepSpeed cannot send; give it the "
+            f"shape (1,), or {WAY_OUT}."
+        )
+    dtypes = {str(p.dtype).removeprefix("torch.") for p in trained} - {"float32"}
+    if dtypes:
+        raise ValueError(
+            f"strategy deepspeed trains float32 weights, got {', '.join(sorted(dtypes))}; use "
+            f"--trainer.precision=32-true or bf16-mixed, or {WAY_OUT}."
         )
 
 
