@@ -152,9 +152,12 @@ def forecast_of(run: RunRecord, path: Path) -> dict[str, Any]:
             f"the run used {world}: unisono plan --devices={world} …"
         )
     column = forecast["devices"].index(world)
-    other = "ddp" if is_sharded(run) else "fsdp"
+    own, others = _labels(run), set(_LABELS["ddp"] + _LABELS["fsdp"])
+    foretold = {name: values[column] for name, values in forecast.items() if name != "devices"}
     return {
-        n: values[column] for n, values in forecast.items() if n != "devices" and other not in n
+        name: value
+        for name, value in foretold.items()
+        if name.partition(":")[0] in own or name.partition(":")[0] not in others
     }
 
 
@@ -168,24 +171,35 @@ def measured(run: RunRecord) -> dict[str, float | None]:
     seconds, per_epoch = typical_seconds(run), max(epochs.values(), default=0)
     checkpoint = run.folder / "checkpoints" / "last.ckpt"
     size = checkpoint.stat().st_size if checkpoint.is_file() else 0
+    memory, step, *_ = _labels(run)
     found = {
         "global batch": max((ln["samples"] for ln in run.lineage.values()), default=0),
         "steps per epoch": per_epoch,
         "steps in all": len(run.lineage),
         "samples seen": sum(line["samples"] for line in run.lineage.values()),
         "learning rate": max((ln["learning_rate"] for ln in run.lineage.values()), default=0),
-        "GiB, fsdp" if is_sharded(run) else "GiB, ddp": max(used, default=0) / GIB,
+        memory: max(used, default=0) / GIB,
         "GiB, checkpoint": size / GIB,
-        "s per step, fsdp" if is_sharded(run) else "s per step": seconds,
+        step: seconds,
         "min per epoch": seconds * per_epoch / 60,
         "h in all": total_seconds(run) / 3600,
     }
     return {name: value or None for name, value in found.items()}
 
 
-def is_sharded(run: RunRecord) -> bool:
-    """Return whether fsdp trained it; `unisono plan` foresees both."""
-    return run.topology.get("strategy") == "fsdp"
+# Memory, seconds and efficiency, which `unisono plan` foresees for two strategies.
+_LABELS = {
+    "ddp": ("GiB, ddp", "s per step", "efficiency"),
+    "fsdp": ("GiB, fsdp", "s per step, fsdp", "efficiency, fsdp"),
+}
+
+
+def _labels(run: RunRecord) -> tuple[str, ...]:
+    """Return the labels of what a strategy decides; a plan has none for others than two."""
+    strategy = run.topology.get("strategy")
+    if strategy == "deepspeed":
+        return ("GiB, deepspeed", "s per step, deepspeed")
+    return _LABELS["fsdp" if strategy == "fsdp" else "ddp"]
 
 
 def foreseen(run: RunRecord) -> dict[str, float | None]:

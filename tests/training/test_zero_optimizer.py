@@ -107,6 +107,12 @@ class Scalar(Plain):
         self.scale = nn.Parameter(torch.tensor(1.0))
 
 
+class Packed(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Parameter(torch.zeros(3, dtype=torch.uint8), requires_grad=False)
+
+
 class Scaled:
     scaler = object()
 
@@ -125,6 +131,7 @@ class Unscaled:
         (Frozen(), Unscaled, "Frozen holds parameters that are frozen or empty.*leave them out"),
         (Scalar(), Unscaled, r"scale of Scalar has the shape \(\).*give it the shape \(1,\), or"),
         (Wide(), Unscaled, "trains float32 weights, got float64; use --trainer.precision"),
+        (Packed(), Unscaled, "base is packed in whole numbers.*base_dtype to bfloat16, or use ddp"),
         (Plain(), Scaled, "without a loss scaler.*16-mixed; use bf16-mixed"),
     ],
 )

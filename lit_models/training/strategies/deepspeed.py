@@ -253,6 +253,12 @@ def _check_weights(module: LightningModule, optimizer: Optimizer) -> None:
             f"{scalars[0]} of {name} has the shape (), which DeepSpeed cannot send; give it the "
             f"shape (1,), or {WAY_OUT}."
         )
+    packed = [name for name, p in module.named_parameters() if not p.is_floating_point()]
+    if packed:
+        raise ValueError(
+            f"{packed[0]} is packed in whole numbers, which nobody has tried under strategy "
+            f"deepspeed; set model.lora.base_dtype to bfloat16, or {WAY_OUT}."
+        )
     dtypes = {str(p.dtype).removeprefix("torch.") for p in trained} - {"float32"}
     if dtypes:
         raise ValueError(
