@@ -6,6 +6,7 @@ tokens, T positions.
 
 from typing import NotRequired, TypedDict
 
+import numpy as np
 from torch import Tensor
 
 IGNORED = -100  # label of a position that is not trained on
@@ -107,11 +108,16 @@ class ScoredTextBatch(PlannedBatch):
 
 
 class RankingBatch(PlannedBatch):
-    """Queries, each with its candidates. P pairs of the micro-batch, K most candidates of one."""
+    """Queries, each with its candidates. P pairs of the micro-batch, K most candidates of one.
+
+    Rows stand by their lengths, the longest first: parts of them need less padding than all.
+    """
 
     input_ids: Tensor  # [P, T] int64, query and document, padded at the right with 0
     attention_mask: Tensor  # [P, T] bool
     segment_ids: Tensor  # [P, T] int64, 0 = query, 1 = document
+    pair_lengths: np.ndarray  # [P] int64, tokens of each row; on the host, which is not to wait
+    num_parts: int  # in which a training step computes the rows, on every replica as many
     pair_index: Tensor  # [B, K] int64, row of each candidate; -1 = none
     document: Tensor  # [B, K] int64, index of each candidate in the collection; -1 = none
     relevance: Tensor  # [B, K] float32 grades; NaN = unjudged

@@ -14,6 +14,8 @@ import torch
 from datamodules.terms import check_languages, terms_by
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 
+DOCUMENT = 1  # segment; that of a query or an only text is 0
+
 
 @dataclass(frozen=True)
 class TextLimits:
@@ -158,9 +160,11 @@ def padded(rows: Sequence[Framed]) -> dict[str, torch.Tensor]:
         is_text[:, 0], ids[:, 0] = False, framing.begin_id
     is_text[row_of, behind], ids[row_of, behind] = False, framing.separator_id
     ids[is_text] = np.concatenate(texts)
-    is_document = mask & (place > behind[firsts, None]) & (counts > 1)[:, None]
+    segments = np.zeros(mask.shape, np.int64)
+    if counts.max() > 1:
+        segments[mask & (place > behind[firsts, None]) & (counts > 1)[:, None]] = DOCUMENT
     return {
         "input_ids": torch.from_numpy(ids),
         "attention_mask": torch.from_numpy(mask),
-        "segment_ids": torch.from_numpy(is_document.astype(np.int64)),
+        "segment_ids": torch.from_numpy(segments),
     }

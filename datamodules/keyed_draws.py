@@ -13,6 +13,7 @@ _NUM_ROUNDS, _NUM_WORDS = 10, 4
 _FACTORS = np.array([[0xD2E7470EE14C6C93], [0xCA5A826395121157]], np.uint64)
 _KEY_STEPS = np.array([[0x9E3779B97F4A7C15], [0xBB67AE8584CAA73B]], np.uint64)
 _HALF, _LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
+_FACTORS_LOW, _FACTORS_HIGH = _FACTORS & _LOW, _FACTORS >> _HALF
 _SPARE_BITS, _STEP = 11, 2.0**-53  # of a double in [0, 1), as numpy makes it
 _HALF_BITS = 32
 
@@ -75,8 +76,7 @@ def _philox(keys: np.ndarray, counters: np.ndarray) -> np.ndarray:
 def _product(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the upper and the lower 64 bits of words [2, n] times their factors."""
     low, high = words & _LOW, words >> _HALF
-    factor_low, factor_high = _FACTORS & _LOW, _FACTORS >> _HALF
-    first = factor_high * low + (factor_low * low >> _HALF)
-    second = factor_low * high + (first & _LOW)
-    upper = factor_high * high + (first >> _HALF) + (second >> _HALF)
+    first = _FACTORS_HIGH * low + (_FACTORS_LOW * low >> _HALF)
+    second = _FACTORS_LOW * high + (first & _LOW)
+    upper = _FACTORS_HIGH * high + (first >> _HALF) + (second >> _HALF)
     return upper, words * _FACTORS

@@ -186,19 +186,23 @@ def _write(
         )
         for documents in _some_at_a_time(collection):
             of_each = [document_sentences(document) for document in documents]
-            titled = documents if options.titles else []
-            titles.add(ids[:of_queries] for ids in encoding.ids_of([d.title for d in titled]))
-            bodies.add(ids[:most] for ids in encoding.ids_of([body_of(d) for d in titled]))
             flat = [sentence for own in of_each for sentence in own]
-            sentences.add(ids[:of_queries] for ids in encoding.ids_of(flat))
-            is_divisible = [False] * len(documents)
+            alone, is_divisible = encoding.ids_of(flat), [False] * len(documents)
+            sentences.add(ids[:of_queries] for ids in alone)
+            divided: list[list[np.ndarray]] = [[]] * len(documents)
             if options.pieces:
-                rows, is_divisible = _divided(documents, of_each, encoding, most)
-                pieces.add(rows)
+                divided, is_divisible = _divided(documents, of_each, encoding, cuts)
+                pieces.add(piece for own in divided for piece in needed_pieces(own, most))
+            if options.titles:
+                named = encoding.ids_of([document.title for document in documents])
+                titles.add(ids[:of_queries] for ids in named)
+                joinable = [d if is_divisible[n] else [] for n, d in enumerate(divided)]
+                found = _bodies(documents, of_each, alone, joinable, encoding)
+                bodies.add(ids[:most] for ids in found)
             lists["firsts"] += map(len, of_each)
             lists["is_long"].append(are_long(flat))
             lists["has_title"] += [bool(document.title) for document in documents]
-            lists["is_divisible"] += [cuts and divides for divides in is_divisible]
+            lists["is_divisible"] += is_divisible
     np.save(folder / "firsts.npy", np.cumsum([0, *lists["firsts"]], dtype=np.int64))
     np.save(folder / "is_long.npy", np.concatenate([np.zeros(0, bool), *lists["is_long"]]))
     for name in ("has_title", "is_divisible"):
@@ -215,33 +219,58 @@ def _divided(
     documents: Sequence[Document],
     of_each: Sequence[list[str]],
     encoding: TextEncoding,
-    most: int | None,
-) -> tuple[list[np.ndarray], list[bool]]:
-    """Return the pieces of documents, one more than sentences of each, and which are divisible.
+    cuts: bool,
+) -> tuple[list[list[np.ndarray]], list[bool]]:
+    """Return the pieces of each document, one more than its sentences, and which are divisible.
 
-    That is so where the tokens of the pieces are those of the whole text, and of the text without
-    its first sentence: a special token may take the blank before or behind it.
+    That is so where the tokenizer cuts at blanks, and the tokens of the pieces are those of the
+    whole text: a special token may take the blank before or behind it.
     """
     beginnings, further, wholes = [], [], []
     for (title, _), own in zip(documents, of_each, strict=True):
         several = len(own) > 1
-        starts = (own[1], own[0], " ".join(own[1:]), " ".join(own)) if several else ("",) * 4
+        starts = (own[1], own[0], " ".join(own)) if several else ("",) * 3
         texts = [Document(title if several else "", start).whole for start in starts]
         beginnings += texts[:2]
-        wholes += texts[2:]
+        wholes.append(texts[2])
         further += own[1:]
     begun, whole = encoding.ids_of(beginnings), encoding.ids_of(wholes)
     following = encoding.ids_of(further, continues=True)
     ends = np.cumsum([0, *(len(own) - 1 for own in of_each)])
     pieces, is_divisible = [], []
     for n, (start, end) in enumerate(pairwise(ends.tolist())):
-        without_first, with_first = begun[2 * n : 2 * n + 2]
-        rest = following[start:end]
-        pieces += needed_pieces([without_first, with_first, *rest], most)
-        parts = [without_first, *rest[1:]], [with_first, *rest]
-        found = zip(parts, whole[2 * n : 2 * n + 2], strict=True)
-        is_divisible.append(all(np.array_equal(np.concatenate(p), ids) for p, ids in found))
+        own_pieces = [*begun[2 * n : 2 * n + 2], *following[start:end]]
+        pieces.append(own_pieces)
+        is_divisible.append(cuts and np.array_equal(np.concatenate(own_pieces[1:]), whole[n]))
     return pieces, is_divisible
+
+
+def _bodies(
+    documents: Sequence[Document],
+    of_each: Sequence[list[str]],
+    alone: Sequence[np.ndarray],
+    divided: Sequence[list[np.ndarray]],
+    encoding: TextEncoding,
+) -> list[np.ndarray]:
+    """Return the tokens of the texts that titles ask for.
+
+    Those that are their sentences with blanks between them are not tokenised again.
+
+    Args:
+        documents: some.
+        of_each: their sentences.
+        alone: tokens of all these sentences by themselves.
+        divided: pieces of each document, none where they are not to be joined.
+        encoding: of the texts.
+    """
+    firsts = np.cumsum([0, *map(len, of_each)]).tolist()
+    bodies = [body_of(document) for document in documents]
+    known: dict[int, np.ndarray] = {}
+    for n, (body, own, pieces) in enumerate(zip(bodies, of_each, divided, strict=True)):
+        if (len(own) == 1 or pieces) and body == " ".join(own):
+            known[n] = np.concatenate([alone[firsts[n]], *pieces[2:]])
+    left = iter(encoding.ids_of([body for n, body in enumerate(bodies) if n not in known]))
+    return [known[n] if n in known else next(left) for n in range(len(bodies))]
 
 
 def needed_pieces(pieces: list[np.ndarray], most: int | None) -> list[np.ndarray]:

@@ -18,7 +18,7 @@ from datamodules.relevance.ranking_source import Candidates, RankingSource, kept
 from datamodules.relevance.tables import NO_DOCUMENT, looked_up, rows_of
 
 TERM = "queries"
-NO_TEXT = np.zeros(0, np.int64)
+ROWS_OF_PART = 64  # with fewer, what is saved of padding is lost by smaller matrix products
 
 
 class RankingExample(NamedTuple):
@@ -90,12 +90,13 @@ class RankingDataset(PlannedDataset):
         """Return the padded batch."""
         sizes = np.array([len(example.pairs) for example in examples])
         index = np.full((len(examples), max(self.width, *sizes)), NO_DOCUMENT)
-        index[np.arange(index.shape[1]) < sizes[:, None]] = np.arange(sizes.sum())
         width = index.shape[1]
-        pairs = [pair for example in examples for pair in example.pairs]
-        no_pair = self.source.texts.encoding.framing.single(NO_TEXT)  # no query has a candidate
+        rows, row_of = self._rows_by_length([pair for e in examples for pair in e.pairs])
+        index[np.arange(width) < sizes[:, None]] = row_of
         batch = {
-            **padded(pairs or [no_pair]),
+            **rows,
+            "pair_lengths": rows["attention_mask"].sum(1).numpy(),
+            "num_parts": self.num_parts(len(examples)),
             "pair_index": torch.from_numpy(index),
             "document": _rows([e.document for e in examples], NO_DOCUMENT, width),
             "relevance": _rows([e.relevance for e in examples], np.nan, width),
@@ -110,6 +111,21 @@ class RankingDataset(PlannedDataset):
                 name: _rows(found[name], 0.0, width) for name in self.source.first.names
             }
         return batch
+
+    def num_parts(self, num_queries: int) -> int:
+        """Return in how many parts a training step computes the rows of so many queries."""
+        return 1
+
+    def _rows_by_length(self, pairs: list[Framed]) -> tuple[dict[str, torch.Tensor], np.ndarray]:
+        """Return the rows, the longest first, and which of them each pair is."""
+        if not pairs:  # no query has a candidate
+            empty = self.source.texts.encoding.framing.single(np.zeros(0, np.int64))
+            return padded([empty]), np.zeros(0, np.int64)
+        lengths = np.array([sum(map(len, pair.texts)) for pair in pairs])
+        order = np.argsort(-lengths, kind="stable")
+        row_of = np.empty_like(order)
+        row_of[order] = np.arange(len(order))
+        return padded([pairs[place] for place in order.tolist()]), row_of
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
         """Return the query, and the grades of its candidates of this epoch."""
@@ -158,6 +174,10 @@ class GroupDataset(RankingDataset):
         num_minable = len(pool.documents) - num_judged
         chosen = self.groups.drawn(pool.grades[:num_judged], num_minable, rng)
         return pool.taken(chosen[np.argsort(pool.documents[chosen])])
+
+    def num_parts(self, num_queries: int) -> int:
+        # By the size that groups may have, which is the same on all replicas; each has a pair.
+        return max(1, min(num_queries, num_queries * self.groups.size // ROWS_OF_PART))
 
     def moments(self, sample_id: int) -> np.ndarray:
         return self.pools.moments[sample_id]

@@ -107,11 +107,8 @@ class ScoredTextDataModule(EncodedTextDataModule):
         """
         assert self.encoding is not None
         assert self.recipe is not None
-        chunks = ChunkOptions(**self.recipe["chunks"])
-        if stage == "predict":
-            return ScoredTextDataset(self._open(stage, self.recipe), self.encoding, chunks)
-        store = self._open(stage, self.recipe)
-        rows = self._rows(stage, store, self.recipe)
+        store, chunks = self._open(stage, self.recipe), ChunkOptions(**self.recipe["chunks"])
+        rows = None if stage == "predict" else self._rows(stage, store, self.recipe)
         return ScoredTextDataset(store, self.encoding, chunks, rows)
 
     def training_texts(self) -> Iterator[str]:
@@ -130,9 +127,8 @@ class ScoredTextDataModule(EncodedTextDataModule):
         """Return the heads with the statistics of the training part, and how texts are cut."""
         store = self._open("fit", None)
         parts = self._parts(store)
-        heads = statistics(store, parts)
-        split = trained_facts(store, parts, self.folds, self.split)
-        return {"heads": heads, "chunks": chunk_facts(self.chunks), "split": split}
+        facts = {"heads": statistics(store, parts), "chunks": chunk_facts(self.chunks)}
+        return {**facts, "split": trained_facts(store, parts, self.folds, self.split)}
 
     def audit(self, make_model: MakeModel | None = None) -> Audit:
         """Return what is in the files, and what is wrong with them, whatever the model."""
@@ -143,9 +139,8 @@ class ScoredTextDataModule(EncodedTextDataModule):
     @property
     def predict_output_path(self) -> Path:
         """Where the scored file goes."""
-        files = self._predict_paths()
+        files, named = self._predict_paths(), self.predict_output
         folder = Path(self.trainer.default_root_dir if self.trainer is not None else ".")
-        named = self.predict_output
         path = default_output(files, folder) if named is None else Path(named).expanduser()
         check_output(files, path)  # not after hours of scoring
         return path
@@ -184,8 +179,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
 
     def _open(self, stage: str, recipe: dict[str, Any] | None) -> ScoredStore:
         request = self.store_request(stage, recipe)
-        folder = request.folder()
-        if folder not in self._stores:
+        if (folder := request.folder()) not in self._stores:
             self._stores[folder] = open_store(request)
         return self._stores[folder]
 

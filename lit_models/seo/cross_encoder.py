@@ -1,5 +1,10 @@
 """The network of a ranker. Shapes: B queries, K candidates, P pairs, T positions."""
 
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -41,17 +46,20 @@ class CrossEncoder(nn.Module):
         input_ids: Tensor,
         attention_mask: Tensor,
         segment_ids: Tensor,
-        pairs_per_forward: int | None = None,
+        parts: Sequence["Part"] | None = None,
     ) -> Tensor:
         """Return scores [P] of rows [P, T].
 
         Args:
             input_ids, attention_mask, segment_ids: of a RankingBatch.
-            pairs_per_forward: rows that are computed at once; none computes all.
+            parts: of the rows, computed one after the other; none computes all at once.
         """
-        size = pairs_per_forward or len(input_ids)
-        rows = zip(*(t.split(size) for t in (input_ids, attention_mask, segment_ids)), strict=True)
-        return torch.cat([self._scores(*part) for part in rows])
+        rows = (input_ids, attention_mask, segment_ids)
+        if parts is None:
+            return self._scores(*rows)
+        return torch.cat(
+            [self._scores(*(t[first:end, :width] for t in rows)) for first, end, width in parts]
+        )
 
     def candidates(self, pairs: Tensor, index: Tensor, prior: Tensor) -> Tensor:
         """Return scores [B, K], -inf where there is no candidate.
@@ -70,6 +78,25 @@ class CrossEncoder(nn.Module):
         hidden = self.encoder(input_ids, attention_mask, segment_ids)
         vector = pooled(hidden, attention_mask, self.pooling)
         return self.score(torch.tanh(self.dense(vector))).squeeze(-1)
+
+
+class Part(NamedTuple):
+    """Rows from one to before another, and the tokens of the longest."""
+
+    first: int
+    end: int
+    width: int
+
+
+def even_parts(lengths: np.ndarray, number: int) -> list[Part]:
+    """Return rows in parts of like sizes, one after the other.
+
+    Args:
+        lengths: [P] tokens of each row.
+        number: of parts, at most P.
+    """
+    bounds = [len(lengths) * place // number for place in range(number + 1)]
+    return [Part(a, b, int(lengths[a:b].max())) for a, b in pairwise(bounds)]
 
 
 def places_of_pairs(index: Tensor, num_pairs: int) -> tuple[Tensor, Tensor]:

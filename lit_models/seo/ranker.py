@@ -13,7 +13,7 @@ from datamodules.framing import padded
 from datamodules.relevance.ranking_batches import TERM
 from datamodules.text_encoding import TextEncoding
 from lit_models.seo.base import EncodedTextModule
-from lit_models.seo.cross_encoder import CrossEncoder, places_of_pairs
+from lit_models.seo.cross_encoder import CrossEncoder, even_parts, places_of_pairs
 from lit_models.seo.encoders import Pooling, TextEncoder
 from lit_models.seo.losses import RankingLoss, summed
 from lit_models.seo.query_values import QueryValues
@@ -27,7 +27,7 @@ from lit_models.seo.ranking_metrics import (
 from lit_models.training.callbacks.board_samples import evaluating
 from lit_models.training.exact import LossSum
 from lit_models.training.judged import Judged
-from lit_models.training.keyed_dropout import keyed_texts
+from lit_models.training.keyed_dropout import keyed_texts, keys_in
 from lit_models.training.metrics import SumCount
 
 RANKER, SYSTEMS = "ranker", ("ranker", "first", "bm25")
@@ -105,10 +105,14 @@ class LitRanker(EncodedTextModule):
 
     def forward(self, batch: RankingBatch, pairs_per_forward: int | None = None) -> Tensor:
         """Return the scores of all candidates [B, K]; -inf where there is none."""
+        index, lengths = batch["pair_index"], batch["pair_lengths"]
+        # Masks by key are those of one call, should the backward pass repeat it.
+        number = batch["num_parts"] if keys_in(self.network) is None else 1
+        if pairs_per_forward is not None:
+            number = -(-len(lengths) // pairs_per_forward)
         rows = (batch["input_ids"], batch["attention_mask"], batch["segment_ids"])
-        index = batch["pair_index"]
-        with keyed_texts(self.network, *places_of_pairs(index, len(rows[0]))):
-            pairs = self.network(*rows, pairs_per_forward)
+        with keyed_texts(self.network, *places_of_pairs(index, len(lengths))):
+            pairs = self.network(*rows, even_parts(lengths, number))
         return self.network.candidates(pairs, index, batch["prior"])
 
     def training_terms(self, batch: RankingBatch) -> dict[str, LossSum]:
@@ -156,6 +160,7 @@ class LitRanker(EncodedTextModule):
         encoding, device = self._encoding, self.device
         pairs = [encoding.framing.pair(encoding.ids(query), encoding.ids(d)) for d in documents]
         rows = {name: rows.to(device) for name, rows in padded(pairs).items()}
+        lengths = rows["attention_mask"].sum(1).numpy(force=True)
         first = torch.tensor([0.0] * len(documents) if prior is None else [*prior], device=device)[
             None
         ]
@@ -163,7 +168,8 @@ class LitRanker(EncodedTextModule):
         first = (first - first.mean()) / torch.where(deviation > 0, deviation, 1.0)
         index = torch.arange(len(documents), device=device)[None]
         with evaluating(self), torch.no_grad():
-            scores = self.network(**rows, pairs_per_forward=self.pairs_per_forward)
+            number = -(-len(lengths) // (self.pairs_per_forward or len(lengths)))
+            scores = self.network(**rows, parts=even_parts(lengths, number))
             return self.network.candidates(scores, index, first)[0]
 
     @cached_property

@@ -172,12 +172,17 @@ def key_dropout(network: nn.Module, keys: SampleKeys) -> list[nn.Dropout]:
 @contextmanager
 def keyed_texts(network: nn.Module, sample: Tensor, text: Tensor) -> Iterator[None]:
     """Use `SampleKeys.of_texts` where the dropouts of a network are keyed."""
-    keys = next((m.keys for m in network.modules() if type(m) is KeyedDropout), None)
+    keys = keys_in(network)
     if keys is None:
         yield
     else:
         with keys.of_texts(sample, text):
             yield
+
+
+def keys_in(network: nn.Module) -> SampleKeys | None:
+    """Return the keys of a network's dropouts; none where they are not keyed."""
+    return next((m.keys for m in network.modules() if type(m) is KeyedDropout), None)
 
 
 def release_dropout(dropouts: list[nn.Dropout]) -> None:

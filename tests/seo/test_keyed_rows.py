@@ -43,7 +43,9 @@ def ranking_batch(samples, width=4):
         row += SIZES[sample]
     rows = rows_of(samples)
     segments = torch.zeros_like(rows["input_ids"])
-    return {**rows, "segment_ids": segments, "pair_index": index, "prior": index.double()}
+    lengths = rows["attention_mask"].sum(1).numpy()
+    parts = {"pair_lengths": lengths, "num_parts": 2}
+    return {**rows, **parts, "segment_ids": segments, "pair_index": index, "prior": index.double()}
 
 
 def scorer():
