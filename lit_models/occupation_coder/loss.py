@@ -183,6 +183,8 @@ def best_orders(
     """
     check_num_codes(decoder.trie)
     ordered = pack_left(code_ids)
+    if not any(num_with_codes[2:]):
+        return ordered
     num_codes = (ordered >= 0).sum(1)
     was_training = decoder.training
     decoder.eval()

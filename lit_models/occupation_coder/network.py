@@ -263,7 +263,8 @@ class FlatHead(nn.Module):
         mask = memory.mask[..., None].to(memory.hidden.dtype)
         mean = (memory.hidden * mask).sum(1) / mask.sum(1)
         features = torch.cat([memory.hidden[:, 0], F.gelu(self.pool(mean))], dim=-1)
-        weights = self.nodes(self.trie.path[:, 1:]).sum(1)  # [C, 2 D]
+        path = self.trie.path[:, 1:]
+        weights = F.embedding_bag(path, self.nodes.weight, mode="sum")  # [C, 2 D]
         return widened(linear(self.dropout(features), weights)) + self.bias
 
 

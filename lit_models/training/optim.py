@@ -41,16 +41,17 @@ def parameter_groups(
         id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)
     }
     scorers = {id(weight) for weight in heads}
-    groups: dict[tuple[str, int, float], dict[str, Any]] = {}
+    groups: dict[tuple[str, float], dict[str, Any]] = {}
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
             continue
         depth = max((d for p, d in (depths or {}).items() if name.startswith(p)), default=0)
         rate = next((r for p, r in (rates or {}).items() if name.startswith(p)), 1.0)
+        factor = rate * layer_decay**depth
         decays = parameter.ndim > 1 and id(parameter) not in tables
         kind = ("heads" if id(parameter) in scorers else "matrices") if decays else "others"
-        new = {"params": [], "lr_factor": rate * layer_decay**depth, "kind": kind}
-        group = groups.setdefault((kind, depth, rate), new)
+        new = {"params": [], "lr_factor": factor, "kind": kind}
+        group = groups.setdefault((kind, factor), new)
         if not decays:
             group["weight_decay"] = 0.0
         group["params"].append((name, parameter))
