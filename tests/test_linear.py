@@ -6,6 +6,7 @@ from torch import Tensor
 from lit_models.layers.linear import (
     SMALL_PRODUCT,
     Linear,
+    _filled_up,
     _has_onednn,
     input_gradient,
     linear,
@@ -104,4 +105,19 @@ def test_the_products_are_counted_as_arithmetic() -> None:
     layer, x = Linear(INPUTS, OUTPUTS), drawn(ROWS, INPUTS).requires_grad_()
     with FlopCount() as count:
         layer(x).sum().backward()
-    assert count.total == 3 * 2 * ROWS * INPUTS * OUTPUTS
+    rows = 320 if _has_onednn() else ROWS
+    assert count.total == 3 * 2 * rows * INPUTS * OUTPUTS
+
+
+def test_few_numbers_of_rows_are_ever_multiplied() -> None:
+    lengths = {len(_filled_up(torch.empty(rows, 1))) for rows in range(1, 4097)}
+    assert lengths == {*range(64, 2049, 64), *range(2176, 4097, 128)}
+    filled_up = _filled_up(torch.ones(65, 2))
+    assert filled_up.sum() == 130
+    assert filled_up.shape == (128, 2)
+
+
+def test_rows_of_a_larger_batch_are_what_they_are_by_themselves() -> None:
+    x, layer = drawn(ROWS, INPUTS), Linear(INPUTS, OUTPUTS)
+    more = torch.cat([x, drawn(77, INPUTS, seed=2)])
+    torch.testing.assert_close(layer(more)[:ROWS], layer(x), rtol=1e-5, atol=1e-5)
