@@ -52,7 +52,8 @@ def fault(path: Path, name: str) -> str | None:
     may_use = (own, "causal_lm") if own in MAY_USE_CAUSAL_LM else (own,)
     if own and target in FAMILIES and target not in may_use:
         return f"{own} imports {target}"
-    if (own or place[1] in ("training", "layers")) and target in ("cli", "commands", "launch"):
+    below = ("training", "layers", "forecasting")
+    if (own or place[1] in below) and target in ("cli", "commands", "launch"):
         return "nothing below the command line imports it"
     if len(place) == 2 and place[0] == "lit_models" and target in FAMILIES:
         return "the command line knows no family"

@@ -1,12 +1,8 @@
-"""The first steps of a run in real ranks on this machine, in a folder that is thrown away.
-
-`python -m lit_models.forecasting.short_run FILE` runs as one of some ranks; it is `Order` in JSON.
-"""
+"""The first steps of a run in real ranks on this machine, in a folder that is thrown away."""
 
 import json
 import math
 import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass
@@ -14,12 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
 
-from lit_models.training.local_ranks import leave_group, run_ranks
+from datamodules.plan_cache import cached_plan
+from lit_models.forecasting.rehearsal import step_widths
+from lit_models.training.local_ranks import run_ranks
 
 WARM_UP = 3  # steps that build kernels and touch memory for the first time
 LEAST_STEPS, MOST_STEPS = 5, 60  # that are timed
 ENOUGH_S = 15.0  # of the steps that are timed
+RANK = "lit_models.commands._short_run"  # the program of a rank: it builds what a config names
 TIMEOUT_S = 120.0  # beside them, in which ranks wait for each other
 
 
@@ -75,7 +75,7 @@ def measured_s(order: Order, expected_s: float, threads: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "order.json"
         path.write_text(json.dumps(asdict(order) | {"folder": folder}), "utf-8")
-        command = ["-m", "lit_models.forecasting.short_run", str(path)]
+        command = ["-m", RANK, str(path)]
         environ = {"OMP_NUM_THREADS": str(threads)}
         try:
             statuses, printed = run_ranks(
@@ -112,22 +112,18 @@ class Stopwatch(Callback):
         return (self.ends[-1] - self.ends[WARM_UP - 1]) / (len(self.ends) - WARM_UP)
 
 
-def _as_rank(order: Order) -> float:
-    """Train as one rank of those that were started, and return the mean seconds of a step."""
-    import logging
+def train(order: Order, module: LightningModule, data: Any) -> float:
+    """Train as one rank of those that were started, and return the mean seconds of a step.
 
-    import lightning.pytorch as pl
-
-    from lit_models.commands._run_config import built
-    from lit_models.launch import silence_noise
+    Args:
+        order: what `measured_s` has written.
+        module: built from it.
+        data: likewise.
+    """
     from lit_models.training.callbacks import default_callbacks
 
-    silence_noise()
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
-    pl.seed_everything(order.seed, verbose=False)
-    module, data = built({"model": order.model, "data": order.data})
     watch = Stopwatch()
-    kept = [c for c in default_callbacks() if not isinstance(c, pl.callbacks.Checkpoint)]
+    kept = [c for c in default_callbacks() if not isinstance(c, Checkpoint)]
     trainer = Trainer(
         devices=order.devices,
         strategy=order.strategy,
@@ -142,20 +138,11 @@ def _as_rank(order: Order) -> float:
         **order.trainer | {"max_steps": order.steps},
     )
     trainer.fit(module, data)
-    return watch.seconds * _width_ratio(module, data, order.steps)
+    return watch.seconds * _width_ratio(data, order.steps)
 
 
-def _width_ratio(module: LightningModule, data: Any, steps: int) -> float:
+def _width_ratio(data: Any, steps: int) -> float:
     """Return how much wider the steps of an epoch are than those that were timed."""
-    from datamodules.plan_cache import cached_plan
-    from lit_models.forecasting.rehearsal import step_widths
-
     lengths = data.datasets["train"].lengths
     widths = step_widths(cached_plan(data.request("train"), lengths, 0), lengths)
     return float(widths.mean() / widths[WARM_UP:steps].mean())
-
-
-if __name__ == "__main__":
-    found = _as_rank(Order(**json.loads(Path(sys.argv[1]).read_text("utf-8"))))
-    leave_group()
-    print(json.dumps({"seconds": found}))

@@ -187,9 +187,10 @@ def measured(run: RunRecord) -> dict[str, float | None]:
     return {name: value or None for name, value in found.items()}
 
 
-# Memory, seconds and efficiency, which `unisono plan` foresees for two strategies.
+# Memory, seconds and efficiency, which `unisono plan` foresees for two strategies; the length of a
+# run only for ddp.
 _LABELS = {
-    "ddp": ("GiB, ddp", "s per step", "efficiency"),
+    "ddp": ("GiB, ddp", "s per step", "efficiency", "min per epoch", "h in all", "jobs"),
     "fsdp": ("GiB, fsdp", "s per step, fsdp", "efficiency, fsdp"),
 }
 

@@ -84,11 +84,13 @@ def test_a_run_stands_beside_the_forecast_of_its_strategy_alone(
 ) -> None:
     folder = run_folder(tmp_path / "a", topology={"strategy": strategy})
     foreseen = {"devices": [2], "s per step": [0.4], "s per step, fsdp": [0.3], "GiB, ddp": [0.8]}
-    (tmp_path / "plan.json").write_text(json.dumps({**foreseen, "GiB, ddp: weights": [0.1]}))
+    (tmp_path / "plan.json").write_text(
+        json.dumps({**foreseen, "GiB, ddp: weights": [0.1], "h in all": [2.0]})
+    )
     run = read_run(folder, folder / "config.yaml", 0.0)
     rows = {row[0]: row[1:] for row in plan_rows(run, forecast_of(run, tmp_path / "plan.json"))}
     assert rows.get("s per step, fsdp") == seconds
-    assert rows[memory][0] == "–"
+    assert rows[memory][0] == rows["h in all"][0] == "–"
     assert not {"s per step", "GiB, ddp", "GiB, ddp: weights"} & set(rows)
 
 
