@@ -111,7 +111,7 @@ def test_the_products_are_counted_as_arithmetic() -> None:
 
 def test_few_numbers_of_rows_are_ever_multiplied() -> None:
     lengths = {len(_filled_up(torch.empty(rows, 1))) for rows in range(1, 4097)}
-    assert lengths == {*range(64, 2049, 64), *range(2176, 4097, 128)}
+    assert lengths == {1, 2, 4, 8, 16, 32, *range(64, 2049, 64), *range(2176, 4097, 128)}
     filled_up = _filled_up(torch.ones(65, 2))
     assert filled_up.sum() == 130
     assert filled_up.shape == (128, 2)
@@ -121,3 +121,41 @@ def test_rows_of_a_larger_batch_are_what_they_are_by_themselves() -> None:
     x, layer = drawn(ROWS, INPUTS), Linear(INPUTS, OUTPUTS)
     more = torch.cat([x, drawn(77, INPUTS, seed=2)])
     torch.testing.assert_close(layer(more)[:ROWS], layer(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(300, INPUTS), (320, INPUTS), (3, 107, INPUTS)])
+def test_an_output_may_be_changed_in_place(shape: tuple[int, ...]) -> None:
+    layer, x = Linear(INPUTS, OUTPUTS), drawn(*shape)
+    layer(x).add_(1.0).square_().sum().backward()
+    plain = torch.nn.Linear(INPUTS, OUTPUTS)
+    plain.load_state_dict(layer.state_dict())
+    plain(x).add_(1.0).square_().sum().backward()
+    torch.testing.assert_close(layer.weight.grad, plain.weight.grad, rtol=1e-4, atol=1e-2)
+    torch.testing.assert_close(layer.bias.grad, plain.bias.grad, rtol=1e-4, atol=1e-2)
+
+
+def test_a_single_vector_is_a_row() -> None:
+    layer, x = Linear(2048, 2048), drawn(2048).requires_grad_()
+    assert suits_onednn(x, layer.weight) == _has_onednn()
+    layer(x).sum().backward()
+    close(
+        layer(x), torch.nn.functional.linear(x.double(), layer.weight.double(), layer.bias.double())
+    )
+    close(x.grad, layer.weight.double().sum(0))
+
+
+@pytest.mark.parametrize("is_frozen", [True, False])
+def test_layers_keep_their_weight_and_share_their_input(is_frozen: bool) -> None:
+    """Three layers of one input, which is not copied; what stands still needs no input."""
+    x, kept = drawn(3, 107, INPUTS).requires_grad_(), set()
+    layers = [Linear(INPUTS, OUTPUTS).requires_grad_(not is_frozen) for _ in range(3)]
+
+    def note(tensor: Tensor) -> Tensor:
+        kept.add(tensor.untyped_storage().data_ptr())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        outputs = [layer(x) for layer in layers]
+    expected = {layer.weight.untyped_storage().data_ptr() for layer in layers}
+    assert kept == expected | (set() if is_frozen else {x.untyped_storage().data_ptr()})
+    assert len(outputs) == 3

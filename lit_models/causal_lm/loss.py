@@ -12,7 +12,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from datamodules.batches import IGNORED, TERM, TextBatch
-from lit_models.layers.linear import input_gradient, linear, suits_onednn, weight_gradient
+from lit_models.layers.linear import (
+    ROW_STEP,
+    input_gradient,
+    linear,
+    suits_onednn,
+    weight_gradient,
+)
 from lit_models.training.record import LossSum
 
 PLAIN = "nats"
@@ -280,4 +286,6 @@ def _chunk_size(options: LossOptions, weight: Tensor) -> int:
     on_cpu = weight.device.type == "cpu"
     row_bytes = weight.shape[0] * torch.finfo(_softmax_dtype(weight.dtype)).bits // 8
     rows = max(1, (CHUNK_BYTES if on_cpu else CHUNK_BYTES_ON_GPU) // row_bytes)
-    return min(rows, CHUNK_ROWS_ON_CPU) if on_cpu else rows
+    if on_cpu and rows > ROW_STEP:
+        rows = min(rows // ROW_STEP * ROW_STEP, CHUNK_ROWS_ON_CPU)  # so that no row is filled up
+    return rows
