@@ -185,10 +185,17 @@ class _ChunkedObjective(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_objective: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         gradients = [
-            None if saved is None else saved.contiguous() * grad_objective.to(saved.dtype)
+            None if saved is None else _scaled(saved, grad_objective.to(saved.dtype))
             for saved in ctx.saved_tensors
         ]
         return (*gradients, None, None, None)
+
+
+def _scaled(saved: Tensor, factor: Tensor) -> Tensor:
+    """Return the product in rows, as parameters are, whatever the order of `saved`: at once, since
+    a further copy would be as large as the head."""
+    rows = torch.empty_like(saved, memory_format=torch.contiguous_format)
+    return torch.mul(saved, factor, out=rows)
 
 
 @dataclass
