@@ -2,6 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from lit_models.layers.linear import (
     SMALL_PRODUCT,
@@ -70,6 +71,39 @@ def test_only_what_learns_gets_a_gradient() -> None:
     close(layer.bias.grad, torch.full((OUTPUTS,), float(ROWS)))
     with torch.no_grad():
         assert not layer(x).requires_grad
+
+
+@pytest.mark.parametrize("is_frozen", [True, False])
+def test_only_what_a_gradient_needs_is_kept(is_frozen: bool) -> None:
+    layer, x = Linear(INPUTS, OUTPUTS), drawn(ROWS, INPUTS).requires_grad_(is_frozen)
+    layer.weight.requires_grad_(not is_frozen)
+    kept: list[Tensor] = []
+    with saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        output = layer(x)
+    assert [t.shape[1] * t.shape[0] >= OUTPUTS * INPUTS for t in kept] == [True]
+    assert (kept[0].data_ptr() == layer.weight.data_ptr()) == is_frozen
+    (found,) = torch.autograd.grad(output.sum(), [x if is_frozen else layer.weight])
+    exact = layer.weight.sum(0) if is_frozen else x.sum(0)
+    close(found, exact.expand_as(found))
+
+
+def test_an_output_may_be_changed_in_place() -> None:
+    layer, x = Linear(INPUTS, OUTPUTS), drawn(ROWS, INPUTS)
+    layer(x).mul_(2).sum().backward()
+    close(layer.weight.grad, (2 * x.sum(0)).expand(OUTPUTS, INPUTS))
+    close(layer.bias.grad, torch.full((OUTPUTS,), 2.0 * ROWS))
+
+
+def test_a_single_row_without_its_dimension() -> None:
+    size = int(SMALL_PRODUCT**0.5)
+    x, layer, wanted = drawn(size), Linear(size, size), drawn(size, seed=1)
+    output, of_x, of_weight, of_bias = gradients(x, layer, wanted)
+    torch.testing.assert_close(output, layer(x[None])[0])
+    torch.testing.assert_close(of_x, wanted @ layer.weight, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(of_weight, wanted[:, None] * x)
+    assert torch.equal(of_bias, wanted)
+    with torch.no_grad():
+        assert layer(x).shape == (size,)
 
 
 def test_equal_rows_give_equal_bits_again() -> None:

@@ -14,7 +14,6 @@ from datamodules.planned import PlannedDataModule
 from lit_models.cli_errors import UsageError
 from lit_models.forecasting.exchange import Exchange, State
 from lit_models.forecasting.rehearsal import Rehearsal, Rehearsed
-from lit_models.training.callbacks.host_memory import keep_freed_memory
 from lit_models.training.memory import StateSize, gradient_bytes
 from lit_models.training.optim import WarmupDecay, lr_scale
 from lit_models.training.preflight import check_share
@@ -107,8 +106,6 @@ class Probe(Callback):
             gradient_bytes(size), sharded_groups(pl_module), frees, size.bytes_per_parameter
         )
         found = Forecast(len(data.datasets["train"].lengths), size, sent, rule, on_cpu)
-        if on_cpu:
-            keep_freed_memory()  # as the run does, whose callback begins after this one
         # Small micro-batches first: a heap that was large keeps gaps.
         worlds: dict[int, World] = {}
         for count in sorted(self.devices, reverse=True):

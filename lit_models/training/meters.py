@@ -9,7 +9,7 @@ import torch
 
 GIB = 2**30
 # What a rehearsal may fill: blocks whose sizes differ from step to step leave gaps, on a GPU in the
-# allocator's segments, on the host in the C library's heap (it keeps up to 64 MiB of freed blocks).
+# allocator's segments, on the host in the C library's heap (a run on a CPU keeps what it frees).
 USABLE_SHARE = 0.9
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"  # man 5 proc, /proc/pid/clear_refs

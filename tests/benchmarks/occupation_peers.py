@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from datamodules.occupation_batches import padded_texts
 from datamodules.tokenizers.characters import TextNormalisation, encode
 from lit_models.layers.linear import Linear
+from lit_models.occupation_coder import network as our_network
 from lit_models.occupation_coder.decoding import Decoded, DecodingOptions, decode
 from lit_models.occupation_coder.loss import occupation_losses
 from lit_models.occupation_coder.network import OccupationNetwork
@@ -60,12 +63,12 @@ class Texts:
             yield self.batch(order[start : start + size], is_padded)
 
 
-def with_layers_of_torch(network: OccupationNetwork) -> OccupationNetwork:
-    """Return the network after its linear layers have become those that any script has."""
+def use_layers_of_torch(network: OccupationNetwork, patched: pytest.MonkeyPatch) -> None:
+    """Give a network the linear layers that any script has, its flat head while it is patched."""
+    patched.setattr(our_network, "linear", F.linear)
     for module in network.modules():
         if type(module) is Linear:
             module.__class__ = nn.Linear
-    return network
 
 
 def train(

@@ -139,9 +139,10 @@ def test_training_beside_plain_loops(tmp_path, monkeypatch, figures):
         texts = texts or peer_texts(trained)
         for who in PEERS:
             network = fresh_network(trained)
-            if who != "kernels":
-                peers.with_layers_of_torch(network)
-            loop = peers.train(network, texts, SIZE, STEPS, is_padded=who == "padded")
+            with monkeypatch.context() as patched:
+                if who != "kernels":
+                    peers.use_layers_of_torch(network, patched)
+                loop = peers.train(network, texts, SIZE, STEPS, is_padded=who == "padded")
             rounds["training"][who].append(loop)
     report(figures, rounds, "training")
 

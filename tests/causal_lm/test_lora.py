@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from lit_models.causal_lm.freezing import freeze
 from lit_models.causal_lm.lora import (
@@ -14,6 +15,7 @@ from lit_models.causal_lm.lora import (
     target_layers,
 )
 from lit_models.causal_lm.network import Decoder, DecoderConfig
+from lit_models.layers import linear
 
 CONFIG = DecoderConfig(vocab_size=11, hidden_size=8, num_layers=2, num_heads=2, num_kv_heads=1)
 IDS = torch.tensor([[1, 2, 3, 4]])
@@ -51,6 +53,24 @@ def trained(network: nn.Module) -> nn.Module:
             nn.init.normal_(parameter, std=0.2)
             assert name.endswith(("lora_A", "lora_B", "lora_magnitude_vector"))
     return network
+
+
+@pytest.mark.parametrize("kind", ["linear", "conv1d"])
+def test_a_base_of_any_kind_makes_what_torch_makes_and_keeps_no_input(kind, monkeypatch):
+    from transformers.pytorch_utils import Conv1D
+
+    monkeypatch.setattr(linear, "SMALL_PRODUCT", 0)  # as in a layer of a usual size
+    base = nn.Linear(24, 16) if kind == "linear" else Conv1D(16, 24)
+    base.requires_grad_(False)
+    layer, kept = LoraLinear(base, rank=2, alpha=4.0, dropout=0.0), []
+    x = torch.randn(70, 24, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    with saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        found = layer.base_product(x, layer.bias)
+    torch.testing.assert_close(found, base(x), rtol=1e-5, atol=1e-5)
+    assert [sorted(t.shape) for t in kept] == [[16, 24]]
+    (gradient,) = torch.autograd.grad(found.sum(), [x])
+    exact = layer.base_weight().sum(0).expand_as(x)
+    torch.testing.assert_close(gradient, exact, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("make", [decoder, gpt2])

@@ -20,12 +20,26 @@ class HostMemory(Callback):
     occupation coder. On a GPU, and without glibc, it does nothing.
     """
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.strategy.root_device.type == "cpu":
+    def __init__(self) -> None:
+        self._keeps = False
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Begin before any callback rehearses a step: it measures the heap that the run has."""
+        if stage == "fit" and trainer.strategy.root_device.type == "cpu":
+            self._keeps = True
             keep_freed_memory()
 
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        self._give_back()  # Lightning tears nothing down then
+
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit" and trainer.strategy.root_device.type == "cpu":
+        self._give_back()
+
+    def _give_back(self) -> None:
+        if self._keeps:
+            self._keeps = False
             give_freed_memory_back()
 
 

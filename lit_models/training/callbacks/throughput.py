@@ -20,9 +20,8 @@ WAIT_WITHIN = ("fsdp", "deepspeed")  # strategies that wait for other ranks in e
 class Throughput(Callback):
     """Writes a line per log interval to `throughput.jsonl` of the run folder and to the loggers.
 
-    No step waits for a device or for another rank: a GPU is timed by events that are read when
-    they are long complete, and ranks tell each other once per interval, read a step later.
-    What the columns mean stands in lit_models/training/throughput/README.md.
+    No step waits for a device or another rank: a GPU is timed by events, read when long complete,
+    and ranks tell each other once per interval, read a step later. Columns: throughput/README.md.
 
     Args:
         measures_ceiling: measure at the start what a matrix product reaches on the device, to
@@ -55,9 +54,8 @@ class Throughput(Callback):
         self._notes_own_end = is_ddp and trainer.world_size > 1
         self._intervals = Intervals(self._profiler, strategy.root_device, not waits_within)
         self._seen_step = trainer.global_step
-        if trainer.is_global_zero:
-            ledger = ledger_of(trainer)  # it has begun: it comes before
-            attempt = 1 if ledger is None else ledger.attempt
+        if trainer.is_global_zero:  # the ledger has begun: it comes before
+            attempt = getattr(ledger_of(trainer), "attempt", 1)
             self._journal = Journal(trainer, self._capacity, attempt)
         self._profiler.install(trainer)
 
@@ -72,8 +70,7 @@ class Throughput(Callback):
     ) -> None:
         if self._profiler is None:
             return
-        is_planned = isinstance(batch, dict) and "load" in batch
-        if is_planned and tells_samples(trainer):
+        if isinstance(batch, dict) and "load" in batch and tells_samples(trainer):
             self._intervals.current.add(batch["load"])
         step = trainer.global_step
         if step == self._seen_step:
