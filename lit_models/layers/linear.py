@@ -35,14 +35,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return what `F.linear` does, [N, E]. Args: x [N, D]; weight [E, D]; bias [E]."""
     if not suits_onednn(x, weight):
         return F.linear(x, weight, bias)
-    rows = x.reshape(-1, x.shape[-1])
-    if torch.is_grad_enabled():
-        product = _Linear.apply(rows, weight, bias)
-    else:
-        product = _product(_filled_up(rows), weight, bias)
-    if len(product) > len(rows):
-        product = product[: len(rows)]
-    return product.view(*x.shape[:-1], len(weight))
+    return _Linear.apply(x, weight, bias) if torch.is_grad_enabled() else _whole(x, weight, bias)
 
 
 def input_gradient(gradient: Tensor, weight: Tensor) -> Tensor:
@@ -108,27 +101,36 @@ def _filled_up(rows: Tensor) -> Tensor:
     return F.pad(rows, (0, 0, 0, missing)) if missing else rows
 
 
-class _Linear(torch.autograd.Function):
-    """The product [N', E] of filled-up rows, gradients due; who calls it takes the first N.
+def _as_rows(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1])
 
-    So nothing but the layer's own input and weight is kept, and an output may be changed in place.
-    """
+
+def _whole(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    rows = _as_rows(x)
+    product = _product(_filled_up(rows), weight, bias)
+    # No view, as what torch's layers return: it may be changed in place.
+    return product[: len(rows)].view(*x.shape[:-1], len(weight)).detach()
+
+
+class _Linear(torch.autograd.Function):
+    """The layer where gradients are due; it keeps its own input and weight, and no copies."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        wants_rows, wants_weight, _ = ctx.needs_input_grad
-        ctx.num_rows = len(rows)
-        ctx.save_for_backward(rows if wants_weight else None, weight if wants_rows else None)
-        return _product(_filled_up(rows), weight, bias)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        wants_x, wants_weight, _ = ctx.needs_input_grad
+        ctx.save_for_backward(x if wants_weight else None, weight if wants_x else None)
+        ctx.shape = x.shape
+        return _whole(x, weight, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        rows, weight = ctx.saved_tensors
-        wants_rows, wants_weight, wants_bias = ctx.needs_input_grad
-        gradient = gradient.contiguous()  # one copy for both products; 0 beyond the first N
+        x, weight = ctx.saved_tensors
+        wants_x, wants_weight, wants_bias = ctx.needs_input_grad
+        rows = _as_rows(gradient.contiguous())
+        filled_up = _filled_up(rows)  # once for both products
         return (
-            _product(gradient, weight.T)[: ctx.num_rows] if wants_rows else None,
-            _sum_over_rows(gradient, _filled_up(rows)) if wants_weight else None,
-            gradient.sum(0) if wants_bias else None,
+            _product(filled_up, weight.T)[: len(rows)].view(ctx.shape) if wants_x else None,
+            _sum_over_rows(filled_up, _filled_up(_as_rows(x))) if wants_weight else None,
+            rows.sum(0) if wants_bias else None,
         )
