@@ -116,13 +116,13 @@ def engines(world: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deepspeed, "make_engine", lambda step, inner, *_: Engine(step, inner))
 
 
-def fit(folder: Any, *callbacks: Any, **options: Any) -> tuple[list[Any], dict[str, Any]]:
+def fit(folder: Any, **options: Any) -> tuple[list[Any], dict[str, Any]]:
     """Return the ledger and the last checkpoint of a run in micro-batches, with a NaN and decay."""
     seed_everything(1, verbose=False)
     kept = [c for c in default_callbacks() if not isinstance(c, NonFinite)]
     kept.insert(1, NonFinite("skip"))
     resume = options.pop("resume", None)
-    shared = {"precision": "32-true", "gradient_clip_val": 1.0, "callbacks": [*kept, *callbacks]}
+    shared = {"precision": "32-true", "gradient_clip_val": 1.0, "callbacks": kept}
     trainer = toy_trainer(folder, **{**shared, **options})
     data = ToyData(num_samples=24, micro_batch_size=4, nan_sample=5)
     module = LitToy(partial(torch.optim.AdamW, lr=0.01, weight_decay=0.1))
