@@ -31,6 +31,9 @@ def without_trace(trainer: Trainer, module: LightningModule) -> Iterator[int]:
         stack.enter_context(isolate_rng())
         stack.enter_context(torch.enable_grad())
         stack.enter_context(_records_put_back(module))
+        renew_weights = getattr(trainer.strategy, "renew_weights", None)
+        if renew_weights is not None:  # an engine has a part of the weights for itself
+            stack.callback(renew_weights)
         num_bytes = stack.enter_context(_tensors_put_back(module))
         for optimizer in trainer.optimizers:
             stack.enter_context(_optimizer_put_back(optimizer))

@@ -17,6 +17,7 @@ from datamodules.planned import LoaderOptions, PlannedDataModule
 from lit_models import LitCausalLM, LitOccupationCoder
 from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.generation import GenerationOptions
+from lit_models.causal_lm.lora import LoraOptions
 from lit_models.occupation_coder.encoders import CharacterEncoder
 from lit_models.occupation_coder.network import BlockDecoder
 from lit_models.training.exact import ExactModule, LossSum
@@ -180,6 +181,7 @@ def causal_lm(
     options: dict[str, Any],
     layout: str = "packed",
     optimizer: Any = partial(MuonAdamW, lr=0.02, adamw_factor=0.5),  # noqa: B008
+    lora: LoraOptions | None = None,
     **shape: Any,
 ) -> tuple[ExactModule, PlannedDataModule]:
     documents = str(folder.parent / "documents.jsonl")
@@ -202,6 +204,7 @@ def causal_lm(
             **{"max_positions": 64, "hidden_size": 16, "num_layers": 2, "num_heads": 2, **shape}
         ),
         generation=GenerationOptions(max_new_tokens=6, temperature=1.0),
+        lora=lora,
     )
     return module, data
 
@@ -217,9 +220,11 @@ FAMILIES: dict[str, Family] = {
 GPT2 = {"norm": "layer", "positions": "learned", "activation": "gelu", "bias": True, "tied": False}
 # Sizes of which two devices' parts are odd, and no even shares of two more.
 GROUPED = {"num_heads": 4, "num_kv_heads": 2, "feed_forward": 38}
+ON_BFLOAT16 = LoraOptions(["*"], rank=2, dropout=0.0, base_dtype="bfloat16")
 SPECIAL: dict[str, Family] = {  # not in every test
     "muon": muon,
     "llama": partial(causal_lm, **GROUPED),
+    "lora": partial(causal_lm, optimizer=adamw, lora=ON_BFLOAT16),
     "gpt2": partial(causal_lm, optimizer=adamw, dropout=0.1, **GPT2),
     **WAYS,
 }

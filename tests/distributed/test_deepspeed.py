@@ -71,6 +71,7 @@ def run_all(folder: Path) -> None:
         job("ddp-1 to deepspeed-2", resume=last("first-ddp-1")),
         job("deepspeed-2 to fsdp-2", "fsdp", resume=last("first-deepspeed-2")),
         job("bf16", trainer={"precision": "bf16-mixed"}),
+        *(job(f"lora {strategy}", strategy, "lora") for strategy in ("ddp", "deepspeed")),
         job("two skip", family="toy", data=NAN, policy="skip"),
         *(each for options in STAGES for each in rehearsed(options)),
         job("two rollback", family="toy", data=NAN, policy="rollback", save_every=2),
@@ -120,15 +121,10 @@ def test_a_run_is_that_of_one_device(runs, name):
     assert verify_run(runs / name).faults == []
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "ddp-1 to deepspeed-2",
-        "deepspeed-2 to ddp-1",
-        "deepspeed-2 to fsdp-2",
-        "deepspeed-2 to deepspeed-3",
-    ],
-)
+GOES_ON = [f"deepspeed-2 to {other}" for other in ("ddp-1", "fsdp-2", "deepspeed-3")]
+
+
+@pytest.mark.parametrize("name", ["ddp-1 to deepspeed-2", *GOES_ON])
 def test_a_run_goes_on_under_another_strategy_and_number_of_devices(runs, name):
     assert_same(runs / "one", runs / name, begin=HALF["max_steps"])
 
@@ -176,6 +172,12 @@ def test_mixed_precision_uses_the_same_samples_and_nearly_the_same_losses(runs):
         assert line["digest"] == expected["digest"]
         assert line["loss"] == pytest.approx(expected["loss"], rel=2e-2)
         assert line["loss"] != expected["loss"]
+
+
+def test_adapters_on_a_base_in_bfloat16_are_those_of_ddp(runs):
+    assert_same(runs / "lora ddp", runs / "lora deepspeed")
+    types = {value.dtype for value in last(runs / "lora deepspeed")["state_dict"].values()}
+    assert types == {torch.bfloat16, torch.float32}
 
 
 @pytest.mark.parametrize("stage", [1, 2])

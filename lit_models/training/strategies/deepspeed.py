@@ -141,8 +141,12 @@ class ZeroStrategy(ManagedProcesses, DDPStrategy):
             optimizer.load_state_dict(state)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Take whole weights, and renew the engine's own part of them where there is one."""
+        """Take whole weights."""
         super().load_model_state_dict(checkpoint, strict=strict)
+        self.renew_weights()
+
+    def renew_weights(self) -> None:
+        """Make the engine's own part of the weights, where there is one, that of the module's."""
         if self._engine is not None:
             self._engine.optimizer.refresh_fp32_params()
 
@@ -275,10 +279,20 @@ def make_engine(step: nn.Module, optimizer: Optimizer, stage: int, device: torch
         optimizer: whose groups then hold this rank's part of their parameters.
         stage: of ZeRO, 1 or 2.
         device: of this rank; the process group is there.
-    """
-    os.environ["DS_ACCELERATOR"] = "cuda" if device.type == "cuda" else "cpu"
-    import deepspeed  # reads the variable
 
+    Raises:
+        RuntimeError: this process has used DeepSpeed on another kind of device.
+    """
+    kind = "cuda" if device.type == "cuda" else "cpu"
+    with _environ("DS_ACCELERATOR", kind):  # read once, at the first use in a process
+        import deepspeed
+
+        found = deepspeed.accelerator.get_accelerator().device_name()
+    if found != kind:
+        raise RuntimeError(
+            f"DeepSpeed works on {found} in this process since its first use there, and this run "
+            f"is on {kind}; start it in a process of its own."
+        )
     # Its collective through shared memory is compiled at first use; gloo is there.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     numbers = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
@@ -295,7 +309,7 @@ def make_engine(step: nn.Module, optimizer: Optimizer, stage: int, device: torch
             "compute_grad_norm": False,
         },
     }
-    with _local_rank(device):
+    with _environ("LOCAL_RANK", str(device.index or 0)):  # the index of this rank's device
         engine, *_ = deepspeed.initialize(
             model=step, optimizer=optimizer, config=config, dist_init_required=False
         )
@@ -304,13 +318,13 @@ def make_engine(step: nn.Module, optimizer: Optimizer, stage: int, device: torch
 
 
 @contextmanager
-def _local_rank(device: torch.device) -> Iterator[None]:
-    """Tell DeepSpeed the index of this rank's device, by the variable that it reads."""
-    before = os.environ.get("LOCAL_RANK")
-    os.environ["LOCAL_RANK"] = str(device.index or 0)
+def _environ(name: str, value: str) -> Iterator[None]:
+    """Give DeepSpeed a variable that it reads, for a while."""
+    before = os.environ.get(name)
+    os.environ[name] = value
     try:
         yield
     finally:
-        del os.environ["LOCAL_RANK"]
+        del os.environ[name]
         if before is not None:
-            os.environ["LOCAL_RANK"] = before
+            os.environ[name] = before

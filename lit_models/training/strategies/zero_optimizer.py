@@ -122,6 +122,7 @@ class ZeroOptimizer(Optimizer):
         """
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = hook(self, state_dict) or state_dict
+        _check_groups(state_dict["param_groups"], self._parameters)
         pairs = zip(self._by_group(), state_dict["param_groups"], strict=True)
         for (group, part, parameters), saved in pairs:
             states = [state_dict["state"].get(index, {}) for index in saved["params"]]
@@ -257,6 +258,15 @@ def _check_equal(name: str, values: list[Any]) -> None:
     numbers = [float(v) if isinstance(v, Tensor) else v for v in values]
     if any(number != numbers[0] for number in numbers):
         raise ValueError(_unequal(f"`{name}`", sorted({str(n) for n in numbers})))
+
+
+def _check_groups(saved: list[dict[str, Any]], parameters: list[list[nn.Parameter]]) -> None:
+    theirs, ours = [len(group["params"]) for group in saved], [len(group) for group in parameters]
+    if theirs != ours:
+        raise ValueError(
+            f"the checkpoint's optimizer has groups of {theirs} parameters, this one of {ours}; "
+            "resume with the optimizer and the model of the checkpoint."
+        )
 
 
 def _check_shapes(name: str, values: list[Any], parameters: Sequence[Tensor]) -> None:
