@@ -49,7 +49,8 @@ def recipe_of_run(options: SubjectOptions, lens: LensOptions, data: ActivationDa
     """
     if data.trainer is not None:
         for part in (lens.verbalizer, lens.reconstructor):
-            check_precision(part.lora and vars(part.lora), data.trainer.precision)
+            lora = vars(part.lora) if part.lora else None
+            check_precision(lora, data.trainer.precision)
     assert data.store is not None
     tokenizer = data.store.tokenizer
     network = subject_recipe(options, tokenizer.vocab_size)
