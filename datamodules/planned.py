@@ -326,8 +326,10 @@ class PlannedDataModule(LightningDataModule):
         kwargs = self._loader_kwargs(stage)
         # A GPU computes while batches are made, and would wait for several at once.
         at_a_time = TOGETHER if kwargs["num_workers"] == 0 and self._on_cpu else 1
+        limits = self._limits
+        needed = (lambda: limits.needed(stage)) if limits else (lambda: math.inf)
         dataset, length = self.datasets[stage], self._length(stage)
-        return PlannedLoader(dataset, make, length, kwargs, at_a_time)
+        return PlannedLoader(dataset, make, length, kwargs, at_a_time, needed)
 
     def _length(self, stage: Stage) -> int:
         steps = self.plan(stage, 0).num_steps

@@ -52,6 +52,19 @@ class RunLimits:
             per_replica = math.ceil(self.given["limit_predict_batches"] / data.num_replicas)
             self.trainer.limit_predict_batches = per_replica
 
+    def needed(self, stage: str) -> float:
+        """Return how many micro-batches a loader that begins now is asked for at most."""
+        trainer = self.trainer
+        name = {"validation": "val"}.get(stage, stage)
+        limit = getattr(trainer, f"limit_{name}_batches")
+        needed = limit if isinstance(limit, int) else math.inf
+        if stage == "validation" and trainer.sanity_checking:
+            return min(needed, trainer.num_sanity_val_steps)
+        if stage == "train" and trainer.max_steps >= 0:
+            steps = trainer.max_steps - trainer.global_step
+            return min(needed, steps * trainer.accumulate_grad_batches)
+        return needed
+
     def _micro_batches(self, name: str, num_steps: int, batching: Batching) -> int:
         given = self.given[name]
         steps = given if isinstance(given, int) else max(1, int(num_steps * given))

@@ -177,7 +177,7 @@ class GroupDataset(RankingDataset):
 
     def num_parts(self, num_queries: int) -> int:
         # By the size that groups may have, which is the same on all replicas; each has a pair.
-        return max(1, min(num_queries, num_queries * self.groups.size // ROWS_OF_PART))
+        return _parts(num_queries, self.groups.size)
 
     def moments(self, sample_id: int) -> np.ndarray:
         return self.pools.moments[sample_id]
@@ -216,12 +216,19 @@ class TripleDataset(RankingDataset):
         scores = self.source.first.scores(sample_id, documents)
         return Candidates(documents, grades, scores).taken(np.argsort(documents))
 
+    def num_parts(self, num_queries: int) -> int:
+        return _parts(num_queries, 2)
+
     def _facts(self) -> list[Any]:
         return ["triples"]
 
     def _lengths(self, count: int) -> np.ndarray:
         of, sides = self.source.texts.lengths, (self.triples.positive, self.triples.negative)
         return sum((of(side) for side in sides), np.zeros(count, np.int64))
+
+
+def _parts(num_queries: int, size: int) -> int:
+    return max(1, min(num_queries, num_queries * size // ROWS_OF_PART))
 
 
 def _rows(values: Sequence[np.ndarray], filler: float, width: int) -> torch.Tensor:

@@ -33,8 +33,8 @@ class LoraOptions:
         dropout: of the adapter's input.
         base_dtype: of all that stands still; bfloat16 halves its memory, nf4 holds the layers
             with adapters in four bits and all else in bfloat16.
-        adapter: folder of an adapter in PEFT's layout to go on with; its layers, rank and alpha
-            must be those given here.
+        adapter: folder of an adapter in PEFT's layout to go on with; its layers, rank, alpha and
+            dora must be those given here.
         dora: each output of a layer gets a length that learns by itself, and base and adapter give
             its direction alone (DoRA); the backward pass keeps these outputs, too.
 
@@ -62,6 +62,28 @@ class LoraOptions:
             raise ValueError(f"lora.dropout must be 0 to below 1, got {self.dropout}.")
         if self.base_dtype == four_bit.KIND:
             four_bit.check_installed()
+
+
+def check_precision(lora: Mapping[str, Any] | None, precision: str) -> None:
+    """Refuse a precision that rounds what adapters must have in float32.
+
+    Args:
+        lora: options or recipe of the adapters, by name; none without any.
+        precision: `trainer.precision`.
+
+    Raises:
+        ValueError: all weights get 16 bits: lengths of DoRA or the scales of a base in four bits.
+    """
+    if lora is None or not precision.endswith("16-true"):
+        return
+    is_four_bit = lora["base_dtype"] == four_bit.KIND
+    if is_four_bit or lora.get("dora", False):
+        name = f"base_dtype {four_bit.KIND}" if is_four_bit else "dora"
+        raise ValueError(
+            f"trainer.precision {precision} rounds all weights to 16 bits, and lora.{name} needs "
+            "some of them in float32; take bf16-mixed: lora.base_dtype bfloat16 saves the same "
+            "memory."
+        )
 
 
 class LoraLinear(nn.Module):

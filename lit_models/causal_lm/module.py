@@ -15,7 +15,7 @@ from lit_models.causal_lm.building import ComputationOptions, NetworkRequest
 from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.exported_model import model_layout, restored_weights
 from lit_models.causal_lm.generation import GenerationOptions, complete, most_positions
-from lit_models.causal_lm.lora import LoraOptions, start_weights
+from lit_models.causal_lm.lora import LoraOptions, check_precision, start_weights
 from lit_models.causal_lm.loss import PLAIN, LossOptions, language_model_loss, sample_nats
 from lit_models.causal_lm.metrics import TextMetrics, byte_table
 from lit_models.causal_lm.presets import named_network
@@ -97,6 +97,7 @@ class LitCausalLM(ExactModule):
             trained = data.model_recipe()
             self.is_trained, facts = trained is not None, (data.tokenizer, data.context_length)
             self.recipe = building.recipe_of_run(self.request, trained, *facts, stage == "fit")
+        check_precision(self.recipe["lora"], self.trainer.precision)
         if stage != "predict":
             building.check_data(self.recipe, data.tokenizer, data.context_length)
 
@@ -187,8 +188,7 @@ class LitCausalLM(ExactModule):
 
     def _build(self, request: NetworkRequest | None) -> None:
         self.network = building.new_network(request, self.recipe)
-        size = self.network.head.weight.shape[0]
-        table = byte_table(self.tokenizer.byte_lengths(), size)
+        table = byte_table(self.tokenizer.byte_lengths(), self.network.head.weight.shape[0])
         self.val_metrics, self.test_metrics = TextMetrics(table), TextMetrics(table)
 
     def _evaluate(self, split: Literal["val", "test"], batch: TextBatch) -> Judged:

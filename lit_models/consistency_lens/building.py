@@ -22,6 +22,7 @@ from datamodules.activations.store import ActivationStore, SubjectFacts
 from datamodules.splitting import TRAIN
 from datamodules.threads import threads_pinned
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
+from lit_models.causal_lm.lora import check_precision
 from lit_models.causal_lm.pretrained import check_recipe, learned_positions
 from lit_models.consistency_lens.lens import Lens, LensOptions
 from lit_models.consistency_lens.subject import (
@@ -43,9 +44,13 @@ def recipe_of_run(options: SubjectOptions, lens: LensOptions, data: ActivationDa
 
     Raises:
         FileNotFoundError: the subject's folder is missing.
-        ValueError: the activations are not of this subject and layer, or the documents or the
-            explanations do not fit it.
+        ValueError: the activations are not of this subject and layer, the documents or the
+            explanations do not fit it, or the trainer's precision does not fit an adapter.
     """
+    if data.trainer is not None:
+        for part in (lens.verbalizer, lens.reconstructor):
+            lora = vars(part.lora) if part.lora else None
+            check_precision(lora, data.trainer.precision)
     assert data.store is not None
     tokenizer = data.store.tokenizer
     network = subject_recipe(options, tokenizer.vocab_size)

@@ -11,10 +11,21 @@ from torch import Tensor, nn
 from datamodules.encoded_texts import RECIPE_KEY
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from lit_models.causal_lm.freezing import freeze as freeze_by_name
-from lit_models.causal_lm.lora import LoraOptions, add_lora, lora_recipe, settled_lengths
+from lit_models.causal_lm.lora import (
+    LoraOptions,
+    add_lora,
+    check_precision,
+    lora_recipe,
+    settled_lengths,
+)
 from lit_models.causal_lm.model_folders import read_config, weight_files
 from lit_models.layers.depths import layer_depths
-from lit_models.seo.encoders import PretrainedEncoder, TextEncoder, TransformerEncoder
+from lit_models.seo.encoders import (
+    PretrainedEncoder,
+    TextEncoder,
+    TransformerEncoder,
+    check_positions,
+)
 from lit_models.seo.start_weights import start_weights
 from lit_models.training.exact import ExactModule
 from lit_models.training.optim import configured, parameter_groups
@@ -101,6 +112,7 @@ class EncodedTextModule(ExactModule):
     def configure_model(self) -> None:
         if self.network is None and self.recipe is not None:
             self._build(is_trained=self.recipe.get("encoder") is not None)
+            check_precision(self.recipe["lora"], self.trainer.precision)
             if self.trainer.state.fn == "fit":
                 self.configure_model_from()
 
@@ -173,7 +185,7 @@ class EncodedTextModule(ExactModule):
         else:
             content = read_config(self.pretrained)
             weight_files(self.pretrained)  # refuses pickles
-            _check_positions(content, self.recipe["text"]["max_length"], self.pretrained)
+            check_positions(content, self.recipe["text"]["max_length"], self.pretrained)
             encoder = PretrainedEncoder.loaded(Path(self.pretrained), content)
             self.recipe["encoder"] = {"kind": "transformers", "config": content}
         lora = self.lora
@@ -185,14 +197,3 @@ class EncodedTextModule(ExactModule):
         if described["kind"] == "transformers":
             return PretrainedEncoder.built(described["config"])
         return self.encoder_factory(self.tokenizer.vocab_size)
-
-
-def _check_positions(content: dict[str, Any], max_length: int, folder: str) -> None:
-    limit = content.get("max_position_embeddings")
-    if content["model_type"] == "roberta" and limit is not None:
-        limit -= 2  # positions begin behind that of padding
-    if limit is not None and max_length > limit:
-        raise ValueError(
-            f"data.text.max_length {max_length} is longer than the {limit} positions of "
-            f"{folder}; lower it to {limit} or less."
-        )

@@ -175,3 +175,24 @@ def pooled(hidden: Tensor, attention_mask: Tensor, how: Pooling) -> Tensor:
     if how == "max":
         return hidden.masked_fill(~mask, -torch.inf).amax(1)
     return (hidden * mask).sum(1) / mask.sum(1).clamp(min=1)
+
+
+def check_positions(content: dict[str, Any], max_length: int, folder: str) -> None:
+    """Refuse rows that are longer than an encoder's table of positions.
+
+    Args:
+        content: of the encoder's config.json.
+        max_length: positions of the longest row.
+        folder: of the encoder, for the message.
+
+    Raises:
+        ValueError: they are.
+    """
+    limit = content.get("max_position_embeddings")
+    if content["model_type"] == "roberta" and limit is not None:
+        limit -= 2  # positions begin behind that of padding
+    if limit is not None and max_length > limit:
+        raise ValueError(
+            f"data.text.max_length {max_length} is longer than the {limit} positions of "
+            f"{folder}; lower it to {limit} or less."
+        )

@@ -159,8 +159,9 @@ class LitRanker(EncodedTextModule):
             )
         encoding, device = self._encoding, self.device
         pairs = [encoding.framing.pair(encoding.ids(query), encoding.ids(d)) for d in documents]
-        rows = {name: rows.to(device) for name, rows in padded(pairs).items()}
-        lengths = rows["attention_mask"].sum(1).numpy(force=True)
+        rows = padded(pairs)
+        lengths = rows["attention_mask"].sum(1).numpy()
+        rows = {name: row.to(device) for name, row in rows.items()}
         first = torch.tensor([0.0] * len(documents) if prior is None else [*prior], device=device)[
             None
         ]

@@ -26,18 +26,20 @@ BOTH = pytest.mark.parametrize("lora", [LORA, replace(LORA, dora=True)], ids=["l
 
 
 def fit(folder: Path, steps: int = 4, micro: int = 8, **options: Any) -> LitCausalLM:
-    """Train on blocks of a short text; `ckpt_path` and `dropped` belong to the trainer."""
+    """Train on blocks of a short text; `ckpt_path`, `dropped` and `precision` are the trainer's."""
     text = folder.parent / "text.txt"
     text.write_text(TEXT, encoding="utf-8")
     seed_everything(1, verbose=False)
     ckpt_path, dropped = options.pop("ckpt_path", None), options.pop("dropped", False)
+    precision = options.pop("precision", 64)
     module = LitCausalLM(
         partial(torch.optim.AdamW, lr=0.05), network=DecoderConfig(**SHAPE), **options
     )
     sizes = {"context_length": 16, "global_batch_size": 8, "micro_batch_size": micro}
     data = TextDataModule(str(text), layout="blocks", split=TextSplit(by="tail"), **sizes)
     callbacks = [*default_callbacks(), *([ExactDropout()] if dropped else [])]
-    trainer = toy_trainer(folder, max_steps=steps, callbacks=callbacks, limit_val_batches=0)
+    limits = {"max_steps": steps, "limit_val_batches": 0}
+    trainer = toy_trainer(folder, callbacks=callbacks, precision=precision, **limits)
     trainer.fit(module, data, ckpt_path=ckpt_path)
     return module
 

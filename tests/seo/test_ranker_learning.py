@@ -132,3 +132,4 @@ def test_triples_are_groups_of_a_relevant_document_and_another(folder, tmp_path)
         assert found == {positive[1:]: 1.0, negative[1:]: 0.0}
         assert dataset.source.queries.id(place) == query[1:]
     assert ledger_lines(tmp_path / "run")[-1]["samples"] > 0
+    assert [dataset.num_parts(n) for n in (1, 32, 63, 64, 200)] == [1, 1, 1, 2, 6]
