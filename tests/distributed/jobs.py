@@ -41,7 +41,8 @@ def run_job(folder: Path, job: dict[str, Any]) -> None:
             options of the `last` checkpoint, the `decay` of averaged weights, `exact_dropout`, the
             `policy` for steps that are not finite,
             `resume` (a checkpoint), `positions` (how many of them the memory of each rank holds),
-            `seeds_apart` (every rank has a seed of its own).
+            `seeds_apart` (every rank has a seed of its own), `devices` (where the strategy starts
+            its own processes), `only_fits`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     rank = int(os.environ.get("RANK", "0"))
@@ -69,7 +70,7 @@ def run_job(folder: Path, job: dict[str, Any]) -> None:
         StrategyRegistry.register(strategy, kind, **job["sharding"])
     trainer = toy_trainer(
         folder,
-        devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        devices=job.get("devices", int(os.environ.get("LOCAL_WORLD_SIZE", "1"))),
         num_nodes=int(os.environ.get("WORLD_SIZE", "1"))
         // int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         strategy=strategy,
@@ -77,6 +78,8 @@ def run_job(folder: Path, job: dict[str, Any]) -> None:
         **{"max_steps": STEPS, "max_epochs": 9, "gradient_clip_val": 1.0, **job.get("trainer", {})},
     )
     trainer.fit(module, data, ckpt_path=job.get("resume"), weights_only=True)
+    if job.get("only_fits"):
+        return
     facts: dict[str, Any] = {"bytes": bytes_here(trainer), "world_size": trainer.world_size}
     facts["gradient_bytes"] = held.most_bytes
     facts["micro_batch_size"] = data.batching.micro_batch_size
