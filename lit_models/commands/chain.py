@@ -220,6 +220,8 @@ def run_process(command: Sequence[str]) -> tuple[int, list[int]]:
             before[signal.SIGUSR1] = signal.SIG_IGN
         for signum, handler in before.items():
             signal.signal(signum, handler)
+        if signal.SIGUSR1 in received:  # perhaps since it was looked at
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     return (status if status >= 0 else 128 - status), received
 
 
