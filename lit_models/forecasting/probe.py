@@ -135,21 +135,31 @@ def forecast(
         probe: knows the numbers of devices.
     """
     with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(
-            devices=1,
-            logger=False,
-            callbacks=[probe],
-            default_root_dir=folder,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            num_sanity_val_steps=0,
-            limit_val_batches=0,
-            **trainer_options(trainer_values),
-        )
+        trainer = bare_trainer(folder, [probe], devices=1, **trainer_options(trainer_values))
         trainer.fit(module, data)
     assert probe.forecast is not None
     return probe.forecast
+
+
+def bare_trainer(folder: str, callbacks: list[Callback], **options: Any) -> Trainer:
+    """Return a trainer that trains alone: it logs, saves, shows and evaluates nothing.
+
+    Args:
+        folder: for what callbacks write; the caller throws it away.
+        callbacks: all of them.
+        options: of the trainer, beside these.
+    """
+    return Trainer(
+        callbacks=callbacks,
+        default_root_dir=folder,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        limit_val_batches=0,
+        **options,
+    )
 
 
 def trainer_options(values: dict[str, Any]) -> dict[str, Any]:

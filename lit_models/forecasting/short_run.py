@@ -13,6 +13,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
 from datamodules.plan_cache import cached_plan
+from lit_models.forecasting.probe import bare_trainer
 from lit_models.forecasting.rehearsal import step_widths
 from lit_models.training.local_ranks import run_ranks
 
@@ -124,19 +125,9 @@ def train(order: Order, module: LightningModule, data: Any) -> float:
 
     watch = Stopwatch()
     kept = [c for c in default_callbacks() if not isinstance(c, Checkpoint)]
-    trainer = Trainer(
-        devices=order.devices,
-        strategy=order.strategy,
-        callbacks=[*kept, watch],
-        default_root_dir=order.folder,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        limit_val_batches=0,
-        **order.trainer | {"max_steps": order.steps},
-    )
+    options = order.trainer | {"max_steps": order.steps}
+    world = {"devices": order.devices, "strategy": order.strategy}
+    trainer = bare_trainer(order.folder, [*kept, watch], **world, **options)
     trainer.fit(module, data)
     return watch.seconds * _width_ratio(data, order.steps)
 

@@ -47,19 +47,9 @@ def run_job(folder: Path, job: dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     rank = int(os.environ.get("RANK", "0"))
     seed_everything(1 + rank * job.get("seeds_apart", False), verbose=False)
-    callbacks = [c for c in default_callbacks() if not isinstance(c, LastCheckpoint)]
-    every = {"every_n_steps": job.get("save_every", 5), "every_epoch": False}
-    callbacks.append(LastCheckpoint(**{**every, **job.get("last", {})}))
-    if "decay" in job:
-        callbacks.append(AveragedWeights(job["decay"]))
-    if "policy" in job:
-        callbacks = [c for c in callbacks if not isinstance(c, NonFinite)]
-        callbacks.insert(1, NonFinite(job["policy"]))  # behind the ledger
     held = HeldGradients()
-    callbacks.append(held)
-    if job.get("exact_dropout"):
-        callbacks.append(ExactDropout())
     module, data = {**FAMILIES, **SPECIAL}[job["family"]](folder, job.get("data", {}))
+    callbacks = callbacks_of(job, held)
     if "positions" in job:
         callbacks = [c for c in callbacks if not isinstance(c, Rehearsal)]
         callbacks.append(Rehearsal(HandMade(module, job["positions"][rank])))
@@ -90,6 +80,22 @@ def run_job(folder: Path, job: dict[str, Any]) -> None:
     facts["bytes_after"] = bytes_here(trainer)
     name = "facts.json" if trainer.is_global_zero else f"facts-{trainer.global_rank}.json"
     (folder / name).write_text(json.dumps(facts))
+
+
+def callbacks_of(job: dict[str, Any], held: Callback) -> list[Callback]:
+    """Return the usual callbacks, changed as a job says."""
+    callbacks = [c for c in default_callbacks() if not isinstance(c, LastCheckpoint)]
+    every = {"every_n_steps": job.get("save_every", 5), "every_epoch": False}
+    callbacks.append(LastCheckpoint(**{**every, **job.get("last", {})}))
+    if "decay" in job:
+        callbacks.append(AveragedWeights(job["decay"]))
+    if "policy" in job:
+        callbacks = [c for c in callbacks if not isinstance(c, NonFinite)]
+        callbacks.insert(1, NonFinite(job["policy"]))  # behind the ledger
+    callbacks.append(held)
+    if job.get("exact_dropout"):
+        callbacks.append(ExactDropout())
+    return callbacks
 
 
 class HeldGradients(Callback):
