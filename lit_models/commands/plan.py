@@ -1,13 +1,17 @@
 """Show steps, rates, memory and time on several device counts."""
 
+import gc
 import json as json_format
 import logging
 import math
+import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lit_models.cli_errors import UsageError, say
 
 if TYPE_CHECKING:
+    from lit_models.forecasting.orders import Order
     from lit_models.forecasting.probe import Forecast
 
 
@@ -38,9 +42,9 @@ def plan(
         exactness: not used.
         exact_dropout: not used.
         devices: numbers of devices over all machines, such as 1,2,4,8.
-        rehearse: compute some batches on this machine, for seconds and activations, and train
-            some steps, in a folder that is thrown away, on as many of its processes or GPUs as
-            there are.
+        rehearse: compute some batches on this machine, for seconds and activations, in a process
+            of its own for each number of devices, and train some steps, in a folder that is thrown
+            away, on as many of its processes or GPUs as there are.
         bandwidth_gib_s: of the network between devices, as `unisono doctor --collectives` says;
             without it, what a rehearsal measured between processes of this machine.
         time_limit_h: of one job of a cluster, to count how many the run takes.
@@ -48,6 +52,7 @@ def plan(
 
     Raises:
         UsageError: there is no run to plan, or a number cannot be meant.
+        SystemExit: a rehearsal failed, and its process has said why.
     """
     counts = numbers(devices)
     _refuse_tensor_groups((trainer or {}).get("strategy"))
@@ -56,35 +61,71 @@ def plan(
         raise UsageError("`unisono plan` needs a module and data; give the config of a run.")
     # The seed 1 equals True, which stands for no number.
     seed = 0 if seed_everything is True else int(seed_everything or 0)
-    found = _forecast(model, data, trainer or {}, seed, counts, rehearse)
-    if rehearse and bandwidth_gib_s is None:
-        _measure_exchanges(found)
-        _run_shortly(found, model, data, trainer or {}, seed)
+    order = _order(model, data, trainer or {}, seed)
+    found = _forecast(order, counts)
+    if rehearse:
+        _rehearse(found, order)
+        if bandwidth_gib_s is None:
+            _measure_exchanges(found)
+            _run_shortly(found, order)
     _show(found, (bandwidth_gib_s, time_limit_h), json)
     return 0
 
 
-def _forecast(
-    model: dict[str, Any],
-    data: dict[str, Any],
-    trainer: dict[str, Any],
-    seed: int,
-    counts: list[int],
-    rehearse: bool,
-) -> "Forecast":
+def _order(
+    model: dict[str, Any], data: dict[str, Any], trainer: dict[str, Any], seed: int
+) -> "Order":
+    """Return what is rehearsed and run shortly, on one device until another number is said."""
+    from lit_models.commands.check import with_options
+    from lit_models.forecasting.orders import Order
+    from lit_models.forecasting.probe import trainer_options
+
+    values = trainer_options({name: typed(value) for name, value in trainer.items()})
+    return Order(with_options(model), with_options(data), values, seed)
+
+
+def _forecast(order: "Order", counts: list[int]) -> "Forecast":
+    """Return the worlds without a rehearsal; what the network took of a GPU is given back."""
+    import torch
     from lightning.pytorch import seed_everything
 
     from lit_models.commands._run_config import built
-    from lit_models.commands.check import with_options
     from lit_models.forecasting.probe import Probe, forecast
     from lit_models.launch import silence_noise
 
     silence_noise()
     logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
-    seed_everything(seed, verbose=False)
-    module, datamodule = built({"model": with_options(model), "data": with_options(data)})
-    values = {name: typed(value) for name, value in trainer.items()}
-    return forecast(module, datamodule, values, Probe(counts, rehearse))
+    seed_everything(order.seed, verbose=False)
+    module, datamodule = built({"model": order.model, "data": order.data})
+    found = forecast(module, datamodule, order.trainer, Probe(counts, rehearses=False))
+    del module, datamodule
+    gc.collect()  # trainer and module know each other
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    return found
+
+
+def _rehearse(found: "Forecast", order: "Order") -> None:
+    """Rehearse each number of devices, in a process of its own: none counts what another left.
+
+    Raises:
+        SystemExit: the run itself is at fault; its process has said what, with its status.
+    """
+    from lit_models.forecasting import apart
+    from lit_models.forecasting.orders import RanksFailed
+
+    for index, world in enumerate(found.worlds):
+        count = world.num_devices
+        try:
+            rehearsed = apart.rehearsed(replace(order, devices=count))
+        except RanksFailed as error:
+            (status,) = error.statuses
+            if status > 0:
+                print(error.said[0], end="", file=sys.stderr, flush=True)
+                raise SystemExit(status) from error
+            found.unrehearsed[count] = str(error)
+        else:
+            found.worlds[index] = replace(world, rehearsed=rehearsed)
 
 
 def typed(value: Any) -> Any:
@@ -118,23 +159,16 @@ def _measure_exchanges(found: "Forecast") -> None:
         found.exchanges[count] = exchange.measured(count, found.state, threads_of_rank(count))
 
 
-def _run_shortly(
-    found: "Forecast",
-    model: dict[str, Any],
-    data: dict[str, Any],
-    trainer: dict[str, Any],
-    seed: int,
-) -> None:
+def _run_shortly(found: "Forecast", order: "Order") -> None:
     """Train some steps in real ranks, on each number of devices that was measured."""
-    from lit_models.commands.check import with_options
     from lit_models.forecasting import prediction, short_run
-    from lit_models.forecasting.probe import trainer_options
     from lit_models.forecasting.rehearsal import threads_of_rank
     from lit_models.forecasting.table import STRATEGIES
 
-    taken = trainer_options({name: typed(value) for name, value in trainer.items()})
-    for world in [world for world in found.worlds if world.num_devices in found.exchanges]:
+    for world in [world for world in found.worlds if world.rehearsed is not None]:
         count = world.num_devices
+        if count not in found.exchanges:
+            continue
         for strategy, is_sharded in STRATEGIES.items():
             expected = prediction.computed_s(found, world, is_sharded, None)
             assert expected is not None
@@ -142,14 +176,13 @@ def _run_shortly(
             if not steps:
                 found.untried[count, strategy] = f"an epoch has {world.steps_per_epoch} steps"
                 continue
-            configs = with_options(model), with_options(data)
-            order = short_run.Order(*configs, taken, seed, count, strategy, steps)
+            ordered = replace(order, devices=count, strategy=strategy, steps=steps)
             try:
-                seconds = short_run.measured_s(order, expected, threads_of_rank(count))
+                found.short_runs[count, strategy] = short_run.measured(
+                    ordered, expected, threads_of_rank(count)
+                )
             except RuntimeError as error:
                 found.untried[count, strategy] = str(error)
-            else:
-                found.short_runs[count, strategy] = seconds
 
 
 def _show(found: "Forecast", facts: tuple[float | None, float | None], as_json: bool) -> None:

@@ -5,6 +5,7 @@ The card says how the constants were chosen, and how far predictions are from me
 
 import math
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from lit_models.forecasting.exchange import ring_share
 from lit_models.forecasting.probe import Forecast, World
@@ -16,6 +17,9 @@ from lit_models.training.memory import (
     optimizer_bytes,
     parameter_bytes,
 )
+
+if TYPE_CHECKING:
+    from lit_models.forecasting.short_run import ShortRun
 
 MIB = 2**20
 # Of the training loop itself, logs and ledger included; tests/benchmarks/test_training_overhead.py.
@@ -45,17 +49,15 @@ def step_s(
         bandwidth_gib_s: of each device; none takes what was measured here.
     """
     computed = computed_s(forecast, world, is_sharded, bandwidth_gib_s)
-    if computed is None or bandwidth_gib_s is not None or world.num_devices == 1:
+    if computed is None or bandwidth_gib_s is not None:
         return computed
-    strategy = "fsdp" if is_sharded else "ddp"
-    run = {count: s for (count, name), s in forecast.short_runs.items() if name == strategy}
-    count = _nearest(run, world.num_devices)
-    if count is None:
+    nearest = _nearest_run(forecast, world, is_sharded)
+    if nearest is None:
         return computed
-    known = next(world for world in forecast.worlds if world.num_devices == count)
+    known, run = nearest
     there = computed_s(forecast, known, is_sharded, None)
     assert there is not None
-    return computed * run[count] / there
+    return computed * run.step_s / there
 
 
 def computed_s(
@@ -140,8 +142,21 @@ def memory_parts(forecast: Forecast, world: World, is_sharded: bool) -> dict[str
     """Return name -> predicted bytes of each device; their sum is the most at a time.
 
     On a GPU it is what tensors hold. On a CPU it is the resident memory of the process, libraries
-    and data included, once it was rehearsed.
+    and data included, once it was rehearsed. Where a short run held more than arithmetic says, here
+    or on the nearest number of devices that was run, the difference is a part of its own: a whole
+    run holds at least what its first steps do.
     """
+    parts = computed_parts(forecast, world, is_sharded)
+    nearest = _nearest_run(forecast, world, is_sharded)
+    if nearest is not None:
+        known, run = nearest
+        computed = sum(computed_parts(forecast, known, is_sharded).values())
+        parts["ranks"] = max(0, run.peak_bytes - computed)
+    return parts
+
+
+def computed_parts(forecast: Forecast, world: World, is_sharded: bool) -> dict[str, int]:
+    """Return what arithmetic makes of the rehearsal of one device; see `memory_parts`."""
     size, count, rehearsed = forecast.size, world.num_devices, world.rehearsed
     share = count if is_sharded else 1
     parts = {
@@ -171,6 +186,19 @@ def memory_bytes(forecast: Forecast, world: World, is_sharded: bool) -> int:
 def checkpoint_bytes(forecast: Forecast) -> int:
     """Return the size of a whole checkpoint: weights and moments."""
     return parameter_bytes(forecast.size) + optimizer_bytes(forecast.size)
+
+
+def _nearest_run(
+    forecast: Forecast, world: World, is_sharded: bool
+) -> "tuple[World, ShortRun] | None":
+    """Return the short run under this strategy on the nearest number of devices, and its world;
+    none for one device, which is rehearsed as it is."""
+    strategy = "fsdp" if is_sharded else "ddp"
+    runs = {count: run for (count, name), run in forecast.short_runs.items() if name == strategy}
+    count = _nearest(runs, world.num_devices)
+    if world.num_devices == 1 or count is None:
+        return None
+    return next(known for known in forecast.worlds if known.num_devices == count), runs[count]
 
 
 def _nearest(measured: Mapping[int, object], num_devices: int) -> int | None:

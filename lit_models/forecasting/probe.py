@@ -4,7 +4,7 @@ import math
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
@@ -18,6 +18,9 @@ from lit_models.training.memory import StateSize, gradient_bytes
 from lit_models.training.optim import WarmupDecay, lr_scale
 from lit_models.training.preflight import check_share
 from lit_models.training.state_size import sharded_groups, size_of
+
+if TYPE_CHECKING:
+    from lit_models.forecasting.short_run import ShortRun
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,8 @@ class Forecast:
         worlds: one for each number of devices that a run can have.
         exchanges: number of devices -> what ranks on this machine cost each other.
         refused: number of devices -> why `fit` and `submit` would refuse a run on them.
-        short_runs: (number of devices, strategy) -> seconds of a step of real ranks here.
+        short_runs: (number of devices, strategy) -> what real ranks took here.
+        unrehearsed: number of devices -> why their rehearsal did not end.
         untried: (number of devices, strategy) -> why there are none.
     """
 
@@ -74,7 +78,8 @@ class Forecast:
     worlds: list[World] = field(default_factory=list)
     exchanges: dict[int, Exchange] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
-    short_runs: dict[tuple[int, str], float] = field(default_factory=dict)
+    short_runs: "dict[tuple[int, str], ShortRun]" = field(default_factory=dict)
+    unrehearsed: dict[int, str] = field(default_factory=dict)
     untried: dict[tuple[int, str], str] = field(default_factory=dict)
 
 

@@ -26,7 +26,7 @@ from lit_models.training.sharding import total_norm
 from lit_models.training.trial import try_batch, without_trace
 
 MOST_STEPS, REPEATS = 100, 3
-ENOUGH_S = 15.0  # of rehearsing one number of devices; one step is always timed
+ENOUGH_S = 30.0  # of rehearsing one number of devices; one step is always timed
 
 
 @dataclass(frozen=True)

@@ -1,52 +1,38 @@
 """The first steps of a run in real ranks on this machine, in a folder that is thrown away."""
 
-import json
 import math
 import subprocess
-import tempfile
 import time
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
 from datamodules.plan_cache import cached_plan
+from lit_models.forecasting.orders import Order, answer_of
 from lit_models.forecasting.probe import bare_trainer
 from lit_models.forecasting.rehearsal import step_widths
-from lit_models.training.local_ranks import run_ranks
+from lit_models.training.callbacks.rehearsal import largest_over_ranks
+from lit_models.training.meters import most_bytes
 
 WARM_UP = 3  # steps that build kernels and touch memory for the first time
 LEAST_STEPS, MOST_STEPS = 5, 60  # that are timed
 ENOUGH_S = 15.0  # of the steps that are timed
-RANK = "lit_models.commands._short_run"  # the program of a rank: it builds what a config names
 TIMEOUT_S = 120.0  # beside them, in which ranks wait for each other
 
 
 @dataclass(frozen=True)
-class Order:
-    """What each rank runs.
+class ShortRun:
+    """What real ranks took.
 
     Args:
-        model: as a run's config has it.
-        data: likewise.
-        trainer: of its values those that change a step; see `probe.trainer_options`.
-        seed: of the run.
-        devices: ranks, all on this machine.
-        strategy: `ddp` or `fsdp`.
-        steps: optimizer steps, `WARM_UP` included; at most those of one epoch.
-        folder: of the run.
+        step_s: mean seconds of an optimizer step of an epoch, all that a run has in one included.
+        peak_bytes: the most that the largest rank held: on a GPU by tensors, on a CPU resident.
     """
 
-    model: dict[str, Any]
-    data: dict[str, Any]
-    trainer: dict[str, Any]
-    seed: int
-    devices: int
-    strategy: str
-    steps: int = 0
-    folder: str = ""
+    step_s: float
+    peak_bytes: int
 
 
 def num_steps(step_s: float, steps_per_epoch: int) -> int:
@@ -61,11 +47,11 @@ def num_steps(step_s: float, steps_per_epoch: int) -> int:
     return steps if steps >= WARM_UP + LEAST_STEPS else 0
 
 
-def measured_s(order: Order, expected_s: float, threads: int) -> float:
-    """Return the mean seconds of a step of an epoch, all that a run has in one included.
+def measured(order: Order, expected_s: float, threads: int) -> ShortRun:
+    """Return what the first steps of a run took.
 
     Args:
-        order: with its steps, without a folder.
+        order: with a strategy and steps, without a folder.
         expected_s: of a step; a run that takes ten times as long is given up.
         threads: of each rank on a CPU.
 
@@ -73,29 +59,11 @@ def measured_s(order: Order, expected_s: float, threads: int) -> float:
         RuntimeError: a rank failed, or did not end.
     """
     timeout_s = TIMEOUT_S + 10 * expected_s * order.steps
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "order.json"
-        path.write_text(json.dumps(asdict(order) | {"folder": folder}), "utf-8")
-        command = ["-m", RANK, str(path)]
-        environ = {"OMP_NUM_THREADS": str(threads)}
-        try:
-            statuses, printed = run_ranks(
-                order.devices, command, timeout_s, True, environ, Path(folder)
-            )
-        except subprocess.TimeoutExpired as error:
-            raise RuntimeError(f"{order.steps} steps did not end in {timeout_s:.0f} s") from error
-        if any(statuses):
-            raise RuntimeError(_failure(statuses, Path(folder)))
-    return float(json.loads(printed.splitlines()[-1])["seconds"])
-
-
-def _failure(statuses: list[int], folder: Path) -> str:
-    """Return why ranks failed: the last two lines of the first one that said anything."""
-    for rank, status in enumerate(statuses):
-        lines = (folder / f"rank-{rank}.err").read_text("utf-8").strip().splitlines()
-        if status > 0 and lines:
-            return f"rank {rank} ended with {status}: {' '.join(lines[-2:]).rstrip('.')}"
-    return f"ranks ended with {statuses}, where -9 is often too little memory"
+    environ = {"OMP_NUM_THREADS": str(threads)}
+    try:
+        return ShortRun(**answer_of(order, order.devices, timeout_s, environ))
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"{order.steps} steps did not end in {timeout_s:.0f} s") from error
 
 
 class Stopwatch(Callback):
@@ -113,11 +81,11 @@ class Stopwatch(Callback):
         return (self.ends[-1] - self.ends[WARM_UP - 1]) / (len(self.ends) - WARM_UP)
 
 
-def train(order: Order, module: LightningModule, data: Any) -> float:
-    """Train as one rank of those that were started, and return the mean seconds of a step.
+def train(order: Order, module: LightningModule, data: Any) -> ShortRun:
+    """Train as one rank of those that were started, and return what it took.
 
     Args:
-        order: what `measured_s` has written.
+        order: what `measured` was given.
         module: built from it.
         data: likewise.
     """
@@ -129,7 +97,9 @@ def train(order: Order, module: LightningModule, data: Any) -> float:
     world = {"devices": order.devices, "strategy": order.strategy}
     trainer = bare_trainer(order.folder, [*kept, watch], **world, **options)
     trainer.fit(module, data)
-    return watch.seconds * _width_ratio(data, order.steps)
+    device = trainer.strategy.root_device
+    peak = largest_over_ranks(most_bytes(device), device)
+    return ShortRun(watch.seconds * _width_ratio(data, order.steps), int(peak))
 
 
 def _width_ratio(data: Any, steps: int) -> float:

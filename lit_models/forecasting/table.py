@@ -22,7 +22,7 @@ SMALL_GLOBAL_BATCH = 256
 MOST_COLUMNS = 5  # of one table
 FRAME = 3  # characters of a column beside its text
 STATE = ("weights", "gradients", "optimizer", "buckets", "gathered")
-PARTS = (*STATE, "activations", "logits", "program")
+PARTS = (*STATE, "activations", "logits", "program", "ranks")
 STRATEGIES = {"ddp": False, "fsdp": True}
 
 
@@ -57,8 +57,13 @@ def rows(
 def _memory(forecast: Forecast) -> dict[str, Callable[[World], Any]]:
     """Return the columns of memory: the sum under each strategy, and its parts below."""
 
-    def whole(is_sharded: bool) -> Callable[[World], float]:
-        return lambda world: memory_bytes(forecast, world, is_sharded) / GIB
+    def whole(is_sharded: bool) -> Callable[[World], float | None]:
+        def value(world: World) -> float | None:
+            if world.num_devices in forecast.unrehearsed:
+                return None  # the parts that are known are not all
+            return memory_bytes(forecast, world, is_sharded) / GIB
+
+        return value
 
     def of_part(name: str, is_sharded: bool) -> Callable[[World], float | None]:
         def value(world: World) -> float | None:
@@ -183,10 +188,14 @@ def refusals(forecast: Forecast) -> list[str]:
 
 def _gaps(forecast: Forecast, found: dict[str, list[Any]]) -> list[str]:
     """Return what the numbers leave out, and how it would be had."""
-    if forecast.worlds[0].rehearsed is None:
+    is_rehearsed = any(world.rehearsed is not None for world in forecast.worlds)
+    if not is_rehearsed and not forecast.unrehearsed:
         return ["No seconds and no activations: --rehearse computes and times some batches."]
-    lines = []
-    if forecast.on_cpu:
+    lines = [
+        f"No seconds and no activations for devices={count}, the rehearsal did not end: {why}."
+        for count, why in forecast.unrehearsed.items()
+    ]
+    if forecast.on_cpu and is_rehearsed:
         lines.append(
             "Memory is that of a process: libraries and data included, as topology.json has it."
         )

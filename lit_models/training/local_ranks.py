@@ -18,7 +18,7 @@ FOREIGN = ("SLURM_", "TORCHELASTIC_", "NODE_RANK", "GROUP_RANK")
 def run_ranks(
     devices: int,
     command: list[str],
-    timeout_s: float,
+    timeout_s: float | None,
     is_captured: bool = False,
     environ: Mapping[str, str] | None = None,
     errors: Path | None = None,
@@ -29,7 +29,7 @@ def run_ranks(
         devices: ranks.
         command: arguments of Python; RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
             are in its environment. Ranks other than 0 print nothing.
-        timeout_s: how long ranks wait for each other.
+        timeout_s: how long ranks wait for each other; none waits until they end.
         is_captured: keep what rank 0 prints.
         environ: further variables.
         errors: folder that takes what each rank says besides, a file each; none shows it.
@@ -49,8 +49,9 @@ def run_ranks(
                 ranks.append(
                     subprocess.Popen(arguments, env=own | place, stdout=out, stderr=err, text=True)
                 )
-        printed, _ = ranks[0].communicate(timeout=timeout_s + GRACE_S)
-        return [rank.wait(timeout_s + GRACE_S) for rank in ranks], printed or ""
+        limit_s = None if timeout_s is None else timeout_s + GRACE_S
+        printed, _ = ranks[0].communicate(timeout=limit_s)
+        return [rank.wait(limit_s) for rank in ranks], printed or ""
     finally:
         for process in ranks:
             process.kill()

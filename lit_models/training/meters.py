@@ -2,6 +2,8 @@
 
 import ctypes
 import gc
+import resource
+import sys
 from pathlib import Path
 from typing import Protocol
 
@@ -82,6 +84,25 @@ class DeviceMeter:
 
     def peak_bytes(self) -> int:
         return torch.cuda.max_memory_allocated(self.device)
+
+
+def most_bytes(device: torch.device) -> int:
+    """Return the most that this process has held: on a GPU by tensors, else resident."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return most_resident_bytes()
+
+
+def most_resident_bytes() -> int:
+    """Return the most host memory that this process has held, its libraries included.
+
+    Linux tells it of this program alone; what `getrusage` says there is at least what the process
+    that started it had held.
+    """
+    if _STATUS.exists():
+        return _status_bytes("VmHWM")
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _status_bytes(name: str) -> int:

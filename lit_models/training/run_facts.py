@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-import resource
 import socket
-import sys
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
@@ -15,6 +13,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch import Trainer
 
+from lit_models.training.meters import most_resident_bytes
 from lit_models.training.strategies import (
     FullyShardedStrategy,
     ReplicatedStrategy,
@@ -89,10 +88,9 @@ def exactness_facts(trainer: Trainer) -> dict[str, Any]:
 def memory(device: torch.device) -> dict[str, int | None]:
     """Returns the most bytes that this process has held: in the host's memory, by tensors on a
     GPU, and by torch's allocator there (None on a CPU)."""
-    unit = 1 if sys.platform == "darwin" else 1024
     on_gpu = device.type == "cuda"
     return {
-        "resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,
+        "resident_bytes": most_resident_bytes(),
         "allocated_bytes": torch.cuda.max_memory_allocated(device) if on_gpu else None,
         "reserved_bytes": torch.cuda.max_memory_reserved(device) if on_gpu else None,
     }

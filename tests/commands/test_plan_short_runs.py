@@ -7,9 +7,10 @@ import pytest
 
 from datamodules.plan import PlanRequest, make_plan
 from lit_models.commands.plan import plan as plan_command
-from lit_models.forecasting import short_run
+from lit_models.forecasting import orders, short_run
+from lit_models.forecasting.orders import Order
 from lit_models.forecasting.rehearsal import step_widths
-from lit_models.forecasting.short_run import LEAST_STEPS, MOST_STEPS, WARM_UP, Order
+from lit_models.forecasting.short_run import LEAST_STEPS, MOST_STEPS, WARM_UP
 
 TOY = {"class_path": "tests.toy.LitToy", "init_args": {}}
 DATA = {"class_path": "tests.toy.ToyData", "init_args": {"num_samples": 80, "batch_size": 4}}
@@ -34,11 +35,10 @@ def test_the_width_of_a_step_is_its_rows_times_its_longest_sample():
     assert step_widths(plan, lengths).tolist() == by_hand
 
 
-def test_a_failure_is_told_by_the_rank_that_said_why(tmp_path):
-    (tmp_path / "rank-0.err").write_text("")
-    (tmp_path / "rank-1.err").write_text("Traceback\nValueError: no such\nthing.\n")
-    assert short_run._failure([1, 1], tmp_path) == "rank 1 ended with 1: ValueError: no such thing"
-    assert "too little memory" in short_run._failure([0, -9], tmp_path)
+def test_a_failure_is_told_by_the_rank_that_said_why():
+    said = ["", "Traceback\nValueError: no such\nthing.\n"]
+    assert orders.failure([1, 1], said) == "rank 1 ended with 1: ValueError: no such thing"
+    assert "too little memory" in orders.failure([0, -9], said)
 
 
 @pytest.mark.slow
@@ -46,12 +46,14 @@ def test_ranks_train_and_leave_nothing(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     order = dataclasses.replace(ORDER, steps=12)
-    assert 0 < short_run.measured_s(order, 0.1, 1) < 5
+    run = short_run.measured(order, 0.1, 1)
+    assert 0 < run.step_s < 5
+    assert 0.1 < run.peak_bytes / 2**30 < 2  # torch alone is more, this process does not count
     assert not list(tmp_path.iterdir())
     assert not capfd.readouterr().err
     wrong = dataclasses.replace(order, data={**DATA, "class_path": "tests.toy.NoData"})
     with pytest.raises(RuntimeError, match=r"rank \d ended with 2: .*by its import path"):
-        short_run.measured_s(wrong, 0.1, 1)
+        short_run.measured(wrong, 0.1, 1)
 
 
 @pytest.mark.slow
