@@ -40,7 +40,8 @@ Rounds = dict[tuple[str, int, str], list[tuple[float, float]]]  # GiB, seconds
 def planned(options: list[str]) -> dict[tuple[int, str], tuple[float, float]]:
     """Return (devices, strategy) -> (GiB, seconds) that a plan predicts."""
     done = run(
-        "-m", "lit_models", "plan", *options, *QUIET, "--devices=1,2", "--rehearse", "--json"
+        *("-m", "lit_models", "plan", *options, *QUIET, "--devices=1,2", "--rehearse", "--json"),
+        timeout_s=600,
     )
     assert done.returncode == 0, done.stdout
     rows: dict[str, list[Any]] = json.loads(done.stdout[done.stdout.index("{") :])
