@@ -30,7 +30,7 @@ GATHERED_ON_CPU = 4.5
 # How much longer ranks on shared CPUs take than the rehearsal says, each at its own moment: all
 # wait for the one that a step holds up, and their caches hold less for each.
 WAITING_ON_CPU = 1.1
-FIT_BYTES = 8 * MIB  # what `fit` has in a CPU process beyond `plan`: loggers, checkpoints
+FIT_BYTES = 8 * MIB  # what `fit` has in a CPU process beyond a rehearsal: loggers, checkpoints
 
 
 def step_s(
