@@ -13,9 +13,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lit_models.occupation_coder.ngrams import SALT_SHIFT, frame, mix, ngram_keys
+from lit_models.occupation_coder.ngrams import (
+    SALT_SHIFT,
+    SPACE,
+    frame,
+    mix,
+    ngram_keys,
+    spaced,
+    within_words,
+)
+from lit_models.occupation_coder.title_heads import TitleHeads
 
-SALT = 1 << 20  # other hashes than the rows of the encoder's tables
+SALT, HEAD_SALT = 1 << 20, 1 << 21  # other hashes than the rows of the encoder's tables
 SIGN_BIT = 50  # of a mixed key; the column is made of all its bits
 LOGIT_PER_MARGIN = 8.0  # margins lie around -1 and 1, far too near for a sigmoid
 RATE = 3.0  # the weights must travel further than those of a network, in as many steps
@@ -31,11 +40,18 @@ class LinearOptions:
         num_features: columns that the n-grams are hashed to.
         penalty: weight of half the squared norm of the weights beside a record's loss; 1 / (C x N)
             for N weighted records is what C is to an SVM.
+        within_words: leaves out n-grams that span a space with a letter on both sides, so that a
+            word says the same beside any other.
+        head_weight: how much the n-grams of the title's head, its last word, count once more.
+        head_ends: words and signs that end the head before the text does, such as "of", "and", ",".
     """
 
     ngram_sizes: Sequence[int] = (2, 3, 4, 5)
     num_features: int = 4096
     penalty: float = 3e-4
+    within_words: bool = False
+    head_weight: float = 0.0
+    head_ends: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if not self.ngram_sizes or min(self.ngram_sizes) < 1:
@@ -47,6 +63,15 @@ class LinearOptions:
             raise ValueError(f"linear.num_features must be at least 1, got {self.num_features}.")
         if self.penalty < 0:
             raise ValueError(f"linear.penalty must be 0 or more, got {self.penalty}.")
+        if self.head_weight < 0:
+            raise ValueError(f"linear.head_weight must be 0 or more, got {self.head_weight}.")
+        if self.head_ends and not self.head_weight:
+            raise ValueError(
+                "linear.head_ends has no effect while head_weight is 0; set it above 0."
+            )
+        wrong = [end for end in self.head_ends if not end.strip() or len(end.split()) > 1]
+        if wrong:
+            raise ValueError(f"linear.head_ends must be single words or signs, got {wrong}.")
 
 
 class LinearHead(nn.Module):
@@ -60,6 +85,7 @@ class LinearHead(nn.Module):
         super().__init__()
         self.options = options
         self.sizes = tuple(options.ngram_sizes)
+        self.title_heads = TitleHeads(options.head_ends) if options.head_weight else None
         self.weight = nn.Parameter(torch.zeros(num_codes, options.num_features))
         self.bias = nn.Parameter(torch.full((num_codes,), FIRST_MARGIN / RATE))
 
@@ -72,13 +98,26 @@ class LinearHead(nn.Module):
     def features(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Texts as signed counts of n-grams, of length 1 [B, F]."""
         framed_ids, lengths = frame(input_ids, attention_mask)
-        keys, inside = ngram_keys(framed_ids, lengths, self.sizes)
-        mixed = mix(keys + (SALT << SALT_SHIFT)).flatten(1)  # [B, P x G]
+        spaced_ids = spaced(framed_ids, lengths)
+        ids = spaced_ids if self.options.within_words else framed_ids
+        keys, inside = ngram_keys(ids, lengths, self.sizes)
+        if self.options.within_words:
+            inside = inside & within_words(ids, self.sizes)
+        features = self._counted(keys, inside, SALT)
+        if self.title_heads is None:
+            return features
+        head_ids = torch.where(self.title_heads(spaced_ids), spaced_ids, SPACE)
+        keys, inside = ngram_keys(head_ids, lengths, self.sizes)
+        of_head = self._counted(keys, inside & within_words(head_ids, self.sizes), HEAD_SALT)
+        return F.normalize(features + self.options.head_weight * of_head, dim=1)
+
+    def _counted(self, keys: Tensor, inside: Tensor, salt: int) -> Tensor:
+        """Hashed and signed counts of these n-grams [B, P, G], of length 1 [B, F]."""
+        mixed = mix(keys + (salt << SALT_SHIFT)).flatten(1)  # [B, P x G]
         sign = 1 - 2 * ((mixed >> SIGN_BIT) & 1)
         counts = self.weight.new_zeros(len(mixed), self.options.num_features)
         signed = (sign * inside.flatten(1)).to(counts.dtype)
-        counts = counts.scatter_add(1, mixed % self.options.num_features, signed)
-        return F.normalize(counts, dim=1)
+        return F.normalize(counts.scatter_add(1, mixed % self.options.num_features, signed), dim=1)
 
     def penalty(self) -> Tensor:
         """What the weights add to the loss of every record []."""

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 TEXT_BEGIN, TEXT_END = 2, 3  # control characters that no cleaned text holds
+SPACE = ord(" ")
 SALT_SHIFT = 41  # a salt stands above every key
 _HASH_PRIME, _HASH_MASK = 1_000_003, (1 << 40) - 1
 
@@ -45,6 +46,33 @@ def ngram_keys(framed_ids: Tensor, lengths: Tensor, sizes: Sequence[int]) -> tup
             keys.append(rolling)
             inside.append(start[None, :] + size <= lengths[:, None])
     return torch.stack(keys, -1), torch.stack(inside, -1)
+
+
+def spaced(framed_ids: Tensor, lengths: Tensor) -> Tensor:
+    """Texts with a space in place of their marks, and behind them [B, P]; args of `ngram_keys`."""
+    place = torch.arange(framed_ids.shape[1], device=framed_ids.device)
+    is_outside = (place == 0) | (place >= lengths[:, None] - 1)
+    return framed_ids.masked_fill(is_outside, SPACE)
+
+
+def within_words(ids: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Which n-grams lie in one word and the spaces at its sides [B, P, G] bool.
+
+    Args:
+        ids: [B, P] texts as code points, with `SPACE` before, after and between words.
+        sizes: the G lengths of n-grams.
+    """
+    positions = ids.shape[1]
+    is_space = F.pad(ids == SPACE, (0, max(sizes)), value=True)
+    spaces = F.pad(is_space.cumsum(1), (1, 0))  # before each position
+    first = is_space[:, :positions]
+    inside = []
+    for size in sorted(sizes):
+        last = is_space[:, size - 1 : size - 1 + positions]
+        between = spaces[:, size - 1 : size - 1 + positions] - spaces[:, 1 : positions + 1]
+        is_blank = first & last if size < 3 else torch.zeros_like(first)
+        inside.append((between <= 0) & ~is_blank)
+    return torch.stack(inside, -1)
 
 
 def mix(keys: Tensor) -> Tensor:

@@ -1,0 +1,130 @@
+"""The head of a title: by hand, against a plain reference, and whatever stands around it."""
+
+import re
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lit_models.occupation_coder.linear import LinearHead, LinearOptions
+from lit_models.occupation_coder.ngrams import SPACE, ngram_keys, within_words
+from lit_models.occupation_coder.title_heads import TitleHeads
+
+ENDS = ["and", "of", "at", "&", ",", "(", ")"]
+
+
+def spaced(text: str, size: int = 0) -> torch.Tensor:
+    ids = [SPACE, *map(ord, text), SPACE]
+    return torch.tensor([ids + [SPACE] * (size - len(ids))])
+
+
+def head_of(text: str, ends: list[str], size: int = 0) -> str:
+    ids = spaced(text, size)
+    return "".join(map(chr, ids[TitleHeads(ends)(ids)].tolist()))
+
+
+def plain_head(text: str, ends: list[str]) -> str:
+    last = ""
+    for word in re.findall(r"[&,()]|[^\s&,()]+", text):
+        if word not in ends:
+            last = word
+        elif last:
+            return last
+    return last
+
+
+@pytest.mark.parametrize(
+    ("text", "head"),
+    [
+        ("solicitor's clerk of london", "clerk"),
+        ("carpenter and joiner", "carpenter"),
+        ("and boot maker", "maker"),
+        ("fisherman ( )", "fisherman"),
+        ("(clerk) at sea", "clerk"),
+        ("professor,music", "professor"),
+        ("sandman", "sandman"),
+        ("of and", ""),
+        ("", ""),
+        ("smed på landet", "landet"),
+    ],
+)
+def test_the_head_is_the_last_word_before_the_first_end(text, head):
+    assert head_of(text, ENDS) == head
+    assert head_of(text, ENDS, size=40) == head
+
+
+def test_without_ends_it_is_the_last_word():
+    assert head_of("clerk of works", []) == "works"
+
+
+@given(st.text("aofnd &,(å", max_size=30))
+def test_it_is_what_reading_word_by_word_finds(text):
+    assert head_of(text, ENDS) == plain_head(text, ENDS)
+
+
+@given(st.lists(st.text("ab ", max_size=8), min_size=1, max_size=4))
+def test_each_row_has_its_own_head(texts):
+    size = max(map(len, texts)) + 2
+    together = TitleHeads(["b"])(torch.cat([spaced(text, size) for text in texts]))
+    for row, text in zip(together, texts, strict=True):
+        assert row.tolist() == TitleHeads(["b"])(spaced(text, size))[0].tolist()
+
+
+def test_ngrams_within_words_are_those_of_padded_words():
+    ids = spaced("ab c")  # " ab " and " c "
+    inside = within_words(ids, [1, 2, 3])
+    keys, _ = ngram_keys(ids, torch.tensor([ids.shape[1]]), [1, 2, 3])
+    assert keys.shape == inside.shape
+    text = " ab c "
+    found = {
+        (text[start : start + size])
+        for start in range(len(text))
+        for place, size in enumerate([1, 2, 3])
+        if inside[0, start, place] and start + size <= len(text)
+    }
+    assert found == {"a", "b", "c", " a", "ab", "b ", " c", "c ", " ab", "ab ", " c "}
+
+
+def features(texts: list[str], **options: object) -> torch.Tensor:
+    head = LinearHead(2, LinearOptions(ngram_sizes=(2, 3), num_features=1 << 14, **options))
+    size = max(map(len, texts))
+    ids = torch.tensor([[*map(ord, text)] + [0] * (size - len(text)) for text in texts])
+    return head.features(ids, ids > 0)
+
+
+def test_within_words_the_order_of_words_and_their_neighbours_say_nothing():
+    one, other = features(["boot maker", "maker boot"], within_words=True)
+    torch.testing.assert_close(one, other)
+    one, other = features(["boot maker", "maker boot"])
+    assert one @ other < 0.9
+
+
+def test_a_title_is_nearer_to_one_of_its_head():
+    texts = ["clerk of the docks", "clerk", "docks"]
+    options = {"within_words": True, "head_ends": ("of",)}
+    plain = features(texts, within_words=True)
+    weighted = features(texts, head_weight=1.0, **options)
+    assert weighted[0] @ weighted[1] > plain[0] @ plain[1]
+    assert weighted[0] @ weighted[2] < plain[0] @ plain[2]
+    torch.testing.assert_close(weighted.norm(dim=1), torch.ones(3))
+
+
+def test_a_head_changes_with_no_padding():
+    alone = features(["clerk"], head_weight=0.5)
+    beside = features(["clerk", "a very long description of work"], head_weight=0.5)
+    torch.testing.assert_close(alone[0], beside[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"head_weight": -1.0}, "head_weight must be 0 or more"),
+        ({"head_ends": ("of",)}, "has no effect while head_weight is 0"),
+        ({"head_weight": 1.0, "head_ends": ("part of",)}, "single words or signs"),
+        ({"head_weight": 1.0, "head_ends": ("",)}, "single words or signs"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        LinearOptions(**options)
