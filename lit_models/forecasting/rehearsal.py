@@ -3,7 +3,6 @@
 import itertools
 import os
 import statistics
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -21,7 +20,7 @@ from datamodules.loader import collated
 from datamodules.plan import MicroBatch, Plan, PlanRequest, count_targets, deal
 from datamodules.planned import PlannedDataModule
 from datamodules.threads import threads_pinned
-from lit_models.training.meters import DeviceMeter, HostMeter
+from lit_models.training.meters import DeviceMeter, HostMeter, has_host_meter
 from lit_models.training.sharding import total_norm
 from lit_models.training.trial import try_batch, without_trace
 
@@ -272,7 +271,7 @@ def threads_of_rank(num_devices: int) -> int:
 def _meter(device: torch.device) -> HostMeter | DeviceMeter | None:
     if device.type == "cuda":
         return DeviceMeter(device)
-    return HostMeter(0.0) if sys.platform == "linux" else None
+    return HostMeter(0.0) if has_host_meter() else None
 
 
 def _state_bytes(trainer: Trainer, module: nn.Module) -> int:
