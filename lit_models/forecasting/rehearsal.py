@@ -25,7 +25,10 @@ from lit_models.training.sharding import total_norm
 from lit_models.training.trial import try_batch, without_trace
 
 MOST_STEPS, REPEATS = 100, 3
-ENOUGH_S = 30.0  # of rehearsing one number of devices; one step is always timed
+# Of one number of devices, each looked at only where work has ended: the heaviest steps are all
+# taken once and a round is finished, one step is timed in any case.
+HEAVIEST_S = 15.0  # no further round of the heaviest steps begins later
+TIMED_S = 30.0  # no further step is timed later
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,7 @@ class Rehearsal:
         for _ in range(REPEATS):
             for batch in self._heaviest():
                 try_batch(self.trainer, self.module, batch, keeps_gradients)
-            if time.perf_counter() - begun > ENOUGH_S / 2:
+            if time.perf_counter() - begun > HEAVIEST_S:
                 break
 
     def _step_s(self) -> float:
@@ -132,7 +135,7 @@ class Rehearsal:
         steps = spread_steps(widths)
         for step in steps:
             seconds.append(self._timed(step))
-            if time.perf_counter() - begun > ENOUGH_S:
+            if time.perf_counter() - begun > TIMED_S:
                 break
         # Where time was short, those that were taken may be narrower than the epoch's are.
         taken = widths[steps[: len(seconds)]]
