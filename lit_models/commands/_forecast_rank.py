@@ -5,36 +5,49 @@ import atexit
 import gc
 import json
 import logging
-import os
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 from lit_models.__main__ import no_collections  # torchmetrics comes late with it, as in a run
-from lit_models.cli_errors import run_guarded
+from lit_models.cli_errors import run_guarded, say, screen
+from lit_models.training.local_ranks import end_with_parent
 
 
-def main(path: Path) -> None:
-    """Build what a config names, rehearse or train it, and print the answer as the last line."""
+def main(path: Path) -> int:
+    """Return the exit status of a rank, one of its own where memory was refused."""
+    end_with_parent()
+    try:
+        carry_out(path)
+    except (MemoryError, RuntimeError) as error:
+        from lit_models.forecasting.orders import OUT_OF_MEMORY, is_want_of_memory
+
+        if not is_want_of_memory(error):
+            raise
+        say(screen(str(error) or type(error).__name__))
+        return OUT_OF_MEMORY
+    return 0
+
+
+def carry_out(path: Path) -> None:
+    """Build what a config names, rehearse or train it, and write the answer into its folder."""
     atexit.register(gc.freeze)  # as `lit_models.__main__.main` does
-    # As `unisono fit` begins: what it imports is in its memory, and how threads wait in its time.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # As `unisono fit` begins: what it imports is in its memory.
     with no_collections():
         from lightning.pytorch import seed_everything
 
         from lit_models.commands._run_config import built
-        from lit_models.forecasting import apart, short_run
-        from lit_models.forecasting.orders import Order
+        from lit_models.forecasting import isolated, short_run
+        from lit_models.forecasting.orders import Order, write_answer
         from lit_models.launch import silence_noise
         from lit_models.training.local_ranks import leave_group
     silence_noise()
     logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
     order = Order(**json.loads(path.read_text("utf-8")))
     seed_everything(order.seed, verbose=False)
-    answers = short_run.train if order.strategy else apart.rehearse
+    answers = short_run.train if order.strategy else isolated.rehearse
     answer = answers(order, *built({"model": order.model, "data": order.data}))
     leave_group()
-    print(json.dumps(asdict(answer)))
+    write_answer(order, answer)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lit_models.cli_errors import UsageError, say
+from lit_models.cli_errors import RUN, UsageError, say
 
 if TYPE_CHECKING:
     from lit_models.forecasting.orders import Order
@@ -42,13 +42,16 @@ def plan(
         exactness: not used.
         exact_dropout: not used.
         devices: numbers of devices over all machines, such as 1,2,4,8.
-        rehearse: compute some batches on this machine, for seconds and activations, in a process
-            of its own for each number of devices, and train some steps, in a folder that is thrown
-            away, on as many of its processes or GPUs as there are.
+        rehearse: for each number of devices, start a process that computes some batches, for
+            seconds and activations; then train some steps in real ranks, in a folder that is
+            thrown away, for the numbers that this machine has processes or GPUs for.
         bandwidth_gib_s: of the network between devices, as `unisono doctor --collectives` says;
             without it, what a rehearsal measured between processes of this machine.
         time_limit_h: of one job of a cluster, to count how many the run takes.
         json: print plain JSON for scripts.
+
+    Returns:
+        Exit status: 1 where a rehearsal was asked for and none ended, for want of memory.
 
     Raises:
         UsageError: there is no run to plan, or a number cannot be meant.
@@ -69,7 +72,7 @@ def plan(
             _measure_exchanges(found)
             _run_shortly(found, order)
     _show(found, (bandwidth_gib_s, time_limit_h), json)
-    return 0
+    return RUN if rehearse and all(world.rehearsed is None for world in found.worlds) else 0
 
 
 def _order(
@@ -108,24 +111,30 @@ def _forecast(order: "Order", counts: list[int]) -> "Forecast":
 def _rehearse(found: "Forecast", order: "Order") -> None:
     """Rehearse each number of devices, in a process of its own: none counts what another left.
 
+    What they warn of is said once. A number that memory does not suffice for is left out.
+
     Raises:
         SystemExit: the run itself is at fault; its process has said what, with its status.
     """
-    from lit_models.forecasting import apart
+    from lit_models.forecasting import isolated
     from lit_models.forecasting.orders import RanksFailed
 
+    told: set[str] = set()
     for index, world in enumerate(found.worlds):
         count = world.num_devices
         try:
-            rehearsed = apart.rehearsed(replace(order, devices=count))
+            rehearsed, said = isolated.rehearsed(replace(order, devices=count))
         except RanksFailed as error:
-            (status,) = error.statuses
-            if status > 0:
-                print(error.said[0], end="", file=sys.stderr, flush=True)
-                raise SystemExit(status) from error
+            if not error.lacks_memory:
+                print(error.report, end="", file=sys.stderr, flush=True)
+                raise SystemExit(error.status) from error
             found.unrehearsed[count] = str(error)
         else:
             found.worlds[index] = replace(world, rehearsed=rehearsed)
+            for line in said.splitlines():
+                if line not in told:
+                    say(line)
+                told.add(line)
 
 
 def typed(value: Any) -> Any:
@@ -194,6 +203,8 @@ def _show(found: "Forecast", facts: tuple[float | None, float | None], as_json: 
     if as_json:
         for line in table.refusals(found):
             say(f"left out: {line}")
+        for line in table.failures(found):
+            say(line)
         print(json_format.dumps(rows, indent=1))
     else:
         table.show(found, rows, Console(highlight=False))

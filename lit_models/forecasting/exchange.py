@@ -65,12 +65,13 @@ def measured(num_devices: int, state: State, threads: int) -> Exchange:
     Raises:
         RuntimeError: a rank failed, or did not end.
     """
-    from lit_models.training.local_ranks import run_ranks
+    from lit_models.training.local_ranks import fit_environment, run_ranks, sigterm_as_exit
 
     command = ["-m", "lit_models.forecasting.exchange", json.dumps(asdict(state))]
-    environ = {"OMP_NUM_THREADS": str(threads)}
+    environ = fit_environment() | {"OMP_NUM_THREADS": str(threads)}
     try:
-        statuses, printed = run_ranks(num_devices, command, TIMEOUT_S, True, environ)
+        with sigterm_as_exit():
+            statuses, printed = run_ranks(num_devices, command, TIMEOUT_S, True, environ)
     except subprocess.TimeoutExpired as error:
         raise RuntimeError(_failed(num_devices, "they did not end")) from error
     if any(statuses):
@@ -93,10 +94,11 @@ def _failed(num_devices: int, why: str) -> str:
 
 def _as_rank(state: State) -> Exchange:
     """Measure as one rank of those that were started."""
+    from lit_models.training.local_ranks import end_with_parent, leave_group
+
+    end_with_parent()  # before torch is there, which takes seconds
     import torch
     import torch.distributed as dist
-
-    from lit_models.training.local_ranks import leave_group
 
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")

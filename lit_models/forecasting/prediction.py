@@ -144,14 +144,19 @@ def memory_parts(forecast: Forecast, world: World, is_sharded: bool) -> dict[str
     On a GPU it is what tensors hold. On a CPU it is the resident memory of the process, libraries
     and data included, once it was rehearsed. Where a short run held more than arithmetic says, here
     or on the nearest number of devices that was run, the difference is a part of its own: a whole
-    run holds at least what its first steps do.
+    run holds at least what its first steps do. On a CPU whose system does not tell what the program
+    takes there is no such part: the difference would be the program.
     """
     parts = computed_parts(forecast, world, is_sharded)
     nearest = _nearest_run(forecast, world, is_sharded)
-    if nearest is not None:
-        known, run = nearest
-        computed = sum(computed_parts(forecast, known, is_sharded).values())
-        parts["ranks"] = max(0, run.peak_bytes - computed)
+    if nearest is None:
+        return parts
+    known, run = nearest
+    of_run = computed_parts(forecast, known, is_sharded)
+    if "program" in of_run or not forecast.on_cpu:
+        # A short run is no more of a `fit` than a rehearsal is.
+        held = run.peak_bytes + (FIT_BYTES if forecast.on_cpu else 0)
+        parts["ranks"] = max(0, held - sum(of_run.values()))
     return parts
 
 

@@ -111,7 +111,8 @@ class Probe(Callback):
             gradient_bytes(size), sharded_groups(pl_module), frees, size.bytes_per_parameter
         )
         found = Forecast(len(data.datasets["train"].lengths), size, sent, rule, on_cpu)
-        # Small micro-batches first: a heap that was large keeps gaps.
+        # Small micro-batches first: a heap that was large keeps gaps. It matters to `forecast()`
+        # called from Python: `unisono plan` rehearses one number in each process.
         worlds: dict[int, World] = {}
         for count in sorted(self.devices, reverse=True):
             try:
@@ -129,7 +130,11 @@ class Probe(Callback):
 
 
 def forecast(
-    module: LightningModule, data: Any, trainer_values: dict[str, Any], probe: Probe
+    module: LightningModule,
+    data: Any,
+    trainer_values: dict[str, Any],
+    probe: Probe,
+    parent: str | None = None,
 ) -> Forecast:
     """Return what a run would be on each number of devices.
 
@@ -138,8 +143,9 @@ def forecast(
         data: of the run.
         trainer_values: of the config; see `trainer_options`.
         probe: knows the numbers of devices.
+        parent: folder in which one is made for what the training writes; none is the system's.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=parent) as folder:
         trainer = bare_trainer(folder, [probe], devices=1, **trainer_options(trainer_values))
         trainer.fit(module, data)
     assert probe.forecast is not None

@@ -3,7 +3,6 @@
 import itertools
 import os
 import statistics
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -21,12 +20,15 @@ from datamodules.loader import collated
 from datamodules.plan import MicroBatch, Plan, PlanRequest, count_targets, deal
 from datamodules.planned import PlannedDataModule
 from datamodules.threads import threads_pinned
-from lit_models.training.meters import DeviceMeter, HostMeter
+from lit_models.training.meters import DeviceMeter, HostMeter, has_host_meter
 from lit_models.training.sharding import total_norm
 from lit_models.training.trial import try_batch, without_trace
 
 MOST_STEPS, REPEATS = 100, 3
-ENOUGH_S = 30.0  # of rehearsing one number of devices; one step is always timed
+# Of one number of devices, each looked at only where work has ended: the heaviest steps are all
+# taken once and a round is finished, one step is timed in any case.
+HEAVIEST_S = 15.0  # no further round of the heaviest steps begins later
+TIMED_S = 30.0  # no further step is timed later
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ class Rehearsal:
         for _ in range(REPEATS):
             for batch in self._heaviest():
                 try_batch(self.trainer, self.module, batch, keeps_gradients)
-            if time.perf_counter() - begun > ENOUGH_S / 2:
+            if time.perf_counter() - begun > HEAVIEST_S:
                 break
 
     def _step_s(self) -> float:
@@ -133,7 +135,7 @@ class Rehearsal:
         steps = spread_steps(widths)
         for step in steps:
             seconds.append(self._timed(step))
-            if time.perf_counter() - begun > ENOUGH_S:
+            if time.perf_counter() - begun > TIMED_S:
                 break
         # Where time was short, those that were taken may be narrower than the epoch's are.
         taken = widths[steps[: len(seconds)]]
@@ -272,7 +274,7 @@ def threads_of_rank(num_devices: int) -> int:
 def _meter(device: torch.device) -> HostMeter | DeviceMeter | None:
     if device.type == "cuda":
         return DeviceMeter(device)
-    return HostMeter(0.0) if sys.platform == "linux" else None
+    return HostMeter(0.0) if has_host_meter() else None
 
 
 def _state_bytes(trainer: Trainer, module: nn.Module) -> int:

@@ -61,9 +61,10 @@ def measured(order: Order, expected_s: float, threads: int) -> ShortRun:
     timeout_s = TIMEOUT_S + 10 * expected_s * order.steps
     environ = {"OMP_NUM_THREADS": str(threads)}
     try:
-        return ShortRun(**answer_of(order, order.devices, timeout_s, environ))
+        answer, _ = answer_of(order, order.devices, timeout_s, environ)
     except subprocess.TimeoutExpired as error:
         raise RuntimeError(f"{order.steps} steps did not end in {timeout_s:.0f} s") from error
+    return ShortRun(**answer)
 
 
 class Stopwatch(Callback):

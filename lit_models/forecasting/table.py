@@ -186,16 +186,26 @@ def refusals(forecast: Forecast) -> list[str]:
     return [f"{count} devices. {why}" for count, why in sorted(forecast.refused.items())]
 
 
+def failures(forecast: Forecast) -> list[str]:
+    """Return a line for each rehearsal and each short run that there is not, with its reason."""
+    rehearsals = [
+        f"No seconds and no activations for devices={count}, the rehearsal did not end: {why}."
+        for count, why in forecast.unrehearsed.items()
+    ]
+    return rehearsals + [
+        f"{count} devices under {strategy} were not run here, their seconds are computed: {why}."
+        for (count, strategy), why in forecast.untried.items()
+    ]
+
+
 def _gaps(forecast: Forecast, found: dict[str, list[Any]]) -> list[str]:
     """Return what the numbers leave out, and how it would be had."""
     is_rehearsed = any(world.rehearsed is not None for world in forecast.worlds)
     if not is_rehearsed and not forecast.unrehearsed:
         return ["No seconds and no activations: --rehearse computes and times some batches."]
-    lines = [
-        f"No seconds and no activations for devices={count}, the rehearsal did not end: {why}."
-        for count, why in forecast.unrehearsed.items()
-    ]
-    if forecast.on_cpu and is_rehearsed:
+    lines = failures(forecast)
+    programs = [w.rehearsed.program_bytes for w in forecast.worlds if w.rehearsed is not None]
+    if any(program is not None for program in programs):
         lines.append(
             "Memory is that of a process: libraries and data included, as topology.json has it."
         )
@@ -203,10 +213,6 @@ def _gaps(forecast: Forecast, found: dict[str, list[Any]]) -> list[str]:
     if several and "GiB/s between devices" not in found:
         return [*lines, "No time is counted between devices: give --bandwidth_gib_s, as `unisono "
                 "doctor --collectives` measures it."]  # fmt: skip
-    lines += [
-        f"{count} devices under {strategy} were not run here, their seconds are computed: {why}."
-        for (count, strategy), why in forecast.untried.items()
-    ]
     unseen = [str(count) for count in several if count not in forecast.exchanges]
     if unseen and forecast.exchanges:
         lines.append(

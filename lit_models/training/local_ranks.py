@@ -1,18 +1,23 @@
 """Processes of one group on this machine, started for a short look and ended afterwards."""
 
+import ctypes
 import gc
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 GRACE_S = 120.0  # for imports on a busy machine
 # Of a launcher around this process, whose world is not theirs.
 FOREIGN = ("SLURM_", "TORCHELASTIC_", "NODE_RANK", "GROUP_RANK")
+PARENT = "UNISONO_RANKS_PARENT"  # process id of the one that started a rank
+_PR_SET_PDEATHSIG = 1  # man 2 prctl
 
 
 def run_ranks(
@@ -27,8 +32,8 @@ def run_ranks(
 
     Args:
         devices: ranks.
-        command: arguments of Python; RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
-            are in its environment. Ranks other than 0 print nothing.
+        command: arguments of Python; RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and
+            what `end_with_parent` reads are in its environment. Ranks other than 0 print nothing.
         timeout_s: how long ranks wait for each other; none waits until they end.
         is_captured: keep what rank 0 prints.
         environ: further variables.
@@ -56,6 +61,54 @@ def run_ranks(
         for process in ranks:
             process.kill()
             process.wait()
+
+
+def fit_environment() -> dict[str, str]:
+    """Return the variables of ranks that stand for those of a `fit`: its threads sleep while they
+    wait, unless the user says otherwise (`lit_models.__main__` says why)."""
+    return {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
+
+
+def end_with_parent() -> None:
+    """Let this rank end with the process that started it, however that ends; Linux.
+
+    A rank waits for others, or works as long as it needs, and nobody would read its answer.
+
+    Raises:
+        OSError: the system refuses.
+        SystemExit: that process has ended already.
+    """
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    parent = os.environ.get(PARENT)
+    if parent is not None and int(parent) != os.getppid():  # it ended before it was watched
+        raise SystemExit(128 + signal.SIGKILL)
+
+
+@contextmanager
+def sigterm_as_exit() -> Iterator[None]:
+    """Turn SIGTERM into SystemExit meanwhile, so that ranks are ended and folders removed.
+
+    Only the main thread can; in another one nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, _: Any) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one would end the clearing up
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        # None stands for a handler that Python did not set, and cannot set again.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 
 def leave_group() -> None:
@@ -91,4 +144,5 @@ def _environment(devices: int) -> dict[str, str]:
         "WORLD_SIZE": str(devices),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
+        PARENT: str(os.getpid()),
     }

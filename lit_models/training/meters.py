@@ -14,6 +14,7 @@ GIB = 2**30
 # allocator's segments, on the host in the C library's heap (a run on a CPU keeps what it frees).
 USABLE_SHARE = 0.9
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_PEAK = "VmHWM:"  # man 5 proc, /proc/pid/status
 _RESET_PEAK = "5"  # man 5 proc, /proc/pid/clear_refs
 
 
@@ -41,10 +42,11 @@ class HostMeter:
 
     def __init__(self, budget_gib: float) -> None:
         self.capacity_bytes = int(USABLE_SHARE * budget_gib * GIB)
-        if not _CLEAR.exists():
+        if not has_host_meter():
             raise ValueError(
-                f"data.memory_budget_gib is {budget_gib}, but {_CLEAR} is missing here, from which "
-                "the peak is measured; leave it out and give data.micro_batch_size as a number."
+                f"data.memory_budget_gib is {budget_gib}, but {_CLEAR} or {_PEAK} in {_STATUS} is "
+                "missing here, from which the peak is measured; leave it out and give "
+                "data.micro_batch_size as a number."
             )
 
     def start(self) -> None:
@@ -54,10 +56,10 @@ class HostMeter:
 
     def used_bytes(self) -> int:
         """Return what is in use now."""
-        return _status_bytes("VmRSS")
+        return _status_bytes("VmRSS:")
 
     def peak_bytes(self) -> int:
-        return _status_bytes("VmHWM")
+        return _status_bytes(_PEAK)
 
 
 class DeviceMeter:
@@ -97,12 +99,22 @@ def most_resident_bytes() -> int:
     """Return the most host memory that this process has held, its libraries included.
 
     Linux tells it of this program alone; what `getrusage` says there is at least what the process
-    that started it had held.
+    that started it had held. It is asked where the kernel does not tell, as that of gVisor.
     """
-    if _STATUS.exists():
-        return _status_bytes("VmHWM")
+    if _tells(_PEAK):
+        return _status_bytes(_PEAK)
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def has_host_meter() -> bool:
+    """Return whether this system tells the peak of a stretch of work on the host."""
+    return _CLEAR.exists() and _tells(_PEAK)
+
+
+def _tells(name: str) -> bool:
+    """Return whether the kernel writes such a line of this process."""
+    return _STATUS.exists() and any(x.startswith(name) for x in _STATUS.read_text().splitlines())
 
 
 def _status_bytes(name: str) -> int:

@@ -11,6 +11,7 @@ from lit_models.forecasting.short_run import ShortRun
 from lit_models.training.memory import StateSize
 
 MIB = 2**20
+PROCESS = "libraries and data included"  # of the note on memory
 
 
 def seconds(found, is_sharded, bandwidth_gib_s=None):
@@ -40,20 +41,33 @@ def test_the_parts_of_memory_by_hand():
 
 
 def test_what_short_runs_held_beyond_arithmetic_is_a_part_of_its_own():
-    rehearsed = Rehearsed(1.0, kept_bytes=MIB, logit_bytes=0)
+    rehearsed = Rehearsed(1.0, kept_bytes=MIB, logit_bytes=0, program_bytes=100 * MIB)
     found = made(rehearsed=rehearsed)
     found.worlds.append(made(4, rehearsed).worlds[0])
     two, four = found.worlds
     found.short_runs = {
-        (2, "ddp"): ShortRun(1.0, peak_bytes=(10 + 10 + 20 + 10 + 1 + 5) * MIB),
+        (2, "ddp"): ShortRun(1.0, peak_bytes=(10 + 10 + 20 + 10 + 1 + 100 + 5) * MIB),
         (2, "fsdp"): ShortRun(1.0, peak_bytes=MIB),  # a whole run holds more than its first steps
     }
     for world in (two, four):  # of which the second was not run
         assert prediction.memory_parts(found, world, False)["ranks"] == 5 * MIB
         assert prediction.memory_parts(found, world, True)["ranks"] == 0
-    assert prediction.memory_bytes(found, two, False) == found.short_runs[2, "ddp"].peak_bytes
-    assert table.rows(found)["GiB, ddp: ranks"] == pytest.approx([5 / 1024] * 2)
+    held = found.short_runs[2, "ddp"].peak_bytes + prediction.FIT_BYTES  # loggers of a whole run
+    assert prediction.memory_bytes(found, two, False) == held
+    rows = table.rows(found)
+    assert rows["GiB, ddp: ranks"] == pytest.approx([5 / 1024] * 2)
+    assert any(PROCESS in line for line in table.notes(found, rows))
     assert "ranks" not in prediction.memory_parts(found, made(1, rehearsed).worlds[0], False)
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_where_the_program_is_not_told_ranks_are_compared_on_gpus_alone(on_cpu):
+    found = made(rehearsed=Rehearsed(1.0, kept_bytes=MIB, logit_bytes=0))
+    found.on_cpu = on_cpu
+    found.short_runs = {(2, "ddp"): ShortRun(1.0, peak_bytes=(10 + 10 + 20 + 10 + 1 + 5) * MIB)}
+    parts = prediction.memory_parts(found, found.worlds[0], False)
+    assert parts.get("ranks") == (None if on_cpu else 5 * MIB)
+    assert not any(PROCESS in line for line in table.notes(found, table.rows(found)))
 
 
 def test_a_rehearsal_that_did_not_end_leaves_its_memory_open():

@@ -13,17 +13,20 @@ from lit_models.forecasting.probe import Probe, forecast
 from lit_models.forecasting.rehearsal import Rehearsed
 
 
-def rehearsed(order: Order) -> Rehearsed:
-    """Return what a device's part of a step takes on this machine.
+def rehearsed(order: Order) -> tuple[Rehearsed, str]:
+    """Return what a device's part of a step takes on this machine, and what its process said.
+
+    The process has the threads of this one, and no time limit: a step may take minutes.
 
     Args:
-        order: without a strategy.
+        order: for a number of devices; no strategy, no steps, no folder.
 
     Raises:
-        RanksFailed: the process failed; it has the threads and the environment of this one, and
-            as much time as it needs.
+        RanksFailed: the process failed.
+        UsageError: a value of the config cannot be written down.
     """
-    return Rehearsed(**answer_of(order, ranks=1, timeout_s=None))
+    answer, (said,) = answer_of(order, ranks=1, timeout_s=None)
+    return Rehearsed(**answer), said
 
 
 def rehearse(order: Order, module: LightningModule, data: Any) -> Rehearsed:
@@ -34,6 +37,8 @@ def rehearse(order: Order, module: LightningModule, data: Any) -> Rehearsed:
         module: built from it.
         data: likewise.
     """
-    (world,) = forecast(module, data, order.trainer, Probe([order.devices], True)).worlds
+    probe = Probe([order.devices], rehearses=True)
+    # In the order's folder, which is removed even where this process is killed.
+    (world,) = forecast(module, data, order.trainer, probe, order.folder).worlds
     assert world.rehearsed is not None
     return world.rehearsed
