@@ -22,8 +22,8 @@ class TokenSpans:
 
     def __init__(self, num_rows: int, most: int) -> None:
         self.most, self.sizes = most, np.zeros(num_rows, np.int64)
-        self._tokens: list[np.ndarray] = []
-        self._spans: list[tuple[np.ndarray, ...]] = []
+        self._rows: list[np.ndarray] = []
+        self._texts: list[np.ndarray] = []
 
     def add(self, rows: np.ndarray, tokens: np.ndarray, first: np.ndarray, end: np.ndarray) -> None:
         """Let rows, none of them twice, go on with tokens of an array.
@@ -37,15 +37,14 @@ class TokenSpans:
         before = self.sizes[rows]
         taken = np.minimum(end - first, self.most - before)
         self.sizes[rows] = before + taken
-        self._spans.append((rows, np.full(len(rows), len(self._tokens)), first, first + taken))
-        self._tokens.append(tokens)
+        self._rows.append(rows)
+        places = zip(first.tolist(), (first + taken).tolist(), strict=True)
+        self._texts += [tokens[i:j] for i, j in places]
 
     def padded(self, framing: Framing) -> dict[str, torch.Tensor]:
         """Return the rows between their marks, see `padded_texts`."""
-        rows, *spans = map(np.concatenate, zip(*self._spans, strict=True))
-        if len(self._spans) > 1:
-            order = rows.argsort(kind="stable")
-            spans = [each[order] for each in spans]
-        places = zip(*(each.tolist() for each in spans), strict=True)
-        texts = [self._tokens[n][i:j] for n, i, j in places]
+        texts = self._texts
+        if len(self._rows) > 1:
+            order = np.concatenate(self._rows).argsort(kind="stable")
+            texts = [texts[place] for place in order.tolist()]
         return padded_texts(framing, self.sizes, texts)
