@@ -69,7 +69,7 @@ class LensLosses:
         terms = {name: getattr(self, name) for name in TERMS}
         return {name: term for name, term in terms.items() if term.weight}
 
-    @property
+    @cached_property
     def joint_start(self) -> int | None:
         """First step at which the verbalizer's own words are rebuilt; none where they never are."""
         terms = [getattr(self, name) for name in JOINT]
