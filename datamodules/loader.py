@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -15,8 +16,10 @@ from torch.utils.data import DataLoader, Dataset
 from datamodules.plan import MicroBatch
 
 # Batches that are made one right after the other, where training itself makes them on a CPU.
-TOGETHER = 8
-TOGETHER_BYTES = 64 << 20  # of such batches; no more are made once they hold this
+TOGETHER = 16
+# No more of them are made once they hold so much, or took so long: what there is to save is a
+# millisecond, and a step should not wait long for batches that are wanted later.
+TOGETHER_BYTES, TOGETHER_S = 64 << 20, 0.1
 RESERVED = frozenset(
     {"sample_id", "weight", "step_index", "num_targets", "load", "step_denominators"}
 )
@@ -49,6 +52,11 @@ class PlannedDataset(ABC):
     @abstractmethod
     def collate(self, examples: list[Any]) -> dict[str, Any]:
         """Return the padded batch without the keys of `PlannedBatch`."""
+
+    def batch(self, sample_ids: np.ndarray, epoch: int) -> dict[str, Any]:
+        """Return the padded batch of several samples [B]; a family overrides it where it makes
+        one without anything for each sample alone."""
+        return self.collate(self.examples(sample_ids, epoch))
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
         """Return what a reader needs to know one sample by, as name -> text: what the network saw
@@ -119,7 +127,7 @@ def collated(dataset: PlannedDataset, batch: MicroBatch) -> dict[str, Any]:
     Raises:
         ValueError: the dataset's own `collate` returns one of those keys.
     """
-    own = dataset.collate(dataset.examples(batch.ids, batch.epoch))
+    own = dataset.batch(batch.ids, batch.epoch)
     if not RESERVED.isdisjoint(own):
         taken = ", ".join(f'"{key}"' for key in own if key in RESERVED)
         raise ValueError(
@@ -224,7 +232,7 @@ def made_together(
 
     Args:
         batches: made when they are asked for.
-        number: at most; fewer where they hold `TOGETHER_BYTES`.
+        number: at most; fewer where they hold `TOGETHER_BYTES` or take `TOGETHER_S`.
         needed: beyond so many in all, each is made alone.
     """
     error: Exception | None = None
@@ -232,7 +240,10 @@ def made_together(
     num_made, is_end = 0, False
     while not is_end:
         room, held = max(1, min(number, needed - num_made)), 0
+        due = perf_counter() + TOGETHER_S
         while not is_end and len(made) < room and held < TOGETHER_BYTES:
+            if made and perf_counter() >= due:
+                break
             try:
                 made.append(next(batches))
             except StopIteration:

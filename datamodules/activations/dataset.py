@@ -87,10 +87,14 @@ class ActivationDataset(PlannedDataset):
         Args:
             examples: of one epoch.
         """
-        numbers, epoch = np.array([example.number for example in examples]), examples[0].epoch
-        batch = self._batch(numbers, epoch)
+        numbers = np.array([example.number for example in examples])
+        return self.batch(numbers, examples[0].epoch)
+
+    def batch(self, sample_ids: np.ndarray, epoch: int) -> dict[str, Any]:
+        """Return the same of sample ids [B]."""
+        batch = self._batch(sample_ids, epoch)
         if self.others is not None:
-            batch["other"] = self._batch(self.others[numbers], epoch)
+            batch["other"] = self._batch(self.others[sample_ids], epoch)
         return batch
 
     @cached_property

@@ -154,6 +154,18 @@ class DocumentParts:
             behind = first + 2 + number
         return np.concatenate([before, self._pieces.between(behind, last + 1)])
 
+    def spans_without(
+        self, documents: np.ndarray, numbers: np.ndarray
+    ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Return where the same of divisible documents [n] stands, of what is before the sentence
+        and of what is behind it: an array of tokens, and beginning and end [n] among them."""
+        first, last = (self.firsts[documents + n] + documents for n in (0, 1))
+        is_first, (tokens, starts) = numbers == 0, (self._pieces.tokens, self._pieces.starts)
+        return [
+            (tokens, starts[first + ~is_first], starts[first + 1 + numbers]),
+            (tokens, starts[first + 2 + numbers + is_first], starts[last + 1]),
+        ]
+
 
 def kept_parts(
     collection: Collection, encoding: TextEncoding, options: PartsOptions

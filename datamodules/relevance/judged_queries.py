@@ -23,6 +23,15 @@ class Judged(NamedTuple):
         return looked_up(documents, self.documents, self.grades)
 
 
+class Relevant(NamedTuple):
+    """The relevant documents of Q queries one after the other, [R] int64, their grades [R] float64,
+    and where each query's begin, [Q + 1] int64."""
+
+    documents: np.ndarray
+    grades: np.ndarray
+    offsets: np.ndarray
+
+
 class JudgedQueries:
     """Judgements grouped by query.
 
@@ -59,17 +68,27 @@ class JudgedQueries:
 
     def relevant(self, place: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the relevant documents and their grades, as float64."""
-        documents, grades, offsets = self._relevant
+        documents, grades, offsets = self.relevant_ones
         part = slice(offsets[place], offsets[place + 1])
         return documents[part], grades[part]
 
     @cached_property
-    def _relevant(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The relevant documents of all queries, their grades, and where each query's begin."""
+    def relevant_ones(self) -> Relevant:
+        """The relevant documents of all queries."""
         is_relevant = self.judgements.grade > RELEVANT_ABOVE
         offsets = np.append(0, np.cumsum(is_relevant))[self._offsets]
         documents, grades = self.judgements.document, self.judgements.grade
-        return documents[is_relevant], grades[is_relevant].astype(np.float64), offsets
+        return Relevant(documents[is_relevant], grades[is_relevant].astype(np.float64), offsets)
+
+    @cached_property
+    def shares(self) -> np.ndarray:
+        """[R] float64, `shares_up_to` of each query's relevant documents."""
+        offsets = self.relevant_ones.offsets
+        shares = np.ones(len(self.relevant_ones.grades))  # what a single one has
+        for place in np.flatnonzero(np.diff(offsets) > 1).tolist():
+            part = slice(offsets[place], offsets[place + 1])
+            shares[part] = shares_up_to(self.relevant_ones.grades[part])
+        return shares
 
     def all_relevant(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield `relevant` of every query."""
@@ -89,3 +108,10 @@ class JudgedQueries:
             return np.zeros(0, np.int64)
         documents, grades = self.judged(place)
         return documents[grades <= RELEVANT_ABOVE]
+
+
+def shares_up_to(grades: np.ndarray) -> np.ndarray:
+    """Return the share of the sum that positive grades [n] have up to each of them, [n] float64,
+    as `rng.choice(n, p=grades / grades.sum())` sees them."""
+    ends = (grades / grades.sum()).cumsum()
+    return ends / ends[-1]

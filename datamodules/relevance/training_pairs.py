@@ -12,19 +12,19 @@ import torch
 
 from datamodules.cache import digest_of
 from datamodules.framing import Framed, padded
-from datamodules.keyed_draws import uniform, words_for
+from datamodules.keyed_draws import KeptWords, uniform
 from datamodules.plan import rng_for
 from datamodules.planned import PlannedDataset
 from datamodules.relevance.collection import Collection
 from datamodules.relevance.document_parts import Drawn, document_sentences, drawn_sentence
-from datamodules.relevance.judged_queries import JudgedQueries
+from datamodules.relevance.judged_queries import JudgedQueries, shares_up_to
 from datamodules.relevance.negatives import HardNegatives, NegativePool
+from datamodules.relevance.pair_batches import FIRST_WORDS, PairBatches
 from datamodules.relevance.tables import NO_DOCUMENT, rows_of
 from datamodules.relevance.training_mix import KINDS, TrainingMix, pair_counts, pair_tokens
 from datamodules.text_encoding import TextEncoding
 
 TERM = "queries"
-FIRST_WORDS = 2  # of a generator: most that choose a query and its answer
 LENGTH_PROBES = 64  # documents of which bytes per token are counted
 
 
@@ -87,6 +87,10 @@ class PairDataset(PlannedDataset):
         self.lengths = self._lengths()
         facts = [asdict(mix), negatives.facts(), collection.fingerprint, encoding.digest]
         self.fingerprint = digest_of(facts)
+        self.words = KeptWords(seed, len(self.lengths), FIRST_WORDS)
+        batches = (self.judged, self.tokens, encoding.framing, mix.removal, self.words)
+        is_plain = self.triples is None and not self.draws_more
+        self._batches = PairBatches(*batches, self.counts, self.ends) if is_plain else None
         self.target_counts = {TERM: None}
 
     def example(self, sample_id: int, epoch: int) -> PairExample:
@@ -96,7 +100,7 @@ class PairDataset(PlannedDataset):
 
     def examples(self, sample_ids: np.ndarray, epoch: int) -> list[PairExample]:
         """Return samples as they are in this epoch; their first draws are made at once."""
-        words = words_for(self.seed, epoch, sample_ids, FIRST_WORDS).tolist()
+        words = self.words.of(sample_ids, epoch).tolist()
         facts = zip(sample_ids.tolist(), words, strict=True)
         return [self._example(sample_id, epoch, own) for sample_id, own in facts]
 
@@ -129,9 +133,15 @@ class PairDataset(PlannedDataset):
             "known": torch.from_numpy(rows_of([e.known for e in examples], NO_DOCUMENT)),
         }
 
+    def batch(self, sample_ids: np.ndarray, epoch: int) -> dict[str, torch.Tensor]:
+        """Return the padded batch of samples [B]; one by one where more is drawn for each."""
+        if self._batches is None:
+            return super().batch(sample_ids, epoch)
+        return self._batches.batch(sample_ids.astype(np.int64), epoch)
+
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
         """Return the kind, the query and the ids of the documents."""
-        (words,) = words_for(self.seed, epoch, np.array([sample_id]), FIRST_WORDS).tolist()
+        (words,) = self.words.of(np.array([sample_id]), epoch).tolist()
         kind, _ = self._place(sample_id)
         pair = self._pair(sample_id, words)
         negatives = self._negatives(pair, self._rng_behind(pair, sample_id, epoch))
@@ -242,9 +252,7 @@ def place_in_proportion(grades: np.ndarray, share: float) -> int:
     """
     if len(grades) == 1:
         return 0
-    # What `rng.choice(n, p=grades / grades.sum())` does, in a quarter of its time.
-    ends = (grades / grades.sum()).cumsum()
-    return int((ends / ends[-1]).searchsorted(share, "right"))
+    return int(shares_up_to(grades).searchsorted(share, "right"))
 
 
 def estimated_lengths(encoding: TextEncoding, collection: Collection) -> np.ndarray:

@@ -14,6 +14,7 @@ from datamodules.scored_texts.labels import label_text
 from datamodules.scored_texts.store import ScoredStore
 from datamodules.text_encoding import TextEncoding, kept_tokens
 from datamodules.token_rows import ReadTokens, TokenRows, Tokens
+from datamodules.token_spans import TokenSpans
 
 SHOWN = 300  # characters of a text in a description
 
@@ -113,6 +114,12 @@ class ScoredTextDataset(PlannedDataset):
         self.target_counts = {
             name: is_labelled[:, store.columns_of(name)].sum(1) for name in store.heads
         }
+        # Of a head with one number for each text, that column; of others, all of theirs.
+        columns = {name: store.columns_of(name) for name in store.heads}
+        self.columns: dict[str, slice | int] = {
+            name: of if store.heads[name]["kind"] == "multilabel" else of.start
+            for name, of in columns.items()
+        }
 
     def example(self, sample_id: int, epoch: int) -> ScoredExample:
         """Return one text, the same in every epoch."""
@@ -128,14 +135,34 @@ class ScoredTextDataset(PlannedDataset):
         batch["chunk_of"] = torch.arange(len(examples)).repeat_interleave(sizes)
         if not self.has_labels:
             return batch
-        numbers = torch.from_numpy(np.stack([example.labels for example in examples]))
+        return {**batch, **self._targets(np.stack([example.labels for example in examples]))}
+
+    def batch(self, sample_ids: np.ndarray, epoch: int) -> dict[str, object]:
+        """Return the padded batch of samples [B]; one by one where texts are tokenised in it."""
+        if self.rows is None or not isinstance(self.tokens, TokenRows):
+            return super().batch(sample_ids, epoch)
+        framing, most = self.encoding.framing, self.chunks.most
+        first, end = self.tokens.spans(self.row_of[sample_ids])
+        room = framing.limits.max_length - framing.num_marks
+        behind = np.maximum(0, end - first - room)  # of the first chunk
+        counts = np.minimum(most, -(-behind // self.stride) + 1)
+        chunk_of = np.arange(len(sample_ids)).repeat(counts)
+        number = np.arange(len(chunk_of)) - (counts.cumsum() - counts)[chunk_of]
+        spans = TokenSpans(len(chunk_of), room)
+        begins = first[chunk_of] + number * self.stride
+        spans.add(np.arange(len(chunk_of)), self.tokens.tokens, begins, end[chunk_of])
+        texts = {**spans.padded(framing), "chunk_of": torch.from_numpy(chunk_of)}
+        return {**texts, **self._targets(self.store.labels[self.rows[sample_ids]])}
+
+    def _targets(self, labels: np.ndarray) -> dict[str, dict[str, torch.Tensor]]:
+        """Return what heads learn from labels [B, W], NaN = missing."""
+        numbers = torch.from_numpy(labels)
+        is_there = ~numbers.isnan()
+        values = numbers.nan_to_num(nan=0.0).float()  # masked, wherever it is read
         targets, known = {}, {}
-        for name, facts in self.store.heads.items():
-            values = numbers[:, self.store.columns_of(name)]
-            values = values if facts["kind"] == "multilabel" else values[:, 0]
-            known[name] = ~values.isnan()
-            targets[name] = values.nan_to_num(nan=0.0).float()  # masked, wherever it is read
-        return {**batch, "targets": targets, "is_labelled": known}
+        for name, columns in self.columns.items():
+            targets[name], known[name] = values[:, columns], is_there[:, columns]
+        return {"targets": targets, "is_labelled": known}
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
         """Return the beginning of the text, and its labels by their names."""

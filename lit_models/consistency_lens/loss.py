@@ -5,6 +5,7 @@ V vocabulary.
 """
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -59,10 +60,16 @@ class LensLosses:
 
     def at(self, step: int) -> dict[str, float]:
         """Return the terms that count at an optimizer step, with their weights."""
-        weights = {name: getattr(self, name).at(step) for name in TERMS}
+        weights = {name: term.at(step) for name, term in self._given.items()}
         return {name: weight for name, weight in weights.items() if weight}
 
-    @property
+    @cached_property
+    def _given(self) -> dict[str, LossWeight]:
+        """The terms that have a weight at any step."""
+        terms = {name: getattr(self, name) for name in TERMS}
+        return {name: term for name, term in terms.items() if term.weight}
+
+    @cached_property
     def joint_start(self) -> int | None:
         """First step at which the verbalizer's own words are rebuilt; none where they never are."""
         terms = [getattr(self, name) for name in JOINT]

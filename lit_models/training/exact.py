@@ -12,7 +12,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar, Self
 
-import torch
 from lightning.pytorch import Callback, LightningModule
 from torch import Tensor, nn
 from torch.nn.modules.module import _IncompatibleKeys
@@ -29,13 +28,13 @@ from lit_models.training.lean_loop import (
     leave_out_idle_hooks,
     pass_batches_on,
 )
-from lit_models.training.optim import gradients
+from lit_models.training.optim import free_gradients, gradients
 from lit_models.training.plain import plain_hyperparameters
-from lit_models.training.record import LossSum, StepRecord
+from lit_models.training.record import LossSum, StepRecord, share_of_step
 from lit_models.training.sharding import scale
 from lit_models.training.tensor_plan import Split
 
-__all__ = ["ExactModule", "LossSum"]
+__all__ = ["ExactModule", "LossSum", "share_of_step"]
 CLIP_EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 strategies.register()  # a plain script that imports a module finds them, too
 
@@ -192,7 +191,18 @@ class ExactModule(LightningModule):
         # times a finite number is zero, times any other it is NaN.
         told = share.detach() * 0 + 1
         replicas = self._num_replicas() if self.averages_replicas else 1
-        return share * told * (replicas * self.trainer.accumulate_grad_batches)
+        factor = replicas * self.trainer.accumulate_grad_batches
+        return share * told * factor if factor > 1 else share * told
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
+        free_gradients(optimizer)  # what a forward pass may have left
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Free the gradients behind the last micro-batch of a step, when all callbacks have seen
+        them: Lightning's loop would hold them through the next forward pass."""
+        if (batch_idx + 1) % self.trainer.accumulate_grad_batches == 0:
+            for optimizer in self.trainer.optimizers:
+                free_gradients(optimizer)
 
     def configure_gradient_clipping(
         self,
@@ -329,21 +339,6 @@ class ExactModule(LightningModule):
     def _num_replicas(self) -> int:
         sampler = getattr(self.trainer.strategy, "distributed_sampler_kwargs", None)
         return sampler["num_replicas"] if sampler else 1
-
-
-def share_of_step(
-    terms: dict[str, LossSum], batch: dict[str, Any], term_weights: dict[str, float]
-) -> Tensor:
-    """Return what a micro-batch adds to the mean loss of its optimizer step []; the shares of all
-    its micro-batches sum to that loss. Arguments as in `ExactModule.exact_mean`."""
-    share = torch.zeros((), device=batch["weight"].device)
-    for name, (total, _) in terms.items():
-        if term_weights.get(name) == 0:
-            continue  # reported beside the loss; the plan need not count it
-        # A term that counts nothing in this step has total 0: a zero loss, never NaN.
-        count = batch["step_denominators"][name].clamp(min=1).to(total)
-        share = share + term_weights.get(name, 1.0) * total / count
-    return share
 
 
 def rescale_progress(

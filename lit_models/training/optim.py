@@ -203,8 +203,18 @@ def _in_steps(given: float, total_steps: int) -> float:
 
 def gradients(optimizer: Optimizer) -> list[Tensor]:
     """Return the gradients of all parameters that have one."""
-    parameters = (p for group in optimizer.param_groups for p in group["params"])
-    return [p.grad for p in parameters if p.grad is not None]
+    groups = optimizer.param_groups
+    return [g for group in groups for p in group["params"] if (g := p.grad) is not None]
+
+
+def free_gradients(optimizer: Optimizer) -> None:
+    """Do what the optimizer's `zero_grad` does; torch's own takes twice as long for it."""
+    if type(optimizer).zero_grad is not Optimizer.zero_grad:
+        optimizer.zero_grad()
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = None
 
 
 def lr_scale(rule: Literal["none", "linear", "sqrt"], global_size: int, base_size: int) -> float:

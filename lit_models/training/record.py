@@ -2,7 +2,7 @@
 
 import math
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -66,10 +66,12 @@ class StepRecord:
             terms: totals and counts on this rank.
             loss: [] this micro-batch's share of the step's loss.
         """
-        self.term_names, used, loss = tuple(terms), weight > 0, loss.detach()
+        self.term_names, loss = tuple(terms), loss.detach()
+        on_host = loss.device.type == "cpu"
+        used = torch.from_numpy(weight.numpy() > 0) if on_host else weight > 0  # in a third of time
         self._used.append((sample_id, used, loss))
         if self._sums is None:
-            self._sums = HostSums() if loss.device.type == "cpu" else DeviceSums()
+            self._sums = HostSums() if on_host else DeviceSums()
         values = [loss, *(v.detach() for term in terms.values() for v in term)]
         self._sums.add(sample_id, used, values)
 
@@ -176,6 +178,29 @@ def without_samples(vector: Tensor) -> Tensor:
     """Return the flags of a `StepRecord.vector` alone, for a rank whose samples another tells."""
     vector[_NUM_FLAGS:] = 0
     return vector
+
+
+def share_of_step(
+    terms: dict[str, LossSum], batch: dict[str, Any], term_weights: dict[str, float]
+) -> Tensor:
+    """Return what a micro-batch adds to the mean loss of its optimizer step []; the shares of all
+    its micro-batches sum to that loss. Arguments as in `ExactModule.exact_mean`."""
+    share: Tensor | None = None
+    counts: dict[tuple[int, torch.dtype], Tensor] = {}  # terms that count alike share theirs
+    for name, (total, _) in terms.items():
+        factor = term_weights.get(name, 1.0)
+        if factor == 0:
+            continue  # reported beside the loss; the plan need not count it
+        given = batch["step_denominators"][name]
+        key = id(given), total.dtype
+        if key not in counts:
+            # A term that counts nothing in this step has total 0: a zero loss, never NaN.
+            counts[key] = given.clamp(min=1).to(total)
+        part = (total if factor == 1 else factor * total) / counts[key]
+        # In float32 at least, which is what is added up.
+        wide = part.to(torch.promote_types(part.dtype, torch.float32))
+        share = wide if share is None else share + wide
+    return torch.zeros((), device=batch["weight"].device) if share is None else share
 
 
 class StepSummary(NamedTuple):

@@ -5,8 +5,9 @@ pytest -m benchmark tests/benchmarks/test_family_steps.py
 Both take turns of a few steps within one process, on one network and one heap. Both wait for the
 batches that their own loader makes, each every second time as the first that asks for them: what
 a dataset keeps of a text, such as its tokens, serves them alike. Several batches are made
-together, so that the median step waits for none: what of our steps is this wait on average, has a
-row of its own.
+together, so that the median step waits for none: what of our steps is this wait on average, over as
+many as are made together, has a row of its own. What the steps compute,
+`tests.benchmarks.profile_step` tells.
 """
 
 import itertools
@@ -105,19 +106,17 @@ def epoch_of(data: PlannedDataModule, epoch: int) -> PlannedLoader:
     return PlannedLoader(data.datasets["train"], micro_batches, data.steps_per_epoch, {}, TOGETHER)
 
 
-def trained(config: dict[str, Any], turns: int, folder: Path) -> Turns:
-    """Train with ledger, checkpoints, loggers and progress, and with a plain loop in turns."""
+def trained(config: dict[str, Any], num_steps: int, folder: Path, beside: Callback) -> None:
+    """Train with ledger, checkpoints, loggers and progress, and with one callback more."""
     seed_everything(1, verbose=False)
     module, data = built(config)
-    clip = config["trainer"].get("gradient_clip_val")
-    beside = Turns(clip)
     trainer = Trainer(
         accelerator="cpu",
-        max_steps=TURN * turns,
+        max_steps=num_steps,
         max_epochs=-1,
         limit_val_batches=0,
         log_every_n_steps=TURN,
-        gradient_clip_val=clip,
+        gradient_clip_val=config["trainer"].get("gradient_clip_val"),
         accumulate_grad_batches=1,
         logger=default_loggers(str(folder), None),
         enable_model_summary=False,
@@ -126,13 +125,15 @@ def trained(config: dict[str, Any], turns: int, folder: Path) -> Turns:
         callbacks=[*default_callbacks(), ProgressLine(), beside],
     )
     trainer.fit(module, data)
-    return beside
 
 
 def waits_ms(folder: Path) -> list[float]:
-    """Return for each log interval but the first how long a step of ours waited for its batch."""
+    """Return how long a step of ours waited for its batch, the mean of as many steps as batches
+    are made together; without the first ones."""
     lines = map(json.loads, (folder / FILE_NAME).read_text("utf-8").splitlines())
-    return [1e3 * line["split"]["data"] / line["steps"] for line in lines][1:]
+    waits = [1e3 * line["split"]["data"] / line["steps"] for line in lines]
+    span = -(-TOGETHER // TURN)  # log intervals
+    return [statistics.fmean(waits[n : n + span]) for n in range(span, len(waits) - span + 1, span)]
 
 
 @pytest.mark.parametrize("family", CONFIGS)
@@ -140,7 +141,8 @@ def test_a_step_beside_a_plain_loop(family: str, tmp_path: Path, figures: Figure
     torch.set_num_threads(1)
     path, turns = CONFIGS[family]
     config = yaml.safe_load(find_config(path).read_text("utf-8"))
-    beside = trained(config, turns, tmp_path)
+    beside = Turns(config["trainer"].get("gradient_clip_val"))
+    trained(config, TURN * turns, tmp_path, beside)
     ours, theirs = beside.ours[1:], beside.theirs[1:]
     is_long = np.median(theirs) >= LONG_STEP_MS
     aim = Aim(1.02) if is_long else Aim(1.5, of="more")

@@ -114,6 +114,27 @@ def test_no_more_batches_stand_ready_than_are_needed_and_memory_holds(mebibytes,
     assert [len(made) for _, _ in zip(expected, dealt, strict=False)] == expected
 
 
+def test_no_more_batches_stand_ready_than_are_made_in_a_moment(monkeypatch):
+    seconds, made = [0.0], []
+
+    def slow():
+        for n in count():
+            seconds[0] += 0.04
+            made.append(n)
+            yield {"n": n}
+
+    monkeypatch.setattr("datamodules.loader.perf_counter", lambda: seconds[0])
+    found = [len(made) for _, _ in zip(range(6), made_together(slow(), 8), strict=False)]
+    assert found == [3, 3, 3, 6, 6, 6]  # a tenth of a second is over with the third
+    monkeypatch.setattr("datamodules.loader.TOGETHER_S", 0.0)
+    made.clear()
+    assert [len(made) for _, _ in zip(range(3), made_together(slow(), 8), strict=False)] == [
+        1,
+        2,
+        3,
+    ]
+
+
 def test_a_loader_knows_how_many_batches_the_trainer_asks_for(tmp_path):
     trainer = toy_trainer(tmp_path, max_steps=3, limit_val_batches=2, num_sanity_val_steps=1)
     data = ToyData(global_batch_size=8, micro_batch_size=4)

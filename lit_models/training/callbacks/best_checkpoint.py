@@ -3,7 +3,7 @@
 from functools import cached_property
 from pathlib import Path
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lit_models.training.exact import ExactModule
@@ -27,6 +27,9 @@ class BestCheckpoint(ModelCheckpoint):
             enable_version_counter=False,
         )
         self._given_mode = mode
+
+    # Lightning's asks at every step whether it saves by steps; this one saves by validations alone.
+    on_train_batch_end = Callback.on_train_batch_end
 
     @cached_property
     def state_key(self) -> str:  # type: ignore[override]

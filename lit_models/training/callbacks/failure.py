@@ -150,8 +150,9 @@ class FailureReport(Callback):
         self._end_watch()
 
     def _enter(self, trainer: Trainer, batch: Any) -> None:
-        verb = "fit" if trainer.training else str(trainer.state.stage)
-        step = trainer.global_step + trainer.training
+        is_training = trainer.training  # looked up once: it compares texts
+        verb = "fit" if is_training else str(trainer.state.stage)
+        step = trainer.global_step + is_training
         self._place |= {"verb": verb, "epoch": trainer.current_epoch, "step": step}
         self._batch = batch
         self._beat()
