@@ -6,8 +6,9 @@ so that the seed hardly matters.
 Shapes: B batch, S characters, P positions, G n-grams, C codes, F features.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,13 +23,14 @@ from lit_models.occupation_coder.ngrams import (
     spaced,
     within_words,
 )
-from lit_models.occupation_coder.title_heads import TitleHeads
+from lit_models.occupation_coder.title_heads import TitleHeads, is_sign
 
 SALT, HEAD_SALT = 1 << 20, 1 << 21  # other hashes than the rows of the encoder's tables
 SIGN_BIT = 50  # of a mixed key; the column is made of all its bits
 LOGIT_PER_MARGIN = 8.0  # margins lie around -1 and 1, far too near for a sigmoid
 RATE = 3.0  # the weights must travel further than those of a network, in as many steps
 FIRST_MARGIN = -1.0  # of every code: few codes fit a text
+FEATURE_FIELDS = ("ngram_sizes", "num_features", "within_words", "head_weight", "head_ends")
 
 
 @dataclass
@@ -43,7 +45,8 @@ class LinearOptions:
         within_words: leaves out n-grams that span a space with a letter on both sides, so that a
             word says the same beside any other.
         head_weight: how much the n-grams of the title's head, its last word, count once more.
-        head_ends: words and signs that end the head before the text does, such as "of", "and", ",".
+        head_ends: words and signs that end the head before the text does, such as "of", "and" and
+            ","; in small letters where texts are lower-cased; see `TitleHeads`.
     """
 
     ngram_sizes: Sequence[int] = (2, 3, 4, 5)
@@ -69,9 +72,53 @@ class LinearOptions:
             raise ValueError(
                 "linear.head_ends has no effect while head_weight is 0; set it above 0."
             )
-        wrong = [end for end in self.head_ends if not end.strip() or len(end.split()) > 1]
-        if wrong:
-            raise ValueError(f"linear.head_ends must be single words or signs, got {wrong}.")
+        self._refuse_ends_without_effect()
+
+    def _refuse_ends_without_effect(self) -> None:
+        if isinstance(self.head_ends, str):
+            raise ValueError(
+                f"linear.head_ends must be a list, got the text {self.head_ends!r}; write "
+                f"[{self.head_ends}]."
+            )
+        signs = [end for end in self.head_ends if is_sign(end)]
+        for end in self.head_ends:
+            if end.split() != [end]:
+                raise ValueError(
+                    f"linear.head_ends must be single words or signs, got {end!r}: leave out the "
+                    "space."
+                )
+            cutting = [sign for sign in signs if sign in end and sign != end]
+            if cutting:
+                raise ValueError(
+                    f"linear.head_ends has {end!r} and {cutting[0]!r}, which cuts it in two: it "
+                    "would never be found; leave out one of them."
+                )
+
+
+def refuse_other_features(options: LinearOptions | None, trained: Mapping[str, Any] | None) -> None:
+    """Refuse weights that were trained on other features: their shapes may agree all the same.
+
+    Args:
+        options: of the head that the weights are for; none where it learns its features.
+        trained: the same of the checkpoint, as it keeps them; fields that came later may lack.
+
+    Raises:
+        ValueError: a field that changes what a column of the weights stands for differs.
+    """
+    if options is None or trained is None:
+        return  # another shape, which is told as such
+    meant = asdict(options)
+    known = {**asdict(LinearOptions()), **trained}
+    for name in (name for name in FEATURE_FIELDS if _plain(meant[name]) != _plain(known[name])):
+        raise ValueError(
+            f"the checkpoint was trained with loss.linear.{name} {known[name]}, but it is "
+            f"{meant[name]} here: the weights stand for other n-grams. Give the config that it was "
+            "trained with, or take the checkpoint by init_from_part: encoder."
+        )
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, int | float) else sorted(set(value))
 
 
 class LinearHead(nn.Module):
@@ -96,23 +143,23 @@ class LinearHead(nn.Module):
 
     @torch.no_grad()
     def features(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Texts as signed counts of n-grams, of length 1 [B, F]."""
+        """Texts as signed counts of n-grams, of length 1, or 0 without any n-gram [B, F]."""
         framed_ids, lengths = frame(input_ids, attention_mask)
-        spaced_ids = spaced(framed_ids, lengths)
-        ids = spaced_ids if self.options.within_words else framed_ids
+        ids = spaced(framed_ids, lengths) if self.options.within_words else framed_ids
         keys, inside = ngram_keys(ids, lengths, self.sizes)
         if self.options.within_words:
             inside = inside & within_words(ids, self.sizes)
         features = self._counted(keys, inside, SALT)
         if self.title_heads is None:
             return features
+        spaced_ids = spaced(framed_ids, lengths)
         head_ids = torch.where(self.title_heads(spaced_ids), spaced_ids, SPACE)
         keys, inside = ngram_keys(head_ids, lengths, self.sizes)
         of_head = self._counted(keys, inside & within_words(head_ids, self.sizes), HEAD_SALT)
         return F.normalize(features + self.options.head_weight * of_head, dim=1)
 
     def _counted(self, keys: Tensor, inside: Tensor, salt: int) -> Tensor:
-        """Hashed and signed counts of these n-grams [B, P, G], of length 1 [B, F]."""
+        """Hashed and signed counts of these n-grams [B, P, G], of length 1 or 0 [B, F]."""
         mixed = mix(keys + (salt << SALT_SHIFT)).flatten(1)  # [B, P x G]
         sign = 1 - 2 * ((mixed >> SIGN_BIT) & 1)
         counts = self.weight.new_zeros(len(mixed), self.options.num_features)

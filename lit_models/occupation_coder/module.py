@@ -23,6 +23,7 @@ from lit_models.occupation_coder.decoding import Decoded, DecodingOptions, decod
 from lit_models.occupation_coder.encoders import CharacterEncoder
 from lit_models.occupation_coder.figures import OccupationFigures
 from lit_models.occupation_coder.freezing import freeze_encoder, language_rows
+from lit_models.occupation_coder.linear import refuse_other_features
 from lit_models.occupation_coder.loss import LossOptions, occupation_losses, record_losses
 from lit_models.occupation_coder.metrics import ConfusedPairs, LossMetrics, OccupationMetrics
 from lit_models.occupation_coder.network import BlockDecoder, Memory
@@ -166,6 +167,9 @@ class LitOccupationCoder(ExactModule):
                 "the checkpoint holds no occupation recipe: it is of another family; give one of "
                 "LitOccupationCoder."
             )
+        trained = checkpoint.get("hyper_parameters", {}).get("loss")
+        if isinstance(trained, dict):  # else given anew in Python, and none is known
+            refuse_other_features(self.loss.linear, trained.get("linear"))
         self._take_recipe(checkpoint[RECIPE_KEY])
         if self.network is None:
             self._build()

@@ -67,7 +67,7 @@ def within_words(ids: Tensor, sizes: Sequence[int]) -> Tensor:
     spaces = F.pad(is_space.cumsum(1), (1, 0))  # before each position
     first = is_space[:, :positions]
     inside = []
-    for size in sorted(sizes):
+    for size in sorted(set(sizes)):
         last = is_space[:, size - 1 : size - 1 + positions]
         between = spaces[:, size - 1 : size - 1 + positions] - spaces[:, 1 : positions + 1]
         is_blank = first & last if size < 3 else torch.zeros_like(first)

@@ -1,7 +1,8 @@
-"""The head of a job title: the word that names the occupation.
+"""The head of a job title: the word that most often names the occupation.
 
 "Clerk" in "solicitor's clerk of London": the last word before the first one that ends a title's
-core, such as "of" or "and". Which words do so depends on the language, so they are given.
+core, such as "of" or "and". Which words do so depends on the language, so they are given. The rule
+reads no grammar: the head of "boot and shoe maker" is "boot".
 
 Shapes: B batch, P positions, E words that end a head.
 """
@@ -20,6 +21,8 @@ PLACE_SHIFT = 32  # the place of a letter in its word stands above its code poin
 class TitleHeads(nn.Module):
     """Finds the heads of titles.
 
+    Words are cut at spaces and at the given signs alone.
+
     Args:
         ends: words that end the head, in the letters of cleaned texts, and signs of one character
             each, which stand for a space too; those before the first other word end nothing.
@@ -30,8 +33,8 @@ class TitleHeads(nn.Module):
 
     def __init__(self, ends: Sequence[str]) -> None:
         super().__init__()
-        signs = [ord(end) for end in ends if _is_sign(end)]
-        keys = [_key(end) for end in ends if not _is_sign(end)]
+        signs = [ord(end) for end in ends if is_sign(end)]
+        keys = [_key(end) for end in ends if not is_sign(end)]
         # Made once, since a copy to a GPU in each step would be waited for.
         self.register_buffer("signs", torch.tensor(signs, dtype=torch.int64), persistent=False)
         self.register_buffer("end_keys", torch.tensor(keys, dtype=torch.int64), persistent=False)
@@ -43,13 +46,13 @@ class TitleHeads(nn.Module):
             ids: [B, P] texts as code points, with `SPACE` before, after and between words.
         """
         place = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-        is_sign = torch.isin(ids, self.signs)
-        is_gap = (ids == SPACE) | is_sign
+        at_sign = _is_one_of(ids, self.signs)
+        is_gap = (ids == SPACE) | at_sign
         begins = ~is_gap & F.pad(is_gap, (1, 0), value=True)[:, :-1]
         word = begins.cumsum(1)  # 1, 2 ...; of a gap, that of the word before it
 
-        ends_head = torch.isin(_word_keys(ids, is_gap, begins, word), self.end_keys)
-        is_end = is_sign | (begins & ends_head.gather(1, word))
+        ends_head = _is_one_of(_word_keys(ids, is_gap, begins, word), self.end_keys)
+        is_end = at_sign | (begins & ends_head.gather(1, word))
         is_other = begins & ~is_end
         first = torch.where(is_other, place, ids.shape[1]).amin(1, keepdim=True)
         end = torch.where(is_end & (place > first), place, ids.shape[1]).amin(1, keepdim=True)
@@ -57,7 +60,13 @@ class TitleHeads(nn.Module):
         return ~is_gap & (word == head)
 
 
-def _is_sign(end: str) -> bool:
+def _is_one_of(values: Tensor, these: Tensor) -> Tensor:
+    """Whether each value is one of these; `torch.isin` may sort, for which a GPU is waited for."""
+    return (values[..., None] == these).any(-1)
+
+
+def is_sign(end: str) -> bool:
+    """Return whether an end is a sign, which needs no space around it, and not a word."""
     return len(end) == 1 and not end.isalnum()
 
 
@@ -71,6 +80,7 @@ def _word_keys(ids: Tensor, is_gap: Tensor, begins: Tensor, word: Tensor) -> Ten
 
 
 def _key(word: str) -> int:
-    """Return what `_word_keys` makes of this word."""
-    letters = torch.tensor([ord(letter) for letter in word], dtype=torch.int64)
-    return int(mix(letters + (torch.arange(len(word)) << PLACE_SHIFT)).sum())
+    """Return what `_word_keys` makes of this word, wherever the module is built."""
+    letters = torch.tensor([ord(letter) for letter in word], dtype=torch.int64, device="cpu")
+    places = torch.arange(len(word), device="cpu")
+    return int(mix(letters + (places << PLACE_SHIFT)).sum())

@@ -230,7 +230,8 @@ def _paths_in(value: Any) -> set[str]:
         value = list(value.values())
     if isinstance(value, list):
         return set().union(*(_paths_in(item) for item in value))
-    is_path = isinstance(value, str) and "/" in value and Path(value).exists()
+    # A sign such as "/" is a word of some option, not the root of all files.
+    is_path = isinstance(value, str) and "/" in value.strip("/") and Path(value).exists()
     return {value} if is_path else set()
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from lit_models import LitOccupationCoder
 from lit_models.training.checkpoint import load_part, read_checkpoint
-from lit_models.training.export import AVERAGED, export_checkpoint, load_exported
+from lit_models.training.export import AVERAGED, _paths_in, export_checkpoint, load_exported
 from lit_models.training.exported import plain_names, read_exported, without_ties, write_exported
 from tests.toy import LitToy, ToyData, toy_trainer
 
@@ -258,3 +258,7 @@ def test_wrong_checkpoints_are_one_screen(
         assert len(output.splitlines()) < 24
     assert unisono("export", "cut.ckpt")[0] == 2  # no --to
     assert sorted(p.name for p in tmp_path.iterdir()) == ["cut.ckpt"]
+
+
+def test_a_slash_alone_is_no_file_that_an_export_needs():
+    assert _paths_in({"ends": ["/", "of", __file__]}) == {__file__}

@@ -110,6 +110,9 @@ def test_a_linear_flat_head_overfits_and_comes_back_from_a_safe_checkpoint(table
             assert one == two
         for result, (_, codes) in zip(results, ROWS, strict=True):
             assert set(result.codes) == set(codes.split(";"))
+    other = LossOptions(linear=LinearOptions(num_features=512, within_words=True))
+    with pytest.raises(ValueError, match="within_words False, but it is True here"):
+        trainer.validate(small_coder(loss=other), data_of(table), ckpt_path=path)
 
 
 def test_an_untrained_coder_says_how_to_get_a_trained_one():

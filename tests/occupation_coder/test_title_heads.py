@@ -7,11 +7,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lit_models.occupation_coder.linear import LinearHead, LinearOptions
+from lit_models.occupation_coder.linear import (
+    LinearHead,
+    LinearOptions,
+    refuse_other_features,
+)
 from lit_models.occupation_coder.ngrams import SPACE, ngram_keys, within_words
 from lit_models.occupation_coder.title_heads import TitleHeads
 
-ENDS = ["and", "of", "at", "&", ",", "(", ")"]
+ENDS = ["and", "of", "at", "from", "&", ",", "(", ")"]
 
 
 def spaced(text: str, size: int = 0) -> torch.Tensor:
@@ -47,6 +51,8 @@ def plain_head(text: str, ends: list[str]) -> str:
         ("of and", ""),
         ("", ""),
         ("smed på landet", "landet"),
+        ("form a", "a"),  # "from" has the same letters
+        ("boot and shoe maker", "boot"),  # no grammar is read
     ],
 )
 def test_the_head_is_the_last_word_before_the_first_end(text, head):
@@ -110,6 +116,38 @@ def test_a_title_is_nearer_to_one_of_its_head():
     torch.testing.assert_close(weighted.norm(dim=1), torch.ones(3))
 
 
+def test_the_heads_ngrams_count_once_more_by_their_weight():
+    one, other = features(["ab", "ab"], head_weight=0.5, within_words=True)
+    torch.testing.assert_close(one @ other, torch.tensor(1.0))
+    # "b ab" has 7 n-grams, " b", "b ", " b ", " a", "ab", " ab" and "ab ", of them "b " twice;
+    # those of its head "ab" are 5, each of them among the columns of heads.
+    text, bare = features(["b ab", "ab"], head_weight=0.5, within_words=True)
+    counts, of_head = torch.tensor([1, 2, 1, 1, 1, 1, 1]).float(), torch.ones(5)
+    shared = torch.tensor([2, 1, 1, 1, 1]).float().sum() / counts.norm() / of_head.norm()
+    torch.testing.assert_close(text @ bare, (shared + 0.25) / 1.25)
+
+
+def test_a_text_without_words_has_no_features():
+    assert features(["", "clerk"], within_words=True, head_weight=0.5)[0].norm() == 0
+
+
+def test_repeated_sizes_count_once():
+    options = {"num_features": 64, "within_words": True, "head_weight": 0.5}
+    one, other = (LinearHead(2, LinearOptions(sizes, **options)) for sizes in [(2, 3), (2, 3, 2)])
+    ids = torch.tensor([[*map(ord, "clerk")]])
+    torch.testing.assert_close(one.features(ids, ids > 0), other.features(ids, ids > 0))
+
+
+def test_weights_are_all_that_a_checkpoint_has_of_it():
+    head = LinearHead(2, LinearOptions(head_weight=0.5, head_ends=["of", ","]))
+    assert set(head.state_dict()) == {"weight", "bias"}
+
+
+def test_it_can_be_built_without_memory():
+    with torch.device("meta"):
+        LinearHead(2, LinearOptions(head_weight=0.5, head_ends=["of", ","]))
+
+
 def test_a_head_changes_with_no_padding():
     alone = features(["clerk"], head_weight=0.5)
     beside = features(["clerk", "a very long description of work"], head_weight=0.5)
@@ -123,8 +161,23 @@ def test_a_head_changes_with_no_padding():
         ({"head_ends": ("of",)}, "has no effect while head_weight is 0"),
         ({"head_weight": 1.0, "head_ends": ("part of",)}, "single words or signs"),
         ({"head_weight": 1.0, "head_ends": ("",)}, "single words or signs"),
+        ({"head_weight": 1.0, "head_ends": (" of",)}, "leave out the space"),
+        ({"head_weight": 1.0, "head_ends": "of"}, "must be a list"),
+        ({"head_weight": 1.0, "head_ends": ("&c", "&")}, "cuts it in two"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         LinearOptions(**options)
+
+
+def test_weights_of_other_features_are_refused():
+    trained = {"ngram_sizes": [3, 2], "num_features": 64, "penalty": 0.5}
+    same = LinearOptions(ngram_sizes=(2, 3), num_features=64, penalty=0.1)
+    refuse_other_features(same, trained)  # made before there were heads
+    refuse_other_features(None, trained)
+    other = LinearOptions(ngram_sizes=(2, 3), num_features=64, head_weight=0.4)
+    with pytest.raises(ValueError, match=r"loss\.linear\.head_weight 0\.0, but it is 0\.4 here"):
+        refuse_other_features(other, trained)
+    with pytest.raises(ValueError, match="within_words True, but it is False here"):
+        refuse_other_features(same, {**trained, "within_words": True})
