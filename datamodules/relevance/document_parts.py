@@ -7,6 +7,7 @@ each further sentence with the blank before it. Shapes: D documents, S sentences
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -131,6 +132,11 @@ class DocumentParts:
 
     def __reduce__(self) -> tuple[object, ...]:
         return DocumentParts, (self.folder, self.collection, self.encoding)
+
+    @cached_property
+    def long_ids(self) -> np.ndarray:
+        """[L] int64, the long ones of all sentences by their numbers."""
+        return np.flatnonzero(self.is_long)
 
     def long_ones(self, document: int) -> np.ndarray:
         """Return which sentences of a document, [n] bool, are long."""

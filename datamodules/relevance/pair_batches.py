@@ -42,7 +42,6 @@ class PairBatches:
         ends: list[int],
     ) -> None:
         self.judged, self.tokens, self.framing = judged, tokens, framing
-        self.shares = judged.shares  # made here, not in the first step
         self.removal, self.words = removal, words
         self.ends, self.begins = np.array(ends), np.array([0, *ends[:-1]])
         self.counts = np.array([counts[kind] for kind in KINDS])
@@ -97,7 +96,7 @@ class PairBatches:
             places: [n] among the judged queries.
             words: [n] uint64 that decide.
         """
-        relevant, shares = self.judged.relevant_ones, self.shares
+        relevant, shares = self.judged.relevant_ones, self.judged.shares
         first = relevant.offsets[places]
         sizes = relevant.offsets[places + 1] - first
         column = np.arange(int(sizes.max()))
@@ -133,11 +132,10 @@ class PairBatches:
         assert parts is not None
         if not len(rows):
             return np.zeros(0, bool)
-        sentences, is_removed = drawn_sentences(
-            parts.firsts[documents], parts.firsts[documents + 1], parts.is_long, words, self.removal
-        )
+        first, end = parts.firsts[documents], parts.firsts[documents + 1]
+        sentences, is_removed = drawn_sentences(first, end, parts.long_ids, words, self.removal)
         queries.add(rows, parts.sentences.tokens, *parts.sentences.spans(sentences))
-        places = sentences - parts.firsts[documents]
+        places = sentences - first
         can_join = is_removed & parts.is_divisible[documents]
         chosen = can_join.nonzero()[0]
         if len(chosen):
@@ -150,7 +148,7 @@ class PairBatches:
 
 
 def drawn_sentences(
-    first: np.ndarray, end: np.ndarray, is_long: np.ndarray, words: np.ndarray, removal: float
+    first: np.ndarray, end: np.ndarray, long_ids: np.ndarray, words: np.ndarray, removal: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return `drawn_sentence` of n documents: the sentence of each [n], its number among those of
     all documents, and whether it is taken out [n] bool.
@@ -158,18 +156,16 @@ def drawn_sentences(
     Args:
         first: [n] int64, first sentence of each document.
         end: [n] int64, behind its last.
-        is_long: [S] bool, of all sentences.
+        long_ids: [L] int64, those of all sentences that are long, in rising order.
         words: [n, 2] uint64, the first of each sample's generator.
         removal: probability that a sentence is taken out.
     """
     sizes = end - first
-    column = np.arange(int(sizes.max()))
-    is_there = column < sizes[:, None]
-    is_among = is_there & is_long[np.where(is_there, first[:, None] + column, 0)]
-    is_among |= is_there & ~is_among.any(1)[:, None]  # without a long one, all of them
-    ordinal = is_among.cumsum(1)
-    count = ordinal[:, -1]
+    begin, behind = long_ids.searchsorted(first), long_ids.searchsorted(end)
+    has_long = behind > begin
+    count = np.where(has_long, behind - begin, sizes)  # without a long one, all of them
     place = below_each(words[:, 0], count)
-    sentence = (ordinal > place[:, None]).argmax(1)
+    sentence = first + place
+    sentence[has_long] = long_ids[(begin + place)[has_long]]
     of_removal = np.where(count > 1, words[:, 1], words[:, 0])  # of a single one, none is drawn
-    return first + sentence, (uniform(of_removal) < removal) & (sizes > 1)
+    return sentence, (uniform(of_removal) < removal) & (sizes > 1)

@@ -12,7 +12,7 @@ import torch
 
 from datamodules.cache import digest_of
 from datamodules.framing import Framed, padded
-from datamodules.keyed_draws import KeptWords, uniform
+from datamodules.keyed_draws import KeptWords, uniform, words_for
 from datamodules.plan import rng_for
 from datamodules.planned import PlannedDataset
 from datamodules.relevance.collection import Collection
@@ -141,7 +141,7 @@ class PairDataset(PlannedDataset):
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
         """Return the kind, the query and the ids of the documents."""
-        (words,) = self.words.of(np.array([sample_id]), epoch).tolist()
+        (words,) = words_for(self.seed, epoch, np.array([sample_id]), FIRST_WORDS).tolist()
         kind, _ = self._place(sample_id)
         pair = self._pair(sample_id, words)
         negatives = self._negatives(pair, self._rng_behind(pair, sample_id, epoch))

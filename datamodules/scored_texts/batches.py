@@ -161,7 +161,9 @@ class ScoredTextDataset(PlannedDataset):
         values = numbers.nan_to_num(nan=0.0).float()  # masked, wherever it is read
         targets, known = {}, {}
         for name, columns in self.columns.items():
-            targets[name], known[name] = values[:, columns], is_there[:, columns]
+            # Whole in memory, as a copy to a GPU from pinned memory needs it.
+            targets[name] = values[:, columns].contiguous()
+            known[name] = is_there[:, columns].contiguous()
         return {"targets": targets, "is_labelled": known}
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:

@@ -28,7 +28,7 @@ from lit_models.training.lean_loop import (
     leave_out_idle_hooks,
     pass_batches_on,
 )
-from lit_models.training.optim import free_gradients, gradients
+from lit_models.training.optim import gradients
 from lit_models.training.plain import plain_hyperparameters
 from lit_models.training.record import LossSum, StepRecord, share_of_step
 from lit_models.training.sharding import scale
@@ -193,16 +193,6 @@ class ExactModule(LightningModule):
         replicas = self._num_replicas() if self.averages_replicas else 1
         factor = replicas * self.trainer.accumulate_grad_batches
         return share * told * factor if factor > 1 else share * told
-
-    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
-        free_gradients(optimizer)  # what a forward pass may have left
-
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Free the gradients behind the last micro-batch of a step, when all callbacks have seen
-        them: Lightning's loop would hold them through the next forward pass."""
-        if (batch_idx + 1) % self.trainer.accumulate_grad_batches == 0:
-            for optimizer in self.trainer.optimizers:
-                free_gradients(optimizer)
 
     def configure_gradient_clipping(
         self,

@@ -207,16 +207,6 @@ def gradients(optimizer: Optimizer) -> list[Tensor]:
     return [g for group in groups for p in group["params"] if (g := p.grad) is not None]
 
 
-def free_gradients(optimizer: Optimizer) -> None:
-    """Do what the optimizer's `zero_grad` does; torch's own takes twice as long for it."""
-    if type(optimizer).zero_grad is not Optimizer.zero_grad:
-        optimizer.zero_grad()
-        return
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = None
-
-
 def lr_scale(rule: Literal["none", "linear", "sqrt"], global_size: int, base_size: int) -> float:
     """Return the factor on the learning rate for a global batch that grew with the devices.
 

@@ -68,7 +68,9 @@ class StepRecord:
         """
         self.term_names, loss = tuple(terms), loss.detach()
         on_host = loss.device.type == "cpu"
-        used = torch.from_numpy(weight.numpy() > 0) if on_host else weight > 0  # in a third of time
+        # In a third of the time; numpy has no bfloat16, which a batch is in under bf16-true.
+        by_numpy = on_host and weight.dtype == torch.float32
+        used = torch.from_numpy(weight.numpy() > 0) if by_numpy else weight > 0
         self._used.append((sample_id, used, loss))
         if self._sums is None:
             self._sums = HostSums() if on_host else DeviceSums()

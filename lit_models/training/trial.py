@@ -66,8 +66,6 @@ def try_batch(
     for is_last in (False, True) if engine_backward and keeps_gradients else (True,):
         for callback in keyed:
             callback.on_train_batch_start(trainer, module, batch, 0)
-        if engine_backward is None and not keeps_gradients:
-            module.zero_grad(set_to_none=True)  # as `ExactModule` does behind each step
         with plugin.train_step_context():
             output = module.training_step(batch, 0)
         loss = output["loss"] if isinstance(output, dict) else output
@@ -76,6 +74,8 @@ def try_batch(
         if engine_backward is not None:
             engine_backward(loss, is_last)
         else:
+            if not keeps_gradients:  # Lightning frees them only now
+                module.zero_grad(set_to_none=True)
             loss.backward()
         for callback in keyed:
             callback.on_train_batch_end(trainer, module, output, batch, 0)
