@@ -5,6 +5,7 @@ import atexit
 import gc
 import json
 import logging
+import os
 import sys
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from lit_models.training.local_ranks import end_with_parent
 
 def main(path: Path) -> int:
     """Return the exit status of a rank, one of its own where memory was refused."""
-    end_with_parent()
+    end_with_parent(os.environ)
     try:
         carry_out(path)
     except (MemoryError, RuntimeError) as error:

@@ -96,7 +96,7 @@ def _as_rank(state: State) -> Exchange:
     """Measure as one rank of those that were started."""
     from lit_models.training.local_ranks import end_with_parent, leave_group
 
-    end_with_parent()  # before torch is there, which takes seconds
+    end_with_parent(os.environ)  # before torch is there, which takes seconds
     import torch
     import torch.distributed as dist
 

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -16,7 +16,7 @@ from typing import IO, Any
 GRACE_S = 120.0  # for imports on a busy machine
 # Of a launcher around this process, whose world is not theirs.
 FOREIGN = ("SLURM_", "TORCHELASTIC_", "NODE_RANK", "GROUP_RANK")
-PARENT = "UNISONO_RANKS_PARENT"  # process id of the one that started a rank
+LAUNCHED_BY = "UNISONO_LAUNCHED_BY"  # process id of the one that started a rank
 _PR_SET_PDEATHSIG = 1  # man 2 prctl
 
 
@@ -69,24 +69,28 @@ def fit_environment() -> dict[str, str]:
     return {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
 
 
-def end_with_parent() -> None:
+def end_with_parent(environ: MutableMapping[str, str]) -> None:
     """Let this rank end with the process that started it, however that ends; Linux.
 
-    A rank waits for others, or works as long as it needs, and nobody would read its answer.
+    A rank waits for others, or works as long as it needs, and nobody would read its answer. What
+    says so is taken away: processes that this one starts are not meant.
+
+    Args:
+        environ: the environment; without `LAUNCHED_BY` it is no such rank, and nothing is done.
 
     Raises:
         OSError: the system refuses.
-        SystemExit: that process has ended already.
+        RuntimeError: that process has ended already.
     """
-    if sys.platform != "linux":
+    parent = environ.pop(LAUNCHED_BY, None)
+    if parent is None or sys.platform != "linux":
         return
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
-    parent = os.environ.get(PARENT)
-    if parent is not None and int(parent) != os.getppid():  # it ended before it was watched
-        raise SystemExit(128 + signal.SIGKILL)
+    if int(parent) != os.getppid():  # it ended before it was watched
+        raise RuntimeError("the process that started this rank is gone; start the run again.")
 
 
 @contextmanager
@@ -144,5 +148,5 @@ def _environment(devices: int) -> dict[str, str]:
         "WORLD_SIZE": str(devices),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
-        PARENT: str(os.getpid()),
+        LAUNCHED_BY: str(os.getpid()),
     }

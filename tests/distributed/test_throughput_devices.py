@@ -36,7 +36,7 @@ def test_a_slow_rank_is_named_once(runs):
     for line in lines:
         fast, slow = line["ranks"]["seconds"]
         assert slow > NAP_S
-        assert slow > fast + 0.3 * NAP_S  # a busy machine makes both slower, not alike
+        assert slow > fast + 0.6 * NAP_S
         assert line["slowest_rank"] == 1
     (said,) = facts(runs / "slow")["said"]
     assert "rank 1 is slow" in said

@@ -9,12 +9,12 @@ import time
 
 import pytest
 
-from lit_models.training.local_ranks import end_with_parent, sigterm_as_exit
+from lit_models.training.local_ranks import LAUNCHED_BY, end_with_parent, sigterm_as_exit
 
 RANK = """
 import os, pathlib, sys, time
 from lit_models.training.local_ranks import end_with_parent
-end_with_parent()
+end_with_parent(os.environ)
 path = pathlib.Path(sys.argv[1], os.environ["RANK"] + ".pid")
 path.with_suffix(".new").write_text(str(os.getpid()))
 path.with_suffix(".new").rename(path)
@@ -71,11 +71,11 @@ def test_ranks_end_with_their_parent(number, tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux alone ends children so")
 def test_a_rank_whose_parent_ended_before_it_was_watched_ends(monkeypatch):
     monkeypatch.setattr("ctypes.CDLL", lambda *_, **__: _Libc())
-    monkeypatch.setenv("UNISONO_RANKS_PARENT", str(os.getppid()))
-    end_with_parent()
-    monkeypatch.setenv("UNISONO_RANKS_PARENT", "1" if os.getppid() != 1 else "2")
-    with pytest.raises(SystemExit):
-        end_with_parent()
+    end_with_parent({LAUNCHED_BY: str(os.getppid())})
+    other = {LAUNCHED_BY: "1" if os.getppid() != 1 else "2"}
+    with pytest.raises(RuntimeError, match="started this rank is gone"):
+        end_with_parent(other)
+    assert not other
 
 
 class _Libc:

@@ -5,11 +5,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import os
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, MutableMapping
 from typing import Any
@@ -21,6 +18,7 @@ from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from lightning.pytorch.trainer.states import TrainerFn
 
+from lit_models.training.local_ranks import LAUNCHED_BY, end_with_parent, leave_group
 from lit_models.training.strategies.batch_norm import SyncedStatistics, warn_of_own_statistics
 
 BACKENDS = ("gloo", "nccl", "mpi")
@@ -28,8 +26,6 @@ TAKEN = ("EADDRINUSE", "address already in use")
 GRACE_S = 10.0  # within which a rank that failed says so, or one that heard of it ends
 INTERRUPTED_GRACE_S = 2.0
 SEED = "PL_GLOBAL_SEED"  # Lightning's name for it
-LAUNCHED_BY = "UNISONO_LAUNCHED_BY"
-PR_SET_PDEATHSIG = 1
 
 
 class ManagedProcesses(ParallelStrategy):
@@ -113,12 +109,6 @@ def share_seed(
         environ[SEED] = seed
 
 
-def leave_group() -> None:
-    """Leaves the process group, if there still is one."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
 class NamedLauncher(_SubprocessScriptLauncher):
     """Tells the ranks that it starts which process it is."""
 
@@ -166,23 +156,6 @@ def port_taken(environ: os._Environ[str] | dict[str, str]) -> str:
         "earlier run left behind. Set MASTER_PORT to a free one on all nodes, or unset it where "
         "there is one node: a free one is then chosen."
     )
-
-
-def end_with_parent(environ: os._Environ[str] | dict[str, str]) -> None:
-    """Lets the kernel end a rank whose launching process is killed, which runs no handler.
-
-    Without it one that was killed before the process group had formed left ranks that waited for
-    it as long as ranks wait for each other.
-
-    Raises:
-        RuntimeError: it is gone already.
-    """
-    parent = environ.pop(LAUNCHED_BY, None)
-    if parent is None or sys.platform != "linux":
-        return
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if parent != str(os.getppid()):
-        raise RuntimeError("the process that started this rank is gone; start the run again.")
 
 
 def end_children(children: list[Any], grace_s: float) -> None:
