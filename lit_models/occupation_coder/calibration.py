@@ -4,6 +4,7 @@ The nats of the true codes are summed at a fixed set of temperatures; the best o
 parabola, is kept. Sums over records are exact on any number of devices, and no logits are stored.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from lit_models.occupation_coder.network import Memory, OccupationNetwork
 from lit_models.occupation_coder.scoring import legal_log_softmax
 from lit_models.occupation_coder.trie import NONE
 
+TERMS = ("seq2seq", "flat")  # each has a temperature
 LOWEST, HIGHEST, NUM_TEMPERATURES = 0.35, 5.0, 13
 
 
@@ -55,6 +57,22 @@ def temperatures() -> Tensor:
     """The temperatures tried, evenly spaced in their logarithm [NUM_TEMPERATURES] float64."""
     ends = torch.tensor([LOWEST, HIGHEST], dtype=torch.float64).log()
     return torch.linspace(*ends.tolist(), NUM_TEMPERATURES, dtype=torch.float64).exp()
+
+
+def given_temperature(given: Mapping[str, float]) -> dict[str, float]:
+    """Return the temperature of each head, 1 where none is given.
+
+    Raises:
+        ValueError: of a head that there is not, or not above 0.
+    """
+    for name, value in given.items():
+        if name not in TERMS:
+            raise ValueError(f"temperature has {name!r}; its names are {' and '.join(TERMS)}.")
+        if not 0 < value < math.inf:
+            raise ValueError(
+                f"temperature.{name} must be a number above 0, got {value}; 1 changes nothing."
+            )
+    return {**dict.fromkeys(TERMS, 1.0), **given}
 
 
 @torch.no_grad()

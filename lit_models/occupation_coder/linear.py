@@ -6,6 +6,7 @@ so that the seed hardly matters.
 Shapes: B batch, S characters, P positions, G n-grams, C codes, F features.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -28,9 +29,15 @@ from lit_models.occupation_coder.title_heads import TitleHeads, is_sign
 SALT, HEAD_SALT = 1 << 20, 1 << 21  # other hashes than the rows of the encoder's tables
 SIGN_BIT = 50  # of a mixed key; the column is made of all its bits
 LOGIT_PER_MARGIN = 8.0  # margins lie around -1 and 1, far too near for a sigmoid
-RATE = 3.0  # the weights must travel further than those of a network, in as many steps
 FIRST_MARGIN = -1.0  # of every code: few codes fit a text
-FEATURE_FIELDS = ("ngram_sizes", "num_features", "within_words", "head_weight", "head_ends")
+FEATURE_FIELDS = (
+    "ngram_sizes",
+    "num_features",
+    "rate",
+    "within_words",
+    "head_weight",
+    "head_ends",
+)
 
 
 @dataclass
@@ -42,6 +49,8 @@ class LinearOptions:
         num_features: columns that the n-grams are hashed to.
         penalty: weight of half the squared norm of the weights beside a record's loss; 1 / (C x N)
             for N weighted records is what C is to an SVM.
+        rate: how many times as far as those of the network these weights travel in a step. They
+            have further to go: `train/flat` lower at the end says that a rate is better.
         within_words: leaves out n-grams that span a space with a letter on both sides, so that a
             word says the same beside any other.
         head_weight: how much the n-grams of the title's head, its last word, count once more.
@@ -52,6 +61,7 @@ class LinearOptions:
     ngram_sizes: Sequence[int] = (2, 3, 4, 5)
     num_features: int = 4096
     penalty: float = 3e-4
+    rate: float = 3.0
     within_words: bool = False
     head_weight: float = 0.0
     head_ends: Sequence[str] = ()
@@ -66,6 +76,8 @@ class LinearOptions:
             raise ValueError(f"linear.num_features must be at least 1, got {self.num_features}.")
         if self.penalty < 0:
             raise ValueError(f"linear.penalty must be 0 or more, got {self.penalty}.")
+        if not 0 < self.rate < math.inf:
+            raise ValueError(f"linear.rate must be a number above 0, got {self.rate}.")
         if self.head_weight < 0:
             raise ValueError(f"linear.head_weight must be 0 or more, got {self.head_weight}.")
         if self.head_ends and not self.head_weight:
@@ -112,7 +124,7 @@ def refuse_other_features(options: LinearOptions | None, trained: Mapping[str, A
     for name in (name for name in FEATURE_FIELDS if _plain(meant[name]) != _plain(known[name])):
         raise ValueError(
             f"the checkpoint was trained with loss.linear.{name} {known[name]}, but it is "
-            f"{meant[name]} here: the weights stand for other n-grams. Give the config that it was "
+            f"{meant[name]} here: the weights stand for something else. Give the config that it was "
             "trained with, or take the checkpoint by init_from_part: encoder."
         )
 
@@ -134,12 +146,12 @@ class LinearHead(nn.Module):
         self.sizes = tuple(options.ngram_sizes)
         self.title_heads = TitleHeads(options.head_ends) if options.head_weight else None
         self.weight = nn.Parameter(torch.zeros(num_codes, options.num_features))
-        self.bias = nn.Parameter(torch.full((num_codes,), FIRST_MARGIN / RATE))
+        self.bias = nn.Parameter(torch.full((num_codes,), FIRST_MARGIN / options.rate))
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Logits [B, C]. Args: as in `Encoder.forward`."""
         features = self.features(input_ids, attention_mask)
-        return LOGIT_PER_MARGIN * RATE * F.linear(features, self.weight, self.bias)
+        return LOGIT_PER_MARGIN * self.options.rate * F.linear(features, self.weight, self.bias)
 
     @torch.no_grad()
     def features(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
@@ -168,7 +180,7 @@ class LinearHead(nn.Module):
 
     def penalty(self) -> Tensor:
         """What the weights add to the loss of every record []."""
-        return 0.5 * self.options.penalty * (RATE * self.weight).square().sum()
+        return 0.5 * self.options.penalty * (self.options.rate * self.weight).square().sum()
 
 
 def hinge(logits: Tensor, has_code: Tensor, class_weights: Tensor | None = None) -> Tensor:

@@ -17,7 +17,12 @@ from lit_models.occupation_coder.building import (
     class_weights,
     new_network,
 )
-from lit_models.occupation_coder.calibration import TemperatureSearch, nats_by_temperature
+from lit_models.occupation_coder.calibration import (
+    TERMS,
+    TemperatureSearch,
+    given_temperature,
+    nats_by_temperature,
+)
 from lit_models.occupation_coder.coding import CodedText, TextCoder
 from lit_models.occupation_coder.decoding import Decoded, DecodingOptions, decode
 from lit_models.occupation_coder.encoders import CharacterEncoder
@@ -33,7 +38,6 @@ from lit_models.training.judged import Judged
 from lit_models.training.optim import configured, parameter_groups
 
 RECIPE_KEY = "occupation_recipe"
-TERMS = ("seq2seq", "flat")
 
 
 class LitOccupationCoder(ExactModule):
@@ -46,6 +50,8 @@ class LitOccupationCoder(ExactModule):
         decoder: factory of the decoder, given the memory's width and the code book.
         loss: weights of the two heads and of the training rows.
         decoding: how codes are read in validation, test and prediction.
+        temperature: of `seq2seq` and `flat`, by which the heads' logits are divided; 1 where not
+            given. What a validation finds takes its place and stays with the weights.
         freeze: `none`, `encoder`, or the number of encoder layers from the lowest, embeddings too.
         layer_decay: factor of the learning rate per encoder layer below the top.
         lr_scaling: how the rate follows a global batch that grows with the devices.
@@ -69,6 +75,7 @@ class LitOccupationCoder(ExactModule):
         decoder: DecoderFactory = BlockDecoder,
         loss: LossOptions | None = None,
         decoding: DecodingOptions | None = None,
+        temperature: dict[str, float] | None = None,
         freeze: Literal["none", "encoder"] | int = "none",
         layer_decay: float = 1.0,
         lr_scaling: Literal["none", "linear", "sqrt"] = "none",
@@ -83,7 +90,7 @@ class LitOccupationCoder(ExactModule):
         self.loss, self.decoding = loss or LossOptions(), decoding or DecodingOptions()
         self.init_from, self.init_from_part = init_from, init_from_part
         self.recipe: Any = None  # a dict of plain values, from the data or a checkpoint
-        self.temperature = dict.fromkeys(TERMS, 1.0)
+        self.temperature = given_temperature(temperature or {})
         # [training rows], where they are not all 1
         self.register_buffer("row_weights", None, persistent=False)
         self.network: Any = None  # an OccupationNetwork once the code book is known

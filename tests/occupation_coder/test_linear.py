@@ -9,7 +9,6 @@ from datamodules.occupations import OccupationDataModule
 from lit_models.occupation_coder.encoders import CharacterEncoder
 from lit_models.occupation_coder.linear import (
     LOGIT_PER_MARGIN,
-    RATE,
     LinearHead,
     LinearOptions,
     hinge,
@@ -74,8 +73,22 @@ def test_the_hinge_is_the_squared_shortfall_of_each_margin():
 def test_the_penalty_is_on_the_weights_that_act():
     head = LinearHead(2, LinearOptions(num_features=8, penalty=0.5))
     with torch.no_grad():
-        head.weight[1, 3] = 2.0 / RATE  # what multiplies the features is 2
+        head.weight[1, 3] = 2.0 / head.options.rate  # what multiplies the features is 2
     assert head.penalty().item() == pytest.approx(0.5 * 0.5 * 4.0)
+
+
+def test_a_rate_moves_the_margins_and_not_where_they_begin():
+    moved = []
+    for rate in (1.0, 4.0):
+        head = LinearHead(4, LinearOptions(num_features=64, rate=rate))
+        given = padded(["cooper"], 6)
+        before = head(*given)
+        torch.testing.assert_close(before, torch.full((1, 4), -LOGIT_PER_MARGIN))
+        optimizer = torch.optim.Adam(head.parameters(), lr=1e-3)  # a step of each weight is lr
+        head(*given).sum().backward()
+        optimizer.step()
+        moved.append(head(*given) - before)
+    torch.testing.assert_close(moved[1], 4 * moved[0], rtol=1e-4, atol=1e-6)
 
 
 def test_the_flat_loss_trains_the_linear_head_and_not_the_encoder():

@@ -1,6 +1,7 @@
 """LitOccupationCoder in a plain script: fit, reload, code."""
 
 import functools
+import math
 
 import pytest
 import torch
@@ -91,6 +92,33 @@ def test_one_batch_overfits_and_a_reloaded_coder_says_the_same(table, tmp_path):
         coded = again.code(["carpenter"], method=method)[0]
         assert coded.codes == ["95410"]
         assert 0 < coded.set_confidence <= 1
+
+
+def test_a_given_temperature_stays_where_nothing_is_validated(table, tmp_path):
+    coder, trainer = small_coder(temperature={"flat": 2.5}), trainer_of(tmp_path, epochs=1)
+    trainer.limit_val_batches = 0
+    trainer.fit(coder, data_of(table))
+    path = tmp_path / "coder.ckpt"
+    trainer.save_checkpoint(path)
+    again = LitOccupationCoder.load_from_checkpoint(path, temperature={"flat": 9.0})
+    assert again.temperature == {"seq2seq": 1.0, "flat": 2.5}  # what the weights came with
+    flat = functools.partial(again.code, ["carpenter"], language="en", method="flat")
+    soft = flat()[0].set_confidence
+    again.temperature["flat"] = 1.0
+    assert flat()[0].set_confidence != pytest.approx(soft, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"flatt": 1.0}, "temperature has 'flatt'; its names are seq2seq and flat"),
+        ({"flat": 0.0}, r"temperature\.flat must be a number above 0, got 0\.0"),
+        ({"seq2seq": math.nan}, r"temperature\.seq2seq must be a number above 0, got nan"),
+    ],
+)
+def test_a_temperature_that_cannot_be_is_refused(given, words):
+    with pytest.raises(ValueError, match=words):
+        small_coder(temperature=given)
 
 
 def test_a_linear_flat_head_overfits_and_comes_back_from_a_safe_checkpoint(table, tmp_path):

@@ -50,6 +50,7 @@ def test_intervals_hold_whole_steps_and_what_they_learned_from(plain):
     ("place", "times"),
     [
         ("data", 2),
+        ("other", 2),  # a hook before the step
         ("forward", 2),
         ("backward", 2),
         ("optimizer", 2),

@@ -66,6 +66,10 @@ class SleepyToy(LitToy):
 
     place = ""
 
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if self.place == "other":
+            time.sleep(NAP_S)
+
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         if self.place == "forward":
             time.sleep(NAP_S)

@@ -67,8 +67,18 @@ class _Counted(_Part):
         super().__exit__(*error)
 
 
+class _Move(_Part):
+    """A batch goes to its device: that is the last of its data. What hooks do then is other."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self.clock.switch(OTHER)
+
+
 class _Batch(_Part):
-    """A whole batch: data is before it, logging after it, until the next one is asked for."""
+    """A whole batch: logging is after it, until the next one is asked for."""
 
     def __enter__(self) -> None:
         self.clock.switch(OTHER)
@@ -131,7 +141,7 @@ class PhaseProfiler(Profiler):
         return self._both(action_name, self._parts[action_name])
 
     def start(self, action_name: str) -> None:
-        """A batch is asked for: what follows is data, until it has begun."""
+        """A batch is asked for: what follows is data, until it lies on its device."""
         if action_name.endswith(FETCH):
             if self.cut_due:
                 self.cut_due, self.taken = False, self.clock.cut()
@@ -144,6 +154,8 @@ class PhaseProfiler(Profiler):
     def _part(self, name: str) -> AbstractContextManager[Any]:
         if name == "run_training_batch":
             return _Batch(self.clock, OTHER)
+        if name.startswith("[Strategy]") and name.endswith(".batch_to_device"):
+            return _Move(self.clock, OTHER)
         for (beginning, end), phase in _PHASE_OF.items():
             if name.startswith(beginning) and name.endswith(end):
                 if phase in self.counts:
