@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import gc
 import os
 import sys
@@ -36,6 +37,14 @@ def help_text() -> str:
         "`unisono COMMAND --help` lists the options, --print_config the values.\n\n"
         "commands:\n" + "\n".join(lines) + "\n\nshipped configs:\n" + configs
     )
+
+
+def tell_where_it_crashes() -> None:
+    """Lets a crash in native code, which ends the process without a word of Python's, print the
+    stack of every thread: in this process, and in those that it starts."""
+    os.environ.setdefault("PYTHONFAULTHANDLER", "1")
+    if not faulthandler.is_enabled():
+        faulthandler.enable()
 
 
 @contextmanager
@@ -84,6 +93,7 @@ def run(argv: list[str]) -> int | None:
 
 def main() -> int:
     """Runs the command line of this process and returns its exit status."""
+    tell_where_it_crashes()
     atexit.register(gc.freeze)  # or Python looks through a million objects that end anyway: 1 s
     return run_guarded(lambda: run(sys.argv[1:]))
 

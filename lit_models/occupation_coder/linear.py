@@ -124,8 +124,8 @@ def refuse_other_features(options: LinearOptions | None, trained: Mapping[str, A
     for name in (name for name in FEATURE_FIELDS if _plain(meant[name]) != _plain(known[name])):
         raise ValueError(
             f"the checkpoint was trained with loss.linear.{name} {known[name]}, but it is "
-            f"{meant[name]} here: the weights stand for something else. Give the config that it was "
-            "trained with, or take the checkpoint by init_from_part: encoder."
+            f"{meant[name]} here: the weights stand for something else. Give the config that it "
+            "was trained with, or take the checkpoint by init_from_part: encoder."
         )
 
 

@@ -84,7 +84,9 @@ def plain_peak_gib(vocab_size: int, rows: int) -> float:
     return meter.peak_bytes() / GIB
 
 
-@pytest.mark.parametrize(("vocab_size", "rows"), [(50_257, 4), (50_257, 8), (128_000, 4)])
+@pytest.mark.parametrize(
+    ("vocab_size", "rows"), [(50_257, 4), (50_257, 8), (128_000, 4), (128_000, 6)]
+)
 def test_peak_of_a_step_beside_full_logits(
     tmp_path: Path, vocab_size: int, rows: int, figures: Figures
 ) -> None:

@@ -1,6 +1,7 @@
 """Commands are found by their file and become command lines by their types."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from lit_models.__main__ import tell_where_it_crashes
 from lit_models.commands import command_files, run_command, summaries
 from lit_models.commands._arguments import by_place, check_words, with_underscores
 from lit_models.config_files import join_groups
@@ -140,3 +142,31 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
 )
 def test_options_of_a_group_are_joined_in_their_order(given: str, joined: list[str]) -> None:
     assert join_groups(given.split()) == joined
+
+
+def test_a_crash_in_native_code_says_where() -> None:
+    crash = (
+        "from lit_models import __main__ as m; import os; m.run = lambda _: os.abort(); m.main()"
+    )
+    environ = {k: v for k, v in os.environ.items() if k != "PYTHONFAULTHANDLER"}
+    done = subprocess.run(
+        [sys.executable, "-c", crash],
+        capture_output=True,
+        text=True,
+        env=environ,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGABRT
+    assert "Fatal Python error: Aborted" in done.stderr
+    assert "in main" in done.stderr
+
+
+def test_processes_of_a_run_inherit_what_prints_their_crashes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONFAULTHANDLER", "1")  # so that it is put back, whatever it was
+    monkeypatch.delenv("PYTHONFAULTHANDLER")
+    tell_where_it_crashes()
+    asked = "import faulthandler; print(faulthandler.is_enabled())"
+    assert subprocess.check_output([sys.executable, "-c", asked], text=True).strip() == "True"

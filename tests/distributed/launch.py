@@ -34,7 +34,7 @@ def started(*arguments: str, **environ: str) -> tuple[subprocess.Popen, str]:
         cwd=ROOT,
         env={
             **{**inherited, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
-            **{**environ, MARK: mark},
+            **{"PYTHONFAULTHANDLER": "1", **environ, MARK: mark},
         },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
