@@ -1,7 +1,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from lit_models.layers.linear import (
@@ -12,6 +12,7 @@ from lit_models.layers.linear import (
     input_gradient,
     linear,
     suits_onednn,
+    take_over_linear_layers,
     weight_gradient,
 )
 from lit_models.training.throughput.flops import FlopCount
@@ -186,3 +187,18 @@ def test_layers_keep_their_weight_and_share_their_input(is_frozen: bool) -> None
     expected = {layer.weight.untyped_storage().data_ptr() for layer in layers}
     assert kept == expected | (set() if is_frozen else {x.untyped_storage().data_ptr()})
     assert len(outputs) == 3
+
+
+def test_layers_of_other_code_are_taken_over_and_keep_what_they_are() -> None:
+    class Own(nn.Linear):
+        pass
+
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), Own(256, 256))
+    first, x = module[0], torch.randn(128, 256)
+    expected, state = module(x), {k: v.clone() for k, v in module.state_dict().items()}
+    take_over_linear_layers(module)
+    assert [type(layer) for layer in module] == [Linear, nn.ReLU, Own]
+    assert module[0] is first
+    assert list(module.state_dict()) == list(state)
+    torch.testing.assert_close(module(x), expected, rtol=1e-4, atol=1e-5)
