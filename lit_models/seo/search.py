@@ -9,8 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lit_models.layers.linear import linear
+
 DOCUMENTS_AT_ONCE = 8_192
 QUERIES_AT_ONCE = 256
+MOST_NEAR = 4  # times k: where more documents of a chunk come near, all are computed exactly
 Vectors: TypeAlias = Tensor | np.ndarray
 
 
@@ -37,7 +40,9 @@ def search(
     """Return the k best documents of each query by inner product.
 
     Products are taken in float64 and rounded to float32: neither the size of the chunks nor the
-    order of a sum then decides between documents, and equal documents have equal scores.
+    order of a sum then decides between documents, and equal documents have equal scores. On a CPU
+    those of later chunks are taken in float32 first: by the bound of its error, most of them
+    cannot be among the best (N. Higham, Accuracy and Stability of Numerical Algorithms, 3.1).
 
     Args:
         queries: [Q, W].
@@ -57,11 +62,13 @@ def search(
         torch.full((num_queries, kept), -torch.inf),
     )
     for start in range(0, documents.shape[0], documents_at_once):
-        part = _on(documents[start : start + documents_at_once], device).T
+        part = _on(documents[start : start + documents_at_once], device)
         for first in range(0, num_queries, queries_at_once):
             rows = slice(first, first + queries_at_once)
-            scores = (_on(queries[rows], device) @ part).float()
-            top = _best(scores, min(kept, scores.shape[1]))
+            some = _on(queries[rows], device)
+            top = _better(some, part, best.scores[rows, -1:], MOST_NEAR * kept)
+            if top is None:
+                top = _best((some @ part.T).float(), min(kept, part.shape[0]))
             found = Found(top.documents.cpu() + start, top.scores.cpu())
             merged = _merged(Found(best.documents[rows], best.scores[rows]), found, kept)
             best.documents[rows], best.scores[rows] = merged
@@ -99,6 +106,46 @@ def _best(scores: Tensor, k: int) -> Found:
         whole = scores[is_open].sort(dim=1, descending=True, stable=True)
         values[is_open], columns[is_open] = whole.values[:, :k], whole.indices[:, :k]
     return Found(columns, values)
+
+
+def _better(queries: Tensor, part: Tensor, worst: Tensor, most: int) -> Found | None:
+    """Return the documents of a chunk whose scores may be above the worst one kept, in their order
+    [Q, at most `most`]; -1 and -inf where there are fewer. None: there are too many, or float32
+    does not tell.
+
+    Args:
+        queries: [Q, W] float64.
+        part: [N, W] float64.
+        worst: the lowest score that each query has kept [Q, 1] float32, -inf for none.
+        most: documents of one query.
+    """
+    is_exact = torch.get_float32_matmul_precision() == "highest"
+    if part.device.type != "cpu" or not is_exact or not torch.isfinite(worst).all():
+        return None
+    lengths, longest = queries.norm(dim=1, keepdim=True), part.norm(dim=1).max()
+    if not (_is_tame(lengths) and _is_tame(longest)):
+        return None
+    products = linear(queries.float(), part.float())
+    # W products and as many sums, both factors rounded, and the score rounded in the end; twice.
+    margin = 2 * (part.shape[1] + 4) * torch.finfo(torch.float32).eps * lengths * longest
+    is_near = products > (worst - margin).float()
+    counts = is_near.sum(1)
+    if counts.max() > most:
+        return None
+    row, document = is_near.nonzero(as_tuple=True)
+    column = torch.arange(len(row)) - (counts.cumsum(0) - counts)[row]
+    found = Found(
+        torch.full((len(queries), int(counts.max())), -1, dtype=torch.int64),
+        torch.full((len(queries), int(counts.max())), -torch.inf),
+    )
+    found.documents[row, column] = document
+    found.scores[row, column] = (queries[row] * part[document]).sum(1).float()
+    return found
+
+
+def _is_tame(lengths: Tensor) -> bool:
+    """Whether products of such vectors neither overflow nor vanish in float32; not of NaN."""
+    return bool(((lengths == 0) | ((lengths > 1e-12) & (lengths < 1e12))).all())
 
 
 def _merged(best: Found, found: Found, k: int) -> Found:

@@ -1,11 +1,14 @@
 """Exact search against a plain sort: ties, chunks, memory maps."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from lit_models.seo import search as search_file
 from lit_models.seo.search import search
 
 
@@ -16,6 +19,17 @@ def plainly(queries: np.ndarray, documents: np.ndarray, k: int) -> list[list[int
         scores = [float(np.float32(query @ document)) for document in documents.astype(np.float64)]
         found.append(sorted(range(len(documents)), key=lambda n: (-scores[n], n))[:k])
     return found
+
+
+def noting(ways: list[bool], better: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the same function, which notes whether float32 left documents out."""
+
+    def noted(*arguments: Any) -> Any:
+        found = better(*arguments)
+        ways.append(found is not None)
+        return found
+
+    return noted
 
 
 @pytest.mark.parametrize("documents_at_once", [1, 3, 7, 1000])
@@ -38,6 +52,38 @@ def test_chunks_change_no_bit_of_real_vectors() -> None:
     parts = search(queries, documents, 20, documents_at_once=17, queries_at_once=2)
     assert torch.equal(whole.documents, parts.documents)
     assert torch.equal(whole.scores, parts.scores)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-15, 1e15])
+def test_documents_that_float32_leaves_out_are_not_among_the_best(
+    scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Near ties, of which float32 sees nothing, on either side of the last place."""
+    ways = []
+    monkeypatch.setattr(search_file, "_better", noting(ways, search_file._better))
+    rng = np.random.default_rng(0)
+    queries = rng.normal(size=(20, 96))
+    documents = np.repeat(rng.normal(size=(300, 96)), 4, axis=0)
+    documents += rng.normal(size=documents.shape) * 1e-8
+    queries, documents = scale * queries, scale * rng.permutation(documents)
+    found = search(queries, documents, 30, documents_at_once=200)
+    assert ways == [False, *[scale == 1.0] * 5]
+    assert found.documents.tolist() == plainly(queries, documents, 30)
+
+
+def test_documents_that_only_rise_are_all_looked_at() -> None:
+    documents = np.linspace(0.5, 1.0, 600)[:, None] * np.ones((1, 8))
+    found = search(np.ones((2, 8)), documents, 5, documents_at_once=100)
+    assert found.documents.tolist() == [[599, 598, 597, 596, 595]] * 2
+
+
+def test_what_is_no_number_is_found_whatever_the_chunks() -> None:
+    documents = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+    documents[41] = np.nan
+    whole = search(documents[:2], documents, 3)
+    parts = search(documents[:2], documents, 3, documents_at_once=10)
+    assert whole.documents.tolist() == parts.documents.tolist()
+    assert whole.documents[:, 0].tolist() == [41, 41]
 
 
 def test_a_mapped_matrix_of_half_precision_is_searched_where_it_lies(tmp_path: Path) -> None:
