@@ -13,6 +13,7 @@ from lit_models.layers.linear import linear
 
 DOCUMENTS_AT_ONCE = 8_192
 QUERIES_AT_ONCE = 256
+PAIRS_AT_ONCE = 8_192  # of a query and a document
 MOST_NEAR = 4  # times k: where more documents of a chunk come near, all are computed exactly
 Vectors: TypeAlias = Tensor | np.ndarray
 
@@ -139,7 +140,9 @@ def _better(queries: Tensor, part: Tensor, worst: Tensor, most: int) -> Found | 
         torch.full((len(queries), int(counts.max())), -torch.inf),
     )
     found.documents[row, column] = document
-    found.scores[row, column] = (queries[row] * part[document]).sum(1).float()
+    pairs = zip(row.split(PAIRS_AT_ONCE), document.split(PAIRS_AT_ONCE), strict=True)
+    scores = [(queries[some] * part[others]).sum(1).float() for some, others in pairs]
+    found.scores[row, column] = torch.cat(scores)
     return found
 
 

@@ -77,6 +77,22 @@ def test_documents_that_only_rise_are_all_looked_at() -> None:
     assert found.documents.tolist() == [[599, 598, 597, 596, 595]] * 2
 
 
+def test_documents_that_only_fall_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    ways: list[bool] = []
+    monkeypatch.setattr(search_file, "_better", noting(ways, search_file._better))
+    documents = np.linspace(1.0, 0.5, 600)[:, None] * np.ones((1, 8))
+    found = search(np.ones((2, 8)), documents, 5, documents_at_once=100)
+    assert found.documents.tolist() == [[0, 1, 2, 3, 4]] * 2
+    assert ways == [False, True, True, True, True, True]
+
+
+def test_pairs_are_scored_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search_file, "PAIRS_AT_ONCE", 7)
+    queries, documents = torch.randn(9, 33), torch.randn(300, 33)
+    parts = search(queries, documents, 20, documents_at_once=60)
+    assert torch.equal(parts.documents, search(queries, documents, 20).documents)
+
+
 def test_what_is_no_number_is_found_whatever_the_chunks() -> None:
     documents = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
     documents[41] = np.nan
