@@ -143,9 +143,11 @@ class OccupationDataModule(PlannedDataModule):
             self.seed,
         )
         if not len(dataset.row_ids):
+            without = ", or validate nothing: trainer.limit_val_batches=0"
             raise ValueError(
                 f"no row is for {stage}; name data.{stage}_files, or raise "
-                f"data.split.{stage}_share above {getattr(self.split, stage + '_share', 0)}."
+                f"data.split.{stage}_share above {getattr(self.split, stage + '_share', 0)}"
+                f"{without if stage == 'validation' else ''}."
             )
         return dataset
 
