@@ -174,16 +174,22 @@ class LitOccupationCoder(ExactModule):
                 "the checkpoint holds no occupation recipe: it is of another family; give one of "
                 "LitOccupationCoder."
             )
-        trained = checkpoint.get("hyper_parameters", {}).get("loss")
-        if isinstance(trained, dict):  # else given anew in Python, and none is known
-            refuse_other_features(self.loss.linear, trained.get("linear"))
+        self._refuse_other_features(checkpoint)
         self._take_recipe(checkpoint[RECIPE_KEY])
         if self.network is None:
             self._build()
 
     def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the weights with the rows of the language embedding that the new data needs."""
+        """Return the weights with the rows of the language embedding that the new data needs.
+
+        Raises:
+            ValueError: a linear head would be taken that was trained on other features.
+        """
         weights, name = checkpoint["state_dict"], "network.encoder.languages.weight"
+        head = weights.get("network.flat.weight")
+        takes_head = self.init_from_part is None and self.loss.linear is not None
+        if takes_head and head is not None and head.shape == self.network.flat.weight.shape:
+            self._refuse_other_features(checkpoint)
         trained = checkpoint.get(RECIPE_KEY, {}).get("languages")
         if trained is None or name not in weights:
             return weights
@@ -200,6 +206,11 @@ class LitOccupationCoder(ExactModule):
             options: fields of DecodingOptions that shall differ, such as method="beam".
         """
         return TextCoder(self, self.recipe, options).code(texts, language)
+
+    def _refuse_other_features(self, checkpoint: dict[str, Any]) -> None:
+        trained = checkpoint.get("hyper_parameters", {}).get("loss")
+        if isinstance(trained, dict):  # else given anew in Python, and none is known
+            refuse_other_features(self.loss.linear, trained.get("linear"))
 
     def _take_recipe(self, recipe: dict[str, Any]) -> None:
         self.recipe = recipe
