@@ -5,7 +5,7 @@ from functools import partial, partialmethod
 
 import pytest
 import torch
-from lightning.pytorch import seed_everything
+from lightning.pytorch import Callback, seed_everything
 from lightning.pytorch.utilities.compile import from_compiled
 from torch import nn
 
@@ -23,7 +23,7 @@ TEXT = "the cat sat on the mat and the dog sat on the log, so they sat and sat. 
 LAYERS, WIDTH, LENGTH, ROWS = 1, 16, 16, 8
 
 
-def fit(folder, own, compile=False):
+def fit(folder, own, compile=False, **options):
     folder.mkdir()
     text = folder.parent / "text.txt"
     text.write_text(TEXT, encoding="utf-8")
@@ -35,6 +35,7 @@ def fit(folder, own, compile=False):
         computation=ComputationOptions(compile=compile),
     )
     sizes = {"context_length": LENGTH, "global_batch_size": ROWS, "micro_batch_size": 4}
+    sizes.update(options)
     data = TextDataModule(str(text), layout="blocks", split=TextSplit(by="tail"), **sizes)
     callbacks = [c for c in default_callbacks() if not isinstance(c, Throughput)]
     callbacks = [callbacks[0], *own, *callbacks[1:]]
@@ -83,6 +84,31 @@ def test_a_compiled_network_stays_compiled_and_is_not_counted(tmp_path, compiled
     assert len(compiled_calls) == 2 * num_plain
     lines = (tmp_path / "measured" / "throughput.jsonl").read_text().splitlines()
     assert {(ln["mfu"], ln["matmul_share"]) for ln in map(json.loads, lines)} == {(None, None)}
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo's
+def test_what_a_rehearsal_compiled_for_many_sizes_does_not_serve_the_run(tmp_path, monkeypatch):
+    compiled = []  # whether its sizes are open, of each graph
+
+    def noting(graph, inputs):
+        values = [n.meta["example_value"] for n in graph.graph.nodes if n.op == "placeholder"]
+        sizes = [size for value in values for size in getattr(value, "shape", [value])]
+        compiled.append(any(isinstance(size, torch.SymInt) for size in sizes))
+        return graph
+
+    class Rehearsed(Callback):
+        def on_sanity_check_start(self, trainer, pl_module):
+            compiled.append("rehearsed")
+
+    compile_blocks = partialmethod(Decoder.compile_blocks, backend=noting)
+    monkeypatch.setattr(Decoder, "compile_blocks", compile_blocks)
+    torch._dynamo.reset()
+    sizes = {"micro_batch_size": "auto", "memory_budget_gib": 64.0}
+    fit(tmp_path / "run", [Rehearsed()], compile=True, **sizes)
+    torch._dynamo.reset()
+    begun = compiled.index("rehearsed")
+    assert True in compiled[:begun]
+    assert compiled[begun + 1] is False
 
 
 def test_every_way_to_compile_is_seen():

@@ -14,6 +14,7 @@ from datamodules.heaviest import heaviest_batches
 from datamodules.planned import PlannedDataModule
 from lit_models.training.callbacks.ledger import is_distributed
 from lit_models.training.meters import GIB, DeviceMeter, HostMeter, Meter
+from lit_models.training.throughput.flops import is_compiled
 from lit_models.training.trial import try_batch, without_trace
 
 # An expectation is no measurement: the next size is tried unless it clearly exceeds what is there.
@@ -67,6 +68,9 @@ class Rehearsal(Callback):
             trial.peak_bytes(sizes[0])  # makes gradients and moments, which later steps begin with
             found = largest_that_fits(sizes, trial.load)
         meter.start()  # gives back what the trials took
+        if is_compiled(module):
+            # Code that has met several sizes leaves the size open, and is slower for it.
+            torch.compiler.reset()
         if found is None:
             raise RuntimeError(_too_large(data, meter, sizes[0], trial.loads[sizes[0]]))
         capacity_gib = meter.capacity_bytes / GIB
