@@ -11,8 +11,17 @@ from rich.console import Console
 from lit_models.causal_lm.decoder_config import DecoderConfig
 from tests.benchmarks import gpu
 from tests.benchmarks.figures import Aim, Figures
-from tests.benchmarks.gpu import ACCELERATE, CEILINGS, ROWS, SHAKESPEARE, Suite, rows
-from tests.benchmarks.gpu_figures import Limits, add_row
+from tests.benchmarks.gpu import (
+    ACCELERATE,
+    CEILINGS,
+    CODER,
+    RETRIEVER,
+    ROWS,
+    SHAKESPEARE,
+    Suite,
+    rows,
+)
+from tests.benchmarks.gpu_figures import Limits, add_row, beside
 from tests.benchmarks.gpu_rows import ROUNDS, Rounds, language_model
 from tests.benchmarks.gpu_sizes import SIZES, flops_per_token
 
@@ -49,7 +58,7 @@ class Told:
         if limit_s < self.seconds:
             raise gpu.OutOfTime(f"not done within {limit_s:.0f} s")
         if name in self.broken:
-            raise RuntimeError(self.broken[name])
+            raise ValueError(self.broken[name])
         return {"product": 1e12, "copy": 1e12} if name == CEILINGS else FOUND
 
     def suite(self, path: Path) -> Suite:
@@ -62,10 +71,10 @@ def whats(figures: Figures) -> set[str]:
 
 
 def test_a_row_that_fails_is_named_and_loses_no_other(tmp_path: Path) -> None:
-    told = Told(1.0, **{"1b, compiled": "ValueError: no", CEILINGS: "RuntimeError: busy"})
+    told = Told(1.0, **{"1b, compiled": "no", CEILINGS: "busy"})
     suite = told.suite(tmp_path / "x.json")
     assert suite.run() is False
-    assert suite.failed == [f"{CEILINGS}: RuntimeError: busy", "1b, compiled: ValueError: no"]
+    assert suite.failed == [f"{CEILINGS}: ValueError: busy", "1b, compiled: ValueError: no"]
     assert {"gpt2-124m, compiled", "7b, LoRA, compiled", "1b, eager"} <= whats(suite.figures)
     assert "1b, compiled" not in whats(suite.figures)  # its peers have nothing to stand beside
     assert all(row.aim is None for row in suite.figures.rows)  # of a toy
@@ -79,9 +88,78 @@ def test_rows_for_which_no_time_is_left_are_named_and_not_begun(tmp_path: Path) 
     assert told.now == gpu.BUDGET_S
     assert suite.left_out[:2] == [
         f"{ROWS[2]}: left out, not done within 70 s, which were left of {gpu.BUDGET_S} s",
-        f"{ROWS[3]}: left out, 0 of {gpu.BUDGET_S} s are left",
+        f"{ROWS[3]}: left out, 0 of {gpu.BUDGET_S} s are left; --go-on measures the rest",
     ]
     assert {line.partition(": left out")[0] for line in suite.left_out} == set(ROWS[2:])
+
+
+def test_what_a_failed_row_printed_is_kept_and_its_error_is_named(tmp_path: Path) -> None:
+    printed = "Traceback\nRuntimeError: the cause\n\nrank 0, step 1. `unisono replay X`\n"
+
+    def measure(name: str, is_small: bool, limit_s: float) -> dict[str, Any]:
+        if name == CODER:
+            raise gpu.RowFailed(printed)
+        if name == RETRIEVER:
+            return {"nothing": "of use"}
+        return {"product": 1e12, "copy": 1e12} if name == CEILINGS else {**FOUND, **PUBLISHED}
+
+    suite = Suite(True, measure, lambda: 0.0, Console(quiet=True), tmp_path / "x.json")
+    assert suite.run() is False
+    log = tmp_path / "gpu" / "occupation-coder-of-canine-s-size.log"
+    assert suite.failed == [
+        f"{CODER}: RuntimeError: the cause; all that it printed is in {log}",
+        f"{RETRIEVER}: KeyError: 'memory_gib'",
+    ]
+    assert log.read_text() == printed
+    assert "1b, eager" in whats(suite.figures)
+
+
+def test_another_call_goes_on_where_the_first_ended(tmp_path: Path) -> None:
+    path, asked = tmp_path / "x.json", []
+
+    def call(until: int) -> Suite:
+        told = Told(gpu.BUDGET_S / until)
+        measure = lambda *a: told(*a) | PUBLISHED  # noqa: E731
+        suite = Suite(False, measure, lambda: told.now, Console(quiet=True), path, goes_on=True)
+        assert suite.run() is True
+        asked.append(told.asked)
+        return suite
+
+    assert len(call(4).figures.rows) < len(call(100).figures.rows)
+    assert asked == [[CEILINGS, *ROWS[:3]], [name for name in ROWS[3:] if is_possible(name)]]
+    last = call(100)
+    assert asked[-1] == []
+    assert {row["what"] for row in json.loads(path.read_text())["figures"]} == whats(last.figures)
+    assert last.limits.ceiling == 1e12
+
+
+def is_possible(name: str) -> bool:
+    try:
+        gpu.check_possible(name, False)
+    except gpu.LeftOut:
+        return False
+    return True
+
+
+def test_rows_of_unequal_steps_say_so() -> None:
+    figures = Figures()
+    beside(figures, "1b, compiled", FOUND, "eager", FOUND)
+    beside(figures, "1b, compiled", FOUND, "eager", {**FOUND, "halvings": 2})
+    notes = [row.note for row in figures.rows]
+    assert notes == ["", "rows of a step halved 1 x, of eager 2 x"]
+
+
+def test_compiled_rows_want_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu.check_possible("1b, eager", False)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    gpu.check_possible("1b, eager", False)
+    with pytest.raises(gpu.LeftOut, match=r"needs a C compiler; install gcc, or name one in \$CC"):
+        gpu.check_possible("1b, compiled", False)
+
+
+def test_shakespeare_wants_its_text(tmp_path: Path) -> None:
+    with pytest.raises(gpu.LeftOut, match="there is no .*give Shakespeare's text as --text FILE"):
+        gpu.check_possible(SHAKESPEARE, False, tmp_path / "no.txt")
 
 
 def test_figures_are_in_the_file_after_each_row(tmp_path: Path) -> None:
@@ -100,7 +178,7 @@ def test_figures_are_in_the_file_after_each_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "halvings"), [("torch.OutOfMemoryError: 2 GiB", 1), ("no", None)]
+    ("words", "halvings"), [("torch.OutOfMemoryError: 2 GiB", 1), ("a.BadError: no", None)]
 )
 def test_what_does_not_fit_is_tried_with_half_the_rows(
     words: str, halvings: int | None, monkeypatch: pytest.MonkeyPatch
@@ -108,13 +186,13 @@ def test_what_does_not_fit_is_tried_with_half_the_rows(
     def run(*command: str, timeout_s: float) -> subprocess.CompletedProcess:
         options = dict(word.split("=", 1) for word in command if "=" in word)
         if options["--halvings"] == "0":
-            return subprocess.CompletedProcess(command, 1, f"Traceback\n{words}\n")
+            return subprocess.CompletedProcess(command, 1, f"Traceback\n{words}\na hint\n")
         Path(options["--to"]).write_text(json.dumps({"rates": [1.0]}))
         return subprocess.CompletedProcess(command, 0, "")
 
     monkeypatch.setattr(gpu, "run", run)
     if halvings is None:
-        with pytest.raises(RuntimeError, match="^no$"):
+        with pytest.raises(gpu.RowFailed, match="^a.BadError: no$"):
             gpu.measured("1b, eager", False, 60.0)
     else:
         assert gpu.measured("1b, eager", False, 60.0) == {"rates": [1.0], "halvings": halvings}

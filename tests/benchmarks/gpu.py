@@ -1,23 +1,28 @@
 """What one GPU reaches: its ceilings, then the training of every family at a real size.
 
 python -m tests.benchmarks.gpu            needs one GPU and the packages; ends within 9 minutes
+python -m tests.benchmarks.gpu --go-on    takes what earlier calls measured, and measures the rest
 python -m tests.benchmarks.gpu --small    the same rows at toy sizes, also on a CPU: do they run?
 
-Each row has a process of its own, is shown when it ends, and is then in runs/benchmarks.json. A row
-that does not fit in memory is tried again with half the rows; one that fails, or for which no time
-is left, is named, and loses no other.
+Each row has a process of its own, is shown when it ends, and is then in runs/benchmarks.json, and
+as it was measured in runs/gpu/. A row that does not fit in memory is tried again with half the
+rows; one that fails, or for which no time is left, is named, and loses no other.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +31,24 @@ from rich.console import Console
 
 from lit_models.training.throughput.peaks import peak_of
 from tests.benchmarks.figure_tables import show
-from tests.benchmarks.figures import FILE, Figures
+from tests.benchmarks.figures import FILE, Figures, machine
 from tests.benchmarks.gpu_figures import Limits, add_row, add_shakespeare, beside
+from tests.benchmarks.gpu_sizes import SHAKESPEARE as SHAKESPEARE_TEXT
 from tests.distributed.launch import run
 
 BUDGET_S, LEAST_S, MOST_S = 520, 25, 160  # of all rows, to begin one, of one
 SHAKESPEARE_S = 150  # to begin the row that trains until its loss is the published one
 MOST_HALVINGS = 2
 OUT_OF_MEMORY = "OutOfMemoryError"
+ERROR = re.compile(r"[\w.]+(Error|Exception)\b.*")  # the line of a traceback that says what failed
 CEILINGS, SHAKESPEARE = "ceilings", "shakespeare_gpu.yaml"
 NANOGPT, ACCELERATE = "nanoGPT's loop", "transformers + accelerate"
 CODER, RETRIEVER = "occupation coder of CANINE's size", "retriever of MiniLM's size"
-ROWS = (  # those with an aim first, for which there is always time
+ROWS = (  # those with an aim first; one call may not have the time for all
     *("gpt2-124m, compiled", "1b, compiled", "7b, LoRA, compiled"),
     *(f"gpt2-124m, {NANOGPT}", f"1b, {NANOGPT}", CODER, RETRIEVER),
-    *("gpt2-124m, eager", "1b, eager"),
-    *(f"gpt2-124m, {ACCELERATE}", f"1b, {ACCELERATE}", SHAKESPEARE),
+    *(f"gpt2-124m, {ACCELERATE}", f"1b, {ACCELERATE}"),
+    *("gpt2-124m, eager", "1b, eager", SHAKESPEARE),
 )
 Measure = Callable[[str, bool, float], dict[str, Any]]
 
@@ -54,15 +61,29 @@ class OutOfTime(RuntimeError):
     """A row that did not end within its limit."""
 
 
-def rows(is_small: bool, halvings: int) -> dict[str, Callable[[Path], Any]]:
+class RowFailed(RuntimeError):
+    """A row that failed; its words are the error of the last traceback, or else the last line.
+
+    Args:
+        printed: all that it printed, kept as an attribute.
+    """
+
+    def __init__(self, printed: str) -> None:
+        lines = [line.strip() for line in printed.strip().splitlines()] or ["no word"]
+        super().__init__(([line for line in lines if ERROR.match(line)] or lines)[-1])
+        self.printed = printed
+
+
+def rows(
+    is_small: bool, halvings: int, text: Path = SHAKESPEARE_TEXT
+) -> dict[str, Callable[[Path], Any]]:
     """Return name -> the function that measures it in a folder.
 
     Args:
         is_small: at toy sizes.
         halvings: of the rows of a step.
+        text: of the Shakespeare run.
     """
-    from functools import partial
-
     from tests.benchmarks import gpu_peers, gpu_rows, gpu_sizes
 
     sizes = {name: size.halved(halvings) for name, size in gpu_sizes.SIZES.items()}
@@ -79,41 +100,54 @@ def rows(is_small: bool, halvings: int) -> dict[str, Callable[[Path], Any]]:
     found[CODER] = partial(of_config, "occupation_coder/demo.yaml", coder, number)
     found[RETRIEVER] = partial(of_config, "seo/retriever_demo.yaml", retriever, number)
     found[CEILINGS] = partial(gpu_rows.ceilings, is_small)
-    found[SHAKESPEARE] = gpu_rows.to_its_loss
+    found[SHAKESPEARE] = partial(gpu_rows.to_its_loss, text)
     return found
 
 
-def check_possible(name: str, is_small: bool) -> None:
+def check_possible(name: str, is_small: bool, text: Path = SHAKESPEARE_TEXT) -> None:
     """Refuse a row that needs what is not there.
+
+    Args:
+        name: of the row.
+        is_small: at toy sizes.
+        text: of the Shakespeare run.
 
     Raises:
         LeftOut: it does.
     """
     from importlib.util import find_spec
 
-    from tests.benchmarks.gpu_sizes import SHAKESPEARE as TEXT
-
+    compilers = (os.environ.get("CC", "cc"), "gcc", "clang")
+    if _is_compiled(name) and not any(shutil.which(compiler) for compiler in compilers):
+        raise LeftOut("torch.compile needs a C compiler; install gcc, or name one in $CC")
     if name.endswith(ACCELERATE) and find_spec("accelerate") is None:
         raise LeftOut("accelerate is not installed; pip install -e '.[bench]'")
     if name == SHAKESPEARE and is_small:
         raise LeftOut("it has no toy size")
-    if name == SHAKESPEARE and not TEXT.exists():
-        raise LeftOut("there is no ../shared/data/shakespeare/input.txt")
+    if name == SHAKESPEARE and not text.exists():
+        raise LeftOut(f"there is no {text}; give Shakespeare's text as --text FILE")
 
 
-def measured(name: str, is_small: bool, limit_s: float) -> dict[str, Any]:
+def _is_compiled(name: str) -> bool:
+    return name == SHAKESPEARE or name.endswith(("compiled", NANOGPT))
+
+
+def measured(
+    name: str, is_small: bool, limit_s: float, text: Path = SHAKESPEARE_TEXT
+) -> dict[str, Any]:
     """Return what a row found, in a process of its own.
 
     Raises:
         OutOfTime: it did not end within the limit.
-        RuntimeError: it failed; the message is the last line that it printed.
+        RowFailed: it failed.
     """
     end = time.monotonic() + limit_s
     for halvings in range(MOST_HALVINGS + 1):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "found.json"
             command = ["-m", "tests.benchmarks.gpu", f"--row={name}", f"--to={path}"]
-            command += [f"--halvings={halvings}", *(["--small"] if is_small else [])]
+            command += [f"--halvings={halvings}", f"--text={text}"]
+            command += ["--small"] if is_small else []
             try:
                 done = run(*command, timeout_s=max(1.0, end - time.monotonic()))
             except subprocess.TimeoutExpired:
@@ -121,7 +155,7 @@ def measured(name: str, is_small: bool, limit_s: float) -> dict[str, Any]:
             if done.returncode == 0:
                 return {**json.loads(path.read_text("utf-8")), "halvings": halvings}
             if OUT_OF_MEMORY not in done.stdout or halvings == MOST_HALVINGS:
-                raise RuntimeError((done.stdout.strip().splitlines() or ["no word"])[-1])
+                raise RowFailed(done.stdout)
     raise AssertionError
 
 
@@ -133,7 +167,10 @@ class Suite:
         measure: of a row, see `measured`.
         clock: seconds.
         console: to print to.
-        path: that keeps the figures.
+        path: that keeps the figures; what rows found, and what failed ones printed, is in gpu/
+            beside it.
+        goes_on: take what earlier calls found on this device.
+        text: of the Shakespeare run.
     """
 
     def __init__(
@@ -143,8 +180,12 @@ class Suite:
         clock: Callable[[], float] = time.monotonic,
         console: Console | None = None,
         path: Path = FILE,
+        goes_on: bool = False,
+        text: Path = SHAKESPEARE_TEXT,
     ) -> None:
         self.is_small, self.measure, self.clock, self.path = is_small, measure, clock, path
+        self.text, self.device = text, machine()["device"]
+        self.earlier = self._read() if goes_on else {}
         self.console = console or Console(highlight=False)
         self.figures, self.limits = Figures(), Limits()
         self.found: dict[str, dict[str, Any]] = {}
@@ -160,8 +201,13 @@ class Suite:
                 self._take(name)
             except LeftOut as why:
                 self._say(self.left_out, f"{name}: left out, {why}")
-            except RuntimeError as error:
+            except RowFailed as error:
+                log = self._keep(name, "log", error.printed)
+                self._say(self.failed, f"{name}: {error}; all that it printed is in {log}")
+            except OutOfTime as error:
                 self._say(self.failed, f"{name}: {error}")
+            except Exception as error:  # also of what it found: the other rows are worth their time
+                self._say(self.failed, f"{name}: {type(error).__name__}: {error}")
             if len(self.figures.rows) == shown:
                 continue
             self.console.print(f"{name}: {self.clock() - begun:.0f} s")
@@ -169,6 +215,11 @@ class Suite:
                 rows = (replace(row, aim=None) for row in self.figures.rows[shown:])
                 self.figures.rows[shown:] = rows
             show(self.figures.rows[shown:], self.console)
+            for row in self.figures.rows[shown:]:
+                memory = f"{row.memory_gib[0]:.1f} GiB; " if row.memory_gib else ""
+                if row.note:
+                    line = f"  {row.what}, {row.unit}: {memory}{row.note}"
+                    self.console.print(line, markup=False, soft_wrap=True)
             if not self.is_small:
                 self.figures.write(self.path)
         show(self.figures.rows, self.console)
@@ -177,23 +228,17 @@ class Suite:
         return not self.failed
 
     def _take(self, name: str) -> None:
-        """Measure one row and add its figures.
+        """Measure one row, where no earlier call did, and add its figures.
 
         Raises:
             LeftOut: it cannot be had, or no time is left for it.
             RuntimeError: it failed.
         """
-        check_possible(name, self.is_small)
-        left, is_long = self._end - self.clock(), name == SHAKESPEARE
-        if left < (SHAKESPEARE_S if is_long else LEAST_S):
-            raise LeftOut(f"{max(0, left):.0f} of {BUDGET_S} s are left")
-        limit_s = left if is_long else min(left, MOST_S)
-        try:
-            found = self.measure(name, self.is_small, limit_s)
-        except OutOfTime as error:
-            if limit_s == MOST_S:
-                raise
-            raise LeftOut(f"{error}, which were left of {BUDGET_S} s") from error
+        found = self.earlier.get(name)
+        if found is None:
+            found = self._measured(name)
+            if not self.is_small:
+                self._keep(name, "json", json.dumps({"device": self.device, "found": found}))
         self.found[name] = found
         if name == CEILINGS:
             self.limits = Limits(found["product"], self._peak())
@@ -202,11 +247,24 @@ class Suite:
                 ("copy within memory, read and written", "GB/s", found["copy"] / 1e9),
             ):
                 self.figures.add("GPU", what, unit, [value])
-        elif is_long:
+        elif name == SHAKESPEARE:
             add_shakespeare(self.figures, found)
         else:
             add_row(self.figures, name, found, self.limits)
             self._compare(name)
+
+    def _measured(self, name: str) -> dict[str, Any]:
+        check_possible(name, self.is_small, self.text)
+        left, is_long = self._end - self.clock(), name == SHAKESPEARE
+        if left < (SHAKESPEARE_S if is_long else LEAST_S):
+            raise LeftOut(f"{max(0, left):.0f} of {BUDGET_S} s are left; --go-on measures the rest")
+        limit_s = left if is_long else min(left, MOST_S)
+        try:
+            return self.measure(name, self.is_small, limit_s)
+        except OutOfTime as error:
+            if limit_s == MOST_S:
+                raise
+            raise LeftOut(f"{error}, which were left of {BUDGET_S} s") from error
 
     def _compare(self, name: str) -> None:
         """Add our compiled run beside its peer, or our eager one, once both are there."""
@@ -220,6 +278,22 @@ class Suite:
             return None
         return peak_of(torch.cuda.get_device_name(), "bf16-mixed")
 
+    def _keep(self, name: str, ending: str, content: str) -> Path:
+        """Write something of a row and return the file."""
+        path = self._path(name, ending)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, "utf-8")
+        return path
+
+    def _read(self) -> dict[str, dict[str, Any]]:
+        """Return what earlier calls found on this device."""
+        written = {name: self._path(name, "json") for name in (CEILINGS, *ROWS)}
+        read = {n: json.loads(p.read_text("utf-8")) for n, p in written.items() if p.exists()}
+        return {n: each["found"] for n, each in read.items() if each["device"] == self.device}
+
+    def _path(self, name: str, ending: str) -> Path:
+        return self.path.parent / "gpu" / f"{re.sub('[^a-z0-9]+', '-', name.lower())}.{ending}"
+
     def _say(self, kept: list[str], line: str) -> None:
         kept.append(line)
         self.console.print(line, markup=False, soft_wrap=True)
@@ -228,19 +302,24 @@ class Suite:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--small", action="store_true", help="toy sizes, also without a GPU")
-    parser.add_argument("--row", help="one row, by its name")
+    parser.add_argument("--go-on", action="store_true", help="measure what earlier calls have not")
+    parser.add_argument("--text", type=Path, default=SHAKESPEARE_TEXT, help="of Shakespeare")
+    parser.add_argument("--row", choices=(CEILINGS, *ROWS), help="this one alone, unkept")
     parser.add_argument("--halvings", type=int, default=0, help="of the rows of a step")
-    parser.add_argument("--to", type=Path, help="JSON that the row writes")
+    parser.add_argument("--to", type=Path, help="JSON that the row writes; else it is printed")
     options = parser.parse_args()
     if options.row:
         with tempfile.TemporaryDirectory() as folder:
-            found = rows(options.small, options.halvings)[options.row](Path(folder))
-        found = found if isinstance(found, dict) else found._asdict()
-        options.to.write_text(json.dumps(found), "utf-8")
+            row = rows(options.small, options.halvings, options.text)[options.row]
+            found = row(Path(folder))
+        content = json.dumps(found if isinstance(found, dict) else found._asdict())
+        options.to.write_text(content, "utf-8") if options.to else print(content)
         return
     if not torch.cuda.is_available() and not options.small:
         sys.exit("There is no GPU here; --small runs the rows at toy sizes on the CPU.")
-    sys.exit(0 if Suite(options.small).run() else 1)
+    measure = partial(measured, text=options.text)
+    suite = Suite(options.small, measure, goes_on=options.go_on, text=options.text)
+    sys.exit(0 if suite.run() else 1)
 
 
 if __name__ == "__main__":

@@ -65,12 +65,15 @@ def beside(
 ) -> None:
     """Add our speed beside that of a peer on the same shape; rows were measured one by one.
 
-    Memory is that of both.
+    Memory is that of both. Where one of them had to take fewer rows in a step, the note says so.
     """
     aim = None if peer == "eager" else Aim(1.0, is_least=True)
     memory = (ours["memory_gib"], theirs["memory_gib"])
     rates = (ours["rates"], peer, theirs["rates"])
-    options = {"aim": aim, "memory_gib": memory if all(memory) else None}
+    halvings = [found.get("halvings", 0) for found in (ours, theirs)]
+    words = f"rows of a step halved {halvings[0]} x, of {peer} {halvings[1]} x"
+    note = words if len(set(halvings)) > 1 else ""
+    options = {"aim": aim, "memory_gib": memory if all(memory) else None, "note": note}
     figures.add(FAMILY, name, ours["unit"], *rates, **options)
 
 
