@@ -177,7 +177,7 @@ def adapter_files(network: nn.Module, adapter: Adapter) -> tuple[dict[str, Any],
 
 
 def read_adapter(folder: str | Path) -> Adapter:
-    """Return the adapter in a folder that PEFT or `unisono export --adapter=true` wrote.
+    """Return the adapter in a folder that PEFT or `unisono export --adapter` wrote.
 
     Raises:
         FileNotFoundError: a file is missing.
@@ -263,7 +263,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(
             f"{folder} holds no {ADAPTER_CONFIG}; name the folder of an adapter that PEFT or "
-            "`unisono export --adapter=true` wrote."
+            "`unisono export --adapter` wrote."
         )
     try:
         config = json.loads(path.read_text(encoding="utf-8"))

@@ -151,7 +151,7 @@ def _show_start(console: "Console", done: Replayed, advance: bool) -> None:
         say(
             "weights",
             f"{_steps(to_train)} older than the step's own, so losses differ from the ledger's; "
-            "--advance=true trains the steps between",
+            "--advance trains the steps between",
             WARN,
         )
     if result.dropout:

@@ -22,7 +22,7 @@ def report(
         other: a second run folder: the page says what differs, then shows both.
         to: the file; null takes RUN/report.html, or compare-RUN-OTHER.html in the working folder.
             An earlier report is replaced, never another file.
-        forecast: output of `unisono plan --json=true` for this run, to show beside the measured.
+        forecast: output of `unisono plan --json` for this run, to show beside the measured.
 
     Raises:
         UsageError: an argument names nothing that it could be.

@@ -180,7 +180,7 @@ def _plan(run: RunRecord, forecast: dict[str, Any] | None) -> list[Html]:
         "Memory is what each process held at most, the programs themselves included where there "
         "is no GPU; seconds are the median of the steps."
         if forecast is not None
-        else "unisono plan --config … --rehearse=true --json=true > FILE foresees memory and time "
+        else "unisono plan --config … --rehearse --json > FILE foresees memory and time "
         "too; --forecast FILE shows them here."
     )
     beside = [row for row in rows if row[2] != "–"]

@@ -101,7 +101,7 @@ def _busy(lines: list[Line], key: str) -> str | None:
 
 
 def read_forecast(path: Path) -> dict[str, Sequence[Any]]:
-    """Return label -> value per number of devices, as `unisono plan --json=true` prints them.
+    """Return label -> value per number of devices, as `unisono plan --json` prints them.
 
     Raises:
         FileNotFoundError: no such file.
@@ -109,8 +109,7 @@ def read_forecast(path: Path) -> dict[str, Sequence[Any]]:
     """
     if not path.is_file():
         raise FileNotFoundError(
-            f"--forecast {path} does not exist; write it: unisono plan --config … --json=true > "
-            f"{path}"
+            f"--forecast {path} does not exist; write it: unisono plan --config … --json > {path}"
         )
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -119,8 +118,7 @@ def read_forecast(path: Path) -> dict[str, Sequence[Any]]:
     rows = content.get("rows", content) if isinstance(content, dict) else None
     if not isinstance(rows, dict) or not isinstance(rows.get("devices"), list):
         raise ValueError(
-            f'--forecast {path} lacks the list "devices"; give the output of `unisono plan '
-            "--json=true`."
+            f'--forecast {path} lacks the list "devices"; give the output of `unisono plan --json`.'
         )
     found: dict[str, Sequence[Any]] = {n: v for n, v in rows.items() if isinstance(v, list)}
     short = [name for name, values in found.items() if len(values) != len(found["devices"])]
