@@ -143,11 +143,12 @@ class OccupationDataModule(PlannedDataModule):
             self.seed,
         )
         if not len(dataset.row_ids):
+            may_be_left_out = stage == "validation" and self._trainer_stage() == "fit"
             without = ", or validate nothing: trainer.limit_val_batches=0"
             raise ValueError(
                 f"no row is for {stage}; name data.{stage}_files, or raise "
                 f"data.split.{stage}_share above {getattr(self.split, stage + '_share', 0)}"
-                f"{without if stage == 'validation' else ''}."
+                f"{without if may_be_left_out else ''}."
             )
         return dataset
 

@@ -8,7 +8,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from lit_models import late_torchmetrics
 from lit_models.cli_errors import UsageError, run_guarded
@@ -42,9 +42,11 @@ def help_text() -> str:
 def tell_where_it_crashes() -> None:
     """Lets a crash in native code, which ends the process without a word of Python's, print the
     stack of every thread: in this process, and in those that it starts."""
-    os.environ.setdefault("PYTHONFAULTHANDLER", "1")
-    if not faulthandler.is_enabled():
-        faulthandler.enable()
+    is_wanted = os.environ.setdefault("PYTHONFAULTHANDLER", "1") != ""  # as Python reads it
+    if is_wanted and not faulthandler.is_enabled():
+        # Without a standard error, or with one that is no file, there is nowhere to print to.
+        with suppress(RuntimeError, AttributeError, OSError, ValueError):
+            faulthandler.enable()
 
 
 @contextmanager

@@ -113,6 +113,7 @@ class UnisonoCLI(LightningCLI):
         config = self.config[self.subcommand]
         config.trainer.default_root_dir = self.choice.folder
         config.ckpt_path = None  # a saved config starts a run of its own
+        self._check_evaluates(config.trainer)
         known = StrategyRegistry.available_strategies()
         settings = preflight.settings_of(config)
         try:
@@ -130,6 +131,15 @@ class UnisonoCLI(LightningCLI):
         if is_first_process():
             for line in self.verdict.warnings:
                 say(screen(line, "warning"))
+
+    def _check_evaluates(self, trainer: Any) -> None:
+        """Refuses an evaluation of nothing, as of a recipe that trains without validation."""
+        name = {"validate": "limit_val_batches", "test": "limit_test_batches"}.get(self.subcommand)
+        if name is not None and trainer[name] == 0:
+            raise UsageError(
+                f"trainer.{name} is 0, so that `{self.subcommand}` has nothing to evaluate; give "
+                f"--trainer.{name}=1.0 for all of it, or a number of batches."
+            )
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         given, verdict = self._get(self.config_init, "trainer"), self.verdict
@@ -155,7 +165,10 @@ class UnisonoCLI(LightningCLI):
             kwargs["logger"] = [*missing_kinds(defaults, named), *named]
         kwargs |= {"accelerator": verdict.accelerator, "devices": verdict.devices}
         # The ledger before those that ask it whether a step has ended.
-        return super().instantiate_trainer(callbacks=[*missing, *callbacks], **kwargs)
+        trainer = super().instantiate_trainer(callbacks=[*missing, *callbacks], **kwargs)
+        if given.limit_val_batches == 0:
+            trainer.limit_val_batches = 0  # fast_dev_run has made it 1, where there may be no data
+        return trainer
 
     def _chosen_strategy(self, verdict: preflight.Verdict) -> Choice | None:
         """Returns what `trainer.strategy: auto` becomes, and prints why; None where it stays."""
@@ -208,9 +221,9 @@ class UnisonoCLI(LightningCLI):
     def _say_next(self, best: str | None) -> None:
         paths = config_files.config_paths(self.argv)
         files = "".join(f" --config {config_files.short_name(path)}" for path in paths)
-        if best and "predict_files" in self._get(self.config, "data").init_args:
+        if "predict_files" in self._get(self.config, "data").init_args:
             yours = f"--data.predict_files={self.datamodule.predict_example}"
-            say(f"next: unisono predict{files} --ckpt_path {best} {yours}")
+            say(f"next: unisono predict{files} --ckpt_path {best or 'auto'} {yours}")
 
 
 def missing_kinds(defaults: list[Any], named: list[Any]) -> list[Any]:

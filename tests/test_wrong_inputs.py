@@ -27,6 +27,19 @@ WRONG: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
         [*FIT, "--data.train_files=tran.csv"], {},
         'data.train_files: tran.csv does not exist. Did you mean "train.csv"',
     ),
+    "nothing to validate on": (
+        [*FIT, "--data.split.validation_share=0"], {},
+        "no row is for validation; .*above 0.0, or validate nothing: trainer.limit_val_batches=0",
+    ),
+    "a validation of nothing": (
+        ["validate", *TEST[1:], "--trainer.limit_val_batches=0"], {},
+        "limit_val_batches is 0, so that `validate` has nothing to evaluate; give "
+        "--trainer.limit_val_batches=1.0",
+    ),
+    "a temperature that the checkpoint does not have": (
+        [*TEST, "--model.temperature.flat=5.0"], {},
+        "other values have no effect: model.temperature .*Leave them out to take the checkpoint's",
+    ),
     "a missing text column": (
         [*FIT, "--data.columns.text=job"], {},
         r'train.csv has no column "job" .*it has: text, language.*Name one of them with '
@@ -218,3 +231,12 @@ def test_a_wrong_input_is_one_screen_that_names_the_way_out_and_overwrites_nothi
     assert {path: after.get(path) for path in before} == before
     new = sorted(after.keys() - before.keys())
     assert [path for path in new if not BEGUN.fullmatch(path) or "unfinished" in path] == []
+
+
+def test_a_trial_run_of_a_recipe_without_validation_needs_no_row_for_it(
+    unisono: Unisono, folder: Path
+) -> None:
+    recipe = ["--data.split.validation_share=0", "--trainer.limit_val_batches=0"]
+    status, output = unisono(*FIT, *recipe, "--trainer.fast_dev_run=true")
+    assert status == 0, output
+    assert "val/" not in output

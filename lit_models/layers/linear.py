@@ -78,6 +78,14 @@ def suits_onednn(x: Tensor, weight: Tensor) -> bool:
     )
 
 
+def rounds_to_float32() -> bool:
+    """Return whether products of float32 on this machine keep its 24 bits, and no fewer."""
+    try:
+        return torch.get_float32_matmul_precision() == "highest"
+    except RuntimeError:  # was set by torch's newer names, of which it cannot tell
+        return False
+
+
 def _is_plain(x: Tensor) -> bool:
     return type(x) in (Tensor, nn.Parameter)  # no part of one that several processes share
 

@@ -51,7 +51,8 @@ class LitOccupationCoder(ExactModule):
         loss: weights of the two heads and of the training rows.
         decoding: how codes are read in validation, test and prediction.
         temperature: of `seq2seq` and `flat`, by which the heads' logits are divided; 1 where not
-            given. What a validation finds takes its place and stays with the weights.
+            given. What a validation finds takes its place and stays with the weights; so an
+            evaluation takes the checkpoint's.
         freeze: `none`, `encoder`, or the number of encoder layers from the lowest, embeddings too.
         layer_decay: factor of the learning rate per encoder layer below the top.
         lr_scaling: how the rate follows a global batch that grows with the devices.
@@ -66,6 +67,7 @@ class LitOccupationCoder(ExactModule):
     # Only micro-batches with several codes per record search for the best order of them.
     calls_blocks_evenly: ClassVar[bool] = False
     export_keys: ClassVar[tuple[str, ...]] = (RECIPE_KEY,)
+    settled_options: ClassVar[tuple[str, ...]] = ("temperature",)
 
     def __init__(
         self,
@@ -141,7 +143,7 @@ class LitOccupationCoder(ExactModule):
         found = {term: float(search.compute()) for term, search in self.temperature_search.items()}
         for metric in (self.val_confused, *self.temperature_search.values()):
             metric.reset()
-        if self.trainer.state.fn == "fit" and not self.trainer.sanity_checking:
+        if self._is_training and not self.trainer.sanity_checking:
             self.temperature = found
 
     def test_step(self, batch: OccupationBatch, batch_idx: int) -> Judged:
@@ -176,6 +178,9 @@ class LitOccupationCoder(ExactModule):
             )
         self._refuse_other_features(checkpoint)
         self._take_recipe(checkpoint[RECIPE_KEY])
+        given, before = self.hparams.temperature, checkpoint.get("hyper_parameters", {})
+        if self._is_training and given != before.get("temperature"):
+            self.temperature = given_temperature(given or {})  # as of every option, the run's
         if self.network is None:
             self._build()
 
@@ -228,6 +233,10 @@ class LitOccupationCoder(ExactModule):
             self.add_module(f"{split}_confused", ConfusedPairs(len(book.codes)))
             self.add_module(f"{split}_losses", LossMetrics(self.loss.term_weights))
         self.temperature_search = torch.nn.ModuleDict({t: TemperatureSearch() for t in TERMS})
+
+    @property
+    def _is_training(self) -> bool:
+        return self._trainer is not None and self.trainer.state.fn == "fit"
 
     @property
     def _used_class_weights(self) -> Tensor | None:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_models.layers.linear import linear
+from lit_models.layers.linear import linear, rounds_to_float32
 
 DOCUMENTS_AT_ONCE = 8_192
 QUERIES_AT_ONCE = 256
@@ -40,10 +40,11 @@ def search(
 ) -> Found:
     """Return the k best documents of each query by inner product.
 
-    Products are taken in float64 and rounded to float32: neither the size of the chunks nor the
-    order of a sum then decides between documents, and equal documents have equal scores. On a CPU
-    those of later chunks are taken in float32 first: by the bound of its error, most of them
-    cannot be among the best (N. Higham, Accuracy and Stability of Numerical Algorithms, 3.1).
+    Scores are taken in float64, pair by pair, and rounded to float32: the size of the chunks does
+    not decide between documents, and equal documents have equal scores. Which pairs to look at, a
+    product of matrices tells: of the first chunk in float64, of later ones on a CPU in float32, by
+    the bound of whose error most documents cannot be among the best (N. Higham, Accuracy and
+    Stability of Numerical Algorithms, 3.1).
 
     Args:
         queries: [Q, W].
@@ -60,7 +61,7 @@ def search(
     kept, num_queries = min(k, documents.shape[0]), queries.shape[0]
     best = Found(
         torch.full((num_queries, kept), -1, dtype=torch.int64),
-        torch.full((num_queries, kept), -torch.inf),
+        torch.full((num_queries, kept), -torch.inf, dtype=torch.float32),
     )
     for start in range(0, documents.shape[0], documents_at_once):
         part = _on(documents[start : start + documents_at_once], device)
@@ -70,6 +71,7 @@ def search(
             top = _better(some, part, best.scores[rows, -1:], MOST_NEAR * kept)
             if top is None:
                 top = _best((some @ part.T).float(), min(kept, part.shape[0]))
+                top = _scored_alike(some, part, top)
             found = Found(top.documents.cpu() + start, top.scores.cpu())
             merged = _merged(Found(best.documents[rows], best.scores[rows]), found, kept)
             best.documents[rows], best.scores[rows] = merged
@@ -109,6 +111,21 @@ def _best(scores: Tensor, k: int) -> Found:
     return Found(columns, values)
 
 
+def _scored_alike(queries: Tensor, part: Tensor, found: Found) -> Found:
+    """Return the same documents by their scores as `_better` takes them [Q, k]."""
+    documents = found.documents.sort(1).values
+    row = torch.arange(len(queries), device=documents.device).repeat_interleave(documents.shape[1])
+    scores = _scores(queries, part, row, documents.flatten()).view_as(documents)
+    order = scores.argsort(dim=1, descending=True, stable=True)
+    return Found(documents.gather(1, order), scores.gather(1, order))
+
+
+def _scores(queries: Tensor, part: Tensor, row: Tensor, document: Tensor) -> Tensor:
+    """Return the products of pairs [P], float32. Args: row, document [P], of `queries`, `part`."""
+    pairs = zip(row.split(PAIRS_AT_ONCE), document.split(PAIRS_AT_ONCE), strict=True)
+    return torch.cat([(queries[some] * part[others]).sum(1).float() for some, others in pairs])
+
+
 def _better(queries: Tensor, part: Tensor, worst: Tensor, most: int) -> Found | None:
     """Return the documents of a chunk whose scores may be above the worst one kept, in their order
     [Q, at most `most`]; -1 and -inf where there are fewer. None: there are too many, or float32
@@ -120,16 +137,14 @@ def _better(queries: Tensor, part: Tensor, worst: Tensor, most: int) -> Found | 
         worst: the lowest score that each query has kept [Q, 1] float32, -inf for none.
         most: documents of one query.
     """
-    is_exact = torch.get_float32_matmul_precision() == "highest"
-    if part.device.type != "cpu" or not is_exact or not torch.isfinite(worst).all():
+    is_float32 = rounds_to_float32() and not torch.is_autocast_enabled("cpu")
+    if part.device.type != "cpu" or not is_float32 or not torch.isfinite(worst).all():
         return None
     lengths, longest = queries.norm(dim=1, keepdim=True), part.norm(dim=1).max()
     if not (_is_tame(lengths) and _is_tame(longest)):
         return None
     products = linear(queries.float(), part.float())
-    # W products and as many sums, both factors rounded, and the score rounded in the end; twice.
-    margin = 2 * (part.shape[1] + 4) * torch.finfo(torch.float32).eps * lengths * longest
-    is_near = products > (worst - margin).float()
+    is_near = products > (worst - 2 * _error(lengths, longest, part.shape[1])).float()
     counts = is_near.sum(1)
     if counts.max() > most:
         return None
@@ -137,13 +152,17 @@ def _better(queries: Tensor, part: Tensor, worst: Tensor, most: int) -> Found | 
     column = torch.arange(len(row)) - (counts.cumsum(0) - counts)[row]
     found = Found(
         torch.full((len(queries), int(counts.max())), -1, dtype=torch.int64),
-        torch.full((len(queries), int(counts.max())), -torch.inf),
+        torch.full((len(queries), int(counts.max())), -torch.inf, dtype=torch.float32),
     )
     found.documents[row, column] = document
-    pairs = zip(row.split(PAIRS_AT_ONCE), document.split(PAIRS_AT_ONCE), strict=True)
-    scores = [(queries[some] * part[others]).sum(1).float() for some, others in pairs]
-    found.scores[row, column] = torch.cat(scores)
+    found.scores[row, column] = _scores(queries, part, row, document)
     return found
+
+
+def _error(lengths: Tensor, longest: Tensor, width: int) -> Tensor:
+    """Return a bound on what a product in float32 and a score differ by [Q, 1]: of `width` products
+    and as many sums, both factors rounded, and the score rounded in the end."""
+    return (width + 4) * torch.finfo(torch.float32).eps * lengths * longest
 
 
 def _is_tame(lengths: Tensor) -> bool:

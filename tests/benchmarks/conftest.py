@@ -3,11 +3,13 @@
 from collections.abc import Iterator
 
 import pytest
+import torch
 from rich.console import Console
 
 from tests.benchmarks.figure_tables import show
 from tests.benchmarks.figures import FILE, Figures
 
+GPU = "tests.benchmarks.gpu"
 ROWS = pytest.StashKey[Figures]()
 
 
@@ -32,3 +34,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line("")
         show(found.rows, Console(highlight=False))
         terminalreporter.write_line(f"kept in {FILE}")
+        gpu = "there is one" if torch.cuda.is_available() else "there is none here"
+        terminalreporter.write_line(f"CPU rows; those of a GPU: python -m {GPU} ({gpu})")

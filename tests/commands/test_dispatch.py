@@ -162,6 +162,24 @@ def test_a_crash_in_native_code_says_where() -> None:
     assert "in main" in done.stderr
 
 
+def test_there_may_be_no_standard_error() -> None:
+    command = f"{sys.executable} -m lit_models --help 2>&-"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert "usage: unisono" in done.stdout
+
+
+def test_who_wants_no_stacks_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = (
+        "import faulthandler; from lit_models.__main__ import tell_where_it_crashes; "
+        "tell_where_it_crashes(); print(faulthandler.is_enabled())"
+    )
+    for value, expected in (("", "False"), ("1", "True")):
+        monkeypatch.setenv("PYTHONFAULTHANDLER", value)
+        told = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60)
+        assert told.strip() == expected
+
+
 def test_processes_of_a_run_inherit_what_prints_their_crashes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -127,6 +127,22 @@ def test_a_given_temperature_stays_where_nothing_is_validated(table, tmp_path):
     assert flat()[0].set_confidence != pytest.approx(soft, rel=0.01)
 
 
+def test_a_resumed_run_takes_the_temperature_that_is_given_to_it(table, tmp_path):
+    trainer = trainer_of(tmp_path, epochs=1)
+    trainer.limit_val_batches = 0
+    trainer.fit(small_coder(temperature={"flat": 2.5}), data_of(table))
+    path = tmp_path / "coder.ckpt"
+    trainer.save_checkpoint(path)
+    for given, expected in (({"flat": 2.5}, 1.5), ({"flat": 9.0}, 9.0)):
+        content = torch.load(path, weights_only=True)
+        content["occupation_recipe"]["temperature"]["flat"] = 1.5  # as a validation found it
+        torch.save(content, path)
+        coder, trainer = small_coder(temperature=given), trainer_of(tmp_path, epochs=2)
+        trainer.limit_val_batches = 0
+        trainer.fit(coder, data_of(table), ckpt_path=path, weights_only=True)
+        assert coder.temperature == {"seq2seq": 1.0, "flat": expected}
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [

@@ -1,5 +1,7 @@
 """Exact search against a plain sort: ties, chunks, memory maps."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from lit_models.layers.linear import linear
 from lit_models.seo import search as search_file
 from lit_models.seo.search import search
 
@@ -69,6 +72,76 @@ def test_documents_that_float32_leaves_out_are_not_among_the_best(
     found = search(queries, documents, 30, documents_at_once=200)
     assert ways == [False, *[scale == 1.0] * 5]
     assert found.documents.tolist() == plainly(queries, documents, 30)
+
+
+def test_ties_that_float32_cannot_tell_apart_are_told_by_their_scores() -> None:
+    """Products of positive numbers, whose float32 sums lose most: without the bound, 8 of the 20
+    queries find other documents."""
+    rng = np.random.default_rng(0)
+    queries = rng.uniform(size=(20, 768))
+    documents = np.repeat(rng.uniform(size=(30, 768)), 40, axis=0)
+    documents *= 1 + rng.uniform(3e-7, 1e-6, size=documents.shape)
+    queries /= np.linalg.norm(queries, axis=1, keepdims=True)
+    documents = rng.permutation(documents / np.linalg.norm(documents, axis=1, keepdims=True))
+    found = search(queries, documents, 30, documents_at_once=200)
+    assert found.documents.tolist() == plainly(queries, documents, 30)
+
+
+@pytest.mark.parametrize("width", [1, 8, 768, 4096])
+def test_the_error_of_float32_is_below_its_bound(width: int) -> None:
+    generator = torch.Generator().manual_seed(width)
+    queries, part = (torch.rand(n, width, generator=generator).double() for n in (70, 90))
+    error = (linear(queries.float(), part.float()) - queries @ part.T).abs()
+    lengths, longest = queries.norm(dim=1, keepdim=True), part.norm(dim=1).max()
+    bound = search_file._error(lengths, longest, width)
+    assert (error <= bound).all()
+    assert error.max() > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_another_default_dtype_changes_nothing(dtype: torch.dtype) -> None:
+    queries, documents = torch.randn(9, 33), torch.randn(300, 33)
+    expected = search(queries, documents, 20, documents_at_once=60)
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(dtype)
+        found = search(queries, documents, 20, documents_at_once=60)
+    finally:
+        torch.set_default_dtype(before)
+    assert torch.equal(found.documents, expected.documents)
+    assert torch.equal(found.scores, expected.scores)
+
+
+def test_under_autocast_no_document_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    ways: list[bool] = []
+    monkeypatch.setattr(search_file, "_better", noting(ways, search_file._better))
+    queries, documents = torch.randn(9, 33), torch.randn(300, 33)
+    expected = search(queries, documents, 20)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = search(queries, documents, 20, documents_at_once=60)
+    assert not any(ways)
+    assert torch.equal(found.documents, expected.documents)
+
+
+def test_a_precision_that_torch_cannot_name_is_no_obstacle() -> None:
+    code = (
+        "import torch; torch.backends.cuda.matmul.fp32_precision = 'tf32'\n"
+        "from lit_models.seo.search import search\n"
+        "print(search(torch.eye(4), torch.eye(4), 1, documents_at_once=2).documents.tolist())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[[0], [1], [2], [3]]", done.stderr
+
+
+def test_equal_documents_far_apart_have_equal_scores() -> None:
+    """Whichever way a chunk goes; their products may lie beside the middle of two float32."""
+    rng = np.random.default_rng(0)
+    documents = rng.normal(size=(600, 33))
+    documents[450] = documents[50]
+    queries = documents[50:51] + 1e-3 * rng.normal(size=(200, 33))
+    found = search(queries, documents, 5, documents_at_once=100)
+    assert found.documents[:, :2].tolist() == [[50, 450]] * 200
+    assert torch.equal(found.scores[:, 0], found.scores[:, 1])
 
 
 def test_documents_that_only_rise_are_all_looked_at() -> None:

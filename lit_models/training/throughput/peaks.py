@@ -14,6 +14,8 @@ measures 76 where 71 are commonly given), the RTX 6000 Ada, the A30 (TF32 and fl
 
 import torch
 
+from lit_models.layers.linear import rounds_to_float32
+
 TERA = 1e12
 # NVIDIA's table, copied by https://archive-lib.hpctech.co.jp/gpuproduct/nvidia-h100.html; the
 # digits behind the point: https://glennklockwood.com/garden/processors/h100
@@ -64,7 +66,7 @@ def arithmetic(precision: str) -> str:
         precision: `trainer.precision`.
     """
     if precision.startswith("32"):
-        return "fp32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+        return "fp32" if rounds_to_float32() else "tf32"
     kinds = {"bf16": "bf16", "16": "fp16", "64": "fp64"}
     return kinds.get(precision.removesuffix("-true").removesuffix("-mixed"), precision)
 
