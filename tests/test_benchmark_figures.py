@@ -16,7 +16,7 @@ def test_a_ratio_is_taken_round_by_round() -> None:
     row = Figure("toy", "rows", "rows/s", [300.0, 150.0, 330.0], "loop", [100.0, 50.0, 100.0])
     assert row.of("ratio") == [3.0, 3.0, pytest.approx(3.3)]
     assert row.of("more") == [200.0, 100.0, 230.0]
-    assert cells(row) == ("rows", "rows/s", "loop", "300", "100", "3 (3–3.3)", "", "")
+    assert cells(row) == ("rows", "rows/s", "loop", "300", "100", "3 (3 to 3.3)", "", "")
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def _median(values: Sequence[float]) -> str:
 
 
 def _spread(values: Sequence[float]) -> str:
-    return f"{_short(min(values))}–{_short(max(values))}"
+    return f"{_short(min(values))} to {_short(max(values))}"
 
 
 def _short(value: float) -> str:
