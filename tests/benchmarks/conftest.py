@@ -1,7 +1,7 @@
 """The rows of all benchmarks of one call: printed at its end, and kept in runs/benchmarks.json.
 
-Where a call names several files, each has a process of its own: what the allocator and oneDNN keep
-of the benchmarks before made a plain loop a fifth faster, and memory 10 % more.
+Where a call names several, each has a process of its own: what the allocator and oneDNN keep of the
+benchmarks before made a plain loop a fifth faster, and memory 10 % more.
 """
 
 import subprocess
@@ -36,36 +36,27 @@ def _kept(request: pytest.FixtureRequest) -> Iterator[None]:
         found.write(request.config.invocation_params.dir / FILE)
 
 
-def items_by_file(session: pytest.Session) -> dict[Path, list[str]]:
-    """Return file -> node ids of the tests that a call has selected."""
-    found: dict[Path, list[str]] = {}
-    for item in session.items:
-        found.setdefault(item.path, []).append(item.nodeid)
-    return found
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
-    """Run each of several files by itself; a call of one file, or of other tests, is pytest's."""
-    files = items_by_file(session)
-    here = Path(__file__).parent
-    is_ours = all(path.parent == here for path in files)
-    if len(files) < 2 or not is_ours or session.config.option.collectonly:
+    """Run each of several benchmarks by itself; a call of one, or of other tests, is pytest's."""
+    here, options = Path(__file__).parent, session.config.option
+    is_ours = all(item.path.parent == here for item in session.items)
+    if len(session.items) < 2 or not is_ours or options.collectonly:
         return None
-    for node_ids in files.values():
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "benchmark", *node_ids]
-        done = subprocess.run(command, cwd=session.config.rootpath, check=False)
-        if done.returncode != 0:
+    for number, item in enumerate(session.items, 1):
+        print(f"\n{number} of {len(session.items)}: {item.nodeid}", flush=True)
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "benchmark", item.nodeid]
+        if subprocess.run(command, cwd=session.config.rootpath, check=False).returncode != 0:
             session.testsfailed += 1
-            session.config.stash.setdefault(FAILED, []).extend(node_ids)
-        if session.config.option.maxfail and session.testsfailed >= session.config.option.maxfail:
+            session.config.stash.setdefault(FAILED, []).append(item.nodeid)
+        if options.maxfail and session.testsfailed >= options.maxfail:
             break
     return True
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for node_id in terminalreporter.config.stash.get(FAILED, []):
-        terminalreporter.write_line(f"in a file that failed: {node_id}")
+        terminalreporter.write_line(f"FAILED {node_id}")
     found = terminalreporter.config.stash.get(ROWS, None)
     if found is not None and found.rows:
         terminalreporter.write_line("")
