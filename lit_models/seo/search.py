@@ -70,8 +70,7 @@ def search(
             some = _on(queries[rows], device)
             top = _better(some, part, best.scores[rows, -1:], MOST_NEAR * kept)
             if top is None:
-                top = _best((some @ part.T).float(), min(kept, part.shape[0]))
-                top = _scored_alike(some, part, top)
+                top = _scored_alike(some, part, _best((some @ part.T).float(), kept))
             found = Found(top.documents.cpu() + start, top.scores.cpu())
             merged = _merged(Found(best.documents[rows], best.scores[rows]), found, kept)
             best.documents[rows], best.scores[rows] = merged
@@ -95,11 +94,12 @@ def _on(values: Vectors, device: torch.device | str) -> Tensor:
 
 
 def _best(scores: Tensor, k: int) -> Found:
-    """Return the k largest of each row [Q, k], equal ones in the order of columns.
+    """Return the k largest of each row [Q, k], or all, equal ones in the order of columns.
 
     `topk` finds the right values, but which of several equal ones at the end it takes is not
     said: rows where that matters are sorted as a whole.
     """
+    k = min(k, scores.shape[1])
     values, columns = scores.topk(k, dim=1)
     columns, order = columns.sort(dim=1)
     values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
