@@ -221,9 +221,11 @@ class UnisonoCLI(LightningCLI):
     def _say_next(self, best: str | None) -> None:
         paths = config_files.config_paths(self.argv)
         files = "".join(f" --config {config_files.short_name(path)}" for path in paths)
-        if "predict_files" in self._get(self.config, "data").init_args:
+        # Without validation none is the best; a trial run keeps none at all.
+        path = best or (None if self.trainer.fast_dev_run else "auto")
+        if path and "predict_files" in self._get(self.config, "data").init_args:
             yours = f"--data.predict_files={self.datamodule.predict_example}"
-            say(f"next: unisono predict{files} --ckpt_path {best or 'auto'} {yours}")
+            say(f"next: unisono predict{files} --ckpt_path {path} {yours}")
 
 
 def missing_kinds(defaults: list[Any], named: list[Any]) -> list[Any]:

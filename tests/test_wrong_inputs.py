@@ -237,6 +237,12 @@ def test_a_trial_run_of_a_recipe_without_validation_needs_no_row_for_it(
     unisono: Unisono, folder: Path
 ) -> None:
     recipe = ["--data.split.validation_share=0", "--trainer.limit_val_batches=0"]
+    recipe += ["--test_after_fit=true"]
     status, output = unisono(*FIT, *recipe, "--trainer.fast_dev_run=true")
     assert status == 0, output
     assert "val/" not in output
+    assert "next:" not in output  # it keeps no checkpoint
+    status, output = unisono(*FIT, *recipe)
+    assert status == 0, output
+    assert "next: unisono predict" in output
+    assert "--ckpt_path auto" in output
