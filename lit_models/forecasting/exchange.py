@@ -15,7 +15,8 @@ from datetime import timedelta
 from typing import Any
 
 TIMEOUT_S = 120.0
-ROUNDS = 5
+# Rounds of a measurement: the first of fsdp's take twice as long as later ones.
+LEAST_ROUNDS, MOST_ROUNDS, ENOUGH_S = 4, 24, 12.0
 BUCKET_BYTES = 25 * 2**20  # of ddp, unless its option says another number
 LEAST_BYTES = 2**20  # below, the time of a message hardly depends on its size
 ROWS, WIDTH = 512, 512  # of the work with which ranks disturb each other
@@ -159,19 +160,22 @@ def _elements(num_bytes: int, world: int) -> int:
 
 
 def _seconds(torch: Any, exchange: Callable[[], Any]) -> float:
-    """Return the median seconds of a message, of the rank that waits longest."""
-    import torch.distributed as dist
-
+    """Return the median seconds of a message, of the rank that waits longest, once the first
+    third of the rounds is over."""
     exchange()
-    seconds = []
-    for _ in range(ROUNDS):
-        dist.barrier()
-        begun = time.perf_counter()
-        exchange()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - begun)
-    return _largest(torch, statistics.median(seconds))
+    first = _largest(torch, _round_s(torch, exchange))  # all ranks want as many rounds
+    rounds = min(MOST_ROUNDS, max(LEAST_ROUNDS, int(ENOUGH_S / first)))
+    seconds = [_round_s(torch, exchange) for _ in range(rounds)]
+    return _largest(torch, statistics.median(seconds[rounds // 3 :]))
+
+
+def _round_s(torch: Any, exchange: Callable[[], Any]) -> float:
+    torch.distributed.barrier()
+    begun = time.perf_counter()
+    exchange()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - begun
 
 
 def _slowdown(dist: Any, torch: Any) -> float:
