@@ -1,13 +1,14 @@
 """The rows of the benchmarks: ratios round by round, aims, and a file that keeps other rows."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.benchmarks import test_cranfield, test_exactness_speed
+from tests.benchmarks import figures, test_cranfield, test_exactness_speed
 from tests.benchmarks.figure_tables import cells, markdown
-from tests.benchmarks.figures import Aim, Figure, Figures
+from tests.benchmarks.figures import Aim, Figure, Figures, measured_since
 from tests.benchmarks.test_forecast import add_rows
 
 
@@ -90,3 +91,17 @@ def test_a_step_stands_beside_the_one_without_exactness(
     assert ratios["a step of the coder, 4 chunks, bitwise"] == [1.5] * 3
     assert ratios["a step of the coder, exact dropout"] == [1.0] * 3
     assert figures.rows[0].note == "by the clock 3.0 beside 3.0 ms"
+
+
+def test_a_call_shows_the_rows_of_its_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "benchmarks.json"
+    for begun, what in (("2026-01-01 09:00:00", "before"), ("2026-01-01 10:00:00", "now")):
+        monkeypatch.setattr(figures, "now", partial(str, begun))
+        rows = Figures()
+        rows.add("toy", what, "ms", [1.0])
+        rows.write(path)
+    found = measured_since("2026-01-01 10:00:00", path)
+    assert [row.what for row in found.rows] == ["now"]
+    assert measured_since("2026-01-01 10:00:00", tmp_path / "none.json").rows == []

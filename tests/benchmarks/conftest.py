@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 
 from tests.benchmarks.figure_tables import show
-from tests.benchmarks.figures import FILE, Figures
+from tests.benchmarks.figures import FILE, Figures, measured_since, now
 
 GPU = "tests.benchmarks.gpu"
 ROWS = pytest.StashKey[Figures]()
@@ -39,7 +39,7 @@ def _kept(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
     """Run each of several benchmarks by itself; a call of one, or of other tests, is pytest's."""
-    here, options = Path(__file__).parent, session.config.option
+    here, options, begun = Path(__file__).parent, session.config.option, now()
     is_ours = all(item.path.parent == here for item in session.items)
     if len(session.items) < 2 or not is_ours or options.collectonly:
         return None
@@ -51,6 +51,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
             session.config.stash.setdefault(FAILED, []).append(item.nodeid)
         if options.maxfail and session.testsfailed >= options.maxfail:
             break
+    session.config.stash[ROWS] = measured_since(begun, session.config.rootpath / FILE)
     return True
 
 

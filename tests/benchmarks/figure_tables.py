@@ -66,6 +66,9 @@ def markdown(path: Path) -> str:
         what, unit, *values = cells(row)
         if row.family != "forecast":
             lines.append(f"| {row.family} | {what}, {unit} | {' | '.join(values)} |")
-    facts = ("device", "threads", "torch", "lightning", "transformers", "date")
-    told = dict.fromkeys(", ".join(f"{name} {each[name]}" for name in facts) for each in machines)
+    facts = ("device", "threads", "torch", "lightning", "transformers")
+    told = dict.fromkeys(
+        ", ".join(f"{name} {each[name]}" for name in facts) + f", {each['date'][:10]}"
+        for each in machines
+    )
     return "\n".join([*lines, "", *told])

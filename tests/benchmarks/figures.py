@@ -127,7 +127,8 @@ def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def machine() -> dict[str, Any]:
-    """Return what the figures depend on: the processor, threads, versions, the other load."""
+    """Return what the figures depend on, the processor, threads, versions, the other load, and
+    when they were measured."""
     import lightning
     import torch
     import transformers
@@ -142,8 +143,13 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "lightning": lightning.__version__,
         "transformers": transformers.__version__,
-        "date": time.strftime("%Y-%m-%d"),
+        "date": now(),
     }
+
+
+def now() -> str:
+    """Return the date and time in UTC, to the second."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
 
 
 def _processor() -> str:
@@ -158,6 +164,20 @@ def read(path: Path) -> tuple[list[Figure], list[dict[str, Any]]]:
     rows = json.loads(path.read_text("utf-8"))["figures"]
     machines = [row.pop("machine") for row in rows]
     return [Figure(**{**row, "aim": row["aim"] and Aim(**row["aim"])}) for row in rows], machines
+
+
+def measured_since(begun: str, path: Path) -> Figures:
+    """Return the rows of a file that were measured then or later; none where it is not there.
+
+    Args:
+        begun: as `now` gives it.
+        path: of the file.
+    """
+    if not path.exists():
+        return Figures()
+    rows, machines = read(path)
+    together = zip(rows, machines, strict=True)
+    return Figures([row for row, machine in together if machine["date"] >= begun])
 
 
 if __name__ == "__main__":
