@@ -35,14 +35,14 @@ from lit_models.training.loggers import default_loggers
 from lit_models.training.throughput.journal import FILE_NAME
 from tests.benchmarks.figures import Aim, Figures
 
-CONFIGS = {  # family -> config, and turns, an even number: more where steps are short
-    "occupation_coder": ("occupation_coder/demo.yaml", 8),
-    "causal_lm": ("causal_lm/demo.yaml", 4),
-    "consistency_lens": ("consistency_lens/debug.yaml", 26),
-    "seo, scorer": ("seo/scorer_demo.yaml", 16),
-    "seo, ranker": ("seo/ranker_demo.yaml", 6),
-    "seo, retriever": ("seo/retriever_demo.yaml", 16),
-    "seo, writer": ("seo/writer_demo.yaml", 12),
+CONFIGS = {  # family -> config, and turns, an even number: 15 to 70 s of steps
+    "occupation_coder": ("occupation_coder/demo.yaml", 16),
+    "causal_lm": ("causal_lm/demo.yaml", 10),
+    "consistency_lens": ("consistency_lens/debug.yaml", 60),
+    "seo, scorer": ("seo/scorer_demo.yaml", 40),
+    "seo, ranker": ("seo/ranker_demo.yaml", 12),
+    "seo, retriever": ("seo/retriever_demo.yaml", 48),
+    "seo, writer": ("seo/writer_demo.yaml", 32),
 }
 TURN, LONG_STEP_MS, MOST_WAIT = 8, 100, 0.01  # steps; share of a step
 pytestmark = [pytest.mark.benchmark, pytest.mark.filterwarnings("ignore")]
