@@ -22,10 +22,6 @@ ROWS = pytest.StashKey[Figures]()
 BEGUN = pytest.StashKey[str]()
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.stash[BEGUN] = now()
-
-
 @pytest.fixture(scope="session")
 def figures(request: pytest.FixtureRequest) -> Figures:
     """Takes a row with `figures.add(…)`, as `tests.benchmarks.figures.Figure` has it."""
@@ -45,8 +41,10 @@ def _kept(request: pytest.FixtureRequest) -> Iterator[None]:
 def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
     """Run each of several benchmarks by itself; a call of one is pytest's."""
     session, here = item.session, Path(__file__).parent
-    if len(session.items) < 2 or item.path.parent != here:
+    is_skipped = any(mark.args[0] for mark in item.iter_markers("skipif"))  # by pytest itself
+    if len(session.items) < 2 or item.path.parent != here or is_skipped:
         return None
+    session.config.stash.setdefault(BEGUN, now())
     place = (item.nodeid, item.location)
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     print(f"\n{session.items.index(item) + 1} of {len(session.items)}: {item.nodeid}", flush=True)
@@ -64,8 +62,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     config = terminalreporter.config
     path = config.rootpath / FILE
-    found = config.stash.get(ROWS, None) or measured_since(config.stash[BEGUN], path)
-    if found.rows:
+    found = config.stash.get(ROWS, None)
+    if BEGUN in config.stash:
+        found = measured_since(config.stash[BEGUN], path)
+    if found is not None and found.rows:
         terminalreporter.write_line("")
         show(found.rows, Console(highlight=False))
         terminalreporter.write_line(f"kept in {path}")
