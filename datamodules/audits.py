@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from datamodules.sources import BadRow
+from datamodules.files.bad_rows import BadRow
 
 if TYPE_CHECKING:
     from rich.console import Console

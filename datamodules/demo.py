@@ -13,7 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from datamodules import demo_stories as story_grammar
-from datamodules import documentation_texts, occupation_grammar
+from datamodules import documentation_texts
+from datamodules.occupations import grammar
 from datamodules.splitting import PART_NAMES, SplitOptions, split_by_stem
 
 # SHA-256 of each file; its first digits stand in the name, so that no old file is taken for new.
@@ -45,7 +46,7 @@ def demo_code_book(cache_dir: Path) -> Path:
 
 
 def _occupation_rows() -> Iterable[Sequence[str]]:
-    records = occupation_grammar.records(NUM_OCCUPATIONS, OCCUPATION_SEED)
+    records = grammar.records(NUM_OCCUPATIONS, OCCUPATION_SEED)
     texts, first_codes = [r.text for r in records], [r.codes[0] for r in records]
     parts = split_by_stem(texts, first_codes, OCCUPATION_SPLIT).parts.tolist()
     yield OCCUPATION_COLUMNS
@@ -56,7 +57,7 @@ def _occupation_rows() -> Iterable[Sequence[str]]:
 
 def _occupation_code_rows() -> Iterable[Sequence[str]]:
     yield "code", "description"
-    yield from occupation_grammar.code_book().items()
+    yield from grammar.code_book().items()
 
 
 # --- language models: the documentation that Python carries ---

@@ -12,8 +12,8 @@ from typing import BinaryIO, Literal, NamedTuple, get_args
 
 import pyarrow.parquet as pq
 
+from datamodules.files.tables import PARQUET_SUFFIXES, expand_files
 from datamodules.json_rows import JSON_SUFFIXES, open_parquet, read_json_rows
-from datamodules.sources import PARQUET_SUFFIXES, expand_files
 
 TEXT_SUFFIXES = (".txt",)
 SUFFIXES = (*TEXT_SUFFIXES, *JSON_SUFFIXES, *PARQUET_SUFFIXES)

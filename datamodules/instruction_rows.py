@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from datamodules.bad_rows import BadRows
+from datamodules.files.bad_rows import BadRow, BadRows
 from datamodules.json_rows import HALF_RULE, JsonRow, half_character, read_json_rows
-from datamodules.sources import BadRow
 
 ASSISTANT = "assistant"
 ROLES = ("system", "user", ASSISTANT, "tool")

@@ -5,9 +5,8 @@ from functools import cached_property
 
 import numpy as np
 
-from datamodules.bad_rows import read_rejected
 from datamodules.files import mapped
-from datamodules.sources import BadRow
+from datamodules.files.bad_rows import BadRow, read_rejected
 from datamodules.splitting import PART_NAMES
 from datamodules.token_store import TokenisedFolder
 

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from datamodules.bad_rows import BadRows
 from datamodules.cache import cache_root, digest_of, file_digest, made_once
 from datamodules.chat import MarkedText, Marker, TrainedTokens, TrainOn
+from datamodules.files.bad_rows import BadRow, BadRows
 from datamodules.instruction_rows import Instruction, read_instructions
 from datamodules.instruction_store import PER_SAMPLE, InstructionStore
-from datamodules.sources import BadRow
 from datamodules.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, keyed_hashes
 from datamodules.text_split import Fragments, TextSplit, cuts_of
 from datamodules.token_store import token_dtype

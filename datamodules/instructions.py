@@ -5,16 +5,16 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from datamodules.audits import Audit, MakeModel
-from datamodules.bad_rows import BadRows, hand_over_rejected
 from datamodules.cache import cache_root
 from datamodules.chat import TrainOn
+from datamodules.files.bad_rows import BadRows, hand_over_rejected
+from datamodules.files.tables import expand_files
 from datamodules.instruction_batches import InstructionDataset, Layout, TooLong, fitted
 from datamodules.instruction_store import InstructionStore
 from datamodules.instruction_writer import InstructionRequest, open_instruction_store
 from datamodules.json_rows import SUFFIXES
 from datamodules.planned import PlannedDataset, Stage
 from datamodules.prompted import PromptedDataModule
-from datamodules.sources import expand_files
 from datamodules.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
 from datamodules.text_split import TextSplit
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from datamodules.sources import PARQUET_SUFFIXES
+from datamodules.files.tables import PARQUET_SUFFIXES
 
 JSON_SUFFIXES = (".jsonl", ".ndjson")
 SUFFIXES = (*JSON_SUFFIXES, *PARQUET_SUFFIXES)

@@ -1,6 +1,6 @@
 """What `unisono check` says of pages beyond their tokens: where their target shows."""
 
-from datamodules.bad_rows import BadRows
+from datamodules.files.bad_rows import BadRows
 from datamodules.page_store import PageRequest
 
 

@@ -14,10 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from datamodules.bad_rows import BadRows
+from datamodules.files.bad_rows import BadRow, BadRows
 from datamodules.html_text import parsed, visible_lines
 from datamodules.json_rows import HALF_RULE, JsonRow, half_character, read_json_rows
-from datamodules.sources import BadRow
 
 if TYPE_CHECKING:
     from selectolax.lexbor import LexborHTMLParser

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from datamodules.bad_rows import BadRows
 from datamodules.cache import cache_root, digest_of, made_once
 from datamodules.chat import Marker
+from datamodules.files.bad_rows import BadRows
 from datamodules.instruction_rows import Instruction
 from datamodules.instruction_store import InstructionStore
 from datamodules.instruction_writer import InstructionRequest

@@ -6,11 +6,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from datamodules.files.tables import expand_files
 from datamodules.json_rows import SUFFIXES
 from datamodules.prompt_output import check_output, write_completions, write_scores
 from datamodules.prompt_rows import PromptRequest, read_rows
 from datamodules.prompts import ChoiceDataset, PromptDataset
-from datamodules.sources import expand_files
 from datamodules.tokenised import Files, TokenisedDataModule
 from datamodules.tokenizers.text_tokenizer import TextTokenizer, make_tokenizer
 from datamodules.tokenizers.wanted import model_options, trained_tokenizer

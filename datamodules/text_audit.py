@@ -8,6 +8,7 @@ import numpy as np
 
 from datamodules.audits import TOO_LONG
 from datamodules.batches import IGNORED, TERM
+from datamodules.files.bad_rows import BadRow
 from datamodules.instruction_batches import (
     InstructionDataset,
     Loss,
@@ -16,7 +17,6 @@ from datamodules.instruction_batches import (
 )
 from datamodules.instruction_store import InstructionPart, InstructionStore
 from datamodules.planned import PlannedDataset
-from datamodules.sources import BadRow
 from datamodules.splitting import PART_NAMES, TRAIN
 from datamodules.text_batches import Piece
 from datamodules.tokenizers.text_tokenizer import TextTokenizer

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 MODULES = (
-    "datamodules.occupations",
+    "datamodules.occupations.datamodule",
     "lit_models.launch",
     "lit_models.occupation_coder.module",
 )

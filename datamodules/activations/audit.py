@@ -14,7 +14,7 @@ from datamodules.activations.pieces import Pieces
 from datamodules.activations.positions import PositionRule
 from datamodules.activations.store import ActivationStore
 from datamodules.audits import WIDTH, say
-from datamodules.sources import BadRow
+from datamodules.files.bad_rows import BadRow
 from datamodules.splitting import PART_NAMES
 from datamodules.token_store import TokenStore
 

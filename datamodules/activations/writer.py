@@ -21,8 +21,8 @@ from datamodules.activations.statistics import Chunk, statistics_of
 from datamodules.activations.store import SCHEMA, STATISTICS, STORE_VERSION, SubjectFacts
 from datamodules.cache import content_digest, digest_of
 from datamodules.files import sync
+from datamodules.files.tables import naming
 from datamodules.splitting import PART_NAMES, TRAIN
-from datamodules.table_writer import naming
 from datamodules.token_store import TokenStore
 
 CHUNK = 4096  # activations that are summed at once; another value moves the last bits

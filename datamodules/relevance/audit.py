@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from datamodules.files.bad_rows import BadRow
 from datamodules.relevance.collection import Collection, open_collection
 from datamodules.relevance.request import CollectionRequest
 from datamodules.relevance.texts import TextRecord
-from datamodules.sources import BadRow
 from datamodules.splitting import PART_NAMES
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ data) of parquet files that newer copies of its data sets have.
 from collections.abc import Iterator
 from pathlib import Path
 
-from datamodules.bad_rows import BadRows
+from datamodules.files.bad_rows import BadRows
+from datamodules.files.tables import PARQUET_SUFFIXES, check_columns, column_names
 from datamodules.json_rows import read_json_rows
 from datamodules.relevance.collection_writer import JudgementRows
 from datamodules.relevance.layouts import (
@@ -20,7 +21,6 @@ from datamodules.relevance.layouts import (
 from datamodules.relevance.request import CollectionFiles
 from datamodules.relevance.text_writer import TextTableWriter
 from datamodules.relevance.texts import LineError, TextTable, record_of
-from datamodules.sources import PARQUET_SUFFIXES, check_columns, column_names
 from datamodules.splitting import PART_NAMES
 
 HEADER = ("query-id", "corpus-id", "score")

@@ -12,13 +12,13 @@ import numpy as np
 
 from datamodules.cache import cache_root, digest_of, file_digest, made_once
 from datamodules.files import mapped_array
+from datamodules.files.tables import expand_files
 from datamodules.relevance.bm25 import BM25_VERSION, Bm25, Bm25Options, open_bm25
 from datamodules.relevance.collection import Collection
 from datamodules.relevance.queries import Queries
 from datamodules.relevance.request import Files
 from datamodules.relevance.runs import read_run
 from datamodules.relevance.tables import NO_DOCUMENT, rows_of
-from datamodules.sources import expand_files
 
 LISTS_VERSION = 1
 RUN_SUFFIXES = (".trec", ".run", ".txt", ".tsv")

@@ -7,13 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from datamodules.bad_rows import BadRows, OnBadRows, read_rejected
 from datamodules.cache import digest_of, made_once
 from datamodules.files import mapped
+from datamodules.files.bad_rows import BadRow, BadRows, OnBadRows, read_rejected
 from datamodules.relevance.collection_writer import CollectionWriter
 from datamodules.relevance.request import CollectionRequest
 from datamodules.relevance.texts import TextTable
-from datamodules.sources import BadRow
 from datamodules.splitting import PART_NAMES
 
 

@@ -9,11 +9,10 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from datamodules.bad_rows import BadRows
+from datamodules.files.bad_rows import BadRow, BadRows
 from datamodules.relevance.request import CollectionRequest, QuerySplit
 from datamodules.relevance.text_writer import TextTableWriter
 from datamodules.relevance.texts import TextTable
-from datamodules.sources import BadRow
 from datamodules.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, keyed_hashes
 
 

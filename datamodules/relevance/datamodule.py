@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from datamodules.audits import Audit, MakeModel
-from datamodules.bad_rows import hand_over_rejected
 from datamodules.encoded_texts import EncodedTextDataModule
+from datamodules.files.bad_rows import hand_over_rejected
 from datamodules.relevance.collection import Collection, CollectionRequest, open_collection
 
 MOST_TOKENIZER_TEXTS = 200_000

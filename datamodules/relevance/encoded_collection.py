@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from datamodules.files import sync
-from datamodules.table_writer import naming
+from datamodules.files.tables import naming
 
 NumberType = Literal["float32", "float16"]
 ROWS_AT_ONCE = 65_536

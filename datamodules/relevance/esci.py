@@ -11,14 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from datamodules.bad_rows import BadRows
+from datamodules.files.bad_rows import BadRow, BadRows
+from datamodules.files.tables import check_columns
 from datamodules.json_rows import open_parquet
 from datamodules.relevance.collection_writer import JudgementRows
 from datamodules.relevance.layouts import named_or_found
 from datamodules.relevance.request import CollectionFiles, EsciOptions
 from datamodules.relevance.text_writer import TextTableWriter
 from datamodules.relevance.texts import LineError, TextRecord, TextTable, id_hashes
-from datamodules.sources import BadRow, check_columns
 from datamodules.splitting import PART_ALIASES
 
 EXAMPLE_COLUMNS = (

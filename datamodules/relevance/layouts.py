@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from datamodules.bad_rows import BadRows
+from datamodules.files.bad_rows import BadRow, BadRows
+from datamodules.files.tables import expand_files
 from datamodules.relevance.collection_writer import JudgementRows
 from datamodules.relevance.request import CollectionFiles, Files
 from datamodules.relevance.texts import LineError
-from datamodules.sources import BadRow, expand_files
 from datamodules.splitting import PART_ALIASES, PART_NAMES
 
 SUFFIXES = (".jsonl", ".tsv", ".txt", ".parquet", ".pq")

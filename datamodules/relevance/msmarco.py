@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from datamodules.bad_rows import BadRows
+from datamodules.files.bad_rows import BadRow, BadRows
+from datamodules.files.tables import expand_files
 from datamodules.relevance.collection_writer import JudgementRows
 from datamodules.relevance.layouts import (
     SUFFIXES,
@@ -22,7 +23,6 @@ from datamodules.relevance.layouts import (
 from datamodules.relevance.request import CollectionFiles
 from datamodules.relevance.text_writer import TextTableWriter
 from datamodules.relevance.texts import LineError, TextTable
-from datamodules.sources import BadRow, expand_files
 from datamodules.splitting import PART_NAMES
 
 LINES_PER_BLOCK = 65_536

@@ -7,10 +7,10 @@ from typing import Protocol
 import numpy as np
 
 from datamodules.cache import digest_of
+from datamodules.files.bad_rows import BadRow
 from datamodules.plan import hash_ids
 from datamodules.relevance.collection import Collection
 from datamodules.relevance.texts import LineError, TextRecord, parse_line
-from datamodules.sources import BadRow
 
 QUERY_SUFFIXES = (".jsonl", ".tsv")
 

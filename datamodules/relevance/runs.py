@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from datamodules.files.bad_rows import BadRow
+from datamodules.files.tables import new_text_file
 from datamodules.relevance.layouts import cut_trec, decoded
 from datamodules.relevance.texts import LineError
-from datamodules.sources import BadRow
-from datamodules.table_writer import new_text_file
 
 RUN_COLUMNS = ("query", "Q0", "document", "rank", "score", "tag")
 

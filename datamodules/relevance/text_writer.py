@@ -8,8 +8,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from datamodules.bad_rows import BadRows
 from datamodules.files import mapped
+from datamodules.files.bad_rows import BadRow, BadRows
 from datamodules.relevance.texts import (
     COLUMNS,
     LineError,
@@ -19,7 +19,6 @@ from datamodules.relevance.texts import (
     id_hashes,
     parse_line,
 )
-from datamodules.sources import BadRow
 
 LINES_PER_BLOCK = 65_536
 BOM = b"\xef\xbb\xbf"

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from datamodules.audits import say
-from datamodules.bad_rows import BadRows
+from datamodules.files.bad_rows import BadRow, BadRows
 from datamodules.scored_texts.labels import LabelReader
 from datamodules.scored_texts.rows import RowReader
 from datamodules.scored_texts.store import StoreRequest
-from datamodules.sources import BadRow
 from datamodules.splitting import stem_key
 
 if TYPE_CHECKING:

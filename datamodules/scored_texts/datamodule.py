@@ -8,9 +8,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from datamodules.audits import Audit, MakeModel
-from datamodules.bad_rows import hand_over_rejected
 from datamodules.cache import cache_root
 from datamodules.encoded_texts import EncodedTextDataModule
+from datamodules.files.bad_rows import hand_over_rejected
+from datamodules.files.tables import expand_files
 from datamodules.planned import PlannedDataset, Stage
 from datamodules.scored_texts.batches import (
     ChunkOptions,
@@ -30,7 +31,6 @@ from datamodules.scored_texts.splits import (
     trained_facts,
 )
 from datamodules.scored_texts.store import ScoredStore, StoreRequest, open_store
-from datamodules.sources import expand_files
 from datamodules.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, SplitOptions
 from datamodules.text_encoding import TextEncoding
 

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from datamodules.files.tables import column_names, naming, read_rows, table_writer
 from datamodules.json_rows import JSON_SUFFIXES, read_json_rows
-from datamodules.predict_output import free_names
+from datamodules.occupations.coded_table import free_names
 from datamodules.scored_texts.store import ScoredStore
-from datamodules.sources import column_names, read_rows
-from datamodules.table_writer import naming, table_writer
 
 DIGITS = 6
 

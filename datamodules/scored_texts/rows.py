@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from datamodules.bad_rows import BadRows
+from datamodules.files.bad_rows import BadRow, BadRows
+from datamodules.files.tables import SUFFIXES as TABLES
+from datamodules.files.tables import check_columns, read_rows
 from datamodules.json_rows import HALF_RULE, JSON_SUFFIXES, half_character, read_json_rows
 from datamodules.scored_texts.labels import LabelError, LabelReader
-from datamodules.sources import SUFFIXES as TABLES
-from datamodules.sources import BadRow, check_columns, read_rows
 
 SUFFIXES = (*TABLES, *JSON_SUFFIXES)
 NOTHING = "holds no text; fill it or drop the row."

@@ -9,9 +9,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from datamodules.bad_rows import BadRows, OnBadRows
 from datamodules.cache import cache_root, digest_of, file_digest, made_once
 from datamodules.files import mapped_array
+from datamodules.files.bad_rows import BadRows, OnBadRows
 from datamodules.scored_texts.labels import LabelOptions, LabelReader
 from datamodules.scored_texts.rows import RowReader, ScoredRow, TextColumns
 from datamodules.splitting import stem_key

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from datamodules.sources import check_file, read_rows
+from datamodules.files.tables import check_file, read_rows
 from datamodules.tokenizers.code_systems import (
     CONTROL_SYMBOLS,
     HISCO,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from datamodules.occupation_store import OccupationStore
+from datamodules.occupations.store import OccupationStore
 from datamodules.splitting import TEST, TRAIN
 from datamodules.tokenizers.characters import decode
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from datamodules.languages import language_code
-from datamodules.occupation_batches import padded_texts
+from datamodules.occupations.batches import padded_texts
 from datamodules.tokenizers.characters import TextNormalisation, encode
 from datamodules.tokenizers.codes import CodeBook
 from lit_models.occupation_coder.decoding import Decoded, decode

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.occupation_store import OccupationStore
+from datamodules.occupations.store import OccupationStore
 from datamodules.splitting import TRAIN
 from datamodules.tokenizers.characters import TextNormalisation, decode
 from datamodules.tokenizers.codes import CodeBook

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from datamodules.occupation_batches import padded_texts
+from datamodules.occupations.batches import padded_texts
 from datamodules.tokenizers.characters import TextNormalisation, encode
 from lit_models.layers.linear import Linear
 from lit_models.occupation_coder import network as our_network

@@ -13,9 +13,9 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
-from datamodules.occupation_request import CodeBookOptions
-from datamodules.occupation_rows import Columns
-from datamodules.occupations import OccupationDataModule
+from datamodules.occupations.datamodule import OccupationDataModule
+from datamodules.occupations.rows import Columns
+from datamodules.occupations.store import CodeBookOptions
 from datamodules.splitting import SplitOptions
 from datamodules.tokenizers.characters import TextNormalisation
 from lit_models.occupation_coder.decoding import DecodingOptions

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from datamodules.checkpoint_recipe import read_recipe
-from datamodules.occupations import RECIPE_KEY
+from datamodules.occupations.datamodule import RECIPE_KEY
 from datamodules.text import TextDataModule
 from datamodules.tokenizers.wanted import TEXT_RECIPE_KEY
 from lit_models.causal_lm.module import LitCausalLM

@@ -97,7 +97,7 @@ def test_answers_and_their_ends_are_found(name: str, tmp_path: Path) -> None:
 
 
 def test_tool_calls_may_be_answers_without_content(tmp_path: Path) -> None:
-    from datamodules.bad_rows import BadRows
+    from datamodules.files.bad_rows import BadRows
     from datamodules.instruction_rows import read_instructions
 
     call = {"role": "assistant", "content": None, "tool_calls": [{"name": "look"}]}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from datamodules import demo, documentation_texts
-from datamodules.occupation_grammar import LANGUAGES, Head, code_book, heads, records
+from datamodules.occupations.grammar import LANGUAGES, Head, code_book, heads, records
 from datamodules.splitting import stem_key
 
 

@@ -5,9 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datamodules import Augmentation, occupation_batches
+from datamodules import Augmentation
 from datamodules.augmentation import augment
-from datamodules.occupation_batches import OccupationDataset
+from datamodules.occupations import batches
+from datamodules.occupations.batches import OccupationDataset
 from datamodules.plan import PlanOptions, rng_for
 from datamodules.tokenizers.characters import decode
 from tests.occupation_tables import ROWS, many, module, table
@@ -76,7 +77,7 @@ def test_only_samples_whose_text_changes_take_a_generator(
         made.append(sample_id)
         return rng_for(seed, epoch, sample_id)
 
-    monkeypatch.setattr(occupation_batches, "rng_for", counted)
+    monkeypatch.setattr(batches, "rng_for", counted)
     dataset = dataset_of(tmp_path, Augmentation(drop_language=0.4))
     assert (batch_of(dataset, range(64))["language_id"] == 0).sum() > 10
     assert not made

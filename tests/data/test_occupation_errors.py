@@ -10,7 +10,7 @@ from datamodules import (
     OccupationDataModule,
     TextOptions,
 )
-from datamodules.occupations import recipe_of_checkpoint
+from datamodules.occupations.datamodule import recipe_of_checkpoint
 from tests.occupation_tables import COLUMNS, ROWS, many, module, table
 
 

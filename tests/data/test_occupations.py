@@ -152,7 +152,7 @@ def test_augmentation_is_keyed_and_only_in_training(tmp_path):
 
 def test_the_tables_are_tokenised_once(tmp_path, monkeypatch):
     module(tmp_path, ROWS).prepare_data()
-    monkeypatch.setattr("datamodules.occupation_writer._Writer.write", lambda *_: 1 / 0)
+    monkeypatch.setattr("datamodules.occupations.store._Writer.write", lambda *_: 1 / 0)
     module(tmp_path, ROWS).prepare_data()
     with pytest.raises(ZeroDivisionError):
         module(tmp_path, [*ROWS, ROWS[0]]).prepare_data()
@@ -164,7 +164,7 @@ def test_a_half_written_cache_is_never_taken(tmp_path, monkeypatch):
     data = module(tmp_path, ROWS)
     real = np.save
     monkeypatch.setattr(
-        "datamodules.occupation_writer.np.save",
+        "datamodules.occupations.store.np.save",
         lambda path, array: real(path, array) if "is_seen" not in str(path) else 1 / 0,
     )
     with pytest.raises(ZeroDivisionError):

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from datamodules import PagesDataModule, PlanOptions, TextSplit, TokenizerOptions, demo
-from datamodules.bad_rows import BadRows
 from datamodules.batches import IGNORED
+from datamodules.files.bad_rows import BadRows
 from datamodules.json_rows import JsonRow
 from datamodules.page_batches import SnippetDataset, prompt_of
 from datamodules.page_rows import WriterPage, framed, page_of, read_pages

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datamodules import Columns, OccupationDataModule
-from datamodules.occupation_batches import DistinctInputs
-from datamodules.predict_output import free_names, output_columns, write_coded_table
-from datamodules.predict_rows import PredictIndex, open_index, rows_with_inputs
-from datamodules.sources import read_rows
+from datamodules.files.tables import read_rows
+from datamodules.occupations.batches import DistinctInputs
+from datamodules.occupations.coded_table import free_names, output_columns, write_coded_table
+from datamodules.occupations.predict_rows import PredictIndex, open_index, rows_with_inputs
 from datamodules.tokenizers.characters import TextNormalisation, decode
 from datamodules.tokenizers.codes import HISCO, CodeBook
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datamodules import delimited
-from datamodules.sources import BadRow, check_columns, expand_files, read_rows
-from datamodules.table_writer import table_writer
+from datamodules.files import tables
+from datamodules.files.bad_rows import BadRow
+from datamodules.files.tables import check_columns, expand_files, read_rows, table_writer
 
 VALUES = st.text(
     st.characters(exclude_categories=("Cs",), exclude_characters="\n\r\0"), max_size=8
@@ -48,11 +48,11 @@ def test_any_table_of_strings_survives_every_format(tmp_path_factory, table):
 def test_the_fast_parser_agrees_with_the_careful_one(text):
     block = text.encode()
     names = ["p", "q"]
-    fast = delimited._parse_fast(block, names, ",") if block else None
+    fast = tables._parse_fast(block, names, ",") if block else None
     if fast is None:
         return
     bad: list[tuple[int, str, str]] = []
-    careful, _ = delimited._parse_carefully(text, 1, names, ",", lambda *b: bad.append(b))
+    careful, _ = tables._parse_carefully(text, 1, names, ",", lambda *b: bad.append(b))
     assert not bad
     assert careful.to_pylist() == fast.to_pylist()
 
@@ -66,7 +66,7 @@ def test_values_stay_text_and_rows_know_their_line(tmp_path):
 
 
 def test_lines_are_counted_across_blocks(tmp_path, monkeypatch):
-    monkeypatch.setattr(delimited, "BLOCK_BYTES", 16)
+    monkeypatch.setattr(tables, "BLOCK_BYTES", 16)
     lines = [f"text {i},{i}" if i % 3 else f'"text, {i}",{i}' for i in range(40)]
     path = write(tmp_path / "t.csv", "\n".join(["text,code", *lines]))
     batches = list(read_rows(path, ["code"]))
@@ -139,7 +139,7 @@ def test_a_cut_off_parquet_file_is_refused(tmp_path):
 
 
 def test_an_overlong_line_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(delimited, "MAX_LINE_BYTES", 1 << 20)
+    monkeypatch.setattr(tables, "MAX_LINE_BYTES", 1 << 20)
     path = write(tmp_path / "t.csv", "text\nshort\n" + "x" * (3 << 20))
     with pytest.raises(ValueError, match=r"t.csv:3: a line is longer than 1 MiB"):
         list(read_rows(path))

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from datamodules import OccupationDataModule, SplitOptions, TextDataModule
-from datamodules.occupation_rows import Columns
+from datamodules.occupations.rows import Columns
 from datamodules.planned import LoaderOptions, PlannedDataModule
 from lit_models import LitCausalLM, LitOccupationCoder
 from lit_models.causal_lm.decoder_config import DecoderConfig

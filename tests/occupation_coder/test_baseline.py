@@ -4,10 +4,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from datamodules.occupation_request import CodeBookOptions, StoreRequest
-from datamodules.occupation_rows import Columns
-from datamodules.occupation_store import OccupationStore
-from datamodules.occupation_writer import open_store
+from datamodules.occupations.rows import Columns
+from datamodules.occupations.store import CodeBookOptions, OccupationStore, StoreRequest, open_store
 from datamodules.tokenizers.codes import CodeSystem
 from lit_models.occupation_coder.baseline import LinearBaseline, fit_and_predict
 

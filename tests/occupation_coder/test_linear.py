@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from datamodules.occupation_request import CodeBookOptions
-from datamodules.occupation_rows import Columns
-from datamodules.occupations import OccupationDataModule
+from datamodules.occupations.datamodule import OccupationDataModule
+from datamodules.occupations.rows import Columns
+from datamodules.occupations.store import CodeBookOptions
 from lit_models.occupation_coder.encoders import CharacterEncoder
 from lit_models.occupation_coder.linear import (
     LOGIT_PER_MARGIN,

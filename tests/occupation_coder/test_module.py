@@ -7,8 +7,8 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 
-from datamodules.occupation_rows import Columns
-from datamodules.occupations import OccupationDataModule
+from datamodules.occupations.datamodule import OccupationDataModule
+from datamodules.occupations.rows import Columns
 from lit_models.occupation_coder.decoding import DecodingOptions
 from lit_models.occupation_coder.encoders import CharacterEncoder
 from lit_models.occupation_coder.linear import LinearOptions

@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.console import Console
 
-from datamodules.table_writer import naming
+from datamodules.files.tables import naming
 from lit_models.training.callbacks.ledger import tells_samples
 
 PART_BATCHES = 32

@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from datamodules.bad_rows import BadRows
-from datamodules.languages import UNKNOWN, language_code
-from datamodules.sources import (
+from datamodules.files.bad_rows import BadRows
+from datamodules.files.tables import (
     BadRow,
     RowBatch,
     check_columns,
@@ -15,6 +14,7 @@ from datamodules.sources import (
     read_rows,
     separator_hint,
 )
+from datamodules.languages import UNKNOWN, language_code
 from datamodules.splitting import parse_part
 from datamodules.tokenizers.characters import TextNormalisation
 from datamodules.tokenizers.codes import CodeBook, CodeSystem

@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from datamodules.predict_rows import CodedRows, PredictIndex, rows_with_inputs
-from datamodules.sources import PARQUET_SUFFIXES
-from datamodules.table_writer import table_writer
+from datamodules.files.tables import PARQUET_SUFFIXES, table_writer
+from datamodules.occupations.predict_rows import CodedRows, PredictIndex, rows_with_inputs
 from datamodules.tokenizers.codes import CodeBook
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Tables of job descriptions are tokenised once, into the arrays of `occupation_store`.
+"""Tables of job descriptions, tokenised once into memory-mapped arrays.
 
 Shapes: T distinct texts, P their characters, N rows, K all codes of all rows.
 """
@@ -8,31 +8,196 @@ import json
 import platform
 from array import array
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from datamodules.bad_rows import BadRows
-from datamodules.cache import made_once
+from datamodules.cache import cache_root, digest_of, file_digest, made_once
+from datamodules.files.bad_rows import BadRows
+from datamodules.files.tables import check_file
 from datamodules.languages import UNKNOWN, language_code
-from datamodules.occupation_request import StoreRequest
-from datamodules.occupation_rows import Job, RowRules
-from datamodules.occupation_store import ARRAYS, OccupationStore
+from datamodules.occupations.rows import Columns, Job, RowRules
 from datamodules.splitting import (
+    PART_NAMES,
     TEST,
     TRAIN,
     VALIDATION,
+    SplitOptions,
     keyed_hashes,
     split_by_stem,
     split_digest,
 )
 from datamodules.tokenizers.characters import TextNormalisation, encode
-from datamodules.tokenizers.codes import CodeBook, build_code_book
+from datamodules.tokenizers.codes import CodeBook, CodeSystem, build_code_book
 
+STORE_VERSION = 1
 RECIPE_VERSION = 1
+# What of a recipe decides how a row is encoded; thresholds and the like do not.
+ENCODING_KEYS = ("version", "normalisation", "max_length", "languages", "code_book")
+ARRAYS = (
+    "code_points",  # [P] uint32, the texts one behind the other
+    "text_offsets",  # [T + 1] int64
+    "is_truncated",  # [T] bool
+    "text_id",  # [N] int32
+    "language_id",  # [N] int16, index in the recipe's languages
+    "code_ids",  # [K] int32
+    "code_offsets",  # [N + 1] int64
+    "part",  # [N] int8: train, validation, test
+    "is_seen_text",  # [N] bool: the text occurs in a training row
+    "is_seen_code",  # [N] bool: every code of the row occurs in a training row
+)
+
+
+@dataclass(frozen=True)
+class CodeBookOptions:
+    """The list of legal codes.
+
+    Args:
+        path: csv, tsv or parquet with the columns code and description; none takes the codes of
+            the data.
+        descriptions_as_examples: each description is one more training example of its code.
+        description_language: of the descriptions.
+    """
+
+    path: str | None = None
+    descriptions_as_examples: bool = False
+    description_language: str = "en"
+
+    def __post_init__(self) -> None:
+        language_code(self.description_language)
+
+
+@dataclass(frozen=True)
+class TextOptions(TextNormalisation):
+    """What is done to texts, equally in training and prediction: `TextNormalisation`, then the cut.
+
+    Args:
+        max_length: characters that are kept of a text, at least 1.
+    """
+
+    max_length: int = 128
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_length < 1:
+            raise ValueError(f"text.max_length must be at least 1, got {self.max_length}.")
+
+    @property
+    def normalisation(self) -> TextNormalisation:
+        """The normalisation alone, as a checkpoint keeps it."""
+        options = asdict(self)
+        options.pop("max_length")
+        return TextNormalisation(**options)
+
+
+@dataclass
+class StoreRequest:
+    """All that the arrays depend on.
+
+    Args:
+        files: per part (train, validation, test) the tables with codes.
+        columns: which column holds what.
+        system: how codes are written.
+        book: the legal codes.
+        split: how training rows are divided where parts have no files.
+        text: normalisation and length.
+        on_bad_rows: error or reject.
+        recipe: that of a checkpoint, which then decides the encoding; none makes a new one.
+    """
+
+    files: dict[int, list[Path]]
+    columns: Columns
+    system: CodeSystem
+    book: CodeBookOptions = CodeBookOptions()
+    split: SplitOptions = field(default_factory=SplitOptions)
+    text: TextOptions = TextOptions()
+    on_bad_rows: Literal["error", "reject"] = "error"
+    recipe: dict[str, Any] | None = None
+
+    def folder(self) -> Path:
+        """The cache folder of these arrays; reads the files' digests."""
+        root = cache_root()
+        named = {PART_NAMES[part]: [[str(p), file_digest(p, root)] for p in paths]
+                 for part, paths in self.files.items()}  # fmt: skip
+        if self.book.path:
+            check_file(Path(self.book.path), "data.code_book")
+        book = file_digest(Path(self.book.path), root) if self.book.path else None
+        parts = {
+            "version": STORE_VERSION,
+            "files": named,
+            "columns": asdict(self.columns),
+            "system": self.system.to_dict(),
+            "book": [asdict(self.book), book],
+            "split": asdict(self.split),
+            "text": asdict(self.text),
+            "on_bad_rows": self.on_bad_rows,
+            "recipe": None if self.recipe is None else encoding_digest(self.recipe),
+        }
+        return root / "occupations" / digest_of(parts)
+
+
+def encoding_digest(recipe: dict[str, Any]) -> str:
+    """Hex digest of what decides how a row is encoded."""
+    return digest_of({key: recipe[key] for key in ENCODING_KEYS})
+
+
+class OccupationStore:
+    """The arrays of one cache folder, memory-mapped; pickled as the name of the folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
+        self.recipe: dict[str, Any] = facts["recipe"]
+        self.fingerprint: str = facts["fingerprint"]
+        self.arrays = {name: _open(folder / f"{name}.npy") for name in ARRAYS}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OccupationStore, (self.folder,)
+
+    def rows(self, part: int) -> np.ndarray:
+        """[rows] int64: the rows of one part, in input order."""
+        return np.flatnonzero(self.arrays["part"] == part)
+
+    def code_points(self, row: int) -> np.ndarray:
+        """[S] uint32: the text of a row."""
+        text = self.arrays["text_id"][row]
+        offsets = self.arrays["text_offsets"]
+        return self.arrays["code_points"][offsets[text] : offsets[text + 1]]
+
+    def code_ids(self, row: int) -> np.ndarray:
+        """[1 …] int32: the codes of a row."""
+        offsets = self.arrays["code_offsets"]
+        return self.arrays["code_ids"][offsets[row] : offsets[row + 1]]
+
+    def texts(self, rows: np.ndarray) -> list[np.ndarray]:
+        """[S] uint32 for each of these rows: its text."""
+        return _parts(self.arrays, "code_points", "text_offsets", self.arrays["text_id"][rows])
+
+    def code_sets(self, rows: np.ndarray) -> list[np.ndarray]:
+        """[1 …] int32 for each of these rows: its codes."""
+        return _parts(self.arrays, "code_ids", "code_offsets", rows)
+
+    def lengths(self, rows: np.ndarray) -> np.ndarray:
+        """[rows] int64: characters of each row's text."""
+        return np.diff(self.arrays["text_offsets"])[self.arrays["text_id"][rows]]
+
+
+def _parts(
+    arrays: dict[str, np.ndarray], values: str, offsets: str, places: np.ndarray
+) -> list[np.ndarray]:
+    """Return what lies from one offset to the next, at each of these places."""
+    ends = arrays[offsets]
+    pairs = zip(ends[places].tolist(), ends[places + 1].tolist(), strict=True)
+    return [arrays[values][start:end] for start, end in pairs]
+
+
+def _open(path: Path) -> np.ndarray:
+    mapped = np.load(path, mmap_mode="r")
+    # Seen as a plain array, of which a slice takes a tenth of the time; an empty file has no map.
+    return np.asarray(mapped) if mapped.size else np.array(mapped)
 
 
 def open_store(request: StoreRequest) -> OccupationStore:

@@ -13,10 +13,10 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from datamodules.bad_rows import BadRows, OnBadRows
 from datamodules.cache import cache_root, digest_of, file_digest, made_once
-from datamodules.occupation_rows import Columns, RowRules
-from datamodules.sources import RowBatch, column_names, read_rows
+from datamodules.files.bad_rows import BadRows, OnBadRows
+from datamodules.files.tables import RowBatch, column_names, read_rows
+from datamodules.occupations.rows import Columns, RowRules
 from datamodules.tokenizers.characters import TextNormalisation
 from datamodules.tokenizers.codes import CodeSystem
 

@@ -9,26 +9,25 @@ import numpy as np
 
 from datamodules.audits import Audit, MakeModel
 from datamodules.augmentation import Augmentation
-from datamodules.bad_rows import hand_over_rejected
 from datamodules.cache import cache_root
 from datamodules.checkpoint_recipe import checkpoint_to_load, read_recipe
+from datamodules.files.bad_rows import hand_over_rejected
+from datamodules.files.tables import check_suffix, expand_files
 from datamodules.languages import UNKNOWN
-from datamodules.occupation_batches import DistinctInputs, OccupationDataset
-from datamodules.occupation_request import (
+from datamodules.occupations.batches import DistinctInputs, OccupationDataset
+from datamodules.occupations.coded_table import REVIEW_BELOW, default_output, write_coded_table
+from datamodules.occupations.predict_rows import PredictIndex, open_index
+from datamodules.occupations.rows import Columns
+from datamodules.occupations.store import (
     CodeBookOptions,
+    OccupationStore,
     StoreRequest,
     TextOptions,
     encoding_digest,
+    open_store,
 )
-from datamodules.occupation_rows import Columns
-from datamodules.occupation_store import OccupationStore
-from datamodules.occupation_writer import open_store
 from datamodules.planned import PlannedDataModule, PlannedDataset, Stage
-from datamodules.predict_output import REVIEW_BELOW, default_output, write_coded_table
-from datamodules.predict_rows import PredictIndex, open_index
-from datamodules.sources import expand_files
 from datamodules.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, SplitOptions
-from datamodules.table_writer import check_suffix
 from datamodules.tokenizers.code_systems import CodeSystem, named_code_system
 from datamodules.tokenizers.codes import CodeBook
 
@@ -154,7 +153,7 @@ class OccupationDataModule(PlannedDataModule):
 
     def audit(self, make_model: MakeModel | None = None) -> Audit:
         """Return what is in the tables, and what is wrong with them, whatever the model."""
-        from datamodules.occupation_audit import audit_tables
+        from datamodules.occupations.audit import audit_tables
 
         predict_files = expand_files(self.predict_files, "data.predict_files")
         return audit_tables(self.store_request(), predict_files)

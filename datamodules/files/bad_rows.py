@@ -4,9 +4,7 @@ import csv
 import logging
 import shutil
 from pathlib import Path
-from typing import Literal
-
-from datamodules.sources import BadRow
+from typing import Literal, NamedTuple
 
 NUM_NAMED = 20
 NUM_IN_FULL = 3  # more rows than this get one line each
@@ -15,6 +13,26 @@ REJECTED_FILE = "rejected.csv"
 OnBadRows = Literal["error", "reject", "collect"]
 
 log = logging.getLogger(__name__)
+
+
+class BadRow(NamedTuple):
+    """One row that breaks a rule: where it stands, the value, the rule with the way out."""
+
+    file: str
+    line: int
+    value: str
+    rule: str
+    kind: str = "columns"
+
+    def __str__(self) -> str:
+        return self.shown(max_file=200, max_value=60)
+
+    def shown(self, max_file: int, max_value: int) -> str:
+        """File, line, value and rule; a long path loses its beginning, a long value its end."""
+        file = self.file if len(self.file) <= max_file else "…" + self.file[1 - max_file :]
+        value = self.value if len(self.value) <= max_value else self.value[: max_value - 1] + "…"
+        is_in_rule = self.value and f'"{self.value}"' in self.rule
+        return f"{file}:{self.line}: " + ("" if is_in_rule else f'"{value}": ') + self.rule
 
 
 class BadRows:

@@ -11,9 +11,9 @@ import torch
 from datamodules.augmentation import UNKNOWN_LANGUAGE, Augmentation, augment
 from datamodules.keyed_draws import uniforms_for
 from datamodules.loader import PlannedDataset, Sample
-from datamodules.occupation_store import OccupationStore
+from datamodules.occupations.predict_rows import PredictIndex
+from datamodules.occupations.store import OccupationStore
 from datamodules.plan import rng_for
-from datamodules.predict_rows import PredictIndex
 from datamodules.tokenizers.characters import PADDING_ID, decode, encode
 
 NO_CODE = -100

@@ -1,0 +1,1 @@
+"""Tables of job descriptions and occupation codes."""
