@@ -37,6 +37,7 @@ class UnisonoCLI(LightningCLI):
         self.argv, self.choice = argv, choice
         self.verdict: preflight.Verdict | None = None
         self.checkpoint_model = checkpoint_values.model_values(choice.ckpt_path)
+        config_files.refuse_in_parsers()
         super().__init__(
             LightningModule,
             LightningDataModule,

@@ -6,8 +6,9 @@ Torch-free: `unisono --help` and every usage error come from here in well under 
 from __future__ import annotations
 
 import difflib
+import functools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,102 @@ STRATEGY_CLASSES = {
     "deepspeed": "lit_models.training.strategies.ZeroStrategy",
 }
 EMPTIED = "emptied"  # key of a joined group below which no file's values count
+MOST_VALUES = 100_000  # in a YAML text, each alias counted with all that it stands for
+
+
+class RefusedYaml(yaml.MarkedYAMLError):
+    """Readable YAML that cannot be meant."""
+
+
+class StrictLoader(yaml.SafeLoader):
+    """Reads plain values; refuses a key that stands twice and aliases that multiply."""
+
+    def get_single_node(self) -> yaml.Node | None:
+        node = super().get_single_node()
+        if node is not None:
+            _num_values(node, {})
+        return node
+
+
+def _num_values(node: yaml.Node, known: dict[int, int]) -> int:
+    """Returns how many values a node holds, aliases counted with all that they stand for.
+
+    Args:
+        node: of a YAML text.
+        known: id of a node -> its number, so that each is looked at once.
+
+    Raises:
+        RefusedYaml: too many, a value that holds itself, or a key that stands twice in a mapping.
+    """
+    if id(node) in known:
+        if known[id(node)] == 0:
+            raise RefusedYaml(problem="a value holds itself", problem_mark=node.start_mark)
+        return known[id(node)]
+    known[id(node)] = 0
+    inner = node.value if isinstance(node, yaml.CollectionNode) else []
+    if isinstance(node, yaml.MappingNode):
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in lines and key.value != "<<":
+                    problem = f"the key `{key.value}` stands twice, first in line {lines[key.value]}"
+                    raise RefusedYaml(problem=problem, problem_mark=key.start_mark)
+                lines[key.value] = key.start_mark.line + 1
+        inner = [value for _, value in node.value]
+    known[id(node)] = 1 + sum(_num_values(value, known) for value in inner)
+    if known[id(node)] > MOST_VALUES:
+        problem = f"more than {MOST_VALUES:,} values, each alias counted with all it stands for"
+        raise RefusedYaml(problem=problem, problem_mark=node.start_mark)
+    return known[id(node)]
+
+
+def load_yaml(text: str, place: str) -> Any:
+    """Returns the plain value of a YAML text.
+
+    Args:
+        text: one document.
+        place: a file or an option, for messages.
+
+    Raises:
+        ValueError: not YAML, a key that stands twice in one mapping, or more or deeper values than
+            any config has.
+    """
+    try:
+        return yaml.load(text, StrictLoader)  # a SafeLoader
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise unreadable(error, place) from error
+
+
+def unreadable(error: Exception, place: str) -> ValueError:
+    """Returns the error that tells what is wrong with a YAML text."""
+    mark = getattr(error, "problem_mark", None)
+    line = f"{mark.line + 1}" if mark else ""
+    where = ":".join(filter(None, [place or "line", line]))
+    problem = getattr(error, "problem", None) or error
+    if isinstance(error, RecursionError):
+        problem = "its brackets are nested too deep"
+    kind = "refused" if isinstance(error, RefusedYaml) else "not readable YAML"
+    return ValueError(
+        f"{where}: this is {kind}: {problem}. Check the keys, brackets, quotes and "
+        "indentation there."
+    )
+
+
+@functools.cache
+def refuse_in_parsers() -> None:
+    """Lets jsonargparse refuse what `StrictLoader` refuses, in files that files include too."""
+    from jsonargparse import get_loader, set_loader
+
+    load = get_loader("yaml")
+
+    def load_checked(text: str, path: str = "") -> Any:
+        try:
+            yaml.compose(text, StrictLoader)
+        except (RefusedYaml, RecursionError) as error:
+            raise unreadable(error, str(path)) from error
+        return load(text)
+
+    set_loader("yaml", load_checked, exceptions=(yaml.YAMLError,))
 
 
 def config_folders() -> list[Path]:
@@ -209,7 +306,7 @@ def join_groups(argv: list[str]) -> list[str]:
                 if not isinstance(node.setdefault(name, {}), dict):
                     node[name] = {EMPTIED: True}
                 node = node[name]
-            node[names[-1]] = yaml.safe_load(value)
+            node[names[-1]] = load_yaml(value, option)
         else:
             groups.pop(names[0] if names else "", None)
             out += argv[i : i + used]
@@ -233,20 +330,12 @@ def read_config(path: Path) -> dict[str, Any]:
         ValueError: not YAML, not a mapping, or a key that would not do what it seems to.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = load_yaml(path.read_text(encoding="utf-8"), str(path))
     except UnicodeDecodeError as error:
         number = error.object[: error.start].count(b"\n") + 1
         raise ValueError(
             f"{path}:{number}: byte 0x{error.object[error.start]:02X} is not UTF-8; save the file "
             "as UTF-8."
-        ) from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or error
-        raise ValueError(
-            f"{path}{line}: this is not readable YAML: {problem}. Check the brackets, quotes and "
-            "indentation there."
         ) from error
     if content is None:
         return {}
@@ -296,10 +385,10 @@ def given_value(argv: list[str], key: str) -> Any:
     for option, value, _ in _tokens(argv):
         if option == "--config" and value:
             is_text = "\n" in value
-            node: Any = yaml.safe_load(value) if is_text else read_config(Path(value))
+            node: Any = load_yaml(value, option) if is_text else read_config(Path(value))
             for part in key.split("."):
                 node = node.get(part) if isinstance(node, dict) else None
             found = node if node is not None else found
         elif option == f"--{key}" and value is not None:
-            found = yaml.safe_load(value)
+            found = load_yaml(value, option)
     return found

@@ -50,8 +50,13 @@ MISTAKES = [
     ),
     (["--trainer.devices=4", "--data.global_batch_size=3"], "nothing to do.*>= 4"),
     (["--ckpt_path=nope.ckpt"], "nope.ckpt: there is no such checkpoint.*--ckpt_path auto"),
+    (["--data.num_workers=" + "[" * 100_000], "brackets are nested too deep"),
     (["--data.num_workers=-1"], "num_workers must be 0 or more, got -1"),
 ]
+
+BOMB = "a0: &a0 [1, 1, 1, 1, 1, 1]\n" + "".join(
+    f"a{i + 1}: &a{i + 1} [{', '.join([f'*a{i}'] * 6)}]\n" for i in range(40)
+)
 
 
 @pytest.mark.parametrize(("options", "message"), MISTAKES, ids=lambda value: str(value)[:40])
@@ -80,14 +85,21 @@ def _found(pattern: str, output: str) -> bool:
         ("- a\n", "bad.yaml: a config is a mapping"),
         ("a: \x00\n", "bad.yaml.*this is not readable YAML"),
         ("config: toy.yaml\n", "bad.yaml:1: the key `config` is refused"),
+        ("data:\n  - {a: 1,\n    a: 2}", "bad.yaml:3: .*key `a` stands twice, first in line 2"),
+        ("a: " + "[" * 100_000, "bad.yaml: .*brackets are nested too deep"),
+        ("a: " + "9" * 10_000, "bad.yaml: .*limit.*for integer"),
+        (BOMB, "bad.yaml:7: .*more than 100,000 values, each alias counted"),
+        ("model: sub.yaml\n", "model: line:1: .*the key `a` stands twice, first in line 1"),
     ],
 )
 def test_a_mistake_in_a_config_names_file_and_line(
     unisono: Unisono, toy_config: Path, text: str, message: str
 ) -> None:
     Path("bad.yaml").write_text(text)
+    Path("sub.yaml").write_text("{a: 1, a: 2}")
     status, output = unisono("fit", "--config", "toy.yaml", "--config", "bad.yaml")
     assert status == 2
+    assert len(output.splitlines()) <= 24
     assert _found(message, output), output
 
 

@@ -30,6 +30,7 @@ def run_command(name: str, argv: list[str]) -> Any:
 
     from lit_models.cli_errors import OneScreenErrors, UsageError
     from lit_models.commands._arguments import arguments_of
+    from lit_models.config_files import refuse_in_parsers
 
     class CommandParser(OneScreenErrors, ArgumentParser):
         takes_dashes = True
@@ -41,6 +42,7 @@ def run_command(name: str, argv: list[str]) -> Any:
         arguments = arguments_of(argv, function)
     except (ValueError, FileNotFoundError) as error:
         raise UsageError(str(error)) from error
+    refuse_in_parsers()
     return auto_cli(
         function,
         args=arguments,

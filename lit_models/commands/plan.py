@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lit_models.cli_errors import RUN, UsageError, say
+from lit_models.config_files import load_yaml
 
 if TYPE_CHECKING:
     from lit_models.forecasting.orders import Order
@@ -139,9 +140,7 @@ def _rehearse(found: "Forecast", order: "Order") -> None:
 
 def typed(value: Any) -> Any:
     """Return what an option of the command line says: a config's values are typed, its are text."""
-    import yaml
-
-    return yaml.safe_load(value) if isinstance(value, str) else value
+    return load_yaml(value, "an option") if isinstance(value, str) else value
 
 
 def _refuse_tensor_groups(strategy: Any) -> None:
