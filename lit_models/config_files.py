@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import functools
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,8 @@ def _num_values(node: yaml.Node, known: dict[int, int]) -> int:
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in lines and key.value != "<<":
-                    problem = f"the key `{key.value}` stands twice, first in line {lines[key.value]}"
+                    first = f"first in line {lines[key.value]}"
+                    problem = f"the key `{key.value}` stands twice, {first}"
                     raise RefusedYaml(problem=problem, problem_mark=key.start_mark)
                 lines[key.value] = key.start_mark.line + 1
         inner = [value for _, value in node.value]
