@@ -10,7 +10,12 @@ from datamodules.json_rows import HALF_RULE, JsonRow, half_character, read_json_
 
 ASSISTANT = "assistant"
 ROLES = ("system", "user", ASSISTANT, "tool")
-SHAPES = '{"prompt": "…", "completion": "…"} or {"messages": [{"role": "user", "content": "…"}, …]}'
+SHARE_GPT_ROLES = {"human": "user", "gpt": ASSISTANT, "chatgpt": ASSISTANT, "bot": ASSISTANT}
+SHAPES = (
+    '{"prompt": "…", "completion": "…"}, {"messages": [{"role": "user", "content": "…"}, …]}, '
+    '{"conversations": [{"from": "human", "value": "…"}, …]} or {"instruction": "…", "input": "…", '
+    '"output": "…"}'
+)
 
 
 class Instruction(NamedTuple):
@@ -64,8 +69,42 @@ def read_instructions(path: Path, bad_rows: BadRows) -> Iterator[Instruction]:
             bad_rows.add(BadRow(str(row.file), row.line, value, rule, kind))
 
 
+def as_messages(values: dict[str, Any]) -> dict[str, Any]:
+    """Return a row's values with its chat as `messages`; others come back as they are.
+
+    Args:
+        values: may hold `conversations` with `from` and `value` (ShareGPT), or `instruction`,
+            `input` and `output` (Alpaca); `system` goes before either. In prediction the last
+            answer may be missing. A row with `messages` or `prompt` is no other.
+    """
+    if values.get("messages") is not None or values.get("prompt") is not None:
+        return values
+    turns = values.get("conversations")
+    if turns is None and isinstance(values.get("instruction"), str):
+        asked = [values["instruction"], values.get("input") or ""]
+        turns = [{"role": "user", "content": "\n\n".join(str(part) for part in asked if part)}]
+        if values.get("output") is not None:
+            turns.append({"role": ASSISTANT, "content": values["output"]})
+    if turns is None:
+        return values
+    if isinstance(turns, list):
+        if values.get("system"):
+            turns = [{"role": "system", "content": values["system"]}, *turns]
+        turns = [_turn(turn) for turn in turns]
+    return {**values, "messages": turns}
+
+
+def _turn(turn: Any) -> Any:
+    """Return a turn of ShareGPT as a message; a message as it is."""
+    if not isinstance(turn, dict) or "from" not in turn or "role" in turn:
+        return turn
+    others = {name: value for name, value in turn.items() if name not in ("from", "value")}
+    role = SHARE_GPT_ROLES.get(str(turn["from"]), turn["from"])
+    return {"role": role, "content": turn.get("value"), **others}
+
+
 def _checked(row: JsonRow) -> Instruction:
-    values = {name: value for name, value in row.values.items() if value is not None}
+    values = as_messages({name: value for name, value in row.values.items() if value is not None})
     read = [values.get(name) for name in ("messages", "prompt", "completion")]
     if (half := half_character(json.dumps(read, ensure_ascii=False, default=str))) is not None:
         raise _Fault("half character", half, f'"{half}" {HALF_RULE}')

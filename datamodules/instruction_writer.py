@@ -20,7 +20,7 @@ from datamodules.text_split import Fragments, TextSplit, cuts_of
 from datamodules.token_store import token_dtype
 from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions, make_tokenizer
 
-STORE_VERSION = 1
+STORE_VERSION = 2
 ROWS_PER_BATCH = 1024
 
 

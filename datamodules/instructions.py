@@ -28,8 +28,9 @@ class InstructionDataModule(PromptedDataModule):
     """Tokenises instructions once and deals them; without any file, embedded demo data.
 
     Args:
-        train_files: jsonl or parquet; a path, a pattern, or several. A row has prompt and
-            completion, or messages, each with role and content.
+        train_files: jsonl, json or parquet; a path, a pattern, or several. A row has prompt and
+            completion, messages with role and content, conversations with from and value
+            (ShareGPT), or instruction, input and output (Alpaca).
         validation_files: none divides the training files.
         test_files: as validation_files.
         tokenizer: how text becomes tokens; none takes that of a pretrained model, else bytes. A

@@ -1,4 +1,4 @@
-"""Rows of nested values in: jsonl and parquet files become dicts with the place they stand at."""
+"""Rows of nested values in: jsonl, json and parquet become dicts with the place they stand at."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -12,15 +12,17 @@ import pyarrow.parquet as pq
 from datamodules.files.tables import PARQUET_SUFFIXES
 
 JSON_SUFFIXES = (".jsonl", ".ndjson")
-SUFFIXES = (*JSON_SUFFIXES, *PARQUET_SUFFIXES)
+LIST_SUFFIX = ".json"  # one list of all rows, as ShareGPT and Alpaca came
+SUFFIXES = (*JSON_SUFFIXES, LIST_SUFFIX, *PARQUET_SUFFIXES)
 ROWS_PER_BATCH = 1024
+BLANK = b"\xef\xbb\xbf \t\r\n"  # a byte order mark and spaces
 HALF_RULE = (
     "is half of a surrogate pair, which no text in UTF-8 can hold; write the whole character."
 )
 
 
 class JsonRow(NamedTuple):
-    """One row: the file, its line (jsonl) or row (parquet) from 1, and its values by name."""
+    """One row: the file, its line (jsonl) or row (json, parquet) from 1, its values by name."""
 
     file: Path
     line: int
@@ -42,7 +44,7 @@ def read_json_rows(
     """Yield the rows of one file, or of a part of it; blank lines of jsonl are passed over.
 
     Args:
-        path: jsonl or parquet.
+        path: jsonl, parquet, or json with a list of all rows.
         start: byte at which a line begins, or first row group.
         end: byte behind the last line, or row group behind the last; none is all.
         first_line: number of the line or row at the start.
@@ -56,6 +58,9 @@ def read_json_rows(
         yield from _parquet_rows(path, groups, first_line, columns)
         return
     with path.open("rb") as file:
+        if path.suffix.lower() == LIST_SUFFIX and file.read(4096).lstrip(BLANK)[:1] == b"[":
+            yield from _listed_rows(path)
+            return
         file.seek(start)
         position = start
         for line, content in enumerate(file, start=first_line):
@@ -93,6 +98,20 @@ def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
         raise ValueError(
             f"{path} is no readable parquet file ({reason}); write it again."
         ) from error
+
+
+def _listed_rows(path: Path) -> Iterator[JsonRow]:
+    try:
+        rows = json.loads(path.read_bytes().decode("utf-8-sig"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is no JSON list ({error}); write it again, in UTF-8.") from error
+    for number, values in enumerate(rows, start=1):
+        if not isinstance(values, dict):
+            raise ValueError(
+                f"{path}: row {number} is a JSON {type(values).__name__}; every row of the list "
+                "must be an object."
+            )
+        yield JsonRow(path, number, values)
 
 
 def _parsed(path: Path, line: int, content: bytes) -> dict[str, Any]:

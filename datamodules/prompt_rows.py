@@ -1,4 +1,4 @@
-"""Rows of prompts in: jsonl and parquet files become tokens to go on from, or choices to rate.
+"""Rows of prompts in: jsonl, json and parquet become tokens to go on from, or choices to rate.
 
 A document begins with the begin-of-text token where the tokenizer has one, as in training; a chat
 begins as its template writes it. A prompt without any token begins with the end-of-text token,
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from datamodules.instruction_rows import as_messages
 from datamodules.json_rows import JsonRow, read_json_rows
 from datamodules.prompt_output import json_line
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
@@ -27,7 +28,7 @@ class PromptRequest:
     """All that the tokens of prompts depend on.
 
     Args:
-        files: jsonl or parquet.
+        files: jsonl, json or parquet.
         tokenizer: of the model.
         column: of the prompt, a text or messages; none takes `prompt` or `messages`.
         separator: stands behind a prompt that is a text.
@@ -206,21 +207,25 @@ def _check_cut(text: _Text, what: str, size: int, request: PromptRequest) -> Non
 
 def _text(row: JsonRow, request: PromptRequest) -> _Text:
     json_line(row, row.values)  # what cannot be written is said now, not after hours of prediction
-    column = request.column or _column(row)
-    if column not in row.values:
+    values = row.values if request.column else as_messages(row.values)
+    column = request.column or _column(row, values)
+    if column not in values:
         raise ValueError(
             f'{row.place}: the row has no "{column}" (it has {_names(row)}); name the column with '
             "--data.prompt_column."
         )
-    value = row.values[column]
+    value = values[column]
+    if isinstance(value, list):
+        value = as_messages({"conversations": value})["messages"]
     choices = _choices(row) if request.mode == "score" else []
     if isinstance(value, str):
         return _Text(row, value + request.separator, False, choices)
     return _Text(row, _rendered(row, column, value, request.tokenizer), True, choices)
 
 
-def _column(row: JsonRow) -> str:
-    held = [name for name in DEFAULT_COLUMNS if name in row.values]
+def _column(row: JsonRow, values: dict[str, Any]) -> str:
+    named = [name for name in DEFAULT_COLUMNS if name in values]
+    held = [name for name in named if values[name] is not None] or named
     if len(held) == 1:
         return held[0]
     how_many = "both" if held else "neither"

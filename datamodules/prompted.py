@@ -22,7 +22,7 @@ class PromptedDataModule(TokenisedDataModule):
     """Reads prompts for prediction; a family adds the data that it trains on.
 
     Args:
-        predict_files: jsonl or parquet; rows with a prompt, and in mode score with choices.
+        predict_files: jsonl, json or parquet; rows with a prompt or a chat; mode score: choices.
         predict_output: jsonl; none makes mine.jsonl mine.completed.jsonl (mine.scored.jsonl) in
             the run folder.
         prompt_column: of the prompt, a text or messages; none takes `prompt` or `messages`.

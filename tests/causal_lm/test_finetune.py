@@ -1,5 +1,6 @@
 """Fine-tuning in a run: adapters and frozen parameters, saved, resumed, exported."""
 
+import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,12 +12,16 @@ from lightning.pytorch import seed_everything
 
 from datamodules.text import TextDataModule
 from datamodules.text_split import TextSplit
+from datamodules.tokenizers.chat_template import TEMPLATES
+from datamodules.tokenizers.trained import byte_tokenizer
 from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.lora import LoraOptions
 from lit_models.causal_lm.loss import LossOptions
 from lit_models.causal_lm.module import LitCausalLM
 from lit_models.training.callbacks import ExactDropout, default_callbacks
 from lit_models.training.export import export_checkpoint
+from tests.causal_lm.folders import saved
+from tests.text_corpora import saved_tokenizer
 from tests.toy import ledger_lines, toy_trainer
 
 TEXT = "the cat sat on the mat and the dog sat on the log, so they sat and sat. " * 20
@@ -100,6 +105,24 @@ def test_an_export_is_a_base_without_adapters(base, tmp_path, lora):
         )
     fit(tmp_path / "more", 1, init_from=str(tmp_path / "model"), freeze=["embedding.*"])
     assert losses(tmp_path / "more")[0] < 0.7 * losses(base.parents[1])[0]
+
+
+def test_chats_of_share_gpt_are_learnt_with_adapters_in_one_command(tmp_path, unisono, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    saved(tmp_path / "base", "Llama", vocab_size=257)
+    saved_tokenizer(byte_tokenizer(TEMPLATES["plain"]), tmp_path / "base")
+    turns = [{"from": "human", "value": "Legs of {}?"}, {"from": "gpt", "value": "It has {}."}]
+    rows = [
+        {"conversations": [{**t, "value": t["value"].format(i)} for t in turns]} for i in range(200)
+    ]
+    (tmp_path / "chats.json").write_text(json.dumps(rows))
+    files = ["--model.pretrained=base", "--data.train_files=chats.json"]
+    limits = ["--data.context_length=64", "--trainer.max_epochs=1", "--model.optimizer.lr=0.02"]
+    status, output = unisono("fit", "--config", "causal_lm/lora_chat.yaml", *files, *limits)
+    assert status == 0, output
+    found = losses(tmp_path / "runs" / "causal_lm-lora_chat")
+    assert len(found) == 23
+    assert sum(found[-5:]) < 0.9 * sum(found[:5])
 
 
 def test_dropout_of_adapters_does_not_depend_on_micro_batches(tmp_path):

@@ -42,6 +42,13 @@ def data_of(folder: Path, *rows: Any, **options: Any) -> InstructionDataModule:
             {"messages": [USER, {"role": "assistant", "content": ""}]},
             "the answer in message 2 is empty",
         ),
+        (
+            {"conversations": [{"from": "tolstoy", "value": "x"}]},
+            'message 1 has the role "tolstoy"; it must be one of system, user',
+        ),
+        ({"conversations": [{"from": "gpt"}]}, 'message 1 has no "content"'),
+        ({"instruction": "x", "output": ""}, "the answer in message 2 is empty"),
+        ({"instruction": "x"}, 'no message has the role "assistant"'),
         ({"prompt": "x", "completion": "a\ud83d"}, r'"\\ud83d" is half of a surrogate pair'),
         ({"messages": [{"role": "user", "content": "\ude00"}, ANSWER]}, r'"\\ude00" is half of'),
     ],
@@ -131,6 +138,17 @@ def test_files_without_any_sound_row_are_refused(tmp_path: Path) -> None:
 def test_wrong_options_are_refused(options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         InstructionDataModule(**options)
+
+
+def test_a_list_of_rows_is_one_of_objects(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    for content, message in (
+        ("[1]", "row 1 is a JSON int; every row"),
+        ("[{},", "is no JSON list"),
+    ):
+        path.write_text(content)
+        with pytest.raises(ValueError, match=f"rows.json.*{message}"):
+            InstructionDataModule(str(path), tokenizer=CHATS).prepare_data()
 
 
 def test_an_unknown_character_is_named_with_its_row(tmp_path: Path) -> None:

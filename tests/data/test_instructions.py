@@ -123,6 +123,38 @@ def test_each_answer_of_a_chat_is_learnt_up_to_its_end_token(
     assert run == whole.removeprefix("<|im_start|>")  # the first token follows nothing
 
 
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json"])
+def test_chats_are_known_by_their_keys(make: Make, tmp_path: Path, name: str) -> None:
+    plain_text = TokenizerOptions("bytes", chat_template="plain")
+    options = {"tokenizer": plain_text, "context_length": 99, "layout": "documents"}
+    share_gpt = [
+        {"from": {"user": "human", "assistant": "gpt"}.get(m["role"], m["role"])}
+        | {"value": m["content"]}
+        for m in TWO_TURNS
+    ]
+    alpaca = {"instruction": "Hen?", "input": "", "output": "Yes"}
+    asked = [{"role": "user", "content": "Hen?\n\nThe red one."}, {**TWO_TURNS[2]}]
+    alike = [
+        ({"conversations": share_gpt}, TWO_TURNS),
+        ({"conversations": share_gpt[1:], "system": "Be brief.", "prompt": None}, TWO_TURNS),
+        ({"conversations": TWO_TURNS}, TWO_TURNS),
+        (alpaca, TWO_TURNS[1:3]),
+        ({**alpaca, "input": "The red one."}, asked),
+        ({**alpaca, "system": "Be brief."}, TWO_TURNS[:3]),
+    ]
+    data = make([row for row, _ in alike], name, **options)
+    if name.endswith(".json"):  # one list, with a byte order mark
+        rows = json.dumps([row for row, _ in alike], indent=1)
+        (tmp_path / name).write_text("\ufeff " + rows, encoding="utf-8")
+    found = opened(data)
+    plain = opened(make([{"messages": m} for _, m in alike], "plain.jsonl", **options))
+    for i in range(len(alike)):
+        assert trained_runs(found, i) == trained_runs(plain, i) != []
+        assert [p.input_ids.tolist() for p in found.example(i, 0)] == [
+            p.input_ids.tolist() for p in plain.example(i, 0)
+        ]
+
+
 def test_an_answer_without_an_end_token_gets_end_of_text(make: Make, tmp_path: Path) -> None:
     bare = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}\n{% endfor %}" + (
         "{% if add_generation_prompt %}a:{% endif %}"

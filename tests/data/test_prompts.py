@@ -59,6 +59,17 @@ def test_prompts_begin_documents_and_chats_begin_as_their_template_writes_them(t
     assert batch["sample_id"].tolist() == [1, 0]
 
 
+def test_chats_of_other_keys_are_asked_as_messages(tmp_path):
+    turns = [{"from": "human", "value": "Hi"}]
+    rows = [{"conversations": turns}, {"instruction": "Hi", "input": ""}, {"prompt": turns}]
+    data = dataset(tmp_path, rows, CHATS)
+    assert {tuple(ids_of(data, i)) for i in range(3)} == {
+        tuple(TOKENIZER.encode("user: Hi\nassistant: "))
+    }
+    named = dataset(tmp_path, rows[1:2], CHATS, column="instruction")  # a text where it is named
+    assert ids_of(named, 0) == [BEGIN, *TOKENIZER.encode("Hi")]
+
+
 def test_a_tokenizer_without_a_begin_token_adds_one_only_where_there_is_nothing(tmp_path):
     bare = TextTokenizer(TOKENIZER.backend, TOKENIZER.end_id)
     data = dataset(tmp_path, [{"prompt": "Hello"}, {"prompt": ""}], bare)
