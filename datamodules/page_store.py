@@ -23,7 +23,6 @@ from datamodules.prompt_rows import (
     PromptRequest,
     begun,
     kept_tokens,
-    read_rows,
 )
 from datamodules.splitting import PART_NAMES
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
@@ -89,7 +88,7 @@ class PagePrompts(PromptRequest):
         Raises:
             ValueError: a row is no page.
         """
-        rows = read_rows(self.files)
+        rows = self.rows()
         while some := [row for _, row in zip(range(ROWS_AT_ONCE), rows, strict=False)]:
             for row in some:
                 json_line(row, row.values)  # what cannot be written is said now
@@ -104,7 +103,7 @@ class PagePrompts(PromptRequest):
 
     def queries(self) -> Iterator[str]:
         """Yield the query of each page, "" where it has none."""
-        for row in read_rows(self.files):
+        for row in self.rows():
             yield " ".join(str(row.values.get("query") or "").split())
 
 

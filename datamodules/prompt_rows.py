@@ -36,6 +36,7 @@ class PromptRequest:
         max_positions: most positions of the network; none for no limit.
         max_new_tokens: that will be generated.
         cuts: whether a text that is too long loses its beginning; else it is an error.
+        given: rows instead of those of files.
     """
 
     files: Sequence[Path]
@@ -46,6 +47,12 @@ class PromptRequest:
     max_positions: int | None = None
     max_new_tokens: int = 1
     cuts: bool = False
+    given: Sequence[dict[str, Any]] = ()
+
+    def rows(self) -> Iterator[JsonRow]:
+        """Yield the rows, in order."""
+        yield from (JsonRow(Path("row"), i, row) for i, row in enumerate(self.given, 1))
+        yield from read_rows(self.files)
 
     def prompts(self) -> Iterator[list["Prompt"]]:
         """Yield the tokens of each row, see `read_prompts`."""
@@ -81,7 +88,7 @@ def read_prompts(request: PromptRequest) -> Iterator[list[Prompt]]:
         ValueError: a row lacks what the mode needs, a value is of a wrong type, or a text is
             longer than the network's positions.
     """
-    texts = (_text(row, request) for row in read_rows(request.files))
+    texts = (_text(row, request) for row in request.rows())
     while some := list(islice(texts, ROWS_AT_ONCE)):
         prompts = _encoded(request.tokenizer, [(text.row, text.prompt) for text in some])
         if request.mode == "generate":

@@ -1,6 +1,7 @@
 """Everything that learns. Modules are imported when first named, so that `unisono` starts fast."""
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 _HOME = {
@@ -26,10 +27,23 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME[name]), name)
+def late_names(package: str, homes: dict[str, str] = _HOME) -> Callable[[str], Any]:
+    """Returns a package's `__getattr__`, which imports what lies in it when it is first named.
+
+    Args:
+        package: its name.
+        homes: name -> module that defines it.
+    """
+
+    def find(name: str) -> Any:
+        if not homes.get(name, "").startswith(f"{package}."):
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(homes[name]), name)
+
+    return find
+
+
+__getattr__: Callable[[str], Any] = late_names(__name__)
 
 
 def __dir__() -> list[str]:

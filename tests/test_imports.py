@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+import lit_models.seo
+
 ROOT = Path(__file__).parents[1]
 FAMILIES = ("occupation_coder", "causal_lm", "consistency_lens", "seo")
 MAY_USE_CAUSAL_LM = ("consistency_lens", "seo")
@@ -81,6 +83,17 @@ def test_nothing_reads_what_is_known_to_be_wrong(path: Path) -> None:
         if isinstance(node, ast.keyword):
             # The mean over ranks is wrong where they hold different counts.
             assert node.arg != "sync_dist", f"line {node.value.lineno}"
+
+
+def test_what_a_script_names_is_found_in_its_package() -> None:
+    from lit_models.occupation_coder import LitOccupationCoder
+    from lit_models.training import ExactModule, LossSum, default_callbacks, status
+
+    assert issubclass(LitOccupationCoder, ExactModule)
+    assert lit_models.LitOccupationCoder is LitOccupationCoder
+    assert all(map(callable, (LossSum, default_callbacks, status)))
+    with pytest.raises(AttributeError, match=r"'lit_models\.seo' has no attribute 'LitCausalLM'"):
+        lit_models.seo.LitCausalLM  # noqa: B018
 
 
 def test_the_rule_finds_a_wrong_import() -> None:

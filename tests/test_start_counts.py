@@ -43,7 +43,8 @@ def counts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_help_imports_neither_torch_nor_any_other_package() -> None:
-    code = "from lit_models.__main__ import run; run(['--help'])"
+    code = "import lit_models.training, lit_models.occupation_coder, lit_models.causal_lm\n"
+    code += "from lit_models.__main__ import run; run(['--help'])"
     show = "import json, sys; print(json.dumps(sorted(sys.modules)))"
     names = answered("-c", f"{code}\n{show}")
     others = {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names)

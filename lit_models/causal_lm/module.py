@@ -1,13 +1,20 @@
 """Language models as a LightningModule. Batch: TextBatch."""
 
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
 from datamodules.batches import ChoiceBatch, PromptBatch, TextBatch
+from datamodules.prompt_output import completion_text
+from datamodules.prompt_rows import PromptRequest
+from datamodules.prompts import ChoiceDataset, PromptDataset
+from datamodules.tokenizers.chat_template import Message
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from datamodules.tokenizers.wanted import TEXT_RECIPE_KEY
 from lit_models.causal_lm import building
@@ -19,10 +26,13 @@ from lit_models.causal_lm.lora import LoraOptions, check_precision, start_weight
 from lit_models.causal_lm.loss import PLAIN, LossOptions, language_model_loss, sample_nats
 from lit_models.causal_lm.metrics import TextMetrics, byte_table
 from lit_models.causal_lm.presets import named_network
+from lit_models.training.callbacks.board_samples import evaluating
 from lit_models.training.exact import ExactModule, LossSum
 from lit_models.training.exported import Layout
 from lit_models.training.judged import Judged
 from lit_models.training.optim import configured, parameter_groups
+
+PROMPTS_AT_ONCE = 32
 
 
 class LitCausalLM(ExactModule):
@@ -144,6 +154,44 @@ class LitCausalLM(ExactModule):
     ) -> dict[str, Tensor]:
         return complete(self.network, self.tokenizer, batch, options or self.generation)
 
+    def generate(self, prompts: Sequence[str | Sequence[Message]], **options: Any) -> list[str]:
+        """Return what follows each prompt.
+
+        Args:
+            prompts: texts, or chats as lists of messages.
+            options: fields of GenerationOptions that shall differ, such as temperature=0.8.
+
+        Raises:
+            ValueError: a prompt is longer than the network's positions, or a chat's tokenizer has
+                no template.
+        """
+        rows = [{"prompt" if isinstance(p, str) else "messages": p} for p in prompts]
+        chosen = replace(self.generation, mode="generate", **options)
+        return [
+            completion_text(self.tokenizer, ids, characters)
+            for done in self._answers(PromptDataset(self._asked(rows, chosen)), chosen)
+            for ids, characters in zip(
+                done["completion_ids"].numpy(), done["num_characters"].tolist(), strict=True
+            )
+        ]
+
+    def score(
+        self, prompts: Sequence[str | Sequence[Message]], continuations: Sequence[str]
+    ) -> Tensor:
+        """Return the natural logarithm of the probability of each continuation after its prompt,
+        [n] float64.
+
+        Raises:
+            ValueError: not as many continuations as prompts, or as `generate`.
+        """
+        rows = [
+            {"prompt" if isinstance(p, str) else "messages": p, "continuation": c}
+            for p, c in zip(prompts, continuations, strict=True)
+        ]
+        chosen = replace(self.generation, mode="score")
+        dataset = ChoiceDataset(self._asked(rows, chosen))
+        return torch.cat([done["scores"][:, 0] for done in self._answers(dataset, chosen)])
+
     def max_positions(self, recipe: dict[str, Any] | None) -> int | None:
         """Return the most positions in prediction, or none; without a recipe of `pretrained`."""
         network = recipe["network"] if recipe else building.pretrained_recipe(self.request)
@@ -185,6 +233,24 @@ class LitCausalLM(ExactModule):
         cls, folder: Path, stored: dict[str, Tensor], extra: dict[str, Any]
     ) -> dict[str, Tensor]:
         return restored_weights(folder, stored, extra[TEXT_RECIPE_KEY])
+
+    def _asked(self, rows: list[dict[str, Any]], options: GenerationOptions) -> PromptRequest:
+        limit = self.max_positions(self.recipe)
+        cuts = options.context == "recent"
+        known = (options.mode, limit, options.max_new_tokens, cuts)
+        return PromptRequest((), self.tokenizer, None, "", *known, given=rows)
+
+    def _answers(
+        self, dataset: PromptDataset, options: GenerationOptions
+    ) -> Iterator[dict[str, Tensor]]:
+        """Yield what the model makes of rows in memory, some at a time, on the CPU."""
+        with evaluating(self), torch.no_grad():
+            for ids in torch.arange(len(dataset.lengths)).split(PROMPTS_AT_ONCE):
+                examples = [dataset.example(int(i), 0) for i in ids]
+                batch: Any = {**dataset.collate(examples), "sample_id": ids}
+                batch = self.transfer_batch_to_device(batch, self.device, 0)
+                done = self.predict_step(batch, 0, options)
+                yield {name: values.cpu() for name, values in done.items()}
 
     def _build(self, request: NetworkRequest | None) -> None:
         self.network = building.new_network(request, self.recipe)

@@ -1,13 +1,15 @@
 """The consistency lens as a LightningModule. Batch: ActivationBatch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
 from datamodules.batches import ActivationBatch
+from datamodules.prompt_rows import prompt_tokens
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from lit_models.consistency_lens import building
 from lit_models.consistency_lens.building import LENS_RECIPE_KEY
@@ -22,6 +24,7 @@ from lit_models.consistency_lens.subject import SubjectOptions, tokenizer_folder
 from lit_models.consistency_lens.teacher import TeacherText, current_token
 from lit_models.consistency_lens.terms import lens_terms
 from lit_models.consistency_lens.tested import Tested
+from lit_models.training.callbacks.board_samples import evaluating
 from lit_models.training.exact import ExactModule, LossSum
 from lit_models.training.judged import Judged
 from lit_models.training.metrics import SumCount
@@ -176,6 +179,29 @@ class LitConsistencyLens(ExactModule):
         evaluate: Callable[[Case], dict[str, Any]] = predictions,
     ) -> dict[str, Any]:
         return evaluate(self._case(batch))
+
+    def explain(self, given: Sequence[str] | Tensor) -> list[str]:
+        """Return an explanation of each activation, in words.
+
+        Args:
+            given: texts, of which the activation at the last token is explained; or activations
+                [n, D] of the subject's layer.
+
+        Raises:
+            ValueError: a text without a token.
+        """
+        with evaluating(self), torch.no_grad():
+            if not isinstance(given, Tensor):
+                given = torch.cat([self._last_activation(text) for text in given])
+            activation = given.to(self.lens.mean)
+            words = self.lens.verbalizer.explain(activation).token_ids
+        return [self.tokenizer.decode(ids) for ids in words.tolist()]
+
+    def _last_activation(self, text: str) -> Tensor:
+        if not len(self.tokenizer.encode(text)):
+            raise ValueError(f"the text {text!r} has no token, and so no activation; leave it out.")
+        [ids] = prompt_tokens(self.tokenizer, [text])
+        return self.lens.subject.activations(torch.tensor([ids], device=self.device))[:, -1]
 
     def configure_optimizers(self) -> Any:
         check_phases(self.losses, budgeted_steps(self))

@@ -3,21 +3,28 @@
 Batch: ScoredTextBatch. Shapes: B texts.
 """
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from datamodules.batches import ScoredTextBatch
+from datamodules.framing import padded
+from datamodules.scored_texts.batches import ChunkOptions
+from datamodules.text_encoding import TextEncoding
 from lit_models.seo.base import EncodedTextModule
 from lit_models.seo.encoders import Pooling, TextEncoder
 from lit_models.seo.heads import Head, HeadOptions, baseline, said
 from lit_models.seo.measures import BASELINE_NAMES
 from lit_models.seo.scorer_metrics import HeadMetrics, WeightedLoss
 from lit_models.seo.text_scorer import PREFIX, TextScorer
+from lit_models.training.callbacks.board_samples import evaluating
 from lit_models.training.exact import LossSum
 from lit_models.training.judged import Judged
 from lit_models.training.metrics import SumCount
+
+TEXTS_AT_ONCE = 64
 
 
 class LitTextScorer(EncodedTextModule):
@@ -99,6 +106,23 @@ class LitTextScorer(EncodedTextModule):
     def predict_step(self, batch: ScoredTextBatch, batch_idx: int) -> dict[str, Tensor]:
         outputs = self(batch)
         return {n: self._head(n).prediction(values) for n, values in outputs.items()}
+
+    def score(self, texts: Sequence[str]) -> dict[str, Tensor]:
+        """Return head -> predictions of texts, float64, as `Head.prediction`: a number [n, 1], or
+        probabilities [n, P] of the classes that `recipe["heads"]` names."""
+        encoding, chunks = TextEncoding(self.recipe), ChunkOptions(**self.recipe["chunks"])
+        stride, found = chunks.stride_in(encoding.framing), []
+        with evaluating(self), torch.no_grad():
+            for start in range(0, len(texts), TEXTS_AT_ONCE):
+                ids = encoding.ids_of(texts[start : start + TEXTS_AT_ONCE])
+                parts = [encoding.framing.chunks(each, stride, chunks.most) for each in ids]
+                batch: Any = padded([chunk for each in parts for chunk in each])
+                sizes = torch.tensor([len(each) for each in parts])
+                batch["chunk_of"] = torch.arange(len(ids)).repeat_interleave(sizes)
+                batch["weight"] = torch.ones(len(ids))
+                batch = self.transfer_batch_to_device(batch, self.device, 0)
+                found.append(self.predict_step(batch, 0))
+        return {name: torch.cat([each[name].cpu() for each in found]) for name in found[0]}
 
     def _add_metrics(self, split: str, declared: dict[str, Any]) -> None:
         metrics = {PREFIX + n: HeadMetrics(f["kind"], f"{split}/{n}") for n, f in declared.items()}

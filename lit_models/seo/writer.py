@@ -1,13 +1,16 @@
 """Titles and descriptions from pages as a LightningModule. Batch: TextBatch, SnippetBatch."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from torch import Tensor
 
 from datamodules.batches import SnippetBatch
+from datamodules.page_batches import PagePromptDataset
 from datamodules.page_output import Records
 from datamodules.page_rows import TARGETS, Target
+from datamodules.page_store import PagePrompts
 from lit_models.causal_lm.generation import Completions, GenerationOptions, generate
 from lit_models.causal_lm.module import LitCausalLM
 from lit_models.seo.best_of import BestOf, best
@@ -68,6 +71,31 @@ class LitSnippetWriter(LitCausalLM):
     def written(self, batch: SnippetBatch) -> list[str]:
         """Return what the model writes for each page, on one line."""
         return written_texts(self._completions(batch), self.tokenizer)
+
+    def write(self, pages: Sequence[str | dict[str, str]], max_prompt: int = 384) -> list[str]:
+        """Return the title or description of each page, on one line.
+
+        Args:
+            pages: their texts; or dicts as the rows of a file, with `text` or `html`, and `query`
+                or `title` where there is one.
+            max_prompt: tokens of a page that are read, at most.
+
+        Raises:
+            ValueError: a page holds neither text nor html.
+        """
+        rows = [{"text": page} if isinstance(page, str) else page for page in pages]
+        limit = self.max_positions(self.recipe)
+        if limit is not None:
+            max_prompt = min(max_prompt, limit - self.generation.max_new_tokens)
+        target = self.target
+        asked = PagePrompts((), self.tokenizer, given=rows, target=target, max_prompt=max_prompt)
+        return [
+            written_text(self.tokenizer, ids, characters)
+            for done in self._answers(PagePromptDataset(asked), self.generation)
+            for ids, characters in zip(
+                done["completion_ids"].numpy(), done["num_characters"].tolist(), strict=True
+            )
+        ]
 
     def predict_step(self, batch: Any, batch_idx: int, options: Any = None) -> dict[str, Tensor]:
         if self.best_of is None:

@@ -1,13 +1,16 @@
 """Shared by all families; `status(trainer)` says what runs where."""
 
+from collections.abc import Callable
 from typing import Any
 
-__all__ = ["status"]
+from lit_models import late_names
 
+__all__ = ["ExactModule", "LossSum", "default_callbacks", "status"]
 
-def __getattr__(name: str) -> Any:
-    if name == "status":  # imported when first named: `unisono --help` needs no torch
-        from lit_models.training.run_facts import status
-
-        return status
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+_HOME = {
+    "ExactModule": "lit_models.training.exact",
+    "LossSum": "lit_models.training.exact",
+    "default_callbacks": "lit_models.training.callbacks",
+    "status": "lit_models.training.run_facts",
+}
+__getattr__: Callable[[str], Any] = late_names(__name__, _HOME)

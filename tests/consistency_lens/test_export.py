@@ -6,6 +6,7 @@ import shutil
 import pytest
 import torch
 
+from datamodules.prompt_rows import prompt_tokens
 from lit_models import LitConsistencyLens
 from lit_models.consistency_lens.subject import SubjectOptions
 from lit_models.training.checkpoint import AVERAGED, read_checkpoint
@@ -60,6 +61,12 @@ def test_an_export_gives_the_lens_of_the_checkpoint(trained):
     exported = LitConsistencyLens.from_exported(trained / "lens")
     for one, other in zip(explained(loaded.eval()), explained(exported), strict=True):
         assert torch.equal(one, other)
+    text = "the owl saw"
+    hidden = exported.lens.subject.activations(
+        torch.tensor(prompt_tokens(exported.tokenizer, [text]))
+    )
+    (words,) = exported.explain([text])
+    assert loaded.explain([text]) == exported.explain(hidden[:, -1]) == [words]
     same = zip(loaded.named_parameters(), exported.named_parameters(), strict=True)
     assert all(torch.equal(a, b) and name == other for (name, a), (other, b) in same)
 

@@ -94,6 +94,10 @@ def test_an_exported_folder_writes_the_same(trained, tmp_path):
     batch |= {"sample_id": torch.arange(4)}
     module.eval()
     assert loaded.written(batch) == module.float().written(batch) == batch["targets"]
+    rows = [json.loads(line) for line in (folder / "pages.jsonl").read_text().splitlines()]
+    assert loaded.write(rows) == batch["targets"]
+    with pytest.raises(ValueError, match='row:1: the row has no "html" and no "text"'):
+        loaded.write([{"query": "hen"}])
     theirs = json.loads((tmp_path / "model" / "config.json").read_text())
     assert theirs["architectures"] == ["LlamaForCausalLM"]  # transformers reads it, too
 
