@@ -7,6 +7,7 @@ import signal
 import time
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -19,7 +20,7 @@ from lit_models.training.callbacks.ledger import ledger_of
 from lit_models.training.callbacks.preemption import REPEATED_WITHIN_S, REQUEUE_SIGNALS
 from lit_models.training.checkpoint import checkpoint_to_use, newest_checkpoint
 from lit_models.training.lineage import stop_reason
-from lit_models.training.run_folder import Run, check_writable, decide, settle, withdraw
+from lit_models.training.run_folder import Run, check_writable, decide, locked, settle, withdraw
 
 ONLY_PRINTS = ("-h", "--help", "--print_config", "--model.help", "--data.help")
 
@@ -64,9 +65,9 @@ def launch(argv: list[str]) -> int:
         ckpt_path = config_files.given_value(argv, "ckpt_path")
         newest = newest_checkpoint if argv[0] == "fit" else checkpoint_to_use
         is_asked = config_files.given_option(argv, ROOT) is not None
-        run = settle(
-            lambda: decide(argv[0], root, ckpt_path, newest, is_asked), os.environ, root.parent
-        )
+        choose = partial(decide, argv[0], root, ckpt_path, newest, is_asked)
+        choose_once = partial(locked, choose) if argv[0] == "fit" else choose
+        run = settle(choose_once, os.environ, root.parent)
     except (ValueError, FileNotFoundError) as error:
         raise UsageError(str(error)) from error
     is_stopped = run_and_end(argv, run, root.parent)

@@ -18,10 +18,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import SoftFileLock, Timeout
+
 HANDED_DOWN = "UNISONO_RUN"
 LEDGER = "ledger.jsonl"
+LOCK, LOCK_JOB = ".lock", ".lock-job"  # process id and host; job id and restarts, under SLURM
 WORDS = ("last", "best", "hpc", "registry")  # what Lightning knows instead of a path
 CLAIM_TIMEOUT_S = 120.0
+_held: dict[Path, tuple[SoftFileLock, list[Path]]] = {}  # by this process; folders that it made
 
 
 @dataclass(frozen=True)
@@ -135,6 +139,69 @@ def check_writable(folder: Path) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
 
 
+def locked(choose: Callable[[], Run], environ: Mapping[str, str] = os.environ) -> Run:
+    """Returns the run that is chosen, whose folder no other process writes until `release`.
+
+    The lock of a process of this host that is gone is taken over, and that of an earlier start of
+    the same SLURM job.
+
+    Args:
+        choose: decides; called again under the lock for a new run, as another may have begun.
+        environ: of this process.
+
+    Raises:
+        OSError: this user may not write there.
+        RuntimeError: another process holds the folder.
+    """
+    run = choose()
+    while True:
+        _lock(Path(run.folder), environ)
+        again = choose() if run.ckpt_path is None else run
+        if again.folder == run.folder:
+            return again
+        release(Path(run.folder))
+        run = again
+
+
+def _lock(folder: Path, environ: Mapping[str, str]) -> None:
+    check_writable(folder)
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = SoftFileLock(folder / LOCK, timeout=0, thread_local=False)
+    job, restarts = environ.get("SLURM_JOB_ID"), int(environ.get("SLURM_RESTART_COUNT") or 0)
+    try:
+        if job and _text(folder / LOCK_JOB) in {f"{job} {n}" for n in range(restarts)}:
+            lock.break_lock()  # a requeued job has ended before it starts again
+        lock.acquire()
+    except Timeout:
+        holder = _text(folder / LOCK).splitlines()
+        process, host = holder[:2] if len(holder) > 1 else ("unknown", "an unknown host")
+        raise RuntimeError(
+            f"{folder} is in use: process {process} on {host} trains there, and two runs in one "
+            "folder would mix their steps. Wait for it or stop it, or give another "
+            f"--trainer.default_root_dir. If that process is gone, remove {folder / LOCK}."
+        ) from None
+    if job:
+        (folder / LOCK_JOB).write_text(f"{job} {restarts}", encoding="utf-8")
+    _held[folder] = lock, made
+
+
+def release(folder: Path) -> None:
+    """Gives a run folder free, if this process holds it; one that it made for nothing goes."""
+    if folder not in _held:
+        return
+    lock, made = _held.pop(folder)
+    (folder / LOCK_JOB).unlink(missing_ok=True)
+    lock.release()
+    for path in made:
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
 def run_of(checkpoint: Path) -> Path | None:
     """Returns the run folder that a checkpoint lies in, or None."""
     for folder in checkpoint.parents[:3]:
@@ -233,7 +300,7 @@ def wait_for_claim(claim: Path, timeout_s: float = CLAIM_TIMEOUT_S) -> Run:
 
 
 def withdraw(environ: dict[str, str] | os._Environ[str], claims: Path, is_over: bool) -> None:
-    """Forgets the choice, so that the next command in this process decides anew.
+    """Forgets the choice and gives its folder free: the next command in this process decides anew.
 
     Args:
         environ: the environment that `settle` wrote to.
@@ -241,6 +308,8 @@ def withdraw(environ: dict[str, str] | os._Environ[str], claims: Path, is_over: 
         is_over: the run ended well, so no rank can still be waiting for the claim.
     """
     environ.pop(HANDED_DOWN, None)
+    for folder in list(_held):
+        release(folder)
     claim = claim_path(environ, claims)
     if is_over and claim is not None:
         claim.unlink(missing_ok=True)

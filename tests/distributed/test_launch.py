@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import TOY
-from tests.distributed.launch import run
+from tests.distributed.launch import ended, run, started
 
 
 def fit(tmp_path: Path, *options: str, launcher: tuple[str, ...] = ()) -> tuple[int, str]:
@@ -43,6 +43,27 @@ def test_ddp_children_resume_in_the_folder_that_their_launcher_chose(
     assert places == [["0", "cpu"], ["1", "cpu"]]
     assert facts["plan"]["micro_batch_size"] == 4
     assert sorted(p.name for p in tmp_path.iterdir()) == ["toy", "toy-2", "toy.yaml"]
+
+
+@pytest.mark.slow
+def test_two_commands_at_once_in_one_folder_do_not_mix(tmp_path: Path) -> None:
+    (tmp_path / "toy.yaml").write_text(TOY)
+    command = ("-m", "lit_models", "fit", "--config", f"{tmp_path}/toy.yaml")
+    command += (f"--trainer.default_root_dir={tmp_path}/toy", "--trainer.devices=1")
+    for epochs, resume in ((150, ()), (300, ("--ckpt_path=auto",))):
+        both = [started(*command, f"--trainer.max_epochs={epochs}", *resume) for _ in range(2)]
+        outputs = [process.communicate(timeout=150)[0] for process, _ in both]
+        for process, mark in both:
+            ended(process, mark)
+        statuses = [process.returncode for process, _ in both]
+        # The second one of new runs that comes a moment later has a folder of its own.
+        is_apart = not resume and (tmp_path / "toy-2").exists()
+        assert sorted(statuses) == ([0, 0] if is_apart else [0, 1]), outputs
+        assert is_apart or f"{tmp_path}/toy is in use" in "".join(" ".join(outputs).split("\n  "))
+        for folder in tmp_path.glob("toy*/"):
+            assert run("-m", "lit_models", "verify", str(folder)).returncode == 0
+    rows = [json.loads(line) for line in (tmp_path / "toy/ledger.jsonl").open()]
+    assert [row["attempt"] for row in rows if "resumed_from_step" in row] == [1, 2]
 
 
 @pytest.mark.slow

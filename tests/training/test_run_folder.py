@@ -1,8 +1,13 @@
 """Each run has its folder, every rank the same one, and a resume finds the newest sound state."""
 
 import json
+import multiprocessing
+import os
+import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,6 +17,8 @@ from lit_models.training.run_folder import (
     Run,
     check_writable,
     decide,
+    locked,
+    release,
     settle,
     wait_for_claim,
     withdraw,
@@ -182,3 +189,107 @@ def test_auto_begins_a_run_again_that_has_no_checkpoint_yet(tmp_path: Path) -> N
     (run / "checkpoints").mkdir()
     (run / "checkpoints" / "last.ckpt").touch()  # damaged, for nobody calls it sound
     assert decide("fit", run, "auto", lambda folder: None).folder == f"{run}-2"
+
+
+FORK = multiprocessing.get_context("fork")
+
+
+def try_to_hold(folder: Path, starts, ends, answers) -> None:
+    starts.wait()
+    try:
+        locked(lambda: Run(str(folder)), {})
+        answers.put("")
+    except RuntimeError as error:
+        answers.put(str(error))
+    ends.wait()
+    release(folder)
+
+
+@contextmanager
+def held(folder: Path, processes: int = 1) -> Iterator[list[str]]:
+    """Lets processes ask for a folder at once; gives their errors, "" for the one that holds it."""
+    starts, ends, answers = FORK.Barrier(processes), FORK.Event(), FORK.Queue()
+    tried = [
+        FORK.Process(target=try_to_hold, args=(folder, starts, ends, answers))
+        for _ in range(processes)
+    ]
+    for process in tried:
+        process.start()
+    yield sorted(answers.get(timeout=20) for _ in tried)
+    ends.set()
+    for process in tried:
+        process.join()
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_of_runs_started_at_once_in_one_folder_one_holds_it(
+    tmp_path: Path, is_resumed: bool
+) -> None:
+    folder = make_run(tmp_path / "demo") if is_resumed else tmp_path / "demo"
+    with held(folder, 4) as answers:
+        assert answers[0] == ""
+        assert all(
+            "demo is in use: process" in a and socket.gethostname() in a for a in answers[1:]
+        )
+        assert len(answers[1:]) == 3
+    assert folder.exists() is is_resumed, "a folder made for nothing goes with the lock"
+    assert not list(tmp_path.rglob(".lock*"))
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_a_second_run_says_who_holds_the_folder_and_writes_nothing(
+    toy_config: Path, unisono: Callable[..., tuple[int, str]], is_resumed: bool
+) -> None:
+    run = Path("runs/toy")
+    if is_resumed:
+        assert unisono("fit", "--config", "toy.yaml")[0] == 0
+        run = Path("runs/toy")
+    with held(run):
+        before = {path: path.stat().st_mtime_ns for path in Path().rglob("*")}
+        holder = (run / ".lock").read_text().split()[0]
+        resume = ["--ckpt_path=auto"] if is_resumed else []
+        status, output = unisono("fit", "--config", "toy.yaml", *resume)
+        assert {path: path.stat().st_mtime_ns for path in Path().rglob("*")} == before
+    assert (status, "Traceback" in output) == (1, False)
+    assert f"in use: process {holder} on {socket.gethostname()}" in " ".join(output.split())
+    assert unisono("fit", "--config", "toy.yaml", *resume)[0] == 0
+
+
+def test_a_lock_is_taken_over_from_the_dead_and_from_the_same_job_alone(tmp_path: Path) -> None:
+    def lock_of(process: int, host: str, job: str = "") -> None:
+        (tmp_path / ".lock").write_text(f"{process}\n{host}\n")
+        (tmp_path / ".lock-job").write_text(job)
+
+    choose, dead = (lambda: Run(str(tmp_path))), FORK.Process()
+    dead.start()
+    dead.join()
+    lock_of(dead.pid, socket.gethostname())
+    assert locked(choose, {}) == choose()
+    release(tmp_path)
+    lock_of(17, "node9", "5 0")
+    again = {"SLURM_JOB_ID": "5", "SLURM_RESTART_COUNT": "1"}
+    for environ in (
+        {},
+        {"SLURM_JOB_ID": "6"},
+        {"SLURM_JOB_ID": "5"},
+        {**again, "SLURM_JOB_ID": "6"},
+    ):
+        with pytest.raises(RuntimeError, match=r"process 17 on node9.*is gone, remove .*/\.lock\."):
+            locked(choose, environ)
+    assert locked(choose, again) == choose()
+    assert (tmp_path / ".lock").read_text().split()[0] == str(os.getpid())
+    assert (tmp_path / ".lock-job").read_text() == "5 1"
+    release(tmp_path)
+
+
+def test_a_run_that_began_while_this_one_chose_keeps_its_folder(tmp_path: Path) -> None:
+    root = tmp_path / "demo"
+
+    def choose() -> Run:
+        run = decide("fit", root, None, newest)
+        if not root.exists():
+            make_run(root)  # the other one, from its first to its last moment
+        return run
+
+    assert locked(choose, {}).folder == f"{root}-2"
+    release(tmp_path / "demo-2")
