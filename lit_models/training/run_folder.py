@@ -167,7 +167,8 @@ def _lock(folder: Path, environ: Mapping[str, str]) -> None:
     check_writable(folder)
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    lock = SoftFileLock(folder / LOCK, timeout=0, thread_local=False)
+    # A moment, in which another one that has just taken it writes who it is.
+    lock = SoftFileLock(folder / LOCK, timeout=0.5, thread_local=False)
     job, restarts = environ.get("SLURM_JOB_ID"), int(environ.get("SLURM_RESTART_COUNT") or 0)
     try:
         if job and _text(folder / LOCK_JOB) in {f"{job} {n}" for n in range(restarts)}:
