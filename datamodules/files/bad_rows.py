@@ -3,6 +3,7 @@
 import csv
 import logging
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -48,11 +49,14 @@ class BadRows:
         self.mode = mode
         self.rows: list[BadRow] = []
         self.count = 0
+        self._times: Counter[tuple[str, str]] = Counter()  # (file, rule) -> rows
 
     def add(self, row: BadRow) -> None:
         """Takes one row; where they end in an error, only those that it will name are kept."""
         self.count += 1
-        if self.mode != "error" or len(self.rows) < NUM_NAMED:
+        self._times[row.file, row.rule] += 1
+        is_named = self._times[row.file, row.rule] == 1 and len(self.rows) < NUM_NAMED
+        if self.mode != "error" or is_named:
             self.rows.append(row)
 
     def settle(self, folder: Path) -> None:
@@ -72,21 +76,24 @@ class BadRows:
                 )
 
     def message(self) -> str:
-        """The first rows with file, line, value and rule, and the way out, on one screen."""
-        named = self.rows[:NUM_NAMED]
+        """One line per rule and file with the first row and the number of rows, on one screen."""
+        noun = "1 row breaks" if self.count == 1 else f"{self.count} rows break"
+        first = f"; the first {NUM_NAMED} kinds" if len(self._times) > NUM_NAMED else ""
+        head = f"{noun} the rules of the data{first}:"
         way_out = f"--data.on_bad_rows=reject writes them to {REJECTED_FILE} and goes on without."
-        if self.count <= NUM_IN_FULL:
-            noun = "1 row breaks" if self.count == 1 else f"{self.count} rows break"
-            return "\n".join([f"{noun} the rules of the data:", *map(str, named), way_out])
-        first = f"; the first {NUM_NAMED}" if self.count > NUM_NAMED else ""
-        head = f"{self.count} rows break the rules of the data{first}:"
-        explain = f"{way_out}\n`unisono check` explains each."
-        return "\n".join([head, *(_one_line(row) for row in named), explain])
+        if len(self._times) <= NUM_IN_FULL:
+            return "\n".join([head, *(f"{row}{self._more(row)}" for row in self.rows), way_out])
+        lines = [_one_line(row, self._more(row)) for row in self.rows]
+        return "\n".join([head, *lines, way_out, "`unisono check` explains each."])
+
+    def _more(self, row: BadRow) -> str:
+        more = self._times[row.file, row.rule] - 1
+        return f" [and {more:,} more]" if more else ""
 
 
-def _one_line(row: BadRow) -> str:
-    line = "  " + row.shown(max_file=30, max_value=20)
-    return line if len(line) <= COLUMNS else line[: COLUMNS - 1] + "…"
+def _one_line(row: BadRow, more: str) -> str:
+    line, width = "  " + row.shown(max_file=30, max_value=20), COLUMNS - len(more)
+    return (line if len(line) <= width else line[: width - 1] + "…") + more
 
 
 def read_rejected(folder: Path) -> list[BadRow]:

@@ -52,6 +52,7 @@ class Audit:
         suspects: codes that look as if they had lost a leading zero.
         num_unseen_codes: codes of the book that no row has; none without a book.
         overlap: part -> distinct texts that also occur in a training file.
+        notes: sentences on rows to code.
     """
 
     max_length: int
@@ -65,6 +66,7 @@ class Audit:
     suspects: list[str] = field(default_factory=list)
     num_unseen_codes: int | None = None
     overlap: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def num_truncated(self) -> int:
@@ -123,6 +125,7 @@ class _Reader:
         """Takes a table to code."""
         bad = BadRows("collect")
         rules = self._rules(CodeSystem(), bad)
+        rules.is_prediction = True
         table = TableAudit(str(path), "predict")
         for batch in read_rows(path, rules.columns.text_columns(path), bad.add):
             for text, language in rules.inputs(batch):
@@ -130,6 +133,7 @@ class _Reader:
                     table.num_rows += 1
                     self.lengths[text] = len(text)
                     self.audit.languages[language] += 1
+        self.audit.notes += [f"{path}: {note}" for note in rules.notes()]
         self._close(table, bad)
 
     def finish(self) -> None:
@@ -203,6 +207,8 @@ def _show_texts(console: "Console", audit: Audit) -> None:
     say(console, "languages", f"{names}{f', {more} more' if more else ''}")
     for part, count in audit.overlap.items():
         say(console, "overlap", f"{count:,} distinct {part} texts also occur in training")
+    for note in audit.notes:
+        say(console, "warning", note, "yellow")
 
 
 def _show_codes(console: "Console", audit: Audit) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from datamodules.files.tables import PARQUET_SUFFIXES, table_writer
 from datamodules.occupations.predict_rows import CodedRows, PredictIndex, rows_with_inputs
@@ -32,6 +33,7 @@ def write_coded_table(
     results: dict[str, np.ndarray],
     path: Path,
     review_below: float = REVIEW_BELOW,
+    escape_formulas: bool = False,
 ) -> None:
     """Writes the coded table, whole or not at all; an existing file is never overwritten.
 
@@ -42,6 +44,7 @@ def write_coded_table(
             set_confidence [D] probabilities.
         path: .csv, .tsv or .parquet.
         review_below: a person shall look at rows whose set is less probable than this.
+        escape_formulas: put an apostrophe before texts that a spreadsheet would run.
 
     Raises:
         FileExistsError: the file exists.
@@ -59,7 +62,7 @@ def write_coded_table(
     added = _Columns(index, book, {**results, "needs_review": needs_review}, as_text)
     with table_writer(path) as table:
         for batch in _batches(index, added):
-            table.write(batch)
+            table.write(without_formulas(batch) if escape_formulas else batch)
 
 
 def _batches(index: PredictIndex, added: "_Columns") -> Iterator[pa.RecordBatch]:
@@ -71,6 +74,19 @@ def _batches(index: PredictIndex, added: "_Columns") -> Iterator[pa.RecordBatch]
         yield pa.RecordBatch.from_arrays(
             [*rows.columns, *added.of(coded)], names=[*renamed, *added.names]
         )
+
+
+def without_formulas(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows with an apostrophe before each text that begins with = + - or @ and is no number."""
+    columns = []
+    for column in batch.columns:
+        if pa.types.is_string(column.type):
+            runs = pc.match_substring_regex(column, r"^\s*[=+\-@]")
+            is_number = pc.match_substring_regex(column, r"^[+-]?[0-9.,]+$")
+            escaped = pc.binary_join_element_wise("'", column, "")
+            column = pc.if_else(pc.and_not(runs, is_number), escaped, column)
+        columns.append(column)
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
 def free_names(names: list[str], taken: list[str]) -> list[str]:
@@ -115,7 +131,7 @@ class _Columns:
         return [
             *columns,
             self._number(self.results["set_confidence"][ids], is_coded),
-            # A rejected row has no code: a person must look at it.
+            # A row without text has no code: a person must look at it.
             self._flag(self.results["needs_review"][ids] | ~is_coded, np.ones_like(is_coded)),
             self._flag(np.asarray(self.index.is_truncated)[ids], is_coded),
             self._flag(self.index.language_known[ids], is_coded),

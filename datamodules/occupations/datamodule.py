@@ -46,6 +46,8 @@ class OccupationDataModule(PlannedDataModule):
         predict_files: tables to code; they need no code columns.
         predict_output: the coded table, csv, tsv or parquet; none makes mine.csv mine.coded.csv
             in the run folder.
+        predict_escape_formulas: write an apostrophe before a cell that begins with = + - or @ and
+            is no number, which a spreadsheet would run; else cells are written as they were.
         columns: which column holds what.
         code_system: hisco, occ1950, from_data, or a CodeSystem.
         code_book: the file of legal codes; without one the codes of the data are legal.
@@ -68,6 +70,7 @@ class OccupationDataModule(PlannedDataModule):
         test_files: Files = None,
         predict_files: Files = None,
         predict_output: str | None = None,
+        predict_escape_formulas: bool = False,
         columns: Columns | None = None,
         code_system: str | CodeSystem = "hisco",
         code_book: CodeBookOptions = CodeBookOptions(),  # noqa: B008 - frozen
@@ -84,6 +87,7 @@ class OccupationDataModule(PlannedDataModule):
             TEST: test_files,
         }
         self.predict_files, self.predict_output = predict_files, predict_output
+        self.predict_escape_formulas = predict_escape_formulas
         self.columns = columns or Columns()
         self.code_system = named_code_system(code_system)
         self.code_book = code_book
@@ -100,7 +104,10 @@ class OccupationDataModule(PlannedDataModule):
         """Tokenise what the stage needs into the cache; copies the rejected rows to the run."""
         stage = self._trainer_stage()
         if stage == "predict":
-            folder = self._open_index(self._wanted_recipe(stage)).folder
+            index = self._open_index(self._wanted_recipe(stage))
+            for note in index.notes:
+                log.warning("%s", note)
+            folder = index.folder
         else:
             folder = self._open_store(self._wanted_recipe(stage)).folder
         hand_over_rejected(folder, self._run_folder())
@@ -171,7 +178,8 @@ class OccupationDataModule(PlannedDataModule):
         assert self.recipe is not None
         book = CodeBook.from_dict(self.recipe["code_book"])
         review_below = self.recipe.get("thresholds", {}).get("needs_review", REVIEW_BELOW)
-        write_coded_table(self.index, book, results, path, review_below)
+        escape = self.predict_escape_formulas
+        write_coded_table(self.index, book, results, path, review_below, escape)
 
     def _check(self) -> None:
         if self.predict_output is not None:

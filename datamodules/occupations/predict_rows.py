@@ -20,14 +20,14 @@ from datamodules.occupations.rows import Columns, RowRules
 from datamodules.tokenizers.characters import TextNormalisation
 from datamodules.tokenizers.codes import CodeSystem
 
-INDEX_VERSION = 1
-REJECTED = -1
+INDEX_VERSION = 2
+NO_TEXT = -1
 FILES = {
     "code_points": "<u4",  # [P], the texts one behind the other
     "text_lengths": "<i8",  # [D]
     "language_ids": "<i2",  # [D], index in the recipe's languages, 0 = unknown
     "is_truncated": "|b1",  # [D]
-    "input_of_row": "<i8",  # [N], the number of the row's input, -1 = rejected row
+    "input_of_row": "<i8",  # [N], the number of the row's input, -1 = a row without text
 }
 
 
@@ -43,6 +43,7 @@ class PredictIndex:
         facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
         self.files = [Path(name) for name in facts["files"]]
         self.fingerprint: str = facts["fingerprint"]
+        self.notes: list[str] = facts["notes"]
         self.code_points = _mapped(folder, "code_points")
         self.language_ids = _mapped(folder, "language_ids")
         self.is_truncated = _mapped(folder, "is_truncated")
@@ -55,7 +56,7 @@ class PredictIndex:
 
     @property
     def num_rows(self) -> int:
-        """N, rejected rows included."""
+        """N, rows without text included."""
         return len(self.input_of_row)
 
     @property
@@ -70,7 +71,7 @@ class PredictIndex:
 
 
 class CodedRows(NamedTuple):
-    """Some rows of a table to code: all its columns, and input_ids [rows] int64, -1 = rejected."""
+    """Some rows of a table to code: all its columns, and input_ids [rows] int64, -1 = no text."""
 
     batch: RowBatch
     input_ids: np.ndarray
@@ -88,7 +89,8 @@ def open_index(
         files: tables with a text column; code columns are not needed.
         columns: which column holds text and language.
         recipe: of the checkpoint that will code them.
-        on_bad_rows: `error` names them, `reject` gives them no input.
+        on_bad_rows: `error` names the lines that cannot be cut into columns, `reject` leaves them
+            out.
 
     Raises:
         ValueError: tables differ in their columns, or rows break a rule.
@@ -108,7 +110,7 @@ def open_index(
     def make(target: Path) -> None:
         bad_rows = BadRows(on_bad_rows)
         normalisation = TextNormalisation.from_dict(recipe["normalisation"])
-        rules = RowRules(columns, normalisation, CodeSystem(), bad_rows)
+        rules = RowRules(columns, normalisation, CodeSystem(), bad_rows, is_prediction=True)
         _IndexWriter(target, recipe).write(files, rules)
         bad_rows.settle(target)
 
@@ -174,12 +176,14 @@ class _IndexWriter:
         finally:
             for handle in handles.values():
                 handle.close()
-        if not self.input_of_key and rules.bad_rows.mode == "reject":
-            raise ValueError(
-                f"every row of {', '.join(map(str, files))} is rejected; the first: "
-                f"{rules.bad_rows.rows[0]}"
-            )
-        facts = {"files": [str(path) for path in files], "fingerprint": self.content.hexdigest()}
+        if not self.input_of_key and not (rules.bad_rows.count and rules.bad_rows.mode == "error"):
+            why = [*rules.bad_rows.rows[:1], *rules.notes()][0]
+            raise ValueError(f"{', '.join(map(str, files))}: no row can be coded. {why}")
+        facts = {
+            "files": [str(path) for path in files],
+            "fingerprint": self.content.hexdigest(),
+            "notes": rules.notes(),
+        }
         (self.folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
 
     def _take(self, batch: RowBatch, rules: RowRules, handles: dict[str, IO[bytes]]) -> None:
@@ -187,7 +191,7 @@ class _IndexWriter:
         inputs = np.empty(len(batch.line), dtype="<i8")
         for i, (text, language) in enumerate(rules.inputs(batch)):
             if text is None:
-                inputs[i] = REJECTED
+                inputs[i] = NO_TEXT
                 continue
             number = seen.get((text, language))
             if number is None:

@@ -1,5 +1,6 @@
 """Rows of a table become checked job descriptions: normalised text, language and codes."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from datamodules.files.tables import (
 from datamodules.languages import UNKNOWN, language_code
 from datamodules.splitting import parse_part
 from datamodules.tokenizers.characters import TextNormalisation
+from datamodules.tokenizers.code_systems import MOST_CODES
 from datamodules.tokenizers.codes import CodeBook, CodeSystem
 
 NO_CODE_MARKS = ("", "na", "n/a", "nan", "null", "none")
@@ -29,8 +31,8 @@ class Columns:
     Args:
         text: the job description.
         language: the language of each row; none where all rows have `default_language`.
-        codes: one column per code, or one column that `code_separator` cuts. None takes
-            code_1, code_2, … as far as they exist.
+        codes: one column per code, or one column that `code_separator` cuts; `A,B` or a list.
+            None takes code_1, code_2, … as far as they exist.
         code_separator: text between the codes of one cell.
         split: train, validation or test, stated by the table itself.
         default_language: of rows that state none.
@@ -38,7 +40,7 @@ class Columns:
 
     text: str = "text"
     language: str | None = None
-    codes: list[str] | None = None
+    codes: list[str] | str | None = None
     code_separator: str | None = None
     split: str | None = None
     default_language: str = UNKNOWN
@@ -50,6 +52,8 @@ class Columns:
                 f'columns.code_separator must be a visible text, got "{self.code_separator}"; '
                 "leave it out where each code has a column of its own."
             )
+        if isinstance(self.codes, str):
+            self.codes = [name.strip() for name in self.codes.split(",") if name.strip()]
         named = [self.text, self.language, self.split, *(self.codes or [])]
         named = [name for name in named if name is not None]
         twice = next((name for i, name in enumerate(named) if name in named[:i]), None)
@@ -64,12 +68,12 @@ class Columns:
         """
         if self.codes:
             check_columns(path, self.codes, "columns.codes")
-            return self.codes
+            return list(self.codes)
         names = column_names(path)
         found = [name for name in (f"code_{i}" for i in range(1, 10)) if name in names]
         if not found:
             way_out = separator_hint(names) or (
-                " Name its code columns with --data.columns.codes='[…]'."
+                " Name its code columns with --data.columns.codes=A,B."
             )
             raise ValueError(f"{path} has no column code_1; it has: {', '.join(names)}.{way_out}")
         return found
@@ -102,7 +106,9 @@ class RowRules:
         normalisation: of the text.
         system: how codes are written.
         bad_rows: takes the rows that break a rule.
-        book: the legal codes; none where the data define them.
+        book: the legal codes; None where the data define them.
+        is_prediction: rows are coded, so that none without a text or with an unknown language is
+            bad: it stays as it is, see `notes`.
     """
 
     columns: Columns
@@ -110,6 +116,9 @@ class RowRules:
     system: CodeSystem
     bad_rows: BadRows
     book: CodeBook | None = None
+    is_prediction: bool = False
+    num_without_text: int = 0
+    unknown_languages: Counter[str] = field(default_factory=Counter)
     _languages: dict[str, str | ValueError] = field(default_factory=dict)
     _codes: "dict[str, str | BrokenCode | None]" = field(default_factory=dict)
 
@@ -148,15 +157,39 @@ class RowRules:
             if text is None:
                 text = seen[raw] = self.normalisation(raw)
             language = self._language(named[i]) if named else self.columns.default_language
-            if not text:
+            if not text and self.is_prediction:
+                self.num_without_text += 1
+                yield None, UNKNOWN
+            elif not text:
                 rule = f'the column "{self.columns.text}" holds no text; fill it or drop the row.'
                 self._reject(batch, i, raw, rule, "text")
                 yield None, UNKNOWN
+            elif isinstance(language, ValueError) and self.is_prediction:
+                self.unknown_languages[named[i] if named else ""] += 1
+                yield text, UNKNOWN
             elif isinstance(language, ValueError):
                 self._reject(batch, i, named[i] if named else "", str(language), "language")
                 yield None, UNKNOWN
             else:
                 yield text, language
+
+    def notes(self) -> list[str]:
+        """What became of rows to code that are not as they should be."""
+        notes = []
+        if self.num_without_text:
+            notes.append(
+                f'{counted(self.num_without_text)} no text in the column "{self.columns.text}": '
+                "such a row stays in the coded table, without codes."
+            )
+        if self.unknown_languages:
+            names = [f'"{name}"' for name, _ in self.unknown_languages.most_common(3)]
+            more = len(self.unknown_languages) - len(names)
+            notes.append(
+                f"{counted(self.unknown_languages.total())} a language that is no known code "
+                f"({', '.join(names)}{f' and {more} more' if more else ''}): coded as of unknown "
+                "language, language_known is false."
+            )
+        return notes
 
     def _language(self, raw: str) -> str | ValueError:
         found = self._languages.get(raw)
@@ -182,11 +215,12 @@ class RowRules:
         if not found:
             rule = "the row has no code; give it one or drop the row."
             raise BrokenCode(" ".join(cells).strip(), rule, "no code")
-        if len(found) > self.system.max_codes:
+        most = self.system.max_codes or MOST_CODES
+        if len(found) > most:
             raise BrokenCode(
                 ", ".join(found),
-                f"the row has {len(found)} codes, this code system allows "
-                f"{self.system.max_codes}; raise max_codes of data.code_system or drop a code.",
+                f"the row has {len(found)} codes, this code system allows {most}; raise max_codes "
+                "of data.code_system or drop a code.",
                 "too many codes",
             )
         return tuple(found)
@@ -208,6 +242,11 @@ class RowRules:
 
     def _reject(self, batch: RowBatch, i: int, value: str, rule: str, kind: str) -> None:
         self.bad_rows.add(BadRow(str(batch.file), int(batch.line[i]), value, rule, kind))
+
+
+def counted(count: int) -> str:
+    """The beginning of a sentence about so many rows."""
+    return "1 row has" if count == 1 else f"{count:,} rows have"
 
 
 class BrokenCode(ValueError):

@@ -239,7 +239,9 @@ class _Writer:
         rules.bad_rows.settle(folder)
         parts = self._parts()
         if book is None:
-            book = build_code_book(request.system, None, self.code_ids)
+            book = build_code_book(self._settled(request.system), None, self.code_ids)
+        elif book.system.max_codes is None:
+            book = CodeBook(self._settled(book.system), book.codes, book.descriptions)
         seen = self._seen(parts)
         languages = self._languages(parts)
         parts = self._add_descriptions(book, normalisation, parts)
@@ -257,6 +259,11 @@ class _Writer:
         if self.request.book.path is None:
             return None
         return build_code_book(self.request.system, Path(self.request.book.path), ())
+
+    def _settled(self, system: CodeSystem) -> CodeSystem:
+        """The code system with as many codes per record as a row has, where it names no number."""
+        most = system.max_codes or max(self.row_num_codes)
+        return CodeSystem.from_dict({**system.to_dict(), "max_codes": most})
 
     def _read(self, rules: RowRules) -> None:
         for part, paths in self.request.files.items():

@@ -7,6 +7,7 @@ from typing import Any
 
 CONTROL_SYMBOLS = ("<pad>", "<begin>", "<end>", "<empty>")
 DIGITS = "0123456789"
+MOST_CODES = 5  # of one record
 
 
 class CodeSystem:
@@ -17,7 +18,7 @@ class CodeSystem:
         alphabet: characters that a code may hold; None = any character.
         specials: codes outside the rules, each one symbol, such as -1 for "no title".
         special_descriptions: one description per special, used where a code book names none.
-        max_codes: most codes of one record, 1 to 5.
+        max_codes: most codes of one record, 1 to 5; None = as many as a row of the data has.
         level_separator: text between the levels of a code; a level value is then one symbol.
     """
 
@@ -27,15 +28,15 @@ class CodeSystem:
         alphabet: str | None = None,
         specials: Sequence[str] = (),
         special_descriptions: Sequence[str] = (),
-        max_codes: int = 1,
+        max_codes: int | None = None,
         level_separator: str | None = None,
     ) -> None:
         if length is not None and length < 1:
             raise ValueError(f"length must be at least 1 or null for any length, got {length}.")
-        if not 1 <= max_codes <= 5:
+        if max_codes is not None and not 1 <= max_codes <= MOST_CODES:
             raise ValueError(
-                f"max_codes must be 1 to 5, got {max_codes}: the loss tries every order of a "
-                "record's codes."
+                f"max_codes must be 1 to {MOST_CODES}, got {max_codes}: the loss tries every "
+                "order of a record's codes."
             )
         if level_separator == "":
             raise ValueError(

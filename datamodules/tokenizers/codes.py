@@ -107,7 +107,7 @@ class CodeBook:
         self.system = system
         self.codes = list(codes)
         self.descriptions = list(descriptions)
-        self.max_codes = system.max_codes
+        self.max_codes = system.max_codes or 1
         spelled = [system.split(code) for code in self.codes]
         if symbols is None:
             found = {symbol for row in spelled for symbol in row}

@@ -1,5 +1,6 @@
 """Wrong tables, options and checkpoints: each error names file, line, value and way out."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -8,9 +9,11 @@ from datamodules import (
     CodeSystem,
     Columns,
     OccupationDataModule,
+    SplitOptions,
     TextOptions,
 )
 from datamodules.occupations.datamodule import recipe_of_checkpoint
+from datamodules.tokenizers.codes import CodeBook
 from tests.occupation_tables import COLUMNS, ROWS, many, module, table
 
 
@@ -39,7 +42,7 @@ def test_a_code_outside_the_book_and_too_many_codes_are_bad_rows(tmp_path):
     with pytest.raises(ValueError, match=r'code "71105" is not in the code book.*nearest: 41025'):
         module(tmp_path, ROWS[:2], **options).prepare_data()
     with pytest.raises(ValueError, match=r"train.csv:2: .*has 2 codes, this code system allows 1"):
-        module(tmp_path, ROWS[3:4], code_system=CodeSystem(length=5)).prepare_data()
+        module(tmp_path, ROWS[3:4], code_system=CodeSystem(5, max_codes=1)).prepare_data()
 
 
 def test_the_first_twenty_bad_rows_fit_one_screen(tmp_path):
@@ -51,6 +54,28 @@ def test_the_first_twenty_bad_rows_fit_one_screen(tmp_path):
     assert max(len(line) for line in lines) <= 80
     assert "train.csv:21: " in lines[20]
     assert "--data.on_bad_rows=reject" in lines[21]
+
+
+def test_equal_faults_are_one_line_with_their_number(tmp_path):
+    rows = [*[(f"trade {i}", "en", "", "") for i in range(30)], ("smith", "klingon", "10000", "")]
+    with pytest.raises(ValueError, match="31 rows break the rules of the data:") as error:
+        module(tmp_path, rows).prepare_data()
+    lines = str(error.value).splitlines()
+    assert len(lines) == 4
+    assert "train.csv:2: " in lines[1]
+    assert lines[1].endswith("the row has no code; give it one or drop the row. [and 29 more]")
+    assert 'train.csv:32: language "klingon"' in lines[2]
+
+
+@pytest.mark.parametrize("names", ["A,B", ["A", "B"]])
+def test_the_number_of_codes_comes_from_the_columns(tmp_path, names):
+    path = table(tmp_path / "t.csv", [("a", "1", "2"), ("b", "", "3"), ("c", "4", "")], "text,A,B")
+    data = OccupationDataModule(
+        path, columns=Columns(codes=names), code_system="from_data", split=SplitOptions(0.0, 0.0)
+    )
+    store = data._open_store(None)
+    assert CodeBook.from_dict(store.recipe["code_book"]).max_codes == 2
+    assert np.diff(store.arrays["code_offsets"]).tolist() == [2, 1, 1]
 
 
 def test_rejected_rows_are_written_with_their_reason(tmp_path, monkeypatch, caplog):

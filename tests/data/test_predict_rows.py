@@ -82,7 +82,7 @@ def test_every_row_finds_its_text_again(tmp_path_factory, texts):
     path = tmp_path_factory.mktemp("t") / "t.csv"
     write(path, "text,n\n" + "".join(f"{text},{i}\n" for i, text in enumerate(texts)))
     if not any(text.strip() for text in texts):
-        with pytest.raises(ValueError, match=r"every row of .*t.csv is rejected; the first"):
+        with pytest.raises(ValueError, match=r"t.csv: no row can be coded"):
             open_index([path], Columns(), RECIPE, "reject")
         return
     index = open_index([path], Columns(), RECIPE, "reject")
@@ -122,16 +122,34 @@ def test_parquet_keeps_the_types(tmp_path):
     assert table["confidence_set"][3] == 0.333333
 
 
-def test_a_rejected_row_stays_and_asks_for_review(tmp_path):
-    path = write(tmp_path / "t.csv", "text,language\nsmith,en\n,en\n")
-    with pytest.raises(ValueError, match=r't.csv:3: "": the column "text" holds no text'):
-        open_index([path], COLUMNS, RECIPE)
-    index = open_index([path], COLUMNS, RECIPE, "reject")
-    assert (index.folder / "rejected.csv").exists()
+def test_a_row_without_text_or_with_an_unknown_language_stays(tmp_path, caplog):
+    path = write(tmp_path / "t.csv", "text,language\nsmith,en\n,en\nsmith,klingon\n")
+    data = OccupationDataModule(predict_files=str(path), columns=COLUMNS)
+    data.recipe = RECIPE
+    data._trainer_stage = lambda: "predict"  # type: ignore[method-assign]
+    data.prepare_data()
+    assert '1 row has no text in the column "text": such a row stays' in caplog.text
+    assert '1 row has a language that is no known code ("klingon"): coded as of unknown' in caplog.text
+    index = open_index([path], COLUMNS, RECIPE)
     for name in ("out.csv", "out.parquet"):
         write_coded_table(index, BOOK, results_of(index), tmp_path / name)
-    assert (tmp_path / "out.csv").read_text().splitlines()[2] == ",en,,,,,,,,true,,"
+    lines = (tmp_path / "out.csv").read_text().splitlines()
+    assert lines[2] == ",en,,,,,,,,true,,"
+    assert lines[3].startswith("smith,klingon,20000,Tailor,")
+    assert lines[3].endswith(",false,false")  # truncated, language_known
     assert pq.read_table(tmp_path / "out.parquet").to_pylist()[1]["truncated"] is None
+
+
+def test_formulas_stay_unless_they_shall_be_escaped(tmp_path):
+    cells = ["=1+1", "+cmd", "-x", "@y", "-1", "+4,5", "smith"]
+    index = open_index([write(tmp_path / "t.csv", "\n".join(["text", *cells]).replace(",", "."))],
+                       Columns(), RECIPE)  # fmt: skip
+    for escape, mark in ((False, ""), (True, "'")):
+        path = tmp_path / f"{escape}.csv"
+        write_coded_table(index, BOOK, results_of(index), path, escape_formulas=escape)
+        [batch] = read_rows(path)
+        wanted = [f"{mark}{cell}" for cell in cells[:4]] + ["-1", "+4.5", "smith"]
+        assert batch.texts("text") == wanted
 
 
 def test_nothing_is_overwritten_and_results_must_be_complete(tmp_path):

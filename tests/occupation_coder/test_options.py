@@ -251,7 +251,7 @@ def test_several_target_columns_or_one_with_a_separator(folder: Path) -> None:
     rows = [("smith and clerk", "en", "83110", "39310", "83110;39310")] * 2
     write_table(folder / "train.csv", rows, header)
     for codes in (
-        ["--data.columns.codes=[first, second]"],
+        ["--data.columns.codes=first,second"],
         ["--data.columns.codes=[both]", "--data.columns.code_separator=;"],
     ):
         files = ["--data.train_files=train.csv", "--data.validation_files=train.csv"]
