@@ -129,7 +129,7 @@ def test_a_row_without_text_or_with_an_unknown_language_stays(tmp_path, caplog):
     data._trainer_stage = lambda: "predict"  # type: ignore[method-assign]
     data.prepare_data()
     assert '1 row has no text in the column "text": such a row stays' in caplog.text
-    assert '1 row has a language that is no known code ("klingon"): coded as of unknown' in caplog.text
+    assert '1 row has a language that is no known code ("klingon"): coded as' in caplog.text
     index = open_index([path], COLUMNS, RECIPE)
     for name in ("out.csv", "out.parquet"):
         write_coded_table(index, BOOK, results_of(index), tmp_path / name)
