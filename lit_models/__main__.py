@@ -7,7 +7,7 @@ import faulthandler
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from lit_models import late_torchmetrics
@@ -24,6 +24,9 @@ VERBS = {
     "predict": "write predictions for new data to a file",
 }
 
+NUMBERS = ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT",
+           "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "OMP_NUM_THREADS")  # fmt: skip
+
 
 def help_text() -> str:
     """Returns what `unisono --help` prints."""
@@ -37,6 +40,20 @@ def help_text() -> str:
         "`unisono COMMAND --help` lists the options, --print_config the values.\n\n"
         "commands:\n" + "\n".join(lines) + "\n\nshipped configs:\n" + configs
     )
+
+
+def check_numbers(environ: Mapping[str, str]) -> None:
+    """Refuses a launcher's variable that is no number, before libraries read it as one.
+
+    Raises:
+        UsageError: it is none.
+    """
+    for name in NUMBERS:
+        if not (environ.get(name) or "0").isdecimal():
+            raise UsageError(
+                f"the environment has {name}={environ[name]}, which must be a whole number; "
+                "launchers set it: unset it, or correct it in the script that sets it."
+            )
 
 
 def tell_where_it_crashes() -> None:
@@ -81,6 +98,7 @@ def run(argv: list[str]) -> int | None:
         # Threads that wait without sleeping make a step 20 times slower as soon as another program
         # uses a core (0.17 s became 3.3 s on two cores); OpenMP reads this when torch loads it.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        check_numbers(os.environ)
         with no_collections():
             from lit_models.launch import launch
 

@@ -7,17 +7,29 @@ import importlib
 import os
 import re
 import select
+import shlex
 import sys
 import textwrap
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lit_models.config_files import config_paths, did_you_mean, line_of, near_names
+from lit_models.config_files import (
+    GROUPS,
+    config_paths,
+    did_you_mean,
+    given_option,
+    line_of,
+    near_names,
+    places_of,
+)
 
 LINES, COLUMNS = 24, 80
 USAGE, RUN = 2, 1
+MESSAGE_LINES = 12  # of a library's error
 KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "NoneType": "null"}
 READER_GONE = 128 + 13  # SIGPIPE, as of any program whose reader has seen enough
 OWN_PACKAGES = ("lit_models", "datamodules")
@@ -138,7 +150,10 @@ def _bad_value(match: re.Match[str], parser: Any) -> str:
     key, detail = match[1], match[2].strip()
     given = re.search(r"(?:Given value|Got value): (.+)", detail)
     value = given[1].strip() if given else ""
-    if "dot import path" in detail or "has no attribute" in detail or "No module named" in detail:
+    typed = re.findall(r"Expected an? <class '([\w.]+)'>", detail)
+    kinds = [KINDS.get(name, name.rpartition(".")[2]) for name in typed]
+    is_number = "a number" in kinds or "a whole number" in kinds
+    if not is_number and re.search("dot import path|has no attribute|No module named", detail):
         named = re.search(r"class_path '([^']+)'", detail)
         return unknown_class(key, named[1] if named else value)
     if wrong_base := re.search(r"not correspond to a subclass of (\w+)", detail):
@@ -148,16 +163,25 @@ def _bad_value(match: re.Match[str], parser: Any) -> str:
         near = [n for n in near_names(value, literals) if n != value]
         choices = ", ".join(literals)
         return f"{option} must be one of {choices}, got {value}.{did_you_mean(near)}"
-    expected = re.findall(r"Expected an? (?:<class '([\w.]+)'>|([^.\n]+))", detail)
-    kinds = [a.rpartition(".")[2] or b for a, b in expected]
-    kinds = [KINDS.get(kind, kind) for kind in dict.fromkeys(kinds)]
+    kinds = [
+        f"options of {name}" for name in re.findall(r"valid subclass of (\w+)", detail)
+    ] + kinds
+    kinds = kinds or re.findall(r"Expected an? ([^.,\n]+)", detail)
+    if "a number" in kinds and "a whole number" in kinds:
+        kinds.remove("a whole number")
     if kinds and value:
+        kinds = list(dict.fromkeys(kinds))
         return f"{option} must be {' or '.join(kinds)}, got {value}.{way_out}"
+    if key in GROUPS and (text := given_option(sys.argv, key)):
+        return f"--{key} must be a YAML file or a mapping of options, got {text}."
     return f"{option}: {detail}"
 
 
 def _option_and_way_out(key: str, parser: Any) -> tuple[str, str]:
     """Returns a key as it is typed, and for an option of a command where it is explained."""
+    # The parser of a class knows its own options alone: what stood before them is on the line.
+    given = (a.split("=")[0].removeprefix("--") for a in sys.argv)
+    key = next((name for name in given if name.endswith(f".{key}")), key)
     if "." in key or not getattr(parser, "takes_dashes", False):
         return key, ""
     return f"--{key.replace('_', '-')}", f" `{parser.prog} --help` says what it is."
@@ -224,14 +248,15 @@ def say(line: str) -> None:
 def is_first_process() -> bool:
     """Returns whether this process speaks for all: rank 0 of a launch, or a launching process."""
     names = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
-    return all(int(os.environ.get(name) or 0) == 0 for name in names)
+    return all(os.environ.get(name, "").strip("0") == "" for name in names)
 
 
 def run_guarded(run: Callable[[], Any]) -> int:
-    """Runs a command and returns its exit status; an error of ours is one screen on stderr.
+    """Runs a command and returns its exit status; an error is one screen on stderr.
 
-    Errors are ours when the raising line lies in this project or when the storage refuses. The
-    others are bugs and keep their traceback; UNISONO_TRACEBACK=1 shows all of them.
+    Errors are ours when the raising line lies in this project or when the storage refuses: they say
+    all. Of others the screen tells type, message and what is at hand; their traceback goes to the
+    run's folder. UNISONO_TRACEBACK=1 shows it for all of them.
     """
     try:
         status = run()
@@ -241,18 +266,44 @@ def run_guarded(run: Callable[[], Any]) -> int:
             return READER_GONE
         if getattr(error, "is_echo", False):
             return RUN  # another rank has said what happened
-        message = one_screen(error)
-        notes = getattr(error, "__notes__", [])
-        if message is not None and notes:
-            message = "\n".join([message, *notes])
-        if message is None or os.environ.get("UNISONO_TRACEBACK") == "1":
+        message = "\n".join([one_screen(error) or foreign(error), *getattr(error, "__notes__", [])])
+        if os.environ.get("UNISONO_TRACEBACK") == "1":
             traceback.print_exc()
-        if message is not None:
-            names = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
-            rank = next((os.environ[name] for name in names if os.environ.get(name)), None)
-            say(screen(message, "error" if is_first_process() else f"error on rank {rank}"))
+        names = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
+        rank = next((os.environ[name] for name in names if os.environ.get(name)), None)
+        say(screen(message, "error" if is_first_process() else f"error on rank {rank}"))
         return USAGE if isinstance(error, UsageError) else RUN
     return status if isinstance(status, int) else 0
+
+
+def foreign(error: Exception) -> str:
+    """Returns the message of an error of a library, or of a bug: what, at hand, the traceback."""
+    text = str(error).strip()
+    if type(error).__name__ == "ProcessRaisedException":  # a traceback, whose end is the error
+        text = text.splitlines()[-1]
+    else:
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    lines = text.splitlines()
+    lines = [*lines[:MESSAGE_LINES], *(["…"] if len(lines) > MESSAGE_LINES else [])]
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    own = [frame.f_locals for frame in reversed(frames) if is_own_file(frame.f_code.co_filename)]
+    with suppress(ValueError, OSError):  # of a config that is gone or changed meanwhile
+        if places := places_of(sys.argv[1:], text):
+            lines.append(f"The value is that of {' or '.join(places)}; change it there.")
+    runs = Path(getattr(error, "run_folder", "runs"))
+    folder = next((f for f in (runs, runs.parent) if f.is_dir() and f != Path()), None)
+    paths = [[v for v in names.values() if isinstance(v, Path) and v.exists()] for names in own]
+    at_hand = next((found[-1] for found in paths if found), runs)
+    if at_hand not in (runs, runs.parent) and str(at_hand) not in text:
+        lines.append(f"It read or wrote {at_hand}: is that whole, and of this version?")
+    shown = "UNISONO_TRACEBACK=1 shows where it was raised."
+    if folder is not None:
+        with suppress(OSError):  # a disk that is full may be the error itself
+            with (folder / "error.txt").open("a", encoding="utf-8") as file:
+                file.write(f"{datetime.now().isoformat(' ', 'seconds')} {shlex.join(sys.argv)}\n")
+                traceback.print_exception(error, file=file)
+            shown = f"Its traceback is in {folder / 'error.txt'}"
+    return "\n".join([*lines, shown])
 
 
 def is_reader_gone() -> bool:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import difflib
 import functools
 import json
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ REFUSED_KEYS = {
     "include": "there is no such mechanism",
 }
 LIKELY = 0.75  # `model` is as near to `nodes` as 0.6, and another word
+GROUPS = ("model", "data", "trainer", "init_args")  # keys whose value is a mapping
 STRATEGY = "--trainer.strategy"
 STRATEGY_CLASSES = {
     "ddp": "lit_models.training.strategies.ReplicatedStrategy",
@@ -104,7 +106,7 @@ def unreadable(error: Exception, place: str) -> ValueError:
         problem = "its brackets are nested too deep"
     kind = "refused" if isinstance(error, RefusedYaml) else "not readable YAML"
     return ValueError(
-        f"{where}: this is {kind}: {problem}. Check the keys, brackets, quotes and "
+        f"{where}: this is {kind}: {problem}. Check the brackets, keys, quotes and "
         "indentation there."
     )
 
@@ -345,6 +347,12 @@ def read_config(path: Path) -> dict[str, Any]:
             f"{path}: a config is a mapping with keys such as model, data and trainer, "
             f"this one is a {type(content).__name__}."
         )
+    for key, value in flat(content):
+        if isinstance(value, list) and (key in GROUPS or key.endswith(".init_args")):
+            raise ValueError(
+                f"{path}:{line_of(path, key)}: {key} must be a mapping of options, NAME: VALUE on "
+                f"lines of their own, got the list {str(value)[:60]}."
+            )
     for key, reason in REFUSED_KEYS.items():
         if key in content:
             raise ValueError(
@@ -352,6 +360,48 @@ def read_config(path: Path) -> dict[str, Any]:
                 "Pass several --config options instead; later files win."
             )
     return content
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the dotted name and the value of each option, of nested groups too."""
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def places_of(argv: list[str], text: str) -> list[str]:
+    """Returns the options and lines of config files whose value stands in a text, at most three.
+
+    Args:
+        argv: arguments.
+        text: such as a library's message, which knows the value and not where it comes from.
+    """
+    found: dict[str, tuple[str, Any]] = {}
+    for option, value, _ in _tokens(argv):
+        if option == "--config" and value and "\n" not in value:
+            path = find_config(value)
+            for key, inner in flat(read_config(path)):
+                place = f"{key} in {short_name(path)}:{line_of(path, key)}"
+                found[key.replace("init_args.", "")] = place, inner
+        elif value is not None:
+            found[option.removeprefix("--").replace("init_args.", "")] = f"{option}={value}", value
+    words = {_plain(word) for word in re.findall(r"[^\s,;:=()'\"\[\]]+", text)}
+    near = {key: place for key, (place, value) in found.items() if _plain(value) in words}
+    named = [place for key, place in near.items() if key.rpartition(".")[2] in text]
+    # Another value may well be a small number or a word of the language.
+    told = [place for key, place in near.items() if len(_plain(found[key][1])) > len("9.0")]
+    return (named or told)[:3]
+
+
+def _plain(value: Any) -> str:
+    """Returns one text for 2, 2.0 and "2"."""
+    text = str(value).strip(".'\"`")
+    try:
+        return str(float(text))
+    except ValueError:
+        return text
 
 
 def line_of(path: Path, key: str) -> int:

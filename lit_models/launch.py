@@ -58,9 +58,8 @@ def launch(argv: list[str]) -> int:
         if any(a.split("=")[0].endswith(ONLY_PRINTS) for a in argv[1:]):
             UnisonoCLI(argv, Run("runs"))
             return 0
-        complete_rendezvous(
-            os.environ, int(config_files.given_value(argv, "trainer.num_nodes") or 1)
-        )
+        num_nodes = config_files.given_value(argv, "trainer.num_nodes")
+        complete_rendezvous(os.environ, num_nodes if isinstance(num_nodes, int) else 1)
         root = run_root(argv)
         ckpt_path = config_files.given_value(argv, "ckpt_path")
         newest = newest_checkpoint if argv[0] == "fit" else checkpoint_to_use
@@ -101,6 +100,9 @@ def run_and_end(argv: list[str], run: Run, runs: Path) -> bool:
         if dist.is_available() and dist.is_initialized():
             dist.destroy_process_group()
         is_over = True
+    except Exception as error:
+        error.__dict__["run_folder"] = run.folder  # for the traceback
+        raise
     finally:
         withdraw(os.environ, runs, is_over)
     return is_stopped
@@ -226,7 +228,7 @@ def run_root(argv: list[str]) -> Path:
     """Returns trainer.default_root_dir, by default runs/FAMILY-NAME of the first config file."""
     given = config_files.given_value(argv, ROOT)
     if given:
-        return Path(given)
+        return Path(str(given))
     paths = config_files.config_paths(argv)
     if not paths:
         return Path("runs") / "unnamed"

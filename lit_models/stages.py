@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from lit_models.config_files import did_you_mean, find_config, near_names
+from lit_models.config_files import did_you_mean, find_config, flat, near_names
 
 TRAINER_VERBS = ("fit", "validate", "test", "predict")
 VERBS = (*TRAINER_VERBS, "export")
@@ -166,7 +166,7 @@ def _stage(name: str, values: Any, changes: Any) -> Stage:
     options = [given.get("options") or {} for given in (values, changes)]
     if not all(isinstance(given, Mapping) for given in options):
         raise ValueError(f"stage {name}: options must map names to values, got {options[-1]!r}.")
-    merged["options"] = {k: v for given in options for k, v in _flat(given)}
+    merged["options"] = {k: v for given in options for k, v in flat(given)}
     config = merged.get("config") or ()
     merged["config"] = (config,) if isinstance(config, str) else tuple(config)
     stage = Stage(**{"verb": None, **merged, "name": name})
@@ -243,15 +243,6 @@ def _check_references(stage: Stage, so_far: list[str], names: list[str], read: l
 def _no_stage(name: str, names: list[str]) -> str:
     near = did_you_mean(near_names(str(name), names))
     return f"there is no such stage.{near} The stages are {', '.join(map(str, names))}."
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted name and the value of each option, of nested groups too."""
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def filled(value: Any, names: Mapping[str, str]) -> Any:

@@ -266,17 +266,33 @@ def test_a_logger_of_the_config_joins_the_default_ones(unisono: Unisono, toy_con
     assert list(Path("mine").rglob("metrics.csv"))
 
 
-def test_our_errors_are_one_screen_and_bugs_keep_their_traceback(
-    capsys: pytest.CaptureFixture[str],
+def test_an_error_of_a_library_is_one_screen_and_its_traceback_a_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from lit_models.training.preflight import check_strategy
 
+    def fail() -> None:
+        error = ValueError("Invalid learning rate: -1.0\n" + "a long line\n" * 30)
+        error.__dict__["run_folder"] = str(tmp_path / "runs" / "mine")
+        raise error
+
+    monkeypatch.chdir(tmp_path)
     assert run_guarded(lambda: check_strategy("dp", [])) == 1
-    assert "Traceback" not in capsys.readouterr().err
-    assert run_guarded(lambda: [][1]) == 1
-    assert "IndexError" in capsys.readouterr().err
-    assert run_guarded(lambda: int("x")) == 1
-    assert "Traceback" in capsys.readouterr().err
+    assert "Type" not in capsys.readouterr().err
+    assert run_guarded(lambda: [][1]) == 1  # a bug, and no folder for its traceback
+    assert capsys.readouterr().err == (
+        "error: IndexError: list index out of range\n"
+        "UNISONO_TRACEBACK=1 shows where it was raised.\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    monkeypatch.setattr("sys.argv", ["unisono", "fit", "--model.optimizer.lr=-1", "--x=1"])
+    assert run_guarded(fail) == 1
+    shown = capsys.readouterr().err
+    assert "error: ValueError: Invalid learning rate: -1.0\n" in shown
+    assert "The value is that of --model.optimizer.lr=-1; change it there." in shown
+    assert "Its traceback is in" in shown
+    assert "in fail\n" in (tmp_path / "runs" / "mine" / "error.txt").read_text()
 
 
 def test_the_traceback_is_there_on_request(

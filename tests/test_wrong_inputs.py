@@ -19,7 +19,7 @@ HEADER = "text,language,code_1\n"
 GLUED = SOUND + '"smith,en,83110\nminer",en,71105\n'
 REJECT = "--data.on_bad_rows=reject writes them to rejected.csv"
 # What a refused run may have begun: a folder of its own, or a new file beside the old ones.
-BEGUN = re.compile(r"runs/mine-2(/.*)?|runs/mine/(config-\w+\.yaml|tensorboard/events.*)")
+BEGUN = re.compile(r"runs/error.txt|runs/mine-2(/.*)?|runs/mine/(error.txt|config-\w+\.yaml|tensorboard/events.*)")
 
 # name: (command, files, message); line 62 is the one behind the 61 sound ones.
 WRONG: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
@@ -189,6 +189,43 @@ WRONG: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
         CHECK, {"train.csv": GLUED + "smith,en,8311x\n,en,83110\n"},
         r"3 bad rows .*train.csv:62: .*glues rows.*train.csv:64: code \"8311x\".*train.csv:65: "
         ".*Correct them, or leave them out of a run with --data.on_bad_rows=reject",
+    ),
+    "a rate below 0": (
+        [*FIT, "--model.optimizer.lr=-1"], {},
+        "ValueError: .*-1.0 The value is that of --model.optimizer.lr=-1; .*runs/mine-2/error.txt",
+    ),
+    "a decay below 0": (
+        [*FIT, "--model.optimizer.weight_decay=-3"], {}, "that of --model.optimizer.weight_decay=-3",
+    ),
+    "a dropout above 1": (
+        [*FIT, "--config=b.yaml"], {"b.yaml": "model:\n  encoder:\n    dropout: 2\n"},
+        "got 2.0 The value is that of model.encoder.dropout in b.yaml:3; change it there",
+    ),
+    "a seed below 0": ([*FIT, "--seed_everything=-1"], {}, "is that of --seed_everything=-1"),
+    "a rate that is no number": (
+        [*FIT, "--model.optimizer.lr=abc"], {}, "model.optimizer.lr must be a number, got abc",
+    ),
+    "a list of options": (
+        [*FIT, "--config=b.yaml"], {"b.yaml": "trainer:\n  - max_steps: 2\n"},
+        "b.yaml:1: trainer must be a mapping of options, .* got the list",
+    ),
+    "a list of options for a class": (
+        [*FIT, "--config=b.yaml"], {"b.yaml": "data: {init_args: [1]}\n"},
+        "b.yaml:1: data.init_args must be a mapping of options, .* got the list",
+    ),
+    "a damaged plan": (
+        ["replay", "runs/mine", "--step=1"], {"runs/mine/plan.json": "{"},
+        "JSONDecodeError: .* It read or wrote runs/mine/plan.json: is that whole",
+    ),
+    "a damaged topology": (
+        ["replay", "runs/mine", "--step=1"], {"runs/mine/topology.json": "{"},
+        "JSONDecodeError: .* It read or wrote runs/mine/topology.json: is that whole",
+    ),
+    "damaged lengths": (
+        ["verify", "runs/mine"], {"runs/mine/plan_lengths.npy": "{"}, "runs/mine: is that whole",
+    ),
+    "a checkpoint whose weights are a text": (
+        [*TEST, "--ckpt_path=text.ckpt"], {"text.ckpt": "TEXT"}, "text.ckpt",
     ),
     "a folder without a run to verify": (
         ["verify", "runs"], {}, "runs holds no ledger.jsonl; name a run folder, such as runs/demo",
