@@ -19,7 +19,9 @@ HEADER = "text,language,code_1\n"
 GLUED = SOUND + '"smith,en,83110\nminer",en,71105\n'
 REJECT = "--data.on_bad_rows=reject writes them to rejected.csv"
 # What a refused run may have begun: a folder of its own, or a new file beside the old ones.
-BEGUN = re.compile(r"runs/error.txt|runs/mine-2(/.*)?|runs/mine/(error.txt|config-\w+\.yaml|tensorboard/events.*)")
+BEGUN = re.compile(
+    r"runs/error.txt|runs/mine-2(/.*)?|runs/mine/(error.txt|config-\w+\.yaml|tensorboard/events.*)"
+)
 
 # name: (command, files, message); line 62 is the one behind the 61 sound ones.
 WRONG: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
@@ -225,7 +227,8 @@ WRONG: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
         ["verify", "runs/mine"], {"runs/mine/plan_lengths.npy": "{"}, "runs/mine: is that whole",
     ),
     "a checkpoint whose weights are a text": (
-        [*TEST, "--ckpt_path=text.ckpt"], {"text.ckpt": "TEXT"}, "text.ckpt",
+        [*TEST, "--ckpt_path=text.ckpt"], {"text.ckpt": "TEXT"},
+        "text.ckpt holds no state_dict",
     ),
     "a folder without a run to verify": (
         ["verify", "runs"], {}, "runs holds no ledger.jsonl; name a run folder, such as runs/demo",

@@ -152,7 +152,7 @@ def read_checkpoint(path: str | Path, mmap: bool = False) -> dict[str, Any]:
     content = _load(path / MARKER if path.is_dir() else path, mmap)
     if path.is_dir():
         content = assemble(path, content, is_empty=mmap)
-    if not isinstance(content, dict) or "state_dict" not in content:
+    if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
         raise ValueError(
             f"{path} holds no state_dict; it is no checkpoint of a module. Use one that "
             "`unisono fit` wrote."
