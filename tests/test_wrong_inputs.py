@@ -197,7 +197,7 @@ WRONG: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
         "ValueError: .*-1.0 The value is that of --model.optimizer.lr=-1; .*runs/mine-2/error.txt",
     ),
     "a decay below 0": (
-        [*FIT, "--model.optimizer.weight_decay=-3"], {}, "that of --model.optimizer.weight_decay=-3",
+        [*FIT, "--model.optimizer.weight_decay=-3"], {}, "that of --model.*weight_decay=-3; change",
     ),
     "a dropout above 1": (
         [*FIT, "--config=b.yaml"], {"b.yaml": "model:\n  encoder:\n    dropout: 2\n"},
