@@ -12,7 +12,7 @@ import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NoReturn
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -114,6 +114,17 @@ class PlannedDataModule(LightningDataModule):
         self.find_done_batches: Callable[[], frozenset[int]] = frozenset
         self.resume_position: tuple[int, int] | None = None
         self._limits: RunLimits | None = None
+
+    @classmethod
+    def load_from_checkpoint(cls, *args: Any, **kwargs: Any) -> NoReturn:  # type: ignore[override]
+        """Refuse: Lightning would make what the checkpoint names.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            f"a checkpoint keeps no arguments of a datamodule; call {cls.__name__}(…) with yours."
+        )
 
     @property  # type: ignore[override]
     def trainer(self) -> Any:

@@ -14,29 +14,33 @@ import yaml
 
 from lit_models.training.checkpoint import read_checkpoint
 from lit_models.training.exported import is_exported
+from lit_models.training.hyperparameters import UNTRUSTED, StoredClasses
 from lit_models.training.sharded_checkpoint import is_sharded
 
 START_ONLY = ("init_from", "init_from_part")  # weights that a checkpoint has replaced already
 NO_WEIGHTS = ("optimizer", "lr_scheduler")
 
 
-def model_values(ckpt_path: str | None) -> dict[str, Any]:
+def model_values(ckpt_path: str | None, classes: StoredClasses) -> dict[str, Any]:
     """Returns the `model` key that a checkpoint was made with, or {} where it does not say.
 
     Args:
         ckpt_path: a file, or an exported folder; None and Lightning's words such as "last"
             give {}.
+        classes: those that it may name.
 
     Raises:
-        FileNotFoundError, ValueError: absent or damaged.
+        FileNotFoundError, ValueError: absent, damaged, or naming what is not allowed.
     """
     if ckpt_path is None or not (_is_checkpoint(ckpt_path) or is_exported(ckpt_path)):
         return {}
-    values = dict(read_checkpoint(ckpt_path, mmap=True).get("hyper_parameters", {}))
+    content = read_checkpoint(ckpt_path, mmap=True, classes=classes)
+    values = dict(content.get("hyper_parameters", {}))
     class_path = values.pop("_class_path", None)
     values.pop("_instantiator", None)
     if class_path is None:
         return {}
+    classes.check(ckpt_path, class_path, values)
     kept = {k: v for k, v in values.items() if k not in START_ONLY}
     return {"class_path": class_path, "init_args": kept}
 
@@ -45,19 +49,20 @@ def _is_checkpoint(path: str) -> bool:
     return Path(path).is_file() or is_sharded(path)
 
 
-def start_values(config: Any) -> dict[str, Any]:
+def start_values(config: Any, classes: StoredClasses) -> dict[str, Any]:
     """Returns the `model` key with the networks of a checkpoint whose weights a run begins with.
 
     Args:
         config: the parsed `model` key; its init_from names the checkpoint, none gives {}.
+        classes: those that it may name.
 
     Raises:
-        FileNotFoundError, ValueError: absent or damaged.
+        FileNotFoundError, ValueError: absent, damaged, or naming what is not allowed.
     """
     given = config.get("init_args") or {}
     init_from, part = given.get("init_from"), given.get("init_from_part")
-    check_start(init_from, part)
-    model = model_values(init_from)
+    check_start(init_from, part, classes)
+    model = model_values(init_from, classes)
     networks = {
         name: value
         for name, value in model.get("init_args", {}).items()
@@ -67,7 +72,9 @@ def start_values(config: Any) -> dict[str, Any]:
     return {**model, "init_args": kept} if kept else {}
 
 
-def check_start(init_from: str | None, part: str | None) -> None:
+def check_start(
+    init_from: str | None, part: str | None, classes: StoredClasses = UNTRUSTED
+) -> None:
     """Raises where a run cannot begin with these weights, before any table is read.
 
     Raises:
@@ -83,7 +90,7 @@ def check_start(init_from: str | None, part: str | None) -> None:
     if init_from is None:
         return
     try:
-        read_checkpoint(init_from, mmap=True)
+        read_checkpoint(init_from, mmap=True, classes=classes)
     except (FileNotFoundError, ValueError) as error:
         raise type(error)(f"model.init_from: {error}") from error
 

@@ -16,9 +16,12 @@ from lit_models.training.callbacks.progress import ProgressLine
 from lit_models.training.callbacks.run_config import RunConfig
 from lit_models.training.callbacks.state_check import StateCheck
 from lit_models.training.callbacks.topology import Topology
+from lit_models.training.hyperparameters import StoredClasses
 from lit_models.training.loggers import default_loggers
 from lit_models.training.memory import Choice
 from lit_models.training.run_folder import WORDS, Run
+
+TRUST = "trust_checkpoint"
 
 
 class UnisonoParser(OneScreenErrors, LightningArgumentParser):
@@ -36,7 +39,9 @@ class UnisonoCLI(LightningCLI):
     def __init__(self, argv: list[str], choice: Run) -> None:
         self.argv, self.choice = argv, choice
         self.verdict: preflight.Verdict | None = None
-        self.checkpoint_model = checkpoint_values.model_values(choice.ckpt_path)
+        trust = config_files.given_value(argv, TRUST) is True
+        self.classes = StoredClasses(trust, config_files.given_words(argv))
+        self.checkpoint_model = checkpoint_values.model_values(choice.ckpt_path, self.classes)
         config_files.refuse_in_parsers()
         super().__init__(
             LightningModule,
@@ -69,6 +74,12 @@ class UnisonoCLI(LightningCLI):
         )
 
         parser.add_argument(
+            f"--{TRUST}",
+            type=bool,
+            default=False,
+            help="Import whatever a checkpoint or an exported folder names as a class.",
+        )
+        parser.add_argument(
             "--exactness",
             type=Literal["gradient", "bitwise"],
             default="gradient",
@@ -87,7 +98,7 @@ class UnisonoCLI(LightningCLI):
         self.config = parser.parse_args([verb, *below, *options])
         if verb == "fit" and self.choice.ckpt_path is None:
             try:
-                started = checkpoint_values.start_values(self.config[verb].model)
+                started = checkpoint_values.start_values(self.config[verb].model, self.classes)
             except (ValueError, FileNotFoundError) as error:
                 raise UsageError(str(error)) from error
             if started:  # weights fit the network that they were trained in

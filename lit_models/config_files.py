@@ -419,6 +419,22 @@ def config_paths(argv: list[str]) -> list[Path]:
     return [Path(v) for v in values if Path(v).is_file()]
 
 
+def given_words(argv: list[str]) -> set[str]:
+    """Returns every text that the config files and the options hold as a value."""
+
+    def words(value: Any) -> Iterator[str]:
+        if isinstance(value, str):
+            yield value
+        for item in value.values() if isinstance(value, dict) else ():
+            yield from words(item)
+        for item in value if isinstance(value, list) else ():
+            yield from words(item)
+
+    options = [value for _, value, _ in _tokens(argv) if value is not None]
+    files = [read_config(path) for path in config_paths(argv)]
+    return {word for value in (*files, *map(yaml.safe_load, options)) for word in words(value)}
+
+
 def given_option(argv: list[str], key: str) -> str | None:
     """Returns what the options alone say for a dotted key (the last one wins), or None."""
     given = [value for option, value, _ in _tokens(argv) if option == f"--{key}"]

@@ -14,7 +14,7 @@ from types import FrameType
 import torch.distributed as dist
 
 from lit_models import config_files
-from lit_models.cli import UnisonoCLI
+from lit_models.cli import TRUST, UnisonoCLI
 from lit_models.cli_errors import UsageError, is_first_process, say
 from lit_models.training.callbacks.ledger import ledger_of
 from lit_models.training.callbacks.preemption import REPEATED_WITHIN_S, REQUEUE_SIGNALS
@@ -54,7 +54,7 @@ def launch(argv: list[str]) -> int:
         UsageError: the command line cannot be run.
     """
     try:
-        argv = [argv[0], *config_files.expand_configs(argv[1:])]
+        argv = [argv[0], *config_files.expand_configs(with_value(argv[1:], f"--{TRUST}"))]
         if any(a.split("=")[0].endswith(ONLY_PRINTS) for a in argv[1:]):
             UnisonoCLI(argv, Run("runs"))
             return 0
@@ -71,6 +71,15 @@ def launch(argv: list[str]) -> int:
         raise UsageError(str(error)) from error
     is_stopped = run_and_end(argv, run, root.parent)
     return exit_status(Path(run.folder), is_stopped) if argv[0] == "fit" else 0
+
+
+def with_value(argv: list[str], flag: str) -> list[str]:
+    """Returns the arguments with `--flag=true` for a `--flag` that no value follows."""
+    following = [*argv[1:], "--"]
+    return [
+        f"{word}=true" if word == flag and after.startswith("-") else word
+        for word, after in zip(argv, following, strict=True)
+    ]
 
 
 def run_and_end(argv: list[str], run: Run, runs: Path) -> bool:

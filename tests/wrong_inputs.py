@@ -54,7 +54,7 @@ def place(path: Path, content: bytes | str) -> None:
         whole[len(whole) // 2] ^= 1
         path.write_bytes(whole)
     elif content == "TOY":
-        made_by = {"_class_path": "tests.toy.LitToy"}
+        made_by = {"_class_path": "lit_models.LitCausalLM"}
         torch.save({"state_dict": {}, "hyper_parameters": made_by}, path)
     elif content == "PLAIN":
         torch.save({"state_dict": {"weight": torch.zeros(2)}}, path)

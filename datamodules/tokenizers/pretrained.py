@@ -86,7 +86,7 @@ def _backend(folder: Path) -> Tokenizer:
     if not path.is_file():
         from transformers import AutoTokenizer
 
-        made = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        made = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         if not hasattr(made, "backend_tokenizer"):
             raise ValueError(
                 f"{folder}: transformers reads it as a {type(made).__name__} without a fast "

@@ -157,7 +157,9 @@ def built_model(content: Content) -> Any:
     """Return a model with random weights, without dropout."""
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_config(model_config(content), dtype=torch.float32)
+    return AutoModelForCausalLM.from_config(
+        model_config(content), dtype=torch.float32, trust_remote_code=False
+    )
 
 
 def loaded_model(

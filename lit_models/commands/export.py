@@ -12,6 +12,7 @@ def export(
     class_path: str | None = None,
     overwrite: bool = False,
     adapter: bool = False,
+    trust_checkpoint: bool = False,
 ) -> int:
     """Write the weights of a checkpoint to DIR/model.safetensors and the rest to DIR/config.json.
 
@@ -25,12 +26,15 @@ def export(
         class_path: the module's class, where a script wrote the checkpoint.
         overwrite: replace an export that the folder holds.
         adapter: of a run with LoRA, the adapter alone, in the layout of PEFT.
+        trust_checkpoint: import the class that the checkpoint names, wherever it comes from.
     """
     from rich.console import Console
 
     from lit_models.training.export import export_checkpoint
 
-    done = export_checkpoint(Path(ckpt), Path(to), weights, class_path, overwrite, adapter)
+    done = export_checkpoint(
+        Path(ckpt), Path(to), weights, class_path, overwrite, adapter, trust_checkpoint
+    )
     console = Console(highlight=False, soft_wrap=True)
     name = done.class_path.rpartition(".")[2]
     console.print(f"exported  {to}: {name}, {done.weights} weights of step {done.global_step}")

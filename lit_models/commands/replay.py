@@ -41,6 +41,7 @@ def replay(
     samples: int = 20,
     json: Path | None = None,
     accelerator: Literal["auto", "cpu", "gpu"] = "auto",
+    trust_checkpoint: bool = False,
 ) -> int:
     """Rebuild the global batch of one optimizer step on one device: samples, losses, gradients.
 
@@ -52,6 +53,7 @@ def replay(
         samples: how many samples to print, those with the largest share of the loss first.
         json: write everything to this file too.
         accelerator: where it runs.
+        trust_checkpoint: import whatever the run's config names as a class.
 
     Returns:
         1 where something is not finite, else 0.
@@ -59,7 +61,7 @@ def replay(
     from rich.console import Console
 
     _check_output(samples, json)
-    done = _replayed(Path(run), step, attempt, advance, accelerator)
+    done = _replayed(Path(run), step, attempt, advance, accelerator, trust_checkpoint)
     console = Console(width=WIDTH, highlight=False)
     _say(console, "config", done.config_file.name)
     _show_start(console, done, advance)
@@ -79,7 +81,7 @@ def _check_output(samples: int, json: Path | None) -> None:
 
 
 def _replayed(
-    run: Path, step: int, attempt: int | None, advance: bool, accelerator: str
+    run: Path, step: int, attempt: int | None, advance: bool, accelerator: str, trust: bool
 ) -> Replayed:
     import tempfile
 
@@ -88,7 +90,7 @@ def _replayed(
 
     found = find_step(run, step, attempt)
     start = find_start(run, found.line["step"] - 1)
-    config_file, module, data, trainer_values, seed = _from_config(run)
+    config_file, module, data, trainer_values, seed = _from_config(run, trust)
     with tempfile.TemporaryDirectory() as folder:
         result = replay_step(
             found, start, module, data, run, Path(folder), trainer_values, advance, accelerator
@@ -96,7 +98,7 @@ def _replayed(
     return Replayed(run, found, start, result, config_file, seed)
 
 
-def _from_config(run: Path) -> tuple[Path, Any, Any, dict[str, Any], int | None]:
+def _from_config(run: Path, trust: bool) -> tuple[Path, Any, Any, dict[str, Any], int | None]:
     """Return the config's path, module, data, trainer's values and seed."""
     from lightning.pytorch import seed_everything
 
@@ -105,6 +107,7 @@ def _from_config(run: Path) -> tuple[Path, Any, Any, dict[str, Any], int | None]
     from lit_models.config_files import read_config
     from lit_models.launch import silence_noise
     from lit_models.training.exact import ExactModule
+    from lit_models.training.hyperparameters import StoredClasses
 
     silence_noise()
     path = newest_config(run)
@@ -116,6 +119,9 @@ def _from_config(run: Path) -> tuple[Path, Any, Any, dict[str, Any], int | None]
     seed = None if given is None or given is False else int(given)
     if seed is not None:
         seed_everything(seed, workers=True, verbose=False)
+    classes = StoredClasses(trust)
+    for key in ("model", "data"):
+        classes.check_spec(path, key, config[key])
     module, data = built(config)
     if not (isinstance(module, ExactModule) and isinstance(data, PlannedDataModule)):
         raise ValueError(

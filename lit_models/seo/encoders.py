@@ -117,7 +117,8 @@ class PretrainedEncoder(TextEncoder):
         """Return the encoder of a config.json with random weights, in float32."""
         from transformers import AutoModel
 
-        return cls(AutoModel.from_config(model_config(content), dtype=torch.float32))
+        config = model_config(content)
+        return cls(AutoModel.from_config(config, dtype=torch.float32, trust_remote_code=False))
 
     @classmethod
     def loaded(cls, folder: str | Path, content: dict[str, Any]) -> "PretrainedEncoder":

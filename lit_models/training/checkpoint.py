@@ -15,6 +15,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from lit_models.training.exported import is_exported, read_exported
+from lit_models.training.hyperparameters import UNTRUSTED, StoredClasses
 from lit_models.training.sharded_checkpoint import (
     MARKER,
     Part,
@@ -122,7 +123,9 @@ def _folder_damage(folder: Path, every_byte: bool) -> str | None:
         return str(error)
 
 
-def read_checkpoint(path: str | Path, mmap: bool = False) -> dict[str, Any]:
+def read_checkpoint(
+    path: str | Path, mmap: bool = False, classes: StoredClasses = UNTRUSTED
+) -> dict[str, Any]:
     """Return a checkpoint's content on the CPU.
 
     Args:
@@ -130,6 +133,7 @@ def read_checkpoint(path: str | Path, mmap: bool = False) -> dict[str, Any]:
             plain values, or a folder that `unisono export` wrote.
         mmap: map the tensors instead of reading them, to look at the small parts of a large file;
             those of a folder have no values then.
+        classes: those that an exported folder may name.
 
     Raises:
         FileNotFoundError: no such file.
@@ -137,7 +141,7 @@ def read_checkpoint(path: str | Path, mmap: bool = False) -> dict[str, Any]:
     """
     path = Path(path)
     if is_exported(path):
-        return read_exported(path)
+        return read_exported(path, classes)
     if not path.exists():
         near = sorted(p.name for p in path.parent.glob("*.ckpt"))
         there = f"That folder holds {', '.join(near[:5])}." if near else ""

@@ -20,8 +20,14 @@ from torchmetrics import Metric
 
 from datamodules.checkpoint_recipe import checkpoint_to_load
 from lit_models.training import strategies
-from lit_models.training.checkpoint import AtomicCheckpointIO, load_part, take_averaged
+from lit_models.training.checkpoint import (
+    AtomicCheckpointIO,
+    load_part,
+    read_checkpoint,
+    take_averaged,
+)
 from lit_models.training.exported import Layout
+from lit_models.training.hyperparameters import UNTRUSTED, plain_hyperparameters
 from lit_models.training.idle_profiler import IdleProfiler
 from lit_models.training.lean_loop import (
     keep_step_arguments,
@@ -29,7 +35,6 @@ from lit_models.training.lean_loop import (
     pass_batches_on,
 )
 from lit_models.training.optim import gradients
-from lit_models.training.plain import plain_hyperparameters
 from lit_models.training.record import LossSum, StepRecord, share_of_step
 from lit_models.training.sharding import scale
 from lit_models.training.tensor_plan import Split
@@ -258,16 +263,51 @@ class ExactModule(LightningModule):
             load_part(self, self.init_from, self.init_from_part, self.adapted_weights)
 
     @classmethod
-    def from_exported(cls, folder: str | Path) -> Self:
+    def load_from_checkpoint(  # type: ignore[override]
+        cls, checkpoint_path: str | Path, *args: Any, trust_checkpoint: bool = False, **kwargs: Any
+    ) -> Self:
+        """Return the module of a checkpoint, as Lightning's method of this name does.
+
+        Args:
+            checkpoint_path: a file.
+            args: of Lightning's method.
+            trust_checkpoint: make whatever the checkpoint names, wherever it comes from.
+            kwargs: of Lightning's method, and arguments of the constructor that shall differ.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: it is damaged, or names a class that is not allowed.
+        """
+        if not trust_checkpoint:
+            if kwargs.get("hparams_file") or len(args) > 1:
+                raise ValueError(
+                    "hparams_file is YAML, which may name any class; give values by their names, "
+                    "or trust_checkpoint=True."
+                )
+            content = read_checkpoint(checkpoint_path, mmap=True)
+            for key in ("hyper_parameters", "hparams", "module_arguments"):  # as Lightning reads
+                values = dict(content.get(key) or {})
+                values.pop("_instantiator", None)  # of which Lightning takes its own alone
+                named = values.pop("_class_path", cls)
+                UNTRUSTED.check(checkpoint_path, named, values)
+        return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
+
+    @classmethod
+    def from_exported(cls, folder: str | Path, trust_checkpoint: bool = False) -> Self:
         """Return the module of a folder that `unisono export` wrote, on the CPU, in eval mode.
+
+        Args:
+            folder: with its config and weights.
+            trust_checkpoint: make whatever the config names, wherever it comes from.
 
         Raises:
             FileNotFoundError: it is no such folder.
-            ValueError: it is damaged, or holds a module of another class.
+            ValueError: it is damaged, names a class that is not allowed, or holds a module of
+                another class.
         """
         from lit_models.training.export import load_exported  # which imports this file
 
-        module = load_exported(folder)
+        module = load_exported(folder, trust_checkpoint)
         if not isinstance(module, cls):
             raise ValueError(
                 f"{folder} holds a {type(module).__name__}, not a {cls.__name__}; call "

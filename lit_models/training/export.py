@@ -1,6 +1,5 @@
 """From a checkpoint to a plain folder, and from that folder to a module on one CPU."""
 
-import importlib
 import json
 import platform
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from lit_models.training.exported import (
     read_exported,
     write_exported,
 )
+from lit_models.training.hyperparameters import StoredClasses
 
 Weights = Literal["averaged", "last"]
 _START_ONLY = ("init_from", "init_from_part")  # weights that the checkpoint has replaced
@@ -48,6 +48,7 @@ def export_checkpoint(
     class_path: str | None = None,
     overwrite: bool = False,
     adapter: bool = False,
+    trust_checkpoint: bool = False,
 ) -> Export:
     """Write a checkpoint as a plain folder that `load_exported` reads, in the layout of its family.
 
@@ -58,16 +59,19 @@ def export_checkpoint(
         class_path: of the module, where the checkpoint does not name it.
         overwrite: replace an export that the folder holds.
         adapter: the adapter alone, of a family that has some.
+        trust_checkpoint: take any class that the checkpoint names.
 
     Raises:
         FileNotFoundError: no such checkpoint.
-        ValueError: it is damaged or foreign, lacks what is asked for, or the folder is taken.
+        ValueError: it is damaged or foreign, names a class that is not allowed, lacks what is asked
+            for, or the folder is taken.
     """
     check_target(folder, overwrite)
-    content = read_checkpoint(path)
+    classes = StoredClasses(trust_checkpoint, [class_path] if class_path else [])
+    content = read_checkpoint(path, classes=classes)
     named = content.get("hyper_parameters", {}).get("_class_path")
     class_path = class_path or named or _refuse_nameless(path)
-    module_class = class_of(class_path)
+    module_class = class_of(class_path, path, classes)
     which, chosen = chosen_weights(content, weights, path)
     described = _described(module_class, content, path)
     config = {"class_path": class_path, "weights": which, **described}
@@ -151,21 +155,27 @@ def chosen_weights(
     return which, {**last, **averaged}  # buffers are not averaged
 
 
-def load_exported(folder: str | Path) -> ExactModule:
+def load_exported(folder: str | Path, trust_checkpoint: bool = False) -> ExactModule:
     """Return the module of an exported folder, on the CPU, in eval mode.
 
     Its outputs are those of the module that `load_from_checkpoint` gives, bit by bit.
 
+    Args:
+        folder: as `unisono export` wrote it.
+        trust_checkpoint: take any class that it names.
+
     Raises:
         FileNotFoundError: it is no exported folder.
-        ValueError: it is damaged, or its class is not there.
+        ValueError: it is damaged, its class is not there, or a name is not allowed.
     """
     from lightning.pytorch.cli import instantiate_module
 
-    content = read_exported(folder)
+    classes = StoredClasses(trust_checkpoint)
+    content = read_exported(folder, classes)
     values = dict(content["hyper_parameters"])
-    module_class = class_of(values.pop("_class_path"))
+    module_class = class_of(values.pop("_class_path"), folder, classes)
     values.pop("_instantiator")
+    classes.check(folder, module_class, values)
     module = instantiate_module(module_class, values)
     module.configure_model()
     module.on_load_checkpoint(content)
@@ -180,17 +190,18 @@ def load_exported(folder: str | Path) -> ExactModule:
     return module.eval()
 
 
-def class_of(class_path: str) -> type[ExactModule]:
+def class_of(class_path: str, source: str | Path, classes: StoredClasses) -> type[ExactModule]:
     """Return the module class that an import path names.
 
+    Args:
+        class_path: such as lit_models.LitOccupationCoder.
+        source: the file that says so.
+        classes: those that it may name.
+
     Raises:
-        ValueError: it cannot be imported or is no module of this project's kind.
+        ValueError: it cannot be imported, is no module of this project's kind, or not allowed.
     """
-    home, _, name = class_path.rpartition(".")
-    try:
-        found = getattr(importlib.import_module(home), name) if home else None
-    except (ImportError, AttributeError):
-        found = None
+    found = classes.of_module(source, class_path)
     if not (isinstance(found, type) and issubclass(found, ExactModule)):
         what = "cannot be imported" if found is None else "is no ExactModule"
         raise ValueError(

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from datamodules.files import sha256_of, sync
+from lit_models.training.hyperparameters import UNTRUSTED, StoredClasses
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 OWN_CONFIG = "unisono.json"  # where config.json belongs to another program
@@ -190,12 +191,16 @@ def _write_text(path: Path, text: str) -> None:
     sync(path)
 
 
-def read_exported(folder: str | Path) -> dict[str, Any]:
+def read_exported(folder: str | Path, classes: StoredClasses = UNTRUSTED) -> dict[str, Any]:
     """Return an exported folder as the dict that a checkpoint gives, tied tensors restored.
+
+    Args:
+        folder: as `unisono export` wrote it.
+        classes: those that the folder may name.
 
     Raises:
         FileNotFoundError: one of its two files is missing.
-        ValueError: a file is damaged, or the two do not belong together.
+        ValueError: a file is damaged, the two do not belong together, or a name is not allowed.
     """
     folder = Path(folder)
     config = _read_config(folder)
@@ -207,7 +212,7 @@ def read_exported(folder: str | Path) -> dict[str, Any]:
     if "weights_file" in config:
         from lit_models.training.export import class_of  # which imports this file
 
-        restore = class_of(config["class_path"]).restored_weights
+        restore = class_of(config["class_path"], folder, classes).restored_weights
         weights = restore(folder, weights, config["extra"])
     hyperparameters = {**config["init_args"], "_instantiator": _INSTANTIATOR}
     return {

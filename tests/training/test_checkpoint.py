@@ -14,7 +14,7 @@ from lit_models.training.checkpoint import (
     newest_checkpoint,
     read_checkpoint,
 )
-from lit_models.training.plain import plain_hyperparameters
+from lit_models.training.hyperparameters import plain_hyperparameters
 from tests.toy import LitToy, ToyData, toy_trainer
 
 

@@ -1,0 +1,237 @@
+"""Hyperparameters in files: plain JSON when written, no code of a stranger when read."""
+
+import functools
+import importlib
+import inspect
+import re
+import sys
+import typing
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import LightningModule
+
+PACKAGES = ("lit_models", "datamodules", "torch.optim")  # lr_scheduler is in it
+_WAY_OUT = (
+    "A checkpoint, an exported folder or a run folder may name classes of "
+    f"{', '.join(PACKAGES)} and of its arguments' own types, and no functions. If you trust who "
+    "wrote it, add --trust_checkpoint (in Python: trust_checkpoint=True)."
+)
+_INSTANTIATOR = "lightning.pytorch.cli.instantiate_module"  # Lightning's own, by jsonargparse
+
+
+def plain_hyperparameters(hparams: Mapping[str, Any]) -> dict[str, Any]:
+    """Return constructor arguments as JSON types, with the key that lets Lightning rebuild them.
+
+    Args:
+        hparams: argument name -> value, from the command line or from a script.
+
+    Raises:
+        ValueError: a value that a file of plain values cannot name, such as a lambda.
+    """
+    values = {name: _plain(name, value) for name, value in hparams.items()}
+    return {"_instantiator": _INSTANTIATOR, **values}
+
+
+def _plain(name: str, value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, PathLike):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(name, item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(name, item) for item in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(name, getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, functools.partial):
+        return _from_partial(name, value)
+    if inspect.isclass(value):
+        return {"class_path": _path_of(value)}
+    raise ValueError(
+        f"{name} is {value!r}, which a checkpoint cannot keep as a plain value; pass a class, or "
+        "functools.partial(Class, option=value), instead of a lambda or an object."
+    )
+
+
+def _from_partial(name: str, value: functools.partial) -> dict[str, Any]:
+    # jsonargparse wraps a class as partial(instantiator, ..., Class, **options).
+    classes = [part for part in (value.func, *value.args) if inspect.isclass(part)]
+    if not classes:
+        raise ValueError(
+            f"{name} is {value!r}; only functools.partial of a class can be kept in a checkpoint."
+        )
+    options = {key: _plain(name, item) for key, item in value.keywords.items()}
+    return {"class_path": _path_of(classes[-1]), "init_args": options}
+
+
+def _path_of(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+@dataclass(frozen=True)
+class StoredClasses:
+    """The classes that a file of a stranger may name: whatever is made of one asks here first.
+
+    Args:
+        trust: the user trusts the file, which may then name anything.
+        named: what the user's own command line and config files say; such a name is the user's.
+    """
+
+    trust: bool = False
+    named: Collection[str] = ()
+
+    def check(self, source: str | Path, class_path: Any, values: Mapping[str, Any]) -> None:
+        """Refuse values of a file of which a parser would make anything else; nothing is imported
+        before it is allowed.
+
+        Args:
+            source: the file, for the message.
+            class_path: of the class that takes the values, or that class itself.
+            values: argument -> plain value.
+
+        Raises:
+            ValueError: a name is not allowed; the message says where it stands.
+        """
+        if not self.trust:
+            is_class = isinstance(class_path, type)
+            kind = class_path if is_class else self.of_module(source, class_path)
+            self._check_arguments(source, "", [kind], values, [Any])
+
+    def check_spec(self, source: str | Path, key: str, spec: Any) -> None:
+        """Refuse a key of a config file, such as `model`, of which a parser would make anything
+        but an object of an allowed class.
+
+        Raises:
+            ValueError: so it is.
+        """
+        if not self.trust and not (isinstance(spec, dict) and "class_path" in spec):
+            raise ValueError(f"{source}: {key} is no mapping with a class_path; copy it again.")
+        if not self.trust:
+            self._check_value(source, key, spec, [Any])
+
+    def of_module(self, source: str | Path, class_path: Any) -> Any:
+        """Return what a file names as the class of a module, None where it cannot be imported.
+
+        Raises:
+            ValueError: the name is not allowed, and no module that the caller has imported.
+        """
+        home, _, name = str(class_path).rpartition(".")
+        found = vars(sys.modules[home]).get(name) if home in sys.modules else None
+        if isinstance(found, type) and issubclass(found, LightningModule):
+            return found
+        if self.trust:
+            return _imported(str(class_path))
+        return self._allowed(source, "class_path", class_path, [])
+
+    def _check_arguments(
+        self, source: str | Path, key: str, kinds: list[Any], values: Mapping[Any, Any], rest: Any
+    ) -> None:
+        """Check values by the types that the arguments of these classes have; `rest` are those of
+        a name that is no argument."""
+        types = _arguments(kinds)
+        for name, value in values.items():
+            at = f"{key}.{name}".removeprefix(".")
+            self._check_value(source, at, value, types.get(str(name), rest))
+
+    def _check_value(self, source: str | Path, key: str, value: Any, types: list[Any]) -> None:
+        if isinstance(value, list | tuple):
+            for item in value:
+                self._check_value(source, key, item, types)
+        elif isinstance(value, str):
+            # Where an argument may be more than plain, the parser takes text as a class, a
+            # function, the name of a YAML file, or YAML itself.
+            is_word = not value or (re.fullmatch(r"[\w-]+", value) and not Path(value).exists())
+            if not is_word and not all(map(_is_plain, types)):
+                self._allowed(source, key, value, types)
+        elif isinstance(value, Mapping) and "class_path" in value:
+            kind = self._allowed(source, f"{key}.class_path", value["class_path"], types)
+            for group, options in value.items():
+                if group in ("init_args", "dict_kwargs") and isinstance(options, Mapping):
+                    self._check_arguments(source, f"{key}.{group}", [kind], options, [Any])
+                elif group != "class_path":
+                    self._check_value(source, f"{key}.{group}", options, [Any])
+        elif isinstance(value, Mapping):
+            self._check_arguments(source, key, types, value, types)
+
+    def _allowed(self, source: str | Path, key: str, name: Any, types: list[Any]) -> Any:
+        """Return the class of a name, imported if it is allowed."""
+        own = {_path_of(kind): kind for kind in types if isinstance(kind, type)}
+        name = name if isinstance(name, str) else str(name)
+        found = own.get(name)
+        if found is None and name in self.named:
+            return _imported(name)
+        if found is None and _is_within(name):
+            found = _imported(name)
+            found = found if _is_within(getattr(found, "__module__", None)) else None
+        if not isinstance(found, type):
+            raise ValueError(
+                f"{source}: {key} names {name!r}, which would be imported and run. {_WAY_OUT}"
+            )
+        return found
+
+
+UNTRUSTED = StoredClasses()
+
+
+def _is_within(name: Any) -> bool:
+    """Whether an import path is within the allowed packages."""
+    return isinstance(name, str) and f"{name}.".startswith(tuple(f"{p}." for p in PACKAGES))
+
+
+def _imported(name: str) -> Any:
+    """Return what an import path names, None where there is nothing."""
+    home, _, last = name.rpartition(".")
+    try:
+        return getattr(importlib.import_module(home), last) if home else None
+    except (ImportError, AttributeError):
+        return None
+
+
+def _is_plain(kind: Any) -> bool:
+    """Whether text for an argument of this type stays text, or becomes a plain value."""
+    if not isinstance(kind, type):
+        return kind is Ellipsis  # of tuple[int, ...]
+    return issubclass(kind, str | int | float | PathLike | Enum | dict | list | tuple | set) or (
+        kind is type(None)
+    )
+
+
+def _arguments(types: list[Any]) -> dict[str, list[Any]]:
+    """Return name -> types of the constructor's arguments of classes, those of their parents too,
+    to which a class hands its **options."""
+    found: dict[str, list[Any]] = {}
+    for kind in types:
+        for parent in reversed(getattr(kind, "__mro__", ())):
+            if parent is object or _is_plain(parent) or "__init__" not in vars(parent):
+                continue
+            try:
+                hints = typing.get_type_hints(parent.__init__)
+            except (NameError, TypeError):  # an annotation that is there for the checker alone
+                hints = {}
+            for name, parameter in inspect.signature(parent.__init__).parameters.items():
+                if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+                    found[name] = list(_types_in(hints.get(name, Any)))
+    return found
+
+
+def _types_in(hint: Any) -> Iterator[Any]:
+    """Yield the types that an annotation names: `Any` for what is imported by its name, and the
+    results of a callable."""
+    origin = typing.get_origin(hint)
+    if origin is typing.Literal:
+        yield str
+        return
+    if origin in (Callable, type) or hint in (Callable, type):
+        yield Any
+    elif origin is None:
+        yield hint
+    for part in typing.get_args(hint) if origin is not type else ():
+        if not isinstance(part, list):
+            yield from _types_in(part)

@@ -1,0 +1,254 @@
+"""A stranger's checkpoint, exported folder and run folder run no code."""
+
+import json
+import os
+import shutil
+import sys
+import typing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+import datamodules
+import lit_models
+from lit_models import LitCausalLM, LitOccupationCoder
+from lit_models.training.export import export_checkpoint
+from lit_models.training.hyperparameters import UNTRUSTED, StoredClasses
+from tests.wrong_inputs import FIT, ONE_DEVICE
+
+CKPT = "planted.ckpt"
+# Its import writes a file, and so does the call of what is in it.
+MINE = """
+from pathlib import Path
+import torch
+
+Path("witness").touch()
+
+def call(*given, **named):
+    Path("called").touch()
+
+class Schedule(torch.optim.lr_scheduler.StepLR):
+    def __init__(self, optimizer, step_size: int = 5) -> None:
+        super().__init__(optimizer, step_size)
+
+class LitMine:
+    pass
+"""
+LAUNCH = {
+    "class_path": "torch.distributed.launcher.api.elastic_launch",
+    "init_args": {"config": {}, "entrypoint": "touch"},
+}
+
+
+def of_schedule(lr_lambda: Any) -> dict[str, Any]:
+    schedule = "torch.optim.lr_scheduler.LambdaLR"
+    return {"lr_scheduler": {"class_path": schedule, "init_args": {"lr_lambda": lr_lambda}}}
+
+
+@pytest.fixture
+def planted(folder_with_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder: a sound run, and beside it a module that nobody may import."""
+    shutil.copytree(folder_with_run, tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.syspath_prepend(tmp_path / "here")
+    Path("mine.py").write_text(MINE)
+    Path("mine.yaml").write_text("class_path: mine.Schedule\n")
+    export_checkpoint(Path("runs/mine/checkpoints/last.ckpt"), Path("exported"))
+    return tmp_path / "here"
+
+
+@pytest.fixture(autouse=True)
+def _forgets_what_was_planted() -> Iterator[None]:
+    yield
+    sys.modules.pop("mine", None)
+
+
+def plant(values: dict[str, Any]) -> None:
+    """Write the same names into a checkpoint, an exported folder and the run's config."""
+    content = torch.load("runs/mine/checkpoints/last.ckpt", weights_only=True)
+    content["hyper_parameters"] |= values
+    torch.save(content, CKPT)
+    config = json.loads(Path("exported/config.json").read_text())
+    run = yaml.safe_load(Path("runs/mine/config.yaml").read_text())
+    model = {name: value for name, value in values.items() if name != "_class_path"}
+    config["init_args"] |= model
+    run["model"]["init_args"] |= model
+    if "_class_path" in values:
+        config["class_path"] = run["model"]["class_path"] = values["_class_path"]
+    Path("exported/config.json").write_text(json.dumps(config))
+    Path("runs/mine/config.yaml").write_text(yaml.safe_dump(run))
+
+
+EVALUATE = [*ONE_DEVICE, "--data.test_files=train.csv", "--data.predict_files=mine.csv"]
+COMMANDS = {
+    "fit": [*FIT, f"--ckpt_path={CKPT}", "--trainer.max_steps=3"],
+    "fit from it": [*FIT, f"--model.init_from={CKPT}"],
+    "fit from an export": [*FIT, "--model.init_from=exported"],
+    "validate": ["validate", *FIT[1:], f"--ckpt_path={CKPT}"],
+    "test": ["test", *EVALUATE, f"--ckpt_path={CKPT}"],
+    "predict": ["predict", *EVALUATE, "--ckpt_path=exported"],
+    "replay": ["replay", "runs/mine", "--step=1"],
+}
+DOORS: dict[str, Callable[[], Any]] = {
+    "load_from_checkpoint": lambda: LitOccupationCoder.load_from_checkpoint(CKPT),
+    "from_exported": lambda: LitOccupationCoder.from_exported("exported"),
+}
+NAMES = [
+    ("lr_scheduler", {"lr_scheduler": {"class_path": "mine.Schedule"}}, "mine.Schedule"),
+    ("lr_scheduler", {"lr_scheduler": "mine.call"}, "mine.call"),
+    ("lr_scheduler", {"lr_scheduler": "mine.yaml"}, "mine.yaml"),
+    ("lr_scheduler.init_args.lr_lambda", of_schedule("mine.call"), "mine.call"),
+    ("lr_scheduler.init_args.lr_lambda", of_schedule(LAUNCH), LAUNCH["class_path"]),
+    ("encoder", {"encoder": {"class_path": "mine.LitMine"}}, "mine.LitMine"),
+    ("optimizer", {"optimizer": "os._exit"}, "os._exit"),
+    ("class_path", {"_class_path": "mine.LitMine"}, "mine.LitMine"),
+]
+
+
+@pytest.mark.parametrize("door", [*COMMANDS, *DOORS])
+def test_no_door_imports_or_calls_what_a_file_names(
+    door: str, planted: Path, unisono: Callable[..., tuple[int, str]]
+) -> None:
+    changed = [Path("exported/config.json"), Path("runs/mine/config.yaml")]
+    sound = {path: path.read_bytes() for path in changed}
+    names = NAMES if door in DOORS else NAMES[3:4] + NAMES[-1:]  # a start takes half a second
+    for key, values, name in names:
+        plant(values)
+        if door in DOORS:
+            with pytest.raises(ValueError, match=f"{key}.* names '{name}'.*trust_checkpoint"):
+                DOORS[door]()
+        else:
+            status, output = unisono(*COMMANDS[door])
+            assert status != 0, output
+            assert f"{key} names '{name}'" in " ".join(output.split()), output
+            assert "--trust_checkpoint" in output
+        assert not Path("witness").exists(), name
+        assert "mine" not in sys.modules, name
+        for path, content in sound.items():
+            path.write_bytes(content)
+
+
+def test_a_report_of_a_planted_run_names_its_class_and_imports_nothing(
+    planted: Path, unisono: Callable[..., tuple[int, str]]
+) -> None:
+    plant({"_class_path": "mine.LitMine"})
+    status, output = unisono("report", "runs/mine")
+    assert status == 0, output
+    assert "mine.LitMine" in Path("runs/mine/report.html").read_text()
+    assert not Path("witness").exists()
+
+
+def test_an_export_imports_no_foreign_class(
+    planted: Path, unisono: Callable[..., tuple[int, str]]
+) -> None:
+    plant({"_class_path": "mine.LitMine"})
+    status, output = unisono("export", CKPT, "--to=out")
+    assert status == 1
+    assert "class_path names 'mine.LitMine', which would be imported" in " ".join(output.split())
+    assert not Path("witness").exists()
+    assert not Path("out").exists()
+    status, output = unisono("export", CKPT, "--to=out", "--trust_checkpoint")
+    assert "mine.LitMine is no ExactModule" in " ".join(output.split())
+    assert Path("witness").exists()
+
+
+def test_a_trusted_checkpoint_may_name_anything(
+    planted: Path, unisono: Callable[..., tuple[int, str]]
+) -> None:
+    plant({"lr_scheduler": {"class_path": "mine.Schedule"}})
+    module = LitOccupationCoder.load_from_checkpoint(CKPT, trust_checkpoint=True)
+    assert isinstance(module, LitOccupationCoder)
+    assert Path("witness").exists()
+    Path("witness").unlink()
+    sys.modules.pop("mine")
+    argv = ["test", *EVALUATE, f"--ckpt_path={CKPT}", "--trust_checkpoint"]
+    status, output = unisono(*argv)
+    assert status == 0, output
+    assert Path("witness").exists()
+
+
+def test_a_name_of_the_users_own_config_is_the_users(
+    planted: Path, unisono: Callable[..., tuple[int, str]]
+) -> None:
+    plant(of_schedule("mine.call"))
+    Path("own.yaml").write_text(yaml.safe_dump({"model": {"init_args": of_schedule("mine.call")}}))
+    status, output = unisono("test", *EVALUATE, "--config=own.yaml", f"--ckpt_path={CKPT}")
+    assert status == 0, output
+
+
+SGD = {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"optimizer": "torch.optim.SGD", "network": "1b", "pretrained": "a/folder.of/os._exit"},
+        {"optimizer": SGD, "network": {"hidden_size": 8, "norm": "rms"}, "freeze": ["a.b"]},
+        {"lr_scheduler": {"class_path": "lightning.pytorch.cli.ReduceLROnPlateau",
+                          "init_args": {"monitor": "val/loss"}}},
+    ],
+)  # fmt: skip
+def test_what_our_own_checkpoints_name_is_allowed(values: dict[str, Any]) -> None:
+    UNTRUSTED.check("x.ckpt", "lit_models.LitCausalLM", values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"optimizer": "lit_models.training.optim.configured"},
+        {"optimizer": "lit_models.commands.submit.Path"},
+        {"optimizer": {"class_path": ["os"]}},
+        {"optimizer.class_path": "os.x"},
+        {"optimizer": {"init_args": {"x": "os.x"}}},
+        {"network": "{class_path: os.x}"},
+        {"network": "mine"},
+        {"stray": [{"a": {"class_path": "os.x"}}]},
+        {"freeze": {"class_path": "os.x"}},
+    ],
+)
+def test_ways_around_are_refused(
+    values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine").write_text("class_path: os.x")  # the parser reads a file of this name
+    with pytest.raises(ValueError, match=r"x\.ckpt: .* names .*trust_checkpoint"):
+        UNTRUSTED.check("x.ckpt", LitCausalLM, values)
+    StoredClasses(trust=True).check("x.ckpt", LitCausalLM, values)
+
+
+def test_all_our_constructors_say_the_types_of_their_arguments() -> None:
+    """One whose annotation cannot be read would refuse sound paths of its checkpoints."""
+    for name in lit_models.__all__:
+        made = getattr(lit_models, name)
+        for kind in getattr(made, "__mro__", ()):
+            if kind.__module__.startswith(("lit_models", "datamodules")) and "__init__" in vars(
+                kind
+            ):
+                assert typing.get_type_hints(kind.__init__), kind
+
+
+def test_a_datamodule_is_not_made_of_a_checkpoint() -> None:
+    with pytest.raises(TypeError, match="keeps no arguments of a datamodule"):
+        datamodules.OccupationDataModule.load_from_checkpoint("x.ckpt")
+
+
+def test_a_model_folders_own_code_is_not_run(tmp_path: Path) -> None:
+    from datamodules.tokenizers.pretrained import _backend
+    from lit_models.causal_lm.transformers_model import built_model
+
+    code = {"AutoTokenizer": ["mine.T", None], "AutoModelForCausalLM": "mine.M"}
+    (tmp_path / "mine.py").write_text(f"open({str(tmp_path / 'witness')!r}, 'w')")
+    config = {"model_type": "mine", "auto_map": code, "tokenizer_class": "T"}
+    for name in ("config.json", "tokenizer_config.json"):
+        (tmp_path / name).write_text(json.dumps(config))
+    (tmp_path / "vocab.json").write_text("{}")
+    with pytest.raises(Exception, match=r"trust_remote_code|does not recognize|mine"):
+        _backend(tmp_path)
+    with pytest.raises(KeyError):
+        built_model({**config, "_name_or_path": str(tmp_path)})
+    assert not (tmp_path / "witness").exists()
+    assert os.listdir(tmp_path)
