@@ -143,7 +143,7 @@ WRONG: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
     ),
     "a checkpoint of another family": (
         [*TEST, "--ckpt_path=toy.ckpt"], {"toy.ckpt": "TOY"},
-        "toy.ckpt is a checkpoint of tests.toy.LitToy, but --model is lit_models.LitOccupationCoder"
+        "toy.ckpt is a checkpoint of lit_models.LitCausalLM, but --model is lit_models.LitOccup.*"
         ".*Take a checkpoint of that class",
     ),
     "a checkpoint that does not name its family": (
@@ -152,7 +152,7 @@ WRONG: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
     ),
     "another family's weights to start from": (
         [*FIT, "--model.init_from=toy.ckpt"], {"toy.ckpt": "TOY"},
-        r"weights of toy.ckpt \(of tests.toy.LitToy\) do not fit LitOccupationCoder: .*absent "
+        r"weights of toy.ckpt \(of lit_models.LitCausalLM\) do not fit LitOccupationCoder: .*absent "
         "instead.*Use the model options",
     ),
     "missing weights to start from": (

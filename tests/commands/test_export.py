@@ -208,8 +208,12 @@ def test_a_failure_keeps_the_export_that_was_there(
         ("config.json", lambda b: b'{"model_type": "bert"}', "not of `unisono export`"),
         ("config.json", lambda b: b.replace(b'"tied"', b'"tide"'), "lacks tied"),
         ("config.json", None, "holds no config.json; name a folder"),
-        ("config.json", lambda b: b.replace(b"toy.LitToy", b"toy.LitTi"), "cannot be imported"),
-        ("config.json", lambda b: b.replace(b"toy.LitToy", b"toy.ToyData"), "is no ExactModule"),
+        ("config.json", lambda b: b.replace(b"toy.LitToy", b"toy.LitTi"), "names .tests.toy.LitTi"),
+        (
+            "config.json",
+            lambda b: b.replace(b"toy.LitToy", b"toy.ToyData"),
+            "names .tests.toy.ToyD",
+        ),
     ],
 )
 def test_a_damaged_folder_is_named(

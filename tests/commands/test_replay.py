@@ -239,7 +239,7 @@ def test_a_step_that_used_other_samples_is_refused(run: Path, unisono: Unisono) 
     ledger = run / "ledger.jsonl"
     digest = ledger_lines(run)[7]["digest"]
     ledger.write_text(ledger.read_text().replace(digest, "0" * 16))
-    status, output = unisono("replay", RUN, "--step=8")
+    status, output = unisono("replay", RUN, "--step=8", "--trust_checkpoint")
     assert status == 1
     assert f"used 8 samples with digest {'0' * 16}, but the plan has 8 with {digest}" in " ".join(
         output.split()
@@ -264,7 +264,7 @@ def test_what_is_missing_is_one_screen(
     run: Path, unisono: Unisono, harm: Callable, step: int, message: str
 ) -> None:
     harm(run)
-    status, output = unisono("replay", RUN, f"--step={step}")
+    status, output = unisono("replay", RUN, f"--step={step}", "--trust_checkpoint")
     assert status == 1
     assert message in " ".join(output.split())
     assert len(output.splitlines()) < 24

@@ -25,6 +25,7 @@ def test_a_step_of_two_ranks_is_replayed_on_one_device(tmp_path):
     replayed = run(
         *("-m", "lit_models", "replay", str(tmp_path / "run"), "--step=6", "--advance=true"),
         f"--json={tmp_path / 'step.json'}",
+        "--trust_checkpoint",
     )
     assert replayed.returncode == 0, replayed.stdout
     content = json.loads((tmp_path / "step.json").read_text())
