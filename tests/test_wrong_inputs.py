@@ -152,7 +152,7 @@ WRONG: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
     ),
     "another family's weights to start from": (
         [*FIT, "--model.init_from=toy.ckpt"], {"toy.ckpt": "TOY"},
-        r"weights of toy.ckpt \(of lit_models.LitCausalLM\) do not fit LitOccupationCoder: .*absent "
+        r"weights of toy.ckpt \(of lit_models.LitCausalLM\) do not fit LitOcc.*: .*absent "
         "instead.*Use the model options",
     ),
     "missing weights to start from": (
