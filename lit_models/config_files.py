@@ -420,7 +420,7 @@ def config_paths(argv: list[str]) -> list[Path]:
 
 
 def given_words(argv: list[str]) -> set[str]:
-    """Returns every text that the config files and the options hold as a value."""
+    """Returns every text in the config files, and every word of the options' values."""
 
     def words(value: Any) -> Iterator[str]:
         if isinstance(value, str):
@@ -430,9 +430,8 @@ def given_words(argv: list[str]) -> set[str]:
         for item in value if isinstance(value, list) else ():
             yield from words(item)
 
-    options = [value for _, value, _ in _tokens(argv) if value is not None]
-    files = [read_config(path) for path in config_paths(argv)]
-    return {word for value in (*files, *map(yaml.safe_load, options)) for word in words(value)}
+    typed = [word for _, value, _ in _tokens(argv) for word in re.findall(r"[\w.]+", value or "")]
+    return {*typed, *(word for path in config_paths(argv) for word in words(read_config(path)))}
 
 
 def given_option(argv: list[str], key: str) -> str | None:
