@@ -13,9 +13,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from datamodules.files.tables import naming, new_text_file
+from datamodules.files.tables import free_names, naming, new_text_file
 from datamodules.json_rows import HALF_RULE, JSON_SUFFIXES, JsonRow, half_character
-from datamodules.occupations.coded_table import free_names
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 
 FINISH_REASONS = ("end", "stop", "length", "positions")

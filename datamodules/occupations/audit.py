@@ -9,7 +9,7 @@ import numpy as np
 
 from datamodules.audits import WIDTH, say
 from datamodules.files.bad_rows import BadRow, BadRows
-from datamodules.files.tables import check_file, read_rows
+from datamodules.files.tables import check_file
 from datamodules.occupations.rows import Job, RowRules
 from datamodules.occupations.store import StoreRequest
 from datamodules.splitting import PART_NAMES, TRAIN
@@ -127,7 +127,7 @@ class _Reader:
         rules = self._rules(CodeSystem(), bad)
         rules.is_prediction = True
         table = TableAudit(str(path), "predict")
-        for batch in read_rows(path, rules.columns.text_columns(path), bad.add):
+        for batch in rules.input_batches(path):
             for text, language in rules.inputs(batch):
                 if text is not None:
                     table.num_rows += 1
@@ -154,7 +154,8 @@ class _Reader:
 
     def _rules(self, system: CodeSystem, bad: BadRows) -> RowRules:
         request = self.request
-        return RowRules(request.columns, request.text.normalisation, system, bad, self.book)
+        normalise, book = request.text.normalisation, self.book
+        return RowRules(request.columns, normalise, system, bad, book, request.table)
 
     def _take(self, job: Job, part: int) -> None:
         self.lengths[job.text] = len(job.text)

@@ -11,7 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from datamodules.files.tables import PARQUET_SUFFIXES, table_writer
+from datamodules.files.tables import (
+    EXCEL_SUFFIX,
+    PARQUET_SUFFIXES,
+    Table,
+    TableWriter,
+    free_names,
+    suffix_of,
+)
 from datamodules.occupations.predict_rows import CodedRows, PredictIndex, rows_with_inputs
 from datamodules.tokenizers.codes import CodeBook
 
@@ -57,12 +64,29 @@ def write_coded_table(
                 f'predict_step must return "{name}" for each of {index.num_inputs} inputs; it '
                 f"returned {have}."
             )
-    as_text = path.suffix.lower() not in PARQUET_SUFFIXES
+    as_text = suffix_of(path) not in (*PARQUET_SUFFIXES, EXCEL_SUFFIX)
     needs_review = results["set_confidence"] < review_below
     added = _Columns(index, book, {**results, "needs_review": needs_review}, as_text)
-    with table_writer(path) as table:
+    with TableWriter(path, like=_like(index, book)) as table:
         for batch in _batches(index, added):
             table.write(without_formulas(batch) if escape_formulas else batch)
+
+
+def _like(index: PredictIndex, book: CodeBook) -> Table | None:
+    """The first table, where all are in one encoding that can hold what is added."""
+    tables = [Table(path, index.table) for path in index.files]
+    encoding = tables[0].dialect.encoding
+    try:
+        "".join(book.codes + book.descriptions).encode(encoding)
+        if all(table.dialect.encoding == encoding for table in tables):
+            return tables[0]
+        why = f"the tables are in several encodings, {encoding} the first"
+    except UnicodeEncodeError as error:
+        letter = error.object[error.start]
+        why = f'{encoding} cannot hold "{letter}" of a description'
+    log.warning("the coded table is written in UTF-8: %s", why)
+    tables[0].dialect = tables[0].dialect._replace(encoding="utf-8")
+    return tables[0]
 
 
 def _batches(index: PredictIndex, added: "_Columns") -> Iterator[pa.RecordBatch]:
@@ -87,19 +111,6 @@ def without_formulas(batch: pa.RecordBatch) -> pa.RecordBatch:
             column = pc.if_else(pc.and_not(runs, is_number), escaped, column)
         columns.append(column)
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
-
-
-def free_names(names: list[str], taken: list[str]) -> list[str]:
-    """The input's column names; one that coding adds itself becomes `input_NAME`, and is logged."""
-    free = []
-    for name in names:
-        new = name
-        while new in taken or (new != name and new in names):
-            new = f"input_{new}"
-        if new != name:
-            log.warning('the input\'s column "%s" is written as "%s"', name, new)
-        free.append(new)
-    return free
 
 
 class _Columns:
@@ -148,8 +159,3 @@ class _Columns:
             names = np.array(["false", "true"], dtype=object)[values.astype(np.int64)]
             return pa.array(np.where(is_there, names, ""), pa.string())
         return pa.array(values.astype(bool), mask=~is_there)
-
-
-def default_output(files: list[Path], folder: Path) -> Path:
-    """Where coded tables go by default: `mine.csv` becomes `mine.coded.csv` in the run folder."""
-    return folder / f"{files[0].stem}.coded{files[0].suffix.lower()}"

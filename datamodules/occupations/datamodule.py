@@ -12,10 +12,10 @@ from datamodules.augmentation import Augmentation
 from datamodules.cache import cache_root
 from datamodules.checkpoint_recipe import checkpoint_to_load, read_recipe
 from datamodules.files.bad_rows import hand_over_rejected
-from datamodules.files.tables import check_suffix, expand_files
+from datamodules.files.tables import TableOptions, check_suffix, expand_files, output_like
 from datamodules.languages import UNKNOWN
 from datamodules.occupations.batches import DistinctInputs, OccupationDataset
-from datamodules.occupations.coded_table import REVIEW_BELOW, default_output, write_coded_table
+from datamodules.occupations.coded_table import REVIEW_BELOW, write_coded_table
 from datamodules.occupations.predict_rows import PredictIndex, open_index
 from datamodules.occupations.rows import Columns
 from datamodules.occupations.store import (
@@ -40,14 +40,14 @@ class OccupationDataModule(PlannedDataModule):
     """Reads tables of job descriptions and codes; without any file, embedded demo data.
 
     Args:
-        train_files: csv, tsv or parquet; a path, a pattern, or several.
+        train_files: csv, tsv, parquet or xlsx; a path, a pattern, or several.
         validation_files: none divides the training rows by their strings.
         test_files: as validation_files; with validation files and none here, nothing is tested.
         predict_files: tables to code; they need no code columns.
-        predict_output: the coded table, csv, tsv or parquet; none makes mine.csv mine.coded.csv
-            in the run folder.
+        predict_output: the coded table; None makes mine.csv mine.coded.csv in the run folder.
         predict_escape_formulas: write an apostrophe before a cell that begins with = + - or @ and
             is no number, which a spreadsheet would run; else cells are written as they were.
+        table: separator, encoding and sheet of the tables; what is not given is found.
         columns: which column holds what.
         code_system: hisco, occ1950, from_data, or a CodeSystem.
         code_book: the file of legal codes; without one the codes of the data are legal.
@@ -71,6 +71,7 @@ class OccupationDataModule(PlannedDataModule):
         predict_files: Files = None,
         predict_output: str | None = None,
         predict_escape_formulas: bool = False,
+        table: TableOptions = TableOptions(),  # noqa: B008 - frozen
         columns: Columns | None = None,
         code_system: str | CodeSystem = "hisco",
         code_book: CodeBookOptions = CodeBookOptions(),  # noqa: B008 - frozen
@@ -88,7 +89,7 @@ class OccupationDataModule(PlannedDataModule):
         }
         self.predict_files, self.predict_output = predict_files, predict_output
         self.predict_escape_formulas = predict_escape_formulas
-        self.columns = columns or Columns()
+        self.table, self.columns = table, columns or Columns()
         self.code_system = named_code_system(code_system)
         self.code_book = code_book
         self.split = split or SplitOptions()
@@ -170,7 +171,7 @@ class OccupationDataModule(PlannedDataModule):
         """Where the coded table goes."""
         if self.predict_output is not None:
             return Path(self.predict_output).expanduser()
-        return default_output(self._predict_paths(), self._run_folder())
+        return output_like(self._predict_paths(), "coded", self._run_folder())
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
         """Write the coded table; `results` as `write_coded_table` takes them."""
@@ -244,6 +245,7 @@ class OccupationDataModule(PlannedDataModule):
             self.split,
             self.text,
             self.on_bad_rows,
+            table=self.table,
         )
 
     def _open_store(self, recipe: dict[str, Any] | None) -> OccupationStore:
@@ -262,7 +264,7 @@ class OccupationDataModule(PlannedDataModule):
         columns = self.columns
         if columns.default_language == UNKNOWN:
             columns = replace(columns, default_language=recipe["default_language"])
-        return open_index(self._predict_paths(), columns, recipe, self.on_bad_rows)
+        return open_index(self._predict_paths(), columns, recipe, self.on_bad_rows, self.table)
 
     def _paths(self, part: int) -> list[Path]:
         return expand_files(self.files[part], f"data.{PART_NAMES[part]}_files")

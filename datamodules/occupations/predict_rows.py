@@ -7,6 +7,7 @@ Shapes: N rows, D distinct inputs, P characters of all inputs.
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -15,7 +16,7 @@ import numpy as np
 
 from datamodules.cache import cache_root, digest_of, file_digest, made_once
 from datamodules.files.bad_rows import BadRows, OnBadRows
-from datamodules.files.tables import RowBatch, column_names, read_rows
+from datamodules.files.tables import RowBatch, Table, TableOptions, read_rows, same_columns
 from datamodules.occupations.rows import Columns, RowRules
 from datamodules.tokenizers.characters import TextNormalisation
 from datamodules.tokenizers.codes import CodeSystem
@@ -44,6 +45,7 @@ class PredictIndex:
         self.files = [Path(name) for name in facts["files"]]
         self.fingerprint: str = facts["fingerprint"]
         self.notes: list[str] = facts["notes"]
+        self.table = TableOptions(**facts["table"])
         self.code_points = _mapped(folder, "code_points")
         self.language_ids = _mapped(folder, "language_ids")
         self.is_truncated = _mapped(folder, "is_truncated")
@@ -82,6 +84,7 @@ def open_index(
     columns: Columns,
     recipe: dict[str, Any],
     on_bad_rows: OnBadRows = "error",
+    table: TableOptions = TableOptions(),  # noqa: B008 - frozen
 ) -> PredictIndex:
     """The index of these tables, made where the cache lacks it.
 
@@ -91,11 +94,12 @@ def open_index(
         recipe: of the checkpoint that will code them.
         on_bad_rows: `error` names the lines that cannot be cut into columns, `reject` leaves them
             out.
+        table: how the tables are written.
 
     Raises:
         ValueError: tables differ in their columns, or rows break a rule.
     """
-    _check_columns(files, columns)
+    _check_columns(files, columns, table)
     root = cache_root()
     encoding = {key: recipe[key] for key in ("normalisation", "max_length", "languages")}
     key = {
@@ -104,28 +108,26 @@ def open_index(
         "columns": [columns.text, columns.language, columns.default_language],
         "encoding": encoding,
         "on_bad_rows": on_bad_rows,
+        "table": asdict(table),
     }
     folder = root / "predict" / digest_of(key)
 
     def make(target: Path) -> None:
         bad_rows = BadRows(on_bad_rows)
         normalisation = TextNormalisation.from_dict(recipe["normalisation"])
-        rules = RowRules(columns, normalisation, CodeSystem(), bad_rows, is_prediction=True)
+        system = CodeSystem()
+        rules = RowRules(columns, normalisation, system, bad_rows, None, table, is_prediction=True)
         _IndexWriter(target, recipe).write(files, rules)
         bad_rows.settle(target)
 
     return PredictIndex(made_once(folder, make))
 
 
-def _check_columns(files: Sequence[Path], columns: Columns) -> None:
-    names = column_names(files[0])
-    for path in files:
-        columns.text_columns(path)
-        if column_names(path) != names:
-            raise ValueError(
-                f"{path} has the columns {column_names(path)}, {files[0]} has {names}; tables that "
-                "are coded into one file need the same columns: code them one by one."
-            )
+def _check_columns(files: Sequence[Path], columns: Columns, options: TableOptions) -> None:
+    tables = [Table(path, options) for path in files]
+    for table in tables:
+        columns.text_columns(table)
+    same_columns(tables, "coded")
 
 
 def rows_with_inputs(index: PredictIndex) -> Iterator[CodedRows]:
@@ -135,7 +137,7 @@ def rows_with_inputs(index: PredictIndex) -> Iterator[CodedRows]:
         RuntimeError: a table has changed since the index was made.
     """
     position, unreadable = 0, BadRows("collect")
-    for batch in read_rows(index.files, on_bad_row=unreadable.add):
+    for batch in read_rows(index.files, None, unreadable.add, index.table):
         ids = np.array(index.input_of_row[position : position + len(batch.line)])
         position += len(batch.line)
         if len(ids) == len(batch.line):
@@ -170,8 +172,7 @@ class _IndexWriter:
         }
         try:
             for path in files:
-                wanted = rules.columns.text_columns(path)
-                for batch in read_rows(path, wanted, rules.bad_rows.add):
+                for batch in rules.input_batches(path):
                     self._take(batch, rules, handles)
         finally:
             for handle in handles.values():
@@ -183,6 +184,7 @@ class _IndexWriter:
             "files": [str(path) for path in files],
             "fingerprint": self.content.hexdigest(),
             "notes": rules.notes(),
+            "table": asdict(rules.table),
         }
         (self.folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
 

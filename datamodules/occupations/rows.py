@@ -6,15 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from datamodules.files.bad_rows import BadRows
-from datamodules.files.tables import (
-    BadRow,
-    RowBatch,
-    check_columns,
-    column_names,
-    read_rows,
-    separator_hint,
-)
+from datamodules.files.bad_rows import BadRow, BadRows
+from datamodules.files.tables import RowBatch, Table, TableOptions
 from datamodules.languages import UNKNOWN, language_code
 from datamodules.splitting import parse_part
 from datamodules.tokenizers.characters import TextNormalisation
@@ -60,30 +53,29 @@ class Columns:
         if twice is not None:
             raise ValueError(f'columns names "{twice}" twice; each use needs its own column.')
 
-    def code_columns(self, path: Path) -> list[str]:
+    def code_columns(self, table: Table) -> list[str]:
         """The code columns of this table.
 
         Raises:
             ValueError: it has none, or lacks one that is named.
         """
         if self.codes:
-            check_columns(path, self.codes, "columns.codes")
+            table.check(self.codes, "columns.codes")
             return list(self.codes)
-        names = column_names(path)
-        found = [name for name in (f"code_{i}" for i in range(1, 10)) if name in names]
+        found = [name for name in (f"code_{i}" for i in range(1, 10)) if name in table.names]
         if not found:
-            way_out = separator_hint(names) or (
-                " Name its code columns with --data.columns.codes=A,B."
+            raise ValueError(
+                f"{table.path} has no column code_1; it has: {', '.join(table.names)}. Name its "
+                "code columns with --data.columns.codes=A,B."
             )
-            raise ValueError(f"{path} has no column code_1; it has: {', '.join(names)}.{way_out}")
         return found
 
-    def text_columns(self, path: Path) -> list[str]:
+    def text_columns(self, table: Table) -> list[str]:
         """The columns of text and language; raises ValueError where the table lacks one."""
-        check_columns(path, [self.text], "columns.text")
+        table.check([self.text], "columns.text")
         if self.language is None:
             return [self.text]
-        check_columns(path, [self.language], "columns.language")
+        table.check([self.language], "columns.language")
         return [self.text, self.language]
 
 
@@ -107,6 +99,7 @@ class RowRules:
         system: how codes are written.
         bad_rows: takes the rows that break a rule.
         book: the legal codes; None where the data define them.
+        table: how the tables are written.
         is_prediction: rows are coded, so that none without a text or with an unknown language is
             bad: it stays as it is, see `notes`.
     """
@@ -116,6 +109,7 @@ class RowRules:
     system: CodeSystem
     bad_rows: BadRows
     book: CodeBook | None = None
+    table: TableOptions = field(default_factory=TableOptions)
     is_prediction: bool = False
     num_without_text: int = 0
     unknown_languages: Counter[str] = field(default_factory=Counter)
@@ -124,13 +118,14 @@ class RowRules:
 
     def jobs(self, path: Path, with_split: bool = False) -> Iterator[Job]:
         """Yields the sound rows of a table with codes, in order; with their part where asked."""
-        codes = self.columns.code_columns(path)
-        wanted = [*self.columns.text_columns(path), *codes]
+        table = Table(path, self.table)
+        codes = self.columns.code_columns(table)
+        wanted = [*self.columns.text_columns(table), *codes]
         split = self.columns.split if with_split else None
         if split is not None:
-            check_columns(path, [split], "columns.split")
+            table.check([split], "columns.split")
             wanted.append(split)
-        for batch in read_rows(path, list(dict.fromkeys(wanted)), self.bad_rows.add):
+        for batch in table.rows(list(dict.fromkeys(wanted)), self.bad_rows.add):
             cells = [batch.texts(name) for name in codes]
             parts = batch.texts(split) if split else None
             for i, (text, language) in enumerate(self.inputs(batch)):
@@ -146,6 +141,11 @@ class RowRules:
                     self._reject(batch, i, parts[i] if parts else "", str(error), "split")
                 else:
                     yield Job(line, text, language, found, part)
+
+    def input_batches(self, path: Path) -> Iterator[RowBatch]:
+        """Yields text and language of a table, for `inputs`."""
+        table = Table(path, self.table)
+        yield from table.rows(self.columns.text_columns(table), self.bad_rows.add)
 
     def inputs(self, batch: RowBatch) -> Iterator[tuple[str | None, str]]:
         """Yields normalised text and language of every row; text None where the row is bad."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from datamodules.cache import cache_root, digest_of, file_digest, made_once
 from datamodules.files.bad_rows import BadRows
-from datamodules.files.tables import check_file
+from datamodules.files.tables import TableOptions, check_file
 from datamodules.languages import UNKNOWN, language_code
 from datamodules.occupations.rows import Columns, Job, RowRules
 from datamodules.splitting import (
@@ -105,6 +105,7 @@ class StoreRequest:
         split: how training rows are divided where parts have no files.
         text: normalisation and length.
         on_bad_rows: error or reject.
+        table: how the tables are written.
         recipe: that of a checkpoint, which then decides the encoding; none makes a new one.
     """
 
@@ -116,6 +117,7 @@ class StoreRequest:
     text: TextOptions = TextOptions()
     on_bad_rows: Literal["error", "reject"] = "error"
     recipe: dict[str, Any] | None = None
+    table: TableOptions = field(default_factory=TableOptions)
 
     def folder(self) -> Path:
         """The cache folder of these arrays; reads the files' digests."""
@@ -134,6 +136,7 @@ class StoreRequest:
             "split": asdict(self.split),
             "text": asdict(self.text),
             "on_bad_rows": self.on_bad_rows,
+            "table": asdict(self.table),
             "recipe": None if self.recipe is None else encoding_digest(self.recipe),
         }
         return root / "occupations" / digest_of(parts)
@@ -234,6 +237,7 @@ class _Writer:
             request.system if book is None else book.system,
             BadRows(request.on_bad_rows),
             book,
+            request.table,
         )
         self._read(rules)
         rules.bad_rows.settle(folder)

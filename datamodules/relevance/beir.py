@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from datamodules.files.bad_rows import BadRows
-from datamodules.files.tables import PARQUET_SUFFIXES, check_columns, column_names
+from datamodules.files.tables import PARQUET_SUFFIXES, Table
 from datamodules.json_rows import read_json_rows
 from datamodules.relevance.collection_writer import JudgementRows
 from datamodules.relevance.layouts import (
@@ -94,7 +94,8 @@ def _index(paths: list[Path], table: TextTableWriter) -> None:
         if not is_parquet(path):
             table.add_file(path, "jsonl")
             continue
-        check_columns(path, ["_id" if "_id" in column_names(path) else "id", "text"], "texts")
+        columns = Table(path)
+        columns.check(["_id" if "_id" in columns.names else "id", "text"], "texts")
         for row in read_json_rows(path):
             try:
                 record = record_of(row.values)
@@ -105,7 +106,7 @@ def _index(paths: list[Path], table: TextTableWriter) -> None:
 
 
 def _parquet_judgements(path: Path, part: int) -> Iterator[JudgementRows]:
-    check_columns(path, HEADER, "judgements")
+    Table(path).check(HEADER, "judgements")
     rows: list[tuple[int, str, str, str | float]] = []
     for row in read_json_rows(path, columns=HEADER):
         query, document, grade = (row.values[name] for name in HEADER)

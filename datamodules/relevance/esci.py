@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from datamodules.files.bad_rows import BadRow, BadRows
-from datamodules.files.tables import check_columns
+from datamodules.files.tables import Table
 from datamodules.json_rows import open_parquet
 from datamodules.relevance.collection_writer import JudgementRows
 from datamodules.relevance.layouts import named_or_found
@@ -155,7 +155,7 @@ def _batches(
     """Yield batches of these columns with the number of their first row, from 1."""
     for path in paths:
         with open_parquet(path) as file:
-            check_columns(path, columns, "esci")
+            Table(path).check(columns, "esci")
             row = 1
             for batch in file.iter_batches(ROWS_PER_BATCH, columns=list(columns)):
                 yield path, row, batch

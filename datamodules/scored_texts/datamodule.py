@@ -11,7 +11,7 @@ from datamodules.audits import Audit, MakeModel
 from datamodules.cache import cache_root
 from datamodules.encoded_texts import EncodedTextDataModule
 from datamodules.files.bad_rows import hand_over_rejected
-from datamodules.files.tables import expand_files
+from datamodules.files.tables import expand_files, output_like
 from datamodules.planned import PlannedDataset, Stage
 from datamodules.scored_texts.batches import (
     ChunkOptions,
@@ -20,7 +20,7 @@ from datamodules.scored_texts.batches import (
     kept_texts,
 )
 from datamodules.scored_texts.labels import LabelOptions, trained_heads
-from datamodules.scored_texts.output import check_output, default_output, write_scored
+from datamodules.scored_texts.output import check_output, write_scored
 from datamodules.scored_texts.rows import SUFFIXES, TextColumns
 from datamodules.scored_texts.splits import (
     FoldOptions,
@@ -141,7 +141,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
         """Where the scored file goes."""
         files, named = self._predict_paths(), self.predict_output
         folder = Path(self.trainer.default_root_dir if self.trainer is not None else ".")
-        path = default_output(files, folder) if named is None else Path(named).expanduser()
+        path = output_like(files, "scored", folder) if named is None else Path(named).expanduser()
         check_output(files, path)  # not after hours of scoring
         return path
 

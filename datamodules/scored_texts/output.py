@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from datamodules.files.tables import column_names, naming, read_rows, table_writer
+from datamodules.files.tables import Table, TableWriter, free_names, naming, read_rows, same_columns
 from datamodules.json_rows import JSON_SUFFIXES, read_json_rows
-from datamodules.occupations.coded_table import free_names
 from datamodules.scored_texts.store import ScoredStore
 
 DIGITS = 6
@@ -29,13 +28,7 @@ def check_output(files: list[Path], path: Path) -> None:
         )
     if are_json == {True}:
         return
-    names = column_names(files[0])
-    for file in files:
-        if column_names(file) != names:
-            raise ValueError(
-                f"{file} has the columns {column_names(file)}, {files[0]} has {names}; tables that "
-                "are scored into one file need the same columns: score them one by one."
-            )
+    same_columns([Table(file) for file in files], "scored")
 
 
 def write_scored(
@@ -61,7 +54,7 @@ def write_scored(
         _write_lines(store, heads, results, path)
         return
     position = 0
-    with table_writer(path) as table:
+    with TableWriter(path, like=Table(store.files[0])) as table:
         for batch in read_rows(store.files, on_bad_row=lambda bad: None):
             texts = store.text_of_row[position : position + len(batch.line)]
             position += len(batch.line)
@@ -106,11 +99,6 @@ def _lowest(classes: list[str]) -> int:
     """The lowest level, where levels are whole numbers in a row; names count from 0."""
     lowest = int(classes[0]) if classes[0].lstrip("-").isdigit() else 0
     return lowest if classes == [str(lowest + i) for i in range(len(classes))] else 0
-
-
-def default_output(files: list[Path], folder: Path) -> Path:
-    """Return where scores go by default: `mine.csv` becomes `mine.scored.csv` in the run folder."""
-    return folder / f"{files[0].stem}.scored{files[0].suffix.lower()}"
 
 
 def _columns(

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from datamodules.files.bad_rows import BadRow, BadRows
 from datamodules.files.tables import SUFFIXES as TABLES
-from datamodules.files.tables import check_columns, read_rows
+from datamodules.files.tables import Table
 from datamodules.json_rows import HALF_RULE, JSON_SUFFIXES, half_character, read_json_rows
 from datamodules.scored_texts.labels import LabelError, LabelReader
 
@@ -82,10 +82,11 @@ class RowReader:
                 cells = {c: cell_text(row.values.get(c), separators.get(c)) for c in wanted}
                 yield row.line, cells
             return
-        check_columns(path, self.columns.texts, "columns.text")
+        table = Table(path)
+        table.check(self.columns.texts, "columns.text")
         for head in self.heads:
-            check_columns(path, head.columns, f"heads.{head.name}.columns")
-        for batch in read_rows(path, wanted, self.bad_rows.add):
+            table.check(head.columns, f"heads.{head.name}.columns")
+        for batch in table.rows(wanted, self.bad_rows.add):
             columns = [batch.texts(name) for name in wanted]
             for line, *values in zip(batch.line.tolist(), *columns, strict=True):
                 yield line, dict(zip(wanted, values, strict=True))

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datamodules import Columns, OccupationDataModule
-from datamodules.files.tables import read_rows
+from datamodules.files.tables import free_names, read_rows
 from datamodules.occupations.batches import DistinctInputs
-from datamodules.occupations.coded_table import free_names, output_columns, write_coded_table
+from datamodules.occupations.coded_table import output_columns, write_coded_table
 from datamodules.occupations.predict_rows import PredictIndex, open_index, rows_with_inputs
 from datamodules.tokenizers.characters import TextNormalisation, decode
 from datamodules.tokenizers.codes import HISCO, CodeBook

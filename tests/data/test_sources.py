@@ -1,8 +1,11 @@
 """Tables in and out: every value survives as text, every fault names its file and line."""
 
 import csv
+import gzip
+import io
 from pathlib import Path
 
+import openpyxl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -11,7 +14,7 @@ from hypothesis import strategies as st
 
 from datamodules.files import tables
 from datamodules.files.bad_rows import BadRow
-from datamodules.files.tables import check_columns, expand_files, read_rows, table_writer
+from datamodules.files.tables import Table, TableOptions, TableWriter, expand_files, read_rows
 
 VALUES = st.text(
     st.characters(exclude_categories=("Cs",), exclude_characters="\n\r\0"), max_size=8
@@ -37,8 +40,8 @@ def test_any_table_of_strings_survives_every_format(tmp_path_factory, table):
     batch = pa.RecordBatch.from_arrays(
         [pa.array(column, pa.string()) for column in zip(*table, strict=True)], names=names
     )
-    for suffix in (".csv", ".tsv", ".parquet"):
-        with table_writer(folder / f"t{suffix}") as writer:
+    for suffix in (".csv", ".tsv.gz", ".parquet"):
+        with TableWriter(folder / f"t{suffix}") as writer:
             writer.write(batch)
         assert rows_of(folder / f"t{suffix}") == table
 
@@ -52,7 +55,7 @@ def test_the_fast_parser_agrees_with_the_careful_one(text):
     if fast is None:
         return
     bad: list[tuple[int, str, str]] = []
-    careful, _ = tables._parse_carefully(text, 1, names, ",", lambda *b: bad.append(b))
+    careful, _, _ = tables._parse_carefully(text, 1, names, ",", lambda *b: bad.append(b))
     assert not bad
     assert careful.to_pylist() == fast.to_pylist()
 
@@ -73,6 +76,77 @@ def test_lines_are_counted_across_blocks(tmp_path, monkeypatch):
     assert len(batches) > 5
     assert [int(c) + 2 for b in batches for c in b.texts("code")] == list(range(2, 42))
     assert [n for b in batches for n in b.line.tolist()] == list(range(2, 42))
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "windows-1252"])
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("suffix", [".csv", ".tsv.gz"])
+def test_a_dialect_is_found_said_and_written_again(
+    tmp_path, monkeypatch, caplog, suffix, separator, encoding
+):
+    monkeypatch.setattr(tables, "BLOCK_BYTES", 64)
+    rows = [("text", "code"), ("smed, husmand; mm.", "007"), ("på\nto linjer", "a|b"), ("ærø", "")]
+    text = io.StringIO(newline="")
+    csv.writer(text, delimiter=separator, lineterminator="\r\n").writerows(rows * 9)
+    content = text.getvalue().encode(encoding)
+    packed = suffix.endswith(".gz")
+    path = write(tmp_path / f"t{suffix}", gzip.compress(content, mtime=0) if packed else content)
+    with caplog.at_level("INFO"):
+        batches = list(read_rows(path))
+    plain = tables.SEPARATORS[suffix.removesuffix(".gz")]
+    is_plain = separator == plain and encoding.startswith("utf-8")
+    assert caplog.text.count("data.table") == (0 if is_plain else 1)
+    assert [r for b in batches for r in zip(*b.rows.to_pydict().values(), strict=True)] == [
+        *rows[1:], *(rows * 8)
+    ]  # fmt: skip
+    lines = [2, 3, 5] + [first + i for first in range(6, 46, 5) for i in (0, 1, 2, 4)]
+    assert [n for b in batches for n in b.line.tolist()] == lines
+    with TableWriter(tmp_path / f"out{suffix}", like=Table(path)) as writer:
+        for batch in batches:
+            writer.write(batch.rows)
+    out = (tmp_path / f"out{suffix}").read_bytes()
+    assert (gzip.decompress(out) if packed else out) == content
+
+
+def test_what_is_given_wins_over_what_is_found(tmp_path, caplog):
+    path = write(tmp_path / "t.csv", "a;b,c\n1;2,3\n".encode("cp1250"))
+    assert Table(path).names == ["a;b", "c"]
+    assert Table(path, TableOptions(";", "cp1250")).names == ["a", "b,c"]
+    polish = write(tmp_path / "p.csv", "text\nśł\n".encode("cp1250"))
+    assert rows_of(polish) != [("śł",)]
+    [batch] = read_rows(polish, options=TableOptions(encoding="cp1250"))
+    assert batch.texts("text") == ["śł"]
+    with pytest.raises(ValueError, match="is not in the encoding ascii .byte 0x9C.; name another"):
+        list(read_rows(polish, options=TableOptions(encoding="ascii")))
+    with pytest.raises(ValueError, match="table.separator must be one ASCII character"):
+        TableOptions(";;")
+    with pytest.raises(ValueError, match='table.encoding "latin-x" is none that Python knows'):
+        TableOptions(encoding="latin-x")
+
+
+def test_a_sheet_is_read_and_written_as_text(tmp_path):
+    book = openpyxl.Workbook()
+    book.active.title = "1880"
+    for row in [("text", "code", None), ("smed", "007"), (None, None), (1.0, "=1+1"), ("a", 1, 2)]:
+        book.active.append(row)
+    book.create_sheet("1901").append(["text"])
+    book.save(tmp_path / "t.xlsx")
+    bad: list[BadRow] = []
+    [batch] = read_rows(tmp_path / "t.xlsx", ["text", "code"], bad.append)
+    assert batch.texts("text") == ["smed", "1"]
+    assert batch.line.tolist() == [2, 4]
+    assert [(b.line, b.value) for b in bad] == [(5, "a | 1 | 2")]
+    with pytest.raises(ValueError, match='no sheet "1890"; it has: 1880, 1901'):
+        Table(tmp_path / "t.xlsx", TableOptions(sheet="1890"))
+    with TableWriter(tmp_path / "out.xlsx") as writer:
+        writer.write(pa.RecordBatch.from_pydict({"text": ["=1+1", "007"], "n": [0.5, None]}))
+    sheet = openpyxl.load_workbook(tmp_path / "out.xlsx").active
+    assert [[c.value for c in row] for row in sheet] == [
+        ["text", "n"],
+        ["=1+1", 0.5],
+        ["007", None],
+    ]
+    assert sheet["A2"].data_type == "s"  # a text, not a formula
 
 
 def test_several_files_and_a_pattern_are_read_in_order(tmp_path):
@@ -107,14 +181,23 @@ def test_a_structured_parquet_column_is_refused(tmp_path):
         ("t.csv", "", r"t.csv is empty; it needs a header"),
         ("t.csv", "text,code\n", r"t.csv holds a header and no rows"),
         ("t.csv", b"PAR1\0\0", r"t.csv is a binary file.*looks like a parquet file"),
-        ("t.csv", b"PK\x03\x04abc", r"Excel file: save the sheet as csv"),
-        ("t.csv", "text\na\n".encode("utf-16"), r"UTF-16 text: convert it with `iconv"),
+        ("t.csv", b"PK\x03\x04abc", r"rename an Excel file to .xlsx"),
+        ("t.xlsx", b"PK\x03\x04abc", r"t.xlsx is damaged or no Excel file"),
+        ("t.csv", b"\x1f\x8babc", r"t.csv is damaged"),
         ("t.csv", b"text,code\na,1\nb\0c,2\n", r"t.csv:3: a NUL byte: this is a binary file"),
-        ("t.csv", b"text,code\na,1\nsm\xf8r,2\n", r"t.csv:3: byte 0xF8 at place 3.*not UTF-8"),
+        (
+            "t.csv",
+            "text\nføåæ\n".encode() + b"sm\xf8r\n",
+            r"t.csv:3: byte 0xF8 at place 3.*not UTF-8",
+        ),
         ("t.csv", "text,code\na,1\nb\n", r't.csv:3: "b": the row has 1 values, the header 2'),
         ("t.csv", "text,code\na,1,2\n", r"t.csv:2: .*has 3 values, the header 2.*quote values"),
-        ("t.csv", 'text,code\n"a,1\nb",2\n', r"t.csv:2: .*a quote opens a value and is not closed"),
-        ("t.csv", 'text,code\na,1\nb,"2', r"t.csv:3: .*is not closed on this line"),
+        (
+            "t.csv",
+            'text,code\n"a,1\nb"x,2\n',
+            r"t.csv:2: .*a quote opens a value and is not closed",
+        ),
+        ("t.csv", 'text,code\na,1\nb,"2', r"t.csv:3: .*is not closed, which glues rows"),
         ("t.csv", 'text,code\n"a" b,1\n', r"t.csv:2: .*text follows the closing quote of value 1"),
         ("t.csv", "text,code\na\rb,1\n", r"t.csv:2: .*carriage return stands inside the line"),
         ("t.csv", "text\ra\rb\r", r"t.csv:1: the lines end in carriage returns alone"),
@@ -148,8 +231,8 @@ def test_an_overlong_line_is_refused(tmp_path, monkeypatch):
 def test_bad_lines_can_be_collected_and_the_rest_is_read(tmp_path):
     path = write(tmp_path / "t.csv", 'text,code\na,1\n"b,2\nc,3,4\nd,5\n')
     bad: list[BadRow] = []
-    [batch] = read_rows(path, on_bad_row=bad.append)
-    assert batch.texts("text") == ["a", "d"]
+    batches = list(read_rows(path, on_bad_row=bad.append))
+    assert [text for batch in batches for text in batch.texts("text")] == ["a", "d"]
     assert [(b.line, b.value) for b in bad] == [(3, '"b,2'), (4, "c,3,4")]
 
 
@@ -171,14 +254,11 @@ def test_missing_files_folders_and_suffixes_name_the_way_out(tmp_path):
 def test_a_missing_column_is_answered_with_the_likely_one(tmp_path):
     path = write(tmp_path / "t.csv", "Occupation,lang\na,en\n")
     with pytest.raises(ValueError, match=r'no column "ocupation" .columns.text.; it has.*"Occup'):
-        check_columns(path, ["ocupation"], "columns.text")
-    semicolons = write(tmp_path / "s.csv", "text;code\na;1\n")
-    with pytest.raises(ValueError, match="The header is one single column: save the table with"):
-        list(read_rows(semicolons, ["text"]))
+        Table(path).check(["ocupation"], "columns.text")
 
 
 def write_and_stop(path: Path, batch: pa.RecordBatch) -> None:
-    with table_writer(path, overwrite=True) as writer:
+    with TableWriter(path, overwrite=True) as writer:
         writer.write(batch)
         raise RuntimeError("stop")
 
@@ -187,30 +267,30 @@ def test_the_writer_overwrites_nothing_and_leaves_no_half_file(tmp_path):
     batch = pa.RecordBatch.from_pydict({"text": ["a"]})
     path = write(tmp_path / "t.csv", "kept")
     with pytest.raises(FileExistsError, match="exists and is not overwritten"):
-        table_writer(path)
+        TableWriter(path)
     with pytest.raises(RuntimeError, match="stop"):
         write_and_stop(path, batch)
     assert path.read_text() == "kept"
-    with table_writer(path, overwrite=True) as writer:
+    with TableWriter(path, overwrite=True) as writer:
         writer.write(batch)
     assert path.read_text() == "text\na\n"
     assert [p.name for p in tmp_path.iterdir()] == ["t.csv"]
 
 
 def test_the_writer_refuses_other_columns_no_rows_and_unknown_suffixes(tmp_path):
-    with table_writer(tmp_path / "t.csv") as writer:
+    with TableWriter(tmp_path / "t.csv") as writer:
         writer.write(pa.RecordBatch.from_pydict({"text": ["a"]}))
         with pytest.raises(ValueError, match="the columns changed from"):
             writer.write(pa.RecordBatch.from_pydict({"other": ["a"]}))
-    with pytest.raises(ValueError, match="no rows were written"), table_writer(tmp_path / "u.csv"):
+    with pytest.raises(ValueError, match="no rows were written"), TableWriter(tmp_path / "u.csv"):
         pass
-    with pytest.raises(ValueError, match=r'ends in ".xlsx"; write to one of'):
-        table_writer(tmp_path / "t.xlsx")
+    with pytest.raises(ValueError, match=r'ends in ".xls"; write to one of'):
+        TableWriter(tmp_path / "t.xls")
 
 
 def test_the_csv_reads_back_with_the_standard_library(tmp_path):
     values = ['say "a, b"', "", "nan"]
-    with table_writer(tmp_path / "t.csv") as writer:
+    with TableWriter(tmp_path / "t.csv") as writer:
         writer.write(pa.RecordBatch.from_pydict({"text": values, "n": [1.0, 2.5, None]}))
     with (tmp_path / "t.csv").open(newline="") as file:
         assert list(csv.reader(file))[1:] == [[values[0], "1"], ["", "2.5"], ["nan", ""]]
