@@ -51,20 +51,20 @@ WRONG: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
         FIT, {"train.csv": "text,language,hisco\nsmith,en,83110\n"},
         "train.csv has no column code_1; .*language, hisco. Name its.*--data.columns.codes=",
     ),
-    "semicolons for commas": (
-        FIT, {"train.csv": SOUND.replace(",", ";")},
-        "train.csv has no column .*text;language;code_1.*save the table with the separator",
+    "a separator that the table does not have": (
+        [*FIT, "--data.table.separator=;"], {},
+        "train.csv has no column code_1; it has: text,language,code_1. Name its code columns",
     ),
     "an empty file": (
-        FIT, {"train.csv": ""}, "train.csv is empty; it needs a header line and rows",
+        FIT, {"train.csv": ""}, "train.csv is empty; it needs a header and rows",
     ),
     "a binary file": (
         FIT, {"train.csv": SOUND + "sm\0th,en,83110\n"},
         r"train.csv:62: a NUL byte: this is a binary file.*save it as csv \(UTF-8\)",
     ),
     "a wrong encoding": (
-        FIT, {"train.csv": SOUND.encode() + b"sm\xf8r,en,83110\n"},
-        "train.csv:62: byte 0xF8 at place 3 of the line is not UTF-8.*convert it.*iconv -f",
+        FIT, {"train.csv": SOUND.encode() + "bødker på ø,en,83110\n".encode() + b"sm\xf8r,en,1\n"},
+        "train.csv:63: byte 0xF8 at place 3 of the line is not UTF-8, as most.*table.encoding=",
     ),
     "two rows glued by a quote": (
         FIT, {"train.csv": GLUED},
@@ -173,7 +173,7 @@ WRONG: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
         'mine.csv has no column "text" .*it has: job. Name one of them with --data.columns.text',
     ),
     "a glued row to code": (
-        CODE_MINE, {"mine.csv": 'text\nsmith\n"miner\ntailor"\n'},
+        CODE_MINE, {"mine.csv": 'text\nsmith\n"miner\ntailor"s\n'},
         f'mine.csv:3: ""miner": a quote opens a value.*close it.*{REJECT}',
     ),
     "the table itself as the coded one": (
@@ -181,8 +181,8 @@ WRONG: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
         "mine.csv exists and is not overwritten; .*name another file with --data.predict_output",
     ),
     "a coded table of an unknown kind": (
-        [*CODE_MINE, "--data.predict_output=out.xlsx"], {},
-        'out.xlsx ends in ".xlsx"; write to one of .csv, .tsv',
+        [*CODE_MINE, "--data.predict_output=out.xls"], {},
+        'out.xls ends in ".xls"; write to one of .csv, .tsv',
     ),
     "a missing file to check": (
         [*CHECK, "--data.train_files=tran.csv"], {}, 'tran.csv does not exist. Did you mean "train',

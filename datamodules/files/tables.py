@@ -283,15 +283,12 @@ def _opened(path: Path, options: TableOptions, facts: tuple[int, ...]) -> tuple[
         newline = "\r\n" if sample.partition("\n")[0].endswith("\r") else "\n"
         dialect = Dialect(separator, encoding, newline)
         names = _delimited_header(path, dialect)
-        if (separator, encoding.removesuffix("-sig")) != (plain, "utf-8") and options != (
-            TableOptions(separator, encoding, options.sheet)
-        ):
-            from lightning.pytorch.utilities.rank_zero import rank_zero_info
-
-            shown = "tab" if separator == "\t" else f'"{separator}"'
-            rank_zero_info(
-                f"{path.name}: separator {shown}, encoding {encoding} (others: data.table)"
-            )
+        found = []
+        if options.separator is None and separator != plain:
+            found.append("separator " + ("tab" if separator == "\t" else f'"{separator}"'))
+        if options.encoding is None and not encoding.startswith("utf-8"):
+            found.append(f"encoding {encoding}")
+        _say(path, ", ".join(found))
     if not names:
         raise ValueError(f"{path} is empty; it needs a header and rows.")
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -301,6 +298,13 @@ def _opened(path: Path, options: TableOptions, facts: tuple[int, ...]) -> tuple[
             "header; every column needs a name of its own."
         )
     return names, dialect
+
+
+def _say(path: Path, found: str) -> None:
+    if found:
+        from lightning.pytorch.utilities.rank_zero import rank_zero_info
+
+        rank_zero_info(f"{path.name} is read with {found}; data.table can name another")
 
 
 def _encoding_of(path: Path) -> str:
@@ -462,8 +466,9 @@ def _record(
     """The values of the row that begins at this line, and its number of lines.
 
     Raises:
-        _OpenQuote: a quote is closed nowhere, or where the row would not have one value per name.
-        _LineError: anything else is wrong.
+        _OpenQuote: a quote is not closed in these lines.
+        _LineError: it is closed where the row would not have one value per name, or where both
+            ends look like rows of their own; or anything else is wrong.
     """
     try:
         return split_line(lines[start].removesuffix("\r"), separator), 1
@@ -478,7 +483,9 @@ def _record(
                 continue
             except _LineError:
                 break
-            if not names or len(values) == len(names):
+            plain = [len(lines[i].split(separator)) for i in (start, end)]
+            looks_glued = plain == [len(names)] * 2 and f"{separator} " not in lines[start]
+            if not names or (len(values) == len(names) and not (looks_glued and len(names) > 1)):
                 return values, end + 1 - start
             break
         else:
@@ -641,9 +648,7 @@ def _excel_rows(path: Path, sheet: str | None, is_first: bool = False) -> Iterat
         if sheet is not None and sheet not in names:
             raise ValueError(f'{path} has no sheet "{sheet}"; it has: {", ".join(names)}.')
         if is_first and sheet is None and len(names) > 1:
-            from lightning.pytorch.utilities.rank_zero import rank_zero_info
-
-            rank_zero_info(f'{path.name}: sheet "{names[0]}" of {len(names)} (others: data.table)')
+            _say(path, f'sheet "{names[0]}" of {len(names)}')
         for row in book[sheet or names[0]].iter_rows(values_only=True):
             values = list(row)
             while values and values[-1] in (None, ""):
@@ -931,7 +936,7 @@ def same_columns(tables: Sequence[Table], done: str) -> None:
             raise ValueError(
                 f"{table.path} has the columns {table.names}, {tables[0].path} has "
                 f"{tables[0].names}; tables that are {done} into one file need the same columns: "
-                f"predict them one by one."
+                "predict them one by one."
             )
 
 

@@ -72,7 +72,7 @@ def test_several_files_are_one_table(tmp_path):
     assert index.input_of_row.tolist() == [0, 1, 1, 2]
     assert [c.input_ids.tolist() for c in rows_with_inputs(index)] == [[0, 1], [1, 2]]
     other = write(tmp_path / "c.csv", "text,more\na,b\n")
-    with pytest.raises(ValueError, match="need the same columns: code them one by one"):
+    with pytest.raises(ValueError, match="need the same columns: predict them one"):
         open_index([files[0], other], Columns(), RECIPE)
 
 
@@ -111,6 +111,22 @@ def test_the_coded_table_has_every_row_and_column_in_order(tmp_path):
     assert batch.texts("needs_review") == ["false", "false", "false", "true", "true", "true"]
     assert batch.texts("truncated")[2:4] == ["false", "true"]
     assert batch.texts("language_known") == ["true"] * 4 + ["false"] * 2
+
+
+@pytest.mark.parametrize("description", ["Tømrer", "Cieśla"])
+def test_the_coded_table_comes_back_in_the_dialect_of_the_input(tmp_path, caplog, description):
+    content = 'text;note\r\nsmed på Ærø;"to\nlinjer"\r\n;x\r\n'.encode("latin-1")
+    (tmp_path / "t.csv").write_bytes(content)
+    index = open_index([tmp_path / "t.csv"], Columns(), RECIPE)
+    book = CodeBook(HISCO(max_codes=2), ["10000", "20000"], [description, "Tailor"])
+    write_coded_table(index, book, results_of(index), tmp_path / "out.csv")
+    has_all = description == "Tømrer"  # Latin-1 has no ś: the table becomes UTF-8, and says so
+    out = (tmp_path / "out.csv").read_bytes().decode("windows-1252" if has_all else "utf-8")
+    lines = out.split("\r\n")
+    assert lines[0].startswith("text;note;code_1;description_1;")
+    assert lines[1].startswith(f'smed på Ærø;"to\nlinjer";10000;{description};1.000000')
+    assert lines[2].startswith(";x;;;;")
+    assert ("in UTF-8: windows-1252 cannot hold" in caplog.text) != has_all
 
 
 def test_parquet_keeps_the_types(tmp_path):

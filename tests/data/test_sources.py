@@ -197,6 +197,7 @@ def test_a_structured_parquet_column_is_refused(tmp_path):
             'text,code\n"a,1\nb"x,2\n',
             r"t.csv:2: .*a quote opens a value and is not closed",
         ),
+        ("t.csv", 'text,code\n"a,1\nb",2\n', r"t.csv:2: .*a quote opens.*glues rows"),
         ("t.csv", 'text,code\na,1\nb,"2', r"t.csv:3: .*is not closed, which glues rows"),
         ("t.csv", 'text,code\n"a" b,1\n', r"t.csv:2: .*text follows the closing quote of value 1"),
         ("t.csv", "text,code\na\rb,1\n", r"t.csv:2: .*carriage return stands inside the line"),
