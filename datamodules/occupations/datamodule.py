@@ -74,7 +74,7 @@ class OccupationDataModule(PlannedDataModule):
         table: TableOptions = TableOptions(),  # noqa: B008 - frozen
         columns: Columns | None = None,
         code_system: str | CodeSystem = "hisco",
-        code_book: CodeBookOptions = CodeBookOptions(),  # noqa: B008 - frozen
+        code_book: CodeBookOptions | None = None,
         split: SplitOptions | None = None,
         augmentation: Augmentation | None = None,
         on_bad_rows: Literal["error", "reject"] = "error",
@@ -91,7 +91,7 @@ class OccupationDataModule(PlannedDataModule):
         self.predict_escape_formulas = predict_escape_formulas
         self.table, self.columns = table, columns or Columns()
         self.code_system = named_code_system(code_system)
-        self.code_book = code_book
+        self.code_book = code_book or CodeBookOptions()
         self.split = split or SplitOptions()
         self.augmentation = augmentation or Augmentation()
         self.on_bad_rows = on_bad_rows

@@ -26,6 +26,10 @@ from lit_models.occupation_coder.scoring import (
 from lit_models.occupation_coder.trie import BEGIN, EMPTY, NONE, PAD
 
 Method = Literal["flat", "greedy", "beam", "mixed"]
+MOST_BEAMS, WIDENING = 320, 4  # of `likeliest_sets`, and how many times as many a round has
+HYPOTHESES_AT_ONCE = 8192
+ROUNDING = 1e-5  # of probabilities and their logarithms in float32
+LEAST_LOG = -1e4  # stands for the logarithm of 0, which a share of 0 would make NaN
 
 
 @dataclass
@@ -33,10 +37,11 @@ class DecodingOptions:
     """How codes are read from the network.
 
     Args:
-        method: `flat` head alone, `greedy` or `beam` from the decoder, or `mixed` from both.
-        beam_size: hypotheses per record for `beam` and `mixed`.
+        method: `flat` head alone, `greedy` or `beam` from the decoder, or `mixed`, the vote of
+            both: the set with the greatest weighted geometric mean of their probabilities.
+        beam_size: hypotheses per record for `beam`, and to begin with for `mixed`.
         flat_threshold: lowest probability of a second and further code from the flat head.
-        flat_share: weight of the flat head in `mixed`, 0 to 1.
+        flat_share: weight of the flat head's vote in `mixed`, 0 to 1.
     """
 
     method: Method = "mixed"
@@ -67,11 +72,13 @@ class Decoded(NamedTuple):
 
 class Beams(NamedTuple):
     """Hypotheses, best first: code_ids [B, W, K], nats of each code [B, W, K] (negative
-    log-probabilities), and log-probability of the sequence [B, W], -inf where there are fewer."""
+    log-probabilities), log-probability of the sequence [B, W], -inf where there are fewer, and what
+    that of no other sequence exceeds [B], -inf where there is none."""
 
     code_ids: Tensor
     code_nats: Tensor
     log_probability: Tensor
+    lost: Tensor
 
 
 @torch.no_grad()
@@ -101,7 +108,7 @@ def decode(
         beams = greedy(decoder, memory, sharpness)
     else:
         beams = beam_search(decoder, memory, options.beam_size, sharpness)
-    code_ids, code_nats, log_probability = (part[:, 0] for part in beams)
+    code_ids, code_nats, log_probability = (part[:, 0] for part in beams[:3])
     several = (code_ids[:, 1:] >= 0).any(1).nonzero().squeeze(1)
     set_confidence = log_probability.exp()  # one code has one order: nothing to sum
     set_confidence[several] = set_probability(
@@ -156,7 +163,7 @@ def greedy(decoder: BlockDecoder, memory: Memory, temperature: float = 1.0) -> B
         nodes = trie.next_node[nodes, symbols]
         if depth == trie.block_size - 1:
             code_ids[rows, block] = trie.leaf_code[nodes]
-    return Beams(code_ids[:, None], code_nats[:, None], total[:, None])
+    return Beams(code_ids[:, None], code_nats[:, None], total[:, None], torch.zeros_like(total))
 
 
 def beam_search(
@@ -191,10 +198,12 @@ class _BeamState:
         self.done_ids = torch.full(shape, NONE, device=device)
         self.done_nats = widened(memory.hidden).new_zeros(shape)
         self.done_scores = self.done_nats.new_full(shape[:2], -math.inf)
+        self.done_lost = self.done_scores[:, 0].clone()
         self.rows = torch.arange(batch, device=device)
         self.code_ids, self.code_nats = self.done_ids.clone(), self.done_nats.clone()
         self.scores = self.done_scores.clone()
         self.scores[:, 0] = 0.0  # the others wait for the first fork
+        self.lost = self.done_lost.clone()  # the likeliest prefix that was left behind
         self.nodes = torch.zeros(batch, beam_size, dtype=torch.long, device=device)
         self.symbols = torch.full_like(self.nodes, BEGIN)
         self.is_done = torch.zeros_like(self.nodes, dtype=torch.bool)
@@ -212,7 +221,9 @@ class _BeamState:
         stay[PAD] = 0.0
         step = torch.where(self.is_done[..., None], stay, step)
         grown = (self.scores[..., None] + step).flatten(1)  # [B, W x V]
-        self.scores, choice = grown.topk(self.width, dim=1)
+        scores, choice = grown.topk(self.width + 1, dim=1)
+        self.lost = torch.maximum(self.lost, scores[:, self.width])
+        self.scores, choice = scores[:, : self.width], choice[:, : self.width]
         beam, symbols = choice // step.shape[-1], choice % step.shape[-1]
         added = step.flatten(1).gather(1, choice)
         self._follow(beam)
@@ -232,20 +243,24 @@ class _BeamState:
         is_done = (self.is_done | impossible)[:, :num_results].all(dim=1)
         if not bool(is_done.any()):
             return False
-        self._store(is_done, self.scores.masked_fill(~self.is_done, -math.inf))
+        unfinished = self.scores.masked_fill(self.is_done, -math.inf).amax(1)
+        lost = torch.maximum(self.lost, unfinished)
+        self._store(is_done, self.scores.masked_fill(~self.is_done, -math.inf), lost)
         going = (~is_done).nonzero().squeeze(1)
         self.cache.keep_records(going, self.width)
-        for name in ("rows", "code_ids", "code_nats", "scores", "nodes", "symbols", "is_done"):
+        names = ("rows", "code_ids", "code_nats", "scores", "nodes", "symbols", "is_done", "lost")
+        for name in names:
             setattr(self, name, getattr(self, name)[going])
         return len(going) == 0
 
     def results(self) -> Beams:
         # every block is written: a beam that is not closed by an empty block is complete too
-        self._store(torch.ones_like(self.rows, dtype=torch.bool), self.scores)
-        return Beams(self.done_ids, self.done_nats, self.done_scores)
+        self._store(torch.ones_like(self.rows, dtype=torch.bool), self.scores, self.lost)
+        return Beams(self.done_ids, self.done_nats, self.done_scores, self.done_lost)
 
-    def _store(self, which: Tensor, scores: Tensor) -> None:
+    def _store(self, which: Tensor, scores: Tensor, lost: Tensor) -> None:
         rows = self.rows[which]
+        self.done_lost[rows] = lost[which]
         self.done_ids[rows] = self.code_ids[which]
         self.done_nats[rows] = self.code_nats[which]
         self.done_scores[rows] = scores[which]
@@ -268,26 +283,99 @@ def decode_mixed(
     options: DecodingOptions,
     temperature: float,
 ) -> Decoded:
-    """The likeliest set when both heads vote: a weighted mean of their probabilities of the set.
+    """The likeliest set when both heads vote; its confidence is the weighted mean of theirs.
 
-    Candidates are the decoder's beams when the best of them is finished, the flat head's set and
-    its best single codes.
+    Args: as of `likeliest_sets`.
     """
+    share = options.flat_share
+    chosen = likeliest_sets(decoder, memory, flat_logits, options, temperature)[:, :1]
+    of_set = share * flat_set_log_probability(flat_logits, chosen).exp()
+    of_set = of_set + (1 - share) * set_probability(decoder, memory, chosen, temperature)
+    code_ids = chosen[:, 0]
+    flat = flat_logits.sigmoid().gather(1, code_ids.clamp(min=0))
+    sequence = code_probability(decoder, memory, code_ids, temperature)
+    confidence = (share * flat + (1 - share) * sequence) * (code_ids >= 0)
+    return Decoded(code_ids, confidence, of_set[:, 0])
+
+
+def likeliest_sets(
+    decoder: BlockDecoder,
+    memory: Memory,
+    flat_logits: Tensor,
+    options: DecodingOptions,
+    temperature: float,
+    num_sets: int = 1,
+) -> Tensor:
+    """The sets of the greatest vote, the best first [B, N, K], NONE where there are fewer.
+
+    The vote is the weighted geometric mean of both heads' probabilities of the set. Beams are
+    widened until no set outside them can do better: the decoder gives such a set at most what the
+    beams left behind, in each order of its codes, and what all candidates leave of its probability;
+    the flat head gives it at most the best set of its size. Where `MOST_BEAMS` hypotheses do not
+    prove it, which several codes per record can need, the sets are the best of those.
+
+    Args:
+        decoder: writes the codes.
+        memory: of B texts.
+        flat_logits: [B, C], divided by their temperature.
+        options: the first width of the beams and the share of the flat head.
+        temperature: of the decoder.
+        num_sets: N.
+    """
+    rows, width = torch.arange(len(flat_logits), device=flat_logits.device), options.beam_size
+    width = max(width, num_sets)
+    found = torch.full((len(rows), num_sets, decoder.trie.max_codes), NONE, device=rows.device)
+    while len(rows):
+        uncertain = []
+        for some in rows.split(max(1, HYPOTHESES_AT_ONCE // width)):
+            records = (memory.select(some), flat_logits[some])
+            found[some], is_certain = _best_candidates(
+                decoder, *records, options, temperature, width, num_sets
+            )
+            uncertain.append(some[~is_certain])
+        width *= WIDENING
+        rows = torch.cat(uncertain) if width <= MOST_BEAMS else rows[:0]
+    return found
+
+
+def _best_candidates(
+    decoder: BlockDecoder,
+    memory: Memory,
+    flat_logits: Tensor,
+    options: DecodingOptions,
+    temperature: float,
+    width: int,
+    num_sets: int,
+) -> tuple[Tensor, Tensor]:
+    """Return the best sets [B, N, K] of the beams and of the flat head's first choices, and whether
+    no other can be among them [B] bool."""
     trie, share = decoder.trie, options.flat_share
-    beams = beam_search(decoder, memory, options.beam_size, temperature)
+    # wider beams have gone on to the end, so that nothing is left behind once they hold all
+    num_results = width if width > options.beam_size else num_sets
+    beams = beam_search(decoder, memory, width, temperature, num_results)
     flat_set = decode_flat(flat_logits, trie.max_codes, options.flat_threshold).code_ids
-    singles = flat_logits.topk(min(options.beam_size, trie.num_codes), dim=1).indices[..., None]
-    candidates = torch.cat(
-        [beams.code_ids, flat_set[:, None], _widen(singles, trie.max_codes, NONE)], dim=1
-    )  # [B, N, K]
-    mixed = share * flat_set_log_probability(flat_logits, candidates).exp()
-    mixed = mixed + (1 - share) * set_probability(decoder, memory, candidates, temperature)
-    best = mixed.masked_fill(repeats(candidates), -1.0).argmax(dim=1)
-    chosen = candidates[torch.arange(len(best), device=best.device), best]
-    flat = flat_logits.sigmoid().gather(1, chosen.clamp(min=0))
-    sequence = code_probability(decoder, memory, chosen, temperature)
-    confidence = (share * flat + (1 - share) * sequence) * (chosen >= 0)
-    return Decoded(chosen, confidence, mixed.amax(dim=1))
+    top = flat_logits.topk(min(max(width + 1, trie.max_codes), trie.num_codes), dim=1).indices
+    singles = _widen(top[:, :width, None], trie.max_codes, NONE)
+    candidates = torch.cat([beams.code_ids, flat_set[:, None], singles], dim=1)  # [B, W, K]
+    is_new = (candidates >= 0).any(-1) & ~repeats(candidates)
+    flat_log = flat_set_log_probability(flat_logits, candidates).clamp(min=LEAST_LOG)
+    decoder_probability = set_probability(decoder, memory, candidates, temperature) * is_new
+    vote = share * flat_log + (1 - share) * decoder_probability.log().clamp(min=LEAST_LOG)
+    best, place = vote.masked_fill(~is_new, -math.inf).topk(min(num_sets, vote.shape[1]), dim=1)
+    sets = candidates.gather(1, place[..., None].expand(-1, -1, trie.max_codes))
+    sets = sets.masked_fill(best.isinf()[..., None], NONE)
+
+    rest = (1 - decoder_probability.sum(1)).clamp(min=ROUNDING).log()
+    bound = torch.full_like(rest, -math.inf)
+    for size in range(1, min(trie.max_codes, trie.num_codes) + 1):
+        first = top[:, width:] if size == 1 else top
+        if first.shape[1] >= size:
+            of_flat = flat_set_log_probability(flat_logits, first[:, None, :size])[:, 0]
+            of_decoder = torch.minimum(beams.lost + math.lgamma(size + 1), rest)
+            of_both = share * of_flat + (1 - share) * of_decoder.clamp(min=LEAST_LOG)
+            bound = torch.maximum(bound, of_both)
+    is_certain = (best[:, -1] >= bound - ROUNDING) | beams.lost.isinf()
+    return _widen_sets(sets, num_sets), is_certain
 
 
 def repeats(candidates: Tensor) -> Tensor:
@@ -305,3 +393,7 @@ def repeats(candidates: Tensor) -> Tensor:
 
 def _widen(values: Tensor, size: int, fill: float) -> Tensor:
     return torch.nn.functional.pad(values, (0, size - values.shape[-1]), value=fill)
+
+
+def _widen_sets(sets: Tensor, num_sets: int) -> Tensor:
+    return torch.nn.functional.pad(sets, (0, 0, 0, num_sets - sets.shape[1]), value=NONE)

@@ -1,9 +1,9 @@
 """A linear support vector machine as flat head: one margin per code from hashed n-grams.
 
-On a few thousand strings it codes better than a head that learns its features. Its loss is convex,
-so that the seed hardly matters.
+On a few thousand strings it codes better than a head that learns its features. Its loss is convex:
+it is solved before the first training step, and is the same for every seed and number of devices.
 
-Shapes: B batch, S characters, P positions, G n-grams, C codes, F features.
+Shapes: B batch, S characters, P positions, G n-grams, C codes, F features, N training texts.
 """
 
 import math
@@ -11,10 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from datamodules.occupations.batches import padded_texts
 from lit_models.occupation_coder.ngrams import (
     SALT_SHIFT,
     SPACE,
@@ -28,12 +30,13 @@ from lit_models.occupation_coder.title_heads import TitleHeads, is_sign
 
 SALT, HEAD_SALT = 1 << 20, 1 << 21  # other hashes than the rows of the encoder's tables
 SIGN_BIT = 50  # of a mixed key; the column is made of all its bits
+TEXTS_AT_ONCE = 512
+TOLERANCE, MOST_ITERATIONS = 1e-4, 10_000  # of the solver
 LOGIT_PER_MARGIN = 8.0  # margins lie around -1 and 1, far too near for a sigmoid
 FIRST_MARGIN = -1.0  # of every code: few codes fit a text
 FEATURE_FIELDS = (
     "ngram_sizes",
     "num_features",
-    "rate",
     "within_words",
     "head_weight",
     "head_ends",
@@ -47,10 +50,9 @@ class LinearOptions:
     Args:
         ngram_sizes: lengths of its character n-grams.
         num_features: columns that the n-grams are hashed to.
-        penalty: weight of half the squared norm of the weights beside a record's loss; 1 / (C x N)
-            for N weighted records is what C is to an SVM.
-        rate: how many times as far as those of the network these weights travel in a step. They
-            have further to go: `train/flat` lower at the end says that a rate is better.
+        cost: of a text's squared shortfall beside half the squared norm of the weights, the C of
+            an SVM; less regularises more.
+        max_texts: most distinct texts that it is solved on; more are thinned out evenly.
         within_words: leaves out n-grams that span a space with a letter on both sides, so that a
             word says the same beside any other.
         head_weight: how much the n-grams of the title's head, its last word, count once more.
@@ -60,8 +62,8 @@ class LinearOptions:
 
     ngram_sizes: Sequence[int] = (2, 3, 4, 5)
     num_features: int = 4096
-    penalty: float = 3e-4
-    rate: float = 3.0
+    cost: float = 1.0
+    max_texts: int = 20_000
     within_words: bool = False
     head_weight: float = 0.0
     head_ends: Sequence[str] = ()
@@ -74,10 +76,10 @@ class LinearOptions:
             )
         if self.num_features < 1:
             raise ValueError(f"linear.num_features must be at least 1, got {self.num_features}.")
-        if self.penalty < 0:
-            raise ValueError(f"linear.penalty must be 0 or more, got {self.penalty}.")
-        if not 0 < self.rate < math.inf:
-            raise ValueError(f"linear.rate must be a number above 0, got {self.rate}.")
+        if not 0 < self.cost < math.inf:
+            raise ValueError(f"linear.cost must be a number above 0, got {self.cost}.")
+        if self.max_texts < 1:
+            raise ValueError(f"linear.max_texts must be at least 1, got {self.max_texts}.")
         if self.head_weight < 0:
             raise ValueError(f"linear.head_weight must be 0 or more, got {self.head_weight}.")
         if self.head_ends and not self.head_weight:
@@ -146,12 +148,13 @@ class LinearHead(nn.Module):
         self.sizes = tuple(options.ngram_sizes)
         self.title_heads = TitleHeads(options.head_ends) if options.head_weight else None
         self.weight = nn.Parameter(torch.zeros(num_codes, options.num_features))
-        self.bias = nn.Parameter(torch.full((num_codes,), FIRST_MARGIN / options.rate))
+        self.bias = nn.Parameter(torch.full((num_codes,), FIRST_MARGIN))
+        self.requires_grad_(False)  # `solve` finds them, and no step moves them
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Logits [B, C]. Args: as in `Encoder.forward`."""
         features = self.features(input_ids, attention_mask)
-        return LOGIT_PER_MARGIN * self.options.rate * F.linear(features, self.weight, self.bias)
+        return LOGIT_PER_MARGIN * F.linear(features, self.weight, self.bias)
 
     @torch.no_grad()
     def features(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
@@ -178,21 +181,47 @@ class LinearHead(nn.Module):
         signed = (sign * inside.flatten(1)).to(counts.dtype)
         return F.normalize(counts.scatter_add(1, mixed % self.options.num_features, signed), dim=1)
 
-    def penalty(self) -> Tensor:
-        """What the weights add to the loss of every record []."""
-        return 0.5 * self.options.penalty * (self.options.rate * self.weight).square().sum()
 
+@torch.no_grad()
+def solve(
+    head: LinearHead,
+    texts: Sequence[np.ndarray],
+    has_code: np.ndarray,
+    weights: np.ndarray,
+    class_weights: Tensor | None = None,
+) -> None:
+    """Give the head the weights whose squared hinge loss is the least.
 
-def hinge(logits: Tensor, has_code: Tensor, class_weights: Tensor | None = None) -> Tensor:
-    """Squared hinge loss of the margins, summed over the code book [B].
+    One problem per code, on one thread of the host: no draw, no rank and no device changes it.
 
     Args:
-        logits: of a LinearHead [B, C].
-        has_code: [B, C] bool.
-        class_weights: weight of each code's positive term [C].
+        head: of C codes; one that no text has keeps its first margin.
+        texts: code points of each of N texts.
+        has_code: which codes each text has [N, C] bool.
+        weights: of each text [N], above 0.
+        class_weights: factor of the texts that have a code [C].
     """
-    margins = logits / LOGIT_PER_MARGIN
-    losses = torch.where(has_code, 1 - margins, 1 + margins).relu().square()
-    if class_weights is not None:
-        losses = torch.where(has_code, class_weights * losses, losses)
-    return losses.sum(1)
+    # Seconds of import that only a fit needs.
+    import scipy.sparse
+    from sklearn.svm import LinearSVC
+
+    with torch.device("cpu"):
+        reader = LinearHead(1, head.options).float()
+        parts = [texts[i : i + TEXTS_AT_ONCE] for i in range(0, len(texts), TEXTS_AT_ONCE)]
+        batches = [padded_texts(list(part)) for part in parts]
+        rows = [scipy.sparse.csr_matrix(reader.features(**batch).numpy()) for batch in batches]
+    features = scipy.sparse.vstack(rows).tocsr().astype(np.float64)
+    weight, bias = np.zeros(head.weight.shape), np.full(len(head.bias), FIRST_MARGIN)
+    factors = np.ones(len(bias)) if class_weights is None else class_weights.cpu().numpy()
+    for code in np.flatnonzero(has_code.any(0)).tolist():
+        truth = has_code[:, code]
+        if truth.all():
+            bias[code] = -FIRST_MARGIN  # no text lacks it
+            continue
+        machine = LinearSVC(
+            C=head.options.cost, dual=False, tol=TOLERANCE, max_iter=MOST_ITERATIONS
+        )
+        machine.fit(features, truth, np.where(truth, factors[code], 1.0) * weights)
+        weight[code], bias[code] = machine.coef_[0], machine.intercept_[0]
+    head.weight.copy_(torch.from_numpy(weight))
+    head.bias.copy_(torch.from_numpy(bias))

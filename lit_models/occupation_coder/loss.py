@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lit_models.occupation_coder.linear import LinearHead, LinearOptions, hinge
+from lit_models.occupation_coder.linear import LinearOptions
 from lit_models.occupation_coder.network import BlockDecoder, Memory
 from lit_models.occupation_coder.trie import NONE, CodeTrie
 from lit_models.training.record import LossSum
@@ -30,7 +30,8 @@ class LossOptions:
         label_smoothing: share of each symbol's target spread over all symbols.
         class_weights: code -> weight of its presence in the flat loss; 1 where not given.
         flat_dropout: dropout before the flat head; a linear one has none.
-        linear: makes the flat head a support vector machine, best where strings are few.
+        linear: makes the flat head a support vector machine, best where strings are few; solved
+            before the first step, it is reported and no longer trained.
         repeats: a text that stands in n training rows weighs n ** repeats in all, 0 to 1; at 0 a
             common job teaches no more than a rare one, at 1 every row counts.
         unused_codes: descriptions teach codes, too, that no training row has.
@@ -48,6 +49,11 @@ class LossOptions:
         for name in ("seq2seq_weight", "label_smoothing", "flat_dropout", "repeats"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie between 0 and 1, got {getattr(self, name)}.")
+        if self.linear is not None and self.seq2seq_weight == 0:
+            raise ValueError(
+                "loss.seq2seq_weight is 0 and loss.linear is solved before the first step: no step "
+                "has anything to train; raise seq2seq_weight."
+            )
 
     @property
     def weighs_rows(self) -> bool:
@@ -68,7 +74,6 @@ def occupation_losses(
     label_smoothing: float = 0.0,
     class_weights: Tensor | None = None,
     importance: Tensor | None = None,
-    linear: LinearHead | None = None,
 ) -> dict[str, LossSum]:
     """Both terms, "seq2seq" and "flat", each in nats per record.
 
@@ -81,10 +86,8 @@ def occupation_losses(
         label_smoothing: share of the target spread over all symbols.
         class_weights: weight of each code's positive term in the flat loss [C].
         importance: factor of each record's losses [B]; it counts as one record all the same.
-        linear: the head to train in its own way: "flat" is its hinge loss and penalty, not nats.
     """
-    options = (label_smoothing, class_weights, linear)
-    losses = record_losses(memory, flat_logits, decoder, batch, *options)
+    losses = record_losses(memory, flat_logits, decoder, batch, label_smoothing, class_weights)
     return summed(losses, batch["weight"], importance)
 
 
@@ -95,18 +98,12 @@ def record_losses(
     batch: Mapping[str, Any],
     label_smoothing: float = 0.0,
     class_weights: Tensor | None = None,
-    linear: LinearHead | None = None,
 ) -> dict[str, Tensor]:
     """Both terms of each record by itself, [B] each; arguments as for `occupation_losses`."""
     code_ids = batch["code_ids"]
     ordered = best_orders(decoder, memory, code_ids, batch["num_with_codes"])
     nats = sequence_nats(decoder, memory, ordered, label_smoothing)
-    if linear is None:
-        flat = flat_nats(flat_logits, code_ids, class_weights)
-    else:
-        has_code = multi_hot(code_ids, flat_logits.shape[1])
-        flat = hinge(flat_logits, has_code, class_weights) + linear.penalty()
-    return {"seq2seq": nats, "flat": flat}
+    return {"seq2seq": nats, "flat": flat_nats(flat_logits, code_ids, class_weights)}
 
 
 def summed(

@@ -9,6 +9,7 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
 from datamodules.batches import OccupationBatch
+from datamodules.checkpoint_recipe import checkpoint_to_load
 from datamodules.tokenizers.codes import CodeBook
 from lit_models.layers.depths import layer_depths
 from lit_models.occupation_coder.building import (
@@ -28,11 +29,11 @@ from lit_models.occupation_coder.decoding import Decoded, DecodingOptions, decod
 from lit_models.occupation_coder.encoders import CharacterEncoder
 from lit_models.occupation_coder.figures import OccupationFigures
 from lit_models.occupation_coder.freezing import freeze_encoder, language_rows
-from lit_models.occupation_coder.linear import refuse_other_features
+from lit_models.occupation_coder.linear import refuse_other_features, solve
 from lit_models.occupation_coder.loss import LossOptions, occupation_losses, record_losses
 from lit_models.occupation_coder.metrics import ConfusedPairs, LossMetrics, OccupationMetrics
 from lit_models.occupation_coder.network import BlockDecoder, Memory
-from lit_models.occupation_coder.row_weights import row_weights
+from lit_models.occupation_coder.row_weights import linear_examples, row_weights
 from lit_models.training.exact import ExactModule, LossSum
 from lit_models.training.judged import Judged
 from lit_models.training.optim import configured, parameter_groups
@@ -117,6 +118,9 @@ class LitOccupationCoder(ExactModule):
             self._build()
             if self.trainer.state.fn == "fit":
                 self.configure_model_from()
+                if self.loss.linear and checkpoint_to_load(self.trainer) is None:
+                    examples = linear_examples(self.trainer.datamodule.store, self.loss)
+                    solve(self.network.flat, *examples, self._used_class_weights)
 
     def forward(self, batch: OccupationBatch) -> tuple[Memory, Tensor]:
         """Return the encoded texts and the flat logits [B, C]."""
@@ -124,8 +128,7 @@ class LitOccupationCoder(ExactModule):
 
     def training_terms(self, batch: OccupationBatch) -> dict[str, LossSum]:
         weights = None if self.row_weights is None else self.row_weights[batch["sample_id"]]
-        head = self.network.flat if self.loss.linear else None
-        options = (self.loss.label_smoothing, self._used_class_weights, weights, head)
+        options = (self.loss.label_smoothing, self._used_class_weights, weights)
         memory, flat_logits = self(batch)
         return occupation_losses(memory, flat_logits, self.network.decoder, batch, *options)
 
@@ -176,25 +179,18 @@ class LitOccupationCoder(ExactModule):
                 "the checkpoint holds no occupation recipe: it is of another family; give one of "
                 "LitOccupationCoder."
             )
-        self._refuse_other_features(checkpoint)
-        self._take_recipe(checkpoint[RECIPE_KEY])
         given, before = self.hparams.temperature, checkpoint.get("hyper_parameters", {})
+        if isinstance(before.get("loss"), dict):  # else given anew in Python, and none is known
+            refuse_other_features(self.loss.linear, before["loss"].get("linear"))
+        self._take_recipe(checkpoint[RECIPE_KEY])
         if self._is_training and given != before.get("temperature"):
             self.temperature = given_temperature(given or {})  # as of every option, the run's
         if self.network is None:
             self._build()
 
     def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the weights with the rows of the language embedding that the new data needs.
-
-        Raises:
-            ValueError: a linear head would be taken that was trained on other features.
-        """
+        """Return the weights with the rows of the language embedding that the new data needs."""
         weights, name = checkpoint["state_dict"], "network.encoder.languages.weight"
-        head = weights.get("network.flat.weight")
-        takes_head = self.init_from_part is None and self.loss.linear is not None
-        if takes_head and head is not None and head.shape == self.network.flat.weight.shape:
-            self._refuse_other_features(checkpoint)
         trained = checkpoint.get(RECIPE_KEY, {}).get("languages")
         if trained is None or name not in weights:
             return weights
@@ -211,11 +207,6 @@ class LitOccupationCoder(ExactModule):
             options: fields of DecodingOptions that shall differ, such as method="beam".
         """
         return TextCoder(self, self.recipe, options).code(texts, language)
-
-    def _refuse_other_features(self, checkpoint: dict[str, Any]) -> None:
-        trained = checkpoint.get("hyper_parameters", {}).get("loss")
-        if isinstance(trained, dict):  # else given anew in Python, and none is known
-            refuse_other_features(self.loss.linear, trained.get("linear"))
 
     def _take_recipe(self, recipe: dict[str, Any]) -> None:
         self.recipe = recipe

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,6 +9,8 @@ from datamodules.occupations.rows import Columns
 from datamodules.occupations.store import CodeBookOptions, OccupationStore, StoreRequest, open_store
 from datamodules.tokenizers.codes import CodeSystem
 from lit_models.occupation_coder.baseline import LinearBaseline, fit_and_predict
+from lit_models.occupation_coder.linear import LinearOptions
+from lit_models.occupation_coder.module import LitOccupationCoder
 
 TABLE = """text,code_1,code_2,split
 baker,1,,train
@@ -69,6 +72,29 @@ def test_the_table_shows_the_model_beside_the_baseline(
     assert logged == [({"test/baseline_f1": pytest.approx(2 / 3)}, 7)]
 
 
+@pytest.mark.parametrize(
+    ("f1", "linear", "words"),
+    [
+        (0.6, None, "the baseline is ahead by 0.0667; train with --config occupation_coder/table"),
+        (0.6, LinearOptions(), "the whole vote,\n--model.decoding.flat_share=1 with test"),
+        (0.7, None, ""),
+    ],
+)
+def test_a_baseline_that_wins_is_told_with_its_remedy(
+    store: OccupationStore,
+    capsys: pytest.CaptureFixture[str],
+    f1: float,
+    linear: object,
+    words: str,
+) -> None:
+    figures = {"test/f1": np.float32(f1), "test/accuracy": np.float32(f1)}
+    coder = SimpleNamespace(loss=SimpleNamespace(linear=linear))
+    LinearBaseline().on_test_end(trainer_on(store, callback_metrics=figures), coder)
+    said = capsys.readouterr().out
+    assert words in said
+    assert ("ahead" in said) == bool(words)
+
+
 def test_only_rank_zero_trains(store: OccupationStore, capsys: pytest.CaptureFixture[str]) -> None:
     baseline = LinearBaseline()
     baseline.on_test_end(trainer_on(store, is_global_zero=False), None)
@@ -89,3 +115,25 @@ def test_other_data_and_impossible_sizes_are_refused() -> None:
         LinearBaseline().on_test_end(trainer_on(None), None)
     with pytest.raises(ValueError, match="max_texts must be at least 2"):
         LinearBaseline(max_texts=1)
+
+
+def test_the_recipe_for_a_table_of_ones_own_needs_no_code_book_and_no_language(
+    unisono: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    codes = {"baker": 1, "smith": 2, "weaver": 3, "miller": 4}
+    places = ("", "old", "master", "young", "the king's")
+    rows = [f"{place} {trade},{codes[trade]}" for place in places for trade in codes]
+    Path("mine.csv").write_text("\n".join(["text,code_1", *rows]) + "\n", encoding="utf-8")
+    small = ["--model.encoder.num_buckets=512", "--model.loss.linear.num_features=512"]
+    files = ["--data.train_files=mine.csv", "--data.code_book=null", "--data.split.test_share=0.3"]
+    status, output = unisono(
+        "fit", "--config", "occupation_coder/table.yaml", *files, *small, "--trainer.max_steps=2"
+    )
+    assert status == 0, output
+    assert "linear SVM" in output
+    checkpoint = next(Path("runs").glob("*/checkpoints/last.ckpt"))
+    coder = LitOccupationCoder.load_from_checkpoint(checkpoint)
+    # two steps teach the decoder nothing: it is the linear head, solved before them, that knows
+    options = {"method": "mixed", "flat_share": 1.0}
+    assert [one.codes for one in coder.code(["a weaver", "a miller"], **options)] == [["3"], ["4"]]

@@ -1,21 +1,24 @@
 """The linear head: its features, its loss by hand, and what a training row weighs."""
 
+import numpy as np
 import pytest
 import torch
 
+from datamodules.occupations.batches import padded_texts
 from datamodules.occupations.datamodule import OccupationDataModule
 from datamodules.occupations.rows import Columns
 from datamodules.occupations.store import CodeBookOptions
+from datamodules.tokenizers.characters import decode
 from lit_models.occupation_coder.encoders import CharacterEncoder
 from lit_models.occupation_coder.linear import (
     LOGIT_PER_MARGIN,
     LinearHead,
     LinearOptions,
-    hinge,
+    solve,
 )
 from lit_models.occupation_coder.loss import LossOptions, occupation_losses
 from lit_models.occupation_coder.network import BlockDecoder, OccupationNetwork
-from lit_models.occupation_coder.row_weights import row_weights
+from lit_models.occupation_coder.row_weights import linear_examples, row_weights
 from lit_models.occupation_coder.trie import NONE, CodeTrie
 from tests.occupation_coder.test_loss import batch_of
 
@@ -61,48 +64,50 @@ def test_hashed_features_keep_the_likeness_of_texts():
     assert (one @ other).item() == pytest.approx(0.0)
 
 
-def test_the_hinge_is_the_squared_shortfall_of_each_margin():
-    margins = torch.tensor([[2.0, -2.0, 0.5, -0.5], [0.0, -1.0, -1.0, 1.0]])
-    has_code = torch.tensor([[True, False, True, False], [True, False, False, True]])
-    losses = hinge(LOGIT_PER_MARGIN * margins, has_code)
-    torch.testing.assert_close(losses, torch.tensor([0.25 + 0.25, 1.0]))
-    weighted = hinge(LOGIT_PER_MARGIN * margins, has_code, torch.tensor([3.0, 1.0, 1.0, 1.0]))
-    torch.testing.assert_close(weighted, torch.tensor([0.5, 3.0]))
+def test_the_solved_head_is_the_minimum_of_its_squared_hinge_loss():
+    rng = np.random.default_rng(0)
+    words = ["cooper", "hatter", "smith", "old smith", "weaver", "wool weaver"]
+    texts = [np.array([ord(c) for c in word], np.uint32) for word in words]
+    has_code = np.array([[1, 0, 0], [0, 1, 0], [0, 1, 0], [0, 1, 0], [1, 1, 0], [1, 0, 0]]) > 0
+    weights, positive = rng.uniform(0.5, 2.0, 6), torch.tensor([1.0, 3.0, 1.0])
+    head = LinearHead(3, LinearOptions(num_features=64, cost=2.0))
+    solve(head, texts, has_code, weights, positive)
+    assert not any(parameter.requires_grad for parameter in head.parameters())
+    assert head.weight[2].norm() == 0  # a code without a text
+    assert head.bias[2] == -1
+    features = head.features(**padded_texts(texts)).double()
+
+    def loss(weight, bias):
+        signs = torch.from_numpy(has_code).double() * 2 - 1
+        short = (1 - signs * (features @ weight.T + bias)).relu().square()
+        factor = torch.where(signs > 0, positive.double(), 1.0) * torch.from_numpy(weights)[:, None]
+        norms = 0.5 * (weight.square().sum(1) + bias.square())
+        return norms + 2.0 * (factor * short).sum(0)
+
+    found = head.weight.double().requires_grad_(), head.bias.double().requires_grad_()
+    slope = torch.autograd.grad(loss(*found)[:2].sum(), found)
+    assert max(part[:2].abs().max() for part in slope) < 2e-3
+    near = [part + 0.01 * torch.from_numpy(rng.normal(size=part.shape)) for part in found]
+    assert (loss(*near) > loss(*found)).all()
 
 
-def test_the_penalty_is_on_the_weights_that_act():
-    head = LinearHead(2, LinearOptions(num_features=8, penalty=0.5))
-    with torch.no_grad():
-        head.weight[1, 3] = 2.0 / head.options.rate  # what multiplies the features is 2
-    assert head.penalty().item() == pytest.approx(0.5 * 0.5 * 4.0)
+def test_a_code_that_every_text_has_is_likely_everywhere():
+    head = LinearHead(2, LinearOptions(num_features=8))
+    texts = [np.array([97], np.uint32), np.array([98], np.uint32)]
+    solve(head, texts, np.array([[True, False], [True, True]]), np.ones(2))
+    assert head.bias[0] == 1
+    margins = head(*padded(["z"], 1))[0] / LOGIT_PER_MARGIN
+    assert margins[0] == 1
 
 
-def test_a_rate_moves_the_margins_and_not_where_they_begin():
-    moved = []
-    for rate in (1.0, 4.0):
-        head = LinearHead(4, LinearOptions(num_features=64, rate=rate))
-        given = padded(["cooper"], 6)
-        before = head(*given)
-        torch.testing.assert_close(before, torch.full((1, 4), -LOGIT_PER_MARGIN))
-        optimizer = torch.optim.Adam(head.parameters(), lr=1e-3)  # a step of each weight is lr
-        head(*given).sum().backward()
-        optimizer.step()
-        moved.append(head(*given) - before)
-    torch.testing.assert_close(moved[1], 4 * moved[0], rtol=1e-4, atol=1e-6)
-
-
-def test_the_flat_loss_trains_the_linear_head_and_not_the_encoder():
+def test_steps_train_the_encoder_and_the_decoder_and_leave_the_linear_head():
     network = small_network(LinearOptions(num_features=32))
     memory, logits = network(*padded(["cooper", "hatter"], 6), torch.tensor([1, 0]))
     batch = batch_of(torch.tensor([[0, 2], [1, NONE]]))
-    losses = occupation_losses(memory, logits, network.decoder, batch, linear=network.flat)
-    losses["flat"].total.backward(retain_graph=True)
-    assert {n for n, p in network.named_parameters() if p.grad is not None} == {
-        "flat.weight",
-        "flat.bias",
-    }
-    losses["seq2seq"].total.backward()
-    assert [n for n, p in network.named_parameters() if p.grad is None] == []
+    losses = occupation_losses(memory, logits, network.decoder, batch)
+    (losses["flat"].total + losses["seq2seq"].total).backward()
+    without = {name for name, p in network.named_parameters() if p.grad is None}
+    assert without == {"flat.weight", "flat.bias"}
 
 
 def test_importance_weighs_the_losses_of_a_record_and_not_its_count():
@@ -112,9 +117,7 @@ def test_importance_weighs_the_losses_of_a_record_and_not_its_count():
 
     def losses(importance=None, weight=(1.0, 1.0)):
         batch = batch_of(codes, torch.tensor(weight))
-        return occupation_losses(
-            memory, logits, network.decoder, batch, importance=importance, linear=network.flat
-        )
+        return occupation_losses(memory, logits, network.decoder, batch, importance=importance)
 
     first, second = losses(weight=(1.0, 0.0)), losses(weight=(0.0, 1.0))
     weighted = losses(torch.tensor([0.5, 0.0]))
@@ -123,22 +126,6 @@ def test_importance_weighs_the_losses_of_a_record_and_not_its_count():
         assert weighted[term].count == 2
         both = losses(torch.tensor([1.0, 2.0]))[term].total
         torch.testing.assert_close(both, first[term].total + 2 * second[term].total)
-
-
-def test_a_linear_head_learns_in_mixed_precision():
-    network = small_network(LinearOptions(num_features=256, penalty=1e-4))
-    texts = padded(["cooper", "hatter", "smith", "weaver"], 6)
-    batch = batch_of(torch.arange(4)[:, None])
-    optimizer = torch.optim.Adam(network.flat.parameters(), lr=0.02)
-    for _ in range(40):
-        with torch.autocast("cpu", torch.bfloat16):
-            memory, logits = network(*texts, torch.zeros(4, dtype=torch.long))
-        assert logits.dtype == torch.float32
-        losses = occupation_losses(memory, logits, network.decoder, batch, linear=network.flat)
-        optimizer.zero_grad()
-        losses["flat"].total.backward()
-        optimizer.step()
-    assert logits.argmax(1).tolist() == [0, 1, 2, 3]
 
 
 @pytest.fixture
@@ -178,12 +165,32 @@ def test_descriptions_of_codes_that_no_row_has_weigh_nothing(store):
     assert weights.tolist() == [1.0] * 8 + [0.0]  # the blacksmith
 
 
+def test_a_linear_head_sees_each_text_once_per_set_of_codes(store, caplog):
+    options = LossOptions(linear=LinearOptions(), repeats=0.0, unused_codes=False)
+    texts, has_code, weight = linear_examples(store, options)
+    said = [decode(text) for text in texts]
+    assert said.count("farmer") == 2  # of two codes
+    assert "blacksmith" not in said
+    assert (has_code.sum(1) == 1).all()
+    of_farmer = [w for text, w in zip(said, weight, strict=True) if text == "farmer"]
+    assert sorted(of_farmer) == [0.25, 0.75]
+    few = LossOptions(linear=LinearOptions(max_texts=2), repeats=0.0)
+    assert len(linear_examples(store, few).texts) == 2
+    assert "solved on 2 of" in caplog.text
+
+
+def test_a_linear_head_that_nothing_is_trained_beside_is_refused():
+    with pytest.raises(ValueError, match="raise seq2seq_weight"):
+        LossOptions(linear=LinearOptions(), seq2seq_weight=0.0)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"ngram_sizes": ()}, "one or more numbers from 1"),
         ({"num_features": 0}, "num_features must be at least 1, got 0"),
-        ({"penalty": -1.0}, "penalty must be 0 or more, got -1.0"),
+        ({"cost": -1.0}, "cost must be a number above 0, got -1.0"),
+        ({"max_texts": 0}, "max_texts must be at least 1, got 0"),
     ],
 )
 def test_options_out_of_range_are_refused(options, message):

@@ -94,25 +94,6 @@ def test_one_batch_overfits_and_a_reloaded_coder_says_the_same(table, tmp_path):
         assert 0 < coded.set_confidence <= 1
 
 
-def test_a_linear_head_of_other_features_is_no_start(table, tmp_path):
-    linear = {"num_features": 512, "rate": 3.0}
-    coder = small_coder(loss=LossOptions(linear=LinearOptions(**linear)))
-    trainer = trainer_of(tmp_path, epochs=1)
-    trainer.fit(coder, data_of(table))
-    path = tmp_path / "coder.ckpt"
-    trainer.save_checkpoint(path)
-    content = torch.load(path, weights_only=True)
-    content["hyper_parameters"] = {"loss": {"linear": linear}}  # as the command line writes it
-    torch.save(content, path)
-    other = LossOptions(linear=LinearOptions(num_features=512, rate=10.0))
-    with pytest.raises(ValueError, match=r"loss\.linear\.rate 3\.0, but it is 10\.0 here"):
-        trainer_of(tmp_path, epochs=1).fit(
-            small_coder(loss=other, init_from=str(path)), data_of(table)
-        )
-    of_encoder = small_coder(loss=other, init_from=str(path), init_from_part="encoder")
-    trainer_of(tmp_path, epochs=1).fit(of_encoder, data_of(table))
-
-
 def test_a_given_temperature_stays_where_nothing_is_validated(table, tmp_path):
     coder, trainer = small_coder(temperature={"flat": 2.5}), trainer_of(tmp_path, epochs=1)
     trainer.limit_val_batches = 0
@@ -158,7 +139,7 @@ def test_a_temperature_that_cannot_be_is_refused(given, words):
 
 def test_a_linear_flat_head_overfits_and_comes_back_from_a_safe_checkpoint(table, tmp_path):
     torch.manual_seed(0)
-    linear = LinearOptions(num_features=512, penalty=1e-4)
+    linear = LinearOptions(num_features=512)
     loss = LossOptions(linear=linear, repeats=0.5, unused_codes=False)
     coder, trainer = small_coder(loss=loss), trainer_of(tmp_path)
     trainer.fit(coder, data_of(table))

@@ -157,7 +157,7 @@ def test_a_head_changes_with_no_padding():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rate": 0.0}, "rate must be a number above 0"),
+        ({"cost": 0.0}, "cost must be a number above 0"),
         ({"head_weight": -1.0}, "head_weight must be 0 or more"),
         ({"head_ends": ("of",)}, "has no effect while head_weight is 0"),
         ({"head_weight": 1.0, "head_ends": ("part of",)}, "single words or signs"),
@@ -173,14 +173,12 @@ def test_options_that_mean_nothing_are_refused(options, message):
 
 
 def test_weights_of_other_features_are_refused():
-    trained = {"ngram_sizes": [3, 2], "num_features": 64, "penalty": 0.5}
-    same = LinearOptions(ngram_sizes=(2, 3), num_features=64, penalty=0.1)
+    trained = {"ngram_sizes": [3, 2], "num_features": 64, "cost": 0.5}
+    same = LinearOptions(ngram_sizes=(2, 3), num_features=64, cost=0.1)
     refuse_other_features(same, trained)  # made before there were heads
     refuse_other_features(None, trained)
     other = LinearOptions(ngram_sizes=(2, 3), num_features=64, head_weight=0.4)
     with pytest.raises(ValueError, match=r"loss\.linear\.head_weight 0\.0, but it is 0\.4 here"):
         refuse_other_features(other, trained)
-    with pytest.raises(ValueError, match=r"rate 10\.0, but it is 3\.0 here"):
-        refuse_other_features(same, {**trained, "rate": 10.0})
     with pytest.raises(ValueError, match="within_words True, but it is False here"):
         refuse_other_features(same, {**trained, "within_words": True})
