@@ -119,8 +119,7 @@ class LitOccupationCoder(ExactModule):
             if self.trainer.state.fn == "fit":
                 self.configure_model_from()
                 if self.loss.linear and checkpoint_to_load(self.trainer) is None:
-                    examples = linear_examples(self.trainer.datamodule.store, self.loss)
-                    solve(self.network.flat, *examples, self._used_class_weights)
+                    self._solve_linear_head()
 
     def forward(self, batch: OccupationBatch) -> tuple[Memory, Tensor]:
         """Return the encoded texts and the flat logits [B, C]."""
@@ -224,6 +223,10 @@ class LitOccupationCoder(ExactModule):
             self.add_module(f"{split}_confused", ConfusedPairs(len(book.codes)))
             self.add_module(f"{split}_losses", LossMetrics(self.loss.term_weights))
         self.temperature_search = torch.nn.ModuleDict({t: TemperatureSearch() for t in TERMS})
+
+    def _solve_linear_head(self) -> None:
+        examples = linear_examples(self.trainer.datamodule.store, self.loss)
+        solve(self.network.flat, *examples, self._used_class_weights)
 
     @property
     def _is_training(self) -> bool:
