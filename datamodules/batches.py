@@ -19,7 +19,8 @@ class PlannedBatch(TypedDict):
     sample_id: Tensor  # [B] int64, index in the split
     weight: Tensor  # [B] float32, 1; 0 for a filler, which must count nowhere
     step_index: int  # the global step in the epoch; a tensor would make the ledger wait for a GPU
-    step_denominators: dict[str, Tensor]  # term -> [] float64, its count over the optimizer step
+    step_denominators: dict[str, float]  # term -> its count over the optimizer step; no tensors,
+    # which a run in half precision would round
     num_targets: dict[str, int]  # term -> its count over this micro-batch; for no GPU to be asked
     load: NotRequired[dict[str, int]]  # samples, tokens, positions: `loader.load_of`; in training
 

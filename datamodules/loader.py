@@ -134,7 +134,6 @@ def collated(dataset: PlannedDataset, batch: MicroBatch) -> dict[str, Any]:
             f"collate of {type(dataset).__name__} returns {taken}: the plan fills in "
             f"{', '.join(sorted(RESERVED))} itself, and a dataset must not; rename its key."
         )
-    counts = {n: torch.tensor(n, dtype=torch.float64) for n in set(batch.denominators.values())}
     return {
         **own,
         "sample_id": torch.from_numpy(batch.ids.astype(np.int64)),
@@ -142,7 +141,7 @@ def collated(dataset: PlannedDataset, batch: MicroBatch) -> dict[str, Any]:
         "step_index": batch.step,
         "num_targets": _num_targets(dataset, batch),
         "load": load_of(dataset, batch),
-        "step_denominators": {term: counts[n] for term, n in batch.denominators.items()},
+        "step_denominators": batch.denominators,
     }
 
 

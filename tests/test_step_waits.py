@@ -1,4 +1,4 @@
-"""No training step of any family waits for a GPU.
+"""Every family starts on a GPU, and no training step waits for one.
 
 It runs on torch's device "meta", whose tensors have shapes and no values: whatever asks one of them
 for a value, or for a size that depends on values, fails there, in the line that would wait.
@@ -9,7 +9,7 @@ pass whether a mask is needed at all; what is read between log lines, see test_s
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.strategies import Strategy
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -25,7 +26,15 @@ from lit_models.training.exact import ExactModule
 from lit_models.training.keyed_dropout import SampleKeys, key_dropout
 from lit_models.training.optim import gradients
 from lit_models.training.sharding import total_norm
-from tests.distributed.families import FAMILIES, SPECIAL, Family, occupation_table, text_files
+from tests.distributed.families import (
+    FAMILIES,
+    PRETRAINED,
+    SPECIAL,
+    Family,
+    occupation_table,
+    pretrained_files,
+    text_files,
+)
 from tests.distributed.lens_family import JOINT_START, story_files
 from tests.distributed.seo_family import seo_files
 from tests.toy import toy_trainer
@@ -80,6 +89,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text_files(folder)
     story_files(folder)
     seo_files(folder)
+    pretrained_files(folder)
     return folder
 
 
@@ -117,6 +127,47 @@ def step(module: ExactModule, batch: Any) -> None:
     module.configure_gradient_clipping(optimizer, 1.0, "norm")
     optimizer.step()
     assert module.step_record.vector(stop=True, save=False).is_meta
+
+
+class FirstWeights(Callback):
+    """Keeps the weights that a training starts from."""
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        self.weights = {n: w.detach().clone() for n, w in pl_module.named_parameters()}
+
+
+def first_weights(family: Family, folder: Path, steps: int, precision: Any) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    module, data = family(folder / "job", {"global_batch_size": 8})
+    first = FirstWeights()
+    few = {"max_steps": steps, "max_epochs": -1, "limit_val_batches": steps}
+    quiet = {"enable_checkpointing": False, "callbacks": [first], "precision": precision}
+    trainer = toy_trainer(folder / "run", **few, **quiet)
+    trainer.fit(module, data)
+    assert trainer.global_step == steps
+    return first.weights
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *PRETRAINED])
+@pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
+def test_a_network_starts_from_the_same_weights_in_a_device_s_context(
+    files: Path, monkeypatch: pytest.MonkeyPatch, name: str, precision: str
+) -> None:
+    """Lightning enters the context of one GPU around `configure_model`, and under ddp; here that of
+    "meta", whose tensors would have no values, and transformers would ask for accelerate."""
+    family = (FAMILIES | PRETRAINED)[name]
+    expected = first_weights(family, files, 0, "32-true")
+
+    @contextlib.contextmanager
+    def on_device(self: Strategy, empty_init: bool | None = None) -> Iterator[None]:
+        with META, self.precision_plugin.tensor_init_context():
+            yield
+
+    monkeypatch.setattr(Strategy, "tensor_init_context", on_device)
+    found = first_weights(family, files, 1, precision)
+    assert found.keys() == expected.keys()
+    for parameter, weight in found.items():
+        assert torch.equal(weight, expected[parameter].to(weight.dtype)), parameter
 
 
 @pytest.mark.parametrize("case", CASES)

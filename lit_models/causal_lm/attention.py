@@ -60,7 +60,8 @@ def documents_of(
         causal = torch.ones(length, length, dtype=torch.bool, device=document_ids.device).tril()
         same = document_ids[:, None, :, None] == document_ids[:, None, None, :]
         return Documents(mask=same & causal)
-    rows = torch.arange(len(document_ids))[:, None] * (document_ids.max() + 2)  # no id in two rows
+    number = torch.arange(len(document_ids), device=document_ids.device)
+    rows = number[:, None] * (document_ids.max() + 2)  # no id in two rows
     _, sizes = torch.unique_consecutive((document_ids + rows).flatten(), return_counts=True)
     if len(sizes) == len(document_ids):
         return Documents()

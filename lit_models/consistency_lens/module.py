@@ -142,7 +142,7 @@ class LitConsistencyLens(ExactModule):
         names, activation = set(self.losses.at(step)), self.lens.activation(batch)
         options = (names, self.temperature.at(step), self.teacher, self.losses.group_size)
         found = lens_terms(self.lens, batch, activation, *options)
-        return {n: LossSum((v * weight).sum(), weight.sum()) for n, v in found.items()}
+        return {n: LossSum.of(v, weight) for n, v in found.items()}
 
     def term_weights(self) -> dict[str, float]:
         return self.losses.at(self.trainer.global_step)

@@ -3,6 +3,7 @@
 Shapes: B rows, T tokens, D features, V vocabulary.
 """
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from lit_models.causal_lm.pretrained import (
 )
 from lit_models.consistency_lens.hooks import output_edited, output_kept, outputs_given
 from lit_models.consistency_lens.reading import read
+from lit_models.training.exact import float32_on
 
 SITE = "block_output"
 
@@ -39,7 +41,7 @@ class SubjectOptions:
         layer: index of the block whose output is the activation, from 0.
         network: shape of a subject with random weights, instead of a folder.
         random_weights: take the folder's shape and tokenizer, and no weights: a control.
-        seed: of random weights.
+        seed: of random weights, which are drawn in float32 on the host; their digest is kept.
         backend: who computes a model from a folder, see `LitCausalLM`.
 
     Raises:
@@ -166,8 +168,13 @@ def load_subject(
     check_recipe(recipe, context_length, size)
     if options.path is not None and not options.random_weights:
         return load_network(options.path, options.backend)
-    with torch.random.fork_rng():
-        torch.manual_seed(options.seed)
+    return _random_network(options.seed, recipe)
+
+
+def _random_network(seed: int, recipe: Recipe) -> Network:
+    # Another device or precision draws other numbers of the same seed.
+    with torch.random.fork_rng(), float32_on("cpu"):
+        torch.manual_seed(seed)
         return network_from_config(recipe)
 
 
@@ -175,12 +182,17 @@ def subject_facts(options: SubjectOptions, recipe: Recipe) -> SubjectFacts:
     """Return what a store and a lens keep of the subject, to know it again."""
     facts: dict[str, Any] = {"recipe": recipe}
     if options.path is None or options.random_weights:
-        facts["seed"] = options.seed
+        network = _random_network(options.seed, recipe)
+        digest = hashlib.sha256()
+        for name, weight in sorted(network.state_dict().items()):
+            digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
+            digest.update(weight.contiguous().numpy().tobytes())
+        facts["weights"] = [digest.hexdigest()]
     else:
         root = cache_root()
         facts["weights"] = [file_digest(path, root) for path in weight_files(options.path)]
-    with torch.device("meta"):
-        network = network_from_config(recipe)
+        with torch.device("meta"):
+            network = network_from_config(recipe)
     size, layers = network.embedding.weight.shape[1], len(network.blocks())
     check_layer(options.layer, layers)
     return SubjectFacts(digest_of(facts), options.layer, SITE, size, layers)

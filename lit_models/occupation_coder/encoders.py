@@ -168,7 +168,8 @@ class CharacterEncoder(Encoder):
 
 
 class CanineEncoder(Encoder):
-    """A CANINE checkpoint from a local folder; the language is added to every position.
+    """A CANINE checkpoint from a local folder, without dropout; the language is added to every
+    position.
 
     Args:
         num_languages: rows of the language embedding, which starts at zero.
@@ -185,7 +186,10 @@ class CanineEncoder(Encoder):
             )
         from transformers import CanineModel  # seconds of import that only this encoder needs
 
-        self.canine = CanineModel.from_pretrained(folder, add_pooling_layer=False)
+        no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        self.canine = CanineModel.from_pretrained(
+            folder, add_pooling_layer=False, dtype=torch.float32, **no_dropout
+        ).train()
         self.width = self.canine.config.hidden_size
         self.languages = nn.Embedding(num_languages, self.width)
         nn.init.zeros_(self.languages.weight)

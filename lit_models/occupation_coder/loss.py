@@ -116,11 +116,10 @@ def summed(
         weight: [B], 0 = counts nowhere.
         importance: factor of each record's losses [B].
     """
-    share = weight if importance is None else weight * importance
-    count = weight.sum()
+    factor = 1.0 if importance is None else importance
     # a filler of weight 0 may hold anything, and 0 x inf is not 0
     return {
-        name: LossSum((values * share).masked_fill(weight == 0, 0.0).sum(), count)
+        name: LossSum.of((values * factor).masked_fill(weight == 0, 0.0), weight)
         for name, values in losses.items()
     }
 

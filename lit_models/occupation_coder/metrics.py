@@ -173,11 +173,12 @@ class CalibrationBins(Metric):
 
     def update(self, confidence: Tensor, is_hit: Tensor, weight: Tensor) -> None:
         """Adds records. Args: probabilities, 0 or 1, and weights, [B] each."""
+        # The sums too: a run in half precision has converted them with its module.
         confidence, weight = confidence.detach().double(), weight.double()
         bins = (confidence * CONFIDENCE_BINS).long().clamp(0, CONFIDENCE_BINS - 1)
-        self.confidence = self.confidence.index_add(0, bins, confidence * weight)
-        self.hits = self.hits.index_add(0, bins, is_hit.double() * weight)
-        self.count = self.count.index_add(0, bins, weight)
+        self.confidence = self.confidence.double().index_add(0, bins, confidence * weight)
+        self.hits = self.hits.double().index_add(0, bins, is_hit.double() * weight)
+        self.count = self.count.double().index_add(0, bins, weight)
 
     def compute(self) -> Tensor:
         """Mean distance of confidence from accuracy over ten bins, weighted by their counts."""

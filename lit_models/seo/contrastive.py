@@ -91,4 +91,4 @@ def in_batch_loss(
     is_known = (known[:, :, None] == document).any(1)
     others = others.masked_fill(is_known | (document == NO_DOCUMENT), -torch.inf)
     nats = torch.cat([own, others], 1).logsumexp(1) - own.squeeze(1)
-    return LossSum((nats * weight).sum(), weight.sum())
+    return LossSum.of(nats, weight)

@@ -102,7 +102,7 @@ class Head(nn.Module):
         counted = is_labelled * (weight if target.dim() == 1 else weight[:, None])
         # Zero times a gradient that is no number would be one that is none.
         losses = self._losses(outputs, target.to(outputs.dtype).where(counted > 0, 0.0))
-        return LossSum((losses * counted).sum(), counted.sum())
+        return LossSum.of(losses, counted)
 
     def loss_of_texts(self, outputs: Tensor, target: Tensor, is_labelled: Tensor) -> Tensor:
         """Return the mean loss over the labels of each text [B], 0 where it has none; arguments as

@@ -95,7 +95,7 @@ def summed(loss: RankingLoss, scores: Tensor, target: Tensor, weight: Tensor) ->
         weight: [B], 0 for a filler.
     """
     losses = loss(scores, target.to(scores))
-    return LossSum((losses * weight).sum(), weight.sum())
+    return LossSum.of(losses, weight)
 
 
 def listnet(scores: Tensor, relevance: Tensor) -> Tensor:

@@ -6,12 +6,15 @@ which the plan knows beforehand and every batch carries: no communication is nee
 """
 
 import copy
+import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar, Self
 
+import torch
 from lightning.pytorch import Callback, LightningModule
 from torch import Tensor, nn
 from torch.nn.modules.module import _IncompatibleKeys
@@ -44,6 +47,34 @@ CLIP_EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 strategies.register()  # a plain script that imports a module finds them, too
 
 
+@contextmanager
+def float32_on(device: torch.device | str) -> Iterator[None]:
+    """Make new tensors there and in float32, whatever context the caller is in."""
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.device(device):
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
+
+
+def _built_on_host(configure_model: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return a `configure_model` that builds where `weights_device` says.
+
+    Lightning calls it in the context of a GPU under one device and ddp, of the host under fsdp,
+    and in the precision of the run: one seed would start from other weights in each. Strategy and
+    precision move and convert what is built.
+    """
+
+    @functools.wraps(configure_model)
+    def build(module: "ExactModule") -> None:
+        with float32_on(module.weights_device):
+            configure_model(module)
+
+    return build
+
+
 class ExactModule(LightningModule):
     """A LightningModule whose losses are sums and counts over a planned optimizer step.
 
@@ -55,6 +86,7 @@ class ExactModule(LightningModule):
             weights and hyperparameters, so that it runs alone.
         settled_options: arguments of the constructor that an evaluation takes from its
             checkpoint; the command line refuses others.
+        weights_device: where `configure_model` builds; the strategy moves the network from there.
     """
 
     monitor: ClassVar[str] = "val/loss"
@@ -74,6 +106,12 @@ class ExactModule(LightningModule):
     settled_options: ClassVar[tuple[str, ...]] = ()
     init_from: str | None = None
     init_from_part: str | None = None
+    weights_device: torch.device | str = "cpu"
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "configure_model" in vars(cls):
+            cls.configure_model = _built_on_host(cls.configure_model)  # type: ignore[method-assign]
 
     def __init__(self) -> None:
         super().__init__()

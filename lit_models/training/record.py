@@ -20,6 +20,17 @@ class LossSum(NamedTuple):
     total: Tensor
     count: Tensor
 
+    @classmethod
+    def of(cls, values: Tensor, weight: Tensor) -> "LossSum":
+        """Return the weighed sum of values and the sum of their weights, of one shape; in float32
+        at least: half precision rounds a count above 256 and overflows with a sum above 65,504."""
+        weight = _wide(weight)
+        return cls((_wide(values) * weight).sum(), weight.sum())
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
 
 def _signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
@@ -188,20 +199,13 @@ def share_of_step(
     """Return what a micro-batch adds to the mean loss of its optimizer step []; the shares of all
     its micro-batches sum to that loss. Arguments as in `ExactModule.exact_mean`."""
     share: Tensor | None = None
-    counts: dict[tuple[int, torch.dtype], Tensor] = {}  # terms that count alike share theirs
     for name, (total, _) in terms.items():
         factor = term_weights.get(name, 1.0)
         if factor == 0:
             continue  # reported beside the loss; the plan need not count it
-        given = batch["step_denominators"][name]
-        key = id(given), total.dtype
-        if key not in counts:
-            # A term that counts nothing in this step has total 0: a zero loss, never NaN.
-            counts[key] = given.clamp(min=1).to(total)
-        part = (total if factor == 1 else factor * total) / counts[key]
-        # In float32 at least, which is what is added up.
-        wide = part.to(torch.promote_types(part.dtype, torch.float32))
-        share = wide if share is None else share + wide
+        # A term that counts nothing in this step has total 0: a zero loss, never NaN.
+        part = _wide(total) * factor / max(1.0, batch["step_denominators"][name])
+        share = part if share is None else share + part
     return torch.zeros((), device=batch["weight"].device) if share is None else share
 
 

@@ -15,6 +15,7 @@ from lit_models.training.memory import StateSize
 from lit_models.training.optim import parameter_groups
 
 ADAM_MOMENTS = 2.0  # assumed of a module that makes its optimizer out of sight
+META = torch.device("meta")
 _PROBE_WIDTH = 64
 _TRUE_BYTES = {"64": 8, "16": 2}  # of `trainer.precision` with the ending -true; bf16 like 16
 
@@ -34,7 +35,8 @@ def size_before_setup(module: LightningModule, precision: str | int | None) -> S
     if hasattr(sketch, "init_from"):
         sketch.init_from = None  # the shapes are those of the network, not of the file
     try:
-        with isolate_rng(), torch.device("meta"):
+        sketch.weights_device = META  # type: ignore[assignment]  # of an ExactModule
+        with isolate_rng(), META:
             sketch.configure_model()
     except Exception:
         # It needs a trainer, data or a real device. What is wrong with it in itself, it says again

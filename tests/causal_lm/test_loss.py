@@ -155,7 +155,7 @@ def test_the_nats_of_a_sample_are_the_mean_over_its_own_targets():
 
 def test_plain_nats_are_reported_beside_the_objective_and_change_no_gradient():
     terms = language_model_loss(*inputs(), a_batch(), SMOOTH)
-    planned = {**a_batch(), "step_denominators": {"tokens": torch.tensor(40.0)}}
+    planned = {**a_batch(), "step_denominators": {"tokens": 40.0}}
     share = share_of_step(terms, planned, {"nats": 0.0})
     assert share.item() == pytest.approx(terms["tokens"].total.item() / 40)
     with pytest.raises(KeyError, match="nats"):  # of which the plan has no count

@@ -14,20 +14,26 @@ from torch import Tensor, nn
 from datamodules import OccupationDataModule, SplitOptions, TextDataModule
 from datamodules.occupations.rows import Columns
 from datamodules.planned import LoaderOptions, PlannedDataModule
-from lit_models import LitCausalLM, LitOccupationCoder
+from datamodules.tokenizers.trained import byte_tokenizer
+from lit_models import LitCausalLM, LitConsistencyLens, LitOccupationCoder
 from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.generation import GenerationOptions
 from lit_models.causal_lm.lora import LoraOptions
-from lit_models.occupation_coder.encoders import CharacterEncoder
+from lit_models.consistency_lens.lens import LensOptions
+from lit_models.consistency_lens.subject import SubjectOptions
+from lit_models.occupation_coder.encoders import CanineEncoder, CharacterEncoder
 from lit_models.occupation_coder.network import BlockDecoder
 from lit_models.training.exact import ExactModule, LossSum
 from lit_models.training.metrics import SumCount
 from lit_models.training.muon import MuonAdamW
 from lit_models.training.optim import configured, parameter_groups
-from tests.distributed.lens_family import consistency_lens
+from tests.causal_lm.folders import saved, saved_canine
+from tests.distributed.lens_family import LENS_LOSSES, consistency_lens
 from tests.distributed.seo_family import SEO
 from tests.distributed.seo_retriever import WAYS
 from tests.distributed.text_gradient import write_documents
+from tests.seo.test_pretrained_ranker import bert_folder
+from tests.text_corpora import saved_tokenizer
 from tests.toy import LitToy, ToyData
 
 TRADES = {"baker": "77610", "smith": "83110", "weaver": "75400", "sailor": "98135"}
@@ -144,7 +150,7 @@ def occupation_table(path: Path) -> None:
 
 
 def occupation_coder(
-    folder: Path, options: dict[str, Any]
+    folder: Path, options: dict[str, Any], encoder: Any = None
 ) -> tuple[ExactModule, PlannedDataModule]:
     table = str(folder.parent / "occupations.csv")
     options = {**options}
@@ -162,7 +168,7 @@ def occupation_coder(
     )
     module = LitOccupationCoder(
         adamw,
-        encoder=partial(CharacterEncoder, num_buckets=256, **SMALL),
+        encoder=encoder or partial(CharacterEncoder, num_buckets=256, **SMALL),
         decoder=partial(BlockDecoder, **SMALL),
     )
     return module, data
@@ -227,4 +233,46 @@ SPECIAL: dict[str, Family] = {  # not in every test
     "lora": partial(causal_lm, optimizer=adamw, lora=ON_BFLOAT16),
     "gpt2": partial(causal_lm, optimizer=adamw, dropout=0.1, **GPT2),
     **WAYS,
+}
+
+
+def pretrained_files(folder: Path) -> None:
+    """Write the folders of models that `PRETRAINED` starts from."""
+    for kind in ("GPT2", "Llama", "Qwen2"):
+        sizes = {"n_positions": 64} if kind == "GPT2" else {}
+        saved(folder / kind, kind, vocab_size=257, **sizes)
+        saved_tokenizer(byte_tokenizer(), folder / kind)
+    bert_folder(folder / "BERT")
+    saved_canine(folder / "CANINE")
+
+
+def pretrained(
+    folder: Path, options: dict[str, Any], family: Family, name: str
+) -> tuple[ExactModule, PlannedDataModule]:
+    """Return a module and its data, the module on a folder of `pretrained_files`."""
+    path = str(folder.parent / name)
+    if family is occupation_coder:
+        return occupation_coder(folder, options, partial(CanineEncoder, folder=path))
+    module, data = family(folder, options)
+    data.tokenizer_options = None  # the folder's
+    if family is consistency_lens:
+        subject = SubjectOptions(path, layer=0)
+        lens = LensOptions(num_words=3)
+        return LitConsistencyLens(adamw, subject, LENS_LOSSES, lens=lens), data
+    heads = {"heads": module.head_options} if family is FAMILIES["text_scorer"] else {}
+    return type(module)(optimizer=adamw, pretrained=path, **heads), data
+
+
+PRETRAINED: dict[str, Family] = {
+    name: partial(pretrained, family=FAMILIES[family], name=name.split()[0])
+    for name, family in {
+        "GPT2": "causal_lm",
+        "Llama": "causal_lm",
+        "Qwen2": "causal_lm",
+        "GPT2 lens": "consistency_lens",
+        "BERT scorer": "text_scorer",
+        "BERT ranker": "ranker",
+        "BERT retriever": "retriever",
+        "CANINE": "occupation_coder",
+    }.items()
 }

@@ -6,24 +6,12 @@ import torch
 from lit_models.layers.depths import layer_depths
 from lit_models.occupation_coder.encoders import CanineEncoder, CharacterEncoder
 from lit_models.occupation_coder.freezing import freeze_encoder
+from tests.causal_lm.folders import saved_canine
 
 
 @pytest.fixture(scope="module")
 def canine_folder(tmp_path_factory):
-    transformers = pytest.importorskip("transformers", reason="core dependency")
-    folder = tmp_path_factory.mktemp("canine")
-    config = transformers.CanineConfig(
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=256,
-        num_hash_buckets=512,
-        num_hash_functions=4,
-    )
-    torch.manual_seed(0)
-    transformers.CanineModel(config).save_pretrained(folder)
-    return str(folder)
+    return str(saved_canine(tmp_path_factory.mktemp("canine")))
 
 
 def batch(texts: list[str], size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

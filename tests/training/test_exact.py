@@ -33,9 +33,8 @@ def reference_gradient(size: int) -> torch.Tensor:
     """Return the gradient of one plain batch, computed sample by sample without the Trainer."""
     data, module = ToyData(global_batch_size=size), LitToy()
     data.setup("fit")
-    torch.set_default_dtype(torch.float64)
     module.configure_model()
-    torch.set_default_dtype(torch.float32)
+    module.double()
     dataset: ToySequences = data.datasets["train"]
     ids = data.plan("train", 0).step_ids(0)
     sums = squares = 0.0

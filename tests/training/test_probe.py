@@ -51,7 +51,7 @@ def one(sample_id: int, value: float, factor: float = 1.0) -> dict[str, Any]:
         "factor": torch.tensor(factor),
         "sample_id": torch.tensor([sample_id]),
         "weight": torch.ones(1),
-        "step_denominators": {"sum": torch.tensor(2.0, dtype=torch.float64)},
+        "step_denominators": {"sum": 2.0},
     }
 
 

@@ -75,8 +75,29 @@ def test_what_a_gpu_does_not_tell_is_none(monkeypatch):
         nvmlDeviceGetTemperature=lambda handle, kind: 61,
     )
     expected = {"utilization_percent": 93, "memory_bytes": 2**30, "temperature_c": 61}
-    assert machine._nvml_reading(nvml, None) == {**expected, "power_w": None}
+    assert machine._nvml_reading(nvml, "handle") == {**expected, "power_w": None}
     assert machine._nvml_reading(None, None) == {}
+
+
+@pytest.mark.parametrize("known", ["GPU-7", "MIG-7", "7", None])
+def test_a_slice_of_a_gpu_is_found_by_any_of_its_names_or_told_once(monkeypatch, known):
+    class Refused(Exception):
+        pass
+
+    def handle(name):
+        if name != known:
+            raise Refused("Not Found")
+        return name
+
+    nvml = types.SimpleNamespace(NVMLError=Refused, nvmlDeviceGetHandleByUUID=handle)
+    properties = types.SimpleNamespace(uuid="7")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: properties)
+    if known is not None:
+        assert machine._handle(nvml, 0) == known
+        return
+    with pytest.warns(UserWarning, match="GPU 7 are not recorded: NVML: Not Found"):
+        assert machine._handle(nvml, 0) is None
+    assert machine._nvml_reading(nvml, None) == {}
 
 
 def test_a_missing_extra_is_said(monkeypatch):

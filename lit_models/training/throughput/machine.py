@@ -81,12 +81,18 @@ def _handle(nvml: ModuleType | None, number: int) -> Any:
     if nvml is None:
         return None
     uuid = str(torch.cuda.get_device_properties(number).uuid)
-    return nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
+    for name in (uuid, f"GPU-{uuid}", f"MIG-{uuid}"):
+        try:
+            return nvml.nvmlDeviceGetHandleByUUID(name)
+        except nvml.NVMLError as error:
+            reason = error
+    rank_zero_warn(f"use, power and temperature of GPU {uuid} are not recorded: NVML: {reason}.")
+    return None
 
 
 def _nvml_reading(nvml: ModuleType | None, handle: Any) -> dict[str, Any]:
-    """Return the figures of one GPU; None for one that this model does not tell."""
-    if nvml is None:
+    """Return the figures of one GPU; None for one that this model or slice does not tell."""
+    if nvml is None or handle is None:
         return {}
     asked = {
         "utilization_percent": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
