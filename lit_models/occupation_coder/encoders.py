@@ -186,7 +186,7 @@ class CanineEncoder(Encoder):
             )
         from transformers import CanineModel  # seconds of import that only this encoder needs
 
-        no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        no_dropout: Any = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
         self.canine = CanineModel.from_pretrained(
             folder, add_pooling_layer=False, dtype=torch.float32, **no_dropout
         ).train()

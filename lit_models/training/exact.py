@@ -63,14 +63,16 @@ def _built_on_host(configure_model: Callable[[Any], None]) -> Callable[[Any], No
     """Return a `configure_model` that builds where `weights_device` says.
 
     Lightning calls it in the context of a GPU under one device and ddp, of the host under fsdp,
-    and in the precision of the run: one seed would start from other weights in each. Strategy and
-    precision move and convert what is built.
+    and in the precision of the run: one seed would start from other weights in each. What is built
+    is converted to that precision before weights are loaded into it, and moved by the strategy.
     """
 
     @functools.wraps(configure_model)
     def build(module: "ExactModule") -> None:
+        module.weights_dtype = torch.get_default_dtype()
         with float32_on(module.weights_device):
             configure_model(module)
+        module.convert_weights()
 
     return build
 
@@ -107,6 +109,7 @@ class ExactModule(LightningModule):
     init_from: str | None = None
     init_from_part: str | None = None
     weights_device: torch.device | str = "cpu"
+    weights_dtype: torch.dtype = torch.float32  # of the run, noted as `configure_model` begins
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -294,11 +297,17 @@ class ExactModule(LightningModule):
     def configure_model_from(self) -> None:
         """Take early weights or those that `init_from` names; a family calls it at the end of
         `configure_model`, when its network is built. A checkpoint that is to come replaces them."""
+        self.convert_weights()
         if self._early_weights is not None:
             weights, self._early_weights = self._early_weights, None
             self.load_state_dict(weights)
         elif self.init_from is not None and checkpoint_to_load(self._trainer) is None:
             load_part(self, self.init_from, self.init_from_part, self.adapted_weights)
+
+    def convert_weights(self) -> None:
+        """Give all weights the dtype of a run in 64-true, 16-true or bf16-true."""
+        if self.weights_dtype != torch.float32:  # in which an adapter's base may have fewer bits
+            self.to(self.weights_dtype)
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]

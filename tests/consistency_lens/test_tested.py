@@ -10,6 +10,8 @@ from lightning.pytorch import seed_everything
 
 from datamodules.text_split import TextSplit
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions
+from lit_models.causal_lm.pretrained import network_from_config as drawn
+from lit_models.consistency_lens import subject
 from lit_models.consistency_lens.building import TRAINED_ON, check_same, continued
 from lit_models.consistency_lens.control_notes import NO_REFERENCE, OTHER_DATA
 from lit_models.consistency_lens.evaluation import EvaluationOptions
@@ -40,9 +42,9 @@ def trained(tmp_path_factory):
     return folder
 
 
-def evaluated(folder, name, **options):
+def evaluated(folder, name, precision=64, **options):
     """Return the logged values, controls.json, and whether a warning tells of other data."""
-    trainer = trainer_of(folder / name)
+    trainer = trainer_of(folder / name, precision=precision)
     module, path = module_of(evaluation=OPTIONS), folder / "lens.ckpt"
     with warnings.catch_warnings(record=True) as told:
         warnings.filterwarnings("always", message="tested on data that were divided otherwise")
@@ -63,6 +65,17 @@ def test_a_test_on_another_split_of_the_same_texts_says_so(trained):
     assert is_told
     assert other["notes"][0] == OTHER_DATA
     assert other["rows"]["all"]["mean"]["fve"] == pytest.approx(0, abs=1e-9)
+
+
+def test_a_random_subject_is_the_same_in_every_precision_and_known_by_its_weights(
+    trained, monkeypatch
+):
+    wide, _, _ = evaluated(trained, "wide", split=split(0))
+    narrow, _, _ = evaluated(trained, "narrow", precision="32-true", split=split(0))
+    assert narrow["test/fve"] == pytest.approx(wide["test/fve"], abs=1e-4)
+    monkeypatch.setattr(subject, "network_from_config", lambda recipe: drawn(recipe).half().float())
+    with pytest.raises(ValueError, match="trained with another subject than this run has"):
+        evaluated(trained, "moved", split=split(0))
 
 
 def test_the_headline_is_of_the_first_file_however_files_are_called(trained):
