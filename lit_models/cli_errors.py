@@ -23,6 +23,7 @@ from lit_models.config_files import (
     did_you_mean,
     given_option,
     line_of,
+    migrated,
     near_names,
     places_of,
 )
@@ -42,6 +43,7 @@ CLASS_SOURCES = {
     "optimizer": ["torch.optim"],
     "lr_scheduler": ["torch.optim.lr_scheduler"],
 }
+EVERY_FLAG = "Flags of other programs, one by one: lit_models/migration.md."
 OTHER_FOLDER = "choose another --trainer.default_root_dir or --data.predict_output"
 STORAGE_ERRORS = {
     errno.EACCES: f"this user may not write there; {OTHER_FOLDER}",
@@ -108,6 +110,8 @@ def _unknown_options(match: re.Match[str], parser: Any) -> str:
     words = [w for w in match[1].split() if w.startswith("-")] or match[1].split()
     wrong = words[0].split("=")[0]
     if not wrong.startswith("-"):
+        if here := migrated(wrong):
+            return f"`{wrong}` is no option. Here: {here}\n{EVERY_FLAG}"
         hint = did_you_mean([f"--config {wrong}"]) if wrong.endswith((".yaml", ".yml")) else ""
         return f"`{wrong}` is no option.{hint} Options are written --name=value."
     name = wrong.lstrip("-")
@@ -127,6 +131,8 @@ def _unknown_key(match: re.Match[str], parser: Any) -> str:
 
 def _unknown_name(wrong: str, valid: list[str], prefix: str) -> str:
     group, _, last = wrong.rpartition(".")
+    if here := migrated(last):
+        return f"there is no option `{prefix}{wrong}`. Here: {here}\n{EVERY_FLAG}"
     family = [k for k in valid if k.rpartition(".")[0] == group] or valid
     starts = [k for k in family if k.rpartition(".")[2].startswith(last)]
     # The options of a class that is still to be named are unknown: a wrong group keeps its last.

@@ -20,6 +20,7 @@ REFUSED_KEYS = {
     "defaults": "there is no such mechanism",
     "include": "there is no such mechanism",
 }
+MIGRATION = Path(__file__).with_name("migration.md")  # read for hints, too
 LIKELY = 0.75  # `model` is as near to `nodes` as 0.6, and another word
 GROUPS = ("model", "data", "trainer", "init_args")  # keys whose value is a mapping
 STRATEGY = "--trainer.strategy"
@@ -181,6 +182,21 @@ def near_names(wrong: str, candidates: Iterable[str], most: int = 3) -> list[str
     folded = {name.lower(): name for name in reversed(names)}
     near = difflib.get_close_matches(wrong.lower(), list(folded), n=most, cutoff=0.6)
     return [folded[name] for name in near]
+
+
+def migrated(name: str) -> str | None:
+    """Returns what does here what a flag or key of another program does there, or None.
+
+    Args:
+        name: as it was typed, such as --learning-rate=0.1 or num_gpus=4.
+    """
+    asked = name.strip("-").partition("=")[0].lower().replace("-", "_")
+    for line in MIGRATION.read_text(encoding="utf-8").splitlines():
+        flags, _, here = line.strip("| ").partition(" | ")
+        known = re.findall(r"`-*([\w-]+)(?:\(\))?`", flags.lower().replace("-", "_"))
+        if here and asked in (flag.strip("_") for flag in known):
+            return here.replace("`", "")
+    return None
 
 
 def did_you_mean(names: list[str]) -> str:
