@@ -37,7 +37,7 @@ def help_text() -> str:
     return (
         "usage: unisono COMMAND --config FILE [--config FILE …] [--KEY=VALUE …]\n\n"
         "One YAML file describes a run; later files and options on the command line win.\n"
-        "`unisono COMMAND --help` lists the options, --print_config the values.\n\n"
+        "`unisono COMMAND --help` shows the options that are used most, --print_config all.\n\n"
         "commands:\n" + "\n".join(lines) + "\n\nshipped configs:\n" + configs
     )
 
@@ -93,6 +93,11 @@ def run(argv: list[str]) -> int | None:
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(help_text())
         return 0 if argv else 2
+    if argv[0] in ("--version", "-V"):
+        from importlib.metadata import version
+
+        print(f"unisono {version('unisono')}")
+        return 0
     name = argv[0]
     if name in VERBS:
         # Threads that wait without sleeping make a step 20 times slower as soon as another program

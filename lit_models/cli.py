@@ -1,14 +1,26 @@
 """unisono fit|validate|test|predict: a LightningCLI that knows no family."""
 
+import contextlib
+import io
+import json
 import os
 from typing import Any, Literal
 
+import yaml
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.strategies import StrategyRegistry
 
 from lit_models import checkpoint_values, config_files
-from lit_models.cli_errors import OneScreenErrors, UsageError, is_first_process, say, screen
+from lit_models.cli_errors import (
+    COLUMNS,
+    USAGE,
+    OneScreenErrors,
+    UsageError,
+    is_first_process,
+    say,
+    screen,
+)
 from lit_models.training import bitwise, preflight, strategy_choice
 from lit_models.training.callbacks import BitwiseSum, ExactDropout, default_callbacks
 from lit_models.training.callbacks.ledger import ledger_of
@@ -22,6 +34,41 @@ from lit_models.training.memory import Choice
 from lit_models.training.run_folder import WORDS, Run
 
 TRUST = "trust_checkpoint"
+HELP = ("-h", "--help")
+# What `COMMAND --help` shows: the first fifteen that the command and its classes have.
+OF_VERB = {
+    "fit": {
+        "data.train_files": "training files",
+        "data.validation_files": "validation files",
+        "model.pretrained": "Hugging Face folder",
+        "model.optimizer.lr": "learning rate",
+        "trainer.max_epochs": "passes over the data",
+        "trainer.max_steps": "optimizer steps",
+    },
+    "validate": {"data.validation_files": "validation files"},
+    "test": {"data.test_files": "test files"},
+    "predict": {
+        "data.predict_files": "files to predict",
+        "data.predict_output": "file to write",
+    },
+}
+KEYS = {
+    "data.columns.text": "column of the text",
+    "data.columns.codes": "columns of codes",
+    "data.global_batch_size": "samples of a step",
+    "data.micro_batch_size": "of them at once",
+    "trainer.devices": "on each machine",
+    "trainer.strategy": "ddp, ddp_spawn, fsdp",
+    "trainer.precision": "such as bf16-mixed",
+    "trainer.default_root_dir": "folder of the run",
+    "ckpt_path": "auto: go on, newest",
+}
+LAST = {  # of a training
+    "model.init_from": "weights to begin with",
+    "seed_everything": "seed",
+    "test_after_fit": "test the best at last",
+    "trainer.val_check_interval": "steps or share",
+}
 
 
 class UnisonoParser(OneScreenErrors, LightningArgumentParser):
@@ -238,6 +285,63 @@ class UnisonoCLI(LightningCLI):
         if path and "predict_files" in self._get(self.config, "data").init_args:
             yours = f"--data.predict_files={self.datamodule.predict_example}"
             say(f"next: unisono predict{files} --ckpt_path {path} {yours}")
+
+
+def values_of(argv: list[str]) -> dict[str, Any]:
+    """Returns every key of a command line with its value, as --print_config prints them."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        UnisonoCLI([*argv, "--print_config"], Run("runs"))
+    if not printed.getvalue():
+        raise SystemExit(USAGE)  # the parser has said what is wrong
+    return yaml.safe_load(printed.getvalue())
+
+
+def with_help_classes(argv: list[str]) -> list[str]:
+    """Returns the arguments with --KEY.help=CLASS for --KEY.help, the class that this command line
+    takes; and --help for --help=all.
+
+    Raises:
+        UsageError: the key has no class.
+    """
+    out = ["--help" if word == "--help=all" else word for word in argv]
+    for place, word in enumerate(out):
+        if not word.startswith("--") or not word.endswith(".help"):
+            continue
+        key = word.removeprefix("--").removesuffix(".help")
+        node: Any = values_of([w for w in out if w != word])
+        for part in key.split("."):
+            node = node.get("init_args", node).get(part) if isinstance(node, dict) else None
+        if not isinstance(node, dict) or "class_path" not in node:
+            raise UsageError(
+                f"{word}: no class is named there. Name one, {word}=CLASS, or see what the key is "
+                f"with --{key.split('.')[0]}.help."
+            )
+        out[place] = f"{word}={node['class_path']}"
+    return out
+
+
+def brief_help(argv: list[str]) -> str:
+    """Returns a verb's help on one screen: the keys that are changed most, and their values."""
+    verb = argv[0]
+    values = {
+        key.replace("init_args.", ""): value if isinstance(value, str) else json.dumps(value)
+        for key, value in config_files.flat(values_of([a for a in argv if a not in HELP]))
+    }
+    shown = OF_VERB[verb] | KEYS | (LAST if verb == "fit" else {})
+    known = [(key, words) for key, words in shown.items() if key in values]
+    files = " ".join(config_files.short_name(path) for path in config_files.config_paths(argv))
+    lines = [f"usage: unisono {verb} --config FILE [--config FILE …] [--KEY=VALUE …]", ""]
+    lines.append(f"Keys, and their values in {files or 'a run without a config'}:"[:COLUMNS])
+    for key, words in known[:15]:
+        value = values[key] if len(values[key]) < 19 else f"{values[key][:17]}…"
+        lines.append(f"  --{key:<26} {value:<18}  {words}"[:COLUMNS])
+    more = (
+        "All keys with their values: --print_config. What they mean: --model.help,\n"
+        "--data.help, --model.optimizer.help and so on; of the trainer: --help=all.\n"
+        "Shipped configs: `unisono --help`. From other programs: lit_models/migration.md."
+    )
+    return "\n".join([*lines, "", more])
 
 
 def missing_kinds(defaults: list[Any], named: list[Any]) -> list[Any]:

@@ -131,7 +131,7 @@ def _unknown_key(match: re.Match[str], parser: Any) -> str:
 
 def _unknown_name(wrong: str, valid: list[str], prefix: str) -> str:
     group, _, last = wrong.rpartition(".")
-    if here := migrated(last):
+    if (not group or group in valid) and (here := migrated(last)):
         return f"there is no option `{prefix}{wrong}`. Here: {here}\n{EVERY_FLAG}"
     family = [k for k in valid if k.rpartition(".")[0] == group] or valid
     starts = [k for k in family if k.rpartition(".")[2].startswith(last)]

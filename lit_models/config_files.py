@@ -20,6 +20,7 @@ REFUSED_KEYS = {
     "defaults": "there is no such mechanism",
     "include": "there is no such mechanism",
 }
+LOCAL_RANK = ("--local-rank", "--local_rank")  # of launchers that set the variable, too
 MIGRATION = Path(__file__).with_name("migration.md")  # read for hints, too
 LIKELY = 0.75  # `model` is as near to `nodes` as 0.6, and another word
 GROUPS = ("model", "data", "trainer", "init_args")  # keys whose value is a mapping
@@ -243,7 +244,7 @@ def expand_configs(argv: list[str]) -> list[str]:
             path = find_config(value)
             read_config(path)
             out += ["--config", str(path)]
-        else:
+        elif option not in LOCAL_RANK:
             out += argv[i : i + used]
         i += used
     return _with_strategy_class(out)

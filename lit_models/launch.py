@@ -14,7 +14,7 @@ from types import FrameType
 import torch.distributed as dist
 
 from lit_models import config_files
-from lit_models.cli import TRUST, UnisonoCLI
+from lit_models.cli import TRUST, UnisonoCLI, brief_help, with_help_classes
 from lit_models.cli_errors import UsageError, is_first_process, say
 from lit_models.training.callbacks.ledger import ledger_of
 from lit_models.training.callbacks.preemption import REPEATED_WITHIN_S, REQUEUE_SIGNALS
@@ -22,7 +22,7 @@ from lit_models.training.checkpoint import checkpoint_to_use, newest_checkpoint
 from lit_models.training.lineage import stop_reason
 from lit_models.training.run_folder import Run, check_writable, decide, locked, settle, withdraw
 
-ONLY_PRINTS = ("-h", "--help", "--print_config", "--model.help", "--data.help")
+ONLY_PRINTS = ("--help", "--print_config", ".help")
 
 
 NOISE = (
@@ -55,8 +55,11 @@ def launch(argv: list[str]) -> int:
     """
     try:
         argv = [argv[0], *config_files.expand_configs(with_value(argv[1:], f"--{TRUST}"))]
+        if any(a in ("-h", "--help") for a in argv[1:]):
+            print(brief_help(argv))
+            return 0
         if any(a.split("=")[0].endswith(ONLY_PRINTS) for a in argv[1:]):
-            UnisonoCLI(argv, Run("runs"))
+            UnisonoCLI(with_help_classes(argv), Run("runs"))
             return 0
         num_nodes = config_files.given_value(argv, "trainer.num_nodes")
         complete_rendezvous(os.environ, num_nodes if isinstance(num_nodes, int) else 1)

@@ -1,5 +1,6 @@
 """The command line: errors on one screen, configs found, explicit values win, runs kept apart."""
 
+import inspect
 import json
 import re
 import subprocess
@@ -10,8 +11,18 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
+from lightning.pytorch.loggers import WandbLogger
 
+from datamodules import CodeSystem
 from lit_models.cli_errors import UsageError, one_screen, run_guarded, screen
+from lit_models.commands.chain import chain
+from lit_models.commands.doctor import doctor
+from lit_models.commands.submit import submit
+from lit_models.config_files import MIGRATION, flat, migrated
+from lit_models.training.callbacks import LastCheckpoint
+from lit_models.training.optim import WarmupDecay
+from lit_models.training.strategies import FullyShardedStrategy, ReplicatedStrategy, ZeroStrategy
 
 Unisono = Callable[..., tuple[int, str]]
 MISTAKES = [
@@ -52,6 +63,15 @@ MISTAKES = [
     (["--ckpt_path=nope.ckpt"], "nope.ckpt: there is no such checkpoint.*--ckpt_path auto"),
     (["--data.num_workers=" + "[" * 100_000], "brackets are nested too deep"),
     (["--data.num_workers=-1"], "num_workers must be 0 or more, got -1"),
+    (["--learning_rate=1"], "no option `--learning_rate`. Here: --model.optimizer.lr=0.001"),
+    (["--model.lr=1"], "no option `lr`. Here: --model.optimizer.lr=0.001"),
+    (["--batch-size", "3"], "`--batch-size`. Here: --data.global_batch_size=256"),
+    (["--epochs=3"], "Here: --trainer.max_epochs=10"),
+    (["--distributed"], "Here: on: --trainer.devices=4 --trainer.strategy=ddp; off"),
+    (["--target-cols", "a", "b"], "Here: --data.columns.codes=.*lit_models/migration.md"),
+    (["num_gpus_train=4"], "`num_gpus_train` is no option. Here: --trainer.devices=4"),
+    (["--get_multi_gpu_status"], "Here: from lit_models.training import status"),
+    (["--trainer.max_epochs.help"], "no class is named there.*CLASS"),
 ]
 
 BOMB = "a0: &a0 [1, 1, 1, 1, 1, 1]\n" + "".join(
@@ -121,6 +141,80 @@ def test_help_is_fast_and_imports_no_lightning() -> None:
     assert "verify" in done.stdout
     assert "occupation_coder/debug.yaml" in done.stdout
     assert time.monotonic() - begin < 2
+
+
+def test_a_command_s_help_is_one_screen_with_the_values_of_its_config(
+    unisono: Unisono, toy_config: Path
+) -> None:
+    for given in (["-h"], ["--config", "toy.yaml", "--trainer.max_epochs=77", "--help"]):
+        status, output = unisono("fit", *given)
+        lines = output.splitlines()
+        assert status == 0
+        assert len(lines) <= 24
+        assert max(map(len, lines)) <= 80
+        assert "--print_config" in output
+    assert re.search(r"--trainer.max_epochs +77 +passes over the data", output)
+    assert re.search(r"--model.optimizer.lr +0.01 ", output)
+    assert sum(line.startswith("  --") for line in lines) == 14  # a toy has no files
+
+
+def test_help_on_a_key_is_that_of_the_class_that_this_config_takes(
+    unisono: Unisono, toy_config: Path
+) -> None:
+    for key, words in (("model", "A small network on every"), ("model.optimizer", "torch.optim.A")):
+        status, output = unisono("fit", "--config", "toy.yaml", f"--{key}.help")
+        assert status == 0
+        assert words in output
+    assert "--help=all" not in unisono("fit", "--config", "toy.yaml", "--help=all")[1]
+
+
+def test_the_version_is_said(unisono: Unisono) -> None:
+    assert re.fullmatch(r"unisono \d+\.\d+\.\d+\n", unisono("--version")[1])
+
+
+@pytest.mark.parametrize("option", [["--local-rank=0"], ["--local_rank", "0"]])
+def test_the_local_rank_of_a_launcher_is_taken(
+    unisono: Unisono, toy_config: Path, option: list[str]
+) -> None:
+    status, output = unisono("fit", "--config", "toy.yaml", *option, "--print_config")
+    assert status == 0, output
+
+
+def test_every_option_of_the_migration_page_is_there(unisono: Unisono) -> None:
+    text = MIGRATION.read_text(encoding="utf-8")
+    here = " ".join(line.partition(" | ")[2] for line in text.splitlines())
+    known: set[str] = set()
+    groups = ("data.columns.text=a", "data.augmentation.delete=0", "model.loss.flat_dropout=0")
+    groups += ("data.split.test_share=0",)
+    for config, more in (
+        ("occupation_coder/finetune", groups),
+        ("causal_lm/lora", ("model.computation.compile=false",)),
+        ("consistency_lens/fit", ("model.temperature.end=1", "model.lens.num_words=3")),
+    ):
+        options = [f"--config={config}.yaml", *(f"--{option}" for option in more)]
+        status, printed = unisono("fit", *options, "--print_config")
+        assert status == 0
+        keys = (key for key, _ in flat(yaml.safe_load(printed)))
+        known |= {key.replace("init_args.", "") for key in keys}
+    for prefix, classes in {
+        "trainer.strategy": (ReplicatedStrategy, FullyShardedStrategy, ZeroStrategy),
+        "trainer.callbacks": (LastCheckpoint,),
+        "model.lr_scheduler": (WarmupDecay,),
+        "data.code_system": (CodeSystem,),
+        "trainer.logger": (WandbLogger,),
+    }.items():
+        names = {name for cls in classes for name in inspect.signature(cls).parameters}
+        known |= {f"{prefix}.{name}" for name in names} | {prefix}
+    # Of the library itself, by **kwargs, or groups of the one class or the other.
+    known |= {"trainer.logger.resume", "data.code_book.path", "data.code_system", "config"}
+    for command in (submit, chain, doctor):
+        known |= {name.replace("_", "-") for name in inspect.signature(command).parameters}
+    torchrun = {"nnodes", "node_rank", "nproc_per_node", "master_addr", "master_port"}
+    torchrun |= {"nodes", "ntasks-per-node"}  # and srun
+    named = set(re.findall(r"--([a-z][\w-]*(?:\.\w+)*)", here))
+    assert len(named) > 60
+    assert named - known - torchrun == {"change.lens.devices", "print_config"} & named
+    assert all(migrated(flag) for flag in ("--Use-AMP", "use_multi_gpu", "cleanup_multi_gpu"))
 
 
 def test_a_shipped_config_is_found_from_any_folder(unisono: Unisono, toy_config: Path) -> None:
