@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,26 @@ def cache_root() -> Path:
     """Return the folder of all caches: $UNISONO_CACHE, else ~/.cache/unisono."""
     named = os.environ.get(CACHE_VARIABLE)
     return Path(named).expanduser() if named else Path.home() / ".cache" / "unisono"
+
+
+def own_folder(name: str) -> Path:
+    """Return a folder of the caches that this user alone can read and write, and made.
+
+    Raises:
+        RuntimeError: it cannot be made, or it is a link or another user's.
+    """
+    folder = cache_root() / f"{name}-{os.getuid()}"
+    with _writing_to(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+            raise RuntimeError(
+                f"the cache folder {folder} is a link or another user's; remove it, or name "
+                f"another place with the environment variable {CACHE_VARIABLE}."
+            )
+        folder.chmod(0o700)
+    return folder
 
 
 def digest_of(value: Any) -> str:

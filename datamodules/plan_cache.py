@@ -1,13 +1,14 @@
 """One copy of a large plan per machine: made once, memory-mapped by every local process."""
 
-import fcntl
 import os
-import tempfile
+import warnings
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+from filelock import FileLock
 
+from datamodules.cache import own_folder
 from datamodules.plan import Plan, PlanRequest, make_plan
 
 MAPPED_FROM = 1_000_000  # samples; below, each process makes its own in milliseconds
@@ -41,32 +42,58 @@ def cached_plan(request: PlanRequest, lengths: np.ndarray, epoch: int) -> Plan:
 def _plan(request: PlanRequest, epoch: int, lengths: _ByIdentity) -> Plan:
     if request.num_samples < MAPPED_FROM:
         return make_plan(request, lengths.array, epoch)
-    folder = plan_folder(request)
-    folder.mkdir(parents=True, exist_ok=True)
-    target = folder / f"epoch-{epoch}.npy"
-    with open(folder / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the first local process makes it, the others wait
-        if not target.exists():
+    folder = own_folder("plans") / request.digest()
+    folder.mkdir(exist_ok=True)
+    target = folder / f"epoch-{epoch}.plan"
+    with FileLock(folder / "lock", mode=0o600):  # the first local process makes it, others wait
+        plan = _read(target, request.num_samples)
+        if plan is None:
             _write(make_plan(request, lengths.array, epoch), target)
             _forget_before(folder, epoch - 1)
-    offsets = np.load(target.with_suffix(".offsets.npy"))
-    return Plan(np.load(target, mmap_mode="r"), offsets)
-
-
-def plan_folder(request: PlanRequest) -> Path:
-    """Return the node-local folder of one plan; a user has its own."""
-    return Path(tempfile.gettempdir()) / f"unisono-{os.getuid()}" / f"plan-{request.digest()}"
+            plan = _read(target, request.num_samples)
+    if plan is None:
+        raise RuntimeError(f"{target} cannot be read back as it was written; check the disk.")
+    return plan
 
 
 def _write(plan: Plan, target: Path) -> None:
-    """Write the order last and by renaming: a target that exists is complete."""
-    np.save(target.with_suffix(".offsets.npy"), plan.offsets)
-    unfinished = target.with_suffix(".unfinished.npy")
-    np.save(unfinished, plan.order)
+    """Write the number of offsets, the offsets and the order, and rename: a target is complete."""
+    unfinished = target.with_suffix(".unfinished")
+    unfinished.unlink(missing_ok=True)
+    with open(unfinished, "xb") as file:
+        np.array([len(plan.offsets), *plan.offsets], np.int64).tofile(file)
+        plan.order.tofile(file)
     os.replace(unfinished, target)
 
 
+def _read(target: Path, num_samples: int) -> Plan | None:
+    """Return the plan of a file, mapped; None where there is none that holds each sample once."""
+    dtype = np.dtype(np.int32 if num_samples < 2**31 else np.int64)
+    try:
+        handle = os.open(target, os.O_RDONLY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    with open(handle, "rb") as file:
+        count = np.fromfile(file, np.int64, 1)
+        is_count = len(count) == 1 and 1 < count[0] <= num_samples + 1
+        offsets = np.fromfile(file, np.int64, int(count[0]) if is_count else 0)
+        place = file.tell()
+        is_whole = os.fstat(handle).st_size == place + num_samples * dtype.itemsize
+        if not is_whole or not is_count or offsets[0] != 0 or offsets[-1] != num_samples:
+            return _damaged(target)
+        order = np.memmap(file, dtype, "r", place, (num_samples,))
+    seen = np.zeros(num_samples, bool)
+    if order.min() < 0 or order.max() >= num_samples or (np.diff(offsets) <= 0).any():
+        return _damaged(target)
+    seen[order] = True
+    return Plan(order, offsets) if seen.all() else _damaged(target)
+
+
+def _damaged(target: Path) -> None:
+    warnings.warn(f"{target} is damaged; it is made again.", stacklevel=2)
+
+
 def _forget_before(folder: Path, epoch: int) -> None:
-    for old in folder.glob("epoch-*.npy"):
-        if int(old.name.removeprefix("epoch-").split(".")[0]) < epoch:
+    for old in folder.glob("epoch-*.plan"):
+        if int(old.stem.removeprefix("epoch-")) < epoch:
             old.unlink(missing_ok=True)  # processes that still map it keep their view

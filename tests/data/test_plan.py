@@ -1,10 +1,14 @@
 """The plan: every sample once, whatever the devices; the same on every machine."""
 
+import os
+import stat
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from datamodules import plan_cache
 from datamodules.batching import derive_batching
 from datamodules.plan import (
     PlanOptions,
@@ -19,7 +23,7 @@ from datamodules.plan import (
     padding_share,
     rng_for,
 )
-from datamodules.plan_cache import cached_plan, plan_folder
+from datamodules.plan_cache import cached_plan
 
 # Written down once: a change of order would make every checkpoint refuse to resume.
 EXPECTED_ORDER = [15, 10, 11, 18, 14, 7, 0, 8, 3, 17, 4, 5, 19, 12, 13, 6, 1, 2, 9, 16]
@@ -216,15 +220,72 @@ def test_randomness_belongs_to_the_sample():
     assert rng_for(1, 2, 3).random(9).tolist() == words.tolist()
 
 
-def test_a_large_plan_is_mapped_from_one_file_per_machine(tmp_path, monkeypatch):
+@pytest.fixture
+def large(tmp_path, monkeypatch):
+    """A request whose plans are kept in files, in an empty cache."""
     monkeypatch.setattr("datamodules.plan_cache.MAPPED_FROM", 10)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / "cache"))
+    plan_cache._plan.cache_clear()
+    yield request(64, fingerprint="large")
+    plan_cache._plan.cache_clear()
+
+
+def test_a_large_plan_is_mapped_from_one_file_of_this_user(large, tmp_path):
     lengths = lengths_of(64)
-    large = request(64, fingerprint="large")
     plan = cached_plan(large, lengths, 0)
+    made = make_plan(large, lengths, 0)
     assert isinstance(plan.order, np.memmap)
-    assert (plan.order == make_plan(large, lengths, 0).order).all()
+    assert (plan.order == made.order).all()
+    assert (plan.offsets == made.offsets).all()
     for epoch in (1, 2, 3):
         cached_plan(large, lengths, epoch)
-    left = sorted(path.name for path in plan_folder(large).glob("epoch-?.npy"))
-    assert left == ["epoch-2.npy", "epoch-3.npy"]
+    folder = tmp_path / "cache" / f"plans-{os.getuid()}"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    left = sorted(path.name for path in folder.rglob("epoch-*"))
+    assert left == ["epoch-2.plan", "epoch-3.plan"]
+
+
+@pytest.mark.parametrize("harm", ["twice", "beyond", "cut", "other", "offsets", "empty"])
+def test_a_kept_plan_that_is_no_permutation_is_made_again(large, tmp_path, harm):
+    lengths = lengths_of(64)
+    made = make_plan(large, lengths, 0)
+    cached_plan(large, lengths, 0)
+    (path,) = (tmp_path / "cache").rglob("epoch-0.plan")
+    whole = path.read_bytes()
+    values = np.frombuffer(whole[-64 * 4 :], np.int32).copy()
+    values[3] = {"twice": values[4], "beyond": 64}.get(harm, values[3])
+    head = whole[: -64 * 4] if harm != "offsets" else whole[:16] + whole[8 : -64 * 4 - 8]
+    content = {"cut": whole[:-2], "other": whole + whole, "empty": b""}
+    path.write_bytes(content.get(harm, head + values.tobytes()))
+    plan_cache._plan.cache_clear()
+    with pytest.warns(UserWarning, match=r"epoch-0\.plan is damaged; it is made again"):
+        plan = cached_plan(large, lengths, 0)
+    assert (plan.order == made.order).all()
+    assert (plan.offsets == made.offsets).all()
+    assert path.read_bytes() == whole
+
+
+def test_no_link_is_followed_to_a_victims_file(large, tmp_path):
+    cached_plan(large, lengths_of(64), 0)
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    for name in ("lock", "epoch-0.plan"):
+        (path,) = (tmp_path / "cache").rglob(name)
+        kept = path.read_bytes()
+        path.unlink()
+        path.symlink_to(victim)
+        plan_cache._plan.cache_clear()
+        with pytest.raises(OSError, match="symbolic link|symlink"):
+            cached_plan(large, lengths_of(64), 0)
+        assert victim.read_text() == "mine"
+        path.unlink()
+        path.write_bytes(kept)
+
+
+def test_a_folder_of_plans_that_is_a_link_is_refused(large, tmp_path):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "cache" / f"plans-{os.getuid()}").symlink_to(tmp_path / "theirs")
+    with pytest.raises(RuntimeError, match=r"is a link or another user's.*UNISONO_CACHE"):
+        cached_plan(large, lengths_of(64), 0)
+    assert not list((tmp_path / "theirs").iterdir())
