@@ -7,13 +7,14 @@ import os
 import shutil
 import stat
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 CACHE_VARIABLE = "UNISONO_CACHE"
-READ_BYTES = 1 << 22
+CHECKSUMS = "checksums.json"
 
 
 def cache_root() -> Path:
@@ -51,15 +52,25 @@ def digest_of(value: Any) -> str:
 def file_digest(path: Path, root: Path) -> str:
     """Return the hex digest of a file's content.
 
-    A file of the same place, size and time is not read again: the digest is remembered in the
-    cache, so that every rank knows it at once.
+    A file that is the same by place, size, times and inode is not read again: the digest is
+    remembered in the cache, so that every rank knows it at once. The time of the last change of any
+    kind cannot be set back, as that of the content can.
     """
+    memory = _memory(path, root)
+    remembered = memory.read_text() if memory.exists() else ""
+    return remembered or _remembered(path, content_digest(path), root)
+
+
+def _memory(path: Path, root: Path) -> Path:
+    """Return the file that remembers the digest of another, as it is now."""
     status = path.stat()
-    key = digest_of([str(path.resolve()), status.st_size, status.st_mtime_ns])
-    memory = root / "digests" / key
-    if memory.exists():
-        return memory.read_text()
-    digest = content_digest(path)
+    facts = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+    return root / "digests" / digest_of([str(path.resolve()), *facts])
+
+
+def _remembered(path: Path, digest: str, root: Path) -> str:
+    """Return the digest of a file, which is kept for later."""
+    memory = _memory(path, root)
     with _writing_to(memory.parent):
         memory.parent.mkdir(parents=True, exist_ok=True)
         unfinished = memory.with_name(f"{memory.name}.{os.getpid()}")
@@ -70,33 +81,67 @@ def file_digest(path: Path, root: Path) -> str:
 
 def content_digest(path: Path) -> str:
     """Return the hex digest of a file's content, which is read."""
-    content = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(READ_BYTES):
-            content.update(chunk)
-    return content.hexdigest()[:32]
+        return hashlib.file_digest(file, "sha256").hexdigest()[:32]
 
 
 def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
-    """Return the folder, which `make` fills where it does not exist yet.
+    """Return the folder, which `make` fills where it does not exist yet, or is damaged.
 
     Args:
         folder: its final name; it exists only when complete.
         make: fills the temporary folder that it is given.
     """
     if folder.exists():
-        return folder
+        fault = _damage(folder)
+        if fault is None:
+            return folder
+        warnings.warn(f"the cache folder {folder} is made again: {fault}.", stacklevel=2)
+        with _writing_to(folder):
+            damaged = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+            with suppress(FileNotFoundError):  # another process was quicker
+                folder.replace(damaged / "damaged")
+            shutil.rmtree(damaged)
     with _writing_to(folder.parent):
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         with _naming_full_disk(folder.parent):
             make(temporary)
-        if not _renamed(temporary, folder) and not folder.exists():
+            sums = {
+                path.relative_to(temporary).as_posix(): [path.stat().st_size, content_digest(path)]
+                for path in sorted(temporary.rglob("*"))
+                if path.is_file()
+            }
+            (temporary / CHECKSUMS).write_text(json.dumps(sums), "utf-8")
+        if _renamed(temporary, folder):
+            for name, (_, digest) in sums.items():
+                _remembered(folder / name, digest, cache_root())
+        elif not folder.exists():
             raise RuntimeError(f"{folder} could not be made from {temporary}; check the disk.")
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return folder
+
+
+def _damage(folder: Path) -> str | None:
+    """Return what is wrong with a folder that was made once, None where it is sound.
+
+    Sizes are compared every time; contents where a file has changed since it was last read.
+    """
+    try:
+        sums = json.loads((folder / CHECKSUMS).read_text("utf-8"))
+        for name, (size, digest) in sums.items():
+            path = folder / name
+            if not path.is_file():
+                return f"{name} is gone"
+            if path.stat().st_size != size:
+                return f"{name} has {path.stat().st_size:,} of {size:,} bytes"
+            if file_digest(path, cache_root()) != digest:
+                return f"{name} holds other bytes than were written"
+    except (FileNotFoundError, ValueError, AttributeError, TypeError):
+        return f"it has no readable {CHECKSUMS}"
+    return None
 
 
 def _renamed(temporary: Path, folder: Path) -> bool:

@@ -1,5 +1,8 @@
 """Cache folders are complete or not there, and every process takes the same one."""
 
+import os
+
+import numpy as np
 import pytest
 
 from datamodules.cache import cache_root, digest_of, file_digest, made_once
@@ -40,11 +43,54 @@ def test_a_digest_is_remembered_until_the_file_changes(tmp_path, monkeypatch):
     path = tmp_path / "t.csv"
     path.write_text("text\n1\n")
     first = file_digest(path, tmp_path)
-    monkeypatch.setattr("datamodules.cache.READ_BYTES", "")  # reading would now fail
+    monkeypatch.delattr("datamodules.cache.content_digest")  # reading would now fail
     assert file_digest(path, tmp_path) == first
     monkeypatch.undo()
     path.write_text("text\n2\n3\n")
     assert file_digest(path, tmp_path) != first
+
+
+def test_a_file_that_changes_under_its_old_time_is_read_anew(tmp_path):
+    path, times = tmp_path / "t.csv", (10**9, 10**9)
+    for place in (path, tmp_path / "other.csv"):
+        place.write_text("text\n1\n")
+        os.utime(place, times)
+    first = file_digest(path, tmp_path)
+    path.write_text("text\n2\n")
+    os.utime(path, times)
+    second = file_digest(path, tmp_path)
+    assert second != first
+    os.replace(tmp_path / "other.csv", path)  # another inode of the same time and size
+    assert file_digest(path, tmp_path) == first
+
+
+def flip(path):
+    content, status = bytearray(path.read_bytes()), path.stat()
+    content[-1] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (flip, "a.npy holds other bytes than were written"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-3]), "a.npy has 205 of 208 bytes"),
+        (lambda path: path.unlink(), "a.npy is gone"),
+        (lambda path: (path.parent / "checksums.json").write_text("{"), "no readable checksums"),
+        (lambda path: (path.parent / "checksums.json").unlink(), "no readable checksums"),
+    ],
+)
+def test_a_damaged_folder_is_made_again_and_says_so_once(tmp_path, harm, message):
+    folder, numbers = tmp_path / "store", np.arange(10)
+    made_once(folder, lambda target: np.save(target / "a.npy", numbers))
+    assert made_once(folder, lambda target: 1 / 0) == folder
+    harm(folder / "a.npy")
+    with pytest.warns(UserWarning, match=f"store is made again: .*{message}"):
+        made_once(folder, lambda target: np.save(target / "a.npy", numbers))
+    assert (np.load(folder / "a.npy") == numbers).all()
+    assert made_once(folder, lambda target: 1 / 0) == folder
+    assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["store"]
 
 
 def test_an_unwritable_cache_is_named(tmp_path, monkeypatch):
