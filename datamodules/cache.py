@@ -108,8 +108,8 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
     try:
         with _naming_full_disk(folder.parent):
             make(temporary)
-            sums = {
-                path.relative_to(temporary).as_posix(): [path.stat().st_size, content_digest(path)]
+            sums: dict[str, tuple[int, str]] = {
+                path.relative_to(temporary).as_posix(): (path.stat().st_size, content_digest(path))
                 for path in sorted(temporary.rglob("*"))
                 if path.is_file()
             }

@@ -67,7 +67,15 @@ def _write(plan: Plan, target: Path) -> None:
 
 
 def _read(target: Path, num_samples: int) -> Plan | None:
-    """Return the plan of a file, mapped; None where there is none that holds each sample once."""
+    """Return the plan of a file, mapped; None where there is none, or it is damaged and says so."""
+    plan = _sound(target, num_samples)
+    if plan is None and target.exists():
+        warnings.warn(f"{target} is damaged; it is made again.", stacklevel=2)
+    return plan
+
+
+def _sound(target: Path, num_samples: int) -> Plan | None:
+    """Return the plan of a file, None where none is there that holds each sample once."""
     dtype = np.dtype(np.int32 if num_samples < 2**31 else np.int64)
     try:
         handle = os.open(target, os.O_RDONLY | os.O_NOFOLLOW)
@@ -80,17 +88,13 @@ def _read(target: Path, num_samples: int) -> Plan | None:
         place = file.tell()
         is_whole = os.fstat(handle).st_size == place + num_samples * dtype.itemsize
         if not is_whole or not is_count or offsets[0] != 0 or offsets[-1] != num_samples:
-            return _damaged(target)
+            return None
         order = np.memmap(file, dtype, "r", place, (num_samples,))
     seen = np.zeros(num_samples, bool)
     if order.min() < 0 or order.max() >= num_samples or (np.diff(offsets) <= 0).any():
-        return _damaged(target)
+        return None
     seen[order] = True
-    return Plan(order, offsets) if seen.all() else _damaged(target)
-
-
-def _damaged(target: Path) -> None:
-    warnings.warn(f"{target} is damaged; it is made again.", stacklevel=2)
+    return Plan(order, offsets) if seen.all() else None
 
 
 def _forget_before(folder: Path, epoch: int) -> None:
