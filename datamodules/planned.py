@@ -56,7 +56,9 @@ class PlanFacts:
     global_batch_size: int
     micro_batch_size: int
     accumulate_grad_batches: int
-    steps_per_epoch: int
+    steps_per_epoch: int  # that the run takes, after its limits
+    samples_per_epoch: int  # of the first epoch, in these steps
+    planned_steps: int  # of the whole epoch
     padding_share: float
     plan_digest: str
     global_batch_grows_with_devices: bool
@@ -281,13 +283,17 @@ class PlannedDataModule(LightningDataModule):
         batching, lengths = self.batching, self.datasets["train"].lengths
         plan = self.plan("train", 0)
         is_padded = self.datasets["train"].is_padded
+        most = self.trainer.max_steps if self.trainer is not None else -1
+        steps = min(self.steps_per_epoch, most) if most >= 0 else self.steps_per_epoch
         return PlanFacts(
             num_samples=len(lengths),
             num_replicas=self.num_replicas,
             global_batch_size=batching.global_batch_size,
             micro_batch_size=batching.micro_batch_size,
             accumulate_grad_batches=batching.accumulate_grad_batches,
-            steps_per_epoch=self.steps_per_epoch,
+            steps_per_epoch=steps,
+            samples_per_epoch=int(plan.offsets[steps]),
+            planned_steps=plan.num_steps,
             padding_share=(
                 padding_share(plan, lengths, batching, self.num_replicas) if is_padded else 0.0
             ),

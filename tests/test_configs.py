@@ -9,6 +9,7 @@ import yaml
 
 from lit_models.config_files import read_config, shipped_configs
 from lit_models.stages import read_stages
+from lit_models.training.lineage import Status
 
 Unisono = Callable[..., tuple[int, str]]
 ROOT = Path(__file__).parents[1]
@@ -83,7 +84,7 @@ def test_a_debug_config_trains_validates_saves_and_reloads(
     assert status == 0, output
     assert f"uses {run}/checkpoints/" in output
     status, output = unisono("verify", run)
-    assert status == 0, output
+    assert status in (Status.PROVEN, Status.CUT), output  # most end in the middle of an epoch
     assert_worst_samples_are_told(Path(run), name)
 
 

@@ -18,7 +18,7 @@ from lit_models.reporting.reading import (
 from lit_models.reporting.samples import worst_samples
 from lit_models.reporting.timing import plan_rows, throughput_facts, time_split
 from lit_models.reporting.wording import counted, duration, gib, moment, share, shown
-from lit_models.training.lineage import Verdict, verify_run
+from lit_models.training.lineage import Proof, verify_run
 
 MOST_METRICS = 6  # charts of metrics in sight; the others unfold
 GLYPHS = {"good": "●", "warn": "▲", "bad": "■"}
@@ -32,7 +32,7 @@ def run_page(run: RunRecord, forecast: dict[str, Any] | None = None) -> str:
         forecast: as `forecast_of` returns it.
     """
     marks = interruptions(run)
-    verdict = proof_of(run)
+    proof = proof_of(run)
     sections = [
         section("Curves", *_curves(run, marks), wide=True),
         section("Where the time went", time_split(run), facts(throughput_facts(run))),
@@ -41,14 +41,14 @@ def run_page(run: RunRecord, forecast: dict[str, Any] | None = None) -> str:
         section("Where it ran", topology_facts(run)),
         section("Metrics", *_metrics_table(run), wide=True),
         section("Samples", *_samples(run), wide=True),
-        section("Proof", *_proof(verdict)),
+        section("Proof", *_proof(proof)),
         section("Warnings", *_warnings(run)),
         section("Command and configuration", *_configuration(run), wide=True),
     ]
-    return page(f"{run.name} · Unisono", _header(run, verdict), sections)
+    return page(f"{run.name} · Unisono", _header(run, proof), sections)
 
 
-def proof_of(run: RunRecord) -> Verdict | str:
+def proof_of(run: RunRecord) -> Proof | str:
     """Return what `unisono verify` finds, or why it cannot look."""
     try:
         return verify_run(run.folder)
@@ -63,7 +63,7 @@ def state(run: RunRecord) -> Html:
     return joined([sign, " ", end.sentence])
 
 
-def _header(run: RunRecord, verdict: Verdict | str) -> Html:
+def _header(run: RunRecord, proof: Proof | str) -> Html:
     world = run.topology.get("world_size") or (run.starts[-1]["world_size"] if run.starts else 0)
     epochs = len({line["epoch"] for line in run.lineage.values()})
     samples = sum(line["samples"] for line in run.lineage.values())
@@ -78,8 +78,8 @@ def _header(run: RunRecord, verdict: Verdict | str) -> Html:
     if watched and (best := best_of(run.metrics[watched[0]], watched[1])):
         tiles.insert(0, (f"Best {watched[0]}", _tile(shown(best[1]), f"at step {shown(best[0])}")))
     word = "not checked"
-    if isinstance(verdict, Verdict):
-        word = "holds" if not verdict.faults else counted(len(verdict.faults), "fault")
+    if isinstance(proof, Proof):
+        word = "holds" if not proof.faults else counted(len(proof.faults), "fault")
     tiles.append(("Exactly-once proof", _tile(word, "of unisono verify")))
     return joined([
         tag("p", "Unisono · report of a run", class_="eyebrow"),
@@ -253,25 +253,23 @@ def _samples(run: RunRecord) -> list[Html]:
     return [tag("div", *blocks, class_="samples")]
 
 
-def _proof(verdict: Verdict | str) -> list[Html]:
-    if isinstance(verdict, str):
-        return [tag("p", f"Not checked: {verdict}")]
-    found = [
-        facts([
-            ("finished epochs", verdict.finished_epochs),
-            ("steps that count", shown(verdict.num_steps)),
-            ("samples", shown(verdict.num_samples)),
-            ("discarded", "; ".join(verdict.discarded) or "nothing"),
-        ])
-    ]  # fmt: skip
-    if verdict.faults:
-        items = (tag("li", fault) for fault in verdict.faults[:10])
+def _proof(proof: Proof | str) -> list[Html]:
+    if isinstance(proof, str):
+        return [tag("p", f"Not checked: {proof}")]
+    found = facts([
+        *proof.epoch_lines(),
+        ("in the weights", f"{shown(proof.num_steps)} steps, {shown(proof.num_samples)} samples"),
+        ("discarded", "; ".join(proof.discarded) or "nothing"),
+        ("checkpoints", ", ".join(proof.checkpoints) or "none"),
+    ])  # fmt: skip
+    if proof.faults:
+        items = (tag("li", fault) for fault in proof.faults[:10])
         sign = tag("p", "■ The proof fails.", class_="state bad")
-        return [sign, tag("ul", *items, class_="list"), *found]
-    words = "each sample of each finished epoch was used exactly once."
-    if not verdict.finished_epochs:
-        words = "no epoch is finished; the steps so far used what the plan gave them."
-    return [tag("p", tag("span", "● Holds:", class_="state good"), f" {words}"), *found]
+        return [sign, tag("ul", *items, class_="list"), found]
+    words = "each sample of each epoch is in the weights once."
+    if proof.findings:
+        words = "what was used was used once; not all of it was."
+    return [tag("p", tag("span", "● Holds:", class_="state good"), f" {words}"), found]
 
 
 def _warnings(run: RunRecord) -> list[Html]:

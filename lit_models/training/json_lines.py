@@ -6,7 +6,11 @@ from typing import Any
 
 
 def complete_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a file, none where there is no file, and cut off a torn last one."""
+    """Return the lines of a file, none where there is no file, and cut off a torn last one.
+
+    Raises:
+        ValueError: a whole line that is no JSON.
+    """
     if not path.exists():
         return []
     content = path.read_bytes()
@@ -14,4 +18,13 @@ def complete_lines(path: Path) -> list[dict[str, Any]]:
     if len(whole) < len(content):
         with open(path, "r+b") as file:
             file.truncate(len(whole))
-    return [json.loads(line) for line in whole.splitlines()]
+    rows = []
+    for number, line in enumerate(whole.splitlines(), 1):
+        try:
+            rows.append(json.loads(line))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(
+                f"{path}, line {number} is damaged ({error}); only the run writes it. Copy it "
+                "again from where it was whole, or choose another run folder."
+            ) from error
+    return rows

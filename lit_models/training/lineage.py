@@ -1,34 +1,122 @@
-"""The surviving lineage of a ledger, and the proof that it used each sample exactly once."""
+"""Proof of a run: its ledger, plan and checkpoints held against each other."""
 
+import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from enum import IntEnum
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from datamodules.plan import PlanRequest, digest_ids, make_plan
 
 
+class Status(IntEnum):
+    """Exit status of `unisono verify`, by what it found; the gravest of several."""
+
+    PROVEN = 0  # every epoch is whole: each of its samples is in the weights once
+    CUT = 3  # an epoch is not whole, or the run has no end: what was used was used once
+    NOT_APPLIED = 4  # steps that were skipped or rolled back are not in the weights
+    MISSING = 5  # steps between others, or behind the last one, are not in the ledger
+    DOUBLED = 6  # a step is in the ledger twice
+    DENIED = 7  # a step used other samples or targets than the plan gives it
+    EDITED = 8  # a line is not what the run wrote
+    CHECKPOINT = 9  # a checkpoint is damaged, or not of this ledger
+
+
+class Finding(NamedTuple):
+    """One sentence on what a proof found, and its status."""
+
+    status: Status
+    text: str
+
+
+@dataclass(frozen=True)
+class EpochUse:
+    """What one epoch's steps brought into the weights, of what its plan holds."""
+
+    epoch: int  # from 0, as in the ledger
+    num_steps: int
+    planned_steps: int
+    num_samples: int
+    planned_samples: int
+
+
 @dataclass
-class Verdict:
+class Proof:
     """What `verify_run` found.
 
     Attributes:
-        finished_epochs: epochs whose every step is in the surviving lineage.
-        num_steps: steps of the surviving lineage.
+        epochs: of the surviving lineage.
+        num_steps: steps that are in the weights.
         num_samples: samples that they used.
         discarded: steps that a kill made a later attempt repeat, as attempt and step range.
         attempts: the world size of each attempt.
-        faults: one sentence each; none means that the proof holds.
+        checkpoints: name and step of each that is of this ledger.
+        findings: empty where all is proven.
     """
 
-    finished_epochs: int = 0
+    epochs: list[EpochUse] = field(default_factory=list)
     num_steps: int = 0
     num_samples: int = 0
     discarded: list[str] = field(default_factory=list)
     attempts: list[int] = field(default_factory=list)
-    faults: list[str] = field(default_factory=list)
+    checkpoints: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def status(self) -> Status:
+        """Return the gravest status."""
+        return max((finding.status for finding in self.findings), default=Status.PROVEN)
+
+    @property
+    def faults(self) -> list[str]:
+        """Return all findings but those that an epoch is not whole yet."""
+        return [finding.text for finding in self.findings if finding.status != Status.CUT]
+
+    @property
+    def finished_epochs(self) -> int:
+        """Return the number of epochs whose every step is in the weights."""
+        return sum(use.num_steps == use.planned_steps for use in self.epochs)
+
+    def epoch_lines(self) -> list[tuple[str, str]]:
+        """Return (epochs, "N of M samples, each once") with equal neighbours in one line."""
+        lines = []
+        for use, group in groupby(self.epochs, lambda use: {**asdict(use), "epoch": 0}):
+            numbers = [one.epoch for one in group]
+            first, last = numbers[0], numbers[-1]
+            name = f"epoch {first}" if first == last else f"epochs {first} to {last}"
+            text = f"{use['num_samples']:,} of {use['planned_samples']:,} samples, each once"
+            if use["num_steps"] < use["planned_steps"]:
+                text = f"{use['num_steps']:,} of {use['planned_steps']:,} steps, {text}"
+            lines.append((name, text))
+        return lines
+
+
+def chained(line: dict[str, Any], before: str) -> str:
+    """Return the hash of a line of the ledger, 16 hex digits, chained to the line before.
+
+    Args:
+        line: plain values; a `hash` among them does not count.
+        before: hash of the line before; "" for the first one.
+    """
+    text = json.dumps({name: value for name, value in line.items() if name != "hash"})
+    return hashlib.sha256(f"{before}\n{text}".encode()).hexdigest()[:16]
+
+
+def plan_hash(request: dict[str, Any], repeats_first_epoch: bool, lengths: np.ndarray) -> str:
+    """Return the hash of all that a plan is made of, 16 hex digits.
+
+    Args:
+        request: the values of a `PlanRequest`.
+        repeats_first_epoch: every epoch has the steps of the first one.
+        lengths: [N] positions of each sample.
+    """
+    digest = hashlib.sha256(json.dumps([request, repeats_first_epoch], sort_keys=True).encode())
+    digest.update(np.ascontiguousarray(lengths, dtype="<i8").tobytes())
+    return digest.hexdigest()[:16]
 
 
 def read_ledger(path: Path) -> tuple[list[dict[str, Any]], bool]:
@@ -47,13 +135,74 @@ def read_ledger(path: Path) -> tuple[list[dict[str, Any]], bool]:
     rows = []
     for number, line in enumerate(lines[:-1], 1):
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise ValueError(
-                f'{path}, line {number} is damaged ({error.msg}): "{line[:30]}". Only the run '
-                "writes its ledger; copy it again from where it was whole."
-            ) from error
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise _damaged(path, number, line, str(error)) from error
+        row = row if isinstance(row, dict) else {}
+        types = _TYPES[_kind(row)]
+        wrong = [name for name, type_ in types.items() if type(row.get(name)) is not type_]
+        if wrong:
+            raise _damaged(path, number, line, f"no {types[wrong[0]].__name__} {wrong[0]}")
+        rows.append(row)
     return rows, is_torn
+
+
+_TYPES: dict[str, dict[str, type]] = {  # what a line of each kind must have
+    "start": {"attempt": int, "resumed_from_step": int, "plan_digest": str, "world_size": int},
+    "event": {"attempt": int, "event": str},
+    "step": {
+        **{"attempt": int, "epoch": int, "step": int, "step_in_epoch": int},
+        **{"digest": str, "samples": int},
+    },
+}
+
+
+def _kind(row: dict[str, Any]) -> str:
+    if "event" in row:
+        return "event"
+    return "start" if "resumed_from_step" in row else "step"
+
+
+def _damaged(path: Path, number: int, line: str, reason: str) -> ValueError:
+    return ValueError(
+        f'{path}, line {number} is damaged ({reason[:60]}): "{line[:30]}". Only the run '
+        "writes its ledger; copy it again from where it was whole."
+    )
+
+
+def plan_of(run: Path) -> dict[str, Any]:
+    """Return what the plan of a run was made from.
+
+    Raises:
+        FileNotFoundError: it has none.
+        ValueError: it is damaged.
+    """
+    path = run / "plan.json"
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{run} holds no plan.json; the run never began to train: `unisono fit` writes it at "
+            "the first step. Copy the whole run folder."
+        )
+    try:
+        plan = json.loads(path.read_text(encoding="utf-8"))
+        PlanRequest(**plan["request"])
+        plan["digest"], plan["repeats_first_epoch"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(
+            f"{path} is damaged ({error}); only the run writes it: copy it again from where it "
+            "was whole."
+        ) from error
+    return plan
+
+
+def _lengths_of(run: Path) -> np.ndarray:
+    path = run / "plan_lengths.npy"
+    try:
+        return np.load(path, mmap_mode="r")
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(
+            f"{path} cannot be read ({error}); copy the whole run folder again."
+        ) from error
 
 
 def surviving(rows: list[dict[str, Any]]) -> tuple[dict[int, dict[str, Any]], list[str]]:
@@ -72,6 +221,20 @@ def surviving(rows: list[dict[str, Any]]) -> tuple[dict[int, dict[str, Any]], li
     return lineage, discarded
 
 
+def left_out(rows: list[dict[str, Any]]) -> dict[int, str]:
+    """Return step -> why a step of the surviving lineage is not in the weights."""
+    steps: dict[int, str] = {}
+    for row in rows:
+        if "resumed_from_step" in row:
+            steps = {s: why for s, why in steps.items() if s <= row["resumed_from_step"]}
+        elif row.get("event") == "not_applied":
+            steps[row["step"]] = "its update was not applied"
+        elif row.get("event") == "rolled_back":
+            undone = range(row["to_step"] + 1, row["step"] + 1)
+            steps |= dict.fromkeys(undone, f"rolled back to step {row['to_step']}")
+    return steps
+
+
 def stop_reason(run: Path) -> str | None:
     """Return the signal that ended the newest attempt of a run, none where it ended by itself."""
     path = run / "ledger.jsonl"
@@ -79,74 +242,201 @@ def stop_reason(run: Path) -> str | None:
     return rows[-1]["reason"] if rows and rows[-1].get("event") == "stopped" else None
 
 
-def verify_run(run: Path) -> Verdict:
-    """Return whether each sample of each finished epoch was used exactly once.
+def verify_run(run: Path) -> Proof:
+    """Hold a run's ledger, plan and checkpoints against each other.
 
     The digests are made anew from the plan, epoch by epoch, and compared with what the training
     steps consumed. An order-free sum of 63-bit hashes: two different sets agree by chance once
-    in 10^19.
+    in 10^19. Each line carries a hash that is chained to the line before, and each checkpoint the
+    value of that chain: an edit of one file is seen beside the others.
 
     Args:
         run: a run folder.
 
     Raises:
         FileNotFoundError: it holds no ledger or no plan.
-        ValueError: a damaged ledger.
+        ValueError: a damaged ledger or plan.
     """
     rows, _ = read_ledger(run / "ledger.jsonl")
-    if not (run / "plan.json").exists():
-        raise FileNotFoundError(
-            f"{run} holds no plan.json; the run never began to train: `unisono fit` "
-            "writes it at the first step."
-        )
-    plan = json.loads((run / "plan.json").read_text(encoding="utf-8"))
-    lengths = np.load(run / "plan_lengths.npy", mmap_mode="r")
-    lineage, discarded = surviving(rows)
-    starts = [row for row in rows if "resumed_from_step" in row]
-    verdict = Verdict(discarded=discarded, attempts=[row["world_size"] for row in starts])
+    plan, lengths = plan_of(run), _lengths_of(run)
     request = PlanRequest(**plan["request"])
+    starts = [row for row in rows if "resumed_from_step" in row]
+    lineage, discarded = surviving(rows)
+    proof = Proof(discarded=discarded, attempts=[row["world_size"] for row in starts])
+    _check_chain(proof, rows)
+    _check_order(proof, rows)
+    _check_plan(proof, plan, request, lengths, lineage, starts)
+    _check_epochs(proof, lineage, left_out(rows), plan, request, lengths)
+    _check_checkpoints(proof, run, rows)
+    if not rows or rows[-1].get("event") not in ("ended", "stopped"):
+        proof.findings.append(
+            Finding(
+                Status.CUT,
+                "the last attempt has no end: it runs, it was killed, or the ledger's last lines "
+                "are missing",
+            )
+        )
+    return proof
+
+
+def _check_chain(proof: Proof, rows: list[dict[str, Any]]) -> None:
+    before = ""
+    for number, row in enumerate(rows, 1):
+        if row.get("hash") != chained(row, before):
+            proof.findings.append(
+                Finding(
+                    Status.EDITED,
+                    f"line {number} of the ledger: its hash is not that of its values and the line "
+                    "before; it was edited, or lines before it were taken out",
+                )
+            )
+        before = str(row.get("hash"))
+
+
+def _check_order(proof: Proof, rows: list[dict[str, Any]]) -> None:
+    """Each attempt goes on from a step that is there, and takes one step after the other."""
+    last = attempt = 0
+    for row in rows:
+        if "resumed_from_step" in row:
+            begin = row["resumed_from_step"]
+            if begin > last:
+                text = f"steps are missing: attempt {row['attempt']} went on from step {begin}"
+                proof.findings.append(Finding(Status.MISSING, f"{text}, the last is {last}"))
+            if row["attempt"] != attempt + 1:
+                text = f"attempt {row['attempt']} follows attempt {attempt}"
+                proof.findings.append(Finding(Status.MISSING, text))
+            last, attempt = begin, row["attempt"]
+        elif "event" not in row:
+            step, text = row["step"], f"attempt {row['attempt']}: step {row['step']}"
+            if step <= last:
+                proof.findings.append(Finding(Status.DOUBLED, f"{text} follows step {last}"))
+            elif step > last + 1:
+                text = f"steps are missing: {text} follows step {last}"
+                proof.findings.append(Finding(Status.MISSING, text))
+            last = step
+
+
+def _check_plan(
+    proof: Proof,
+    plan: dict[str, Any],
+    request: PlanRequest,
+    lengths: np.ndarray,
+    lineage: dict[int, dict[str, Any]],
+    starts: list[dict[str, Any]],
+) -> None:
     if request.digest() != plan["digest"]:
-        verdict.faults.append("plan.json does not match its own digest")
+        proof.findings.append(Finding(Status.DENIED, "plan.json does not match its own digest"))
+    found = plan_hash(plan["request"], plan["repeats_first_epoch"], lengths)
     counted = {line["attempt"] for line in lineage.values()} or {
         row["attempt"] for row in starts[-1:]
     }
     for row in starts:
-        if row["attempt"] in counted and row["plan_digest"] != plan["digest"]:
-            verdict.faults.append(f"attempt {row['attempt']} followed another plan")
-    verdict.num_steps = len(lineage)
-    verdict.num_samples = sum(line["samples"] for line in lineage.values())
-    _check_epochs(verdict, lineage, plan, request, lengths)
-    return verdict
+        if row["attempt"] not in counted:
+            continue
+        if row["plan_digest"] != plan["digest"] or row.get("plan_hash", found) != found:
+            text = f"attempt {row['attempt']} followed another plan than plan.json and its lengths"
+            proof.findings.append(Finding(Status.DENIED, text))
 
 
 def _check_epochs(
-    verdict: Verdict,
+    proof: Proof,
     lineage: dict[int, dict[str, Any]],
+    unapplied: dict[int, str],
     plan: dict[str, Any],
     request: PlanRequest,
     lengths: np.ndarray,
 ) -> None:
-    per_epoch = plan["steps_per_epoch"]
-    by_epoch: dict[int, dict[int, dict[str, Any]]] = {}
-    for step in sorted(lineage):
-        line = lineage[step]
-        epoch_lines = by_epoch.setdefault(line["epoch"], {})
-        if line["step_in_epoch"] in epoch_lines:
-            verdict.faults.append(f"epoch {line['epoch']}, step {line['step_in_epoch']}: twice")
-        epoch_lines[line["step_in_epoch"]] = line
-    if sorted(lineage) != list(range(1, len(lineage) + 1)):
-        verdict.faults.append("steps are missing from the surviving lineage")
-    for epoch, lines in by_epoch.items():
+    if len(lengths) != request.num_samples:
+        return  # told as another plan
+    for epoch, group in groupby(sorted(lineage), lambda step: lineage[step]["epoch"]):
         made = make_plan(request, lengths, 0 if plan["repeats_first_epoch"] else epoch)
-        for step, line in lines.items():
-            ids = made.step_ids(step)
-            if line["digest"] != f"{digest_ids(ids):016x}" or line["samples"] != len(ids):
-                verdict.faults.append(
-                    f"epoch {epoch}, step {step}: used {line['samples']} samples with digest "
-                    f"{line['digest']}, planned {len(ids)} with {digest_ids(ids):016x}"
-                )
-        missing = per_epoch - len(lines)
-        if missing == 0:
-            verdict.finished_epochs += 1
-        elif epoch != max(by_epoch):
-            verdict.faults.append(f"epoch {epoch}: {missing} of {per_epoch} steps never used")
+        seen: set[int] = set()
+        samples = steps = 0
+        for number in group:
+            line = lineage[number]
+            step = line["step_in_epoch"]
+            where = f"epoch {epoch}, step {step}"
+            if step in seen:
+                proof.findings.append(Finding(Status.DOUBLED, f"{where}: twice"))
+                continue
+            seen.add(step)
+            if number in unapplied:
+                text = f"step {number}: {unapplied[number]}; {line['samples']} samples are not in"
+                proof.findings.append(Finding(Status.NOT_APPLIED, f"{text} the weights"))
+            else:
+                steps, samples = steps + 1, samples + line["samples"]
+            _check_step(proof, where, line, made.step_ids(step) if step < made.num_steps else [])
+        gaps = set(range(max(seen) + 1)) - seen
+        if gaps:
+            text = f"epoch {epoch}: steps are missing, the first of {len(gaps)} is {min(gaps)}"
+            proof.findings.append(Finding(Status.MISSING, text))
+        use = EpochUse(epoch, steps, made.num_steps, samples, request.num_samples)
+        proof.epochs.append(use)
+        proof.num_steps, proof.num_samples = proof.num_steps + steps, proof.num_samples + samples
+    if any(use.num_steps < use.planned_steps for use in proof.epochs):
+        text = "not every epoch is whole: the counts above are all that was used"
+        proof.findings.append(Finding(Status.CUT, text))
+    if not lineage:
+        proof.findings.append(Finding(Status.CUT, "the ledger holds no step"))
+
+
+def _check_step(proof: Proof, where: str, line: dict[str, Any], ids: Any) -> None:
+    digest = f"{digest_ids(np.asarray(ids, np.int64)):016x}"
+    if line["digest"] != digest or line["samples"] != len(ids):
+        text = (
+            f"{where}: used {line['samples']} samples with digest {line['digest']}, planned "
+            f"{len(ids)} with {digest}"
+        )
+        proof.findings.append(Finding(Status.DENIED, text))
+    if "planned_targets" in line:
+        text = f"{where}: the loss counted {line.get('targets')} targets, planned"
+        proof.findings.append(Finding(Status.DENIED, f"{text} {line['planned_targets']}"))
+
+
+def _check_checkpoints(proof: Proof, run: Path, rows: list[dict[str, Any]]) -> None:
+    from lit_models.training.checkpoint import read_checkpoint  # torch, which few callers need
+
+    places = {str(row.get("hash")): place for place, row in enumerate(rows)}
+    for path in sorted((run / "checkpoints").glob("*.ckpt")):
+        if path.name.startswith("."):
+            continue
+        try:
+            content = read_checkpoint(path, mmap=True)
+        except (ValueError, OSError) as error:
+            proof.findings.append(Finding(Status.CHECKPOINT, str(error)))
+            continue
+        step = content.get("global_step")
+        name = f"{path.name} (step {step})"
+        place = places.get(content.get("ledger", {}).get("hash"))
+        if place is None:
+            last = max((row["step"] for row in rows if _kind(row) == "step"), default=0)
+            lacks = isinstance(step, int) and step > last
+            text = f"{name}: the ledger lacks the line it was saved at; its last step is {last}"
+            status = Status.MISSING if lacks else Status.CHECKPOINT
+            proof.findings.append(Finding(status, text))
+            continue
+        differences = _differences(content, rows[: place + 1])
+        if differences:
+            text = f"{name} is not what the ledger says: {'; '.join(differences)}"
+            proof.findings.append(Finding(Status.CHECKPOINT, text))
+        else:
+            proof.checkpoints.append(name)
+
+
+def _differences(content: dict[str, Any], rows: list[dict[str, Any]]) -> list[str]:
+    """Return how a checkpoint differs from the lines that were there when it was saved."""
+    start = next((row for row in reversed(rows) if _kind(row) == "start"), None)
+    line = next((row for row in reversed(rows) if _kind(row) != "event"), None)
+    if start is None or line is None:
+        return ["no attempt had begun"]
+    step = line.get("step", line.get("resumed_from_step"))
+    found = [("step", content.get("global_step"), [step])]
+    states = (value for value in content.values() if isinstance(value, dict))
+    position = next((state for state in states if "plan_digest" in state), None)
+    if position is not None:
+        found.append(("plan", position["plan_digest"], [start["plan_digest"]]))
+    if position is not None and "step" in line:
+        epoch, done = line["epoch"], line["step_in_epoch"] + 1
+        here = [(epoch, done), (epoch + 1, 0)]
+        found.append(("epoch and step", (position["epoch"], position["step"]), here))
+    return [f"{name} {own}, not {want[0]}" for name, own, want in found if own not in want]

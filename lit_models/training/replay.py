@@ -21,7 +21,7 @@ from datamodules.loader import collated
 from datamodules.plan import MicroBatch, iterate_micro_batches
 from datamodules.planned import PlannedDataModule
 from lit_models.training.exact import ExactModule, share_of_step
-from lit_models.training.lineage import read_ledger, surviving
+from lit_models.training.lineage import plan_of, read_ledger, surviving
 from lit_models.training.probe import (
     Fault,
     FaultSearch,
@@ -31,7 +31,7 @@ from lit_models.training.probe import (
     highest_dropout,
     sample_loss,
 )
-from lit_models.training.run_step import LedgerStep, Start, check_data, plan_of
+from lit_models.training.run_step import LedgerStep, Start, check_data
 
 # What of a run's trainer decides what a step computes; devices, loggers and callbacks do not.
 TRAINER_KEYS = (

@@ -1,6 +1,5 @@
 """A step in a run folder: its line, the checkpoint before it, and whether the data still fit."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 from datamodules.plan import digest_ids
 from datamodules.planned import PlannedDataModule
 from lit_models.training.checkpoint import read_checkpoint
-from lit_models.training.lineage import read_ledger, surviving
+from lit_models.training.lineage import plan_of, read_ledger, surviving
 
 
 @dataclass(frozen=True)
@@ -118,18 +117,3 @@ def check_data(data: PlannedDataModule, found: LedgerStep, run: Path, epoch: int
             f"{line['digest']}, but the plan has {len(ids)} with {digest} there; `unisono verify "
             f"{run}` says which other steps differ."
         )
-
-
-def plan_of(run: Path) -> dict[str, Any]:
-    """Return what the plan of a run was made from.
-
-    Raises:
-        FileNotFoundError: it has none.
-    """
-    path = run / "plan.json"
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{run} holds no plan.json; `unisono fit` writes it at the first step. Copy the whole "
-            "run folder."
-        )
-    return json.loads(path.read_text(encoding="utf-8"))

@@ -10,6 +10,7 @@ import numpy as np
 
 from datamodules.plan import PlanRequest, digest_ids, make_plan
 from lit_models.commands.report import report
+from lit_models.training.lineage import chained
 
 STEPS_PER_EPOCH, SAMPLES = 3, 24
 ATTEMPTS = ((1, 0, 4), (2, 2, 6))  # world size, resumed from, last step: 3 and 4 come twice
@@ -82,6 +83,10 @@ def run_folder(
         for step in range(begin + 1, end + 1):
             loss = (losses or {}).get(step, 1 / step)
             lines.append(_step(step, number, world, 9.0 if step > repeated else loss, request))
+    lines.append({"event": "ended", "step": attempts[-1][2], "attempt": len(attempts)})
+    before = ""
+    for line in lines:
+        before = line["hash"] = chained(line, before)
     ledger = "".join(json.dumps(line) + "\n" for line in lines)
     (folder / "ledger.jsonl").write_text(ledger)
     (folder / "topology.json").write_text(json.dumps({**TOPOLOGY, **(topology or {})}))

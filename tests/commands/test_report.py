@@ -27,7 +27,7 @@ def test_the_page_says_how_the_run_went(tmp_path: Path) -> None:
     assert "Best val/f1 0.5000 at step 6" in words  # row 5 of an evaluation: after 6 steps
     assert "Steps 6 in 2 epochs" in words
     assert "Training time 4 s 2 attempts" in words  # 4 and 4 steps of half a second
-    assert "Holds: each sample of each finished epoch was used exactly once." in words
+    assert "Holds: each sample of each epoch is in the weights once." in words
     assert "two devices share a core" in words
     assert "8 = 2 × 4 × 1 accumulated" in words
     assert "unisono fit --config a.yaml" in words
@@ -165,7 +165,7 @@ def test_a_broken_proof_is_seen(tmp_path: Path) -> None:
     ledger.write_text(re.sub(r'"samples": 8', '"samples": 7', ledger.read_text(), count=1))
     words = text_of(page_of(folder))
     assert "The proof fails." in words
-    assert "1 fault of unisono verify" in words
+    assert "2 faults of unisono verify" in words  # the digest, and the line was edited
 
 
 def test_a_real_run_tells_its_command_and_code(toy_config: Path, unisono: Unisono) -> None:

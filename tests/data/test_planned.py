@@ -168,6 +168,7 @@ def test_the_facts_of_the_plan_are_what_the_batches_show():
     used = sum(int(batch["mask"].sum()) for batch in batches)
     padded = sum(batch["mask"].numel() for batch in batches)
     assert facts.padding_share == pytest.approx(1 - used / padded)
+    assert (facts.samples_per_epoch, facts.planned_steps) == (50, 7)
 
 
 def test_a_batch_knows_how_many_targets_it_has_without_its_fillers():

@@ -9,7 +9,7 @@ from lightning.pytorch import Callback
 
 from lit_models.training.callbacks import NonFinite, default_callbacks
 from lit_models.training.callbacks.last_checkpoint import LastCheckpoint
-from lit_models.training.lineage import verify_run
+from lit_models.training.lineage import Status, verify_run
 from tests.toy import LitToy, ToyData, toy_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*its update was not applied")
@@ -84,7 +84,10 @@ def test_a_skipped_step_changes_neither_weights_nor_moments(tmp_path, name):
     for old, new in zip(moments, new_moments, strict=True):
         assert old.keys() == new.keys()
         assert all(torch.equal(new[key], old[key]) for key in old)
-    assert verify_run(tmp_path).faults == []
+    proof = verify_run(tmp_path)
+    assert proof.status == Status.NOT_APPLIED
+    assert f"step {step}: its update was not applied; 8 samples are not in" in proof.faults[0]
+    assert [use.num_samples for use in proof.epochs] == [50 - 8]
 
 
 def test_a_skipped_step_has_nothing_to_clip(tmp_path):
@@ -112,6 +115,10 @@ def test_a_rollback_takes_weights_and_moments_of_the_newest_checkpoint(tmp_path)
     weights, new = after[step - 1][0], after[step + 1][0]  # the step behind it is undone as well
     assert all(torch.equal(new[name], value) for name, value in weights.items())
     assert len(after) == 7
+    proof = verify_run(tmp_path)
+    undone = [f"step {n}: {why}" for n, why in ((step, "its update"), (step + 1, "rolled back to"))]
+    assert [fault.startswith(text) for fault, text in zip(proof.faults, undone, strict=True)]
+    assert proof.num_steps == 5
 
 
 def test_too_many_skipped_steps_stop_the_run(tmp_path):

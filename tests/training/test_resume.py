@@ -11,7 +11,7 @@ from datamodules.planned import PlannedDataModule
 from lit_models.commands.verify import verify
 from lit_models.training.callbacks import LastCheckpoint, Ledger
 from lit_models.training.checkpoint import read_checkpoint
-from lit_models.training.lineage import verify_run
+from lit_models.training.lineage import Status, verify_run
 from tests.toy import LitToy, ToyData, ledger_lines, toy_trainer
 
 QUIET = {"enable_checkpointing": False}
@@ -99,7 +99,7 @@ def test_discarded_steps_are_listed_and_a_torn_line_is_accepted(tmp_path, capsys
     assert verify(tmp_path) == 0
     shown = capsys.readouterr().out
     assert "attempt 1, steps 4 to 4 (repeated after the kill)" in shown
-    assert "3: each sample used exactly once in each" in shown
+    assert "epochs 0 to 2     50 of 50 samples, each once" in shown
 
 
 def test_a_damaged_line_in_the_middle_is_named(tmp_path):
@@ -135,7 +135,7 @@ def test_verify_catches_a_loader_that_skips_repeats_or_swaps_one_sample(tmp_path
     data = Mutant()
     data.fault = fault
     fit(tmp_path, data=data)
-    assert verify(tmp_path) == 1
+    assert verify(tmp_path) == Status.DENIED
     assert "epoch 0, step 1" in capsys.readouterr().out
 
 

@@ -1,6 +1,7 @@
-"""The ledger: which samples each optimizer step used, over all ranks, and what came of it."""
+"""Ledger of optimizer steps: the samples that each used, over all ranks, and what came of it."""
 
 import json
+import math
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,14 +12,17 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from datamodules.plan import count_targets
 from lit_models.training.exact import ExactModule
 from lit_models.training.host_copy import HostCopy
 from lit_models.training.json_lines import complete_lines
+from lit_models.training.lineage import chained, plan_hash
 from lit_models.training.optim import gradients
 from lit_models.training.record import StepSummary, read_vector, without_samples
 from lit_models.training.sharding import total_norm
 
 FILE_NAME = "ledger.jsonl"
+DEFAULT_LOG_INTERVAL = 50  # Lightning's
 
 
 class Ledger(Callback):
@@ -26,6 +30,7 @@ class Ledger(Callback):
 
     One small vector is summed over ranks per step and read one step late, so that no step waits
     for another rank. What all ranks must decide together (stop, save by the clock) travels in it.
+    Each line carries a hash chained to the line before; a checkpoint keeps the newest one.
     """
 
     def __init__(self) -> None:
@@ -40,24 +45,21 @@ class Ledger(Callback):
         self.steps_done = 0
         self._learning_rate = 0.0
         self._clock = 0.0
+        self._hash = ""  # of the newest line; known on rank 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Open the ledger; a resumed run adds a line that says from which step it goes on."""
         self.steps_done, self._clock = trainer.global_step, time.perf_counter()
         if not trainer.is_global_zero or trainer.fast_dev_run:
             return
-        folder = Path(trainer.default_root_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / FILE_NAME
-        lines = complete_lines(path)
+        lines = self._open(trainer)
         self.attempt = 1 + max((line["attempt"] for line in lines), default=0)
-        _write_plan(folder, trainer)
-        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed in teardown
         self._append(
             {
                 "attempt": self.attempt,
                 "resumed_from_step": trainer.global_step,
                 "plan_digest": trainer.datamodule.request("train").digest(),
+                "plan_hash": _write_plan(Path(trainer.default_root_dir), trainer),
                 "world_size": trainer.world_size,
                 "num_replicas": trainer.datamodule.num_replicas,
                 "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -95,12 +97,24 @@ class Ledger(Callback):
     ) -> None:
         """The lines of all steps in a checkpoint must be on disk before the checkpoint is."""
         self._finish(trainer)
+        checkpoint["ledger"] = {"hash": self._hash}
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._finish(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._finish(trainer)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A run that ends by itself says so; one that was told to stop has a line that says why."""
+        if self.is_stopping or not trainer.is_global_zero or trainer.fast_dev_run:
+            return
+        if self._file is None:  # nothing was left to train after a kill at the very end
+            lines = self._open(trainer)
+            if not lines or lines[-1].get("event") == "ended":
+                return
+            self.attempt = lines[-1]["attempt"]
+        self.note({"event": "ended", "step": trainer.global_step})
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
@@ -110,6 +124,16 @@ class Ledger(Callback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._close()
+
+    def _open(self, trainer: Trainer) -> list[dict[str, Any]]:
+        """Open the ledger for more lines, and return those it has."""
+        folder = Path(trainer.default_root_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / FILE_NAME
+        lines = complete_lines(path)
+        self._hash = str(lines[-1].get("hash")) if lines else ""
+        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed in teardown
+        return lines
 
     def _close(self) -> None:
         self._pending = None
@@ -142,8 +166,9 @@ class Ledger(Callback):
         self.save_now = summary.save
         if summary.stop:
             self._stop(trainer)
-        self._append(self.latest)
-        if trainer.is_global_zero and facts["step"] % trainer.log_every_n_steps == 0:
+        if self._file is not None:
+            self._append(self.latest | _denied(trainer, self.latest))
+        if trainer.is_global_zero and facts["step"] % log_interval(trainer) == 0:
             _log(trainer, self.latest)
 
     def _stop(self, trainer: Trainer) -> None:
@@ -161,7 +186,8 @@ class Ledger(Callback):
 
     def _append(self, line: dict[str, Any]) -> None:
         if self._file is not None:
-            self._file.write(json.dumps(line) + "\n")
+            self._hash = chained(line, self._hash)
+            self._file.write(json.dumps({**line, "hash": self._hash}) + "\n")
             self._file.flush()
 
 
@@ -194,6 +220,16 @@ def _line(facts: dict[str, Any], summary: StepSummary, norm: float | None) -> di
     }
 
 
+def log_interval(trainer: Trainer) -> int:
+    """Return steps between two points of the loggers: at least 50 points a run, however short,
+    where `trainer.log_every_n_steps` is left at Lightning's 50."""
+    interval = trainer.log_every_n_steps
+    if interval != DEFAULT_LOG_INTERVAL:
+        return interval
+    steps = trainer.estimated_stepping_batches
+    return max(1, min(interval, int(steps) // 50)) if math.isfinite(steps) else interval
+
+
 def _log(trainer: Trainer, line: dict[str, Any]) -> None:
     values = {
         "train/loss": line["loss"],
@@ -206,8 +242,23 @@ def _log(trainer: Trainer, line: dict[str, Any]) -> None:
         logger.log_metrics({k: v for k, v in values.items() if v is not None}, line["step"])
 
 
-def _write_plan(folder: Path, trainer: Trainer) -> None:
-    """Keep what the plan is made from beside the ledger: `unisono verify` makes it anew."""
+def _denied(trainer: Trainer, line: dict[str, Any]) -> dict[str, Any]:
+    """Return the targets that the plan gives a step, where its loss counted others."""
+    data = trainer.datamodule
+    epoch = 0 if trainer.overfit_batches > 0 else line["epoch"]
+    ids = data.plan("train", epoch).step_ids(line["step_in_epoch"])
+    planned = count_targets(ids, data.datasets["train"].target_counts)
+    agree = all(
+        math.isclose(line["targets"][name], count, rel_tol=1e-6)
+        for name, count in planned.items()
+        if name in line["targets"]
+    )
+    return {} if agree else {"planned_targets": planned}
+
+
+def _write_plan(folder: Path, trainer: Trainer) -> str:
+    """Keep what the plan is made from beside the ledger, and return its hash: `unisono verify`
+    makes it anew."""
     data = trainer.datamodule
     request = data.request("train")
     content = {
@@ -217,4 +268,6 @@ def _write_plan(folder: Path, trainer: Trainer) -> None:
         "repeats_first_epoch": trainer.overfit_batches > 0,
     }
     (folder / "plan.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    np.save(folder / "plan_lengths.npy", np.asarray(data.datasets["train"].lengths))
+    lengths = np.asarray(data.datasets["train"].lengths)
+    np.save(folder / "plan_lengths.npy", lengths)
+    return plan_hash(vars(request), trainer.overfit_batches > 0, lengths)

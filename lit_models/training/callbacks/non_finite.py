@@ -109,7 +109,8 @@ class NonFinite(Callback):
         checkpoint = trainer.strategy.load_checkpoint(path, weights_only=True)
         trainer.strategy.load_model_state_dict(checkpoint)
         trainer.strategy.load_optimizer_state_dict(checkpoint)
-        ledger.note({"event": "rolled_back", "to_step": checkpoint["global_step"]})
+        undone = {"to_step": checkpoint["global_step"], "step": trainer.global_step}
+        ledger.note({"event": "rolled_back", **undone})
 
 
 def sample_ids(pl_module: LightningModule, step: int) -> list[int]:

@@ -97,10 +97,19 @@ def _plan_lines(plan: dict[str, Any], replicas: str) -> list[tuple[str, str]]:
         f"{rehearsed_words(plan.get('rehearsal'))}"
     )
     epoch = (
-        f"{plan['steps_per_epoch']} steps for {plan['num_samples']} samples, "
+        f"{counts(plan)}, "
         f"{plan['padding_share']:.1%} padding, plan {plan['plan_digest'][:12]}"
     )
     return [("global batch", batch), ("epoch", epoch)]
+
+
+def counts(plan: dict[str, Any]) -> str:
+    """Return "8 of 129 steps, 1,024 of 16,499 samples", the limits of a run counted in."""
+    steps, samples = f"{plan['steps_per_epoch']:,}", f"{plan['samples_per_epoch']:,}"
+    if plan["steps_per_epoch"] < plan["planned_steps"]:
+        steps = f"{steps} of {plan['planned_steps']:,}"
+        samples = f"{samples} of {plan['num_samples']:,}"
+    return f"{steps} steps, {samples} samples"
 
 
 def _exactness_lines(exactness: dict[str, Any]) -> list[tuple[str, str]]:

@@ -1,0 +1,199 @@
+"""Proof of a run: what `unisono verify` says of a ledger that is not what the run wrote."""
+
+import json
+import shutil
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lit_models.commands.verify import verify
+from lit_models.training.callbacks import LastCheckpoint, Ledger
+from lit_models.training.callbacks.topology import Topology
+from lit_models.training.checkpoint import read_checkpoint
+from lit_models.training.lineage import Status, chained, verify_run
+from tests.toy import LitToy, ToyData, toy_trainer
+
+STEPS = 14  # 2 epochs of 7
+
+
+def fit(folder: Path, module: LitToy | None = None, resume: bool = False, **options) -> Path:
+    callbacks = [Ledger(), LastCheckpoint(every_n_steps=4)]
+    trainer = toy_trainer(folder, callbacks=callbacks, enable_checkpointing=False, **options)
+    checkpoint = folder / "checkpoints" / "last.ckpt" if resume else None
+    trainer.fit(module or LitToy(), ToyData(), ckpt_path=checkpoint)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fit(tmp_path_factory.mktemp("whole"))
+
+
+@pytest.fixture
+def run(whole: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(whole, tmp_path / "run")
+
+
+def lines_of(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
+
+
+def write(run: Path, lines: list[dict], is_chained: bool = False) -> None:
+    """Write a ledger; with the hashes that a forger would compute anew."""
+    before = ""
+    for line in lines:
+        if is_chained:
+            line["hash"] = chained(line, before)
+        before = line["hash"]
+    (run / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_a_whole_run_is_proven(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify(whole) == Status.PROVEN
+    shown = capsys.readouterr().out
+    assert "epochs 0 to 1     50 of 50 samples, each once" in shown
+    assert "last.ckpt (step 14), previous.ckpt (step 12): the ledger's" in shown
+    content = read_checkpoint(whole / "checkpoints" / "last.ckpt")
+    assert content["ledger"] == {"hash": lines_of(whole)[STEPS]["hash"]}  # after the first line
+
+
+def test_a_limited_epoch_is_told_with_its_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(tmp_path, limit_train_batches=2)
+    assert verify(tmp_path) == Status.CUT
+    shown = capsys.readouterr().out
+    assert "epochs 0 to 1     2 of 7 steps, 16 of 50 samples, each once" in shown
+    assert "not whole" in shown
+
+
+@pytest.mark.parametrize("limit", [{"limit_train_batches": 2}, {"max_steps": 2}])
+def test_the_banner_counts_what_an_epoch_uses(
+    tmp_path: Path, limit: dict, capsys: pytest.CaptureFixture[str]
+) -> None:
+    callbacks = [Ledger(), Topology()]
+    trainer = toy_trainer(tmp_path, callbacks=callbacks, enable_checkpointing=False, **limit)
+    trainer.fit(LitToy(), ToyData())
+    assert "2 of 7 steps, 16 of 50 samples" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("num_lines", [1, 2, 8, STEPS, STEPS + 1])
+def test_a_tail_that_is_cut_off_beside_the_checkpoints_is_told(run: Path, num_lines: int) -> None:
+    write(run, lines_of(run)[:-num_lines])
+    assert verify_run(run).status == (Status.CUT if num_lines == 1 else Status.MISSING)
+
+
+def test_a_step_that_stands_twice_is_told(run: Path) -> None:
+    lines = lines_of(run)
+    write(run, [*lines[:4], dict(lines[3]), *lines[4:]])
+    assert {Status.DOUBLED, Status.EDITED} <= {f.status for f in verify_run(run).findings}
+    write(run, [*lines[:4], dict(lines[3]), *lines[4:]], is_chained=True)
+    assert {Status.DOUBLED, Status.CHECKPOINT} <= {f.status for f in verify_run(run).findings}
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_an_edit_of_any_field_of_any_line_is_found(run: Path, whole: Path, data) -> None:
+    lines = lines_of(whole)
+    line = data.draw(st.sampled_from(lines))
+    field = data.draw(st.sampled_from([*line, "new"]))
+    value = line.get(field)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        new = data.draw(st.sampled_from([None, "other", not value]))
+    else:
+        new = data.draw(st.sampled_from([value + 1, -1 - value]))
+    line[field] = new
+    write(run, lines)
+    try:
+        status = verify_run(run).status
+    except ValueError:  # no line of a ledger any more
+        return
+    assert status >= Status.MISSING
+
+
+def test_a_forged_chain_is_denied_by_the_checkpoints(run: Path) -> None:
+    lines = lines_of(run)
+    lines[2]["loss"] = 0.001
+    write(run, lines, is_chained=True)
+    proof = verify_run(run)
+    assert proof.status == Status.CHECKPOINT
+    assert "the ledger lacks the line it was saved at" in proof.faults[0]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [("global_step", 13, "step 13, not 14"), ("plan", None, "plan other, not ")],
+)
+def test_a_checkpoint_of_another_run_is_told(run: Path, key: str, value, words: str) -> None:
+    path = run / "checkpoints" / "last.ckpt"
+    content = read_checkpoint(path)
+    if key == "plan":
+        content["ToyData"]["plan_digest"] = "other"
+    else:
+        content[key] = value
+    torch.save(content, path)
+    proof = verify_run(run)
+    assert proof.status == Status.CHECKPOINT
+    assert words in proof.faults[0]
+
+
+def test_other_lengths_are_another_plan(run: Path) -> None:
+    import numpy as np
+
+    lengths = np.load(run / "plan_lengths.npy")
+    lengths[0] += 1
+    np.save(run / "plan_lengths.npy", lengths)
+    assert "attempt 1 followed another plan" in verify_run(run).faults[0]
+
+
+def test_a_loss_that_counts_other_targets_than_planned_is_denied(tmp_path: Path) -> None:
+    class Miscounts(LitToy):
+        def training_terms(self, batch):
+            terms = self.losses(batch)
+            return terms | {"values": terms["values"]._replace(count=terms["values"].count + 1)}
+
+    fit(tmp_path, Miscounts())
+    proof = verify_run(tmp_path)
+    assert proof.status == Status.DENIED
+    assert "the loss counted" in proof.faults[0]
+
+
+def test_a_resumed_run_goes_on_with_the_chain(tmp_path: Path) -> None:
+    fit(tmp_path, max_epochs=1)
+    fit(tmp_path, resume=True)
+    lines = lines_of(tmp_path)
+    assert [line["attempt"] for line in lines if "resumed_from_step" in line] == [1, 2]
+    assert all(
+        line["hash"] == chained(line, before)
+        for before, line in zip(["", *(ln["hash"] for ln in lines)], lines, strict=False)
+    )
+    assert verify_run(tmp_path).status == Status.PROVEN
+    fit(tmp_path, resume=True)  # nothing is left to train
+    assert lines_of(tmp_path) == lines
+
+
+def test_a_run_killed_behind_its_last_checkpoint_gets_its_end_when_started_again(
+    run: Path,
+) -> None:
+    write(run, lines_of(run)[:-1])
+    fit(run, resume=True)
+    assert verify_run(run).status == Status.PROVEN
+
+
+@pytest.mark.parametrize(("given", "points"), [({}, 14), ({"log_every_n_steps": 5}, 2)])
+def test_a_short_run_is_logged_at_every_step(tmp_path: Path, given: dict, points: int) -> None:
+    from lightning.pytorch.loggers import CSVLogger
+
+    logger = CSVLogger(tmp_path, name="", version="")
+    toy_trainer(tmp_path, logger=logger, callbacks=[Ledger()], **given).fit(
+        LitToy(partial(torch.optim.AdamW, lr=0.01)), ToyData()
+    )
+    header, *rows = (tmp_path / "metrics.csv").read_text().splitlines()
+    place = header.split(",").index("train/loss")
+    assert sum(bool(row.split(",")[place]) for row in rows) == points
