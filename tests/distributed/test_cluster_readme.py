@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from lit_models.commands import summaries
+from lit_models.training.lineage import Status
 from tests.distributed.launch import ROOT
 from tests.distributed.slurm_jobs import Environ, facts_of, wait_for_end
 
@@ -45,7 +46,9 @@ def lines_of(block: str, shell: tuple[Path, Environ]) -> dict[str, str]:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
-        assert done.returncode == 0, f"{line}\n{done.stdout}"
+        # The run of debug.yaml ends in the middle of its first epoch.
+        expected = Status.CUT if line.startswith("unisono verify") else 0
+        assert done.returncode == expected, f"{line}\n{done.stdout}"
         printed[line] = done.stdout
     return printed
 

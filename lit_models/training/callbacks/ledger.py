@@ -17,7 +17,7 @@ from lit_models.training.exact import ExactModule
 from lit_models.training.host_copy import HostCopy
 from lit_models.training.json_lines import complete_lines
 from lit_models.training.lineage import chained, plan_hash
-from lit_models.training.optim import gradients
+from lit_models.training.optim import budgeted_steps, gradients
 from lit_models.training.record import StepSummary, read_vector, without_samples
 from lit_models.training.sharding import total_norm
 
@@ -226,8 +226,8 @@ def log_interval(trainer: Trainer) -> int:
     interval = trainer.log_every_n_steps
     if interval != DEFAULT_LOG_INTERVAL:
         return interval
-    steps = trainer.estimated_stepping_batches
-    return max(1, min(interval, int(steps) // 50)) if math.isfinite(steps) else interval
+    steps = budgeted_steps(trainer.lightning_module)
+    return interval if steps is None else max(1, min(interval, steps // 50))
 
 
 def _log(trainer: Trainer, line: dict[str, Any]) -> None:
