@@ -83,7 +83,7 @@ def run_folder(
         for step in range(begin + 1, end + 1):
             loss = (losses or {}).get(step, 1 / step)
             lines.append(_step(step, number, world, 9.0 if step > repeated else loss, request))
-    lines.append({"event": "ended", "step": attempts[-1][2], "attempt": len(attempts)})
+    lines.append({"event": "ended", "after_step": attempts[-1][2], "attempt": len(attempts)})
     before = ""
     for line in lines:
         before = line["hash"] = chained(line, before)

@@ -114,7 +114,7 @@ class Ledger(Callback):
             if not lines or lines[-1].get("event") == "ended":
                 return
             self.attempt = lines[-1]["attempt"]
-        self.note({"event": "ended", "step": trainer.global_step})
+        self.note({"event": "ended", "after_step": trainer.global_step})
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
