@@ -185,8 +185,7 @@ def plan_of(run: Path) -> dict[str, Any]:
         )
     try:
         plan = json.loads(path.read_text(encoding="utf-8"))
-        PlanRequest(**plan["request"])
-        plan["digest"], plan["repeats_first_epoch"]
+        plan["request"]["global_batch_size"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(
             f"{path} is damaged ({error}); only the run writes it: copy it again from where it "
@@ -259,7 +258,11 @@ def verify_run(run: Path) -> Proof:
     """
     rows, _ = read_ledger(run / "ledger.jsonl")
     plan, lengths = plan_of(run), _lengths_of(run)
-    request = PlanRequest(**plan["request"])
+    try:
+        request = PlanRequest(**plan["request"])
+        plan["digest"], plan["repeats_first_epoch"]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{run / 'plan.json'} is no plan ({error}); copy it again.") from error
     starts = [row for row in rows if "resumed_from_step" in row]
     lineage, discarded = surviving(rows)
     proof = Proof(discarded=discarded, attempts=[row["world_size"] for row in starts])

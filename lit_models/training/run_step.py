@@ -45,7 +45,7 @@ def find_step(run: Path, step: int, attempt: int | None = None) -> LedgerStep:
     rows, _ = read_ledger(run / "ledger.jsonl")
     starts = {row["attempt"]: row for row in rows if "resumed_from_step" in row}
     lineage, _ = surviving(rows)
-    lines = [row for row in rows if "resumed_from_step" not in row]
+    lines = [row for row in rows if "digest" in row]
     chosen = lineage.get(step)
     if attempt is not None:
         own = [row for row in lines if row["attempt"] == attempt]
