@@ -83,15 +83,38 @@ def text_files(files: str | Sequence[str] | None, option: str) -> list[Path]:
         if not folder.is_dir():
             found.append(str(entry))
             continue
-        inside = [p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file()]
-        shown = [p for p in inside if not any(n[0] == "." for n in p.relative_to(folder).parts)]
-        if not shown:
-            raise FileNotFoundError(
-                f"{option}: the folder {folder} holds no text; its files must end in "
-                f"{', '.join(SUFFIXES)}."
-            )
-        found += sorted(map(str, shown))
+        found += map(str, files_in(folder, SUFFIXES, option))
     return expand_files(found, option, SUFFIXES)
+
+
+def files_in(folder: Path, suffixes: Sequence[str], option: str) -> list[Path]:
+    """Return the files in a folder and below it that end so, sorted; hidden ones are left out.
+
+    Args:
+        folder: to look into.
+        suffixes: of the files that can be read.
+        option: name of the option that holds it, for messages.
+
+    Raises:
+        FileNotFoundError: there is none, or a link leads nowhere: its text would be missing.
+    """
+    found = []
+    for path in sorted(folder.rglob("*")):
+        if any(name[0] == "." for name in path.relative_to(folder).parts):
+            continue
+        if path.is_symlink() and not path.exists():
+            raise FileNotFoundError(
+                f"{option}: the link {path} leads to {path.readlink()}, which is not there; mend "
+                "or delete it."
+            )
+        if path.suffix.lower() in suffixes and path.is_file():
+            found.append(path)
+    if not found:
+        raise FileNotFoundError(
+            f"{option}: the folder {folder} holds no text; its files must end in "
+            f"{', '.join(suffixes)}."
+        )
+    return found
 
 
 def sections_of(path: Path, reading: Reading) -> list[Section]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 # Numbers such as 3.5 and 1,000 are one word.
 WORD = re.compile(r"\d+(?:[.,]\d+)+|[^\W_]+(?:['’\-][^\W_]+)*")
 # An end: marks, then closing quotes or brackets, then a space or the end of the line.
-END = re.compile(r"([.!?…]+)[\"'”’»)\]]*(?=\s|$)")
+END = re.compile(r"(?<![.!?…])([.!?…]+)[\"'”’»)\]]*(?=\s|$)")
 LAST_WORD = re.compile(r"[^\s(\[\"'“‘«]+$")
 FOLLOWS = re.compile(r"\s*[\"'“‘«(\[\s]*(.?)", re.DOTALL)
 LONGEST_ABBREVIATION = 12  # characters, with room to see that a word is longer

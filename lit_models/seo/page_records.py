@@ -3,8 +3,7 @@
 from typing import Any
 
 from datamodules.json_rows import JsonRow
-from lit_models.seo.onpage.checks import check_page
-from lit_models.seo.onpage.page import Finding, Page, is_address, shown
+from lit_models.seo.onpage import Finding, Page, check_page, is_address, shown
 
 
 def onpage_record(row: JsonRow, snippet: str) -> dict[str, Any] | None:

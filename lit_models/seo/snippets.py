@@ -19,7 +19,7 @@ from datamodules.prompt_output import completion_text
 from datamodules.sentences import sentences_of
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from lit_models.causal_lm.generation import Completions
-from lit_models.seo.onpage.elements import LONGEST_DESCRIPTION, LONGEST_TITLE, SHORTEST_DESCRIPTION
+from lit_models.seo.onpage import LONGEST_DESCRIPTION, LONGEST_TITLE, SHORTEST_DESCRIPTION
 from lit_models.training.metrics import SumCount
 
 if TYPE_CHECKING:

@@ -97,6 +97,16 @@ def test_folders_give_all_their_text_files_in_order(tmp_path):
     assert [p.name for p in found] == ["c.parquet", "z.jsonl", "b.txt"]
 
 
+def test_a_link_in_a_folder_that_leads_nowhere_is_named(tmp_path):
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "b.txt").symlink_to(tmp_path / "a.txt")
+    assert len(text_files(str(tmp_path), "data.train_files")) == 2
+    (tmp_path / "c").symlink_to("gone")
+    words = r"data.train_files: the link .*/c leads to gone, which is not there; mend or delete it"
+    with pytest.raises(FileNotFoundError, match=words):
+        text_files(str(tmp_path), "data.train_files")
+
+
 def test_missing_files_and_folders_without_text_are_named(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "notes.md").write_text("x")

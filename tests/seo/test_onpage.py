@@ -1,12 +1,12 @@
 """What the checks find in the elements of a page, and how its bytes are read."""
 
+import csv
 import json
+import time
 
 import pytest
 
-from lit_models.seo.onpage.__main__ import main
-from lit_models.seo.onpage.checks import check_page, check_site
-from lit_models.seo.onpage.page import Page, page_of_bytes
+from lit_models.seo.onpage import Page, check_page, check_site, main, page_of_bytes
 
 SOUND = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Pies</title>
 <meta name="description" content="How to make an apple pie as grandmothers did: what you need, how
@@ -170,8 +170,9 @@ def test_the_command_prints_reports_for_people_and_programs(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere.html"], "nowhere.html does not exist; name a file of HTML."),
-        (["."], "is a folder; name its pages"),
+        (["nowhere.html"], "nowhere.html does not exist; name a file of HTML, or a folder."),
+        (["empty"], "the folder empty holds no text; its files must end in .html"),
+        (["linked"], "the site: the link linked/b.html leads to gone.html, which is not there"),
         (["a.html", "--keyword=?!"], 'the keyword "?!" has no word'),
         (["a.html", "--address=/pie"], 'the address "/pie" is none of a page'),
         (["a.html", "a.html", "--address=https://a.b"], "--address must be given once for each"),
@@ -179,6 +180,9 @@ def test_the_command_prints_reports_for_people_and_programs(tmp_path, capsys):
 )
 def test_wrong_input_is_named(arguments, message, tmp_path, monkeypatch, capsys):
     (tmp_path / "a.html").write_text(SOUND, encoding="utf-8")
+    for folder in ("empty", "linked"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "linked" / "b.html").symlink_to("gone.html")
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 1
     assert message in capsys.readouterr().err
@@ -192,3 +196,67 @@ def test_pages_of_a_site_that_repeat_each_other_are_named():
     found = [[f.rule for f in r.findings if f.check == "duplicates"] for r in check_site(pages)]
     # 96 runs of five words are shared, of 97.
     assert found == [[], ["the same title as a", "99 % of the text is that of a"], []]
+
+
+def test_folders_are_sites_with_a_summary_and_tables(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("bakery/index.html", "bakery/shop/pie.htm", "garden/a.html", "garden/notes.txt"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        long = f"<title>{name}{'x' * (40 + len(name))}</title><img><p>pie {name}"
+        path.write_text(SOUND if "index" in name else long, encoding="utf-8")
+    given = ["--address=https://bakery.org", "--address=https://ex.org/g/"]
+    assert main(["bakery", "garden", *given, "--keyword=pie"]) == 0
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    for words in (
+        "── bakery: 2 pages",
+        "1 without a finding",
+        "1 x n characters (shop/pie.htm)",
+        "pie               BM25",
+        "── garden: 1 pages",
+        "each page in onpage.csv, each finding in onpage-findings.csv",
+    ):
+        assert words in printed
+    with open("onpage.csv", newline="") as file:
+        pages = list(csv.DictReader(file))
+    assert [page["page"] for page in pages] == ["index.html", "shop/pie.htm", "a.html"]
+    assert [page["site"] for page in pages] == ["bakery", "bakery", "garden"]
+    assert pages[1]["address"] == "https://bakery.org/shop/pie.htm"
+    assert (pages[0]["title"], pages[0]["images_without"], pages[1]["images_without"]) == (
+        "Pies", "0", "1",
+    )  # fmt: skip
+    with open("onpage-findings.csv", newline="") as file:
+        findings = list(csv.DictReader(file))
+    counts = [sum(f["page"] == page["page"] for f in findings) for page in pages]
+    assert counts == [int(page["findings"]) for page in pages]
+    assert {f["check"] for f in findings if f["page"] == "a.html"} >= {"title", "images"}
+    assert main(["bakery/index.html", "--csv=one.csv"]) == 0
+    assert "── bakery/index.html" in capsys.readouterr().out
+    assert (tmp_path / "one-findings.csv").read_text() == "site,page,check,rule,evidence,place\n"
+
+
+NESTED = {
+    "divisions": lambda n: "<div>" * n,
+    "lists": lambda n: "<ul><li>" * n,
+    "headings": lambda n: "<div><h1>word " * n,
+    "letters": lambda n: "".join(f"<b id={i}>" for i in range(n)) + "<p>x" * n,
+    "links": lambda n: "<table><td><a href=/x>word " * n,
+    "titles": lambda n: "<title>x</title>" * n,
+    "descriptions": lambda n: "<meta name=description content=x>" * n,
+    "options": lambda n: "<select>" + "<option>x" * n,
+    "attributes": lambda n: "<p " + " ".join(f"a{i}" for i in range(n)) + ">x",
+    "marks": lambda n: "." * 8 * n + "x",
+    "bases": lambda n: f"<base href='http://{'x' * 9 * n}.org'>" + "<a href=y>z</a>" * n,
+}
+
+
+@pytest.mark.parametrize("kind", NESTED)
+def test_a_page_takes_time_in_proportion_to_its_length(kind):
+    seconds = []
+    for number in (2_500, 20_000):
+        start = time.process_time()
+        report(NESTED[kind](number))
+        seconds.append(time.process_time() - start)
+    # Where time grows with the square, eight times as long a page takes 64 times as long.
+    assert seconds[1] < max(25 * seconds[0], 2.0)

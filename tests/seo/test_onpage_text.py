@@ -6,11 +6,16 @@ import random
 import pytest
 
 from datamodules.sentences import sentences_of, words_of
-from lit_models.seo.onpage.checks import check_site
-from lit_models.seo.onpage.duplicates import earlier_candidates, near_duplicates, shingles
-from lit_models.seo.onpage.keywords import keyword_counts
-from lit_models.seo.onpage.page import Page
-from lit_models.seo.onpage.readability import readability, syllables
+from lit_models.seo.onpage import (
+    Page,
+    check_site,
+    earlier_candidates,
+    keyword_counts,
+    near_duplicates,
+    readability,
+    shingles,
+    syllables,
+)
 
 
 @pytest.mark.parametrize(

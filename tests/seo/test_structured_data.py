@@ -6,8 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lit_models.seo.onpage.elements import structured_data
-from lit_models.seo.onpage.page import Page
+from lit_models.seo.onpage import Page, check_page
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -19,8 +18,9 @@ JSON = st.recursive(
 def checked(text):
     """Return the types of JSON-LD, and the rules that it breaks."""
     html = f'<script type="application/ld+json">{text}</script>'
-    facts, findings = structured_data(Page("page", html))
-    return facts["structured_data"]["json_ld"], [finding.rule for finding in findings]
+    report = check_page(Page("page", html))
+    rules = [finding.rule for finding in report.findings if finding.check == "structured data"]
+    return report.facts["structured_data"]["json_ld"], rules
 
 
 @settings(max_examples=40)

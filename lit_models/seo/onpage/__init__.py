@@ -1,1 +1,0 @@
-"""On-page checks: pure functions over parsed HTML, no model; see README.md."""
