@@ -818,7 +818,10 @@ def shown_report(report: PageReport) -> str:
         ("readability", reading),
         *((w, ", ".join(f"{n} {v:.4g}" for n, v in counts.items())) for w, counts in words.items()),
     ]
-    lines = [f"── {report.name} ", *(_row(label, text or "–") for label, text in rows)]
+    lines = [
+        textwrap.fill(f"── {report.name}", WIDTH),
+        *(_row(label, text or "–") for label, text in rows),
+    ]
     number = len(report.findings)
     lines.append(f"{number} finding{'s' * (number != 1)}")
     for finding in report.findings:
@@ -832,7 +835,7 @@ def shown_site(name: str, reports: Sequence[PageReport]) -> str:
     sound = sum(not report.findings for report in reports)
     words = sum(report.facts["words"] for report in reports) / len(reports)
     lines = [
-        f"── {name}: {len(reports):,} pages",
+        textwrap.fill(f"── {name}: {len(reports):,} pages", WIDTH),
         f"{sound:,} without a finding; {words:,.0f} words in the mean",
     ]
     pages: dict[tuple[str, str], list[str]] = defaultdict(list)
