@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from lit_models.seo.onpage import Page, check_page
@@ -23,7 +23,7 @@ def checked(text):
     return report.facts["structured_data"]["json_ld"], rules
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(JSON)
 @example({"@type": 5})
 def test_any_json_can_be_checked(value):
