@@ -15,7 +15,7 @@ from datamodules.files.bad_rows import hand_over_rejected
 from datamodules.files.tables import TableOptions, check_suffix, expand_files, output_like
 from datamodules.languages import UNKNOWN
 from datamodules.occupations.batches import DistinctInputs, OccupationDataset
-from datamodules.occupations.coded_table import REVIEW_BELOW, write_coded_table
+from datamodules.occupations.coded_table import write_coded_table
 from datamodules.occupations.predict_rows import PredictIndex, open_index
 from datamodules.occupations.rows import Columns
 from datamodules.occupations.store import (
@@ -178,9 +178,7 @@ class OccupationDataModule(PlannedDataModule):
         assert self.index is not None
         assert self.recipe is not None
         book = CodeBook.from_dict(self.recipe["code_book"])
-        review_below = self.recipe.get("thresholds", {}).get("needs_review", REVIEW_BELOW)
-        escape = self.predict_escape_formulas
-        write_coded_table(self.index, book, results, path, review_below, escape)
+        write_coded_table(self.index, book, results, path, self.predict_escape_formulas)
 
     def _check(self) -> None:
         if self.predict_output is not None:

@@ -6,18 +6,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from datamodules.languages import language_code
 from datamodules.occupations.batches import padded_texts
 from datamodules.tokenizers.characters import TextNormalisation, encode
 from datamodules.tokenizers.codes import CodeBook
-from lit_models.occupation_coder.decoding import Decoded, decode
 
 TEXTS_AT_ONCE = 256
 
 
 class CodedText(NamedTuple):
-    """Codes of one text, the likeliest first, with their descriptions and probabilities."""
+    """Codes of one text, the likeliest first, with their descriptions and probabilities.
+
+    With `k_best`, `next_sets` are the next sets of codes with their probabilities; with
+    `probabilities`, that is the flat head's probability of every code.
+    """
 
     text: str
     codes: list[str]
@@ -25,6 +29,8 @@ class CodedText(NamedTuple):
     confidences: list[float]
     set_confidence: float
     is_truncated: bool
+    next_sets: Sequence[tuple[list[str], float]] = ()
+    probabilities: dict[str, float] | None = None
 
 
 class TextCoder:
@@ -70,9 +76,8 @@ class TextCoder:
             rows = order[start : start + TEXTS_AT_ONCE]
             decoded = self._decode([encoded[i].code_points for i in rows], language_ids[rows])
             for place, index in enumerate(rows):
-                results[index] = self._result(
-                    texts[index], Decoded(*(x[place] for x in decoded)), encoded[index].is_truncated
-                )
+                found = {name: values[place].tolist() for name, values in decoded.items()}
+                results[index] = self._result(texts[index], found, encoded[index].is_truncated)
         self.module.train(was_training)
         return [results[i] for i in range(len(texts))]
 
@@ -88,20 +93,27 @@ class TextCoder:
         return np.array([known.get(language_code(name, "unk"), 0) for name in names], np.int64)
 
     @torch.inference_mode()
-    def _decode(self, texts: list[np.ndarray], language_ids: np.ndarray) -> Decoded:
+    def _decode(self, texts: list[np.ndarray], language_ids: np.ndarray) -> dict[str, Tensor]:
         module = self.module
         batch = {**padded_texts(texts), "language_id": torch.from_numpy(language_ids)}
         batch = {name: value.to(module.device) for name, value in batch.items()}
-        decoded = decode(module.network, *module(batch), self.options, module.temperature)
-        return Decoded(*(part.cpu() for part in decoded))
+        found = module.answers(*module(batch), self.options)
+        return {name: values.cpu() for name, values in found.items()}
 
-    def _result(self, text: str, decoded: Decoded, is_truncated: bool) -> CodedText:
-        ids = [code_id for code_id in decoded.code_ids.tolist() if code_id >= 0]
+    def _result(self, text: str, found: dict[str, Any], is_truncated: bool) -> CodedText:
+        ids = [code_id for code_id in found["code_ids"] if code_id >= 0]
+        following = zip(found.get("next_ids", ()), found.get("next_confidence", ()), strict=True)
+        probabilities = found.get("probabilities")
         return CodedText(
             text,
-            [self.book.codes[i] for i in ids],
+            self._codes(ids),
             [self.book.descriptions[i] for i in ids],
-            decoded.code_confidence[: len(ids)].tolist(),
-            float(decoded.set_confidence),
+            found["code_confidence"][: len(ids)],
+            found["set_confidence"],
             is_truncated,
+            [(self._codes(codes), p) for codes, p in following if codes[0] >= 0],
+            probabilities and dict(zip(self.book.codes, probabilities, strict=True)),
         )
+
+    def _codes(self, ids: Sequence[int]) -> list[str]:
+        return [self.book.codes[i] for i in ids if i >= 0]

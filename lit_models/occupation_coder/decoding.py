@@ -4,7 +4,8 @@ Shapes: B batch, K blocks, L symbols of a block, V symbols, C codes, W beams, N 
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -42,12 +43,22 @@ class DecodingOptions:
         beam_size: hypotheses per record for `beam`, and to begin with for `mixed`.
         flat_threshold: lowest probability of a second and further code from the flat head.
         flat_share: weight of the flat head's vote in `mixed`, 0 to 1.
+        k_best: sets per record in prediction: the answer, and the likeliest ones after it.
+        probabilities: predict the flat head's probability of every code, too.
+        review_below: confidence of a set under which a person shall look at it; None takes the
+            limit that validation found, else 0.5.
+        review_for_precision: validation finds the lowest limit from which on this share of the
+            sets is exactly right, above 0 and at most 1; it stays with the weights.
     """
 
     method: Method = "mixed"
     beam_size: int = 5
     flat_threshold: float = 0.5
     flat_share: float = 0.5
+    k_best: int = 1
+    probabilities: bool = False
+    review_below: float | None = None
+    review_for_precision: float | None = None
 
     def __post_init__(self) -> None:
         if self.method not in ("flat", "greedy", "beam", "mixed"):
@@ -56,9 +67,14 @@ class DecodingOptions:
             )
         if self.beam_size < 1:
             raise ValueError(f"beam_size must be 1 or more, got {self.beam_size}: raise it.")
-        for name in ("flat_threshold", "flat_share"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must lie between 0 and 1, got {getattr(self, name)}.")
+        if self.k_best < 1:
+            raise ValueError(
+                f"k_best must be 1 or more, got {self.k_best}: 1 gives the answer alone."
+            )
+        for name in ("flat_threshold", "flat_share", "review_below", "review_for_precision"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1:
+                raise ValueError(f"{name} must lie between 0 and 1, got {value}.")
 
 
 class Decoded(NamedTuple):
@@ -115,6 +131,40 @@ def decode(
         decoder, memory.select(several), code_ids[several, None], sharpness
     )[:, 0]
     return Decoded(code_ids, (-code_nats).exp() * (code_ids >= 0), set_confidence)
+
+
+@torch.no_grad()
+def answers(
+    network: OccupationNetwork,
+    memory: Memory,
+    flat_logits: Tensor,
+    options: DecodingOptions,
+    temperature: Mapping[str, float],
+) -> dict[str, Tensor]:
+    """The fields of `Decoded`, and what the options add to them.
+
+    With `k_best`: `next_ids` [B, k_best - 1, K], NONE on the right, and `next_confidence`
+    [B, k_best - 1], the likeliest sets after the answer by the method's own measure. With
+    `probabilities`: `probabilities` [B, C]. Arguments as of `decode`.
+    """
+    decoded = decode(network, memory, flat_logits, options, temperature)
+    found, flat_logits = decoded._asdict(), flat_logits / temperature["flat"]
+    if options.probabilities:
+        found["probabilities"] = flat_logits.sigmoid()
+    if options.k_best == 1:
+        return found
+    decoder, sharpness = network.decoder, temperature["seq2seq"]
+    share = {"flat": 1.0, "greedy": 0.0, "beam": 0.0}.get(options.method, options.flat_share)
+    by_method = replace(options, flat_share=share)
+    sets = likeliest_sets(decoder, memory, flat_logits, by_method, sharpness, options.k_best)
+    answer = decoded.code_ids.sort(-1).values[:, None]
+    is_answer = (sets.sort(-1).values == answer).all(-1)
+    place = is_answer.int().argsort(dim=1, stable=True)[:, : options.k_best - 1]  # the others
+    sets = sets.gather(1, place[..., None].expand(-1, -1, sets.shape[2]))
+    probability = (1 - share) * set_probability(decoder, memory, sets, sharpness)
+    probability = probability + share * flat_set_log_probability(flat_logits, sets).exp()
+    found["next_ids"], found["next_confidence"] = sets, probability
+    return found
 
 
 def decode_flat(logits: Tensor, max_codes: int, threshold: float) -> Decoded:

@@ -199,6 +199,20 @@ class CalibrationBins(Metric):
         hits, count = self.hits.flip(0).cumsum(0), self.count.flip(0).cumsum(0)
         return count / count[-1].clamp(min=1), hits / count.clamp(min=1)
 
+    def limit(self, precision: float) -> tuple[float, float, float]:
+        """The lowest confidence, of a bin with records, from which on `precision` of them are hits.
+
+        Returns it with the share of those records and of their hits; 1.01, 0 and 0 where there is
+        no such confidence.
+        """
+        share, accuracy = self.coverage()
+        reached = ((accuracy >= precision) & (self.count.flip(0) > 0)).nonzero().flatten()
+        if not len(reached):
+            return 1.01, 0.0, 0.0
+        place = int(reached[-1])
+        limit = (CONFIDENCE_BINS - 1 - place) / CONFIDENCE_BINS
+        return limit, float(share[place]), float(accuracy[place])
+
     @staticmethod
     def _coarse(bins: Tensor) -> Tensor:
         return bins.view(-1, BINS_PER_CALIBRATION_BIN).sum(1)

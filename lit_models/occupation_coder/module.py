@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor, nn
 
 from datamodules.batches import OccupationBatch
@@ -25,7 +26,7 @@ from lit_models.occupation_coder.calibration import (
     nats_by_temperature,
 )
 from lit_models.occupation_coder.coding import CodedText, TextCoder
-from lit_models.occupation_coder.decoding import Decoded, DecodingOptions, decode
+from lit_models.occupation_coder.decoding import Decoded, DecodingOptions, answers, decode
 from lit_models.occupation_coder.encoders import CharacterEncoder
 from lit_models.occupation_coder.figures import OccupationFigures
 from lit_models.occupation_coder.freezing import freeze_encoder, language_rows
@@ -39,6 +40,7 @@ from lit_models.training.judged import Judged
 from lit_models.training.optim import configured, parameter_groups
 
 RECIPE_KEY = "occupation_recipe"
+REVIEW_BELOW = 0.5
 
 
 class LitOccupationCoder(ExactModule):
@@ -94,6 +96,8 @@ class LitOccupationCoder(ExactModule):
         self.init_from, self.init_from_part = init_from, init_from_part
         self.recipe: Any = None  # a dict of plain values, from the data or a checkpoint
         self.temperature = given_temperature(temperature or {})
+        # limit of `review_for_precision`, and the temperature of the sets that it was found on
+        self.review: dict[str, Any] | None = None
         # [training rows], where they are not all 1
         self.register_buffer("row_weights", None, persistent=False)
         self.network: Any = None  # an OccupationNetwork once the code book is known
@@ -143,10 +147,11 @@ class LitOccupationCoder(ExactModule):
 
     def on_validation_epoch_end(self) -> None:
         found = {term: float(search.compute()) for term, search in self.temperature_search.items()}
+        review = self._found_review()
         for metric in (self.val_confused, *self.temperature_search.values()):
             metric.reset()
         if self._is_training and not self.trainer.sanity_checking:
-            self.temperature = found
+            self.temperature, self.review = found, review
 
     def test_step(self, batch: OccupationBatch, batch_idx: int) -> Judged:
         return self._evaluate("test", batch)[1]
@@ -159,7 +164,39 @@ class LitOccupationCoder(ExactModule):
         return {n: " ".join(codes[int(i)] for i in ids if i >= 0) for n, ids in answers.items()}
 
     def predict_step(self, batch: OccupationBatch, batch_idx: int) -> dict[str, Tensor]:
-        return self._decode(*self(batch))._asdict()
+        memory, flat_logits = self(batch)
+        found = self.answers(memory, flat_logits, self.decoding)
+        # not "<": a confidence that is no number is one to look at
+        return {**found, "needs_review": ~(found["set_confidence"] >= self.review_limit)}
+
+    def answers(
+        self, memory: Memory, flat_logits: Tensor, options: DecodingOptions
+    ) -> dict[str, Tensor]:
+        """Return what `decoding.answers` does.
+
+        Raises:
+            ValueError: probabilities are asked of a flat head that was not trained.
+        """
+        if options.probabilities and self.loss.seq2seq_weight == 1:
+            raise ValueError(
+                "probabilities are those of the flat head, which seq2seq_weight: 1 left untrained; "
+                "leave them out, or train with a lower model.loss.seq2seq_weight."
+            )
+        return answers(self.network, memory, flat_logits, options, self.used_temperature)
+
+    @property
+    def review_limit(self) -> float:
+        """The confidence of a set below which a person shall look at it."""
+        if self.decoding.review_below is not None:
+            return self.decoding.review_below
+        return self.review["below"] if self.review else REVIEW_BELOW
+
+    @property
+    def used_temperature(self) -> dict[str, float]:
+        """The temperature of the heads: outside training that of the limit of review, if any."""
+        if self.review is None or self._is_training:
+            return self.temperature
+        return self.review["temperature"]
 
     def configure_optimizers(self) -> Any:
         depths = layer_depths(self, self.network.encoder)
@@ -169,7 +206,7 @@ class LitOccupationCoder(ExactModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         thresholds = {"flat": self.decoding.flat_threshold}
         found = {"temperature": self.temperature, "thresholds": thresholds}
-        checkpoint[RECIPE_KEY] = {**self.recipe, **found}
+        checkpoint[RECIPE_KEY] = {**self.recipe, **found, "review": self.review}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
@@ -210,6 +247,7 @@ class LitOccupationCoder(ExactModule):
     def _take_recipe(self, recipe: dict[str, Any]) -> None:
         self.recipe = recipe
         self.temperature = dict(recipe.get("temperature") or self.temperature)
+        self.review = recipe.get("review")
 
     def _build(self) -> None:
         book, languages = CodeBook.from_dict(self.recipe["code_book"]), self.recipe["languages"]
@@ -228,6 +266,22 @@ class LitOccupationCoder(ExactModule):
         examples = linear_examples(self.trainer.datamodule.store, self.loss)
         solve(self.network.flat, *examples, self._used_class_weights)
 
+    def _found_review(self) -> dict[str, Any] | None:
+        """The limit for `review_for_precision`; an evaluation says it."""
+        wanted = self.decoding.review_for_precision
+        if wanted is None:
+            return None
+        bins = self.val_metrics["calibration_error"]
+        with bins.sync_context(should_sync=self.trainer.world_size > 1):
+            limit, share, right = bins.limit(wanted)
+        if not self._is_training:
+            rank_zero_info(
+                f"review_below {limit:.2f}: {share:.0%} of the validation rows are at or above it, "
+                f"{right:.1%} of them exactly right; predict with "
+                f"--model.decoding.review_below={limit:.2f}"
+            )
+        return {"below": limit, "temperature": self.used_temperature}
+
     @property
     def _is_training(self) -> bool:
         return self._trainer is not None and self.trainer.state.fn == "fit"
@@ -237,7 +291,7 @@ class LitOccupationCoder(ExactModule):
         return self.class_weights if self.loss.class_weights else None
 
     def _decode(self, memory: Memory, flat_logits: Tensor) -> Decoded:
-        return decode(self.network, memory, flat_logits, self.decoding, self.temperature)
+        return decode(self.network, memory, flat_logits, self.decoding, self.used_temperature)
 
     def _evaluate(self, split: str, batch: OccupationBatch) -> tuple[tuple[Memory, Tensor], Judged]:
         memory, flat_logits = self(batch)

@@ -49,6 +49,7 @@ def results_of(index: PredictIndex) -> dict[str, np.ndarray]:
         "code_ids": code_ids,
         "code_confidence": np.where(code_ids >= 0, 1 / (ids[:, None] + 1), 0.0),
         "set_confidence": 1 / (ids + 1),
+        "needs_review": 1 / (ids + 1) < 0.5,
     }
 
 
@@ -166,6 +167,29 @@ def test_formulas_stay_unless_they_shall_be_escaped(tmp_path):
         [batch] = read_rows(path)
         wanted = [f"{mark}{cell}" for cell in cells[:4]] + ["-1", "+4.5", "smith"]
         assert batch.texts("text") == wanted
+
+
+def test_next_sets_and_probabilities_are_written_and_no_empty_code_columns(tmp_path):
+    index = open_index([write(tmp_path / "t.csv", 'text\nsmith\n""\ntailor\n')], Columns(), RECIPE)
+    results = results_of(index) | {
+        "code_ids": np.array([[1, -100], [0, -100]]),
+        "next_ids": np.array([[[0, 1], [0, -100]], [[1, -100], [-100, -100]]]),
+        "next_confidence": np.array([[0.25, 0.125], [0.5, 0.0]]),
+        "probabilities": np.array([[0.25, 0.75], [1.0, 0.0]], np.float32),
+    }
+    write_coded_table(index, BOOK, results, tmp_path / "out.csv")
+    [batch] = read_rows(tmp_path / "out.csv")
+    assert batch.rows.schema.names[1:9] == [
+        "code_1", "description_1", "confidence_1", "confidence_set", "set_2", "confidence_set_2",
+        "set_3", "confidence_set_3",
+    ]  # fmt: skip
+    assert batch.texts("set_2") == ["10000+20000", "", "20000"]
+    assert batch.texts("confidence_set_3") == ["0.125000", "", ""]
+    [table] = read_rows(tmp_path / "out.probabilities.csv")
+    assert table.rows.to_pydict() == {
+        "text": ["smith", "", "tailor"], "10000": ["0.250000", "", "1.000000"],
+        "20000": ["0.750000", "", "0.000000"],
+    }  # fmt: skip
 
 
 def test_nothing_is_overwritten_and_results_must_be_complete(tmp_path):

@@ -115,6 +115,10 @@ def test_calibration_error_is_the_gap_between_confidence_and_accuracy():
     coverage, accuracy = bins.coverage()
     assert coverage[[0, -1]].tolist() == [0.25, 1.0]
     assert accuracy[[0, -1]].tolist() == [1.0, 0.5]
+    assert bins.limit(0.6) == pytest.approx((0.89, 0.75, 2 / 3))  # float32: 0.9 - 2e-8
+    assert bins.limit(1.0) == pytest.approx((0.99, 0.25, 1.0))
+    bins.update(torch.tensor([1.0]), torch.tensor([0]), torch.ones(1))
+    assert bins.limit(0.7) == (1.01, 0.0, 0.0)  # nothing is sure enough: everything is looked at
 
 
 def test_the_most_frequent_confusions_come_first():

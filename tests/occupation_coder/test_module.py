@@ -173,6 +173,35 @@ def test_a_single_string_and_a_wrong_number_of_languages_are_refused(table, tmp_
         coder.code(["smith"], language=["en", "da"])
 
 
+def test_validation_finds_the_limit_of_review_and_prediction_uses_it(table, tmp_path, caplog):
+    torch.manual_seed(0)
+    options = {"decoding": DecodingOptions("greedy", review_for_precision=0.95)}
+    coder, trainer = small_coder(**options), trainer_of(tmp_path)
+    trainer.fit(coder, data_of(table))
+    path = tmp_path / "coder.ckpt"
+    trainer.save_checkpoint(path)
+    review = torch.load(path, weights_only=True)["occupation_recipe"]["review"]
+    assert 0.5 < review["below"] <= 1  # the five records are learned by heart
+    again = LitOccupationCoder.load_from_checkpoint(path)
+    assert again.review_limit == review["below"]
+    # the limit holds for the confidences that it was found on: before that validation's temperature
+    assert again.used_temperature == review["temperature"] == {"seq2seq": 1.0, "flat": 1.0}
+    assert coder.temperature != again.used_temperature
+    with caplog.at_level("INFO"):
+        trainer_of(tmp_path).validate(again, data_of(table))
+    assert f"predict with --model.decoding.review_below={review['below']:.2f}" in caplog.text
+    again.decoding.review_below = 0.25
+    assert again.review_limit == 0.25
+    coded = again.code(["carpenter", "joiner"], k_best=2, probabilities=True)
+    assert coded[0].codes == ["95410"]
+    assert coded[0].next_sets[0][1] <= coded[0].set_confidence
+    assert coded[0].probabilities.keys() >= {"95410", "83110"}
+    assert len(again.code(["joiner"])[0].next_sets) == 0
+    untrained = small_coder(loss=LossOptions(seq2seq_weight=1.0))
+    with pytest.raises(ValueError, match="flat head, which seq2seq_weight: 1 left untrained"):
+        untrained.answers(None, None, DecodingOptions(probabilities=True))
+
+
 def test_a_checkpoint_of_another_family_is_refused():
     with pytest.raises(ValueError, match="of another family"):
         small_coder().on_load_checkpoint({"state_dict": {}})
