@@ -434,14 +434,13 @@ def _delimited_batches(
             block, line, has_header = _after_lines(block, num_lines), 1 + num_lines, True
         if not block:
             continue
-        text = _decode(path, line, block)
         rows = _parse_fast(block, names, separator)
         if rows is not None:
             yield rows, np.arange(line, line + rows.num_rows, dtype=np.int64)
             line += rows.num_rows
         else:
             rows, numbers, num_lines = _parse_carefully(
-                text, line, names, separator, on_bad_line, is_end=not chunk
+                _decode(path, line, block), line, names, separator, on_bad_line, is_end=not chunk
             )
             yield rows, numbers
             rest = _after_lines(block, num_lines) + rest
@@ -550,22 +549,30 @@ def _parse_fast(block: bytes, names: list[str], separator: str) -> pa.RecordBatc
         return None
     if block.startswith(codecs.BOM_UTF8):
         return None  # pyarrow would drop it, and here it belongs to a value
-    if b'"' in block and _suspicious_quote(separator).search(block):
+    if not _has_plain_quotes(block, separator) and _suspicious_quote(separator).search(block):
         return None
     try:
         table = pacsv.read_csv(
             pa.BufferReader(block),
             pacsv.ReadOptions(column_names=names, use_threads=False, block_size=len(block) + 1),
             pacsv.ParseOptions(delimiter=separator, newlines_in_values=True),
-            pacsv.ConvertOptions(
-                column_types=dict.fromkeys(names, pa.string()), null_values=[], check_utf8=False
-            ),
+            pacsv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), null_values=[]),
         )
     except pa.ArrowInvalid:
         return None  # the careful parser finds the line and the reason
     if table.num_rows != num_lines:
         return None
     return table.combine_chunks().to_batches()[0]
+
+
+def _has_plain_quotes(block: bytes, separator: str) -> bool:
+    """Whether quotes open and close values in turns, none doubled or inside a text."""
+    octets = np.frombuffer(b"\n" + block + b"\n", np.uint8)
+    places = np.flatnonzero(octets == ord('"'))
+    before, after = octets[places[::2] - 1], octets[places[1::2] + 1]
+    opens = (before == ord(separator)) | (before == ord("\n"))
+    closes = (after == ord(separator)) | (after == ord("\n")) | (after == ord("\r"))
+    return len(places) % 2 == 0 and bool(opens.all() and closes.all())
 
 
 @cache
