@@ -32,7 +32,7 @@ trainer:
 
 
 MOST_WORKERS = 4
-STARTS_PROCESSES = ("slow", "soak", "smoke", "benchmark")
+STARTS_PROCESSES = ("slow", "soak", "smoke", "benchmark", "gpu")
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

@@ -1,0 +1,195 @@
+"""One GPU: `pytest -m gpu tests/gpu`, at most ten minutes.
+
+Every family starts there from the weights that a CPU starts from, learns the same in float64,
+waits for nothing in its steps, and goes through training, test and prediction.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from lightning.pytorch import Callback, seed_everything
+from torch import nn
+
+from lit_models.causal_lm.building import ComputationOptions
+from lit_models.causal_lm.generation import GenerationOptions
+from lit_models.training.callbacks import BitwiseSum, default_callbacks
+from lit_models.training.keyed_dropout import SampleKeys, key_dropout
+from lit_models.training.strategies.fsdp import FullyShardedStrategy
+from tests.distributed.families import FAMILIES, PRETRAINED, SPECIAL, Family
+from tests.test_step_waits import (
+    files,  # noqa: F401 - a fixture
+    first_weights,
+)
+from tests.toy import ledger_lines, toy_trainer
+
+ACCELERATOR = "gpu"
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
+]
+EVERY = FAMILIES | PRETRAINED
+LEARNERS = {name: family for name, family in EVERY.items() if name not in ("toy", "tied")}
+
+
+class NoWaits(Callback):
+    """Refuses whatever waits for the device in a step, from the second step on."""
+
+    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step > 0:
+            torch.cuda.set_sync_debug_mode("error")
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        torch.cuda.set_sync_debug_mode("default")
+
+    def on_exception(self, *_: Any) -> None:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.fixture(autouse=True)
+def _no_group_is_left() -> Iterator[None]:
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def fitted(family: Family, folder: Path, run: Path, **options: Any) -> tuple[Any, Any, Any]:
+    """Return trainer, module and data after a training of three steps."""
+    seed_everything(1, verbose=False)
+    resume = options.pop("resume", None)
+    sizes = {"global_batch_size": 8, **options.pop("sizes", {})}
+    module, data = family(folder / f"{run.parent.name}-{run.name}", sizes)
+    given = {"accelerator": ACCELERATOR, "max_steps": 3, "max_epochs": -1, **options}
+    trainer = toy_trainer(run, limit_val_batches=1, **given)
+    trainer.fit(module, data, ckpt_path=resume, weights_only=True)
+    return trainer, module, data
+
+
+def losses(run: Path) -> list[float]:
+    return [line["loss"] for line in ledger_lines(run)]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_training_starts_from_the_weights_of_a_cpu(
+    files: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    on_cpu = first_weights(EVERY[name], files, 0, "32-true")
+    there = partial(toy_trainer, accelerator=ACCELERATOR)
+    monkeypatch.setattr("tests.test_step_waits.toy_trainer", there)
+    on_gpu = first_weights(EVERY[name], files, 0, "32-true")
+    for parameter, weight in on_cpu.items():
+        assert torch.equal(on_gpu[parameter].cpu(), weight), parameter
+
+
+# The mask of transformers' CANINE is infinity times zero in float64.
+@pytest.mark.parametrize("name", [name for name in EVERY if name != "CANINE"])
+def test_the_losses_in_float64_are_those_of_a_cpu(
+    files: Path,  # noqa: F811
+    tmp_path: Path,
+    name: str,
+) -> None:
+    fitted(EVERY[name], files, tmp_path / "cpu", accelerator="cpu")
+    fitted(EVERY[name], files, tmp_path / "gpu")
+    assert losses(tmp_path / "gpu") == pytest.approx(losses(tmp_path / "cpu"), rel=1e-8)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
+@pytest.mark.parametrize("name", LEARNERS)
+def test_a_family_learns_and_no_step_waits(
+    files: Path,  # noqa: F811
+    tmp_path: Path,
+    name: str,
+    precision: str,
+) -> None:
+    callbacks = [NoWaits(), *default_callbacks()]
+    family, few = LEARNERS[name], {"precision": precision, "callbacks": callbacks}
+    trainer, module, data = fitted(family, files, tmp_path / "run", **few)
+    assert all(line["is_finite"] for line in ledger_lines(tmp_path / "run"))
+    trainer.test(module, data, verbose=False)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_predicts(files: Path, tmp_path: Path, name: str) -> None:  # noqa: F811
+    trainer, module, data = fitted(FAMILIES[name], files, tmp_path / "run", precision="32-true")
+    trainer.predict(module, data, return_predictions=False)
+    assert list(files.glob(f"{tmp_path.name}-run/*"))
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler's own
+def test_compiled_blocks_learn_what_others_learn(files: Path, tmp_path: Path) -> None:  # noqa: F811
+    def compiled(folder: Path, options: Any) -> Any:
+        module, data = SPECIAL["llama"](folder, options)
+        computation = ComputationOptions(compile=True)
+        network, optimizer = module.request.config, module.optimizer
+        return type(module)(optimizer, network=network, computation=computation), data
+
+    fitted(SPECIAL["llama"], files, tmp_path / "plain", precision="32-true")
+    fitted(compiled, files, tmp_path / "compiled", precision="32-true")
+    expected = pytest.approx(losses(tmp_path / "plain"), rel=1e-4)
+    assert losses(tmp_path / "compiled") == expected
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_fsdp_on_one_gpu_learns_and_goes_on(
+    files: Path,  # noqa: F811
+    tmp_path: Path,
+    sharded: bool,
+) -> None:
+    family = FAMILIES["causal_lm"]
+    fitted(family, files, tmp_path / "plain", max_steps=5, precision="32-true")
+    way = partial(FullyShardedStrategy, sharded_checkpoint=sharded)
+    fitted(family, files, tmp_path / "first", strategy=way(), precision="32-true")
+    dist.destroy_process_group()
+    last = tmp_path / "first" / "checkpoints" / "last.ckpt"
+    more = {"max_steps": 5, "resume": last, "precision": "32-true"}
+    fitted(family, files, tmp_path / "rest", strategy=way(), **more)
+    found = [*losses(tmp_path / "first"), *losses(tmp_path / "rest")]
+    assert found == pytest.approx(losses(tmp_path / "plain"), rel=1e-4)
+
+
+def test_bitwise_sums_give_the_same_bits_twice(files: Path, tmp_path: Path) -> None:  # noqa: F811
+    found = []
+    for name in ("one", "two"):
+        given = {"precision": "32-true", "sizes": {"micro_batch_size": 1}}
+        callbacks = [*default_callbacks(), BitwiseSum()]
+        _, module, _ = fitted(FAMILIES["toy"], files, tmp_path / name, callbacks=callbacks, **given)
+        found.append({n: p.detach().cpu() for n, p in module.named_parameters()})
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_dropout_by_sample_has_the_masks_of_a_cpu() -> None:
+    masks = []
+    for device in ("cpu", "cuda"):
+        keys, net = SampleKeys(), nn.Sequential(nn.Dropout(0.3))
+        key_dropout(net, keys)
+        keys.begin(7, torch.arange(50, device=device))
+        masks.append(net(torch.ones(50, 12, 32, device=device)).cpu())
+    assert torch.equal(*masks)
+
+
+def test_a_micro_batch_is_found_where_memory_is_short(files: Path, tmp_path: Path) -> None:  # noqa: F811
+    """The allocator is given a little above what the process holds."""
+    torch.cuda.empty_cache()
+    total = torch.cuda.mem_get_info()[1]
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 2**28) / total)
+    wide = {"hidden_size": 512, "num_heads": 8, "num_kv_heads": 8, "feed_forward": 512}
+    family = partial(SPECIAL["llama"], **wide)
+    try:
+        _, _, data = fitted(family, files, tmp_path / "run", precision="32-true")
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert 1 <= data.batching.micro_batch_size <= 8
+
+
+def test_twenty_tokens_are_written(files: Path, tmp_path: Path) -> None:  # noqa: F811
+    trainer, module, data = fitted(SPECIAL["llama"], files, tmp_path / "run", precision="32-true")
+    module.generation = GenerationOptions(max_new_tokens=20, temperature=0.0)
+    trainer.predict(module, data, return_predictions=False)
+    assert list(files.glob(f"{tmp_path.name}-run/*"))
