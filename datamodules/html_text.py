@@ -1,9 +1,10 @@
 """The visible text of an HTML page, line by line."""
 
+import codecs
 import re
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from selectolax.lexbor import LexborHTMLParser, LexborNode
@@ -23,6 +24,13 @@ BREAKING = frozenset(
         *("th", "thead", "tr", "ul"),
     }
 )
+BOMS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+DECLARED = re.compile(rb"<meta[^>]*?charset\s*=\s*[\"']?\s*([a-zA-Z0-9_:.\-]+)", re.IGNORECASE)
+DECLARED_WITHIN = 1024  # bytes that a browser searches
 HIDING = ("display:none", "visibility:hidden")
 # A parser takes time that grows with the square of what is nested or repeated in these ways.
 TAG = re.compile(r"<(/?)([a-zA-Z][^\s/<>]*)([^<>]*)>")
@@ -85,6 +93,51 @@ def flattened(html: str) -> tuple[str, int]:
 
     changed = TAG.sub(kept, html)
     return (changed, num_changed) if num_changed else (html, 0)
+
+
+class HtmlEncoding(NamedTuple):
+    """How a page is written: what `<meta charset>` says, its name in Python (`None` where it is not
+    known), the name of a byte order mark, and the name that it is read in."""
+
+    declared: str | None
+    declared_name: str | None
+    mark: str | None
+    read: str
+
+
+def html_encoding(content: bytes) -> HtmlEncoding:
+    """Return the encoding of a page's bytes.
+
+    As in browsers a byte order mark wins over `<meta charset>`; without either it is UTF-8 where
+    the bytes are, else windows-1252.
+    """
+    match = DECLARED.search(content[:DECLARED_WITHIN])
+    declared = None if match is None else match[1].decode("ascii")
+    name = None
+    if declared is not None:
+        try:
+            name = codecs.lookup(declared).name
+        except LookupError:
+            name = None
+        # Browsers read all of these as windows-1252.
+        name = "cp1252" if name in ("iso8859-1", "ascii") else name
+    mark = next((encoding for bom, encoding in BOMS if content.startswith(bom)), None)
+    read = mark or name or ("utf-8" if first_bad_byte(content) is None else "cp1252")
+    return HtmlEncoding(declared, name, mark, codecs.lookup(read).name)
+
+
+def decoded_html(content: bytes) -> str:
+    """Return a page or another text of its bytes; what its encoding does not know is replaced."""
+    return content.decode(html_encoding(content).read, "replace").removeprefix("\ufeff")
+
+
+def first_bad_byte(content: bytes) -> int | None:
+    """Return where bytes are no UTF-8; `None` where they are."""
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return error.start
+    return None
 
 
 def visible_lines(tree: "LexborHTMLParser") -> list[str]:

@@ -89,7 +89,7 @@ def audit_collection(request: CollectionRequest) -> Audit:
     is_empty = contents == np.uint64(TextRecord("", "", "").content_hash)
     num_with_words = int(np.count_nonzero(~is_empty))
     return Audit(
-        format=request.format,
+        format=request.layout,
         parts=[_part_audit(collection, part) for part in range(len(PART_NAMES))],
         bad_rows=collection.bad_rows,
         document_lengths=np.asarray(collection.document_lengths),

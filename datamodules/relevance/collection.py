@@ -68,6 +68,16 @@ class Collection:
         self.documents = TextTable(folder, "documents", self.facts["documents"])
         self.queries = TextTable(folder, "queries", self.facts["queries"])
         self.num_documents, self.num_queries = self.documents.count, self.queries.count
+        self.has_titles = True
+
+    def without_leak(self) -> "Collection":
+        """Return the collection as training and evaluation may see it: where the queries are the
+        titles of the documents, without these."""
+        if self.facts["queries"]["files"] != self.facts["documents"]["files"]:
+            return self
+        other = Collection(self.folder)
+        other.has_titles, other.fingerprint = False, f"{self.fingerprint}-untitled"
+        return other
 
     @property
     def document_lengths(self) -> np.ndarray:
@@ -86,7 +96,12 @@ class Collection:
             RuntimeError: its file has changed since it was indexed.
         """
         record = self.documents.record(index)
-        return Document(record.title, record.text)
+        return Document(record.title if self.has_titles else "", record.text)
+
+    def address(self, index: int) -> str:
+        """Return where a document is to be found: its address on the web, else its id."""
+        record = self.documents.record(index)
+        return record.address or record.id
 
     def document_text(self, index: int) -> str:
         """Return a document as an encoder reads it: its title, and its text."""

@@ -116,7 +116,7 @@ class CollectionWriter:
         self.bad_rows.settle(folder)
         facts: dict[str, Any] = {
             "fingerprint": self.fingerprint,
-            "format": self.request.format,
+            "format": self.request.layout,
             "documents": documents.facts,
             "queries": queries.facts,
             "num_triples": num_triples,

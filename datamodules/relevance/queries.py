@@ -8,11 +8,13 @@ import numpy as np
 
 from datamodules.cache import digest_of
 from datamodules.files.bad_rows import BadRow
+from datamodules.files.tables import Table
 from datamodules.plan import hash_ids
 from datamodules.relevance.collection import Collection
-from datamodules.relevance.texts import LineError, TextRecord, parse_line
+from datamodules.relevance.texts import LineError, LineKind, TextRecord, parse_line
 
-QUERY_SUFFIXES = (".jsonl", ".tsv")
+QUERY_SUFFIXES = (".jsonl", ".tsv", ".csv", ".txt", ".xlsx")
+QUERY_COLUMNS = ("query", "question", "search")
 
 
 class Queries(Protocol):
@@ -66,7 +68,8 @@ class CollectionQueries:
 
 
 class FileQueries:
-    """The queries of a file, in its order: jsonl with _id and text, or tsv with id and text.
+    """The queries of a file, in its order: jsonl with _id and text, tsv with id and text, a table
+    (.csv, .xlsx) with query and perhaps id, or lines of text (.txt); without ids by their number.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -78,7 +81,7 @@ class FileQueries:
         if path.suffix not in QUERY_SUFFIXES:
             raise ValueError(
                 f"data.predict_queries {path} must end with {' or '.join(QUERY_SUFFIXES)}: one "
-                "query in each line, with its id."
+                "query in each line."
             )
         if not path.is_file():
             raise FileNotFoundError(f"data.predict_queries: there is no file {path}.")
@@ -114,12 +117,31 @@ def hash_digest(numbers: np.ndarray) -> str:
 
 
 def _records(path: Path) -> Iterator[tuple[int, TextRecord]]:
+    if path.suffix in (".csv", ".xlsx"):
+        yield from _table_records(path)
+        return
     with path.open("rb") as file:
         for line, raw in enumerate(file, start=1):
             if not raw.strip():
                 continue
             try:
-                kind = "jsonl" if path.suffix == ".jsonl" else "tsv"
-                yield line, parse_line(kind, raw.rstrip(b"\r\n"))  # type: ignore[arg-type]
+                if path.suffix == ".txt":
+                    raw = f"{line}\t".encode() + raw.removeprefix(b"\xef\xbb\xbf").strip()
+                kind: LineKind = "jsonl" if path.suffix == ".jsonl" else "tsv"
+                yield line, parse_line(kind, raw.rstrip(b"\r\n"))
             except LineError as error:
                 raise ValueError(str(BadRow(str(path), line, error.value, error.rule))) from error
+
+
+def _table_records(path: Path) -> Iterator[tuple[int, TextRecord]]:
+    table = Table(path)
+    column = next((name for name in QUERY_COLUMNS if name in table.names), QUERY_COLUMNS[0])
+    table.check([column], "data.predict_queries")
+    own = next((name for name in ("id", "_id") if name in table.names), None)
+    known: set[str] = set()  # a table of queries and pages names a query several times
+    for batch in table.rows():
+        ids = batch.texts(own) if own else map(str, batch.line.tolist())
+        for line, id, query in zip(batch.line.tolist(), ids, batch.texts(column), strict=True):
+            if query.strip() and (own or query not in known):
+                known.add(query)
+                yield line, TextRecord(id, "", query.strip())

@@ -38,8 +38,8 @@ class RankingDataModule(RelevanceDataModule):
         groups: the candidates of a query in a training step.
         teacher: runs with a teacher's scores of training queries, for a loss that imitates them;
             those of other queries, where there are any, are for the loss of an evaluation.
-        predict_queries: jsonl with _id and text, or tsv with id and text; none predicts the
-            judged queries of the test part.
+        predict_queries: a file as `FileQueries` reads it; None predicts the judged queries of the
+            test part.
         relevance: collection, output, tokenizer and more, see `RelevanceDataModule`.
 
     Raises:
@@ -114,7 +114,8 @@ class RankingDataModule(RelevanceDataModule):
         return self.output_path(RUN_NAME)
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
-        """Write the run, best first, equal scores in the order of documents.
+        """Write the run, best first, equal scores in the order of documents; for queries of a file,
+        and for pages, a table of the best beside it (.csv).
 
         Scores are rounded to 6 decimals: the others are rounding errors in single precision.
 
@@ -122,10 +123,12 @@ class RankingDataModule(RelevanceDataModule):
             results: `score` [N, K], of the candidates in the order of documents.
             path: of the run.
         """
-        write_run(path, self._rankings(results["score"]), TAG)
         dataset = self.datasets["predict"]
         assert isinstance(dataset, RankingDataset)
         queries = dataset.source.queries
+        if self.shows_found:
+            self.write_found(path.with_suffix(".csv"), self._rankings(results["score"]), queries)
+        write_run(path, self._rankings(results["score"]), TAG)
         if lacking := [n for n in range(len(queries)) if not len(dataset.candidates(n))]:
             names = ", ".join(queries.id(place) for place in lacking[:MOST_NAMED])
             log.warning(
@@ -149,15 +152,16 @@ class RankingDataModule(RelevanceDataModule):
         candidates = self.candidates
         if stage == "train" and self.groups.triples:
             candidates = replace(candidates, source="judged", top=None, run=None, bm25=None)
-        first = FirstStage(candidates, self.collection, queries)
+        collection = self.collection_of(stage)
+        first = FirstStage(candidates, collection, queries)
         tokens = (
-            read_collection(self.collection, encoding.ids, queries)
+            read_collection(collection, encoding.ids, queries)
             if stage == "predict"  # of a few queries, perhaps
             else kept_collection(
-                self.collection, encoding, queries.indices, self._ranked(first.lists, judgements)
+                collection, encoding, queries.indices, self._ranked(first.lists, judgements)
             )
         )
-        texts = PairTexts(self.collection, encoding, tokens)
+        texts = PairTexts(collection, encoding, tokens)
         return RankingSource(texts, queries, first, judgements, self._teacher(stage, queries))
 
     def _ranked(self, lists: Lists | None, judgements: JudgedQueries | None) -> np.ndarray:

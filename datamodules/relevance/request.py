@@ -10,9 +10,16 @@ from datamodules.splitting import MAX_SHARE, TEST, TRAIN, VALIDATION
 if TYPE_CHECKING:
     from datamodules.relevance.collection_writer import CollectionReader
 
-COLLECTION_VERSION = 2
-Format = Literal["demo", "beir", "msmarco", "esci"]
+COLLECTION_VERSION = 3
+PAGE_SUFFIXES = (".html", ".htm", ".xhtml", ".md", ".txt")
+Format = Literal["demo", "beir", "msmarco", "esci", "pages"]
 Files = str | list[str] | None
+LAYOUTS: dict[Format, tuple[str, ...]] = {
+    "beir": ("corpus.jsonl*", "corpus/*.parquet"),
+    "msmarco": ("collection.tsv*", "qrels*.tsv", "queries*.tsv"),
+    "esci": ("*examples*.parquet",),
+    "pages": tuple(f"**/*{suffix}" for suffix in PAGE_SUFFIXES),
+}
 
 
 @dataclass(frozen=True)
@@ -21,7 +28,7 @@ class CollectionFiles:
 
     Args:
         documents: corpus.jsonl, collection.tsv or parquet; one, or several.
-        queries: the same for queries.
+        queries: the same for queries; of pages a table or jsonl with query, page and maybe grade.
         train: judgements of the training queries; named judgements replace all of the folder's.
         validation: of the validation queries.
         test: of the test queries.
@@ -111,37 +118,68 @@ class CollectionRequest:
     """All that a collection depends on.
 
     Args:
-        format: layout of the files; `demo` needs none.
+        format: layout of the files; None finds it from the folder, and without files it is `demo`.
         folder: where they lie.
         files: those that lie elsewhere or have other names.
         split: how training queries are divided where a part is missing.
         esci: options of that format.
     """
 
-    format: Format = "demo"
+    format: Format | None = None
     folder: str | None = None
     files: CollectionFiles = field(default_factory=CollectionFiles)
     split: QuerySplit = field(default_factory=QuerySplit)
     esci: EsciOptions = field(default_factory=EsciOptions)
 
     def __post_init__(self) -> None:
-        if self.format not in get_args(Format):
+        if self.format is not None and self.format not in get_args(Format):
             raise ValueError(
                 f'format must be one of {", ".join(get_args(Format))}, got "{self.format}".'
             )
         names_files = any(asdict(self.files).values())
         if self.format == "demo" and (self.folder or names_files):
             raise ValueError(
-                'format "demo" reads no files, and some are named; say how they are laid out: '
-                "beir, msmarco or esci."
+                'format "demo" reads no files, and some are named; leave the format out, or say '
+                "how they are laid out: beir, msmarco, esci or pages."
             )
-        if self.format != "demo" and not (self.folder or names_files):
+        if self.format not in (None, "demo") and not (self.folder or names_files):
             raise ValueError(
                 f'format "{self.format}" needs files; name their folder with '
                 "data.collection.folder, or each with data.collection.files."
             )
-        if self.files.triples and self.format != "msmarco":
+        if self.files.triples and self.format not in (None, "msmarco"):
             raise ValueError(f'triples belong to format "msmarco", got "{self.format}".')
+
+    @property
+    def layout(self) -> Format:
+        """The format, which is found from the folder where it is not given.
+
+        Raises:
+            FileNotFoundError: the folder is not there.
+            ValueError: nothing tells the format.
+        """
+        if self.format is not None:
+            return self.format
+        if self.folder is None:
+            documents = self.files.documents
+            if not any(asdict(self.files).values()):
+                return "demo"
+            first = documents[0] if isinstance(documents, list) and documents else documents
+            is_tsv = str(first).endswith(".tsv") or self.files.triples
+            return "msmarco" if is_tsv else "beir"
+        folder = Path(self.folder).expanduser()
+        if not folder.is_dir():
+            raise FileNotFoundError(
+                f"data.collection.folder {folder} is no folder; name that of the collection."
+            )
+        for layout, patterns in LAYOUTS.items():
+            if any(any(folder.glob(pattern)) for pattern in patterns):
+                return layout
+        told = "; ".join(f"{name}: {', '.join(found)}" for name, found in LAYOUTS.items())
+        raise ValueError(
+            f"data.collection.folder {folder} holds none of the files that tell a format ({told}); "
+            "check the folder, or give data.collection.format and data.collection.files."
+        )
 
     def reader(self) -> "CollectionReader":
         """Return what reads these files.
@@ -150,18 +188,22 @@ class CollectionRequest:
             FileNotFoundError: a file or folder is not there.
             ValueError: a file cannot be assigned to a part.
         """
-        if self.format == "msmarco":
+        if self.layout == "msmarco":
             from datamodules.relevance.msmarco import MsMarcoReader
 
             return MsMarcoReader(self.folder, self.files)
-        if self.format == "esci":
+        if self.layout == "esci":
             from datamodules.relevance.esci import EsciReader
 
             return EsciReader(self.folder, self.files, self.esci)
+        if self.layout == "pages":
+            from datamodules.relevance.pages import PagesReader
+
+            return PagesReader(self.folder, self.files)
         from datamodules.relevance.beir import BeirReader
         from datamodules.relevance.demo import demo_collection
 
-        folder = self.folder if self.format == "beir" else str(demo_collection(cache_root()))
+        folder = self.folder if self.layout == "beir" else str(demo_collection(cache_root()))
         return BeirReader(folder, self.files)
 
     def facts(self, reader: "CollectionReader") -> dict[str, Any]:
@@ -169,13 +211,13 @@ class CollectionRequest:
         root = cache_root()
         return {
             "version": COLLECTION_VERSION,
-            "format": self.format,
+            "format": self.layout,
             "files": {
                 role: [file_digest(path, root) for path in paths]
                 for role, paths in reader.files().items()
             },
             "split": asdict(self.split),
-            "esci": asdict(self.esci) if self.format == "esci" else None,
+            "esci": asdict(self.esci) if self.layout == "esci" else None,
         }
 
     def cache_folder(self, reader: "CollectionReader", fingerprint: str) -> Path:

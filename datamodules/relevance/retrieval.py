@@ -40,7 +40,7 @@ class RetrievalDataModule(RelevanceDataModule):
             leaves it out.
         bm25_depth: documents of the first stage for each query.
         predict_part: part whose judged queries a prediction encodes and searches with.
-        predict_queries: jsonl with _id and text, or tsv with id and text, instead of a part.
+        predict_queries: a file as `FileQueries` reads it, instead of a part.
         predict_depth: documents of each query in the run that a prediction writes.
         predict_type: numbers of the matrices that a prediction writes.
         relevance: collection, output, tokenizer and more, see `RelevanceDataModule`.
@@ -94,20 +94,21 @@ class RetrievalDataModule(RelevanceDataModule):
             return
         judged = self._judged(stage)
         if stage == "train":
-            check_negatives(self.negatives, self.collection, judged)
-            pair_counts(self.collection, judged.with_relevant(), self.mix)
+            collection = self.collection_of(stage)
+            check_negatives(self.negatives, collection, judged)
+            pair_counts(collection, judged.with_relevant(), self.mix)
 
     def prepare_tokens(self, stage: Stage, encoding: TextEncoding, recipe: dict[str, Any]) -> None:
         """Make the tokens of the stage's texts in the cache."""
         if stage == "predict":
             return
-        judged = self._judged(stage)
+        judged, collection = self._judged(stage), self.collection_of(stage)
         if stage == "train":
-            pair_tokens(self.collection, encoding, judged, self.mix, self.negatives)
+            pair_tokens(collection, encoding, judged, self.mix, self.negatives)
         else:
             documents = self._searched(judged)
             is_whole = self.mix.reads_whole
-            kept_evaluation(self.collection, encoding, judged.queries, documents, is_whole)
+            kept_evaluation(collection, encoding, judged.queries, documents, is_whole)
 
     def build(self, stage: Stage) -> PlannedDataset:
         """Return the dataset of one stage.
@@ -116,7 +117,7 @@ class RetrievalDataModule(RelevanceDataModule):
             ValueError: there is nothing to train on, or no query to evaluate or search with.
         """
         assert self.encoding is not None
-        collection, encoding = self.collection, self.encoding
+        collection, encoding = self.collection_of(stage), self.encoding
         if stage == "train":
             facts = (self._judged(stage), self.mix, self.negatives, self.seed)
             return PairDataset(collection, encoding, *facts)

@@ -86,6 +86,7 @@ class TextTableWriter:
         if self._copy is None:
             self._copy = (self.folder / f"{self.name}.jsonl").open("wb")
         values = {"_id": record.id, "title": record.title, "text": record.text}
+        values |= {"url": record.address} if record.address else {}
         content = json.dumps(values, ensure_ascii=False).encode()
         self._append(record, content, self._copy.tell(), row, self._number(path))
         self._copy.write(content + b"\n")

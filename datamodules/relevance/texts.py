@@ -32,11 +32,12 @@ COLUMNS = {  # of the index, one value per text
 
 
 class TextRecord(NamedTuple):
-    """One text with its id; the title is "" where a format has none."""
+    """One text with its id; title and address (a url) are "" where a format has none."""
 
     id: str
     title: str
     text: str
+    address: str = ""
 
     @property
     def is_empty(self) -> bool:
@@ -108,11 +109,12 @@ def record_of(values: dict[str, Any]) -> TextRecord:
     id = values.get(key)
     if isinstance(id, int) and not isinstance(id, bool):
         id = str(id)
-    title = values.get("title")
+    title, address = values.get("title"), values.get("url")
     return TextRecord(
         _text_of(values, key, id),
         "" if title is None else _text_of(values, "title", title),
         _text_of(values, "text", values.get("text")),
+        address if isinstance(address, str) else "",
     )
 
 

@@ -10,7 +10,6 @@ about one word in ten; over a page the errors mostly cancel, over a line they do
 """
 
 import argparse
-import codecs
 import json
 import re
 import sys
@@ -27,7 +26,14 @@ import pyarrow as pa
 
 from datamodules.documents import files_in
 from datamodules.files.tables import TableWriter
-from datamodules.html_text import flattened, visible_lines
+from datamodules.html_text import (
+    DECLARED_WITHIN,
+    decoded_html,
+    first_bad_byte,
+    flattened,
+    html_encoding,
+    visible_lines,
+)
 from datamodules.relevance.bm25 import scores_of
 from datamodules.sentences import sentences_of, words_of
 from lit_models.cli_errors import run_guarded
@@ -36,13 +42,6 @@ if TYPE_CHECKING:
     from selectolax.lexbor import LexborNode
 
 SUFFIXES = (".html", ".htm", ".xhtml")
-BOMS = (
-    (codecs.BOM_UTF8, "utf-8"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-)
-DECLARED = re.compile(rb"<meta[^>]*?charset\s*=\s*[\"']?\s*([a-zA-Z0-9_:.\-]+)", re.IGNORECASE)
-DECLARED_WITHIN = 1024  # bytes that a browser searches
 LANGUAGE = re.compile(r"[A-Za-z]{2,3}(?:[-_][A-Za-z0-9]{2,8})*|[xi](?:-[A-Za-z0-9]{1,8})+")
 LINK_KINDS = ("internal", "external", "fragment", "other", "unknown")
 LONGEST_TITLE = 60  # characters
@@ -232,22 +231,17 @@ class PageReport:
 
 
 def page_of_bytes(content: bytes, name: str, address: str | None = None) -> Page:
-    """Return a page of its bytes, read in the encoding that it declares.
-
-    As in browsers a byte order mark wins over `<meta charset>`; without either it is UTF-8 where
-    the bytes are, else windows-1252.
-    """
+    """Return a page of its bytes; a wrong encoding is a finding and no error."""
     findings: list[Finding] = []
     if not content.strip():
         findings.append(Finding("page", "the file is empty", "", name))
-    declared = _declared(content[:DECLARED_WITHIN], findings)
-    mark = next((encoding for bom, encoding in BOMS if content.startswith(bom)), None)
-    is_utf8 = _first_bad_byte(content) is None
-    encoding = mark or declared or ("utf-8" if is_utf8 else "cp1252")
-    findings += _encoding_findings(content, declared, mark)
-    html = content.decode(encoding, "replace").removeprefix("\ufeff")
-    facts = {"encoding_declared": declared or mark, "encoding_read": codecs.lookup(encoding).name}
-    return Page(name, html, address, findings, facts)
+    found = html_encoding(content)
+    if found.declared is not None and found.declared_name is None:
+        rule = "the declared encoding is not known; declare utf-8"
+        findings.append(Finding("encoding", rule, found.declared, "meta charset"))
+    findings += _encoding_findings(content, found.declared_name, found.mark)
+    facts = {"encoding_declared": found.declared_name or found.mark, "encoding_read": found.read}
+    return Page(name, decoded_html(content), address, findings, facts)
 
 
 def is_address(address: str) -> bool:
@@ -584,23 +578,8 @@ def _types(value: Any) -> Iterator[str]:
             yield from _types(inner)
 
 
-def _declared(head: bytes, findings: list[Finding]) -> str | None:
-    found = DECLARED.search(head)
-    if found is None:
-        return None
-    name = found[1].decode("ascii")
-    try:
-        # Browsers read all of these as windows-1252.
-        is_latin = codecs.lookup(name).name in ("iso8859-1", "ascii")
-    except LookupError:
-        rule = "the declared encoding is not known; declare utf-8"
-        findings.append(Finding("encoding", rule, name, "meta charset"))
-        return None
-    return "cp1252" if is_latin else codecs.lookup(name).name
-
-
 def _encoding_findings(content: bytes, declared: str | None, mark: str | None) -> list[Finding]:
-    bad = _first_bad_byte(content)
+    bad = first_bad_byte(content)
     if mark == "utf-16" or content.isascii():
         return []
     expected = mark or declared
@@ -616,14 +595,6 @@ def _encoding_findings(content: bytes, declared: str | None, mark: str | None) -
         rule = "no encoding is declared and the page has letters beyond ASCII; declare utf-8"
         return [Finding("encoding", rule, "", f"first {DECLARED_WITHIN} bytes")]
     return []
-
-
-def _first_bad_byte(content: bytes) -> int | None:
-    try:
-        content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        return error.start
-    return None
 
 
 def readability(lines: Sequence[str], language: str | None) -> dict[str, Any]:

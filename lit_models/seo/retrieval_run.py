@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from datamodules.relevance.bm25 import Hits, open_bm25
+from datamodules.relevance.datamodule import NUM_FOUND
 from datamodules.relevance.encoded_collection import RUN_FILE, EncodedCollection
 from datamodules.relevance.retrieval import RetrievalDataModule
 from datamodules.relevance.retrieval_texts import TextsDataset
@@ -15,7 +16,7 @@ from lit_models.seo.feedback import Feedback, searched
 from lit_models.seo.fusion import fused
 from lit_models.seo.search import Found
 
-TAG = "unisono"
+TAG, FOUND_FILE = "unisono", "found.csv"
 QUERIES_AT_ONCE = 8192  # each chunk reads the whole matrix once more
 
 
@@ -26,7 +27,8 @@ def write_run(
     device: torch.device,
     feedback: Feedback | None = None,
 ) -> None:
-    """Write the best documents of each query into the folder of encoded texts.
+    """Write the best documents of each query into the folder of encoded texts; where people ask,
+    as a table, too.
 
     Args:
         encoded: of the data's collection.
@@ -36,7 +38,20 @@ def write_run(
         feedback: how queries are moved before they search.
     """
     rankings = _rankings(encoded, data, fusion_weight, device, feedback)
-    write_rankings(encoded.folder / RUN_FILE, rankings, TAG)
+    best: list[Ranking] = []
+
+    def noted() -> Iterator[Ranking]:
+        for ranking in rankings:
+            if data.shows_found:
+                documents, scores = ranking.documents[:NUM_FOUND], ranking.scores[:NUM_FOUND]
+                best.append(Ranking(ranking.query, documents, scores))
+            yield ranking
+
+    write_rankings(encoded.folder / RUN_FILE, noted(), TAG)
+    if data.shows_found:
+        dataset = data.datasets["predict"]
+        assert isinstance(dataset, TextsDataset)
+        data.write_found(encoded.folder / FOUND_FILE, best, dataset.queries)
 
 
 def _rankings(
