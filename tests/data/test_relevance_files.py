@@ -19,6 +19,7 @@ from tests.relevance_collections import (
     write_beir_parquet,
     write_esci,
     write_lines,
+    write_msmarco,
     write_parquet,
     write_qrels,
 )
@@ -95,8 +96,8 @@ def test_files_that_are_missing_or_unclear_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"format": "trec"}, 'format must be one of demo, beir, msmarco, esci, got "trec"'),
-        ({"folder": "x"}, 'format "demo" reads no files, and some are named; say how they are'),
+        ({"format": "trec"}, 'format must be one of demo, beir, msmarco, esci, pages, got "trec"'),
+        ({"format": "demo", "folder": "x"}, 'format "demo" reads no files, and some are named; le'),
         (
             {"format": "beir"},
             'format "beir" needs files; name their folder with data.collection.folder, or',
@@ -110,6 +111,23 @@ def test_files_that_are_missing_or_unclear_are_named(tmp_path: Path) -> None:
 def test_options_in_conflict_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         CollectionRequest(**options)
+
+
+def test_the_format_is_found_from_the_folder(tmp_path: Path) -> None:
+    made = {"beir": write_beir, "msmarco": write_msmarco, "esci": write_esci}
+    for layout, write in made.items():
+        assert CollectionRequest(folder=str(write(tmp_path / layout))).layout == layout
+    write_lines(tmp_path / "site" / "a" / "page.htm", "<p>x")
+    assert CollectionRequest(folder=str(tmp_path / "site")).layout == "pages"
+    assert CollectionRequest().layout == "demo"
+    files = CollectionFiles(documents="a.tsv", train="b.tsv")
+    assert CollectionRequest(files=files).layout == "msmarco"
+    (tmp_path / "bare").mkdir()
+    words = "bare holds none of the files that tell a format .*corpus.jsonl.*html"
+    with pytest.raises(ValueError, match=words):
+        CollectionRequest(folder=str(tmp_path / "bare")).reader()
+    with pytest.raises(FileNotFoundError, match="collection.folder .*gone is no folder"):
+        CollectionRequest(folder=str(tmp_path / "gone")).reader()
 
 
 def test_shares_versions_and_gains_out_of_range_are_refused() -> None:

@@ -156,3 +156,87 @@ def test_the_demo_has_three_parts_and_no_query_is_a_title() -> None:
             assert collection.query(int(query)) != title
             if grade == 2:
                 assert collection.query_id(int(query)) == f"how-{collection.document_id(document)}"
+
+
+PAGES = {
+    "bread/rye bread.html": "<title>Rye  bread</title><h1>Rye bread</h1><p>Takes <b>sour</b> dough."
+    "<link rel=canonical href=https://ex.org/rye>",
+    "bread/index.html": "<h1>All breads</h1><p>White and dark.</p><script>x</script>",
+    "oven.md": "# The *oven*\n\nHeat it to [230](http://x.y) degrees.\n",
+    "notes.txt": "Flour\nKeep it dry.\n",
+    "old.htm": "<meta charset=latin1><title>Caf\xe9</title><p>Cr\xe8me",
+    ".hidden/x.html": "<p>no",
+}
+RECORDS = {
+    "bread/index.html": ("All breads", "White and dark.", "bread/index.html"),
+    "bread/rye%20bread.html": ("Rye bread", "Takes sour dough.", "https://ex.org/rye"),
+    "notes.txt": ("Flour", "Keep it dry.", "notes.txt"),
+    "old.htm": ("Café", "Crème", "old.htm"),
+    "oven.md": ("The oven", "Heat it to 230 degrees.", "oven.md"),
+}
+
+
+def write_pages(folder: Path) -> Path:
+    for name, content in PAGES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content.encode("latin1"))
+    return folder
+
+
+def test_a_folder_of_pages_asks_for_its_titles(tmp_path: Path) -> None:
+    collection = open_collection(CollectionRequest(folder=str(write_pages(tmp_path)), split=WHOLE))
+    numbers = range(collection.num_documents)
+    found = {
+        collection.document_id(n): (*collection.document(n), collection.address(n)) for n in numbers
+    }
+    assert found == RECORDS
+    assert judged(collection, TRAIN) == [(id, id, 1) for id in RECORDS]
+    assert [collection.query(n) for n in numbers] == [title for title, _, _ in RECORDS.values()]
+    # What is trained and measured on titles does not read them in the documents.
+    bare = collection.without_leak()
+    assert [bare.document_text(n) for n in numbers] == [text for _, text, _ in RECORDS.values()]
+    assert bare.fingerprint != collection.fingerprint
+    assert bare.without_leak().without_leak().document_text(0) == "White and dark."
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_a_folder_of_pages_has_queries_beside_it(tmp_path: Path, kind: str) -> None:
+    write_pages(tmp_path)
+    pairs = [
+        ("sour dough", "https://ex.org/rye", 2),
+        ("keep dry", "notes.txt", 1),
+        ("sour dough", "/bread/index.html", 1),
+        ("how hot", "oven.md", 1),
+        ("bread", "rye bread.html", 1),
+    ]
+    if kind == "csv":
+        lines = ["query;page;grade", *(f"{q};{page};{grade}" for q, page, grade in pairs)]
+    else:
+        lines = [f'{{"query": "{q}", "pages": ["{p}"], "grade": {g}}}' for q, p, g in pairs]
+    write_lines(tmp_path / f"queries.{kind}", *lines)
+    request = CollectionRequest(folder=str(tmp_path), split=WHOLE)
+    collection = open_collection(request)
+    assert [collection.query(n) for n in range(4)] == ["sour dough", "keep dry", "how hot", "bread"]
+    assert judged(collection, TRAIN) == [
+        ("1", "bread/index.html", 1),
+        ("1", "bread/rye%20bread.html", 2),
+        ("2", "notes.txt", 1),
+        ("3", "oven.md", 1),
+        ("4", "bread/rye%20bread.html", 1),
+    ]
+    assert collection.without_leak() is collection
+    wrong = "grill;gone.html;1" if kind == "csv" else '{"query": "grill", "page": "gone.html"}'
+    write_lines(tmp_path / f"queries.{kind}", *lines, wrong)
+    with pytest.raises(ValueError, match='"gone.html": no page has this path, name or address'):
+        open_collection(request)
+    empty = "grill;;" if kind == "csv" else '{"query": "grill"}'
+    write_lines(tmp_path / f"queries.{kind}", *lines, empty)
+    with pytest.raises(ValueError, match=rf"queries.{kind}:\d: the row needs a query and its page"):
+        open_collection(request)
+
+
+def test_pages_need_a_folder(tmp_path: Path) -> None:
+    files = CollectionFiles(documents=str(tmp_path / "a.html"))
+    for options in ({"folder": str(tmp_path), "files": files}, {"files": files}):
+        with pytest.raises(ValueError, match="format pages reads data.collection.folder"):
+            CollectionRequest("pages", **options).reader()

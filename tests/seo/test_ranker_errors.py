@@ -129,7 +129,12 @@ def test_two_runs_of_the_same_query_are_refused(folder, tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("q.csv", "a\tsalt\n", r"q.csv must end with .jsonl or .tsv: one query in each line"),
+        (
+            "q.md",
+            "salt\n",
+            r"q.md must end with .jsonl or .tsv or .csv or .txt or .xlsx: one query",
+        ),
+        ("q.csv", "a,b\nsalt,1\n", r'q.csv has no column "query" .data.predict_queries.'),
         ("q.tsv", "a\tsalt\nsalt\n", r"q.tsv:2: .*the line has 1 columns, and must have 2"),
         ("q.tsv", "a\tsalt\na\thay\n", r'q.tsv:2: "a": the id stands in line 1 too; give each'),
         ("q.jsonl", '{"_id": "a"}\n', r'q.jsonl:1: .*the row has no "text"'),
@@ -140,6 +145,16 @@ def test_a_file_of_queries_that_breaks_a_rule_is_refused(tmp_path, name, content
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=message):
         FileQueries(tmp_path / name)
+
+
+def test_queries_of_tables_and_lines_are_read(tmp_path):
+    (tmp_path / "q.txt").write_text("\ufeffsalt mill\n\n old boat \n", encoding="utf-8")
+    (tmp_path / "q.csv").write_text("question;page\nsalt mill;a\nsalt mill;b\nold boat;c\n")
+    (tmp_path / "r.csv").write_text("id,query\nx,salt mill\ny,old boat\n")
+    for name, ids in (("q.txt", "13"), ("q.csv", "24"), ("r.csv", "xy")):
+        queries = FileQueries(tmp_path / name)
+        assert [queries.text(place) for place in range(2)] == ["salt mill", "old boat"]
+        assert "".join(queries.id(place) for place in range(len(queries))) == ids
 
 
 def test_a_missing_file_of_queries_is_named(tmp_path):

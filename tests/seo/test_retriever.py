@@ -1,7 +1,9 @@
 """A whole retriever: evaluation against a plain reference, prediction, scripts, wrong input."""
 
+import csv
 import io
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -171,3 +173,38 @@ def test_a_fusion_needs_a_weight(retriever_run: Path) -> None:
         fresh.fusion_weight()
     with pytest.raises(FileNotFoundError, match=r"holds no encoded texts; make it with"):
         EncodedCollection(retriever_run)
+
+
+@pytest.mark.parametrize(
+    ("config", "table"), [("pages", "encoded/found.csv"), ("pages_ranker", "ranked.csv")]
+)
+def test_a_folder_of_pages_is_learnt_and_searched(
+    config, table, tmp_path, unisono, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ("salt", "bread", "iron", "boat", "wool", "mill", "rope", "glass", "ink", "tar")
+    (tmp_path / "site").mkdir()
+    for i in range(20):
+        some = " ".join(words[(i + step) % 10] for step in range(1 + i // 10, 5))
+        page = f"<title>{words[i % 10]} number {i}</title><p>It is sold.<p>Of {some} by weight."
+        (tmp_path / "site" / f"p{i}.html").write_text(page)
+    lines = ["query;page", *(f"{words[i % 10]} {words[(i + 2) % 10]};p{i}.html" for i in range(20))]
+    (tmp_path / "site" / "queries.csv").write_text("\n".join(lines))
+    (tmp_path / "asked.txt").write_text("glass ink\n")
+    folder = ["--config", f"seo/{config}.yaml", "--data.collection.folder=site"]
+    small = ["--trainer.max_epochs=1", "--data.tokenizer.vocab_size=300"]
+    status, output = unisono("fit", *folder, *small)
+    assert status == 0, output
+    asked = ["--ckpt_path=auto", "--data.predict_queries=asked.txt", small[1]]
+    status, output = unisono("predict", *folder, *asked)
+    assert status == 0, output
+    with (tmp_path / "runs" / f"seo-{config}" / table).open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["rank"] for row in rows] == [str(rank) for rank in range(1, len(rows) + 1)]
+    assert 1 < len(rows) <= 10
+    number = re.fullmatch(r"p(\d+).html", rows[0]["address"])[1]
+    assert rows[0]["title"].endswith(f"number {number}")
+    assert rows[0]["query"] == "glass ink"
+    shown = [row["snippet"] for row in rows if "glass" in row["snippet"]]
+    assert shown
+    assert all(snippet.startswith("Of ") for snippet in shown)  # the sentence that says most
