@@ -96,10 +96,7 @@ def _plan_lines(plan: dict[str, Any], replicas: str) -> list[tuple[str, str]]:
         f"{plan['micro_batch_size']} x {plan['accumulate_grad_batches']} accumulated"
         f"{rehearsed_words(plan.get('rehearsal'))}"
     )
-    epoch = (
-        f"{counts(plan)}, "
-        f"{plan['padding_share']:.1%} padding, plan {plan['plan_digest'][:12]}"
-    )
+    epoch = f"{counts(plan)}, {plan['padding_share']:.1%} padding, plan {plan['plan_digest'][:12]}"
     return [("global batch", batch), ("epoch", epoch)]
 
 
