@@ -47,20 +47,22 @@ def say(console: "Console", label: str, text: str, style: str = "") -> None:
 
 
 def show_bad_rows(console: "Console", rows: Sequence[BadRow]) -> None:
-    """Print how many rows break a rule, and the first of them; those too long say what helps."""
+    """Print how many rows break each rule, and the first; those too long say what helps."""
     if not rows:
         say(console, "sound", "every row can be used", "green")
         return
     kinds = Counter(row.kind for row in rows).most_common()
     counts = ", ".join(f"{kind} {count:,}" for kind, count in kinds)
     say(console, "errors", f"{len(rows):,} bad rows ({counts})", "red")
-    for row in rows[:NUM_BAD_SHOWN]:
+    times = Counter((row.file, row.rule) for row in rows)
+    first = {(row.file, row.rule): row for row in reversed(rows)}
+    for key, count in list(times.items())[:NUM_BAD_SHOWN]:
+        shown = f"{first[key]} [and {count - 1:,} more]" if count > 1 else str(first[key])
         # Broken between words alone: a path with a line break in it cannot be copied.
-        line = textwrap.fill(str(row), WIDTH, break_long_words=False, **INDENT)
+        line = textwrap.fill(shown, WIDTH, break_long_words=False, **INDENT)
         console.print(line, markup=False, soft_wrap=True)
-    more = len(rows) - NUM_BAD_SHOWN
-    if more > 0:
-        console.print(f"  … and {more:,} more")
+    if len(times) > NUM_BAD_SHOWN:
+        console.print(f"  … and {len(times) - NUM_BAD_SHOWN:,} other faults")
     num_long = sum(row.kind == TOO_LONG for row in rows)
     if num_long < len(rows):
         console.print(

@@ -79,18 +79,6 @@ def split_by_stem(texts: Sequence[str], codes: Sequence[str], options: SplitOpti
     return Split(parts[group_of_row], split_digest(hashes, parts))
 
 
-def split_by_column(texts: Sequence[str], values: Sequence[str]) -> Split:
-    """The split that the user's own column gives; the same string may then stand on two sides.
-
-    Raises:
-        ValueError: a value is none of train, validation (dev) and test.
-    """
-    part_of_value = {value: parse_part(value) for value in set(values)}
-    parts = np.fromiter((part_of_value[value] for value in values), np.int8, len(values))
-    group_of_row, keys = _group_by_key(texts)
-    return Split(parts, split_digest(keyed_hashes(keys, 0)[group_of_row], parts))
-
-
 def parse_part(value: str) -> int:
     """0, 1 or 2 for train, validation (valid, val, dev) or test, in any case.
 

@@ -5,11 +5,9 @@ Shapes: T distinct texts, P their characters, N rows, K all codes of all rows.
 
 import hashlib
 import json
-import platform
 from array import array
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -395,7 +393,6 @@ class _Writer:
             "code_book": book.to_dict(),
             "alphabet": "".join(alphabet),
             "split_digest": split_digest(hashes, parts),
-            "versions": _versions(),
         }
 
 
@@ -410,13 +407,3 @@ def _fingerprint(arrays: dict[str, np.ndarray]) -> str:
         content.update(f"{name} {arrays[name].dtype.str} {len(arrays[name])};".encode())
         content.update(np.ascontiguousarray(arrays[name]).data)
     return content.hexdigest()[:32]
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "numpy": np.__version__}
-    for name in ("unisono", "torch", "lightning", "pyarrow"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"  # a checkout that runs in place
-    return found

@@ -73,10 +73,20 @@ def test_overlap_and_tables_to_code_are_counted(data, tmp_path, capsys):
     test.write_text(HEADER + SOUND)
     to_code = tmp_path / "mine.csv"
     to_code.write_text("text,language\nsmith,en\n,en\n")
-    assert check({**data, "test_files": str(test), "predict_files": str(to_code)}) == 1
+    assert check({**data, "test_files": str(test), "predict_files": str(to_code)}) == 0
     shown = capsys.readouterr().out
     assert "2 distinct test texts also occur in training" in shown
     assert "predict" in shown
+    assert '1 row has no text in the column "text": such a row stays' in shown
+
+
+def test_equal_faults_are_one_line_with_their_number(data, tmp_path, capsys):
+    (tmp_path / "same.csv").write_text(HEADER + "smith,en,\n" * 9)
+    assert check({**data, "train_files": str(tmp_path / "same.csv")}) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "9 bad rows (no code 9)" in shown
+    assert "same.csv:2: " in shown
+    assert shown.count("drop the row. [and 8 more]") == shown.count("the row has no code") == 1
 
 
 def test_the_command_takes_a_runs_config_and_options(data, tmp_path, capsys):

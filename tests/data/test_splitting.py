@@ -7,11 +7,9 @@ from hypothesis import strategies as st
 
 from datamodules.splitting import (
     TEST,
-    TRAIN,
     VALIDATION,
     SplitOptions,
     parse_part,
-    split_by_column,
     split_by_stem,
     stem_key,
 )
@@ -96,19 +94,15 @@ def test_repeating_rows_or_adding_a_string_moves_no_other_string_without_strata(
     assert (more.parts[:-1] != once.parts).sum() <= 2
 
 
-def test_the_users_own_column_wins() -> None:
-    texts = ["farmer", "farmer", "baker", "smith"]
-    split = split_by_column(texts, ["train", "Test", " dev", "validation"])
-    assert split.parts.tolist() == [TRAIN, TEST, VALIDATION, VALIDATION]
-    same = split_by_column(texts[::-1], ["validation", "dev", "test", "train"])
-    assert same.digest == split.digest
-
-
 def test_a_wrong_split_value_gets_a_suggestion() -> None:
     with pytest.raises(ValueError, match=r'split "trian" is not one of .*Did you mean "train"'):
         parse_part("trian")
     with pytest.raises(ValueError, match='split "7" is not one of train'):
-        split_by_column(["a"], ["7"])
+        parse_part("7")
+    assert [parse_part(name) for name in ("Test", " dev", "validation")] == [
+        TEST,
+        *[VALIDATION] * 2,
+    ]
 
 
 @pytest.mark.parametrize(
