@@ -28,6 +28,7 @@ from lit_models.occupation_coder.trie import BEGIN, EMPTY, NONE, PAD
 
 Method = Literal["flat", "greedy", "beam", "mixed"]
 MOST_BEAMS, WIDENING = 320, 4  # of `likeliest_sets`, and how many times as many a round has
+MOST_ORDERS = 1920  # of all beams' codes, each of which is scored: five codes have 120
 HYPOTHESES_AT_ONCE = 8192
 ROUNDING = 1e-5  # of probabilities and their logarithms in float32
 LEAST_LOG = -1e4  # stands for the logarithm of 0, which a share of 0 would make NaN
@@ -361,8 +362,9 @@ def likeliest_sets(
     The vote is the weighted geometric mean of both heads' probabilities of the set. Beams are
     widened until no set outside them can do better: the decoder gives such a set at most what the
     beams left behind, in each order of its codes, and what all candidates leave of its probability;
-    the flat head gives it at most the best set of its size. Where `MOST_BEAMS` hypotheses do not
-    prove it, which several codes per record can need, the sets are the best of those.
+    the flat head gives it at most the best set of its size. Where `MOST_BEAMS` hypotheses, or
+    `MOST_ORDERS` of their orders, do not prove it, which several codes per record can need, the
+    sets are the best of those.
 
     Args:
         decoder: writes the codes.
@@ -374,6 +376,7 @@ def likeliest_sets(
     """
     rows, width = torch.arange(len(flat_logits), device=flat_logits.device), options.beam_size
     width = max(width, num_sets)
+    most_beams = min(MOST_BEAMS, MOST_ORDERS // math.factorial(decoder.trie.max_codes))
     found = torch.full((len(rows), num_sets, decoder.trie.max_codes), NONE, device=rows.device)
     while len(rows):
         uncertain = []
@@ -384,7 +387,7 @@ def likeliest_sets(
             )
             uncertain.append(some[~is_certain])
         width *= WIDENING
-        rows = torch.cat(uncertain) if width <= MOST_BEAMS else rows[:0]
+        rows = torch.cat(uncertain) if width <= most_beams else rows[:0]
     return found
 
 
