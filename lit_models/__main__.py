@@ -13,7 +13,12 @@ from contextlib import contextmanager, suppress
 from lit_models import late_torchmetrics
 from lit_models.cli_errors import UsageError, run_guarded
 from lit_models.commands import run_command, summaries
-from lit_models.config_files import did_you_mean, near_names, shipped_configs
+from lit_models.config_files import (
+    did_you_mean,
+    find_own_classes,
+    near_names,
+    shipped_configs,
+)
 
 late_torchmetrics.install()  # here, so that spawned ranks have it too: they import this file
 
@@ -99,6 +104,7 @@ def run(argv: list[str]) -> int | None:
         print(f"unisono {version('unisono')}")
         return 0
     name = argv[0]
+    find_own_classes(argv[1:])
     if name in VERBS:
         # Threads that wait without sleeping make a step 20 times slower as soon as another program
         # uses a core (0.17 s became 3.3 s on two cores); OpenMP reads this when torch loads it.

@@ -11,6 +11,7 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.strategies import StrategyRegistry
 
+from datamodules.planned import PlannedDataModule
 from lit_models import checkpoint_values, config_files
 from lit_models.cli_errors import (
     COLUMNS,
@@ -22,12 +23,21 @@ from lit_models.cli_errors import (
     screen,
 )
 from lit_models.training import bitwise, preflight, strategy_choice
-from lit_models.training.callbacks import BitwiseSum, ExactDropout, default_callbacks
+from lit_models.training.callbacks import (
+    BitwiseSum,
+    ExactDropout,
+    Ledger,
+    PredictionWriter,
+    Rehearsal,
+    WorstSamples,
+    default_callbacks,
+)
 from lit_models.training.callbacks.ledger import ledger_of
 from lit_models.training.callbacks.progress import ProgressLine
 from lit_models.training.callbacks.run_config import RunConfig
 from lit_models.training.callbacks.state_check import StateCheck
 from lit_models.training.callbacks.topology import Topology
+from lit_models.training.exact import follows_plan
 from lit_models.training.hyperparameters import StoredClasses
 from lit_models.training.loggers import default_loggers
 from lit_models.training.memory import Choice
@@ -215,7 +225,7 @@ class UnisonoCLI(LightningCLI):
             kwargs["strategy"] = chosen.strategy
             if chosen.unchecked_bytes is not None:
                 first.append(StateCheck(chosen.unchecked_bytes))
-        missing = missing_kinds([*first, *default_callbacks(), *own], callbacks)
+        missing = missing_kinds([*first, *self._default_callbacks(), *own], callbacks)
         if given.logger is not False:
             named = given.logger if isinstance(given.logger, list) else [given.logger]
             named = [logger for logger in named if logger not in (None, True)]
@@ -228,6 +238,28 @@ class UnisonoCLI(LightningCLI):
         if given.limit_val_batches == 0:
             trainer.limit_val_batches = 0  # fast_dev_run has made it 1, where there may be no data
         return trainer
+
+    def _default_callbacks(self) -> list[Callback]:
+        """Returns those that fit the module and the data; of plain ones none that needs a plan."""
+        module, data = self.model, self.datamodule
+        try:
+            is_exact = follows_plan(module, data)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        is_planned = isinstance(data, PlannedDataModule)
+        left_out: tuple[type[Callback], ...] = () if is_exact else (Ledger,)
+        left_out += () if is_planned else (Rehearsal, PredictionWriter, WorstSamples)
+        if is_first_process() and not (is_exact or (is_planned and self.subcommand != "fit")):
+            written = "" if is_planned else ", and no predictions are written"
+            say(
+                screen(
+                    f"{type(module).__name__} on {type(data).__name__} is plain Lightning: there "
+                    "is no ledger, losses and metrics may change with the number of devices"
+                    f"{written}. lit_models/README.md shows an ExactModule on a PlannedDataModule.",
+                    "warning",
+                )
+            )
+        return [c for c in default_callbacks() if not isinstance(c, left_out)]
 
     def _chosen_strategy(self, verdict: preflight.Verdict) -> Choice | None:
         """Returns what `trainer.strategy: auto` becomes, and prints why; None where it stays."""

@@ -5,10 +5,12 @@ Torch-free: `unisono --help` and every usage error come from here in well under 
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import json
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -248,6 +250,29 @@ def expand_configs(argv: list[str]) -> list[str]:
             out += argv[i : i + used]
         i += used
     return _with_strategy_class(out)
+
+
+def find_own_classes(argv: list[str]) -> None:
+    """Lets Python find the classes of the working folder that the command line or a YAML of the
+    user names, as `python -m` would; nothing there hides an installed package.
+
+    Args:
+        argv: a command's options, as typed.
+    """
+    named: set[str] = set()
+    for option, value, _ in _tokens(argv):
+        if option != "--config":
+            named.add(value or "")
+        elif value and "\n" not in value and Path(value).is_file():
+            with contextlib.suppress(ValueError, yaml.YAMLError):  # the parser says what is wrong
+                named |= {str(inner) for _, inner in flat(read_config(Path(value)))}
+    here = Path.cwd()
+    for name in named:
+        top = name.partition(".")[0]
+        if not re.fullmatch(r"[A-Za-z_]\w*(\.\w+)+", name) or str(here) in sys.path:
+            continue
+        if (here / f"{top}.py").is_file() or (here / top).is_dir():
+            sys.path.append(str(here))
 
 
 def _with_strategy_class(argv: list[str]) -> list[str]:

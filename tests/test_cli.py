@@ -217,6 +217,55 @@ def test_every_option_of_the_migration_page_is_there(unisono: Unisono) -> None:
     assert all(migrated(flag) for flag in ("--Use-AMP", "use_multi_gpu", "cleanup_multi_gpu"))
 
 
+PLAIN = """
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule
+
+class LitPlain(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def training_step(self, batch, batch_idx):
+        return self.layer(batch).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+class PlainData(LightningDataModule):
+    def train_dataloader(self):
+        return torch.utils.data.DataLoader(torch.ones(8, 1), batch_size=4)
+"""
+
+
+def test_plain_classes_of_the_working_folder_train_with_one_warning(
+    unisono: Unisono, toy_config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    Path("own_plain.py").write_text(PLAIN)
+    quiet = ["--trainer.max_epochs=1", "--trainer.logger=false", "--trainer.accelerator=cpu"]
+    classes = ["--model=own_plain.LitPlain", "--data=own_plain.PlainData"]
+    status, output = unisono("fit", *classes, *quiet, "--trainer.devices=1")
+    assert status == 0, output
+    assert output.count("warning: LitPlain on PlainData is plain Lightning") == 1
+    assert Path("runs/unnamed/checkpoints/last.ckpt").exists()
+    assert not Path("runs/unnamed/ledger.jsonl").exists()
+    status, output = unisono("fit", "--config=toy.yaml", "--data=own_plain.PlainData")
+    assert status == 2
+    assert _found("error: LitToy trains on planned batches and PlainData deals none", output)
+    Path("mine.yaml").write_text("model: {class_path: own_plain.LitPlain}")
+    assert unisono("fit", "--config=mine.yaml", classes[1], "--print_config")[0] == 0
+
+
+def test_a_script_is_told_that_a_module_needs_a_plan(tmp_path: Path) -> None:
+    from lightning.pytorch.demos.boring_classes import BoringDataModule
+
+    from tests.toy import LitToy, toy_trainer
+
+    with pytest.raises(ValueError, match="LitToy trains on planned batches and BoringDataModule"):
+        toy_trainer(tmp_path).fit(LitToy(), BoringDataModule())
+
+
 def test_a_shipped_config_is_found_from_any_folder(unisono: Unisono, toy_config: Path) -> None:
     status, output = unisono(
         "fit", "--config", "toy.yaml", "--config", "hardware/ddp.yaml", "--print_config"

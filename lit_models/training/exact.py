@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from torchmetrics import Metric
 
 from datamodules.checkpoint_recipe import checkpoint_to_load
+from datamodules.planned import PlannedDataModule
 from lit_models.training import strategies
 from lit_models.training.checkpoint import (
     AtomicCheckpointIO,
@@ -171,6 +172,8 @@ class ExactModule(LightningModule):
         """Return the own callbacks that the trainer lacks: a plain script gets them too."""
         if self._trainer is None:
             return []
+        if self.trainer.state.fn == "fit" and self.trainer.datamodule is not None:
+            follows_plan(self, self.trainer.datamodule)
         AtomicCheckpointIO.install(self.trainer)
         IdleProfiler.install(self.trainer)
         present = {type(callback) for callback in self.trainer.callbacks}
@@ -416,6 +419,22 @@ class ExactModule(LightningModule):
     def _num_replicas(self) -> int:
         sampler = getattr(self.trainer.strategy, "distributed_sampler_kwargs", None)
         return sampler["num_replicas"] if sampler else 1
+
+
+def follows_plan(module: LightningModule, data: Any) -> bool:
+    """Return whether a module's steps are those of a plan, which a ledger can keep.
+
+    Raises:
+        ValueError: it needs a plan, and the data has none.
+    """
+    is_exact, is_planned = isinstance(module, ExactModule), isinstance(data, PlannedDataModule)
+    if is_exact and not is_planned:
+        raise ValueError(
+            f"{type(module).__name__} trains on planned batches and {type(data).__name__} deals "
+            "none: give it a PlannedDataModule (lit_models/README.md), or train a plain "
+            "LightningModule."
+        )
+    return is_exact
 
 
 def rescale_progress(

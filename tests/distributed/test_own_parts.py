@@ -1,0 +1,73 @@
+"""The page for Python: its own family is exact on two processes, its other code runs."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.distributed.launch import ROOT, run
+from tests.toy import ledger_lines
+
+PAGE = (ROOT / "lit_models/README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+CONFIG = re.findall(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL)[0]
+# The command of an installation: unlike `python -m`, it does not find the working folder by itself.
+COMMAND = "import sys\nfrom lit_models.__main__ import main\nsys.exit(main())\n"
+TRADES = (("smith", "83110"), ("baker", "77610"))
+THERE = "import os, sys; os.chdir(sys.argv[1]); sys.argv[1] = sys.executable; "
+THERE += "os.execv(sys.executable, sys.argv[1:])"
+
+
+@pytest.fixture
+def houses(tmp_path: Path) -> Path:
+    """A folder with mine.py, mine.yaml and houses.csv as the page has them."""
+    rows = np.random.default_rng(0).normal(size=(100, 3)).round(3)
+    np.savetxt(tmp_path / "houses.csv", rows, delimiter=",", header="rooms,age,price", comments="")
+    (tmp_path / "mine.py").write_text(BLOCKS[3] + "\n" + BLOCKS[2])
+    (tmp_path / "mine.yaml").write_text(CONFIG)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "unisono.py").write_text(COMMAND)
+    return tmp_path
+
+
+def unisono(folder: Path, *arguments: str) -> str:
+    done = run("-c", THERE, str(folder), "bin/unisono.py", *arguments, PYTHONPATH=str(ROOT))
+    assert done.returncode == 0, done.stdout[-3000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_an_own_family_is_exact_on_two_processes_and_verified(houses: Path) -> None:
+    assert len(BLOCKS[3].splitlines()) < 60
+    precise = ["--trainer.precision=64-true", "--trainer.accelerator=cpu"]
+    outputs = [
+        unisono(houses, "fit", "--config=mine.yaml", *precise, *options)
+        for options in (
+            ["--trainer.devices=1", "--trainer.callbacks+=mine.Shout"],
+            ["--trainer.devices=2", "--trainer.strategy=ddp"],
+        )
+    ]
+    assert len(re.findall(r"^val/loss 0\.\d+|^val/loss 1\.\d+", outputs[0], re.MULTILINE)) >= 3
+    one, two = (ledger_lines(houses / "runs" / name) for name in ("mine", "mine-2"))
+    assert len(one) == len(two) == 12
+    for before, after in zip(one, two, strict=True):
+        assert (before["step"], before["digest"]) == (after["step"], after["digest"])
+        assert after["loss"] == pytest.approx(before["loss"], rel=1e-9)
+    assert json.loads((houses / "runs/mine-2/topology.json").read_text())["world_size"] == 2
+    assert "each" in unisono(houses, "verify", "runs/mine-2")
+
+
+def test_module_and_data_of_the_page_train_in_a_plain_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = "".join(f"{trade} {i},{code}\n" for i in range(8) for trade, code in TRADES)
+    Path("mine.csv").write_text("job,code\n" + rows)
+    few = BLOCKS[1].replace("max_epochs=3, devices=2", "max_steps=1, devices=1")
+    few = few.replace('"ddp"', '"auto", accelerator="cpu", enable_progress_bar=False')
+    names: dict = {}
+    exec(compile(BLOCKS[0] + few, "page", "exec"), names)
+    assert names["trainer"].global_step == 1
+    assert names["status"](names["trainer"])["world_size"] == 1
