@@ -28,7 +28,11 @@ from lit_models.occupation_coder.ngrams import (
 )
 from lit_models.occupation_coder.title_heads import TitleHeads, is_sign
 
-SALT, HEAD_SALT = 1 << 20, 1 << 21  # other hashes than the rows of the encoder's tables
+SALT, HEAD_SALT, CORE_SALT = (
+    1 << 20,
+    1 << 21,
+    1 << 22,
+)  # other hashes than the rows of the encoder's tables
 SIGN_BIT = 50  # of a mixed key; the column is made of all its bits
 TEXTS_AT_ONCE = 512
 TOLERANCE, MOST_ITERATIONS = 1e-4, 10_000  # of the solver
@@ -39,6 +43,7 @@ FEATURE_FIELDS = (
     "num_features",
     "within_words",
     "head_weight",
+    "core_weight",
     "head_ends",
 )
 
@@ -56,6 +61,7 @@ class LinearOptions:
         within_words: leaves out n-grams that span a space with a letter on both sides, so that a
             word says the same beside any other.
         head_weight: how much the n-grams of the title's head, its last word, count once more.
+        core_weight: the same of the title's core, the text up to its head.
         head_ends: words and signs that end the head before the text does, such as "of", "and" and
             ","; in small letters where texts are lower-cased; see `TitleHeads`.
     """
@@ -66,6 +72,7 @@ class LinearOptions:
     max_texts: int = 20_000
     within_words: bool = False
     head_weight: float = 0.0
+    core_weight: float = 0.0
     head_ends: Sequence[str] = ()
 
     def __post_init__(self) -> None:
@@ -80,11 +87,13 @@ class LinearOptions:
             raise ValueError(f"linear.cost must be a number above 0, got {self.cost}.")
         if self.max_texts < 1:
             raise ValueError(f"linear.max_texts must be at least 1, got {self.max_texts}.")
-        if self.head_weight < 0:
-            raise ValueError(f"linear.head_weight must be 0 or more, got {self.head_weight}.")
-        if self.head_ends and not self.head_weight:
+        for name in ("head_weight", "core_weight"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"linear.{name} must be 0 or more, got {getattr(self, name)}.")
+        if self.head_ends and not (self.head_weight or self.core_weight):
             raise ValueError(
-                "linear.head_ends has no effect while head_weight is 0; set it above 0."
+                "linear.head_ends has no effect while head_weight and core_weight are 0; set one "
+                "above 0."
             )
         self._refuse_ends_without_effect()
 
@@ -146,7 +155,9 @@ class LinearHead(nn.Module):
         super().__init__()
         self.options = options
         self.sizes = tuple(options.ngram_sizes)
-        self.title_heads = TitleHeads(options.head_ends) if options.head_weight else None
+        self.title_heads: TitleHeads | None = None
+        if options.head_weight or options.core_weight:
+            self.title_heads = TitleHeads(options.head_ends)
         self.weight = nn.Parameter(torch.zeros(num_codes, options.num_features))
         self.bias = nn.Parameter(torch.full((num_codes,), FIRST_MARGIN))
         self.requires_grad_(False)  # `solve` finds them, and no step moves them
@@ -168,10 +179,19 @@ class LinearHead(nn.Module):
         if self.title_heads is None:
             return features
         spaced_ids = spaced(framed_ids, lengths)
-        head_ids = torch.where(self.title_heads(spaced_ids), spaced_ids, SPACE)
-        keys, inside = ngram_keys(head_ids, lengths, self.sizes)
-        of_head = self._counted(keys, inside & within_words(head_ids, self.sizes), HEAD_SALT)
-        return F.normalize(features + self.options.head_weight * of_head, dim=1)
+        is_head = self.title_heads(spaced_ids)
+        to_its_end = is_head.flip(1).cumsum(1).flip(1) > 0  # the core is what stands up to its end
+        parts = (
+            (is_head, self.options.head_weight, HEAD_SALT),
+            (to_its_end, self.options.core_weight, CORE_SALT),
+        )
+        for is_part, weight, salt in parts:
+            if weight:
+                ids = torch.where(is_part, spaced_ids, SPACE)
+                keys, inside = ngram_keys(ids, lengths, self.sizes)
+                counts = self._counted(keys, inside & within_words(ids, self.sizes), salt)
+                features = features + weight * counts
+        return F.normalize(features, dim=1)
 
     def _counted(self, keys: Tensor, inside: Tensor, salt: int) -> Tensor:
         """Hashed and signed counts of these n-grams [B, P, G], of length 1 or 0 [B, F]."""
