@@ -1,6 +1,7 @@
 """A linear baseline beside the model's test scores: is the network worth its cost on these data?"""
 
 import time
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -141,7 +142,9 @@ def fit_and_predict(
         analyzer="char", ngram_range=NGRAM_SIZES, sublinear_tf=True, max_features=max_features
     )
     features = ngrams.fit_transform(texts)
-    model = LinearSVC(tol=TOLERANCE, random_state=0).fit(features, codes)
+    with warnings.catch_warnings():  # many codes of few texts each are what these tables have
+        warnings.filterwarnings("ignore", "The number of unique classes")
+        model = LinearSVC(tol=TOLERANCE, random_state=0).fit(features, codes)
     return model.predict(ngrams.transform(test_texts)).tolist()
 
 

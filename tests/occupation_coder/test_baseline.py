@@ -110,6 +110,11 @@ def test_one_code_in_training_is_named_everywhere() -> None:
     assert fit_and_predict(["a", "b"], [5, 5], ["c", "d", "e"], max_features=10) == [5, 5, 5]
 
 
+def test_a_code_per_text_is_told_to_nobody() -> None:  # a warning is an error here
+    texts = [f"{letter}{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"]
+    assert fit_and_predict(texts, list(range(26)), ["cc"], max_features=100) == [2]
+
+
 def test_other_data_and_impossible_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match="through an OccupationDataModule"):
         LinearBaseline().on_test_end(trainer_on(None), None)

@@ -116,6 +116,18 @@ def test_a_title_is_nearer_to_one_of_its_head():
     torch.testing.assert_close(weighted.norm(dim=1), torch.ones(3))
 
 
+def test_a_title_is_nearer_to_one_of_its_core_up_to_the_head():
+    texts = ["ship carpenter of London", "ship carpenter", "carpenter of London"]
+    options = {"within_words": True, "head_ends": ("of",)}
+    plain = features(texts, within_words=True)
+    weighted = features(texts, core_weight=1.0, **options)
+    assert weighted[0] @ weighted[1] > plain[0] @ plain[1]
+    assert weighted[0] @ weighted[2] < plain[0] @ plain[2]
+    of_core = features(texts, core_weight=1e4, **options)  # then little else counts
+    torch.testing.assert_close(of_core[0], of_core[1], atol=1e-3, rtol=0)
+    torch.testing.assert_close(weighted.norm(dim=1), torch.ones(3))
+
+
 def test_the_heads_ngrams_count_once_more_by_their_weight():
     one, other = features(["ab", "ab"], head_weight=0.5, within_words=True)
     torch.testing.assert_close(one @ other, torch.tensor(1.0))
@@ -157,9 +169,10 @@ def test_a_head_changes_with_no_padding():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"core_weight": -0.1}, "core_weight must be 0 or more, got -0.1"),
         ({"cost": 0.0}, "cost must be a number above 0"),
         ({"head_weight": -1.0}, "head_weight must be 0 or more"),
-        ({"head_ends": ("of",)}, "has no effect while head_weight is 0"),
+        ({"head_ends": ("of",)}, "has no effect while head_weight and core_weight are 0"),
         ({"head_weight": 1.0, "head_ends": ("part of",)}, "single words or signs"),
         ({"head_weight": 1.0, "head_ends": ("",)}, "single words or signs"),
         ({"head_weight": 1.0, "head_ends": (" of",)}, "leave out the space"),
