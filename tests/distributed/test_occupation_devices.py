@@ -53,6 +53,7 @@ def arguments(verb, folder, tables, *options):
         f"--trainer.default_root_dir={folder}",
         f"--data.train_files={tables / 'train.csv'}",
         "--data.columns={text: job, codes: [first, second]}",
+        "--model.loss.linear.num_features=512",  # solved by each process for itself
         *("--trainer.max_epochs=9", f"--trainer.max_steps={STEPS}"),
         *("--trainer.limit_train_batches=1.0", "--trainer.limit_val_batches=1.0"),
         *("--trainer.limit_test_batches=1.0", "--trainer.limit_predict_batches=1.0"),
