@@ -72,6 +72,12 @@ def derive_batching(
             )
         total = num_replicas * batch_size * accumulate_grad_batches
         return Batching(total, batch_size, accumulate_grad_batches)
+    if micro_batch_size != "auto" and micro_batch_size > global_batch_size:
+        raise ValueError(
+            f"data.micro_batch_size {micro_batch_size} is above data.global_batch_size "
+            f"{global_batch_size}, and no forward call holds more than a step; lower the one, or "
+            "raise the other."
+        )
     accumulation = accumulate_grad_batches
     if accumulation == 1 and micro_batch_size != "auto":
         accumulation = math.ceil(global_batch_size / (num_replicas * micro_batch_size))

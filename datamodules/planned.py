@@ -5,6 +5,8 @@ an iterable around a DataLoader that Lightning leaves alone, and remembers the p
 (epoch, step, plan digest): integers that are equal on all ranks and valid for any device count.
 """
 
+import glob
+import logging
 import math
 import multiprocessing
 import os
@@ -12,6 +14,7 @@ import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal, NoReturn
 
 import torch
@@ -38,6 +41,7 @@ from datamodules.plan import (
 from datamodules.plan_cache import cached_plan
 from datamodules.run_limits import RunLimits
 
+log = logging.getLogger(__name__)
 Stage = Literal["train", "validation", "test", "predict"]
 STAGES_OF: dict[str, tuple[Stage, ...]] = {
     "fit": ("train", "validation"),
@@ -111,6 +115,7 @@ class PlannedDataModule(LightningDataModule):
         self.loader_options = loader
         self.memory_budget_gib = memory_budget_gib
         self.rehearsed: Rehearsed | None = None
+        self._is_told_of_files = False
         self.datasets: dict[Stage, PlannedDataset] = {}
         self.done_batches: frozenset[int] = frozenset()
         self.find_done_batches: Callable[[], frozenset[int]] = frozenset
@@ -151,6 +156,7 @@ class PlannedDataModule(LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Build the datasets of the stage and derive accumulation for this many devices."""
+        self._warn_of_shared_files()
         for name in self.wanted_stages(stage):
             if name not in self.datasets:
                 self.datasets[name] = self.build(name)
@@ -161,6 +167,23 @@ class PlannedDataModule(LightningDataModule):
             if stage == "fit":
                 self.trainer.accumulate_grad_batches = self.batching.accumulate_grad_batches
             self._limits.convert(self)
+
+    def _warn_of_shared_files(self) -> None:
+        """Say where a file is for training and judges it as well."""
+        named: dict[int, Any] = getattr(self, "files", {})
+        sets = [
+            {Path(found).resolve() for entry in entries for found in [entry, *glob.glob(entry)]}
+            for entries in ([f] if isinstance(f, str) else f or [] for f in named.values())
+        ]
+        shared = sets[0].intersection(set().union(*sets[1:])) if sets else set()
+        speaks = self.trainer is None or self.trainer.is_global_zero
+        if shared and speaks and not self._is_told_of_files:
+            self._is_told_of_files = True
+            log.warning(
+                "%s is named for training and for validation or test: the model is judged on what "
+                "it has learned by heart. Name other files, or leave those of validation and test "
+                "out: the training rows are then divided.", min(shared),
+            )  # fmt: skip
 
     @property
     def seeks_micro_batch(self) -> bool:

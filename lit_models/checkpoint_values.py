@@ -62,6 +62,12 @@ def start_values(config: Any, classes: StoredClasses) -> dict[str, Any]:
     given = config.get("init_args") or {}
     init_from, part = given.get("init_from"), given.get("init_from_part")
     check_start(init_from, part, classes)
+    pretrained = given.get("pretrained")
+    if isinstance(pretrained, str) and not Path(pretrained).expanduser().is_dir():
+        raise FileNotFoundError(
+            f"model.pretrained: {pretrained} is no folder; name that of a Hugging Face model on "
+            "this machine with --model.pretrained=…, or null, to start from random weights."
+        )
     model = model_values(init_from, classes)
     networks = {
         name: value

@@ -40,6 +40,17 @@ def test_a_config_parses(
     assert yaml.safe_load(output.partition("seed_everything")[2].partition("\n")[2])["trainer"]
 
 
+@pytest.mark.parametrize("name", [name for name in CONFIGS if "finetune" in name or "lora" in name])
+def test_a_recipe_of_fine_tuning_needs_the_weights_to_start_from(
+    unisono: Unisono, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, output = unisono("fit", "--config", name)
+    assert status == 2
+    assert "--model.pretrained=" in output or "--model.init_from=" in output
+    assert not Path("runs").exists()
+
+
 @pytest.mark.parametrize("name", CHAINS)
 def test_a_chain_has_sound_stages(name: str) -> None:
     assert read_stages(read_config(ROOT / "configs" / name)["stages"])

@@ -20,7 +20,8 @@ GLUED = SOUND + '"smith,en,83110\nminer",en,71105\n'
 REJECT = "--data.on_bad_rows=reject writes them to rejected.csv"
 # What a refused run may have begun: a folder of its own, or a new file beside the old ones.
 BEGUN = re.compile(
-    r"runs/error.txt|runs/mine-2(/.*)?|runs/mine/(error.txt|config-\w+\.yaml|tensorboard/events.*)"
+    r"runs/error.txt|runs/mine-2(/.*)?|runs/mine/\..*\.parts|"
+    r"runs/mine/(error.txt|config-\w+\.yaml|tensorboard/events.*)"
 )
 
 # name: (command, files, message); line 62 is the one behind the 61 sound ones.
@@ -203,6 +204,21 @@ WRONG: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
         [*FIT, "--config=b.yaml"], {"b.yaml": "model:\n  encoder:\n    dropout: 2\n"},
         "got 2.0 The value is that of model.encoder.dropout in b.yaml:3; change it there",
     ),
+    "a clipping below 0": (
+        [*FIT, "--trainer.gradient_clip_val=-1"], {},
+        "trainer.gradient_clip_val must be 0 or more, got -1: .* 1.0 is usual",
+    ),
+    "a micro-batch above the global batch": (
+        [*FIT, "--data.micro_batch_size=64"], {},
+        "data.micro_batch_size 64 is above data.global_batch_size 16, .* lower the one",
+    ),
+    "weights that are not finite": (
+        [*CODE_MINE, "--ckpt_path=nan.ckpt"], {"nan.ckpt": "NAN"},
+        "the weights network.* hold values that are not finite .* use a checkpoint from before",
+    ),
+    "weights that are not finite to test": (
+        [*TEST, "--ckpt_path=nan.ckpt"], {"nan.ckpt": "NAN"}, "weights network.* not finite",
+    ),
     "a seed below 0": ([*FIT, "--seed_everything=-1"], {}, "is that of --seed_everything=-1"),
     "a rate that is no number": (
         [*FIT, "--model.optimizer.lr=abc"], {}, "model.optimizer.lr must be a number, got abc",
@@ -271,6 +287,19 @@ def test_a_wrong_input_is_one_screen_that_names_the_way_out_and_overwrites_nothi
     assert {path: after.get(path) for path in before} == before
     new = sorted(after.keys() - before.keys())
     assert [path for path in new if not BEGUN.fullmatch(path) or "unfinished" in path] == []
+
+
+def test_one_file_for_training_and_test_and_one_label_are_told(
+    unisono: Unisono, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Path("same.csv").write_text(re.sub(r"\d{5}", "83110", SOUND))
+    files = ["--data.train_files=same.csv", "--data.test_files=[s*e.csv]"]
+    status, output = unisono(*FIT, *files, "--trainer.fast_dev_run=true")
+    assert status == 0, output
+    shown = caplog.text
+    assert "same.csv is named for training and for validation or test: " in shown
+    assert "All 54 rows of training have the same code" in shown
+    assert "check the code column" in shown
 
 
 def test_a_trial_run_of_a_recipe_without_validation_needs_no_row_for_it(

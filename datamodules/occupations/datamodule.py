@@ -157,6 +157,13 @@ class OccupationDataModule(PlannedDataModule):
                 f"data.split.{stage}_share above {getattr(self.split, stage + '_share', 0)}"
                 f"{without if may_be_left_out else ''}."
             )
+        first = self.store.code_ids(int(dataset.row_ids[0]))
+        rows = (self.store.code_ids(int(row)) for row in dataset.row_ids)
+        if is_training and len(dataset.row_ids) > 1 and all(np.array_equal(r, first) for r in rows):
+            log.warning(
+                "All %d rows of training have the same code, so that the model learns to answer it "
+                "whatever the text; check the code column.", len(dataset.row_ids),
+            )  # fmt: skip
         return dataset
 
     def audit(self, make_model: MakeModel | None = None) -> Audit:

@@ -3,12 +3,14 @@
 A cell that is empty (or NA, null, none) is a missing label: NaN, never 0.
 """
 
+import logging
 import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
+log = logging.getLogger(__name__)
 Kind = Literal["regression", "ordinal", "binary", "multiclass", "multilabel"]
 KINDS = ("regression", "ordinal", "binary", "multiclass", "multilabel")
 MISSING = ("", "na", "n/a", "nan", "null", "none")
@@ -157,6 +159,12 @@ class LabelReader:
             ValueError: fewer than two classes, or too many levels.
         """
         kind = self.options.kind
+        if len(values) > 1 and (values == values[0]).all():
+            log.warning(
+                'head "%s": all %d rows have the label %s, so that it learns to answer this '
+                "whatever the text; check the column, or leave the head out.",
+                self.name, len(values), " ".join(f"{v:g}" for v in values[0]),
+            )  # fmt: skip
         if kind == "regression":
             return values, None
         if kind == "multilabel":

@@ -194,6 +194,28 @@ class ExactModule(LightningModule):
                 module.reset()
         if stage == "fit" and not self.may_accumulate:
             self._check_accumulation()
+        clip = self._trainer.gradient_clip_val if self._trainer is not None else None
+        if clip is not None and not clip >= 0:
+            raise ValueError(
+                f"trainer.gradient_clip_val must be 0 or more, got {clip}: every step would go "
+                "uphill. 1.0 is usual; 0 or null clips nothing."
+            )
+
+    def on_predict_start(self) -> None:
+        """Refuse weights whose every answer would be nan."""
+        for name, parameter in self.named_parameters():
+            values = getattr(parameter, "to_local", lambda here=parameter: here)().detach()
+            if not values.is_floating_point() or values.is_meta or not values.numel():
+                continue
+            # One of the two is not finite where any value is not, and no copy is made.
+            if not torch.isfinite(torch.stack(torch.aminmax(values))).all():
+                raise ValueError(
+                    f"the weights {name} hold values that are not finite (nan or infinite), so "
+                    "that answers would be nan; use a checkpoint from before them, such as "
+                    "another one of that run's folder."
+                )
+
+    on_test_start = on_predict_start
 
     def training_terms(self, batch: Any) -> dict[str, LossSum]:
         """Return each term of the training loss as total and count over the weight-1 samples of a

@@ -146,7 +146,7 @@ def test_a_pretrained_model_brings_the_tokenizer_that_counts(tmp_path, capsys):
     saved_tokenizer(bpe_tokenizer(["A hen sat on a mat. "], 261), folder)
     (tmp_path / "mine.txt").write_text("A hen sat on a mat. " * 20)
     argv = ["--config", "causal_lm/finetune.yaml", f"--data.train_files={tmp_path / 'mine.txt'}"]
-    assert run_command("check", [*argv, "--data.split.by=tail"]) == 0
+    assert run_command("check", [*argv, "--data.split.by=tail", "--model.pretrained=null"]) == 0
     assert "257 tokens" in capsys.readouterr().out
     argv += ["--data.split.by=tail", f"--model.pretrained={folder}"]
     assert run_command("check", argv) == 0

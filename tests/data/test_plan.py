@@ -185,6 +185,7 @@ def test_accumulation_and_micro_batch_follow_from_each_other(given_values, expec
     [
         ((2, 64, 4, None, 4), r"2 devices x micro_batch_size 4 x accumulate_grad_batches 4 = 32"),
         ((2, 0), "global_batch_size must be at least 1, got 0"),
+        ((1, 16, 64), "micro_batch_size 64 is above data.global_batch_size 16.*lower the one"),
         ((2, 64, 0), "micro_batch_size must be at least 1, got 0"),
         ((2, 64, 4, 8), "give one of the two"),
     ],

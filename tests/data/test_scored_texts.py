@@ -12,7 +12,7 @@ import pytest
 from datamodules import ScoredTextDataModule, SplitOptions
 from datamodules.scored_texts.batches import ChunkOptions
 from datamodules.scored_texts.folds import folds_of, strata_of
-from datamodules.scored_texts.labels import LabelOptions, label_text
+from datamodules.scored_texts.labels import LabelOptions, LabelReader, label_text
 from datamodules.scored_texts.rows import TextColumns
 from datamodules.scored_texts.splits import FoldOptions, check_split, parts_of, split_facts
 from datamodules.scored_texts.store import ScoredStore, StoreRequest, open_store
@@ -117,6 +117,15 @@ def test_a_wrong_cell_is_named_with_file_line_value_and_rule(tmp_path, head, cel
 def test_options_that_contradict_each_other_are_refused(options, message) -> None:
     with pytest.raises(ValueError, match=message):
         LabelOptions(**options)
+
+
+@pytest.mark.parametrize("kind", ["regression", "binary"])
+def test_one_label_in_all_rows_is_told(kind, caplog) -> None:
+    reader = LabelReader("mark", LabelOptions(kind))
+    reader.finish(np.array([[1.0], [0.0], [np.nan]]))
+    assert caplog.text == ""
+    reader.finish(np.ones((3, 1)))
+    assert 'head "mark": all 3 rows have the label 1, so that' in caplog.text
 
 
 def test_options_of_the_datamodule_are_checked(tmp_path) -> None:
