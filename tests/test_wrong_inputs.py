@@ -233,14 +233,15 @@ WRONG: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
     ),
     "a damaged plan": (
         ["replay", "runs/mine", "--step=1"], {"runs/mine/plan.json": "{"},
-        "JSONDecodeError: .* It read or wrote runs/mine/plan.json: is that whole",
+        "runs/mine/plan.json is damaged .*; only the run writes it",
     ),
     "a damaged topology": (
         ["replay", "runs/mine", "--step=1"], {"runs/mine/topology.json": "{"},
         "JSONDecodeError: .* It read or wrote runs/mine/topology.json: is that whole",
     ),
     "damaged lengths": (
-        ["verify", "runs/mine"], {"runs/mine/plan_lengths.npy": "{"}, "runs/mine: is that whole",
+        ["verify", "runs/mine"], {"runs/mine/plan_lengths.npy": "{"},
+        "runs/mine/plan_lengths.npy cannot be read .*; copy the whole run folder again",
     ),
     "a checkpoint whose weights are a text": (
         [*TEST, "--ckpt_path=text.ckpt"], {"text.ckpt": "TEXT"},
@@ -251,10 +252,10 @@ WRONG: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
     ),
     "a damaged ledger": (
         ["verify", "runs/mine"], {"runs/mine/ledger.jsonl": b"{}\n\xff\0\n{}\n"},
-        "runs/mine/ledger.jsonl, line 2 is damaged .*copy it again from where it was whole",
+        r"runs/mine/ledger.jsonl, line \d is damaged .*copy it again from where it was whole",
     ),
     "a ledger without its plan": (
-        ["verify", "runs/bare"], {"runs/bare/ledger.jsonl": '{"attempt": 1}\n'},
+        ["verify", "runs/bare"], {"runs/bare/ledger.jsonl": "LEDGER"},
         "runs/bare holds no plan.json; the run never began to train: `unisono fit` writes it",
     ),
 }  # fmt: skip
