@@ -272,7 +272,10 @@ def run_guarded(run: Callable[[], Any]) -> int:
             return READER_GONE
         if getattr(error, "is_echo", False):
             return RUN  # another rank has said what happened
-        message = "\n".join([one_screen(error) or foreign(error), *getattr(error, "__notes__", [])])
+        notes, message = getattr(error, "__notes__", []), one_screen(error)
+        # Of another's error, what the run knows of it comes first.
+        lines = [message, *notes] if message is not None else [*notes, foreign(error)]
+        message = "\n".join(lines)
         if os.environ.get("UNISONO_TRACEBACK") == "1":
             traceback.print_exc()
         names = ("RANK", "SLURM_PROCID", "LOCAL_RANK")

@@ -4,6 +4,8 @@ import logging
 import multiprocessing
 import os
 import signal
+import socket
+import sys
 import time
 import warnings
 from collections.abc import Mapping
@@ -132,6 +134,20 @@ def complete_rendezvous(environ: dict[str, str] | os._Environ[str], num_nodes: i
         ValueError: a variable is missing, or the numbers contradict each other.
     """
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    if int(environ.get("RANK") or 0) >= int(environ.get("WORLD_SIZE") or sys.maxsize):
+        raise ValueError(
+            f"RANK={environ['RANK']} of WORLD_SIZE={environ['WORLD_SIZE']}: ranks count from 0, so "
+            "that the others would wait for ever; correct one of the two, or unset both."
+        )
+    address = environ.get("MASTER_ADDR")
+    if address:
+        try:
+            socket.getaddrinfo(address, None)
+        except OSError as error:
+            raise ValueError(
+                f"MASTER_ADDR={address} is no machine that can be found ({error.strerror}); give "
+                "the name or the address of the node with rank 0, or unset it for one machine."
+            ) from error
     is_launched = "LOCAL_RANK" in environ or "SLURM_NTASKS" in environ
     if "RANK" not in environ or is_launched or environ.get("WORLD_SIZE") == "1":
         return

@@ -172,6 +172,11 @@ def check_file(path: Path, option: str = "the table", suffixes: Sequence[str] = 
     """Raises unless this is a file with one of these suffixes."""
     if path.is_dir():
         raise ValueError(f"{option}: {path} is a folder; name its files, such as {path}/*.csv.")
+    if path.exists() and not path.is_file():
+        raise ValueError(
+            f"{option}: {path} is a pipe or a device, and a table is read more than once; save it "
+            "as a file first."
+        )
     if not path.exists():
         near = difflib.get_close_matches(path.name, _neighbours(path), n=1)
         hint = f'Did you mean "{path.parent / near[0]}"?' if near else "Name a file that is there."

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from lit_models.cli_errors import UsageError
 
+PROCESSES_PER_CORE = 4
+
 
 def doctor(
     devices: int | None = None,
@@ -45,6 +47,13 @@ def doctor(
         from lit_models.doctoring.collectives import start_ranks
 
         count = 2 if devices is None else devices
+        most = PROCESSES_PER_CORE * len(os.sched_getaffinity(0))
+        if count > most:
+            raise UsageError(
+                f"--devices={count} --collectives would start {count} processes on this machine's "
+                f"{most // PROCESSES_PER_CORE} cores, which takes minutes; try up to {most}, or "
+                "leave --collectives out."
+            )
         arguments = [f"--devices={count}", f"--folder={folder}", f"--timeout_s={timeout_s}"]
         arguments += ["--collectives=true", f"--json={str(json).lower()}"]
         return start_ranks(count, arguments, timeout_s)

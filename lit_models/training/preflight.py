@@ -159,6 +159,13 @@ def check(
     """
     check_strategy(settings.strategy, strategies)
     verdict = resolve_devices(settings, machine)
+    placed = ("MASTER_ADDR", "SLURM_NTASKS", "TORCHELASTIC_RUN_ID")
+    if settings.num_nodes > 1 and not any(environ.get(name) for name in placed):
+        raise ValueError(
+            f"trainer.num_nodes is {settings.num_nodes}, but no launcher started this process: it "
+            "would wait for the other machines. Use srun or torchrun (`unisono submit` writes the "
+            "job), or set MASTER_ADDR, MASTER_PORT and NODE_RANK on every machine."
+        )
     check_world(verdict.world_size, settings.strategy, environ, verdict.warnings)
     check_batch(settings, verdict.world_size)
     return verdict

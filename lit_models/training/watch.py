@@ -58,7 +58,12 @@ class Watch:
                 wrote_at = since
             # Those who wait for this rank have ended by now; it must not stay behind alone.
             if waited > 1.2 * timeout_s:
-                print(f"rank {self.rank} hangs in {place}; it ends.", file=sys.stderr, flush=True)
+                print(
+                    f"rank {self.rank} made no progress for {waited:.0f} s in {place}: it hangs, "
+                    "or waits for a rank that does; it ends.",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 self.end(1)
 
     def _write(self, place: dict[str, Any], waited: float) -> None:

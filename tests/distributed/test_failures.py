@@ -1,6 +1,7 @@
 """One rank fails, is killed or hangs: all end soon, and one of them says where."""
 
 import json
+import re
 import time
 
 import pytest
@@ -30,7 +31,11 @@ def test_a_killed_rank_ends_the_others(tmp_path):
     done = run(*SCRIPT, str(tmp_path), *TWO, "--kill_at", "9")
     assert done.returncode != 0
     assert time.monotonic() - begin < 60  # most of it is the start of two processes
-    assert "the connection to another rank is lost; it was killed" in " ".join(done.stdout.split())
+    shown = " ".join(done.stdout[done.stdout.index("error: ") :].split())
+    first = "the connection to another rank is lost; rank 1 was ended by SIGKILL. What is saved"
+    assert re.match(f"error: rank 0, fit, epoch 1, step 10: {first}", shown), done.stdout
+    assert "Traceback" not in done.stdout
+    assert len(done.stdout[done.stdout.index("error: ") :].splitlines()) <= 24
 
 
 def test_a_rank_that_hangs_ends_and_leaves_its_stack(tmp_path):

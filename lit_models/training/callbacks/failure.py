@@ -129,12 +129,15 @@ class FailureReport(Callback):
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Say what failed where, on the rank that failed first."""
+        ended = "it was killed, or it hangs"
         if isinstance(trainer.strategy, ManagedProcesses):
+            ended = trainer.strategy.ended_children() or ended
             trainer.strategy.unwatch_children()
         self._end_watch()
         if not isinstance(exception, Exception):
             return
         run = Path(trainer.default_root_dir)
+        exception.__dict__.setdefault("run_folder", str(run))  # for its traceback
         if is_echo(exception) and wait_for_cause(run):
             exception.__dict__["is_echo"] = True
             return
@@ -142,8 +145,9 @@ class FailureReport(Callback):
             return
         report = {**self._place, "sample_ids": real_ids([self._batch])}
         report["error"] = f"{type(exception).__name__}: {exception}"
-        exception.add_note(told(report, run, is_echo(exception)))
-        if not is_echo(exception):
+        is_lost = is_echo(exception)
+        exception.add_note(told(report, run, ended if is_lost else None))
+        if not is_lost:
             write_once(run / FAILURE, report)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -185,16 +189,23 @@ def wait_for_cause(run: Path) -> bool:
     return (run / FAILURE).exists()
 
 
-def told(report: dict[str, Any], run: Path, is_lost: bool) -> str:
-    """Return what the user reads below the error."""
+def told(report: dict[str, Any], run: Path, lost: str | None = None) -> str:
+    """Return what the user reads beside the error.
+
+    Args:
+        report: the place.
+        run: its folder.
+        lost: what became of the other rank, where the error is that it does not answer.
+    """
     ids = ", ".join(map(str, report["sample_ids"][:SHOWN_IDS]))
     ids += " …" if len(report["sample_ids"]) > SHOWN_IDS else ""
     where = f"rank {report['rank']}, {report['verb']}, epoch {report['epoch']}"
     where += f", step {report['step']}"
-    if is_lost:
+    if lost is not None:
+        stacks = f" Stacks are in {run / STACKS}." if (run / STACKS).is_dir() else ""
         return (
-            f"{where}: the connection to another rank is lost; it was killed, or it hangs (see "
-            f"{run / STACKS}). What is saved is whole: --ckpt_path auto goes on."
+            f"{where}: the connection to another rank is lost; {lost}.{stacks} What is saved is "
+            "whole: --ckpt_path auto goes on."
         )
     again = f" `unisono replay {run} --step {report['step']}` rebuilds this step on one device."
     return f"{where}, samples {ids}.{again if report['verb'] == 'fit' else ''}"

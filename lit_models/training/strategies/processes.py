@@ -6,11 +6,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Trainer
@@ -68,6 +70,19 @@ class ManagedProcesses(ParallelStrategy):
         if isinstance(self._layer_sync, SyncedStatistics):
             self._layer_sync.enter(args[0])
         return super().training_step(*args, **kwargs)
+
+    def ended_children(self) -> str:
+        """Return which ranks that this process started are gone or stopped, in words."""
+        said = []
+        for rank, child in enumerate(getattr(self.launcher, "procs", []), self.global_rank + 1):
+            status = child.poll() if isinstance(child, subprocess.Popen) else child.exitcode
+            if status is not None and status < 0:
+                said.append(f"rank {rank} was ended by {signal.Signals(-status).name}")
+            elif status:
+                said.append(f"rank {rank} ended with status {status}")
+            elif status is None and psutil.Process(child.pid).status() == psutil.STATUS_STOPPED:
+                said.append(f"rank {rank} is stopped (kill -CONT {child.pid} lets it go on)")
+        return " and ".join(said)
 
     def unwatch_children(self) -> None:
         """Keep Lightning's observer from killing this process while it says what happened.
