@@ -1,5 +1,6 @@
 """Wrong inputs of a whole command: one screen with file, line, value and way out, nothing lost."""
 
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -288,6 +289,13 @@ def test_a_wrong_input_is_one_screen_that_names_the_way_out_and_overwrites_nothi
     assert {path: after.get(path) for path in before} == before
     new = sorted(after.keys() - before.keys())
     assert [path for path in new if not BEGUN.fullmatch(path) or "unfinished" in path] == []
+
+
+def test_a_pipe_is_refused_instead_of_waited_for(unisono: Unisono, folder: Path) -> None:
+    os.mkfifo("pipe.csv")
+    status, output = unisono(*FIT, "--data.train_files=pipe.csv")
+    assert status == 1
+    assert "pipe.csv is a pipe or a device" in " ".join(output.split())
 
 
 def test_one_file_for_training_and_test_and_one_label_are_told(

@@ -25,3 +25,9 @@ def test_it_is_refused(option: str, message: str, options: list[str], capsys, mo
     assert run_guarded(lambda: run_command("doctor", [option, *options])) == USAGE
     assert message in capsys.readouterr().err
     assert started == []
+
+
+def test_a_group_of_more_processes_than_cores_can_start_is_refused(capsys) -> None:
+    options = ["--devices=5000", "--collectives=true"]
+    assert run_guarded(lambda: run_command("doctor", options)) == USAGE
+    assert "--devices=5000 --collectives would start 5000 processes" in capsys.readouterr().err

@@ -117,6 +117,8 @@ def test_a_strategy_class_that_starts_its_own_processes_is_known_by_its_option()
 
 def test_nodes_multiply_the_world() -> None:
     assert verdict(TWO_GPUS, devices=2, num_nodes=3).world_size == 6
+    with pytest.raises(ValueError, match="num_nodes is 3, but no launcher started this process"):
+        check(Settings(devices=2, num_nodes=3), TWO_GPUS, {}, [])
     with pytest.raises(ValueError, match="num_nodes must be at least 1, got 0"):
         verdict(NO_GPU, num_nodes=0)
     with pytest.raises(ValueError, match="devices must be at least 1 or auto, got 0"):

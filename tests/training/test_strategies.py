@@ -60,7 +60,7 @@ def test_the_names_of_ddp_mean_these_options(name, start_method, finds):
 
 
 def test_a_rank_started_by_hand_gets_the_rest_of_its_place():
-    environ = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    environ = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
     complete_rendezvous(environ, num_nodes=2)
     assert (environ["NODE_RANK"], environ["LOCAL_RANK"]) == ("1", "1")
     launched = {"RANK": "3", "LOCAL_RANK": "0"}
@@ -73,10 +73,14 @@ def test_a_rank_started_by_hand_gets_the_rest_of_its_place():
 
 def test_half_a_rendezvous_is_refused():
     with pytest.raises(ValueError, match="RANK=0 is set but WORLD_SIZE, MASTER_PORT is not"):
-        complete_rendezvous({"RANK": "0", "MASTER_ADDR": "a"}, num_nodes=1)
-    whole = {"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
-    with pytest.raises(ValueError, match="RANK=2 of WORLD_SIZE=2 .* ranks count from 0"):
+        complete_rendezvous({"RANK": "0", "MASTER_ADDR": "localhost"}, num_nodes=1)
+    whole = {"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    with pytest.raises(ValueError, match="RANK=2 of WORLD_SIZE=2: ranks count from 0"):
         complete_rendezvous(whole, num_nodes=1)
+    with pytest.raises(ValueError, match="RANK=5 of WORLD_SIZE=2: ranks count from 0"):
+        complete_rendezvous({**whole, "RANK": "5", "LOCAL_RANK": "0"}, num_nodes=1)
+    with pytest.raises(ValueError, match="MASTER_ADDR=nowhere.invalid is no machine"):
+        complete_rendezvous({**whole, "RANK": "1", "MASTER_ADDR": "nowhere.invalid"}, num_nodes=1)
 
 
 def normed(statistics: SyncedStatistics) -> nn.Module:

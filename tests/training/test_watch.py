@@ -46,7 +46,8 @@ def test_a_named_phase_outlives_the_ordinary_limit_and_another_place_does_not(tm
     assert watched.silent_in({"step": 6}, 30, until_ended=True)
     assert set(watched.statuses) == {1}
     watched.watch.is_over.set()
-    assert "in {'step': 6}: it hangs, or waits for a rank that does; it ends." in capfd.readouterr().err
+    said = "in {'step': 6}: it hangs, or waits for a rank that does; it ends."
+    assert said in capfd.readouterr().err
 
 
 def test_a_named_phase_ends_by_its_own_limit(tmp_path):

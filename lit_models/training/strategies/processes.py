@@ -10,9 +10,9 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, MutableMapping
+from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Trainer
@@ -80,7 +80,7 @@ class ManagedProcesses(ParallelStrategy):
                 said.append(f"rank {rank} was ended by {signal.Signals(-status).name}")
             elif status:
                 said.append(f"rank {rank} ended with status {status}")
-            elif status is None and psutil.Process(child.pid).status() == psutil.STATUS_STOPPED:
+            elif status is None and is_stopped(child.pid):
                 said.append(f"rank {rank} is stopped (kill -CONT {child.pid} lets it go on)")
         return " and ".join(said)
 
@@ -104,6 +104,12 @@ class ManagedProcesses(ParallelStrategy):
         )
         grace_s = GRACE_S if isinstance(exception, Exception) else INTERRUPTED_GRACE_S
         end_children(children, grace_s if has_group else 0.0)
+
+
+def is_stopped(pid: int) -> bool:
+    """Returns whether a live process is stopped, as by Ctrl-Z or SIGSTOP; Linux tells it."""
+    path = Path(f"/proc/{pid}/stat")
+    return path.exists() and path.read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def share_seed(
