@@ -272,10 +272,9 @@ def run_guarded(run: Callable[[], Any]) -> int:
             return READER_GONE
         if getattr(error, "is_echo", False):
             return RUN  # another rank has said what happened
-        notes, message = getattr(error, "__notes__", []), one_screen(error)
-        # Of another's error, what the run knows of it comes first.
-        lines = [message, *notes] if message is not None else [*notes, foreign(error)]
-        message = "\n".join(lines)
+        notes, what = getattr(error, "__notes__", []), one_screen(error) or foreign(error)
+        is_lost = getattr(error, "is_lost", False)  # then the run knows more than the error
+        message = "\n".join([*notes, what] if is_lost else [what, *notes])
         if os.environ.get("UNISONO_TRACEBACK") == "1":
             traceback.print_exc()
         names = ("RANK", "SLURM_PROCID", "LOCAL_RANK")

@@ -145,7 +145,7 @@ class FailureReport(Callback):
             return
         report = {**self._place, "sample_ids": real_ids([self._batch])}
         report["error"] = f"{type(exception).__name__}: {exception}"
-        is_lost = is_echo(exception)
+        is_lost = exception.__dict__["is_lost"] = is_echo(exception)
         exception.add_note(told(report, run, ended if is_lost else None))
         if not is_lost:
             write_once(run / FAILURE, report)

@@ -25,6 +25,7 @@ from lit_models.training.strategies.batch_norm import SyncedStatistics, warn_of_
 
 BACKENDS = ("gloo", "nccl", "mpi")
 TAKEN = ("EADDRINUSE", "address already in use")
+HEARD_S = 1.0
 GRACE_S = 10.0  # within which a rank that failed says so, or one that heard of it ends
 INTERRUPTED_GRACE_S = 2.0
 SEED = "PL_GLOBAL_SEED"  # Lightning's name for it
@@ -73,9 +74,15 @@ class ManagedProcesses(ParallelStrategy):
 
     def ended_children(self) -> str:
         """Return which ranks that this process started are gone or stopped, in words."""
-        said = []
-        for rank, child in enumerate(getattr(self.launcher, "procs", []), self.global_rank + 1):
-            status = child.poll() if isinstance(child, subprocess.Popen) else child.exitcode
+        said: list[str] = []
+        children = [
+            c for c in getattr(self.launcher, "procs", []) if isinstance(c, subprocess.Popen)
+        ]
+        end = time.monotonic() + HEARD_S  # its connections end a moment before a process does
+        while time.monotonic() < end and all(child.poll() is None for child in children):
+            time.sleep(0.05)
+        for rank, child in enumerate(children, self.global_rank + 1):
+            status = child.poll()
             if status is not None and status < 0:
                 said.append(f"rank {rank} was ended by {signal.Signals(-status).name}")
             elif status:
