@@ -288,7 +288,8 @@ def foreign(error: Exception) -> str:
     """Returns the message of an error of a library, or of a bug: what, at hand, the traceback."""
     text = str(error).strip()
     if type(error).__name__ == "ProcessRaisedException":  # a traceback, whose end is the error
-        text = text.splitlines()[-1]
+        starts = [found.start() for found in re.finditer(r"^[\w.]+: ", text, flags=re.MULTILINE)]
+        text = text[starts[-1] if starts else 0 :]
     else:
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     lines = text.splitlines()
