@@ -14,6 +14,7 @@ from lit_models import late_torchmetrics
 from lit_models.cli_errors import UsageError, run_guarded
 from lit_models.commands import run_command, summaries
 from lit_models.config_files import (
+    LOCAL_RANK,
     did_you_mean,
     find_own_classes,
     near_names,
@@ -95,6 +96,8 @@ def run(argv: list[str]) -> int | None:
     Raises:
         UsageError: there is no such command.
     """
+    while argv and argv[0].partition("=")[0] in LOCAL_RANK and "=" in argv[0]:
+        argv = argv[1:]  # torch.distributed.launch writes it before the command
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(help_text())
         return 0 if argv else 2

@@ -176,8 +176,11 @@ def test_the_version_is_said(unisono: Unisono) -> None:
 def test_the_local_rank_of_a_launcher_is_taken(
     unisono: Unisono, toy_config: Path, option: list[str]
 ) -> None:
-    status, output = unisono("fit", "--config", "toy.yaml", *option, "--print_config")
-    assert status == 0, output
+    after = ["fit", "--config", "toy.yaml", *option, "--print_config"]
+    before = ["--local-rank=1", "fit", "--config", "toy.yaml", "--print_config"]
+    for given in (after, before):  # as torch.distributed.launch does
+        status, output = unisono(*given)
+        assert status == 0, output
 
 
 def test_every_option_of_the_migration_page_is_there(unisono: Unisono) -> None:
