@@ -53,6 +53,12 @@ class Resources:
                     f"--{name.replace('_', '-')} must be 1 or more, got {value}"
                     + ("; leave it out for a job on CPUs." if name == "gpus_per_node" else ".")
                 )
+        for name in ("partition", "account", "nodelist"):
+            value = getattr(self, name)
+            if value is not None and not re.fullmatch(r"\S+", value):
+                raise UsageError(
+                    f"--{name}={value!r} must be one word, without spaces or line breaks."
+                )
         _check_gpus(self.gpus_per_node, self.nodes, self.node_gpus)
         if self.gpus_per_node and self.tasks_per_node != self.gpus_per_node:
             raise UsageError(

@@ -21,6 +21,7 @@ PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 # Without --kill-on-bad-exit the other tasks wait for ever for one that has failed.
 SRUN = ("srun", "--kill-on-bad-exit=1")
 TORCHRUN = ("-m", "torch.distributed.run")
+SHELL = ("activate", "command")  # lines of the shell, words quoted already
 RENDEZVOUS_PORT = 29400
 MAX_RESTARTS = 3
 
@@ -79,15 +80,23 @@ def shell_values(activate: Iterable[str]) -> dict[str, str]:
 
 
 def filled(template: str, values: Mapping[str, Any]) -> str:
-    """Return a template with its values; a line is left out if its value is none or empty."""
+    """Return a template with its values; a line is left out if its value is none or empty.
+
+    Raises:
+        UsageError: a value has a line break, after which the shell would read a command.
+    """
+    for name, value in values.items():
+        if name not in SHELL and isinstance(value, str) and (value + "x").splitlines()[1:]:
+            raise UsageError(f"the job's {name} has a line break: {value!r}; write it in one line.")
     folder = next(f for f in config_folders() if (f / "slurm" / template).is_file())
-    lines = []
+    lines: list[str] = []
     for line in (folder / "slurm" / template).read_text(encoding="utf-8").splitlines():
         names = PLACEHOLDER.findall(line)
-        if all(values[name] not in (None, "") for name in names):
+        is_there = all(values[name] not in (None, "") for name in names)
+        # Blank lines between which a line was left out become one.
+        if is_there and (line or lines[-1:] != [""]):
             lines.append(PLACEHOLDER.sub(lambda m: str(values[m[1]]), line).rstrip())
-    # What a line that was left out stood alone between.
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def command_lines(first: list[str], options: Iterable[str]) -> list[str]:

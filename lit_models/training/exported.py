@@ -181,7 +181,10 @@ def _write_weights(path: Path, weights: dict[str, Tensor]) -> dict[str, str]:
     from safetensors.torch import save_file
 
     stored, tied = without_ties(weights)
+    path.touch()
+    mode = path.stat().st_mode  # of any file that the user makes; safetensors closes its own
     save_file(stored, path, metadata={"format": "pt"})
+    path.chmod(mode)
     sync(path)
     return tied
 

@@ -69,6 +69,14 @@ def test_the_config_says_what_made_the_weights(coder_checkpoint: Path, tmp_path:
     ]
 
 
+def test_exported_weights_are_as_readable_as_any_file(toy_checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "any").touch()
+    export_checkpoint(toy_checkpoint, tmp_path / "toy", class_path=TOY)
+    for name in ("model.safetensors", "config.json"):
+        modes = {path.stat().st_mode for path in (tmp_path / "toy" / name, tmp_path / "any")}
+        assert len(modes) == 1, name
+
+
 def test_a_run_starts_from_an_exported_folder(
     coder_checkpoint: Path,
     folder_with_run: Path,

@@ -1,5 +1,6 @@
 """`unisono submit` writes scripts that say what was asked for, and refuses what would not run."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -53,6 +54,32 @@ def commands(script: Path) -> str:
     assert subprocess.run(["bash", "-n", str(script)]).returncode == 0
     lines = [line for line in script.read_text().splitlines() if not line.startswith("#")]
     return "\n".join(lines).replace(" \\\n ", "")
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--partition=fast\ntouch witness", "--partition='fast.*' must be one word"),
+        ("--account=me\ntouch witness", "--account='me.*' must be one word"),
+        ("--nodelist=n1 --wrap=x", "--nodelist='n1 .*' must be one word"),
+        ("--name=mine\ntouch witness", "a job's name has letters"),
+        ("--scripts=jobs/a\ntouch witness", "the job's path has a line break: 'jobs/a"),
+        ("--time-limit=24:00:00\n", "the job's time_limit has a line break|is no time"),
+    ],
+)
+def test_no_value_begins_a_line_of_the_script(submit, option: str, message: str) -> None:
+    status, output = submit(option)
+    assert status != 0
+    assert re.search(message, output), output
+    assert not list(Path().rglob("*.sh"))
+
+
+def test_a_line_break_in_an_option_of_the_run_is_kept_quoted(submit) -> None:
+    status, output = submit(
+        "--trainer.fast_dev_run=false", "--data.predict_output=a\n\n\n#SBATCH b"
+    )
+    assert status == 0, output
+    assert "'--data.predict_output=a\n\n\n#SBATCH b'" in commands(JOB) + JOB.read_text()
 
 
 def test_a_script_says_what_was_asked_for(submit) -> None:
