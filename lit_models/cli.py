@@ -25,11 +25,11 @@ from lit_models.cli_errors import (
 from lit_models.training import bitwise, preflight, strategy_choice
 from lit_models.training.callbacks import (
     BitwiseSum,
+    ErrorTable,
     ExactDropout,
     Ledger,
     PredictionWriter,
     Rehearsal,
-    WorstSamples,
     default_callbacks,
 )
 from lit_models.training.callbacks.ledger import ledger_of
@@ -248,7 +248,7 @@ class UnisonoCLI(LightningCLI):
             raise UsageError(str(error)) from error
         is_planned = isinstance(data, PlannedDataModule)
         left_out: tuple[type[Callback], ...] = () if is_exact else (Ledger,)
-        left_out += () if is_planned else (Rehearsal, PredictionWriter, WorstSamples)
+        left_out += () if is_planned else (Rehearsal, PredictionWriter, ErrorTable)
         if is_first_process() and not (is_exact or (is_planned and self.subcommand != "fit")):
             written = "" if is_planned else ", and no predictions are written"
             say(

@@ -16,9 +16,8 @@ from datamodules.plan import PlanOptions, rng_for
 from datamodules.planned import LoaderOptions, PlannedDataModule, PlannedDataset, Stage
 from lit_models.training.callbacks import default_callbacks
 from lit_models.training.exact import ExactModule, LossSum
-from lit_models.training.judged import Judged
 from lit_models.training.lineage import read_ledger, surviving
-from lit_models.training.metrics import SumCount
+from lit_models.training.metrics import SampleResult, SumCount
 from lit_models.training.optim import configured, parameter_groups
 
 WIDTH = 4
@@ -131,9 +130,9 @@ class LitToy(ExactModule):
             "values": LossSum(per_value.sum(), (batch["mask"].sum(1) * weight).sum()),
         }
 
-    def judged(self, batch: dict[str, Any], each: Tensor) -> Judged:
+    def judged(self, batch: dict[str, Any], each: Tensor) -> SampleResult:
         found = each.sum(1)
-        return Judged((found - (batch["values"] ** 2).sum(1)) ** 2, {"sum": found})
+        return SampleResult((found - (batch["values"] ** 2).sum(1)) ** 2, {"sum": found})
 
     def training_terms(self, batch: dict[str, Any]) -> dict[str, LossSum]:
         return self.losses(batch)
@@ -141,12 +140,12 @@ class LitToy(ExactModule):
     def term_weights(self) -> dict[str, float]:
         return {"sum": 0.5}
 
-    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> Judged:
+    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> SampleResult:
         self.val_loss.update(*self.losses(batch)["sum"])
         self.log("val/loss", self.val_loss)
         return self.judged(batch, self(batch))
 
-    def test_step(self, batch: dict[str, Any], batch_idx: int) -> Judged:
+    def test_step(self, batch: dict[str, Any], batch_idx: int) -> SampleResult:
         self.test_loss.update(*self.losses(batch)["sum"])
         self.test_count.update(batch["weight"].sum())
         self.log_dict({"test/loss": self.test_loss, "test/count": self.test_count})

@@ -29,7 +29,7 @@ from lit_models.causal_lm.presets import named_network
 from lit_models.training.callbacks.board_samples import evaluating
 from lit_models.training.exact import ExactModule, LossSum
 from lit_models.training.exported import Layout
-from lit_models.training.judged import Judged
+from lit_models.training.metrics import SampleResult
 from lit_models.training.optim import configured, parameter_groups
 
 PROMPTS_AT_ONCE = 32
@@ -140,10 +140,10 @@ class LitCausalLM(ExactModule):
     def term_weights(self) -> dict[str, float]:
         return {PLAIN: 0.0}
 
-    def validation_step(self, batch: TextBatch, batch_idx: int) -> Judged:
+    def validation_step(self, batch: TextBatch, batch_idx: int) -> SampleResult:
         return self._evaluate("val", batch)
 
-    def test_step(self, batch: TextBatch, batch_idx: int) -> Judged:
+    def test_step(self, batch: TextBatch, batch_idx: int) -> SampleResult:
         return self._evaluate("test", batch)
 
     def predict_step(
@@ -257,10 +257,10 @@ class LitCausalLM(ExactModule):
         table = byte_table(self.tokenizer.byte_lengths(), self.network.head.weight.shape[0])
         self.val_metrics, self.test_metrics = TextMetrics(table), TextMetrics(table)
 
-    def _evaluate(self, split: Literal["val", "test"], batch: TextBatch) -> Judged:
+    def _evaluate(self, split: Literal["val", "test"], batch: TextBatch) -> SampleResult:
         metrics: TextMetrics = getattr(self, f"{split}_metrics")
         nats, of_sample = sample_nats(self(batch), self.network.head.weight, batch, self.loss)
         metrics.add_batch(nats, batch)
         for name, metric in metrics.items():
             self.log(f"{split}/{name}", metric, on_step=False, on_epoch=True)
-        return Judged(of_sample, {})
+        return SampleResult(of_sample, {})

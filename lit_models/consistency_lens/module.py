@@ -26,8 +26,7 @@ from lit_models.consistency_lens.terms import lens_terms
 from lit_models.consistency_lens.tested import Tested
 from lit_models.training.callbacks.board_samples import evaluating
 from lit_models.training.exact import ExactModule, LossSum
-from lit_models.training.judged import Judged
-from lit_models.training.metrics import SumCount
+from lit_models.training.metrics import SampleResult, SumCount
 from lit_models.training.optim import budgeted_steps, configured, parameter_groups
 
 
@@ -153,7 +152,7 @@ class LitConsistencyLens(ExactModule):
         for parameter in self.lens.unready(self.trainer.global_step):
             parameter.grad = None
 
-    def validation_step(self, batch: ActivationBatch, batch_idx: int) -> Judged:
+    def validation_step(self, batch: ActivationBatch, batch_idx: int) -> SampleResult:
         activation, weight = self.lens.activation(batch), batch["weight"]
         explained, current = self.lens.verbalizer.explain(activation), current_token(batch)
         rebuilt = self.lens.reconstructor(explained.embeddings, current)
@@ -162,11 +161,11 @@ class LitConsistencyLens(ExactModule):
         self.val_loss.update(error * weight, weight)
         self.val_fve.update(error * weight, spread)
         self.log_dict({"val/loss": self.val_loss, "val/fve": self.val_fve}, on_epoch=True)
-        return Judged(error, {"explanation": explained.token_ids})
+        return SampleResult(error, {"explanation": explained.token_ids})
 
-    def test_step(self, batch: ActivationBatch, batch_idx: int) -> Judged:
+    def test_step(self, batch: ActivationBatch, batch_idx: int) -> SampleResult:
         case = self._case(batch)
-        return Judged(self.tested.add(case), {"explanation": case.greedy.token_ids})
+        return SampleResult(self.tested.add(case), {"explanation": case.greedy.token_ids})
 
     def in_words(self, answers: dict[str, list[float]]) -> dict[str, str]:
         decode = self.tokenizer.decode

@@ -32,11 +32,16 @@ from lit_models.occupation_coder.figures import OccupationFigures
 from lit_models.occupation_coder.freezing import freeze_encoder, language_rows
 from lit_models.occupation_coder.linear import refuse_other_features, solve
 from lit_models.occupation_coder.loss import LossOptions, occupation_losses, record_losses
-from lit_models.occupation_coder.metrics import ConfusedPairs, LossMetrics, OccupationMetrics
+from lit_models.occupation_coder.metrics import (
+    ConfusedPairs,
+    LossMetrics,
+    OccupationMetrics,
+    set_scores,
+)
 from lit_models.occupation_coder.network import BlockDecoder, Memory
 from lit_models.occupation_coder.row_weights import linear_examples, row_weights
 from lit_models.training.exact import ExactModule, LossSum
-from lit_models.training.judged import Judged
+from lit_models.training.metrics import SampleResult
 from lit_models.training.optim import configured, parameter_groups
 
 RECIPE_KEY = "occupation_recipe"
@@ -138,7 +143,7 @@ class LitOccupationCoder(ExactModule):
     def term_weights(self) -> dict[str, float]:
         return self.loss.term_weights
 
-    def validation_step(self, batch: OccupationBatch, batch_idx: int) -> Judged:
+    def validation_step(self, batch: OccupationBatch, batch_idx: int) -> SampleResult:
         (memory, flat_logits), judged = self._evaluate("val", batch)
         nats = nats_by_temperature(self.network, memory, flat_logits, batch)
         for term in TERMS:
@@ -153,7 +158,7 @@ class LitOccupationCoder(ExactModule):
         if self._is_training and not self.trainer.sanity_checking:
             self.temperature, self.review = found, review
 
-    def test_step(self, batch: OccupationBatch, batch_idx: int) -> Judged:
+    def test_step(self, batch: OccupationBatch, batch_idx: int) -> SampleResult:
         return self._evaluate("test", batch)[1]
 
     def on_test_epoch_end(self) -> None:
@@ -293,7 +298,9 @@ class LitOccupationCoder(ExactModule):
     def _decode(self, memory: Memory, flat_logits: Tensor) -> Decoded:
         return decode(self.network, memory, flat_logits, self.decoding, self.used_temperature)
 
-    def _evaluate(self, split: str, batch: OccupationBatch) -> tuple[tuple[Memory, Tensor], Judged]:
+    def _evaluate(
+        self, split: str, batch: OccupationBatch
+    ) -> tuple[tuple[Memory, Tensor], SampleResult]:
         memory, flat_logits = self(batch)
         decoder, weights = self.network.decoder, self._used_class_weights
         true_ids, decoded = batch["code_ids"], self._decode(memory, flat_logits)
@@ -305,4 +312,7 @@ class LitOccupationCoder(ExactModule):
         confused.update(true_ids, decoded.code_ids, batch["weight"])
         for name, metric in (*losses.items(), *metrics.items()):
             self.log(f"{split}/{name}", metric, on_step=False, on_epoch=True)
-        return (memory, flat_logits), Judged(loss, {"given": decoded.code_ids})
+        is_wrong = set_scores(true_ids, decoded.code_ids)["exact_match"] == 0
+        answers, sure = {"given": decoded.code_ids}, decoded.set_confidence
+        result = SampleResult(loss, answers, is_wrong, sure, batch.get("is_seen_text"))
+        return (memory, flat_logits), result

@@ -1,5 +1,6 @@
 """The page of one run."""
 
+import json
 from typing import Any
 
 from lit_models.reporting.chart import Interruption, chart
@@ -33,6 +34,7 @@ def run_page(run: RunRecord, forecast: dict[str, Any] | None = None) -> str:
     """
     marks = interruptions(run)
     proof = proof_of(run)
+    header = _header(run, proof)  # its notes stand among the warnings
     sections = [
         section("Curves", *_curves(run, marks), wide=True),
         section("Where the time went", time_split(run), facts(throughput_facts(run))),
@@ -45,7 +47,7 @@ def run_page(run: RunRecord, forecast: dict[str, Any] | None = None) -> str:
         section("Warnings", *_warnings(run)),
         section("Command and configuration", *_configuration(run), wide=True),
     ]
-    return page(f"{run.name} · Unisono", _header(run, proof), sections)
+    return page(f"{run.name} · Unisono", header, sections)
 
 
 def proof_of(run: RunRecord) -> Proof | str:
@@ -77,6 +79,7 @@ def _header(run: RunRecord, proof: Proof | str) -> Html:
     watched = monitored(run)
     if watched and (best := best_of(run.metrics[watched[0]], watched[1])):
         tiles.insert(0, (f"Best {watched[0]}", _tile(shown(best[1]), f"at step {shown(best[0])}")))
+    tiles[:0] = _results(run, watched[0].removeprefix("val/") if watched else "loss")
     word = "not checked"
     if isinstance(proof, Proof):
         word = "holds" if not proof.faults else counted(len(proof.faults), "fault")
@@ -88,6 +91,35 @@ def _header(run: RunRecord, proof: Proof | str) -> Html:
         _clock(run),
         tag("dl", *(tag("div", tag("dt", n), tag("dd", v)) for n, v in tiles), class_="tiles"),
     ])  # fmt: skip
+
+
+def _results(run: RunRecord, name: str) -> list[tuple[str, Html]]:
+    """Return the tile of the test's result, with that of a baseline; nothing without a test.
+
+    Args:
+        run: of the page.
+        name: of the metric to show where no baseline says which.
+    """
+    last = {n: points[-1][1] for n, points in run.metrics.items() if points}
+    prefix = "test/baseline_"
+    compared = [n.removeprefix(prefix) for n in last if n.startswith(prefix)]
+    if compared and name not in compared:
+        name = compared[0]
+    for path in (run.folder / "ranking.json", run.folder / "retrieval-test.json"):
+        try:
+            own, *others = json.loads(path.read_text(encoding="utf-8"))["systems"].items()
+            name = next(iter(own[1]))
+            last |= {f"test/{name}": own[1][name]}
+            last |= {f"{prefix}{name}": metrics[name] for n, metrics in others if n == "bm25"}
+        except FileNotFoundError:
+            continue
+        except (ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
+            run.notes.append(f"{path.name} is not what it should be ({error!r}); not shown.")
+    if f"test/{name}" not in last:
+        return []
+    known = last.get(f"{prefix}{name}")
+    below = "no baseline" if known is None else f"baseline {shown(known)}"
+    return [(f"Test {name}", _tile(shown(last[f"test/{name}"]), below))]
 
 
 def _clock(run: RunRecord) -> Html | None:

@@ -1,8 +1,7 @@
 """The worst of a run: confusions, queries that were answered worst, samples of text.
 
 They stand in these places of the run folder: TensorBoard texts (tables in Markdown, or plain text),
-`ranking_queries.csv`, `retrieval-SPLIT.json`, and `worst-SPLIT.json`, which `WorstSamples` writes:
-{"title": str, "columns": [str, …], "rows": [[str or number, …], …]}, the worst first.
+`ranking_queries.csv`, `retrieval-SPLIT.json`, and `errors-SPLIT.csv`, which `ErrorTable` writes.
 """
 
 import csv
@@ -11,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from lit_models.reporting.board import BoardText, board_texts
-from lit_models.reporting.markup import Html, table, tag
+from lit_models.reporting.markup import Html, joined, table, tag
 from lit_models.reporting.reading import RunRecord
 from lit_models.reporting.wording import shown
 
-MOST_ROWS, MOST_TEXTS = 12, 8
+MOST_ROWS, MOST_TEXTS, MOST_CHARACTERS = 12, 8, 300
+SPLITS = {"val": "validation", "test": "the test"}
 FENCE = "```"
 
 
@@ -23,7 +23,7 @@ def worst_samples(run: RunRecord) -> list[Html]:
     """Return a block for each thing there is; a file that cannot be read becomes a note."""
     blocks = [_board_block(text) for text in _chosen(board_texts(run.folder, run.notes))]
     readers = (("ranking_queries.csv", _ranking), ("retrieval-*.json", _retrieval),
-               ("worst-*.json", _worst))  # fmt: skip
+               ("errors-*.csv", _errors))  # fmt: skip
     for pattern, reader in readers:
         for path in _of_tests(sorted(run.folder.glob(pattern))):
             try:
@@ -45,6 +45,7 @@ def _of_tests(paths: list[Path]) -> list[Path]:
 def _chosen(texts: list[BoardText]) -> list[BoardText]:
     """Return some texts: those of a test in place of the same of a validation."""
     names = {text.name for text in texts}
+    texts = [text for text in texts if not text.name.endswith("/errors")]  # their files are shown
     kept = [t for t in texts if not (t.name.startswith("val/") and f"test{t.name[3:]}" in names)]
     return kept[:MOST_TEXTS]
 
@@ -127,13 +128,17 @@ def _queries(
     return _block(title, table(heads, rows, title, 2 if told else 1))
 
 
-def _worst(path: Path) -> Html:
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    columns, rows = content["columns"], content["rows"][:MOST_ROWS]
-    texts = next((i for i in range(len(columns)) if rows and not isinstance(rows[0][i], str)),
-                 len(columns))  # fmt: skip
-    cells = [[shown(c) if isinstance(c, int | float) else c for c in row] for row in rows]
-    return _block(content["title"], table(columns, cells, content["title"], texts))
+def _errors(path: Path) -> Html:
+    with path.open(newline="", encoding="utf-8") as file:
+        heads, *rows = csv.reader(file)
+    if any(len(row) != len(heads) for row in rows):
+        raise ValueError("rows of other lengths than its head")
+    cells = [[cell[:MOST_CHARACTERS] for cell in row] for row in rows[:MOST_ROWS]]
+    split = path.stem.removeprefix("errors-")
+    title = f"Errors of {SPLITS.get(split, split)}, the worst first"
+    words = f"{min(len(rows), MOST_ROWS)} of {len(rows)} rows; all of them: "
+    link = tag("p", words, tag("a", path.name, href=path.name), class_="note")
+    return _block(title, joined([table(heads, cells, title, max(1, len(heads) - 2)), link]))
 
 
 def _is_number(text: str) -> bool:

@@ -26,9 +26,8 @@ from lit_models.seo.ranking_metrics import (
 )
 from lit_models.training.callbacks.board_samples import evaluating
 from lit_models.training.exact import LossSum
-from lit_models.training.judged import Judged
 from lit_models.training.keyed_dropout import keyed_texts, keys_in
-from lit_models.training.metrics import SumCount
+from lit_models.training.metrics import SampleResult, SumCount
 
 RANKER, SYSTEMS = "ranker", ("ranker", "first", "bm25")
 
@@ -119,10 +118,10 @@ class LitRanker(EncodedTextModule):
         target = batch[self.target]  # type: ignore[literal-required]
         return {TERM: summed(self.loss, self(batch), target, batch["weight"])}
 
-    def validation_step(self, batch: RankingBatch, batch_idx: int) -> Judged:
+    def validation_step(self, batch: RankingBatch, batch_idx: int) -> SampleResult:
         return self._evaluate("val", batch)[1]
 
-    def test_step(self, batch: RankingBatch, batch_idx: int) -> Judged:
+    def test_step(self, batch: RankingBatch, batch_idx: int) -> SampleResult:
         scores, judged = self._evaluate("test", batch)
         for name, found in {RANKER: scores, **batch["baselines"]}.items():
             ranked = _ranked(batch, found)
@@ -177,7 +176,7 @@ class LitRanker(EncodedTextModule):
     def _encoding(self) -> TextEncoding:
         return TextEncoding(self.recipe)
 
-    def _evaluate(self, split: str, batch: RankingBatch) -> tuple[Tensor, Judged]:
+    def _evaluate(self, split: str, batch: RankingBatch) -> tuple[Tensor, SampleResult]:
         scores = self(batch, self.pairs_per_forward)
         metrics, loss = getattr(self, f"{split}_metrics"), getattr(self, f"{split}_loss")
         target = batch[self.target]  # type: ignore[literal-required]
@@ -188,7 +187,7 @@ class LitRanker(EncodedTextModule):
         for name, metric in metrics.items():
             self.log(f"{split}/{name}", metric, on_step=False, on_epoch=True)
         first = first_relevant(ranked, self.relevant_above)
-        return scores, Judged(of_query, {"first relevant": first})
+        return scores, SampleResult(of_query, {"first relevant": first}, is_wrong=first != 1)
 
 
 def _ranked(batch: RankingBatch, scores: Tensor) -> RankedQueries:

@@ -12,16 +12,18 @@ from torch import Tensor
 
 from lit_models.seo.ranking_metrics import first_relevant, paired_bootstrap
 from lit_models.seo.retrieval_metrics import BM25, OWN, RetrievalEvaluation
+from lit_models.training.callbacks.error_table import write_table
 
 WIDTH = 80
 SEED = 0  # of the bootstrap
-NUM_WORST = 12
+NUM_WORST, MOST_ERRORS = 12, 1000
 
 
 class RetrievalTable(Callback):
-    """Prints the systems of the last evaluation, and writes retrieval-SPLIT.json.
+    """Prints the systems of the last evaluation, and writes retrieval-SPLIT.json and, of queries
+    whose first document is not relevant, errors-SPLIT.csv.
 
-    The file: queries, documents and how many the collection has; fusion_weight, of BM25, and
+    The first file: queries, documents and how many the collection has; fusion_weight, of BM25, and
     whether it was chosen on these very queries; systems, name -> metric -> mean;
     differences, system -> metric -> mean of it less BM25 with a 95 % interval over queries;
     per_query, system -> metric -> query id -> value; worst, of the queries with the lowest first
@@ -59,7 +61,12 @@ class RetrievalTable(Callback):
         path = Path(trainer.default_root_dir) / f"retrieval-{split}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({**content, "per_query": per_query}) + "\n")
+        errors = error_rows(evaluation, collection, per_query[OWN], names)
+        of_errors = path.with_name(f"errors-{split}.csv")
+        write_table(of_errors, errors)
         Console(width=WIDTH, highlight=False).print(table(content, split))
+        if split == "test":
+            print(f"errors: {of_errors} ({len(errors) - 1} queries, the worst first)")
 
 
 def compared(evaluation: RetrievalEvaluation) -> dict[str, Any]:
@@ -86,7 +93,11 @@ def compared(evaluation: RetrievalEvaluation) -> dict[str, Any]:
 
 
 def worst_queries(
-    evaluation: RetrievalEvaluation, collection: Any, own: dict[str, Any], names: list[str]
+    evaluation: RetrievalEvaluation,
+    collection: Any,
+    own: dict[str, Any],
+    names: list[str],
+    most: int = NUM_WORST,
 ) -> list[dict[str, Any]]:
     """Return the entries of `worst`.
 
@@ -95,6 +106,7 @@ def worst_queries(
         collection: of the queries.
         own: the retriever's metrics, name -> query id -> value.
         names: the query ids, in the order of the evaluation.
+        most: queries.
     """
     assert evaluation.texts is not None
     values = next(iter(own.values()))
@@ -107,8 +119,27 @@ def worst_queries(
             "text": collection.query(numbers[place]),
             "first_relevant": ranks[place] or None,
         }
-        for place in order[:NUM_WORST]
+        for place in order[:most]
     ]
+
+
+def error_rows(
+    evaluation: RetrievalEvaluation, collection: Any, own: dict[str, Any], names: list[str]
+) -> list[list[str]]:
+    """Return head and rows of the queries whose first document is not relevant, the lowest first
+    metric first; arguments as for `worst_queries`."""
+    texts, (metric, values) = evaluation.texts, next(iter(own.items()))
+    assert texts is not None
+    rows = []
+    for one in worst_queries(evaluation, collection, own, names, MOST_ERRORS):
+        if one["first_relevant"] != 1:
+            place = names.index(one["query"])
+            judged = zip(texts.judged[place].tolist(), texts.grade[place].tolist(), strict=True)
+            truth = " ".join(collection.document_id(n) for n, grade in judged if grade > 0)
+            rank = one["first_relevant"]
+            answer = f"rank {rank}" if rank else "none found"
+            rows.append([one["text"], truth, answer, one["query"], f"{values[one['query']]:.3g}"])
+    return [["input", "truth", "answer", "sample", metric], *rows]
 
 
 def table(content: dict[str, Any], split: str) -> Table:

@@ -21,8 +21,7 @@ from lit_models.seo.scorer_metrics import HeadMetrics, WeightedLoss
 from lit_models.seo.text_scorer import PREFIX, TextScorer
 from lit_models.training.callbacks.board_samples import evaluating
 from lit_models.training.exact import LossSum
-from lit_models.training.judged import Judged
-from lit_models.training.metrics import SumCount
+from lit_models.training.metrics import SampleResult, SumCount
 
 TEXTS_AT_ONCE = 64
 
@@ -87,10 +86,10 @@ class LitTextScorer(EncodedTextModule):
     def term_weights(self) -> dict[str, float]:
         return {name: options.weight for name, options in self.options.items()}
 
-    def validation_step(self, batch: ScoredTextBatch, batch_idx: int) -> Judged:
+    def validation_step(self, batch: ScoredTextBatch, batch_idx: int) -> SampleResult:
         return self._evaluate("val", batch)
 
-    def test_step(self, batch: ScoredTextBatch, batch_idx: int) -> Judged:
+    def test_step(self, batch: ScoredTextBatch, batch_idx: int) -> SampleResult:
         judged = self._evaluate("test", batch)
         for name, facts in self.recipe["heads"].items():
             expected = baseline(facts).to(self.device).expand(len(batch["weight"]), -1)
@@ -155,7 +154,7 @@ class LitTextScorer(EncodedTextModule):
         total = factor * torch.exp(-log_variance) * term.total + log_variance / 2 * term.count
         return LossSum(total, term.count)
 
-    def _evaluate(self, split: str, batch: ScoredTextBatch) -> Judged:
+    def _evaluate(self, split: str, batch: ScoredTextBatch) -> SampleResult:
         outputs, found, weighted = self(batch), {}, []
         terms = self._terms(outputs, batch)
         metrics, losses = getattr(self, f"{split}_metrics"), getattr(self, f"{split}_losses")
@@ -172,7 +171,7 @@ class LitTextScorer(EncodedTextModule):
             weighted.append(of_texts * self.options[name].weight)
             metrics[PREFIX + name].update(found[name], target, known, batch)
             self._log_figures(f"{split}/{name}", metrics[PREFIX + name])
-        return Judged(torch.stack(weighted).sum(0), found)
+        return SampleResult(torch.stack(weighted).sum(0), found)
 
     def _log_figures(self, label: str, metrics: Any) -> None:
         for name, figure in metrics.figures.items():

@@ -17,7 +17,7 @@ from lit_models.seo.best_of import BestOf, best
 from lit_models.seo.page_records import onpage_record
 from lit_models.seo.ranker import LitRanker
 from lit_models.seo.snippets import SnippetMetrics, written_text, written_texts
-from lit_models.training.judged import Judged
+from lit_models.training.metrics import SampleResult
 
 
 class LitSnippetWriter(LitCausalLM):
@@ -132,7 +132,7 @@ class LitSnippetWriter(LitCausalLM):
         ids, [num_characters] = np.array(answers["written"], np.int64), answers["num_characters"]
         return {"written": written_text(self.tokenizer, ids, int(num_characters))}
 
-    def _evaluate(self, split: Literal["val", "test"], batch: Any) -> Judged:
+    def _evaluate(self, split: Literal["val", "test"], batch: Any) -> SampleResult:
         judged = super()._evaluate(split, batch)
         metrics: SnippetMetrics = getattr(self, f"{split}_snippets")
         done = self._completions(batch)
@@ -140,4 +140,4 @@ class LitSnippetWriter(LitCausalLM):
         for name, metric in metrics.items():
             self.log(f"{split}/{name}", metric, on_step=False, on_epoch=True)
         answers = {"written": done.completion_ids, "num_characters": done.num_characters}
-        return Judged(judged.loss, answers)
+        return SampleResult(judged.loss, answers)

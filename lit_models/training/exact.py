@@ -229,7 +229,7 @@ class ExactModule(LightningModule):
 
     def in_words(self, answers: dict[str, list[float]]) -> dict[str, str]:
         """Return what the model said of one sample, name -> text, from the numbers of its
-        `Judged.answers`; a family whose numbers mean something else overrides it."""
+        `SampleResult.answers`; a family whose numbers mean something else overrides it."""
         return {name: " ".join(f"{v:g}" for v in values) for name, values in answers.items()}
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:

@@ -1,8 +1,29 @@
 """Metric objects that stay exact over ragged batches and ranks."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torchmetrics import Metric
+
+
+class SampleResult(NamedTuple):
+    """What `validation_step` and `test_step` return, and callbacks are given.
+
+    Attributes:
+        loss: [B], of each sample by itself; the larger, the worse.
+        answers: name -> what the model said, [B] or [B, n] numbers, of the same n in every batch;
+            `ExactModule.in_words` makes text of them.
+        is_wrong: [B] bool; None where an answer is nearer or farther, not right or wrong.
+        confidence: [B], from 0 to 1; None where the model has none.
+        is_seen: [B] bool, whether training had the same text; None where nobody has looked.
+    """
+
+    loss: Tensor
+    answers: dict[str, Tensor]
+    is_wrong: Tensor | None = None
+    confidence: Tensor | None = None
+    is_seen: Tensor | None = None
 
 
 class SumCount(Metric):

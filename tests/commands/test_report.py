@@ -42,9 +42,22 @@ def test_steps_that_were_repeated_are_drawn_once(tmp_path: Path) -> None:
     assert (two.end, two.resumed_from, two.repeated, two.repeated_to) == ("finished", 2, 2, 4)
 
 
+def test_the_first_screen_has_the_result_and_the_baseline(tmp_path: Path) -> None:
+    tested = METRICS.replace("val/loss\n", "val/loss,test/f1,test/baseline_f1\n")
+    folder = run_folder(tmp_path / "a", metrics=f"{tested}6,1,,,,0.4375,0.75\n")
+    words = text_of(page_of(folder))
+    assert "Test f1 0.4375 baseline 0.7500 Best val/f1 0.5000" in words
+    systems = {"ranker": {"ndcg@10": 0.625}, "first": {"ndcg@10": 0.5}, "bm25": {"ndcg@10": 0.25}}
+    (folder / "ranking.json").write_text(json.dumps({"systems": systems}))
+    assert "Test ndcg@10 0.6250 baseline 0.2500" in text_of(page_of(folder))
+    (folder / "ranking.json").write_text("[]")
+    assert "ranking.json is not what it should be" in text_of(page_of(folder))
+    folder = run_folder(tmp_path / "b", metrics=f"{METRICS.strip()}\n")
+    assert "Test " not in text_of(page_of(folder)).partition("Curves")[0]
+
+
 def test_what_a_config_a_metric_or_a_sample_holds_is_never_markup(tmp_path: Path) -> None:
     evil = "<script>alert(1)</script>"
-    worst = {"title": evil, "columns": [evil, "n"], "rows": [[evil, 1]]}
     folder = run_folder(
         tmp_path / "<b>",
         config=f'model: {{class_path: "{evil}"}}\n',
@@ -56,7 +69,7 @@ def test_what_a_config_a_metric_or_a_sample_holds_is_never_markup(tmp_path: Path
             "host_rank_device": [evil],
         },
     )
-    (folder / "worst-test.json").write_text(json.dumps(worst))
+    (folder / "errors-test.csv").write_text(f"{evil},sample,loss\n{evil},1,2\n")
     page = page_of(folder)
     assert page.count("<script>") == page.count("</script>") == 1  # the page's own
     assert "alert(1)&lt;/script&gt;" in page

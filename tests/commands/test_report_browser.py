@@ -1,6 +1,5 @@
 """Reports in headless Chromium: no errors, curves drawn, readable at any width, light and dark."""
 
-import json
 import math
 from itertools import pairwise
 from pathlib import Path
@@ -29,9 +28,9 @@ def pages(folder: Path) -> dict[str, str]:
     losses = {step: 1 / step + step % 7 / 50 for step in range(1, 901)} | {450: math.nan}
     warning = f"a path: /{'very-long-folder/' * 12}x.csv"
     first = run_folder(folder / "one", losses, {"warnings": [warning]}, attempts=LONG)
-    row = ["a text " * 40, "en", "12345 " * 12, "x" * 300, 17, 3.25]
-    worst = {"title": "worst", "columns": ["text", "language", "codes", "given", "sample", "loss"]}
-    (first / "worst-test.json").write_text(json.dumps({**worst, "rows": [row] * 3}))
+    row = ",".join(["a text " * 40, "en", "12345 " * 12, "x" * 300, "17", "3.25"])
+    heads = "input,language,truth,answer,sample,loss"
+    (first / "errors-test.csv").write_text("\n".join([heads, *[row] * 3, ""]))
     second = run_folder(folder / "two", topology={"world_size": 4})
     assert report(first) == report(first, second, to=folder / "both.html") == 0
     return {"run": (first / "report.html").read_text(), "both": (folder / "both.html").read_text()}

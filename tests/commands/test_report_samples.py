@@ -84,7 +84,7 @@ def test_queries_come_worst_first_beside_the_other_systems(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"title": "a"}', '{"per_query": {}}'])
 def test_a_file_that_is_not_what_it_should_be_becomes_a_note(tmp_path: Path, content: str) -> None:
-    (tmp_path / "worst-test.json").write_text(content)
+    (tmp_path / "errors-test.csv").write_text("input,loss\na\n")
     (tmp_path / "retrieval-test.json").write_text(content)
     (tmp_path / "ranking_queries.csv").write_text("query\n")
     words, notes = shown(tmp_path)
@@ -92,7 +92,7 @@ def test_a_file_that_is_not_what_it_should_be_becomes_a_note(tmp_path: Path, con
     assert [note.split()[0] for note in notes] == [
         "ranking_queries.csv",
         "retrieval-test.json",
-        "worst-test.json",
+        "errors-test.csv",
     ]
 
 
@@ -105,15 +105,18 @@ def test_a_query_of_a_retriever_is_told_with_its_text(tmp_path: Path) -> None:
     assert words in shown(tmp_path)[0]
 
 
-def test_a_test_stands_in_place_of_a_validation(tmp_path: Path) -> None:
-    worst = {"columns": ["text", "loss"], "rows": [["t", 0.5]]}
-    (tmp_path / "worst-val.json").write_text(json.dumps({"title": "of val", **worst}))
+def test_the_errors_of_a_test_stand_in_place_of_a_validation_s_and_are_linked(
+    tmp_path: Path,
+) -> None:
+    head = "input,truth,answer,sample,loss"
+    (tmp_path / "errors-val.csv").write_text(f"{head}\nof val,11,12,3,0.5\n")
     assert "of val" in shown(tmp_path)[0]
-    (tmp_path / "worst-test.json").write_text(json.dumps({"title": "of test", **worst}))
-    assert shown(tmp_path)[0] == "of test text loss t 0.5000"
-
-
-def test_other_rows_have_a_place_of_their_own(tmp_path: Path) -> None:
-    worst = {"title": "Texts judged worst", "columns": ["text", "error"], "rows": [["t", 0.5]]}
-    (tmp_path / "worst-test.json").write_text(json.dumps(worst))
-    assert shown(tmp_path)[0] == "Texts judged worst text error t 0.5000"
+    rows = [f"text {number},11,12,{number},0.5" for number in range(20)]
+    (tmp_path / "errors-test.csv").write_text("\n".join([head, *rows, ""]))
+    words, notes = shown(tmp_path)
+    assert words.startswith(
+        "Errors of the test, the worst first input truth answer sample loss text 0 11 12 0 0.5"
+    )
+    assert words.endswith("text 11 11 12 11 0.5 12 of 20 rows; all of them: errors-test.csv")
+    assert notes == []
+    assert 'href="errors-test.csv"' in "".join(worst_samples(RunRecord(tmp_path, [], {})))

@@ -128,8 +128,8 @@ def content(path: Path) -> bytes:
     return b"".join(file.read_bytes() for file in files)
 
 
-def worst_samples(folder: Path) -> dict[str, str]:
-    return {path.name: path.read_text("utf-8") for path in folder.glob("worst-*.json")}
+def error_tables(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text("utf-8") for path in folder.glob("errors-*.csv")}
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -158,7 +158,7 @@ def assert_same(one: Path, other: Path) -> None:
         for name, value in expected.items():
             assert found[name] == pytest.approx(value, rel=1e-9, abs=1e-12), name
     assert content(predictions(other)) == content(predictions(one))
-    assert worst_samples(other) == worst_samples(one)
+    assert error_tables(other) == error_tables(one)
 
 
 def assert_one_device_ran_the_same(folder: Path, cell: Cell) -> None:

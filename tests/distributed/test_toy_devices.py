@@ -60,7 +60,7 @@ def assert_same_evaluation(one, other):
     result = json.loads((other / "test.json").read_text())
     assert result["test/count"] == expected["test/count"] == 21
     assert result["test/loss"] == pytest.approx(expected["test/loss"], rel=1e-10)
-    for name in ("toy.csv", "worst-val.json", "worst-test.json"):
+    for name in ("toy.csv", "errors-val.csv", "errors-test.csv"):
         assert (other / name).read_bytes() == (one / name).read_bytes()
 
 

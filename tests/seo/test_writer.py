@@ -1,5 +1,6 @@
 """A writer learns titles, writes them into the rows, and is exported."""
 
+import csv
 import json
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from lit_models.causal_lm.generation import GenerationOptions
 from lit_models.seo.writer import LitSnippetWriter
-from lit_models.training.callbacks import Ledger, WorstSamples
+from lit_models.training.callbacks import ErrorTable, Ledger
 from lit_models.training.export import export_checkpoint
 from tests.seo.pages import pages_of, predict, write_pages, writer
 from tests.toy import toy_trainer
@@ -58,17 +59,17 @@ def test_rows_come_back_with_what_was_written(trained, tmp_path):
     assert report["findings"][0]["evidence"] == "nowhere"
 
 
-def test_the_worst_samples_show_what_the_writer_wrote(trained, tmp_path, monkeypatch):
+def test_the_table_of_errors_shows_what_the_writer_wrote(trained, tmp_path, monkeypatch):
     """A stop text within a token ends a snippet there, for the scores and for the report."""
     folder, _, module = trained
     monkeypatch.setattr(module, "generation", GenerationOptions(max_new_tokens=12, stop=["ig "]))
-    trainer = toy_trainer(tmp_path, callbacks=[Ledger(), WorstSamples(4)], precision=32)
+    trainer = toy_trainer(tmp_path, callbacks=[Ledger(), ErrorTable(4)], precision=32)
     [metrics] = trainer.test(module, pages_of(str(folder / "pages.jsonl")), verbose=False)
     assert metrics["test/characters"] == 1
-    found = json.loads((tmp_path / "worst-test.json").read_text())
-    written = found["columns"].index("written")
-    assert [row[written] for row in found["rows"]] == ["B"] * 4
-    assert "num_characters" not in found["columns"]
+    with (tmp_path / "errors-test.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["answer"] for row in rows] == ["B"] * 4
+    assert "num_characters" not in rows[0]
 
 
 def test_pages_without_a_title_are_written_for_too(trained, tmp_path):

@@ -5,6 +5,7 @@ from lightning.pytorch import Callback
 from lit_models.training.callbacks.averaged_weights import AveragedWeights
 from lit_models.training.callbacks.best_checkpoint import BestCheckpoint
 from lit_models.training.callbacks.bitwise import BitwiseSum
+from lit_models.training.callbacks.error_table import ErrorTable
 from lit_models.training.callbacks.exact_dropout import ExactDropout
 from lit_models.training.callbacks.failure import FailureReport
 from lit_models.training.callbacks.last_checkpoint import LastCheckpoint
@@ -14,12 +15,12 @@ from lit_models.training.callbacks.predictions import PredictionWriter
 from lit_models.training.callbacks.preemption import Preemption
 from lit_models.training.callbacks.rehearsal import Rehearsal
 from lit_models.training.callbacks.throughput import Throughput
-from lit_models.training.callbacks.worst_samples import WorstSamples
 
 __all__ = [
     "AveragedWeights",
     "BestCheckpoint",
     "BitwiseSum",
+    "ErrorTable",
     "ExactDropout",
     "FailureReport",
     "LastCheckpoint",
@@ -29,7 +30,6 @@ __all__ = [
     "Preemption",
     "Rehearsal",
     "Throughput",
-    "WorstSamples",
     "default_callbacks",
 ]
 
@@ -46,5 +46,5 @@ def default_callbacks() -> list[Callback]:
         LastCheckpoint(),
         BestCheckpoint(),
         PredictionWriter(),
-        WorstSamples(),
+        ErrorTable(),
     ]
