@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import yaml
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelSummary
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.strategies import StrategyRegistry
 
@@ -182,6 +183,11 @@ class UnisonoCLI(LightningCLI):
         config = self.config[self.subcommand]
         config.trainer.default_root_dir = self.choice.folder
         config.ckpt_path = None  # a saved config starts a run of its own
+        loggers = config.trainer.logger
+        for logger in loggers if isinstance(loggers, list) else [loggers]:
+            options = getattr(logger, "init_args", None)
+            if options is not None and options.get("save_dir") == ".":  # the default of W&B's
+                options.save_dir = self.choice.folder
         self._check_evaluates(config.trainer)
         known = StrategyRegistry.available_strategies()
         settings = preflight.settings_of(config)
@@ -233,6 +239,8 @@ class UnisonoCLI(LightningCLI):
             defaults = default_loggers(self.choice.folder, step)
             kwargs["logger"] = [*missing_kinds(defaults, named), *named]
         kwargs |= {"accelerator": verdict.accelerator, "devices": verdict.devices}
+        if not any(isinstance(callback, ModelSummary) for callback in callbacks):
+            kwargs["enable_model_summary"] = bool(given.enable_model_summary)  # else the banner's
         # The ledger before those that ask it whether a step has ended.
         trainer = super().instantiate_trainer(callbacks=[*missing, *callbacks], **kwargs)
         if given.limit_val_batches == 0:

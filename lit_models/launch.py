@@ -29,6 +29,10 @@ ONLY_PRINTS = ("--help", "--print_config", ".help")
 
 NOISE = (
     "💡 Tip",
+    "GPU available: ",  # the banner says what it runs on
+    "TPU available: ",
+    "HPU available: ",
+    "torch.distributed.nn.functional.all_gather is deprecated",  # called by Lightning
     "`weights_only` was not set",
     "`isinstance(treespec, LeafSpec)` is deprecated",
     "Checkpoint directory",

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from lit_models.seo.ranking_metrics import first_relevant, paired_bootstrap
 from lit_models.seo.retrieval_metrics import BM25, OWN, RetrievalEvaluation
-from lit_models.training.callbacks.error_table import write_table
+from lit_models.training.callbacks.board_samples import boards
+from lit_models.training.callbacks.error_table import MOST_ON_BOARD, as_markdown, write_table
 
 WIDTH = 80
 SEED = 0  # of the bootstrap
@@ -64,6 +65,9 @@ class RetrievalTable(Callback):
         errors = error_rows(evaluation, collection, per_query[OWN], names)
         of_errors = path.with_name(f"errors-{split}.csv")
         write_table(of_errors, errors)
+        for board in boards(trainer):
+            text = as_markdown(errors[: MOST_ON_BOARD + 1])
+            board.experiment.add_text(f"{split}/errors", text, trainer.global_step)
         Console(width=WIDTH, highlight=False).print(table(content, split))
         if split == "test":
             print(f"errors: {of_errors} ({len(errors) - 1} queries, the worst first)")

@@ -34,6 +34,8 @@ class Topology(Callback):
             "command": command_line(),
             "code": code_facts(),
             "monitor": monitored(trainer),
+            "num_parameters": sum(p.numel() for p in pl_module.parameters()),
+            "num_trained": sum(p.numel() for p in pl_module.parameters() if p.requires_grad),
             "is_over": False,
         }
         self._write(trainer)
@@ -76,6 +78,10 @@ def print_banner(facts: dict[str, Any], folder: str) -> None:
     for name, label in (("rendezvous",) * 2, ("visible_devices", "visible GPUs")):
         if facts.get(name):
             table.add_row(label, facts[name])
+    if "num_parameters" in facts:
+        trained = facts["num_trained"]
+        learn = "all of them learn" if trained == facts["num_parameters"] else f"{trained:,} learn"
+        table.add_row("parameters", f"{facts['num_parameters']:,}, {learn}")
     plan = _plan_lines(facts["plan"], "devices" if size == 1 else "tensor groups")
     for label, text in [*plan, *_exactness_lines(facts["exactness"])]:
         table.add_row(label, text)
