@@ -168,27 +168,3 @@ def padded(rows: Sequence[Framed]) -> dict[str, torch.Tensor]:
         "attention_mask": torch.from_numpy(mask),
         "segment_ids": torch.from_numpy(segments),
     }
-
-
-def padded_texts(
-    framing: Framing, sizes: np.ndarray, texts: Sequence[np.ndarray]
-) -> dict[str, torch.Tensor]:
-    """Return input_ids [R, T] int64 and attention_mask [R, T] bool, as `padded` makes them of rows
-    of one text each.
-
-    Args:
-        framing: whose marks they get.
-        sizes: [R] int64, tokens of each row without marks.
-        texts: token ids, one behind the other; those of a row may come in several arrays.
-    """
-    behind = sizes + framing.num_marks - 1  # place of the mark behind each text
-    # Narrow numbers are compared in a third of the time.
-    place = np.arange(int(behind.max()) + 1, dtype=np.int32)
-    is_text = place < behind.astype(np.int32)[:, None]
-    mask, ids = is_text.copy(), np.zeros(is_text.shape, np.int64)
-    marks = np.arange(len(sizes)), behind
-    mask[marks], ids[marks] = True, framing.separator_id
-    if framing.begin_id is not None:
-        is_text[:, 0], ids[:, 0] = False, framing.begin_id
-    ids[is_text] = np.concatenate(texts)
-    return {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask)}

@@ -100,16 +100,6 @@ def below(word: int, count: int) -> int:
     return product >> _HALF_BITS
 
 
-def below_each(words: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return `below` of words [n] uint64 and counts [n] integers, [n] int64; 0 for a count of 1."""
-    sizes = counts.astype(np.uint64)
-    products = (words & _LOW) * sizes
-    is_drawn_again = (products & _LOW) < (_LOW + np.uint64(1) - sizes) % sizes
-    if is_drawn_again.any():
-        products = np.where(is_drawn_again, (words >> _HALF) * sizes, products)
-    return (products >> _HALF).astype(np.int64)
-
-
 def _philox(keys: np.ndarray, counters: np.ndarray) -> np.ndarray:
     """Return [n, 4] uint64: the block of each key [n] at its counter [n]; both uint64."""
     even = np.stack([counters, np.zeros_like(counters)])  # words 0 and 2 of the block

@@ -46,10 +46,6 @@ class TokenRows:
     def __getitem__(self, number: int) -> np.ndarray:
         return self.tokens[self.starts[number] : self.starts[number + 1]]
 
-    def spans(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return where texts [n] begin and end among all tokens, [n] int64 each."""
-        return self.starts[numbers], self.starts[numbers + 1]
-
     def between(self, first: int, end: int) -> np.ndarray:
         """Return the tokens of successive texts, one after the other, without that at `end`."""
         return self.tokens[self.starts[first] : self.starts[end]]

@@ -7,7 +7,6 @@ each further sentence with the blank before it. Shapes: D documents, S sentences
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -133,11 +132,6 @@ class DocumentParts:
     def __reduce__(self) -> tuple[object, ...]:
         return DocumentParts, (self.folder, self.collection, self.encoding)
 
-    @cached_property
-    def long_ids(self) -> np.ndarray:
-        """[L] int64, the long ones of all sentences by their numbers."""
-        return np.flatnonzero(self.is_long)
-
     def long_ones(self, document: int) -> np.ndarray:
         """Return which sentences of a document, [n] bool, are long."""
         return self.is_long[self.firsts[document] : self.firsts[document + 1]]
@@ -159,18 +153,6 @@ class DocumentParts:
             before = self._pieces.between(first + 1, first + 1 + number)
             behind = first + 2 + number
         return np.concatenate([before, self._pieces.between(behind, last + 1)])
-
-    def spans_without(
-        self, documents: np.ndarray, numbers: np.ndarray
-    ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Return where the same of divisible documents [n] stands, of what is before the sentence
-        and of what is behind it: an array of tokens, and beginning and end [n] among them."""
-        first, last = (self.firsts[documents + n] + documents for n in (0, 1))
-        is_first, (tokens, starts) = numbers == 0, (self._pieces.tokens, self._pieces.starts)
-        return [
-            (tokens, starts[first + ~is_first], starts[first + 1 + numbers]),
-            (tokens, starts[first + 2 + numbers + is_first], starts[last + 1]),
-        ]
 
 
 def kept_parts(

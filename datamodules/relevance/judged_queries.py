@@ -80,16 +80,6 @@ class JudgedQueries:
         documents, grades = self.judgements.document, self.judgements.grade
         return Relevant(documents[is_relevant], grades[is_relevant].astype(np.float64), offsets)
 
-    @cached_property
-    def shares(self) -> np.ndarray:
-        """[R] float64, `shares_up_to` of each query's relevant documents."""
-        offsets = self.relevant_ones.offsets
-        shares = np.ones(len(self.relevant_ones.grades))  # what a single one has
-        for place in np.flatnonzero(np.diff(offsets) > 1).tolist():
-            part = slice(offsets[place], offsets[place + 1])
-            shares[part] = shares_up_to(self.relevant_ones.grades[part])
-        return shares
-
     def all_relevant(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield `relevant` of every query."""
         return (self.relevant(place) for place in range(len(self.queries)))

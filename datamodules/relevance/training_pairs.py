@@ -19,12 +19,12 @@ from datamodules.relevance.collection import Collection
 from datamodules.relevance.document_parts import Drawn, document_sentences, drawn_sentence
 from datamodules.relevance.judged_queries import JudgedQueries, shares_up_to
 from datamodules.relevance.negatives import HardNegatives, NegativePool
-from datamodules.relevance.pair_batches import FIRST_WORDS, PairBatches
 from datamodules.relevance.tables import NO_DOCUMENT, rows_of
 from datamodules.relevance.training_mix import KINDS, TrainingMix, pair_counts, pair_tokens
 from datamodules.text_encoding import TextEncoding
 
 TERM = "queries"
+FIRST_WORDS = 2  # of a generator: most that choose a query and its answer
 LENGTH_PROBES = 64  # documents of which bytes per token are counted
 
 
@@ -88,9 +88,6 @@ class PairDataset(PlannedDataset):
         facts = [asdict(mix), negatives.facts(), collection.fingerprint, encoding.digest]
         self.fingerprint = digest_of(facts)
         self.words = KeptWords(seed, len(self.lengths), FIRST_WORDS)
-        batches = (self.judged, self.tokens, encoding.framing, mix.removal, self.words)
-        is_plain = self.triples is None and not self.draws_more
-        self._batches = PairBatches(*batches, self.counts, self.ends) if is_plain else None
         self.target_counts = {TERM: None}
 
     def example(self, sample_id: int, epoch: int) -> PairExample:
@@ -132,12 +129,6 @@ class PairDataset(PlannedDataset):
             "document": torch.from_numpy(np.concatenate([e.document for e in examples])),
             "known": torch.from_numpy(rows_of([e.known for e in examples], NO_DOCUMENT)),
         }
-
-    def batch(self, sample_ids: np.ndarray, epoch: int) -> dict[str, torch.Tensor]:
-        """Return the padded batch of samples [B]; one by one where more is drawn for each."""
-        if self._batches is None:
-            return super().batch(sample_ids, epoch)
-        return self._batches.batch(sample_ids.astype(np.int64), epoch)
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
         """Return the kind, the query and the ids of the documents."""

@@ -14,7 +14,6 @@ from datamodules.scored_texts.labels import label_text
 from datamodules.scored_texts.store import ScoredStore
 from datamodules.text_encoding import TextEncoding, kept_tokens
 from datamodules.token_rows import ReadTokens, TokenRows, Tokens
-from datamodules.token_spans import TokenSpans
 
 SHOWN = 300  # characters of a text in a description
 
@@ -136,23 +135,6 @@ class ScoredTextDataset(PlannedDataset):
         if not self.has_labels:
             return batch
         return {**batch, **self._targets(np.stack([example.labels for example in examples]))}
-
-    def batch(self, sample_ids: np.ndarray, epoch: int) -> dict[str, object]:
-        """Return the padded batch of samples [B]; one by one where texts are tokenised in it."""
-        if self.rows is None or not isinstance(self.tokens, TokenRows):
-            return super().batch(sample_ids, epoch)
-        framing, most = self.encoding.framing, self.chunks.most
-        first, end = self.tokens.spans(self.row_of[sample_ids])
-        room = framing.limits.max_length - framing.num_marks
-        behind = np.maximum(0, end - first - room)  # of the first chunk
-        counts = np.minimum(most, -(-behind // self.stride) + 1)
-        chunk_of = np.arange(len(sample_ids)).repeat(counts)
-        number = np.arange(len(chunk_of)) - (counts.cumsum() - counts)[chunk_of]
-        spans = TokenSpans(len(chunk_of), room)
-        begins = first[chunk_of] + number * self.stride
-        spans.add(np.arange(len(chunk_of)), self.tokens.tokens, begins, end[chunk_of])
-        texts = {**spans.padded(framing), "chunk_of": torch.from_numpy(chunk_of)}
-        return {**texts, **self._targets(self.store.labels[self.rows[sample_ids]])}
 
     def _targets(self, labels: np.ndarray) -> dict[str, dict[str, torch.Tensor]]:
         """Return what heads learn from labels [B, W], NaN = missing."""

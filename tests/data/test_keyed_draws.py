@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from datamodules.keyed_draws import _philox, below, uniform, uniforms_for, words_for
+from datamodules.keyed_draws import (
+    KeptWords,
+    _philox,
+    below,
+    uniform,
+    uniforms_for,
+    words_for,
+)
 from datamodules.plan import rng_for
 from datamodules.relevance.training_pairs import place_in_proportion
 
@@ -48,3 +55,14 @@ def test_numbers_below_another_are_those_that_numpy_draws(count: int) -> None:
 
 def halves(word: int) -> tuple[int, int]:
     return word % 2**32, word >> 32
+
+
+def test_words_are_kept_for_an_epoch_and_are_those_of_each_sample(monkeypatch) -> None:
+    ids = np.array([5, 9000, 4096, 5])
+    kept = KeptWords(5, 10_000, 2)
+    for epoch in (0, 1, 0):
+        np.testing.assert_array_equal(kept.of(ids, epoch), words_for(5, epoch, ids, 2))
+    monkeypatch.setattr("datamodules.keyed_draws.MOST_KEPT", 9_999)
+    many = KeptWords(5, 10_000, 2)
+    np.testing.assert_array_equal(many.of(ids, 1), words_for(5, 1, ids, 2))
+    assert not len(many._kept)
