@@ -811,7 +811,7 @@ def shown_site(name: str, reports: Sequence[PageReport]) -> str:
     ]
     pages: dict[tuple[str, str], list[str]] = defaultdict(list)
     for report in reports:
-        for rule in dict.fromkeys((f.check, _general(f.rule)) for f in report.findings):
+        for rule in dict.fromkeys((f.check, _general(f)) for f in report.findings):
             pages[rule].append(report.name)
     for (check, general), names in sorted(pages.items(), key=lambda item: -len(item[1])):
         lines.append(_row(check, f"{len(names):,} x {general} ({names[0]})"))
@@ -822,10 +822,13 @@ def shown_site(name: str, reports: Sequence[PageReport]) -> str:
     return "\n".join([*lines, ""])
 
 
-def _general(rule: str) -> str:
-    """Return a rule without its numbers and the names of pages."""
-    rule = rule.partition(";")[0].partition(" as ")[0].partition(" that of ")[0]
-    return re.sub(r"\b\d[\d,.]*", "n", rule)
+def _general(finding: Finding) -> str:
+    """Return a rule without the numbers of a page and the name of another."""
+    what, _, rule = finding.rule.partition("; ")
+    rule = rule if rule and what[:1].isdigit() else what
+    if finding.check == "duplicates":
+        rule = re.sub(r" (as|that of) .*", r" \1 another page", rule)
+    return re.sub(r"^\d[\d,.]* %", "much", rule)
 
 
 def _row(label: str, text: str) -> str:

@@ -212,7 +212,7 @@ def test_folders_are_sites_with_a_summary_and_tables(tmp_path, monkeypatch, caps
     for words in (
         "── bakery: 2 pages",
         "1 without a finding",
-        "1 x n characters (shop/pie.htm)",
+        "1 x results cut titles beyond about 60 (shop/pie.htm)",
         "pie               BM25",
         "── garden: 1 pages",
         "each page in onpage.csv, each finding in onpage-findings.csv",
