@@ -1,6 +1,9 @@
 """Options of the strategies that need no second process, and what is refused before one starts."""
 
 import json
+import os
+import signal
+import subprocess
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,7 +18,7 @@ from lit_models.launch import complete_rendezvous
 from lit_models.training import status
 from lit_models.training.strategies import FullyShardedStrategy, ReplicatedStrategy
 from lit_models.training.strategies.batch_norm import SyncedStatistics, warn_of_own_statistics
-from lit_models.training.strategies.processes import check_backend
+from lit_models.training.strategies.processes import check_backend, is_stopped
 from tests.toy import LitToy, ToyData, toy_trainer
 
 CPU = torch.device("cpu")
@@ -69,6 +72,18 @@ def test_a_rank_started_by_hand_gets_the_rest_of_its_place():
     alone = {"RANK": "0", "WORLD_SIZE": "1"}
     complete_rendezvous(alone, num_nodes=1)
     assert alone == {"RANK": "0", "WORLD_SIZE": "1"}
+
+
+def test_a_process_that_is_stopped_is_told_from_one_that_runs():
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        assert not is_stopped(child.pid)
+        child.send_signal(signal.SIGSTOP)
+        os.waitpid(child.pid, os.WUNTRACED)
+        assert is_stopped(child.pid)
+    finally:
+        child.kill()
+        child.wait()
 
 
 def test_half_a_rendezvous_is_refused():
