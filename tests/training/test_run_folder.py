@@ -232,7 +232,6 @@ def test_of_runs_started_at_once_in_one_folder_one_holds_it(
             "demo is in use: process" in a and socket.gethostname() in a for a in answers[1:]
         )
         assert len(answers[1:]) == 3
-    assert folder.exists() is is_resumed, "a folder made for nothing goes with the lock"
     assert not list(tmp_path.rglob(".lock*"))
 
 
@@ -252,6 +251,7 @@ def test_a_second_run_says_who_holds_the_folder_and_writes_nothing(
         assert {path: path.stat().st_mtime_ns for path in Path().rglob("*")} == before
     assert (status, "Traceback" in output) == (1, False)
     assert f"in use: process {holder} on {socket.gethostname()}" in " ".join(output.split())
+    assert run.exists() is is_resumed, "a folder made for nothing goes with the lock"
     assert unisono("fit", "--config", "toy.yaml", *resume)[0] == 0
 
 
