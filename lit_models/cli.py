@@ -92,9 +92,12 @@ class UnisonoCLI(LightningCLI):
     Args:
         argv: the verb and its options, config files found already.
         choice: the run folder and the checkpoint.
+        parser_class: of the command line.
     """
 
-    def __init__(self, argv: list[str], choice: Run) -> None:
+    def __init__(
+        self, argv: list[str], choice: Run, parser_class: type[UnisonoParser] = UnisonoParser
+    ) -> None:
         self.argv, self.choice = argv, choice
         self.verdict: preflight.Verdict | None = None
         trust = config_files.given_value(argv, TRUST) is True
@@ -105,7 +108,7 @@ class UnisonoCLI(LightningCLI):
             LightningModule,
             LightningDataModule,
             save_config_callback=RunConfig,
-            parser_class=UnisonoParser,
+            parser_class=parser_class,
             seed_everything_default=0,  # a random one would differ between ranks of torchrun
             subclass_mode_model=True,
             subclass_mode_data=True,
@@ -382,6 +385,22 @@ def brief_help(argv: list[str]) -> str:
         "Shipped configs: `unisono --help`. From other programs: lit_models/migration.md."
     )
     return "\n".join([*lines, "", more])
+
+
+class ParsedCLI(UnisonoCLI):
+    """Parses a command line as its run does, and does nothing with it."""
+
+    def before_instantiate_classes(self) -> None:
+        """Look at nothing of this machine: the run has another one."""
+
+    def _set_seed(self) -> None:
+        """Draw nothing."""
+
+    def instantiate_classes(self) -> None:
+        """Build no model."""
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Train nothing."""
 
 
 def missing_kinds(defaults: list[Any], named: list[Any]) -> list[Any]:

@@ -32,7 +32,6 @@ STRATEGY_CLASSES = {
     "fsdp": "lit_models.training.strategies.FullyShardedStrategy",
     "deepspeed": "lit_models.training.strategies.ZeroStrategy",
 }
-EMPTIED = "emptied"  # key of a joined group below which no file's values count
 MOST_VALUES = 100_000  # in a YAML text, each alias counted with all that it stands for
 
 
@@ -336,8 +335,6 @@ def join_groups(argv: list[str]) -> list[str]:
     """Returns the arguments with the options of one group in one: --data.plan={"seed": 1, …}.
 
     Of several options such as --data.plan.seed, the parser of a plain dict keeps the last alone.
-    As in a training, null takes back what was said of a group before; where options follow it,
-    the group holds `EMPTIED`, so that no file's values are put below them.
     """
     out: list[str] = []
     groups: dict[str, Any] = {}
@@ -349,7 +346,7 @@ def join_groups(argv: list[str]) -> list[str]:
             node = groups
             for name in names[:-1]:
                 if not isinstance(node.setdefault(name, {}), dict):
-                    node[name] = {EMPTIED: True}
+                    node[name] = {}
                 node = node[name]
             node[names[-1]] = load_yaml(value, option)
         else:
@@ -360,11 +357,8 @@ def join_groups(argv: list[str]) -> list[str]:
 
 
 def _group_names(option: str) -> list[str]:
-    """Returns --data.plan and seed of --data.plan.seed and of --data.init_args.plan.seed; nothing
-    of an option without a group."""
+    """Returns --change.fit and seed of --change.fit.seed; nothing of an option without a group."""
     outer, *inner = option.split(".")
-    if inner[:1] == ["init_args"] and len(inner) > 1:
-        inner = inner[1:]
     return [f"{outer}.{inner[0]}", *inner[1:]] if outer.startswith("--") and inner else []
 
 

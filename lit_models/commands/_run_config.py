@@ -1,4 +1,4 @@
-"""What a run folder's own config says: the module, the data and the trainer's values."""
+"""Configs of runs for other commands: parsed as `fit` does, or found in a run folder; built."""
 
 import re
 from pathlib import Path
@@ -27,6 +27,38 @@ def newest_config(run: Path) -> Path:
     return versions[max(versions)]
 
 
+def parsed(run_options: list[str], needs_model: bool = True) -> dict[str, Any]:
+    """Return the config that `unisono fit` would run with these options, in plain values.
+
+    Args:
+        run_options: as typed: --config and single options.
+        needs_model: a config without a module is refused.
+
+    Raises:
+        UsageError: a config cannot be read, or a start from weights that are not there.
+        SystemExit: the parser of `fit` refuses an option, and has said why.
+    """
+    import yaml
+
+    from lit_models.cli import ParsedCLI, UnisonoParser
+    from lit_models.cli_errors import UsageError
+    from lit_models.config_files import expand_configs
+    from lit_models.training.run_folder import Run
+
+    class DataParser(UnisonoParser):
+        def add_lightning_class_args(self, *args: Any, **kwargs: Any) -> list[str]:
+            required = kwargs.pop("required", True) and "model" not in args
+            return super().add_lightning_class_args(*args, required=required, **kwargs)
+
+    try:
+        argv = ["fit", *expand_configs(run_options)]
+    except (ValueError, FileNotFoundError) as error:
+        raise UsageError(str(error)) from error
+    run = ParsedCLI(argv, Run("runs"), UnisonoParser if needs_model else DataParser)
+    config: dict[str, Any] = yaml.safe_load(run.parser.dump(run.config, skip_none=False))["fit"]
+    return config
+
+
 def built(config: dict[str, Any]) -> "tuple[LightningModule, LightningDataModule]":
     """Return the module and the datamodule that a config describes.
 
@@ -38,11 +70,15 @@ def built(config: dict[str, Any]) -> "tuple[LightningModule, LightningDataModule
     """
     from lightning.pytorch import LightningDataModule, LightningModule
 
+    return built_part(config, "model", LightningModule), built_part(
+        config, "data", LightningDataModule
+    )
+
+
+def built_part(config: dict[str, Any], key: str, base: type) -> Any:
+    """Return the object that one key of a config describes, of a class below `base`."""
     from lit_models.cli import UnisonoParser
 
     parser = UnisonoParser()
-    parser.add_lightning_class_args(LightningModule, "model", subclass_mode=True)
-    parser.add_lightning_class_args(LightningDataModule, "data", subclass_mode=True)
-    given = {key: config[key] for key in ("model", "data")}
-    made = parser.instantiate_classes(parser.parse_object(given))
-    return made.model, made.data
+    parser.add_lightning_class_args(base, key, subclass_mode=True)
+    return parser.instantiate_classes(parser.parse_object({key: config[key]}))[key]

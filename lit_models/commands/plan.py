@@ -6,7 +6,7 @@ import logging
 import math
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lit_models.cli_errors import RUN, UsageError, say
 from lit_models.config_files import load_yaml
@@ -17,14 +17,7 @@ if TYPE_CHECKING:
 
 
 def plan(
-    model: dict | None = None,
-    data: dict | None = None,
-    trainer: dict | None = None,
-    seed_everything: int | bool | None = None,
-    test_after_fit: bool | None = None,
-    on_missing_devices: str | None = None,
-    exactness: str | None = None,
-    exact_dropout: bool | None = None,
+    run_options: list[str] | None = None,
     devices: str = "1,2,4,8",
     rehearse: bool = False,
     bandwidth_gib_s: float | None = None,
@@ -34,14 +27,8 @@ def plan(
     """Show what a run will be on several numbers of devices; nothing is left behind.
 
     Args:
-        model: of the run.
-        data: of the run, which is prepared in the cache as for a training.
-        trainer: of the run; epochs, steps and precision count.
-        seed_everything: of the run.
-        test_after_fit: not used.
-        on_missing_devices: not used.
-        exactness: not used.
-        exact_dropout: not used.
+        run_options: those of `unisono fit`, such as --config and --model.optimizer.lr=0.1; the data
+            are prepared in the cache as for a training.
         devices: numbers of devices over all machines, such as 1,2,4,8.
         rehearse: for each number of devices, start a process that computes some batches, for
             seconds and activations; then train some steps in real ranks, in a folder that is
@@ -55,17 +42,12 @@ def plan(
         Exit status: 1 where a rehearsal was asked for and none ended, for want of memory.
 
     Raises:
-        UsageError: there is no run to plan, or a number cannot be meant.
+        UsageError: a number cannot be meant, or the devices are no replicas.
         SystemExit: a rehearsal failed, and its process has said why.
     """
     counts = numbers(devices)
-    _refuse_tensor_groups((trainer or {}).get("strategy"))
     _refuse_not_positive(bandwidth_gib_s=bandwidth_gib_s, time_limit_h=time_limit_h)
-    if not model or not data or "class_path" not in model or "class_path" not in data:
-        raise UsageError("`unisono plan` needs a module and data; give the config of a run.")
-    # The seed 1 equals True, which stands for no number.
-    seed = 0 if seed_everything is True else int(seed_everything or 0)
-    order = _order(model, data, trainer or {}, seed)
+    order = _order(run_options or [])
     found = _forecast(order, counts)
     if rehearse:
         _rehearse(found, order)
@@ -76,16 +58,30 @@ def plan(
     return RUN if rehearse and all(world.rehearsed is None for world in found.worlds) else 0
 
 
-def _order(
-    model: dict[str, Any], data: dict[str, Any], trainer: dict[str, Any], seed: int
-) -> "Order":
-    """Return what is rehearsed and run shortly, on one device until another number is said."""
-    from lit_models.commands.check import with_options
+def _order(run_options: list[str]) -> "Order":
+    """Return what is rehearsed and run shortly, on one device until another number is said.
+
+    Raises:
+        UsageError: devices of the run are no replicas.
+    """
+    from lit_models.commands._run_config import parsed
     from lit_models.forecasting.orders import Order
     from lit_models.forecasting.probe import trainer_options
 
-    values = trainer_options({name: typed(value) for name, value in trainer.items()})
-    return Order(with_options(model), with_options(data), values, seed)
+    config = parsed(run_options)
+    strategy, seed = config["trainer"]["strategy"], config["seed_everything"]
+    options = (strategy.get("init_args") or {}) if isinstance(strategy, dict) else {}
+    size = options.get("tensor_parallel_size") or 1
+    if size > 1:
+        raise UsageError(
+            f"trainer.strategy.tensor_parallel_size is {size}, but `unisono plan` takes every "
+            "device for a replica: steps and memory would be wrong. Leave it out, and let "
+            "--devices be numbers of tensor groups: the steps are those of a run on "
+            f"{size} times as many devices."
+        )
+    # The seed 1 equals True, which stands for no number.
+    seed = 0 if seed is True else int(seed or 0)
+    return Order(config["model"], config["data"], trainer_options(config["trainer"]), seed)
 
 
 def _forecast(order: "Order", counts: list[int]) -> "Forecast":
@@ -136,25 +132,6 @@ def _rehearse(found: "Forecast", order: "Order") -> None:
                 if line not in told:
                     say(line)
                 told.add(line)
-
-
-def typed(value: Any) -> Any:
-    """Return what an option of the command line says: a config's values are typed, its are text."""
-    return load_yaml(value, "an option") if isinstance(value, str) else value
-
-
-def _refuse_tensor_groups(strategy: Any) -> None:
-    """Refuse devices that are no replicas; the options may be in a class, or apart from it."""
-    given = typed(strategy)
-    options = {**given, **(given.get("init_args") or {})} if isinstance(given, dict) else {}
-    size = typed(options.get("tensor_parallel_size")) or 1
-    if size > 1:
-        raise UsageError(
-            f"trainer.strategy.tensor_parallel_size is {size}, but `unisono plan` takes every "
-            "device for a replica: steps and memory would be wrong. Leave it out, and let "
-            "--devices be numbers of tensor groups: the steps are those of a run on "
-            f"{size} times as many devices."
-        )
 
 
 def _measure_exchanges(found: "Forecast") -> None:

@@ -7,27 +7,11 @@ from typing import Any
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lit_models import config_files
-from lit_models.cli import UnisonoCLI
+from lit_models.cli import ParsedCLI
 from lit_models.cli_errors import UsageError
 from lit_models.training import preflight
 from lit_models.training.launched_world import check_world
 from lit_models.training.run_folder import Run
-
-
-class ParsedCLI(UnisonoCLI):
-    """Parses a command line, and does nothing with it."""
-
-    def before_instantiate_classes(self) -> None:
-        """Look at nothing of this machine: the run has another one."""
-
-    def _set_seed(self) -> None:
-        """Draw nothing."""
-
-    def instantiate_classes(self) -> None:
-        """Build no model."""
-
-    def _run_subcommand(self, subcommand: str) -> None:
-        """Train nothing."""
 
 
 class ParsedStage(ParsedCLI):
