@@ -59,7 +59,7 @@ def start_values(config: Any, classes: StoredClasses) -> dict[str, Any]:
     Raises:
         FileNotFoundError, ValueError: absent, damaged, or naming what is not allowed.
     """
-    given = config.get("init_args") or {}
+    given = (config or {}).get("init_args") or {}
     init_from, part = given.get("init_from"), given.get("init_from_part")
     check_start(init_from, part, classes)
     pretrained = given.get("pretrained")

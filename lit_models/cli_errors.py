@@ -100,6 +100,7 @@ def explain(message: str, parser: Any) -> str:
         (r"does not accept (?:nested )?option '([^']+)'", _unknown_key),
         (r'Parser key "([^"]+)":(.+)', _bad_value),
         (r"argument (\S+): expected one argument", _no_value),
+        (r"the following arguments are required: (.+)", _lacking),
     ):
         if match := re.search(pattern, message, flags=re.DOTALL):
             return answer(match, parser)
@@ -195,6 +196,14 @@ def _option_and_way_out(key: str, parser: Any) -> tuple[str, str]:
 
 def _no_value(match: re.Match[str], parser: Any) -> str:
     return f"{match[1]} needs a value: {match[1]}=VALUE."
+
+
+def _lacking(match: re.Match[str], parser: Any) -> str:
+    names = [name.rpartition(".")[2] for name in match[1].split(", ")]
+    return (
+        f"the command line lacks {', '.join(names)}: give the config of a run with --config, or "
+        f"name a class with --{names[0]}=CLASS."
+    )
 
 
 def _literals(detail: str) -> list[str]:

@@ -1,6 +1,8 @@
 """Configs of runs for other commands: parsed as `fit` does, or found in a run folder; built."""
 
 import re
+from argparse import Namespace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,8 +40,6 @@ def parsed(run_options: list[str], needs_model: bool = True) -> dict[str, Any]:
         UsageError: a config cannot be read, or a start from weights that are not there.
         SystemExit: the parser of `fit` refuses an option, and has said why.
     """
-    import yaml
-
     from lit_models.cli import ParsedCLI, UnisonoParser
     from lit_models.cli_errors import UsageError
     from lit_models.config_files import expand_configs
@@ -55,8 +55,19 @@ def parsed(run_options: list[str], needs_model: bool = True) -> dict[str, Any]:
     except (ValueError, FileNotFoundError) as error:
         raise UsageError(str(error)) from error
     run = ParsedCLI(argv, Run("runs"), UnisonoParser if needs_model else DataParser)
-    config: dict[str, Any] = yaml.safe_load(run.parser.dump(run.config, skip_none=False))["fit"]
+    config: dict[str, Any] = _plain(run.config["fit"])
     return config
+
+
+def _plain(value: Any) -> Any:
+    """Return a parsed value as a config has it; an object that is a default of its class is left
+    out."""
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict | Namespace):
+        items = vars(value).items() if isinstance(value, Namespace) else value.items()
+        return {k: _plain(v) for k, v in items if not isinstance(v, partial)}
+    return f"{value.__module__}.{value.__qualname__}" if hasattr(value, "__qualname__") else value
 
 
 def built(config: dict[str, Any]) -> "tuple[LightningModule, LightningDataModule]":

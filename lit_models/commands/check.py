@@ -27,7 +27,7 @@ def check(run_options: list[str] | None = None) -> int:
             "none; give a config of one of Unisono's, or write the method."
         )
     make_model = None
-    if config["model"]:
+    if config.get("model"):
         make_model = partial(built_part, config, "model", LightningModule)
     audit = module.audit(make_model)
     console = Console(width=WIDTH, highlight=False)

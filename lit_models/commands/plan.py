@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lit_models.cli_errors import RUN, UsageError, say
-from lit_models.config_files import load_yaml
 
 if TYPE_CHECKING:
     from lit_models.forecasting.orders import Order
@@ -69,7 +68,8 @@ def _order(run_options: list[str]) -> "Order":
     from lit_models.forecasting.probe import trainer_options
 
     config = parsed(run_options)
-    strategy, seed = config["trainer"]["strategy"], config["seed_everything"]
+    trainer, seed = config.get("trainer") or {}, config.get("seed_everything")
+    strategy = trainer.get("strategy")
     options = (strategy.get("init_args") or {}) if isinstance(strategy, dict) else {}
     size = options.get("tensor_parallel_size") or 1
     if size > 1:
@@ -81,7 +81,7 @@ def _order(run_options: list[str]) -> "Order":
         )
     # The seed 1 equals True, which stands for no number.
     seed = 0 if seed is True else int(seed or 0)
-    return Order(config["model"], config["data"], trainer_options(config["trainer"]), seed)
+    return Order(config["model"], config["data"], trainer_options(trainer), seed)
 
 
 def _forecast(order: "Order", counts: list[int]) -> "Forecast":

@@ -1,13 +1,25 @@
 """`unisono check`: everything wrong with the data at once, and the exit status to rely on."""
 
+import json
 from pathlib import Path
 
 import pytest
 import yaml
 
 from lit_models.commands import run_command
-from lit_models.commands.check import check, with_options
+from lit_models.commands.check import check as check_command
 from tests.text_corpora import saved_tokenizer
+
+
+def check(data: dict) -> int:
+    """Check the data of a config, with options beside its class as the command line has them."""
+    spec = {name: data[name] for name in ("class_path", "init_args") if name in data}
+    options = {name: value for name, value in data.items() if name not in spec}
+    words = {k: v if isinstance(v, str) else json.dumps(v) for k, v in options.items()}
+    return check_command(
+        [f"--data={json.dumps(spec)}", *(f"--data.{k}={v}" for k, v in words.items())]
+    )
+
 
 HEADER = "text,language,code_1\n"
 SOUND = "smith,en,83110\ntailor,en,79100\nSmith,en,83110\n"
@@ -90,7 +102,7 @@ def test_equal_faults_are_one_line_with_their_number(data, tmp_path, capsys):
 
 
 def test_the_command_takes_a_runs_config_and_options(data, tmp_path, capsys):
-    config = {"seed_everything": 1, "model": {"class_path": "lit_models.X"}, "data": data}
+    config = {"seed_everything": 1, "model": {"class_path": "tests.toy.LitToy"}, "data": data}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump({**config, "trainer": {"max_epochs": 2}}))
     argv = ["--config", str(tmp_path / "run.yaml")]
     assert run_command("check", argv) == 0
@@ -116,8 +128,12 @@ def test_a_mistyped_option_and_a_missing_file_are_named(data, capsys):
 def test_data_without_an_audit_or_without_a_class_are_refused():
     with pytest.raises(ValueError, match="BoringDataModule has none; give a config of one of U"):
         check({"class_path": "lightning.pytorch.demos.boring_classes.BoringDataModule"})
-    with pytest.raises(ValueError, match="needs a datamodule; give the config of a run with --c"):
-        check({"train_files": "x.csv"})
+
+
+def test_a_command_without_data_says_what_it_lacks(capsys):
+    with pytest.raises(SystemExit):
+        check_command([])
+    assert "lacks data: give the config of a run with --config" in capsys.readouterr().err
 
 
 def test_text_and_instructions_are_audited_by_the_same_command(tmp_path, capsys):
@@ -165,11 +181,3 @@ def test_a_pretrained_model_brings_the_tokenizer_that_counts(tmp_path, capsys):
     assert "261 tokens" in capsys.readouterr().out
     with pytest.raises(ValueError, match="data.tokenizer is kind bpe.*trained with its own"):
         run_command("check", [*argv, alone[1]])
-
-
-def test_an_option_of_a_nested_class_goes_to_its_own_options():
-    below = {"class_path": "a.B", "init_args": {"x": {"class_path": "c.D", "init_args": {"y": 1}}}}
-    found = with_options({**below, "x": {"y": 2, "z": 3}})
-    assert found["init_args"]["x"] == {"class_path": "c.D", "init_args": {"y": 2, "z": 3}}
-    found = with_options({**below, "x": {"class_path": "c.E", "z": 3}})
-    assert found["init_args"]["x"] == {"class_path": "c.E", "init_args": {"z": 3}}

@@ -131,10 +131,9 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
     ("given", "joined"),
     [
         ("--data.a.b=1 --data.a.c=x", ['--data.a={"b": 1, "c": "x"}']),
-        ("--data.init_args.a.b=1 --data.a.c=2", ['--data.a={"b": 1, "c": 2}']),
-        ("--data.a=null --data.a.b=1", ['--data.a={"emptied": true, "b": 1}']),
+        ("--data.a=null --data.a.b=1", ['--data.a={"b": 1}']),
         ("--data.a.b=1 --data.a=null", ["--data.a=null"]),
-        ("--data.a.b=null --data.a.b.c=1", ['--data.a={"b": {"emptied": true, "c": 1}}']),
+        ("--data.a.b=null --data.a.b.c=1", ['--data.a={"b": {"c": 1}}']),
         ("--data.a=null --data.a=x", ["--data.a=x"]),
         ('--data.a={"b":1} --data.a.c=2', ['--data.a={"b": 1, "c": 2}']),
         ("--run=x --data.a=: --data.b", ["--run=x", "--data.a=:", "--data.b"]),

@@ -7,7 +7,6 @@ from functools import partial
 import pytest
 import torch
 
-from lit_models.cli_errors import UsageError
 from lit_models.commands.plan import plan as plan_command
 from lit_models.forecasting import exchange, table
 from lit_models.forecasting.exchange import State
@@ -18,6 +17,7 @@ from lit_models.training.state_size import size_of
 from tests.toy import LitToy, ToyData
 
 MIB = 2**20
+RUN = ["--model=tests.toy.LitToy", "--data=tests.toy.ToyData"]
 LINEAR = {"lr_scaling": "linear", "base_global_batch_size": 4}
 
 
@@ -109,11 +109,8 @@ def test_an_exchange_that_fails_says_what_to_do():
 
 
 def test_the_command_prints_json(capsys):
-    data = {"class_path": "tests.toy.ToyData", "num_samples": 50, "batch_size": 5}
-    trainer = {"max_epochs": "1"}  # text, as options beside a config are
-    status = plan_command(
-        {"class_path": "tests.toy.LitToy"}, data, trainer, devices="1, 2", json=True
-    )
+    options = ["--data.num_samples=50", "--data.batch_size=5", "--trainer.max_epochs=1"]
+    status = plan_command([*RUN, *options], devices="1, 2", json=True)
     assert status == 0
     assert json.loads(capsys.readouterr().out)["steps per epoch"] == [10, 5]
 
@@ -127,9 +124,6 @@ def test_groups_that_share_samples_are_not_planned(given, unisono, toy_config):
     assert status != 0
     shown = " ".join(output.split())
     assert "tensor_parallel_size is 2, but `unisono plan` takes every device for a replica" in shown
-    in_class = {"class_path": "FullyShardedStrategy", "init_args": {"tensor_parallel_size": 2}}
-    with pytest.raises(UsageError, match="numbers of tensor groups"):
-        plan_command({}, {}, {"strategy": in_class})
 
 
 def test_the_plan_is_that_of_the_run_with_the_same_seed(monkeypatch):
@@ -138,7 +132,25 @@ def test_the_plan_is_that_of_the_run_with_the_same_seed(monkeypatch):
         "lit_models.forecasting.probe._world",
         lambda *_: seeds.append(os.environ["PL_GLOBAL_SEED"]) or world,
     )
-    toy, data = "tests.toy.LitToy", {"class_path": "tests.toy.ToyData", "num_samples": 50}
-    for seed in (1, 3, True, None):
-        plan_command({"class_path": toy}, data, {"max_epochs": 1}, seed, devices="1", json=True)
+    for seed in ("1", "3", "true", "false"):
+        options = [*RUN, f"--seed_everything={seed}", "--trainer.max_epochs=1"]
+        plan_command(options, devices="1", json=True)
     assert seeds == ["1", "3", "0", "0"]
+
+
+def test_a_plan_parses_as_the_training_does(unisono, toy_config):
+    """A class and then its options, and an option of a class that a file names."""
+    sgd = ("--model.optimizer=torch.optim.SGD", "--model.optimizer.lr=0.1")
+    status, output = unisono("plan", "--config", "toy.yaml", *sgd, "--devices=1", "--json")
+    rows = json.loads(output[output.index("{") :])
+    assert (status, rows["learning rate"]) == (0, [0.1])
+    assert "GiB, ddp: optimizer" not in rows, "SGD keeps no moments"
+    toy_config.write_text(
+        toy_config.read_text().replace(
+            "data:", "    lr_scheduler: lit_models.training.optim.WarmupDecay\ndata:", 1
+        )
+    )
+    warm = "--model.lr_scheduler.warmup=2"
+    status, output = unisono("plan", "--config", "toy.yaml", warm, "--devices=1", "--json")
+    rows = json.loads(output[output.index("{") :])
+    assert (status, rows["warm-up steps"]) == (0, [2])

@@ -25,6 +25,8 @@ DATA = {
     "init_args": {"num_samples": 80, "global_batch_size": 8},
 }
 TRAINER = {"accelerator": "cpu", "max_epochs": 1}
+TOY = ["--data=tests.toy.ToyData", "--data.num_samples=80", "--data.global_batch_size=8"]
+TOY += ["--trainer.accelerator=cpu", "--trainer.max_epochs=1", "--seed_everything=1"]
 MEASURED = ("s per step", "efficiency", "min per epoch", "h in all")  # seconds are never the same
 WARNING = "some samples are short"
 LEFT = []  # by LitLeaving, in the process
@@ -83,7 +85,7 @@ class LitWaiting(LitToy):
 def planned(devices, capfd, module="tests.toy.LitToy", status=0):
     """Return the rows of a plan that rehearses, and what it said; no ranks are started beside."""
     options = {"devices": devices, "rehearse": True, "bandwidth_gib_s": 1.0, "json": True}
-    assert plan({"class_path": module}, DATA, TRAINER, 1, **options) == status
+    assert plan([f"--model={module}", *TOY], **options) == status
     printed = capfd.readouterr()
     return json.loads(printed.out), printed.err
 
@@ -120,7 +122,7 @@ def test_a_rehearsal_that_lacks_memory_leaves_the_others(capfd):
     # what the two that ended warned of
     assert said.splitlines().count(WARNING) == 1 == said.count(f"UserWarning: {WARNING}")
     options = {"devices": "1", "rehearse": True, "bandwidth_gib_s": 1.0}
-    assert plan({"class_path": module}, DATA, TRAINER, 1, **options) == RUN  # nothing is left
+    assert plan([f"--model={module}", *TOY], **options) == RUN  # nothing is left
     shown = " ".join(capfd.readouterr().out.split())
     assert "devices=1, the rehearsal did not end: rank 0 ran out of memory" in shown
     assert "┃ devices" in shown

@@ -15,16 +15,17 @@ def test_a_wrong_number_of_devices_is_refused(devices: str) -> None:
         numbers(devices)
 
 
-def test_a_plan_needs_a_module_and_data() -> None:
-    with pytest.raises(UsageError, match="needs a module and data"):
-        plan(None, None)
+def test_a_plan_needs_a_module_and_data(capsys) -> None:
+    with pytest.raises(SystemExit):
+        plan()
+    assert "lacks data, model: give the config of a run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["bandwidth_gib_s", "time_limit_h"])
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_speed_or_a_time_that_is_not_above_0_is_refused(name: str, value: float) -> None:
     with pytest.raises(UsageError, match=f"--{name} must be above 0, got {value:g}"):
-        plan({"class_path": "tests.toy.LitToy"}, {"class_path": "no.Data"}, **{name: value})
+        plan(RUN, **{name: value})
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,6 @@ def test_a_speed_or_a_time_that_is_not_above_0_is_refused(name: str, value: floa
         [*RUN, "--devices=1,x"],
         [*RUN, "--time_limit_h=0", "--rehearse=true"],
         [*RUN, "--bandwidth_gib_s=-1"],
-        [],
     ],
 )
 def test_they_end_with_the_status_of_usage(options: list[str], capsys) -> None:

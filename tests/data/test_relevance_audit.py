@@ -1,6 +1,7 @@
 """`unisono check` of a collection: everything counted, nothing guessed."""
 
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -74,10 +75,11 @@ def test_the_command_takes_options_of_a_collection_and_fails_on_bad_rows(
     folder = write_beir(tmp_path / "beir")
     mine = write_qrels(tmp_path / "mine.tsv", [*TRAIN, ("q9", "d1", "1")])
     collection = {"format": "beir", "folder": str(folder), "split": {"validation_share": 0.0}}
-    data = {"class_path": "datamodules.relevance.ranking.RankingDataModule"}
-    assert check({**data, "collection": collection}) == 0
+    data = "--data=datamodules.relevance.ranking.RankingDataModule"
+    assert check([data, f"--data.collection={json.dumps(collection)}"]) == 0
     assert "every row can be used" in capsys.readouterr().out
-    assert check({**data, "collection": {**collection, "files": {"test": str(mine)}}}) == 1
+    collection["files"] = {"test": str(mine)}
+    assert check([data, f"--data.collection={json.dumps(collection)}"]) == 1
     shown = capsys.readouterr().out
     assert "mine.tsv:5: no query has the id" in " ".join(shown.split())
     assert "--data.on_bad_rows=reject" in shown
