@@ -38,7 +38,7 @@ from lit_models.training.lean_loop import (
     leave_out_idle_hooks,
     pass_batches_on,
 )
-from lit_models.training.optim import gradients
+from lit_models.training.optim import follow_rates, gradients
 from lit_models.training.record import LossSum, StepRecord, share_of_step
 from lit_models.training.sharding import scale
 from lit_models.training.tensor_plan import Split
@@ -280,6 +280,11 @@ class ExactModule(LightningModule):
         if factor.device.type == "cpu" and factor == 1:
             return  # a GPU would have to be waited for
         scale(gradients(optimizer), factor)
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any | None) -> None:
+        """Step a schedule, whose rates are those that this run configures."""
+        follow_rates(scheduler)
+        super().lr_scheduler_step(scheduler, metric)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Rewrite Lightning's progress: it counts micro-batches, whose number may now differ.

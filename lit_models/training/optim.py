@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+CONFIGURED = "configured"  # key of a group: its settings as this run's configuration has them
+
 
 def parameter_groups(
     module: nn.Module,
@@ -247,7 +249,8 @@ def _reorder_by_name(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[s
     state, new_groups, index = {}, [], 0
     for group in groups:
         # The settings of a group travel with its first parameter.
-        new_group = {**home[group["param_names"][0]], "param_names": list(group["param_names"])}
+        settings = _settings(group, home[group["param_names"][0]])
+        new_group = {**settings, "param_names": list(group["param_names"])}
         new_group["params"] = []
         for name in group["param_names"]:
             if position[name] in state_dict["state"]:
@@ -256,6 +259,30 @@ def _reorder_by_name(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[s
             index += 1
         new_groups.append(new_group)
     return {**state_dict, "state": state, "param_groups": new_groups}
+
+
+def _settings(group: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
+    """Return a checkpoint's settings of a group, in which what this run configures otherwise wins;
+    a schedule goes on where it was, at the new rate."""
+    now, then = group.get(CONFIGURED, {}), saved.get(CONFIGURED, {})
+    changed = {k: v for k, v in now.items() if k not in then or then[k] != v}
+    out = {**saved, **changed, CONFIGURED: now, "lr": saved["lr"]}
+    if ("initial_lr" in group) != ("initial_lr" in saved):  # only one of the runs has a schedule
+        return {**out, "lr": group["lr"]}
+    old, new = then.get("lr", saved["lr"]), now.get("lr", saved["lr"])
+    if "initial_lr" in group:
+        old, new = saved["initial_lr"], group["initial_lr"]
+        out["initial_lr"] = new
+    out["lr"] = new if saved["lr"] == old or old == 0 else saved["lr"] * (new / old)
+    return out
+
+
+def follow_rates(scheduler: Any) -> None:
+    """Let a schedule go on from the rates of its optimizer's groups, not from a checkpoint's."""
+    for part in getattr(scheduler, "_schedulers", []):  # of SequentialLR and ChainedScheduler
+        follow_rates(part)
+    if hasattr(scheduler, "base_lrs"):
+        scheduler.base_lrs = [group["initial_lr"] for group in scheduler.optimizer.param_groups]
 
 
 def configured(module: LightningModule, optimizer: Optimizer, scheduler: Any | None) -> Any:
@@ -274,6 +301,8 @@ def configured(module: LightningModule, optimizer: Optimizer, scheduler: Any | N
     module.lr_scale = scale
     for group in optimizer.param_groups:
         group["lr"] *= scale * group.get("lr_factor", 1.0)
+        plain = {k: v for k, v in group.items() if k not in ("params", "param_names")}
+        group[CONFIGURED] = {k: v for k, v in plain.items() if not isinstance(v, Tensor)}
     if scheduler is None:
         return optimizer
     schedule = scheduler(optimizer)

@@ -2,16 +2,20 @@
 
 import json
 import shutil
+from contextlib import suppress
+from functools import partial
 
 import pytest
 import torch
 from lightning.pytorch import Callback
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, SequentialLR
 
 from datamodules.planned import PlannedDataModule
 from lit_models.commands.verify import verify
 from lit_models.training.callbacks import LastCheckpoint, Ledger
 from lit_models.training.checkpoint import read_checkpoint
 from lit_models.training.lineage import Status, verify_run
+from lit_models.training.optim import WarmupDecay
 from tests.toy import LitToy, ToyData, ledger_lines, toy_trainer
 
 QUIET = {"enable_checkpointing": False}
@@ -80,6 +84,47 @@ def test_a_run_that_its_step_budget_ended_goes_on_with_a_larger_one(
     verdict = verify_run(tmp_path)
     assert verdict.faults == []
     assert (verdict.finished_epochs, verdict.num_samples) == (3, 150)
+
+
+def by_fifths(step: int) -> float:
+    return 0.9 ** (step // 5)
+
+
+SCHEDULES = {
+    "none": None,
+    "own": partial(WarmupDecay, warmup=4),
+    "by a function": partial(LambdaLR, lr_lambda=by_fifths),
+    "by recursion": partial(CosineAnnealingLR, T_max=30),
+    "in sequence": lambda o: SequentialLR(
+        o, [LambdaLR(o, by_fifths), CosineAnnealingLR(o, 9)], milestones=[8]
+    ),
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES.keys())
+@pytest.mark.parametrize("factor", [1, 10])
+def test_a_resumed_run_takes_the_rate_and_the_decay_that_it_is_given(tmp_path, schedule, factor):
+    def rates(folder, lr, weight_decay, **resume):
+        adamw = partial(torch.optim.AdamW, lr=lr, weight_decay=weight_decay)
+        module = LitToy(adamw)
+        module.lr_scheduler = schedule
+        saver = LastCheckpoint(every_n_steps=5)
+        trainer = toy_trainer(
+            folder, max_epochs=3, callbacks=[Ledger(), saver, *resume.pop("cut", [])], **QUIET
+        )
+        with suppress(PowerCut):
+            trainer.fit(module, ToyData(), **resume)
+        return {row["step"]: row["learning_rate"] for row in ledger_lines(folder)}
+
+    whole = rates(tmp_path / "whole", 0.01, 0.1)
+    rates(tmp_path / "cut", 0.01, 0.1, cut=[CutAt(6)])
+    last = tmp_path / "cut" / "checkpoints" / "last.ckpt"
+    resumed = rates(tmp_path / "cut", 0.01 * factor, 0.1 * factor, ckpt_path=last)
+    assert {s: r for s, r in resumed.items() if s > 5} == pytest.approx(
+        {s: r * factor for s, r in whole.items() if s > 5}
+    )
+    groups = read_checkpoint(last)["optimizer_states"][0]["param_groups"]
+    assert [group["weight_decay"] for group in groups] == pytest.approx([0.1 * factor, 0])
 
 
 @pytest.mark.parametrize("micro", [None, 2])
