@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+from pathlib import Path
 from typing import Any, Literal
 
 import yaml
@@ -38,8 +39,10 @@ from lit_models.training.callbacks.progress import ProgressLine
 from lit_models.training.callbacks.run_config import RunConfig
 from lit_models.training.callbacks.state_check import StateCheck
 from lit_models.training.callbacks.topology import Topology
+from lit_models.training.checkpoint import newest_checkpoint
 from lit_models.training.exact import follows_plan
 from lit_models.training.hyperparameters import StoredClasses
+from lit_models.training.lineage import stop_reason
 from lit_models.training.loggers import default_loggers
 from lit_models.training.memory import Choice
 from lit_models.training.run_folder import WORDS, Run
@@ -294,8 +297,13 @@ class UnisonoCLI(LightningCLI):
         self.trainer.ckpt_path = None  # what follows is not of the checkpoint that it began with
         ledger = ledger_of(self.trainer)
         is_stopped = self.trainer.interrupted or (ledger is not None and ledger.is_stopping)
-        is_trained = self.trainer.global_step > 0 and not is_stopped
-        if self._get(self.config, "test_after_fit") and is_trained:
+        is_trained = self.trainer.global_step > 0
+        if not is_trained:
+            # Spawned processes may have trained; this one knows of it by the files alone.
+            folder = Path(self.choice.folder)
+            is_trained = bool(self.trainer.fast_dev_run) or newest_checkpoint(folder) is not None
+            is_stopped = is_stopped or stop_reason(folder) is not None
+        if self._get(self.config, "test_after_fit") and is_trained and not is_stopped:
             best = best_checkpoint(self.trainer)
             self.trainer.test(self.model, self.datamodule, ckpt_path=best, weights_only=True)
             self._say_next(best)

@@ -162,11 +162,17 @@ class ExactModule(LightningModule):
 
     def own_callbacks(self) -> list[Callback]:
         """Return what a run of this module always has; a family adds its own to these."""
+        from lit_models.training.callbacks import FailureReport, LastCheckpoint, Ledger, NonFinite
         from lit_models.training.callbacks.host_memory import HostMemory
-        from lit_models.training.callbacks.ledger import Ledger
         from lit_models.training.callbacks.rehearsal import Rehearsal
+        from lit_models.training.run_folder import RunFolder
 
-        return [Ledger(), Rehearsal(), HostMemory()]
+        own: list[Callback] = [RunFolder(), Ledger(), Rehearsal(), HostMemory()]
+        if self.trainer.state.fn == "fit":
+            own += [NonFinite(), FailureReport()]
+            # Without any other, a script has said enable_checkpointing=False.
+            own += [LastCheckpoint()] if self.trainer.checkpoint_callbacks else []
+        return own
 
     def configure_callbacks(self) -> list[Callback]:
         """Return the own callbacks that the trainer lacks: a plain script gets them too."""
@@ -176,8 +182,8 @@ class ExactModule(LightningModule):
             follows_plan(self, self.trainer.datamodule)
         AtomicCheckpointIO.install(self.trainer)
         IdleProfiler.install(self.trainer)
-        present = {type(callback) for callback in self.trainer.callbacks}
-        own = [callback for callback in self.own_callbacks() if type(callback) not in present]
+        present = self.trainer.callbacks
+        own = [c for c in self.own_callbacks() if not any(isinstance(p, type(c)) for p in present)]
         leave_out_idle_hooks([*self.trainer.callbacks, *own])
         keep_step_arguments(self.trainer)
         pass_batches_on(self.trainer, self)

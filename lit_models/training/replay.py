@@ -5,6 +5,7 @@ import itertools
 import json
 import logging
 import math
+import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,7 @@ from torch import Tensor
 from datamodules.loader import collated
 from datamodules.plan import MicroBatch, iterate_micro_batches
 from datamodules.planned import PlannedDataModule
+from lit_models.training.callbacks import NonFinite
 from lit_models.training.exact import ExactModule, share_of_step
 from lit_models.training.lineage import plan_of, read_ledger, surviving
 from lit_models.training.probe import (
@@ -113,6 +115,7 @@ def one_device_trainer(
     given = {k: v for k, v in trainer_values.items() if k in TRAINER_KEYS and v is not None}
     return Trainer(
         **(given | budget(given, found)),
+        callbacks=[NonFinite("skip", most_skipped=sys.maxsize)],  # as in the run, if it went on
         accelerator=accelerator,
         devices=1,
         plugins=[LightningEnvironment()],  # one process, whatever the launcher

@@ -12,13 +12,20 @@ import hashlib
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from filelock import SoftFileLock, Timeout
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
+
+from datamodules.checkpoint_recipe import checkpoint_to_load
+from lit_models.training.checkpoint import newest_checkpoint
 
 HANDED_DOWN = "UNISONO_RUN"
 LEDGER = "ledger.jsonl"
@@ -314,3 +321,51 @@ def withdraw(environ: dict[str, str] | os._Environ[str], claims: Path, is_over: 
     claim = claim_path(environ, claims)
     if is_over and claim is not None:
         claim.unlink(missing_ok=True)
+
+
+class RunFolder(Callback):
+    """Gives a training of a script a folder and its lock, as the command's have.
+
+    The folder is the trainer's `default_root_dir`, or the first of NAME-2, NAME-3, … where that
+    holds a run; without one given it is runs/SCRIPT. A checkpoint of the run goes on in its folder.
+
+    Raises:
+        RuntimeError: on all ranks: another process holds the folder, or it cannot be made.
+    """
+
+    def __init__(self) -> None:
+        self.run: Run | None = None  # of the first training with this trainer
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit" or trainer.fast_dev_run or HANDED_DOWN in os.environ:
+            return
+        run, fault = None, ""
+        if trainer.is_global_zero:
+            try:
+                run = locked(partial(self._choose, trainer))
+            except (OSError, RuntimeError, ValueError) as error:
+                fault = str(error)
+        run, fault = trainer.strategy.broadcast((run, fault))
+        if fault:
+            raise RuntimeError(fault)
+        if self.run is None and run.notice:
+            rank_zero_info(run.notice)
+        self.run = run
+        trainer._default_root_dir = run.folder  # it has no public setter
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        self.teardown(trainer, pl_module, "fit")
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if self.run is not None and trainer.is_global_zero:
+            release(Path(self.run.folder))
+
+    def _choose(self, trainer: Trainer) -> Run:
+        root, ckpt_path = Path(trainer.default_root_dir), checkpoint_to_load(trainer)
+        if self.run is not None or ckpt_path in WORDS:
+            return Run(str(root), ckpt_path)
+        if root.resolve() == Path.cwd():
+            root = Path("runs") / (Path(sys.argv[0]).stem.strip("-") or "script")
+        return decide("fit", root, ckpt_path, newest_checkpoint)

@@ -1,6 +1,7 @@
 """Whoever starts the ranks: one run folder, one checkpoint, one error, nothing left behind."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -97,3 +98,11 @@ def test_an_error_in_a_spawned_process_is_one_screen_too(tmp_path: Path) -> None
     assert status == 1
     assert "warmup is 5000 steps, but the run has" in output
     assert "Traceback" not in output
+
+
+@pytest.mark.slow
+def test_spawned_processes_train_and_test(tmp_path: Path) -> None:
+    status, output = fit(tmp_path, "--trainer.strategy=ddp_spawn", "--test_after_fit=true")
+    assert status == 0, output
+    assert re.search(r"test/count\W+21\.0", output), output
+    assert (tmp_path / "toy" / "worst-test.json").exists()
