@@ -11,8 +11,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from lightning.pytorch import Trainer
 
 from lit_models.training import run_folder
+from lit_models.training.callbacks import (
+    FailureReport,
+    LastCheckpoint,
+    Ledger,
+    NonFinite,
+    RunFolder,
+    default_callbacks,
+)
 from lit_models.training.run_folder import (
     Run,
     check_writable,
@@ -23,6 +32,7 @@ from lit_models.training.run_folder import (
     wait_for_claim,
     withdraw,
 )
+from tests.toy import LitToy, ToyData
 
 
 def make_run(folder: Path, checkpoint: str = "") -> Path:
@@ -293,3 +303,58 @@ def test_a_run_that_began_while_this_one_chose_keeps_its_folder(tmp_path: Path) 
 
     assert locked(choose, {}).folder == f"{root}-2"
     release(tmp_path / "demo-2")
+
+
+def script_run(root: Path | None, **call) -> Trainer:
+    options = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = Trainer(
+        accelerator="cpu", max_epochs=1, default_root_dir=root, **options, **call.pop("trainer", {})
+    )
+    module = LitToy()
+    trainer.fit(module, ToyData(), **call)
+    return trainer
+
+
+def test_runs_of_scripts_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["mine/train.py"])
+    trainers = [script_run(root) for root in (tmp_path / "out", tmp_path / "out", None, None)]
+    names = ["out", "out-2", "runs/train", "runs/train-2"]
+    for trainer, name in zip(trainers, names, strict=True):
+        assert Path(trainer.default_root_dir).resolve() == tmp_path / name
+        lines = (tmp_path / name / "ledger.jsonl").read_text().splitlines()
+        rows = [json.loads(line) for line in lines]
+        assert [row["attempt"] for row in rows] == [1] * 8
+        assert (tmp_path / name / "checkpoints" / "last.ckpt").exists()
+    last = str(tmp_path / "out" / "checkpoints" / "last.ckpt")
+    again = script_run(tmp_path / "out", ckpt_path=last, trainer={"max_steps": 9})
+    assert Path(again.default_root_dir) == tmp_path / "out"
+    trainers[1].fit_loop.max_epochs = 2
+    trainers[1].fit(trainers[1].lightning_module, ToyData())  # goes on where it was
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "out-2", "runs"]
+    assert not list(tmp_path.rglob(".lock*"))
+
+
+def test_a_script_has_the_callbacks_that_the_card_promises_once(tmp_path: Path) -> None:
+    for given in ([], [NonFinite("skip"), LastCheckpoint(every_n_steps=2)], default_callbacks()):
+        callbacks = script_run(tmp_path, trainer={"callbacks": given}).callbacks
+        for kind in (RunFolder, Ledger, NonFinite, FailureReport, LastCheckpoint):
+            (found,) = [c for c in callbacks if isinstance(c, kind)]
+            assert not [g for g in given if isinstance(g, kind)] or found in given
+    trainer = {"enable_checkpointing": False}
+    kinds = {type(c) for c in script_run(tmp_path, trainer=trainer).callbacks}
+    assert LastCheckpoint not in kinds
+    assert {NonFinite, FailureReport} <= kinds
+
+
+def test_a_script_that_fails_says_where_and_gives_its_folder_free(tmp_path: Path) -> None:
+    with pytest.raises(FloatingPointError, match="step 1: loss or gradient is not finite"):
+        Trainer(
+            default_root_dir=tmp_path / "out", accelerator="cpu", logger=False, max_epochs=1
+        ).fit(LitToy(), ToyData(nan_sample=3, global_batch_size=50))
+    assert (tmp_path / "out" / "failure.json").exists()
+    assert not (tmp_path / "out" / ".lock").exists()
+    with held(tmp_path / "out-2"), pytest.raises(RuntimeError, match="out-2 is in use: process"):
+        script_run(tmp_path / "out")
