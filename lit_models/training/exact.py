@@ -178,12 +178,18 @@ class ExactModule(LightningModule):
         """Return the own callbacks that the trainer lacks: a plain script gets them too."""
         if self._trainer is None:
             return []
+        from lit_models.training.callbacks.ledger import Ledger
+        from lit_models.training.run_folder import RunFolder
+
         if self.trainer.state.fn == "fit" and self.trainer.datamodule is not None:
             follows_plan(self, self.trainer.datamodule)
         AtomicCheckpointIO.install(self.trainer)
         IdleProfiler.install(self.trainer)
         present = self.trainer.callbacks
         own = [c for c in self.own_callbacks() if not any(isinstance(p, type(c)) for p in present)]
+        # Before a script's own, which write into the folder and read of each step in the ledger.
+        present[:0] = [c for c in own if isinstance(c, RunFolder | Ledger)]
+        own = [c for c in own if c not in present]
         leave_out_idle_hooks([*self.trainer.callbacks, *own])
         keep_step_arguments(self.trainer)
         pass_batches_on(self.trainer, self)
