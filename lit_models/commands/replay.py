@@ -89,7 +89,8 @@ def _replayed(
     from lit_models.training.run_step import find_start, find_step
 
     found = find_step(run, step, attempt)
-    start = find_start(run, found.line["step"] - 1)
+    start = find_start(run, found, advance)
+    advance = advance and start.num_older > 0
     config_file, module, data, trainer_values, seed = _from_config(run, trust)
     with tempfile.TemporaryDirectory() as folder:
         result = replay_step(
@@ -134,7 +135,7 @@ def _from_config(run: Path, trust: bool) -> tuple[Path, Any, Any, dict[str, Any]
 def _show_start(console: "Console", done: Replayed, advance: bool) -> None:
     found, start, result = done.found, done.start, done.result
     line, way = found.line, result.way
-    to_train = line["step"] - 1 - start.step
+    to_train = start.num_older
     say = partial(_say, console)
     say(
         "step",
@@ -143,6 +144,8 @@ def _show_start(console: "Console", done: Replayed, advance: bool) -> None:
     )
     if found.is_discarded:
         say("discarded", "a later attempt repeated it; the final weights know nothing of it", WARN)
+    if found.left_out:
+        say("left out", f"{found.left_out}; the final weights know nothing of it", WARN)
     if start.damaged:
         say("damaged", f"passed over: {', '.join(start.damaged)}", WARN)
     if start.checkpoint is not None:

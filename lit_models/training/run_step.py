@@ -1,31 +1,49 @@
 """A step in a run folder: its line, the checkpoint before it, and whether the data still fit."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from datamodules.plan import digest_ids
 from datamodules.planned import PlannedDataModule
 from lit_models.training.checkpoint import read_checkpoint
-from lit_models.training.lineage import plan_of, read_ledger, surviving
+from lit_models.training.lineage import left_out, plan_of, read_ledger, surviving
 
 
 @dataclass(frozen=True)
 class LedgerStep:
-    """A line of the ledger, the line that began its attempt, and whether a kill discarded it."""
+    """A step in a ledger.
+
+    Attributes:
+        line: its own.
+        start: the line that began its attempt.
+        is_discarded: a later attempt repeated it.
+        before: lines of the lineage that led to it, without steps that a kill discarded.
+        left_out: why it is not in the final weights though it was not repeated, or "".
+    """
 
     line: dict[str, Any]
     start: dict[str, Any]
     is_discarded: bool
+    before: list[dict[str, Any]] = field(default_factory=list)
+    left_out: str = ""
 
 
 @dataclass(frozen=True)
 class Start:
-    """Where the weights come from: a checkpoint and its step, or the untrained network."""
+    """Where the weights come from.
+
+    Attributes:
+        checkpoint: None for the untrained network.
+        step: of the checkpoint, or 0.
+        damaged: names of checkpoints that were passed over.
+        num_older: updates between these weights and the step's own.
+    """
 
     checkpoint: Path | None
     step: int
     damaged: list[str]
+    num_older: int = 0
 
 
 def find_step(run: Path, step: int, attempt: int | None = None) -> LedgerStep:
@@ -52,7 +70,14 @@ def find_step(run: Path, step: int, attempt: int | None = None) -> LedgerStep:
         chosen = next((row for row in own if row["step"] == step), None)
     if chosen is None:
         raise ValueError(_no_step(run, step, attempt, lines, sorted(lineage)))
-    return LedgerStep(chosen, starts[chosen["attempt"]], lineage.get(step) is not chosen)
+    before: list[dict[str, Any]] = []
+    for row in rows[: next(place for place, row in enumerate(rows) if row is chosen)]:
+        if "resumed_from_step" in row:
+            before = [line for line in before if line.get("step", 0) <= row["resumed_from_step"]]
+        before.append(row)
+    is_discarded = lineage.get(step) is not chosen
+    why = "" if is_discarded else left_out(rows).get(step, "")
+    return LedgerStep(chosen, starts[chosen["attempt"]], is_discarded, before, why)
 
 
 def _no_step(
@@ -67,13 +92,27 @@ def _no_step(
     return f"{where} has no step {step}: {range_}{hint}."
 
 
-def find_start(run: Path, before: int) -> Start:
-    """Return the newest checkpoint of a run that holds at most `before` steps.
+def find_start(run: Path, found: LedgerStep, advance: bool = False) -> Start:
+    """Return the checkpoint whose weights are nearest to those that a step began with.
 
-    Damaged ones are passed over and named.
+    Checkpoints of steps that a kill discarded or a rollback undid are of another lineage, and
+    damaged ones are passed over and named.
+
+    Args:
+        run: a run folder.
+        found: the step.
+        advance: the steps between are to be trained.
+
+    Raises:
+        ValueError: the step follows a rollback whose weights are not kept, or from which no
+            training can go on.
     """
-    found: list[tuple[int, Path]] = []
-    damaged = []
+    last = found.line["step"] - 1
+    places = {row.get("hash"): place for place, row in enumerate(found.before)}
+    undone = [place for place, row in enumerate(found.before) if row.get("event") == "rolled_back"]
+    rollback = found.before[undone[-1]] if undone else {}
+    usable: list[Start] = []
+    damaged: list[str] = []
     for path in sorted((run / "checkpoints").glob("*.ckpt")):
         if path.name.startswith("."):
             continue
@@ -82,12 +121,24 @@ def find_start(run: Path, before: int) -> Start:
         except (ValueError, FileNotFoundError):
             damaged.append(path.name)
             continue
-        if content.get("global_step", 0) <= before and "loops" in content:
-            found.append((int(content["global_step"]), path))
-    if not found:
-        return Start(None, 0, damaged)
-    step, path = max(found)
-    return Start(path, step, damaged)
+        step = int(content.get("global_step", 0))
+        place = places.get(content.get("ledger", {}).get("hash"), -1)
+        if "loops" not in content or step > last or (place < 0 and "ledger" in content):
+            continue
+        if not undone or place > undone[-1]:
+            usable.append(Start(path, step, damaged, last - step))
+        elif step == rollback["to_step"] and not (advance and last > rollback["step"]):
+            usable.append(Start(path, step, damaged, last - rollback["step"]))
+    if usable:
+        return min(usable, key=lambda start: (start.num_older, str(start.checkpoint)))
+    if rollback:
+        way_out = "leave --advance out" if advance else "replay a step before it"
+        raise ValueError(
+            f"step {last + 1} follows the rollback of step {rollback['step']} to step "
+            f"{rollback['to_step']}, and {run} keeps no checkpoint from which its weights can be "
+            f"made; {way_out}, or train with more checkpoints (LastCheckpoint.every_n_steps)."
+        )
+    return Start(None, 0, damaged, last)
 
 
 def check_data(data: PlannedDataModule, found: LedgerStep, run: Path, epoch: int) -> None:
