@@ -15,3 +15,36 @@ from lit_models.training.callbacks.predictions import PredictionWriter
 from lit_models.training.callbacks.preemption import Preemption
 from lit_models.training.callbacks.rehearsal import Rehearsal
 from lit_models.training.callbacks.throughput import Throughput
+
+__all__ = [
+    "AveragedWeights",
+    "BestCheckpoint",
+    "BitwiseSum",
+    "ErrorTable",
+    "ExactDropout",
+    "FailureReport",
+    "LastCheckpoint",
+    "Ledger",
+    "NonFinite",
+    "PredictionWriter",
+    "Preemption",
+    "Rehearsal",
+    "Throughput",
+    "default_callbacks",
+]
+
+
+def default_callbacks() -> list[Callback]:
+    """Return what every run has; one that the user's configuration names replaces its equal."""
+    return [
+        Ledger(),
+        Throughput(),
+        NonFinite(),
+        Preemption(),
+        Rehearsal(),
+        FailureReport(),
+        LastCheckpoint(),
+        BestCheckpoint(),
+        PredictionWriter(),
+        ErrorTable(),
+    ]
