@@ -8,6 +8,7 @@ import numpy as np
 
 from datamodules.audits import Audit, MakeModel
 from datamodules.cache import cache_root
+from datamodules.files.tables import own_files_hint
 from datamodules.instruction_batches import InstructionDataset
 from datamodules.instruction_store import InstructionStore
 from datamodules.instructions import InstructionDataModule
@@ -42,7 +43,6 @@ class PagesDataModule(InstructionDataModule):
         ValueError: options are wrong or in conflict.
     """
 
-    predict_example: ClassVar[str] = "PAGES.jsonl"
     dataset_class: ClassVar[type[InstructionDataset]] = PageDataset
 
     def __init__(
@@ -126,6 +126,10 @@ class PagesDataModule(InstructionDataModule):
         """Return what is read and how; the demo pages where no file is named."""
         request = super().store_request(may_lack_training)
         return PageRequest(**vars(request), target=self.target, max_prompt=self.max_prompt)
+
+    def predict_hint(self, command: str) -> str:
+        """Return the command for the pages of this run."""
+        return own_files_hint(command, self.store_request().files)
 
     def demo_files(self) -> list[Path]:
         """Return the embedded data."""

@@ -15,7 +15,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -72,9 +72,6 @@ class PlanFacts:
 class PlannedDataModule(LightningDataModule):
     """Deals planned batches. A family implements `build`, and `prepare_data` where it caches.
 
-    Attributes:
-        predict_example: name of a file to predict from, for hints.
-
     Args:
         global_batch_size: samples of one optimizer step, over all devices.
         micro_batch_size: samples of one forward call on one device; `auto`: the largest that fits,
@@ -89,8 +86,6 @@ class PlannedDataModule(LightningDataModule):
     Raises:
         ValueError: sizes below 1 or in conflict.
     """
-
-    predict_example: ClassVar[str] = "YOUR.csv"
 
     def __init__(
         self,
@@ -142,6 +137,10 @@ class PlannedDataModule(LightningDataModule):
     def trainer(self, trainer: Any) -> None:
         ToldConnector.install(trainer)
         self._trainer = trainer
+
+    def predict_hint(self, command: str) -> str:
+        """Return a line for a shell: `unisono predict …`, completed with data at hand."""
+        return command
 
     @abstractmethod
     def build(self, stage: Stage) -> PlannedDataset:

@@ -1,8 +1,9 @@
 """PromptedDataModule: prediction of the language models, whatever they are trained on."""
 
+import json
 import logging
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -32,8 +33,6 @@ class PromptedDataModule(TokenisedDataModule):
         ValueError: predict_output is of another kind.
     """
 
-    predict_example: ClassVar[str] = "PROMPTS.jsonl"
-
     def __init__(
         self,
         predict_files: Files = None,
@@ -46,6 +45,11 @@ class PromptedDataModule(TokenisedDataModule):
         self.prompt_column = prompt_column
         if predict_output is not None:
             check_output(Path(predict_output))  # not after hours of prediction
+
+    def predict_hint(self, command: str) -> str:
+        """Return the command with a first prompt."""
+        row = json.dumps({self.prompt_column or "prompt": "The"})
+        return f"echo '{row}' > prompts.jsonl && {command} --data.predict_files=prompts.jsonl"
 
     def setup(self, stage: str) -> None:
         """Build the datasets of the stage; prompts are read anew."""

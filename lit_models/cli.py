@@ -3,7 +3,10 @@
 import contextlib
 import io
 import json
+import math
 import os
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,7 +42,7 @@ from lit_models.training.callbacks.progress import ProgressLine
 from lit_models.training.callbacks.run_config import RunConfig
 from lit_models.training.callbacks.state_check import StateCheck
 from lit_models.training.callbacks.topology import Topology
-from lit_models.training.checkpoint import newest_checkpoint
+from lit_models.training.checkpoint import checkpoint_to_use, newest_checkpoint, read_checkpoint
 from lit_models.training.exact import follows_plan
 from lit_models.training.hyperparameters import StoredClasses
 from lit_models.training.lineage import stop_reason
@@ -303,18 +306,38 @@ class UnisonoCLI(LightningCLI):
             folder = Path(self.choice.folder)
             is_trained = bool(self.trainer.fast_dev_run) or newest_checkpoint(folder) is not None
             is_stopped = is_stopped or stop_reason(folder) is not None
-        if self._get(self.config, "test_after_fit") and is_trained and not is_stopped:
+        if is_stopped or not is_trained:
+            return
+        tested: dict[str, float] = {}
+        if self._get(self.config, "test_after_fit"):
             best = best_checkpoint(self.trainer)
-            self.trainer.test(self.model, self.datamodule, ckpt_path=best, weights_only=True)
-            self._say_next(best)
+            where = {"ckpt_path": best, "weights_only": True, "verbose": False}
+            tested = self._show(self.trainer.test(self.model, self.datamodule, **where))
+        if not self.trainer.fast_dev_run and is_first_process():  # which keeps no checkpoint
+            self._say_end(tested)
 
     def validate(self, **kwargs: Any) -> None:
         """Evaluates on the validation data."""
-        self.trainer.validate(**self._from_choice(kwargs))
+        options = {**self._from_choice(kwargs), "verbose": False}
+        self._show(self.trainer.validate(**options), kwargs.get("verbose", True))
 
     def test(self, **kwargs: Any) -> None:
         """Evaluates on the test data."""
-        self.trainer.test(**self._from_choice(kwargs))
+        options = {**self._from_choice(kwargs), "verbose": False}
+        self._show(self.trainer.test(**options), kwargs.get("verbose", True))
+
+    def _show(
+        self, results: Sequence[Mapping[str, float]] | None, verbose: bool = True
+    ) -> dict[str, float]:
+        """Prints the figures of an evaluation, that of the monitored metric first."""
+        found = {name: value for result in results or () for name, value in result.items()}
+        _, _, watched = getattr(self.model, "monitor", "").rpartition("/")
+        names = sorted(found, key=lambda name: name.rpartition("/")[2] != watched)
+        if found and verbose and is_first_process():
+            width = max(map(len, names))
+            for name in names:
+                say(f"{name:<{width}}  {figure(found[name])}")
+        return found
 
     def predict(self, **kwargs: Any) -> None:
         """Streams predictions to a file; keeps none in memory."""
@@ -328,14 +351,32 @@ class UnisonoCLI(LightningCLI):
         self.trainer.ckpt_path = path
         return {**kwargs, "weights_only": True}
 
-    def _say_next(self, best: str | None) -> None:
-        paths = config_files.config_paths(self.argv)
-        files = "".join(f" --config {config_files.short_name(path)}" for path in paths)
-        # Without validation none is the best; a trial run keeps none at all.
-        path = best or (None if self.trainer.fast_dev_run else "auto")
-        if path and "predict_files" in self._get(self.config, "data").init_args:
-            yours = f"--data.predict_files={self.datamodule.predict_example}"
-            say(f"next: unisono predict{files} --ckpt_path {path} {yours}")
+    def _say_end(self, tested: dict[str, float]) -> None:
+        """Prints where the best weights are, how good they are, and what to do with them."""
+        folder = Path(self.choice.folder)
+        path = checkpoint_to_use(folder)
+        if path is None:
+            return
+        content = read_checkpoint(path, mmap=True)
+        words = []
+        states = content.get("callbacks", {}).values()
+        kept = next((state for state in states if state.get("best_model_score") is not None), None)
+        if path.name == "best.ckpt" and kept is not None:
+            words.append(f"{kept['monitor']} {figure(float(kept['best_model_score']))}")
+        words.append(f"step {content['global_step']}, {path}")
+        watched = "/" + getattr(self.model, "monitor", "").rpartition("/")[2]
+        words += [f"{n} {figure(v)}" for n, v in tested.items() if n.endswith(watched)]
+        say(f"best: {', '.join(words)}")
+        say(f"report: unisono report {shlex.quote(str(folder))}")
+        own = shlex.quote(str(folder / "config.yaml"))
+        command = f"unisono predict --config {own} --ckpt_path {shlex.quote(str(path))}"
+        hint = getattr(self.datamodule, "predict_hint", None)
+        say(f"next: {hint(command) if hint else command}")
+
+
+def figure(value: float) -> str:
+    """Returns a number in four digits; a dash for one that is not there."""
+    return "–" if math.isnan(value) else f"{value:.4g}"
 
 
 def values_of(argv: list[str]) -> dict[str, Any]:

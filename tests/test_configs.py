@@ -1,6 +1,9 @@
 """Every shipped YAML parses; every debug.yaml trains, saves and reloads."""
 
 import csv
+import re
+import shlex
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -94,12 +97,32 @@ def test_a_debug_config_trains_validates_saves_and_reloads(
     run = "runs/" + name.removesuffix(".yaml").replace("/", "-")
     status, output = unisono("fit", "--config", name)
     assert status == 0, output
+    if name.split("/")[0] in ("causal_lm", "seo"):  # the others predict for a minute
+        assert_next_predicts(unisono, output)
     status, output = unisono("test", "--config", name, "--ckpt_path", "auto")
     assert status == 0, output
     assert f"uses {run}/checkpoints/" in output
     assert f"errors: {run}/errors-test.csv (" in output
     status, output = unisono("verify", run)
     assert status in (Status.PROVEN, Status.CUT), output  # most end in the middle of an epoch
+    assert_errors_are_told(Path(run), name)
+
+
+def assert_next_predicts(unisono: Unisono, output: str) -> None:
+    """Assert that the command which a training printed last predicts, as it is printed."""
+    assert re.search(r"^best: .*val/", output, re.M), output
+    assert re.search(r"^report: unisono report runs/", output, re.M), output
+    (line,) = re.findall(r"^next: (.*)$", output, re.M)
+    before, _, command = line.rpartition(" && ")
+    if before:
+        subprocess.run(before, shell=True, check=True)
+    program, *words = shlex.split(command)
+    status, output = unisono(*words)
+    assert (program, status) == ("unisono", 0), output
+
+
+def assert_errors_are_told(run: Path, name: str) -> None:
+    """Assert that a validation and a test left what the report shows of single samples."""
     for split in ("val", "test"):
         with (Path(run) / f"errors-{split}.csv").open(newline="", encoding="utf-8") as file:
             heads, *rows = csv.reader(file)

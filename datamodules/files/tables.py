@@ -14,8 +14,9 @@ import io
 import logging
 import os
 import re
+import shlex
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -129,6 +130,20 @@ def suffix_of(path: Path) -> str:
     """Return the suffix in lower case; of packed text both parts, such as .csv.gz."""
     name = path.name.lower()
     return next((suffix for suffix in SUFFIXES if name.endswith(suffix)), path.suffix.lower())
+
+
+def own_files_hint(
+    command: str, files: Mapping[int, Sequence[Path]], key: str = "data.predict_files"
+) -> str:
+    """Return a command of `unisono predict` for a file of this run: the last part that has one.
+
+    Args:
+        command: without its file.
+        files: part -> files; train, validation and test from 0.
+        key: option that takes the file.
+    """
+    path = next(paths[0] for _, paths in sorted(files.items(), reverse=True) if paths)
+    return f"{command} --{key}={shlex.quote(str(path))}"
 
 
 def expand_files(

@@ -12,7 +12,13 @@ from datamodules.augmentation import Augmentation
 from datamodules.cache import cache_root
 from datamodules.checkpoint_recipe import checkpoint_to_load, read_recipe
 from datamodules.files.bad_rows import hand_over_rejected
-from datamodules.files.tables import TableOptions, check_suffix, expand_files, output_like
+from datamodules.files.tables import (
+    TableOptions,
+    check_suffix,
+    expand_files,
+    output_like,
+    own_files_hint,
+)
 from datamodules.languages import UNKNOWN
 from datamodules.occupations.batches import DistinctInputs, OccupationDataset
 from datamodules.occupations.coded_table import write_coded_table
@@ -214,6 +220,10 @@ class OccupationDataModule(PlannedDataModule):
                 "predict(ckpt_path=…) or LitOccupationCoder.load_from_checkpoint(path)."
             )
         return recipe
+
+    def predict_hint(self, command: str) -> str:
+        """Return the command for the table of this run."""
+        return own_files_hint(command, self.store_request().files)
 
     def store_request(self, is_trained: bool = False) -> StoreRequest:
         """Return what is read and how; the demo table where no file is named.

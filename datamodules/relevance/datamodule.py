@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -31,8 +31,6 @@ class RelevanceDataModule(EncodedTextDataModule):
         predict_output: where a prediction goes; none is a name in the run folder.
         encoded: tokenizer, lengths, batch sizes, plan and loader, see `EncodedTextDataModule`.
     """
-
-    predict_example: ClassVar[str] = "FOLDER"
 
     def __init__(
         self,

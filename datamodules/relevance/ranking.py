@@ -46,8 +46,6 @@ class RankingDataModule(RelevanceDataModule):
         ValueError: options in conflict.
     """
 
-    predict_example = "QUERIES.jsonl"
-
     def __init__(
         self,
         candidates: CandidateOptions = CandidateOptions(),  # noqa: B008 - frozen

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -48,8 +48,6 @@ class RetrievalDataModule(RelevanceDataModule):
     Raises:
         ValueError: a number below 1, or of others below 0, or options in conflict.
     """
-
-    predict_example: ClassVar[str] = "FOLDER"
 
     def __init__(
         self,

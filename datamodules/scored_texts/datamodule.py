@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from datamodules.audits import Audit, MakeModel
 from datamodules.cache import cache_root
 from datamodules.encoded_texts import EncodedTextDataModule
 from datamodules.files.bad_rows import hand_over_rejected
-from datamodules.files.tables import expand_files, output_like
+from datamodules.files.tables import expand_files, output_like, own_files_hint
 from datamodules.planned import PlannedDataset, Stage
 from datamodules.scored_texts.batches import (
     ChunkOptions,
@@ -58,8 +58,6 @@ class ScoredTextDataModule(EncodedTextDataModule):
     Raises:
         ValueError: options are in conflict.
     """
-
-    predict_example: ClassVar[str] = "YOUR.csv"
 
     def __init__(
         self,
@@ -149,6 +147,12 @@ class ScoredTextDataModule(EncodedTextDataModule):
         """Write the scored file; `results` as `write_scored` takes them."""
         assert self.recipe is not None
         write_scored(self._open("predict", self.recipe), self.recipe["heads"], results, path)
+
+    def predict_hint(self, command: str) -> str:
+        """Return the command for the texts of this run."""
+        files = self.store_request("fit", self.recipe).files
+        named = {part: [path] for part, path in files}
+        return own_files_hint(command, named, "data.files.predict")
 
     def store_request(self, stage: str, recipe: dict[str, Any] | None) -> StoreRequest:
         """Return what is read and how.

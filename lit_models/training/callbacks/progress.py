@@ -37,6 +37,7 @@ class ProgressLine(ProgressBar):
         self._first_step = 0
         self._batches = 0
         self._width = 0
+        self._validated = ""
 
     def disable(self) -> None:
         self._is_enabled = False
@@ -58,6 +59,12 @@ class ProgressLine(ProgressBar):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._batches = 0
         self._last = self._last or time.monotonic()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep the newest figure of the monitored metric."""
+        name = getattr(pl_module, "monitor", "val/loss")
+        if name in trainer.callback_metrics and not trainer.sanity_checking:
+            self._validated = f"{name} {float(trainer.callback_metrics[name]):.4g}"
 
     on_test_start = on_predict_start = on_validation_start
 
@@ -83,6 +90,8 @@ class ProgressLine(ProgressBar):
         loss = latest_loss(trainer)
         if loss is not None:
             parts.append(f"loss {float(loss):.4g}")
+        if self._validated:
+            parts.append(self._validated)
         if done > 0:
             parts.append(f"{done * rows_per_step(trainer) / seconds:,.0f} rows/s")
         if done > 0 and total:
