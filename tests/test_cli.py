@@ -340,7 +340,24 @@ def test_test_after_fit_tests_the_best_checkpoint(unisono: Unisono, toy_config: 
     assert status == 0, output
     assert "test/loss" in output
     assert "Loaded model weights from the checkpoint at" in output
-    assert "best.ckpt" in output
+    assert re.search(r"^test/loss +[\d.]{5,6}$", output, re.M)  # four digits
+    assert re.search(
+        r"^best: val/loss [\d.]+, step \d+, runs/toy/checkpoints/best.ckpt, test/loss [\d.]+$",
+        output,
+        re.M,
+    )
+    assert "report: unisono report runs/toy\n" in output
+
+
+def test_a_start_that_fails_leaves_no_config(unisono: Unisono, toy_config: Path) -> None:
+    status, _ = unisono("fit", "--config", "toy.yaml", "--model.init_from=absent.ckpt")
+    assert status != 0
+    assert not Path("runs/toy/config.yaml").exists()
+
+
+def test_a_progress_line_has_the_latest_validation(unisono: Unisono, toy_config: Path) -> None:
+    output = unisono("fit", "--config", "toy.yaml")[1]
+    assert re.search(r"^epoch 1/1 .* loss [\d.]+  val/loss [\d.]+ ", output, re.M)
 
 
 def test_auto_without_a_run_starts_fresh_for_fit_and_is_refused_for_test(
