@@ -112,7 +112,7 @@ def test_a_resumed_run_takes_the_temperature_that_is_given_to_it(table, tmp_path
     trainer = trainer_of(tmp_path, epochs=1)
     trainer.limit_val_batches = 0
     trainer.fit(small_coder(temperature={"flat": 2.5}), data_of(table))
-    path = tmp_path / "coder.ckpt"
+    path = tmp_path / "run" / "checkpoints" / "coder.ckpt"
     trainer.save_checkpoint(path)
     for given, expected in (({"flat": 2.5}, 1.5), ({"flat": 9.0}, 9.0)):
         content = torch.load(path, weights_only=True)

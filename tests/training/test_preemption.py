@@ -13,6 +13,7 @@ from lightning.pytorch import Callback
 
 from lit_models.launch import FORWARDED, forward_signals
 from lit_models.training.callbacks import Ledger, Preemption
+from lit_models.training.callbacks.ledger import ledger_of
 from tests.toy import LitToy, ToyData, toy_trainer
 
 USR1 = signal.SIGUSR1
@@ -45,7 +46,7 @@ def warn(_: Any) -> None:
 
 
 def stop_as_another_rank(trainer: Any) -> None:
-    trainer.callbacks[0].wants_stop = True  # the vector does not say whose wish it is
+    ledger_of(trainer).wants_stop = True  # the vector does not say whose wish it is
 
 
 def fail_after_warning(_: Any) -> None:
