@@ -148,6 +148,7 @@ class RetrievalEvaluation(nn.Module):
     Attributes:
         texts: of the last evaluation.
         ranked: system -> its rankings in the last evaluation.
+        found: [Q, k] int64 numbers of the retriever's first documents there, -1 = none.
 
     Args:
         metrics: names with the number of ranks.
@@ -161,6 +162,7 @@ class RetrievalEvaluation(nn.Module):
         self.systems = nn.ModuleDict({name: RankingMetrics(metrics) for name in SYSTEMS})
         self.texts: CollectedTexts | None = None
         self.ranked: dict[str, RankedQueries] = {}
+        self.found: Tensor | None = None
 
     def rankings(self, feedback: Feedback | None = None) -> Rankings:
         """Return the rankings over all ranks' texts, and forget those."""
@@ -171,6 +173,7 @@ class RetrievalEvaluation(nn.Module):
     def measure(self, rankings: Rankings, fusion_weight: float | None) -> dict[str, Metric]:
         """Return name -> metric of all systems, the retriever's own without a prefix."""
         self.texts, self.ranked = rankings.texts, {OWN: rankings.own}
+        self.found = rankings.documents
         if rankings.has_first:
             self.ranked[BM25] = rankings.bm25
             if fusion_weight is not None:

@@ -17,7 +17,7 @@ from lit_models.training.callbacks.error_table import MOST_ON_BOARD, as_markdown
 
 WIDTH = 80
 SEED = 0  # of the bootstrap
-NUM_WORST, MOST_ERRORS = 12, 1000
+NUM_WORST, MOST_ERRORS, SHOWN_DOCUMENTS = 12, 1000, 3
 
 
 class RetrievalTable(Callback):
@@ -68,6 +68,8 @@ class RetrievalTable(Callback):
         for board in boards(trainer):
             text = as_markdown(errors[: MOST_ON_BOARD + 1])
             board.experiment.add_text(f"{split}/errors", text, trainer.global_step)
+            text = as_markdown(found_rows(evaluation, collection))
+            board.experiment.add_text(f"{split}/retrieved", text, trainer.global_step)
         Console(width=WIDTH, highlight=False).print(table(content, split))
         if split == "test":
             print(f"errors: {of_errors} ({len(errors) - 1} queries, the worst first)")
@@ -144,6 +146,20 @@ def error_rows(
             answer = f"rank {rank}" if rank else "none found"
             rows.append([one["text"], truth, answer, one["query"], f"{values[one['query']]:.3g}"])
     return [["input", "truth", "answer", "sample", metric], *rows]
+
+
+def found_rows(evaluation: RetrievalEvaluation, collection: Any) -> list[list[str]]:
+    """Return head and rows of the first queries, each with the first documents found for it."""
+    assert evaluation.texts is not None
+    assert evaluation.found is not None
+    rows = [["query", *(str(rank) for rank in range(1, SHOWN_DOCUMENTS + 1))]]
+    queries = evaluation.texts.query[:MOST_ON_BOARD].tolist()
+    first = evaluation.found[:MOST_ON_BOARD, :SHOWN_DOCUMENTS].tolist()
+    for query, documents in zip(queries, first, strict=True):
+        texts = [collection.document_text(n) if n >= 0 else "" for n in documents]
+        texts += [""] * (SHOWN_DOCUMENTS - len(texts))
+        rows.append([collection.query(query), *texts])
+    return rows
 
 
 def table(content: dict[str, Any], split: str) -> Table:

@@ -29,8 +29,8 @@ class SampleResult(NamedTuple):
 class SumCount(Metric):
     """A mean kept as float64 sum and count, so that every sample weighs the same on any device.
 
-    `update(total, count)` adds a batch; `compute()` is total / count, and 0 where nothing was
-    counted: a split without targets is no NaN.
+    `update(total, count)` adds a batch; `compute()` is total / count, and NaN where nothing was
+    counted: a 0 would look like a figure. The command line shows it as "–".
     """
 
     full_state_update = False
@@ -59,7 +59,7 @@ class SumCount(Metric):
 
     def compute(self) -> Tensor:
         """Return the mean, [] float64."""
-        return self.total / self.count.clamp(min=1e-300)
+        return self.total / self.count
 
 
 class Count(Metric):

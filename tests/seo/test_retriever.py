@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.loggers import TensorBoardLogger
 from rich.console import Console
 
 from datamodules.encoded_texts import RECIPE_KEY
@@ -20,6 +21,7 @@ from lit_models import LitRetriever
 from lit_models.seo.fusion import Fusion
 from lit_models.seo.retrieval_table import table
 from lit_models.training.export import export_checkpoint
+from tests.causal_lm.events import texts_of
 from tests.distributed.seo_retriever import adamw, retriever
 from tests.seo.retrieval_collection import SIZES
 from tests.toy import ledger_lines, toy_trainer
@@ -30,6 +32,22 @@ def plain_ndcg(ranked: list[str], grades: dict[str, float], k: int = 10) -> floa
     gains = np.array([grades.get(name, 0.0) for name in ranked[:k]])
     ideal = np.array(sorted(grades.values(), reverse=True)[:k])
     return float((gains * discounts[: len(gains)]).sum() / (ideal * discounts[: len(ideal)]).sum())
+
+
+def test_the_board_shows_the_first_documents_of_queries(
+    retriever_run: Path, trained: LitRetriever, tmp_path: Path
+) -> None:
+    _, data = retriever(retriever_run, {})
+    logger = TensorBoardLogger(tmp_path, "board", "")
+    toy_trainer(tmp_path, logger=logger).test(trained, data, verbose=False)
+    (text,) = (text for (tag, _), text in texts_of(tmp_path).items() if "retrieved" in tag)
+    head, _, *rows = text.splitlines()
+    assert head == "| query | 1 | 2 | 3 |"
+    documents = [data.collection.document_text(n) for n in range(data.collection.num_documents)]
+    whole = [data.collection.document(n).whole for n in range(data.collection.num_documents)]
+    query, *found = (cell.strip() for cell in rows[0].strip("|").split("|"))
+    places = trained.search([query], trained.encode(whole, is_query=False), 3).documents[0]
+    assert [documents[int(n)] for n in places] == found
 
 
 def test_a_test_measures_what_a_plain_reference_measures(
