@@ -333,7 +333,9 @@ class UnisonoCLI(LightningCLI):
         found = {name: value for result in results or () for name, value in result.items()}
         _, _, watched = getattr(self.model, "monitor", "").rpartition("/")
         names = sorted(found, key=lambda name: name.rpartition("/")[2] != watched)
-        if found and verbose and is_first_process():
+        verb = "test" if self.subcommand == "fit" else self.subcommand
+        is_shown = verb in getattr(self.model, "tables_of", ())
+        if found and verbose and not is_shown and is_first_process():
             width = max(map(len, names))
             for name in names:
                 say(f"{name:<{width}}  {figure(found[name])}")

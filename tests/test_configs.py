@@ -103,6 +103,8 @@ def test_a_debug_config_trains_validates_saves_and_reloads(
     assert status == 0, output
     assert f"uses {run}/checkpoints/" in output
     assert f"errors: {run}/errors-test.csv (" in output
+    has_table = name in ("seo/ranker_debug.yaml", "seo/retriever_debug.yaml")
+    assert bool(re.search(r"^test/", output, re.M)) != has_table  # figures stand there once
     status, output = unisono("verify", run)
     assert status in (Status.PROVEN, Status.CUT), output  # most end in the middle of an epoch
     assert_errors_are_told(Path(run), name)

@@ -52,6 +52,7 @@ class LitRanker(EncodedTextModule):
 
     monitor = "val/ndcg@10"
     monitor_mode = "max"
+    tables_of = ("test",)
 
     def __init__(
         self,

@@ -60,6 +60,7 @@ class LitRetriever(EncodedTextModule):
     learnt_facts = (CHOSEN_WEIGHT,)
     monitor = "val/ndcg@10"
     monitor_mode = "max"
+    tables_of = ("validate", "test")
     may_accumulate = False  # every query of a step is compared with all of its documents
 
     def __init__(

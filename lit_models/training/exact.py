@@ -94,6 +94,8 @@ class ExactModule(LightningModule):
 
     monitor: ClassVar[str] = "val/loss"
     monitor_mode: ClassVar[str] = "min"
+    # Commands whose figures a family's own table shows; the command line prints those of others.
+    tables_of: ClassVar[tuple[str, ...]] = ()
     # Whether every rank calls each block equally often in a training step.
     calls_blocks_evenly: ClassVar[bool] = True
     # Whether a strategy may compute blocks again in the backward pass: not where a cache grows in
