@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lit_models.training.checkpoint import read_checkpoint
-from lit_models.training.lineage import verify_run
+from lit_models.training.lineage import Status, verify_run
 from tests.distributed.chaos import EPOCHS, MOMENTS, WORLDS, chaos, finish
 from tests.distributed.launch import run
 
@@ -38,8 +38,13 @@ def assert_proven(folder, capsys):
     proof = run("-m", "lit_models", "verify", str(folder))
     with capsys.disabled():
         print(f"\n{proof.stdout}")
-    assert proof.returncode == 0
-    assert verify_run(folder).finished_epochs == EPOCHS
+    found = verify_run(folder)
+    assert found.faults == []
+    assert [use.epoch for use in found.epochs] == list(range(EPOCHS))
+    assert len({(use.num_steps, use.num_samples) for use in found.epochs}) == 1
+    # Where an epoch is limited, the proof says so, and nothing else.
+    assert proof.returncode == found.status
+    assert found.status in (Status.PROVEN, Status.CUT)
 
 
 @pytest.mark.parametrize(
