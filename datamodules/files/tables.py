@@ -10,6 +10,7 @@ import csv
 import difflib
 import glob
 import gzip
+import importlib.util
 import io
 import logging
 import os
@@ -196,8 +197,6 @@ def check_file(path: Path, option: str = "the table", suffixes: Sequence[str] = 
         near = difflib.get_close_matches(path.name, _neighbours(path), n=1)
         hint = f'Did you mean "{path.parent / near[0]}"?' if near else "Name a file that is there."
         raise FileNotFoundError(f"{option}: {path} does not exist. {hint}")
-    if not path.is_file():
-        raise ValueError(f"{option}: {path} is no plain file (a pipe or device); write it to one.")
     if suffix_of(path) not in suffixes:
         kind = "table" if suffixes is SUFFIXES else "file"
         raise ValueError(
@@ -324,7 +323,10 @@ def _say(path: Path, found: str) -> None:
     if found:
         from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
-        rank_zero_info(f"{path.name} is read with {found}; data.table can name another")
+        rank_zero_info(
+            f"{path.name} is read with {found}; of occupation tables, "
+            "data.table can name another"
+        )
 
 
 def _encoding_of(path: Path) -> str:
@@ -402,7 +404,8 @@ def _utf8_chunks(path: Path, encoding: str) -> Iterator[bytes]:
             except UnicodeDecodeError as error:
                 raise ValueError(
                     f"{path} is not in the encoding {encoding} (byte 0x"
-                    f"{error.object[error.start]:02X}); name another with --data.table.encoding."
+                    f"{error.object[error.start]:02X}); save it in UTF-8, or "
+                    "name its encoding (occupation tables: --data.table.encoding)."
                 ) from error
         if chunk:
             yield chunk
@@ -557,8 +560,8 @@ def _decode(path: Path, first_line: int, block: bytes) -> str:
         place = error.start - before.rfind(b"\n")
         raise ValueError(
             f"{path}:{line}: byte 0x{block[error.start]:02X} at place {place} of the line is not "
-            "UTF-8, as most of the file is; correct it, or name the encoding with "
-            "--data.table.encoding=windows-1252."
+            "UTF-8, as most of the file is; correct it, save the file in UTF-8, "
+            "or name its encoding (occupation tables: --data.table.encoding=windows-1252)."
         ) from error
 
 
@@ -897,6 +900,8 @@ class TableWriter:
         if self._file is None:
             return
         try:
+            if self._sink is None:  # it could not be begun
+                return
             if self.kind in PARQUET_SUFFIXES:
                 self._sink.close()
             elif self.kind == EXCEL_SUFFIX:
@@ -967,10 +972,28 @@ def same_columns(tables: Sequence[Table], done: str) -> None:
             )
 
 
+def dialect_for(tables: Sequence[Table], added: Iterable[str]) -> Table:
+    """Return the first table, whose dialect is taken for writing; in UTF-8 where the tables are in
+    several encodings, or theirs cannot hold the texts that are added, which is logged."""
+    first, encoding = tables[0], tables[0].dialect.encoding
+    try:
+        "".join(added).encode(encoding)
+        if all(table.dialect.encoding == encoding for table in tables):
+            return first
+        why = f"the tables are in several encodings, {encoding} the first"
+    except UnicodeEncodeError as error:
+        why = f'{encoding} cannot hold "{error.object[error.start]}" of what is added'
+    log.warning("the table is written in UTF-8: %s", why)
+    first.dialect = first.dialect._replace(encoding="utf-8")
+    return first
+
+
 def check_suffix(path: Path) -> None:
     """Raises ValueError unless tables of this suffix can be written."""
     if suffix_of(path) not in SUFFIXES:
         raise ValueError(f'{path} ends in "{path.suffix}"; write to one of {", ".join(SUFFIXES)}.')
+    if suffix_of(path) == EXCEL_SUFFIX and importlib.util.find_spec("openpyxl") is None:
+        raise ValueError(f"{path} needs openpyxl: pip install 'unisono[excel]', or write a csv.")
 
 
 def output_like(files: Sequence[Path], mark: str, folder: Path) -> Path:

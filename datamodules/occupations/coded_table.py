@@ -5,6 +5,7 @@ Shapes: D distinct inputs, K most codes of one record, N rows.
 
 import logging
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from datamodules.files.tables import (
     ROWS_PER_BATCH,
     Table,
     TableWriter,
+    dialect_for,
     free_names,
     suffix_of,
 )
@@ -72,28 +74,13 @@ def write_coded_table(
         name = path.name.removesuffix(suffix_of(path)) + f".probabilities{suffix_of(path)}"
         tables[path.with_name(name)] = _Probabilities(index, book, results, as_text)
     tables[path] = _Columns(index, book, results, as_text)
-    like = _like(index, book)
-    for file, added in tables.items():
-        with TableWriter(file, like=like) as table:
+    read = [Table(path, index.table) for path in index.files]
+    like = dialect_for(read, book.codes + book.descriptions)
+    with ExitStack() as files:  # all of them get their names at the end
+        writers = {file: files.enter_context(TableWriter(file, like=like)) for file in tables}
+        for file, added in tables.items():
             for batch in _batches(index, added):
-                table.write(without_formulas(batch) if escape_formulas else batch)
-
-
-def _like(index: PredictIndex, book: CodeBook) -> Table | None:
-    """The first table, where all are in one encoding that can hold what is added."""
-    tables = [Table(path, index.table) for path in index.files]
-    encoding = tables[0].dialect.encoding
-    try:
-        "".join(book.codes + book.descriptions).encode(encoding)
-        if all(table.dialect.encoding == encoding for table in tables):
-            return tables[0]
-        why = f"the tables are in several encodings, {encoding} the first"
-    except UnicodeEncodeError as error:
-        letter = error.object[error.start]
-        why = f'{encoding} cannot hold "{letter}" of a description'
-    log.warning("the coded table is written in UTF-8: %s", why)
-    tables[0].dialect = tables[0].dialect._replace(encoding="utf-8")
-    return tables[0]
+                writers[file].write(without_formulas(batch) if escape_formulas else batch)
 
 
 def _batches(index: PredictIndex, added: "_Columns | _Probabilities") -> Iterator[pa.RecordBatch]:

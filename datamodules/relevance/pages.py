@@ -25,7 +25,8 @@ PAGE_COLUMNS = ("page", "pages", "url", "address", "document", "relevant")
 GRADE_COLUMNS = ("grade", "relevance", "score")
 HEADING = re.compile(r"^#{1,6}\s+(.*?)\s*#*\s*$", re.MULTILINE)
 MARKUP = re.compile(
-    r"!?\[([^\]\n]{0,1000})\]\([^)\n]{0,1000}\)|^#{1,6}\s+|[*_`]{1,3}", re.MULTILINE
+    r"!?\[([^\]\n]{0,1000})\]\([^)\n]{0,1000}\)|^#{1,6}\s+|(?<!\w)[*_`]{1,3}|[*_`]{1,3}(?!\w)",
+    re.MULTILINE,
 )
 LONGEST_TITLE = 120  # characters of a first line that is taken for one
 
@@ -174,8 +175,10 @@ def page_record(path: Path, id: str) -> TextRecord:
         link = tree.css_first('link[rel="canonical"]')
         address = "" if link is None else (link.attributes.get("href") or "").strip()
     else:
-        heading = HEADING.search(source) if path.suffix.lower() == ".md" else None
-        lines = [" ".join(line.split()) for line in MARKUP.sub(r"\1", source).splitlines()]
+        is_markdown = path.suffix.lower() == ".md"
+        heading = HEADING.search(source) if is_markdown else None
+        plain = MARKUP.sub(r"\1", source) if is_markdown else source
+        lines = [" ".join(line.split()) for line in plain.splitlines()]
         lines = [line for line in lines if line]
         title = lines[0] if len(lines) > 1 and len(lines[0]) <= LONGEST_TITLE else ""
         title = MARKUP.sub(r"\1", heading[1]) if heading else title

@@ -109,7 +109,19 @@ class RankingDataModule(RelevanceDataModule):
     @property
     def predict_output_path(self) -> Path:
         """Where the run goes."""
-        return self.output_path(RUN_NAME)
+        path = self.output_path(RUN_NAME)
+        if path.suffix == ".csv":
+            raise ValueError(
+                f"data.predict_output {path} is a run of TREC, and the table of what was found "
+                "stands beside it as .csv; name it .trec."
+            )
+        beside = path.with_suffix(".csv")
+        if self.predict_output is not None and self.shows_found and beside.exists():
+            raise FileExistsError(
+                f"{beside} exists and is not overwritten, but the table of what was found goes "
+                "there; move it, or choose another data.predict_output."
+            )
+        return path
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
         """Write the run, best first, equal scores in the order of documents; for queries of a file,

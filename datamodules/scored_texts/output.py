@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from datamodules.files.tables import Table, TableWriter, free_names, naming, read_rows, same_columns
+from datamodules.files.tables import (
+    Table,
+    TableWriter,
+    dialect_for,
+    free_names,
+    naming,
+    read_rows,
+    same_columns,
+)
 from datamodules.json_rows import JSON_SUFFIXES, read_json_rows
 from datamodules.scored_texts.store import ScoredStore
 
@@ -54,7 +62,9 @@ def write_scored(
         _write_lines(store, heads, results, path)
         return
     position = 0
-    with TableWriter(path, like=Table(store.files[0])) as table:
+    classes = [str(name) for facts in heads.values() for name in facts.get("classes") or ()]
+    like = dialect_for([Table(file) for file in store.files], classes)
+    with TableWriter(path, like=like) as table:
         for batch in read_rows(store.files, on_bad_row=lambda bad: None):
             texts = store.text_of_row[position : position + len(batch.line)]
             position += len(batch.line)

@@ -130,6 +130,11 @@ def refuse_other_features(options: LinearOptions | None, trained: Mapping[str, A
     """
     if options is None or trained is None:
         return  # another shape, which is told as such
+    if trained.get("rate", 1.0) != 1.0:
+        raise ValueError(
+            f"the checkpoint's linear head was trained in steps with a rate of {trained['rate']}, "
+            "by an earlier version; it is solved now: train again."
+        )
     meant = asdict(options)
     known = {**asdict(LinearOptions()), **trained}
     for name in (name for name in FEATURE_FIELDS if _plain(meant[name]) != _plain(known[name])):
@@ -224,6 +229,7 @@ def solve(
     # Seconds of import that only a fit needs.
     import scipy.sparse
     from sklearn.svm import LinearSVC
+    from threadpoolctl import threadpool_limits  # scikit-learn's own
 
     with torch.device("cpu"):
         reader = LinearHead(1, head.options).float()
@@ -241,7 +247,8 @@ def solve(
         machine = LinearSVC(
             C=head.options.cost, dual=False, tol=TOLERANCE, max_iter=MOST_ITERATIONS
         )
-        machine.fit(features, truth, np.where(truth, factors[code], 1.0) * weights)
+        with threadpool_limits(1):  # sums of several threads differ in the last bits
+            machine.fit(features, truth, np.where(truth, factors[code], 1.0) * weights)
         weight[code], bias[code] = machine.coef_[0], machine.intercept_[0]
     head.weight.copy_(torch.from_numpy(weight))
     head.bias.copy_(torch.from_numpy(bias))

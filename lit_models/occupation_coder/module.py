@@ -279,7 +279,12 @@ class LitOccupationCoder(ExactModule):
         bins = self.val_metrics["calibration_error"]
         with bins.sync_context(should_sync=self.trainer.world_size > 1):
             limit, share, right = bins.limit(wanted)
-        if not self._is_training:
+        if not self._is_training and limit > 1:
+            rank_zero_info(
+                f"no confidence of the validation rows reaches a precision of {wanted:.0%}: every "
+                "row is one to look at"
+            )
+        elif not self._is_training:
             rank_zero_info(
                 f"review_below {limit:.2f}: {share:.0%} of the validation rows are at or above it, "
                 f"{right:.1%} of them exactly right; predict with "

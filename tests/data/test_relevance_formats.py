@@ -162,17 +162,17 @@ PAGES = {
     "bread/rye bread.html": "<title>Rye  bread</title><h1>Rye bread</h1><p>Takes <b>sour</b> dough."
     "<link rel=canonical href=https://ex.org/rye>",
     "bread/index.html": "<h1>All breads</h1><p>White and dark.</p><script>x</script>",
-    "oven.md": "# The *oven*\n\nHeat it to [230](http://x.y) degrees.\n",
-    "notes.txt": "Flour\nKeep it dry.\n",
+    "oven.md": "# The *oven*\n\nHeat it to [230](http://x.y) degrees of _max_length_.\n",
+    "notes.txt": "Flour\nKeep it *dry*: 2*3 of max_length.\n",
     "old.htm": "<meta charset=latin1><title>Caf\xe9</title><p>Cr\xe8me",
     ".hidden/x.html": "<p>no",
 }
 RECORDS = {
     "bread/index.html": ("All breads", "White and dark.", "bread/index.html"),
     "bread/rye%20bread.html": ("Rye bread", "Takes sour dough.", "https://ex.org/rye"),
-    "notes.txt": ("Flour", "Keep it dry.", "notes.txt"),
+    "notes.txt": ("Flour", "Keep it *dry*: 2*3 of max_length.", "notes.txt"),
     "old.htm": ("Café", "Crème", "old.htm"),
-    "oven.md": ("The oven", "Heat it to 230 degrees.", "oven.md"),
+    "oven.md": ("The oven", "Heat it to 230 degrees of max_length.", "oven.md"),
 }
 
 

@@ -37,6 +37,11 @@ def test_a_scored_table_holds_every_row_and_a_rejected_one_without_scores(tmp_pa
         write_scored(store, facts, {}, out)
     with pytest.raises(ValueError, match=r"out.jsonl cannot hold .*mine.csv: lines of JSON"):
         check_output([path], tmp_path / "out.jsonl")
+    path.write_bytes("text;quality\nhello;7\nwør;8\n".encode("cp1252"))
+    in_greek = {"quality": {"kind": "ordinal", "classes": ["κακό", "good"]}}
+    one = open_store(StoreRequest(((2, path),), TextColumns(), {}, "reject"))
+    write_scored(one, in_greek, {"quality": np.array([[0.9, 0.1]] * 2)}, tmp_path / "greek.csv")
+    assert "wør;8;κακό;0.1" in (tmp_path / "greek.csv").read_text(encoding="utf-8")
     path.write_text("text,quality\nhello,7\n")
     with pytest.raises(RuntimeError, match="hold 1 rows, 4 were read before"):
         write_scored(store, facts, {"quality": np.zeros((2, 2))}, tmp_path / "other.csv")

@@ -116,7 +116,7 @@ def test_what_is_given_wins_over_what_is_found(tmp_path, caplog):
     assert rows_of(polish) != [("śł",)]
     [batch] = read_rows(polish, options=TableOptions(encoding="cp1250"))
     assert batch.texts("text") == ["śł"]
-    with pytest.raises(ValueError, match="is not in the encoding ascii .byte 0x9C.; name another"):
+    with pytest.raises(ValueError, match="not in the encoding ascii .byte 0x9C.; save it"):
         list(read_rows(polish, options=TableOptions(encoding="ascii")))
     with pytest.raises(ValueError, match="table.separator must be one ASCII character"):
         TableOptions(";;")

@@ -227,3 +227,11 @@ def test_a_folder_of_pages_is_learnt_and_searched(
     shown = [row["snippet"] for row in rows if "glass" in row["snippet"]]
     assert shown
     assert all(snippet.startswith("Of ") for snippet in shown)  # the sentence that says most
+    if config == "pages_ranker":  # whose table stands beside the run that is named
+        (tmp_path / "asked.csv").write_text("query\nglass ink\n")
+        asked[1] = "--data.predict_queries=asked.csv"
+        for name in ("asked.trec", "other.csv"):
+            status, output = unisono("predict", *folder, *asked, f"--data.predict_output={name}")
+            assert status != 0, output
+            assert "name it .trec" in output or "asked.csv exists and is not" in output
+        assert (tmp_path / "asked.csv").read_text() == "query\nglass ink\n"
