@@ -1,6 +1,7 @@
 """One copy of a large plan per machine: made once, memory-mapped by every local process."""
 
 import os
+import platform
 import warnings
 from functools import lru_cache
 from pathlib import Path
@@ -42,8 +43,9 @@ def cached_plan(request: PlanRequest, lengths: np.ndarray, epoch: int) -> Plan:
 def _plan(request: PlanRequest, epoch: int, lengths: _ByIdentity) -> Plan:
     if request.num_samples < MAPPED_FROM:
         return make_plan(request, lengths.array, epoch)
-    folder = own_folder("plans") / request.digest()
-    folder.mkdir(exist_ok=True)
+    # Of this machine: another one that shares the caches would take files away that are in use.
+    folder = own_folder("plans") / platform.node() / request.digest()
+    folder.mkdir(parents=True, exist_ok=True)
     target = folder / f"epoch-{epoch}.plan"
     with FileLock(folder / "lock", mode=0o600):  # the first local process makes it, others wait
         plan = _read(target, request.num_samples)

@@ -34,6 +34,7 @@ from lit_models.training.callbacks import (
     ExactDropout,
     Ledger,
     PredictionWriter,
+    Preemption,
     Rehearsal,
     default_callbacks,
 )
@@ -264,7 +265,7 @@ class UnisonoCLI(LightningCLI):
         except ValueError as error:
             raise UsageError(str(error)) from error
         is_planned = isinstance(data, PlannedDataModule)
-        left_out: tuple[type[Callback], ...] = () if is_exact else (Ledger,)
+        left_out: tuple[type[Callback], ...] = () if is_exact else (Ledger, Preemption)
         left_out += () if is_planned else (Rehearsal, PredictionWriter, ErrorTable)
         if is_first_process() and not (is_exact or (is_planned and self.subcommand != "fit")):
             written = "" if is_planned else ", and no predictions are written"
@@ -370,7 +371,9 @@ class UnisonoCLI(LightningCLI):
         words += [f"{n} {figure(v)}" for n, v in tested.items() if n.endswith(watched)]
         say(f"best: {', '.join(words)}")
         say(f"report: unisono report {shlex.quote(str(folder))}")
-        own = shlex.quote(str(folder / "config.yaml"))
+        from lit_models.commands._run_config import newest_config  # which parses as this file does
+
+        own = shlex.quote(str(newest_config(folder)))
         command = f"unisono predict --config {own} --ckpt_path {shlex.quote(str(path))}"
         hint = getattr(self.datamodule, "predict_hint", None)
         say(f"next: {hint(command) if hint else command}")

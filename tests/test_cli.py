@@ -253,6 +253,10 @@ def test_plain_classes_of_the_working_folder_train_with_one_warning(
     assert output.count("warning: LitPlain on PlainData is plain Lightning") == 1
     assert Path("runs/unnamed/checkpoints/last.ckpt").exists()
     assert not Path("runs/unnamed/ledger.jsonl").exists()
+    before = Path("runs/unnamed/checkpoints/last.ckpt").read_bytes()
+    assert unisono("fit", *classes, *quiet, "--trainer.devices=1")[0] == 0
+    assert Path("runs/unnamed/checkpoints/last.ckpt").read_bytes() == before
+    assert Path("runs/unnamed-2/checkpoints/last.ckpt").exists()
     status, output = unisono("fit", "--config=toy.yaml", "--data=own_plain.PlainData")
     assert status == 2
     assert _found("error: LitToy trains on planned batches and PlainData deals none", output)

@@ -216,18 +216,23 @@ class ExactModule(LightningModule):
             )
 
     def on_predict_start(self) -> None:
-        """Refuse weights whose every answer would be nan."""
+        """Refuse weights whose every answer would be nan, on all ranks alike."""
+        wrong = ""
         for name, parameter in self.named_parameters():
             values = getattr(parameter, "to_local", lambda here=parameter: here)().detach()
             if not values.is_floating_point() or values.is_meta or not values.numel():
                 continue
             # One of the two is not finite where any value is not, and no copy is made.
             if not torch.isfinite(torch.stack(torch.aminmax(values))).all():
-                raise ValueError(
-                    f"the weights {name} hold values that are not finite (nan or infinite), so "
-                    "that answers would be nan; use a checkpoint from before them, such as "
-                    "another one of that run's folder."
-                )
+                wrong = name
+                break
+        # Of sharded weights one rank alone may hold such a value.
+        if not self.trainer.strategy.reduce_boolean_decision(not wrong, all=True):
+            raise ValueError(
+                f"the weights {wrong or 'of another rank'} hold values that are not finite (nan or "
+                "infinite), so that answers would be nan; use a checkpoint from before them, such "
+                "as another one of that run's folder."
+            )
 
     on_test_start = on_predict_start
 

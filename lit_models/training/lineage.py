@@ -228,6 +228,8 @@ def left_out(rows: list[dict[str, Any]]) -> dict[int, str]:
             steps = {s: why for s, why in steps.items() if s <= row["resumed_from_step"]}
         elif row.get("event") == "not_applied":
             steps[row["step"]] = "its update was not applied"
+        elif row.get("is_finite") is False:  # which a scaler of float16 leaves out by itself
+            steps[row["step"]] = "its loss or gradient is not finite"
         elif row.get("event") == "rolled_back":
             undone = range(row["to_step"] + 1, row["step"] + 1)
             steps |= dict.fromkeys(undone, f"rolled back to step {row['to_step']}")
@@ -397,13 +399,15 @@ def _check_step(proof: Proof, where: str, line: dict[str, Any], ids: Any) -> Non
 
 
 def _check_checkpoints(proof: Proof, run: Path, rows: list[dict[str, Any]]) -> None:
-    from lit_models.training.checkpoint import read_checkpoint  # torch, which few callers need
+    from lit_models.training.checkpoint import damage, read_checkpoint  # torch: few callers need it
 
     places = {str(row.get("hash")): place for place, row in enumerate(rows)}
     for path in sorted((run / "checkpoints").glob("*.ckpt")):
         if path.name.startswith("."):
             continue
         try:
+            if fault := damage(path):
+                raise ValueError(f"{path.name} is damaged: {fault}")
             content = read_checkpoint(path, mmap=True)
         except (ValueError, OSError) as error:
             proof.findings.append(Finding(Status.CHECKPOINT, str(error)))

@@ -128,10 +128,15 @@ def siblings(root: Path) -> list[Path]:
     return [path for _, path in sorted(numbered)]
 
 
+def holds_run(folder: Path) -> bool:
+    """Returns whether a run has begun in a folder; one of plain Lightning keeps no ledger."""
+    return (folder / LEDGER).exists() or any((folder / "checkpoints").glob("*.ckpt"))
+
+
 def free_folder(root: Path) -> tuple[Path, str]:
     """Returns the first of <name>, <name>-2, … that holds no run, and what to tell the user."""
     folder, number = root, 1
-    while (folder / LEDGER).exists():
+    while holds_run(folder):
         number += 1
         folder = root.with_name(f"{root.name}-{number}")
     if number == 1:
@@ -179,7 +184,7 @@ def _lock(folder: Path, environ: Mapping[str, str]) -> None:
     job, restarts = environ.get("SLURM_JOB_ID"), int(environ.get("SLURM_RESTART_COUNT") or 0)
     try:
         if job and _text(folder / LOCK_JOB) in {f"{job} {n}" for n in range(restarts)}:
-            lock.break_lock()  # a requeued job has ended before it starts again
+            (folder / LOCK).unlink(missing_ok=True)  # a requeued job has ended before it starts
         lock.acquire()
     except Timeout:
         holder = _text(folder / LOCK).splitlines()
@@ -213,7 +218,7 @@ def _text(path: Path) -> str:
 def run_of(checkpoint: Path) -> Path | None:
     """Returns the run folder that a checkpoint lies in, or None."""
     for folder in checkpoint.parents[:3]:
-        if (folder / LEDGER).exists():
+        if holds_run(folder):
             return folder
     return None
 

@@ -143,6 +143,27 @@ def test_a_checkpoint_of_another_run_is_told(run: Path, key: str, value, words: 
     assert words in proof.faults[0]
 
 
+def test_a_checkpoint_with_another_byte_is_told(run: Path) -> None:
+    path = run / "checkpoints" / "last.ckpt"
+    content = bytearray(path.read_bytes())
+    value = read_checkpoint(path)["state_dict"]["model.0.weight"].numpy().tobytes()
+    content[content.index(value)] ^= 1
+    path.write_bytes(content)
+    proof = verify_run(run)
+    assert proof.status == Status.CHECKPOINT
+    assert "last.ckpt is damaged" in proof.faults[0]
+
+
+def test_a_step_that_a_scaler_left_out_is_not_in_the_weights(run: Path) -> None:
+    lines = lines_of(run)
+    lines[3]["is_finite"] = False
+    write(run, lines, is_chained=True)
+    shutil.rmtree(run / "checkpoints")
+    proof = verify_run(run)
+    assert proof.status == Status.NOT_APPLIED
+    assert proof.num_steps == STEPS - 1
+
+
 def test_other_lengths_are_another_plan(run: Path) -> None:
     import numpy as np
 

@@ -109,7 +109,9 @@ class Ledger(Callback):
         """A run that ends by itself says so; one that was told to stop has a line that says why."""
         if self.is_stopping or not trainer.is_global_zero or trainer.fast_dev_run:
             return
-        if self._file is None:  # nothing was left to train after a kill at the very end
+        if self._file is None:  # nothing was left to train, as after a kill at the very end
+            if not (Path(trainer.default_root_dir) / FILE_NAME).exists():
+                return
             lines = self._open(trainer)
             if not lines or lines[-1].get("event") == "ended":
                 return
