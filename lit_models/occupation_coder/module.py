@@ -116,6 +116,13 @@ class LitOccupationCoder(ExactModule):
     def setup(self, stage: str) -> None:
         """Take the recipe (code book, languages, normalisation) that the data was read with."""
         super().setup(stage)
+        no_validation = stage == "fit" and self.trainer.limit_val_batches == 0
+        if no_validation and self.decoding.review_for_precision is not None:
+            raise ValueError(
+                "model.decoding.review_for_precision finds its limit on validation rows, and "
+                "trainer.limit_val_batches is 0; give --trainer.limit_val_batches=1.0 and "
+                "--data.split.validation_share=0.1, or leave it out."
+            )
         if self.recipe is None:
             self._take_recipe(self.trainer.datamodule.recipe)
         if stage == "fit" and self.loss.weighs_rows:
