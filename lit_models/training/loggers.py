@@ -81,9 +81,18 @@ class AppendingCSVLogger(Logger):
     def _read(self) -> list[dict[str, str]]:
         if not self.path.exists():
             return []
-        with self.path.open(newline="", encoding="utf-8") as file:
-            # A row that a kill cut short has None where values are missing.
-            return [r for r in csv.DictReader(file, restval="") if None not in r]
+        try:
+            with self.path.open(newline="", encoding="utf-8") as file:
+                reader = csv.DictReader(file, restval="")
+                if "step" not in (reader.fieldnames or ["step"]):
+                    raise ValueError("no column step")
+                # A row that a kill cut short has None where values are missing.
+                return [row for row in reader if None not in row]
+        except (ValueError, csv.Error) as error:
+            raise ValueError(
+                f"{self.path} is damaged ({error}); only the run writes it. Move it away, and the "
+                "run goes on with a new one."
+            ) from error
 
     def _rewrite(self, rows: list[dict[str, str]]) -> None:
         assert self._columns is not None

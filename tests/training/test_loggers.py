@@ -49,6 +49,14 @@ def test_a_row_that_a_kill_cut_short_does_not_stop_the_next_run(tmp_path: Path) 
     assert [r["step"] for r in rows(path)] == ["1", "2"]
 
 
+@pytest.mark.parametrize("content", [b"\x9d\x00\xff", b"mine,yours\n1,2\n"])
+def test_a_damaged_file_is_named_and_kept(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "metrics.csv").write_bytes(content)
+    with pytest.raises(ValueError, match=r"metrics\.csv is damaged .* Move it away"):
+        AppendingCSVLogger(str(tmp_path)).log_metrics({"train/loss": 1.0}, 1)
+    assert (tmp_path / "metrics.csv").read_bytes() == content
+
+
 def test_both_loggers_write_into_the_run_folder(tmp_path: Path) -> None:
     for logger in default_loggers(str(tmp_path)):
         logger.log_metrics({"train/loss": 1.0}, 1)
