@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -338,3 +339,7 @@ def test_a_trial_run_of_a_recipe_without_validation_needs_no_row_for_it(
     assert status == 0, output
     assert "next: unisono predict" in output
     assert "/checkpoints/last.ckpt" in output  # without validation none is the best
+    (line,) = re.findall(r"^next: unisono (.*)$", output, re.M)
+    status, output = unisono(*shlex.split(line))
+    assert status == 0, output
+    assert "inputs predicted, written to" in output
