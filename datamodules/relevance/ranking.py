@@ -106,6 +106,18 @@ class RankingDataModule(RelevanceDataModule):
         """Whether each candidate, in training too, has the score of a first stage."""
         return self.candidates.scores_first and not self.groups.triples
 
+    def setup(self, stage: str) -> None:
+        """Build the datasets; refuse to write where a table lies that is not of this prediction."""
+        super().setup(stage)
+        if stage != "predict" or self.predict_output is None or not self.shows_found:
+            return
+        beside = self.predict_output_path.with_suffix(".csv")
+        if beside.exists():
+            raise FileExistsError(
+                f"{beside} exists and is not overwritten, but the table of what was found goes "
+                "there; move it, or choose another data.predict_output."
+            )
+
     @property
     def predict_output_path(self) -> Path:
         """Where the run goes."""
@@ -114,12 +126,6 @@ class RankingDataModule(RelevanceDataModule):
             raise ValueError(
                 f"data.predict_output {path} is a run of TREC, and the table of what was found "
                 "stands beside it as .csv; name it .trec."
-            )
-        beside = path.with_suffix(".csv")
-        if self.predict_output is not None and self.shows_found and beside.exists():
-            raise FileExistsError(
-                f"{beside} exists and is not overwritten, but the table of what was found goes "
-                "there; move it, or choose another data.predict_output."
             )
         return path
 
@@ -136,9 +142,9 @@ class RankingDataModule(RelevanceDataModule):
         dataset = self.datasets["predict"]
         assert isinstance(dataset, RankingDataset)
         queries = dataset.source.queries
+        write_run(path, self._rankings(results["score"]), TAG)
         if self.shows_found:
             self.write_found(path.with_suffix(".csv"), self._rankings(results["score"]), queries)
-        write_run(path, self._rankings(results["score"]), TAG)
         if lacking := [n for n in range(len(queries)) if not len(dataset.candidates(n))]:
             names = ", ".join(queries.id(place) for place in lacking[:MOST_NAMED])
             log.warning(
