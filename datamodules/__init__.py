@@ -4,8 +4,8 @@ import importlib
 from typing import Any
 
 _HOME = {
-    "RankingDataModule": "datamodules.relevance.ranking",
-    "RetrievalDataModule": "datamodules.relevance.retrieval",
+    "RankingDataModule": "datamodules.search.ranking",
+    "RetrievalDataModule": "datamodules.search.retrieval",
     "HISCO": "datamodules.tokenizers.code_systems",
     "OCC1950": "datamodules.tokenizers.code_systems",
     "ActivationDataModule": "datamodules.activations.datamodule",
@@ -21,7 +21,7 @@ _HOME = {
     "PlanOptions": "datamodules.plan",
     "PlannedDataModule": "datamodules.planned",
     "PlannedDataset": "datamodules.planned",
-    "ScoredTextDataModule": "datamodules.scored_texts.datamodule",
+    "ScoredTextDataModule": "datamodules.scored.datamodule",
     "SplitOptions": "datamodules.splitting",
     "TextDataModule": "datamodules.text",
     "TextOptions": "datamodules.occupations.store",

@@ -324,8 +324,7 @@ def _say(path: Path, found: str) -> None:
         from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
         rank_zero_info(
-            f"{path.name} is read with {found}; of occupation tables, "
-            "data.table can name another"
+            f"{path.name} is read with {found}; of occupation tables, data.table can name another"
         )
 
 

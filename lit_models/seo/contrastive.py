@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from datamodules.relevance.tables import NO_DOCUMENT
+from datamodules.search.tables import NO_DOCUMENT
 from lit_models.training.record import LossSum
 
 

@@ -34,7 +34,7 @@ from datamodules.html_text import (
     html_encoding,
     visible_lines,
 )
-from datamodules.relevance.bm25 import scores_of
+from datamodules.search.bm25 import scores_of
 from datamodules.sentences import sentences_of, words_of
 from lit_models.cli_errors import run_guarded
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from datamodules.batches import RankingBatch
 from datamodules.framing import padded
-from datamodules.relevance.ranking_batches import TERM
+from datamodules.search.ranking_batches import TERM
 from datamodules.text_encoding import TextEncoding
 from lit_models.seo.base import EncodedTextModule
 from lit_models.seo.cross_encoder import CrossEncoder, even_parts, places_of_pairs

@@ -5,13 +5,13 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import torch
 
-from datamodules.relevance.bm25 import Hits, open_bm25
-from datamodules.relevance.datamodule import NUM_FOUND
-from datamodules.relevance.encoded_collection import RUN_FILE, EncodedCollection
-from datamodules.relevance.retrieval import RetrievalDataModule
-from datamodules.relevance.retrieval_texts import TextsDataset
-from datamodules.relevance.runs import Ranking
-from datamodules.relevance.runs import write_run as write_rankings
+from datamodules.search.bm25 import Hits, open_bm25
+from datamodules.search.datamodule import NUM_FOUND
+from datamodules.search.encoded_collection import RUN_FILE, EncodedCollection
+from datamodules.search.retrieval import RetrievalDataModule
+from datamodules.search.retrieval_texts import TextsDataset
+from datamodules.search.runs import Ranking
+from datamodules.search.runs import write_run as write_rankings
 from lit_models.seo.feedback import Feedback, searched
 from lit_models.seo.fusion import fused
 from lit_models.seo.search import Found

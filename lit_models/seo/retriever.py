@@ -9,9 +9,9 @@ from lightning.pytorch import Callback
 from torch import Tensor, nn
 
 from datamodules.batches import EncodeBatch, RetrievalBatch
-from datamodules.relevance.encoded_collection import EncodedCollection
-from datamodules.relevance.tables import NO_DOCUMENT
-from datamodules.relevance.training_pairs import TERM
+from datamodules.search.encoded_collection import EncodedCollection
+from datamodules.search.tables import NO_DOCUMENT
+from datamodules.search.training_pairs import TERM
 from datamodules.text_encoding import TextEncoding
 from lit_models.layers.depths import layer_depths
 from lit_models.seo.base import EncodedTextModule

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from datamodules.batches import ScoredTextBatch
 from datamodules.framing import padded
-from datamodules.scored_texts.batches import ChunkOptions
+from datamodules.scored.batches import ChunkOptions
 from datamodules.text_encoding import TextEncoding
 from lit_models.seo.base import EncodedTextModule
 from lit_models.seo.encoders import Pooling, TextEncoder

@@ -23,9 +23,9 @@ import torch
 from datamodules import RetrievalDataModule
 from datamodules.framing import TextLimits
 from datamodules.planned import LoaderOptions
-from datamodules.relevance.encoded_collection import EncodedCollection
-from datamodules.relevance.request import CollectionRequest
-from datamodules.relevance.retrieval import no_search
+from datamodules.search.encoded_collection import EncodedCollection
+from datamodules.search.request import CollectionRequest
+from datamodules.search.retrieval import no_search
 from lit_models import LitRetriever
 from lit_models.seo.biencoder import BiEncoder
 from lit_models.seo.contrastive import TemperatureOptions

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datamodules.relevance import document_parts
-from datamodules.relevance.collection import Document
-from datamodules.relevance.document_parts import document_sentences, needed_pieces
+from datamodules.search import document_parts
+from datamodules.search.collection import Document
+from datamodules.search.document_parts import document_sentences, needed_pieces
 
 LENGTHS = st.lists(st.integers(0, 9), min_size=3, max_size=12)
 

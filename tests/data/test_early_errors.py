@@ -11,10 +11,10 @@ from datamodules import (
     ScoredTextDataModule,
     SplitOptions,
 )
-from datamodules.relevance.negatives import HardNegatives
-from datamodules.relevance.request import CollectionRequest, QuerySplit
-from datamodules.relevance.training_mix import TrainingMix
-from datamodules.scored_texts.labels import LabelOptions
+from datamodules.scored.labels import LabelOptions
+from datamodules.search.negatives import HardNegatives
+from datamodules.search.request import CollectionRequest, QuerySplit
+from datamodules.search.training_mix import TrainingMix
 from datamodules.text_encoding import TextEncoding
 from tests.seo.retrieval_collection import write_collection
 

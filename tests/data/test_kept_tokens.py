@@ -9,12 +9,12 @@ from tokenizers import Tokenizer, models, trainers
 
 from datamodules.framing import TextLimits
 from datamodules.plan import rng_for
-from datamodules.relevance.collection import Collection, Document, open_collection
-from datamodules.relevance.judged_queries import JudgedQueries
-from datamodules.relevance.negatives import HardNegatives
-from datamodules.relevance.request import CollectionRequest
-from datamodules.relevance.training_mix import TrainingMix
-from datamodules.relevance.training_pairs import PairDataset, PairExample
+from datamodules.search.collection import Collection, Document, open_collection
+from datamodules.search.judged_queries import JudgedQueries
+from datamodules.search.negatives import HardNegatives
+from datamodules.search.request import CollectionRequest
+from datamodules.search.training_mix import TrainingMix
+from datamodules.search.training_pairs import PairDataset, PairExample
 from datamodules.sentences import sentences_of
 from datamodules.splitting import TRAIN
 from datamodules.text_encoding import TextEncoding

@@ -12,7 +12,7 @@ from datamodules.keyed_draws import (
     words_for,
 )
 from datamodules.plan import rng_for
-from datamodules.relevance.training_pairs import place_in_proportion
+from datamodules.search.training_pairs import place_in_proportion
 
 
 def test_philox_gives_the_published_words():

@@ -21,9 +21,9 @@ from datamodules import (
     TokenizerOptions,
 )
 from datamodules.activations.positions import PositionRule
-from datamodules.relevance.candidates import CandidateOptions
-from datamodules.relevance.request import CollectionRequest
-from datamodules.scored_texts.labels import LabelOptions
+from datamodules.scored.labels import LabelOptions
+from datamodules.search.candidates import CandidateOptions
+from datamodules.search.request import CollectionRequest
 from tests.occupation_tables import module as occupation_module
 from tests.text_corpora import text_module
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from datamodules.plan import rng_for
-from datamodules.relevance.collection import Collection, open_collection
-from datamodules.relevance.judged_queries import JudgedQueries
-from datamodules.relevance.negatives import HardNegatives
-from datamodules.relevance.request import CollectionRequest
-from datamodules.relevance.training_mix import TrainingMix
-from datamodules.relevance.training_pairs import PairDataset
+from datamodules.search.collection import Collection, open_collection
+from datamodules.search.judged_queries import JudgedQueries
+from datamodules.search.negatives import HardNegatives
+from datamodules.search.request import CollectionRequest
+from datamodules.search.training_mix import TrainingMix
+from datamodules.search.training_pairs import PairDataset
 from datamodules.splitting import TRAIN
 from datamodules.text_encoding import TextEncoding
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions, make_tokenizer

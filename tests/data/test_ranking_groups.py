@@ -8,11 +8,11 @@ import pytest
 
 from datamodules.cache import cache_root
 from datamodules.plan import rng_for
-from datamodules.relevance.bm25 import Bm25Options, open_bm25
-from datamodules.relevance.candidates import CandidateOptions, FirstStage
-from datamodules.relevance.collection import CollectionRequest, open_collection
-from datamodules.relevance.groups import GroupOptions
-from datamodules.relevance.runs import Ranking, write_run
+from datamodules.search.bm25 import Bm25Options, open_bm25
+from datamodules.search.candidates import CandidateOptions, FirstStage
+from datamodules.search.collection import CollectionRequest, open_collection
+from datamodules.search.groups import GroupOptions
+from datamodules.search.runs import Ranking, write_run
 from tests.seo.small_collection import ranking_data, relevance_files
 
 MINED = GroupOptions(size=6, mined=3, unjudged_as_negative=True)

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from datamodules import RankingDataModule, RetrievalDataModule, TokenizerOptions
-from datamodules.relevance.candidates import CandidateOptions
-from datamodules.relevance.collection_tokens import is_among
-from datamodules.relevance.groups import GroupOptions
-from datamodules.relevance.negatives import HardNegatives
-from datamodules.relevance.request import CollectionFiles, CollectionRequest
-from datamodules.relevance.training_mix import TrainingMix
+from datamodules.search.candidates import CandidateOptions
+from datamodules.search.collection_tokens import is_among
+from datamodules.search.groups import GroupOptions
+from datamodules.search.negatives import HardNegatives
+from datamodules.search.request import CollectionFiles, CollectionRequest
+from datamodules.search.training_mix import TrainingMix
 from datamodules.token_rows import TokenRows
 from tests.process_memory import private_bytes
 from tests.relevance_collections import write_lines

@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from datamodules.audits import WIDTH
-from datamodules.relevance.audit import Audit, audit_collection
-from datamodules.relevance.request import CollectionRequest, QuerySplit
+from datamodules.search.audit import Audit, audit_collection
+from datamodules.search.request import CollectionRequest, QuerySplit
 from lit_models.commands.check import check
 from tests.relevance_collections import TEST, TRAIN, write_beir, write_qrels
 
@@ -75,7 +75,7 @@ def test_the_command_takes_options_of_a_collection_and_fails_on_bad_rows(
     folder = write_beir(tmp_path / "beir")
     mine = write_qrels(tmp_path / "mine.tsv", [*TRAIN, ("q9", "d1", "1")])
     collection = {"format": "beir", "folder": str(folder), "split": {"validation_share": 0.0}}
-    data = "--data=datamodules.relevance.ranking.RankingDataModule"
+    data = "--data=datamodules.search.ranking.RankingDataModule"
     assert check([data, f"--data.collection={json.dumps(collection)}"]) == 0
     assert "every row can be used" in capsys.readouterr().out
     collection["files"] = {"test": str(mine)}

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules.relevance.bm25 import Bm25, Bm25Options, open_bm25, scores_of
-from datamodules.relevance.collection import Collection, open_collection
-from datamodules.relevance.request import CollectionRequest
+from datamodules.search.bm25 import Bm25, Bm25Options, open_bm25, scores_of
+from datamodules.search.collection import Collection, open_collection
+from datamodules.search.request import CollectionRequest
 from datamodules.splitting import VALIDATION
 from tests.relevance_collections import write_beir, write_lines
 
@@ -97,7 +97,7 @@ def test_a_pickled_index_gives_the_same(collection: Collection) -> None:
 def test_chunks_of_queries_change_nothing(collection, monkeypatch: pytest.MonkeyPatch) -> None:
     index, queries = open_bm25(collection), ["a", "b", "c d", "e", "x"]
     whole = np.concatenate([hits.documents for hits in index.search(queries, 3)])
-    monkeypatch.setattr("datamodules.relevance.bm25.QUERIES_PER_CHUNK", 2)
+    monkeypatch.setattr("datamodules.search.bm25.QUERIES_PER_CHUNK", 2)
     chunks = list(index.search(queries, 3))
     assert [len(hits.documents) for hits in chunks] == [2, 2, 1]
     assert np.array_equal(np.concatenate([hits.documents for hits in chunks]), whole)

@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 
 from datamodules.files import mapped
-from datamodules.relevance.collection import Collection, open_collection
-from datamodules.relevance.request import CollectionRequest, QuerySplit
-from datamodules.relevance.texts import TextTable, id_hashes
+from datamodules.search.collection import Collection, open_collection
+from datamodules.search.request import CollectionRequest, QuerySplit
+from datamodules.search.texts import TextTable, id_hashes
 from datamodules.splitting import TEST, TRAIN, VALIDATION
 from tests.relevance_collections import DOCUMENTS, write_beir, write_lines, write_qrels
 
 MEMORY_SCRIPT = """
 import resource, sys
 from pathlib import Path
-from datamodules.relevance.collection import open_collection
-from datamodules.relevance.request import CollectionRequest
+from datamodules.search.collection import open_collection
+from datamodules.search.request import CollectionRequest
 
 def peak_mib():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -154,7 +154,7 @@ def test_ids_with_an_equal_half_of_their_hash_are_told_apart(tmp_path: Path) -> 
         return high[[ids.index(w) for w in wanted]], low[[ids.index(w) for w in wanted]]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("datamodules.relevance.texts.id_hashes", of)
+        patch.setattr("datamodules.search.texts.id_hashes", of)
         assert table.indices_of(["z", "y", "x", "y"]).tolist() == [2, 1, 0, 1]
     assert mapped(tmp_path / "t.order.bin", np.int64).tolist() == order.tolist()
 

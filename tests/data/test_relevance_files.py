@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from datamodules.relevance.collection import open_collection
-from datamodules.relevance.request import (
+from datamodules.search.collection import open_collection
+from datamodules.search.request import (
     CollectionFiles,
     CollectionRequest,
     EsciOptions,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datamodules.relevance.collection import Collection, Document, open_collection
-from datamodules.relevance.request import (
+from datamodules.search.collection import Collection, Document, open_collection
+from datamodules.search.request import (
     CollectionFiles,
     CollectionRequest,
     EsciOptions,

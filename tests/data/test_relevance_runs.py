@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from datamodules.relevance.runs import (
+from datamodules.search.runs import (
     Judgement,
     Ranking,
     read_qrels,

@@ -7,11 +7,11 @@ import pytest
 
 from datamodules import ScoredTextDataModule
 from datamodules.documentation_texts import Documented
-from datamodules.scored_texts.demo import demo_row
-from datamodules.scored_texts.labels import LabelOptions
-from datamodules.scored_texts.output import check_output, scores_of, write_scored
-from datamodules.scored_texts.rows import TextColumns
-from datamodules.scored_texts.store import StoreRequest, open_store
+from datamodules.scored.demo import demo_row
+from datamodules.scored.labels import LabelOptions
+from datamodules.scored.output import check_output, scores_of, write_scored
+from datamodules.scored.rows import TextColumns
+from datamodules.scored.store import StoreRequest, open_store
 
 
 @pytest.fixture(autouse=True)

@@ -8,10 +8,10 @@ import pytest
 from datamodules import ScoredTextDataModule, SplitOptions
 from datamodules.framing import TextLimits
 from datamodules.planned import LoaderOptions
-from datamodules.scored_texts.batches import ChunkOptions
-from datamodules.scored_texts.labels import LabelOptions, trained_heads
-from datamodules.scored_texts.rows import TextColumns
-from datamodules.scored_texts.store import StoreRequest, open_store
+from datamodules.scored.batches import ChunkOptions
+from datamodules.scored.labels import LabelOptions, trained_heads
+from datamodules.scored.rows import TextColumns
+from datamodules.scored.store import StoreRequest, open_store
 
 HEADS = {"y": LabelOptions("binary")}
 

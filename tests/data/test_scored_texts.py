@@ -10,12 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from datamodules import ScoredTextDataModule, SplitOptions
-from datamodules.scored_texts.batches import ChunkOptions
-from datamodules.scored_texts.folds import folds_of, strata_of
-from datamodules.scored_texts.labels import LabelOptions, LabelReader, label_text
-from datamodules.scored_texts.rows import TextColumns
-from datamodules.scored_texts.splits import FoldOptions, check_split, parts_of, split_facts
-from datamodules.scored_texts.store import ScoredStore, StoreRequest, open_store
+from datamodules.scored.batches import ChunkOptions
+from datamodules.scored.folds import folds_of, strata_of
+from datamodules.scored.labels import LabelOptions, LabelReader, label_text
+from datamodules.scored.rows import TextColumns
+from datamodules.scored.splits import FoldOptions, check_split, parts_of, split_facts
+from datamodules.scored.store import ScoredStore, StoreRequest, open_store
 
 HEADS = {
     "grade": LabelOptions("regression"),

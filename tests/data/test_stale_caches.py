@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from datamodules.cache import cache_root
-from datamodules.relevance import candidates as candidates_file
-from datamodules.relevance import ranking_source
-from datamodules.relevance.bm25 import Bm25Options
-from datamodules.relevance.candidates import CandidateOptions
-from datamodules.relevance.collection import Collection, open_collection
-from datamodules.relevance.collection_tokens import kept_collection
-from datamodules.relevance.groups import GroupOptions
-from datamodules.relevance.request import CollectionRequest
+from datamodules.search import candidates as candidates_file
+from datamodules.search import ranking_source
+from datamodules.search.bm25 import Bm25Options
+from datamodules.search.candidates import CandidateOptions
+from datamodules.search.collection import Collection, open_collection
+from datamodules.search.collection_tokens import kept_collection
+from datamodules.search.groups import GroupOptions
+from datamodules.search.request import CollectionRequest
 from datamodules.text_encoding import TextEncoding
 from datamodules.token_rows import TokenRowsWriter
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions, make_tokenizer

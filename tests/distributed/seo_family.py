@@ -11,10 +11,10 @@ import torch
 from datamodules import ScoredTextDataModule, SplitOptions, TokenizerOptions
 from datamodules.framing import TextLimits
 from datamodules.planned import LoaderOptions, PlannedDataModule
-from datamodules.relevance.candidates import CandidateOptions
-from datamodules.relevance.groups import GroupOptions
-from datamodules.scored_texts.batches import ChunkOptions
-from datamodules.scored_texts.labels import LabelOptions
+from datamodules.scored.batches import ChunkOptions
+from datamodules.scored.labels import LabelOptions
+from datamodules.search.candidates import CandidateOptions
+from datamodules.search.groups import GroupOptions
 from lit_models import LitTextScorer
 from lit_models.seo.encoders import TransformerEncoder
 from lit_models.seo.heads import HeadOptions

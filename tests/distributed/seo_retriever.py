@@ -11,9 +11,9 @@ from datamodules import RetrievalDataModule, TokenizerOptions
 from datamodules.framing import TextLimits
 from datamodules.plan import PlanOptions
 from datamodules.planned import LoaderOptions, PlannedDataModule
-from datamodules.relevance.negatives import HardNegatives
-from datamodules.relevance.request import CollectionRequest
-from datamodules.relevance.training_mix import TrainingMix
+from datamodules.search.negatives import HardNegatives
+from datamodules.search.request import CollectionRequest
+from datamodules.search.training_mix import TrainingMix
 from lit_models import LitRetriever
 from lit_models.seo.encoders import TransformerEncoder
 from lit_models.seo.fusion import Fusion

@@ -11,7 +11,7 @@ import torch
 from datamodules import RankingDataModule
 from datamodules.framing import TextLimits
 from datamodules.planned import LoaderOptions
-from datamodules.relevance.request import CollectionRequest
+from datamodules.search.request import CollectionRequest
 from lit_models import LitRanker
 from lit_models.seo.encoders import TransformerEncoder
 

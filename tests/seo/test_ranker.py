@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules.relevance.candidates import CandidateOptions
-from datamodules.relevance.groups import GroupOptions
-from datamodules.relevance.runs import Ranking, read_run, write_run
+from datamodules.search.candidates import CandidateOptions
+from datamodules.search.groups import GroupOptions
+from datamodules.search.runs import Ranking, read_run, write_run
 from lit_models import LitRanker
 from lit_models.seo.losses import RankingLoss
 from lit_models.training.export import export_checkpoint

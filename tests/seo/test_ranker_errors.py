@@ -2,11 +2,11 @@
 
 import pytest
 
-from datamodules.relevance.candidates import CandidateOptions
-from datamodules.relevance.groups import GroupOptions
-from datamodules.relevance.queries import FileQueries
-from datamodules.relevance.request import CollectionRequest, QuerySplit
-from datamodules.relevance.runs import Ranking, write_run
+from datamodules.search.candidates import CandidateOptions
+from datamodules.search.groups import GroupOptions
+from datamodules.search.queries import FileQueries
+from datamodules.search.request import CollectionRequest, QuerySplit
+from datamodules.search.runs import Ranking, write_run
 from lit_models.seo.losses import RankingLoss
 from tests.seo.small_collection import ranker, ranking_data, relevance_files
 from tests.toy import toy_trainer

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules.relevance.candidates import CandidateOptions
-from datamodules.relevance.groups import GroupOptions
-from datamodules.relevance.request import CollectionFiles, CollectionRequest
-from datamodules.relevance.runs import Ranking, write_run
+from datamodules.search.candidates import CandidateOptions
+from datamodules.search.groups import GroupOptions
+from datamodules.search.request import CollectionFiles, CollectionRequest
+from datamodules.search.runs import Ranking, write_run
 from lit_models.seo.losses import RankingLoss
 from tests.seo.small_collection import ranker, ranking_data, relevance_files
 from tests.toy import ledger_lines, toy_trainer

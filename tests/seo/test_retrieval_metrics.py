@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules.relevance.bm25 import Bm25Options, open_bm25
-from datamodules.relevance.collection import Judgements, open_collection
-from datamodules.relevance.judged_queries import JudgedQueries
-from datamodules.relevance.request import CollectionRequest
-from datamodules.relevance.retrieval_texts import chosen_documents, first_of
+from datamodules.search.bm25 import Bm25Options, open_bm25
+from datamodules.search.collection import Judgements, open_collection
+from datamodules.search.judged_queries import JudgedQueries
+from datamodules.search.request import CollectionRequest
+from datamodules.search.retrieval_texts import chosen_documents, first_of
 from lit_models.seo.retrieval_metrics import (
     EncodedTexts,
     RetrievalEvaluation,

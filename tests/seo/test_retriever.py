@@ -13,9 +13,9 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from rich.console import Console
 
 from datamodules.encoded_texts import RECIPE_KEY
-from datamodules.relevance.bm25 import open_bm25
-from datamodules.relevance.encoded_collection import EncodedCollection
-from datamodules.relevance.runs import read_run
+from datamodules.search.bm25 import open_bm25
+from datamodules.search.encoded_collection import EncodedCollection
+from datamodules.search.runs import read_run
 from datamodules.splitting import TEST
 from lit_models import LitRetriever
 from lit_models.seo.fusion import Fusion

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from datamodules.encoded_texts import RECIPE_KEY
-from datamodules.relevance.runs import read_run
+from datamodules.search.runs import read_run
 from datamodules.splitting import TEST
 from lit_models import LitRetriever
 from lit_models.seo.fusion import CHOSEN_WEIGHT, WEIGHTS, Fusion

@@ -1,0 +1,229 @@
+"""BM25: how well the words of a query fit a document, without learning anything.
+
+Source: Robertson and Zaragoza, The Probabilistic Relevance Framework: BM25 and Beyond (2009),
+sections 3.4 and 3.5; the inverse document frequency is Lucene's, which is never negative.
+"""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from datamodules.cache import cache_root, digest_of, made_once
+from datamodules.files import mapped
+from datamodules.search.collection import Collection
+from datamodules.terms import check_languages, terms_by
+
+BM25_VERSION = 1
+DOCUMENTS_PER_BLOCK = 2_000
+QUERIES_PER_CHUNK = 256
+POSTINGS_PER_BLOCK = 1 << 22
+ARRAYS = {"starts": np.int64, "documents": np.int32, "impacts": np.float32}
+
+
+@dataclass(frozen=True)
+class Bm25Options:
+    """How documents are scored.
+
+    Args:
+        k1: how long further occurrences of a word count, 0 or more.
+        b: how much long documents are marked down, 0 to 1.
+        stemmer: language of a Snowball stemmer, such as english; none compares whole words.
+        stopwords: language whose commonest words are passed over; none keeps all.
+    """
+
+    k1: float = 0.9
+    b: float = 0.4
+    stemmer: str | None = None
+    stopwords: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.k1 >= 0:
+            raise ValueError(f"k1 must be 0 or more, got {self.k1}.")
+        if not 0 <= self.b <= 1:
+            raise ValueError(f"b must be 0 to 1, got {self.b}.")
+        check_languages(self.stemmer, self.stopwords)
+
+    def words(self) -> Callable[[str], list[str]]:
+        """Return what cuts a text into words, see `terms_by`."""
+        return terms_by(self.stemmer, self.stopwords)
+
+
+class Hits(NamedTuple):
+    """The best documents of each query, best first; equal scores in the order of documents.
+
+    Args:
+        documents: [Q, k] int64, -1 behind the last document that shares a word.
+        scores: [Q, k] float32, 0 there.
+    """
+
+    documents: np.ndarray
+    scores: np.ndarray
+
+
+class Bm25:
+    """A memory-mapped inverted index, as `open_bm25` makes it."""
+
+    def __init__(self, folder: Path, options: Bm25Options) -> None:
+        self.folder, self.options = folder, options
+        facts = json.loads((folder / "facts.json").read_text("utf-8"))
+        self.num_documents: int = facts["num_documents"]
+        self._words = options.words()
+        self._starts, self._documents, self._impacts = (
+            mapped(folder / f"{name}.bin", dtype) for name, dtype in ARRAYS.items()
+        )
+
+    def __reduce__(self) -> tuple[type["Bm25"], tuple[Path, Bm25Options]]:
+        return Bm25, (self.folder, self.options)
+
+    @cached_property
+    def _terms(self) -> dict[str, int]:
+        with (self.folder / "terms.txt").open(encoding="utf-8") as file:
+            return {line.rstrip("\n"): number for number, line in enumerate(file)}
+
+    def search(self, queries: Sequence[str], k: int) -> Iterator[Hits]:
+        """Yield the best k documents of these queries, or all if they are fewer; some at a time."""
+        if k < 1:
+            raise ValueError(f"k must be 1 or more, got {k}.")
+        k = min(k, self.num_documents)
+        scores = np.zeros(self.num_documents, np.float64)
+        for first in range(0, len(queries), QUERIES_PER_CHUNK):
+            chunk = queries[first : first + QUERIES_PER_CHUNK]
+            hits = Hits(np.full((len(chunk), k), -1, np.int64), np.zeros((len(chunk), k), "f4"))
+            for row, query in enumerate(chunk):
+                best = self._best(query, k, scores)
+                hits.documents[row, : len(best)] = best
+                hits.scores[row, : len(best)] = scores[best]
+            yield hits
+
+    def scores(self, query: str, documents: np.ndarray) -> np.ndarray:
+        """Return the scores of some documents, [n] float64; 0 where no word is shared."""
+        found = np.zeros(len(documents), np.float64)
+        for postings, impacts in self._postings(query):
+            place = np.minimum(np.searchsorted(postings, documents), len(postings) - 1)
+            found += np.where(postings[place] == documents, impacts[place], 0)
+        return found
+
+    def _best(self, query: str, k: int, scores: np.ndarray) -> np.ndarray:
+        """Return the best documents of one query; `scores` is then that of every document."""
+        scores.fill(0.0)
+        for postings, impacts in self._postings(query):
+            scores[postings] += impacts
+        worst = np.partition(scores, len(scores) - k)[len(scores) - k]
+        matching = np.flatnonzero(scores >= worst if worst > 0 else scores)
+        return matching[np.argsort(-scores[matching], kind="stable")][:k]
+
+    def _postings(self, query: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield the documents of each of its words, ascending, and what it adds to their scores."""
+        counts = Counter(self._words(query))
+        # In the order of the terms, so that the sums do not depend on the order of the words.
+        for term, count in sorted((self._terms.get(w, -1), n) for w, n in counts.items()):
+            if term >= 0:
+                part = slice(self._starts[term], self._starts[term + 1])
+                impacts = self._impacts[part]
+                if count > 1:
+                    impacts = np.multiply(impacts, count, dtype=np.float64)
+                yield self._documents[part], impacts
+
+
+def open_bm25(collection: Collection, options: Bm25Options = Bm25Options()) -> Bm25:
+    """Return the index of a collection's titles and texts, made in the cache at first use."""
+    key = digest_of([BM25_VERSION, collection.fingerprint, asdict(options)])
+    folder = made_once(
+        cache_root() / "bm25" / key, lambda folder: _write(folder, collection, options)
+    )
+    return Bm25(folder, options)
+
+
+def scores_of(texts: Sequence[str], query: str, options: Bm25Options = Bm25Options()) -> np.ndarray:
+    """Return the score of each of a few texts, [n] float64, over these texts alone and unindexed.
+
+    Args:
+        texts: what is ranked.
+        query: a word that it has twice counts twice.
+        options: as of an index.
+    """
+    words = options.words()
+    counts = [Counter(words(text)) for text in texts]
+    lengths = np.array([own.total() for own in counts], np.int64)
+    found = np.zeros(len(texts), np.float64)
+    for term, times in sorted(Counter(words(query)).items()):
+        count = np.array([own[term] for own in counts], np.int64)
+        with_term = np.flatnonzero(count)
+        frequency = np.full(len(with_term), len(with_term))
+        impacts = impacts_of(count[with_term], lengths, with_term, frequency, options)
+        found[with_term] += times * impacts
+    return found
+
+
+def _write(folder: Path, collection: Collection, options: Bm25Options) -> None:
+    terms: defaultdict[str, int] = defaultdict()
+    terms.default_factory = terms.__len__  # a new word gets the next number
+    lengths = np.zeros(collection.num_documents, np.int64)
+    blocks = _counted_blocks(collection, options.words(), terms, lengths)
+    term, document, count = np.concatenate(list(blocks), axis=1)
+    order = np.argsort(term, kind="stable")  # documents stay ascending within a term
+    term, document, count = term[order], document[order], count[order]
+    frequency = np.bincount(term, minlength=len(terms))
+    np.concatenate([[0], np.cumsum(frequency)]).astype(np.int64).tofile(folder / "starts.bin")
+    document.tofile(folder / "documents.bin")
+    with (folder / "impacts.bin").open("wb") as file:
+        for first in range(0, len(term), POSTINGS_PER_BLOCK):
+            part = slice(first, first + POSTINGS_PER_BLOCK)
+            impacts = impacts_of(
+                count[part], lengths, document[part], frequency[term[part]], options
+            )
+            impacts.astype(np.float32).tofile(file)
+    (folder / "terms.txt").write_text("".join(f"{t}\n" for t in terms), "utf-8")
+    facts = {"num_documents": collection.num_documents, "options": asdict(options)}
+    (folder / "facts.json").write_text(json.dumps(facts), "utf-8")
+
+
+def _counted_blocks(
+    collection: Collection,
+    words: Callable[[str], list[str]],
+    terms: defaultdict[str, int],
+    lengths: np.ndarray,
+) -> Iterator[np.ndarray]:
+    """Yield term, document and count, [3, postings] int32, of some documents at a time.
+
+    Numbers of new words enter `terms`, numbers of words `lengths`.
+    """
+    for first in range(0, collection.num_documents, DOCUMENTS_PER_BLOCK):
+        numbers = range(first, min(first + DOCUMENTS_PER_BLOCK, collection.num_documents))
+        found: list[int] = []
+        for number in numbers:
+            before = len(found)
+            found += [terms[word] for word in words(" ".join(collection.document(number)))]
+            lengths[number] = len(found) - before
+        document = np.repeat(np.arange(len(numbers)), lengths[numbers.start : numbers.stop])
+        keys, count = np.unique(document * len(terms) + found, return_counts=True)
+        document, term = np.divmod(keys, max(len(terms), 1))
+        yield np.stack([term, document + first, count]).astype(np.int32)
+
+
+def impacts_of(
+    count: np.ndarray,
+    lengths: np.ndarray,
+    document: np.ndarray,
+    frequency: np.ndarray,
+    options: Bm25Options,
+) -> np.ndarray:
+    """Return what each word adds to the score of each of its documents, [postings] float64.
+
+    Args:
+        count: times that the document has the word, [postings].
+        lengths: words of each document, [documents].
+        document: number of the document, [postings].
+        frequency: documents that have the word, [postings].
+        options: of the formula.
+    """
+    mean_length = max(lengths.mean(), 1.0) if len(lengths) else 1.0
+    weight = np.log1p((len(lengths) - frequency + 0.5) / (frequency + 0.5))
+    norm = options.k1 * (1 - options.b + options.b * lengths[document] / mean_length)
+    return weight * count / (count + norm)
