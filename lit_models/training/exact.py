@@ -165,11 +165,10 @@ class ExactModule(LightningModule):
     def own_callbacks(self) -> list[Callback]:
         """Return what a run of this module always has; a family adds its own to these."""
         from lit_models.training.callbacks import FailureReport, LastCheckpoint, Ledger, NonFinite
-        from lit_models.training.callbacks.host_memory import HostMemory
         from lit_models.training.callbacks.rehearsal import Rehearsal
         from lit_models.training.run_folder import RunFolder
 
-        own: list[Callback] = [RunFolder(), Ledger(), Rehearsal(), HostMemory()]
+        own: list[Callback] = [RunFolder(), Ledger(), Rehearsal()]
         if self.trainer.state.fn == "fit":
             own += [NonFinite(), FailureReport()]
             # Without any other, a script has said enable_checkpointing=False.
