@@ -14,8 +14,8 @@ from pathlib import Path
 
 from datamodules import demo_stories as story_grammar
 from datamodules import documentation_texts
+from datamodules.files.splitting import PART_NAMES, SplitOptions, split_by_stem
 from datamodules.occupations import grammar
-from datamodules.splitting import PART_NAMES, SplitOptions, split_by_stem
 
 # SHA-256 of each file; its first digits stand in the name, so that no old file is taken for new.
 DIGESTS = {

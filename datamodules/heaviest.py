@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from datamodules.batching import derive_batching
-from datamodules.loader import collated
-from datamodules.plan import MicroBatch, Plan, PlanRequest, count_targets
+from datamodules.core.batching import derive_batching
+from datamodules.core.loader import collated
+from datamodules.core.plan import MicroBatch, Plan, PlanRequest, count_targets
 
 if TYPE_CHECKING:
-    from datamodules.planned import PlannedDataModule
+    from datamodules.core.planned import PlannedDataModule
 
 
 def heaviest_batches(data: "PlannedDataModule", micro_batch_size: int) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """What `unisono check` says of pages beyond their tokens: where their target shows."""
 
 from datamodules.files.bad_rows import BadRows
-from datamodules.page_store import PageRequest
+from datamodules.text.page_store import PageRequest
 
 
 def page_warnings(request: PageRequest) -> list[str]:

@@ -7,25 +7,25 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from datamodules.audits import TOO_LONG
-from datamodules.batches import IGNORED, TERM
+from datamodules.core.batches import IGNORED, TERM
+from datamodules.core.planned import PlannedDataset
 from datamodules.files.bad_rows import BadRow
-from datamodules.instruction_batches import (
+from datamodules.files.splitting import PART_NAMES, TRAIN
+from datamodules.text.batches import Piece
+from datamodules.text.instruction_batches import (
     InstructionDataset,
     Loss,
     TooLong,
     fitted,
 )
-from datamodules.instruction_store import InstructionPart, InstructionStore
-from datamodules.planned import PlannedDataset
-from datamodules.splitting import PART_NAMES, TRAIN
-from datamodules.text_batches import Piece
+from datamodules.text.instruction_store import InstructionPart, InstructionStore
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from datamodules.instructions import InstructionDataModule
-    from datamodules.text import TextDataModule
+    from datamodules.text.instructions import InstructionDataModule
+    from datamodules.text.texts import TextDataModule
 
 TOKENS_AT_ONCE = 1 << 24
 

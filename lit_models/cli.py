@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import ModelSummary
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.strategies import StrategyRegistry
 
-from datamodules.planned import PlannedDataModule
+from datamodules.core.planned import PlannedDataModule
 from lit_models import checkpoint_values, config_files
 from lit_models.cli_errors import (
     COLUMNS,

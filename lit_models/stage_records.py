@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from datamodules.cache import cache_root, digest_of, file_digest
+from datamodules.core.store import cache_root, digest_of, file_digest
 from lit_models.config_files import find_config, read_config
 from lit_models.stages import SEED, TRAINER_VERBS, Stage, filled, placeholders
 

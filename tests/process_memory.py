@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from datamodules.planned import PlannedDataset
+from datamodules.core.planned import PlannedDataset
 
 SMAPS = Path("/proc/self/smaps")
 READER = """

@@ -4,9 +4,9 @@ import json
 
 import numpy as np
 
-from datamodules.splitting import TEST, TRAIN, VALIDATION
-from datamodules.text_split import TextSplit
-from datamodules.token_writer import TokenRequest
+from datamodules.files.splitting import TEST, TRAIN, VALIDATION
+from datamodules.text.splitting import TextSplit
+from datamodules.text.token_writer import TokenRequest
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions
 
 NO_SPLIT = TextSplit(0.0)

@@ -12,8 +12,8 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torchmetrics.aggregation import SumMetric
 
-from datamodules.plan import PlanOptions, rng_for
-from datamodules.planned import LoaderOptions, PlannedDataModule, PlannedDataset, Stage
+from datamodules.core.plan import PlanOptions, rng_for
+from datamodules.core.planned import LoaderOptions, PlannedDataModule, PlannedDataset, Stage
 from lit_models.training.callbacks import default_callbacks
 from lit_models.training.exact import ExactModule, LossSum
 from lit_models.training.lineage import read_ledger, surviving

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from datamodules.documents import TEXT_SUFFIXES, Reading, read_section, sections_of
-from datamodules.json_rows import JsonRow, read_json_rows
-from datamodules.plan import hash_ids
+from datamodules.core.plan import hash_ids
+from datamodules.files.documents import TEXT_SUFFIXES, Reading, read_section, sections_of
+from datamodules.files.rows import JsonRow, read_json_rows
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 
 NONE = -1

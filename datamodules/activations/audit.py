@@ -15,8 +15,8 @@ from datamodules.activations.positions import PositionRule
 from datamodules.activations.store import ActivationStore
 from datamodules.audits import WIDTH, say
 from datamodules.files.bad_rows import BadRow
-from datamodules.splitting import PART_NAMES
-from datamodules.token_store import TokenStore
+from datamodules.files.splitting import PART_NAMES
+from datamodules.text.token_store import TokenStore
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -18,10 +18,10 @@ from datamodules.activations.pieces import Pieces
 from datamodules.activations.store import ActivationStore
 from datamodules.activations.store_options import check_agrees, check_no_documents
 from datamodules.audits import Audit, MakeModel
-from datamodules.planned import Stage
-from datamodules.prompt_output import check_output
-from datamodules.splitting import PART_NAMES, TEST
-from datamodules.token_store import TokenStore
+from datamodules.core.planned import Stage
+from datamodules.files.splitting import PART_NAMES, TEST
+from datamodules.text.prompt_output import check_output
+from datamodules.text.token_store import TokenStore
 from datamodules.tokenizers.wanted import options_of_model
 
 STATISTICS_SAMPLES, STATISTICS_BATCH = 4096, 64  # of documents whose activations are not kept

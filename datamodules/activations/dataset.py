@@ -14,8 +14,8 @@ import torch
 
 from datamodules.activations.attributes import NONE, DocumentFacts
 from datamodules.activations.pieces import Pieces
-from datamodules.loader import PlannedDataset, Sample
-from datamodules.plan import hash_ids
+from datamodules.core.loader import PlannedDataset, Sample
+from datamodules.core.plan import hash_ids
 
 # Terms of the lens's loss, each counted once per sample.
 TERMS = (

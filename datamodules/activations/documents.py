@@ -8,13 +8,13 @@ import numpy as np
 from datamodules.activations.attributes import DocumentFacts, document_facts
 from datamodules.activations.pieces import Pieces
 from datamodules.activations.positions import PositionRule, drawn_positions
-from datamodules.cache import cache_root
-from datamodules.documents import DocumentsBy, Reading, text_files
-from datamodules.planned import PlannedDataModule
-from datamodules.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
-from datamodules.text_split import TextSplit
-from datamodules.token_store import TokenStore
-from datamodules.token_writer import TokenRequest, open_token_store
+from datamodules.core.planned import PlannedDataModule
+from datamodules.core.store import cache_root
+from datamodules.files.documents import DocumentsBy, Reading, text_files
+from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
+from datamodules.text.splitting import TextSplit
+from datamodules.text.token_store import TokenStore
+from datamodules.text.token_writer import TokenRequest, open_token_store
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions
 from datamodules.tokenizers.wanted import model_options
 

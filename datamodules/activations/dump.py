@@ -13,9 +13,9 @@ from datamodules.activations.documents import DocumentsDataModule, without_activ
 from datamodules.activations.pieces import Pieces
 from datamodules.activations.writer import DumpedPart, write_store
 from datamodules.audits import Audit, MakeModel
-from datamodules.planned import PlannedDataset, Stage
-from datamodules.splitting import PART_NAMES, TRAIN
-from datamodules.token_store import TokenStore
+from datamodules.core.planned import PlannedDataset, Stage
+from datamodules.files.splitting import PART_NAMES, TRAIN
+from datamodules.text.token_store import TokenStore
 from datamodules.tokenizers.wanted import options_of_model
 
 NO_POSITION = -1

@@ -11,9 +11,9 @@ import numpy as np
 
 from datamodules.activations.dataset import ActivationDataset
 from datamodules.activations.token_texts import context_of
+from datamodules.files.splitting import PART_NAMES
 from datamodules.files.tables import naming
-from datamodules.prompt_output import new_json_file
-from datamodules.splitting import PART_NAMES
+from datamodules.text.prompt_output import new_json_file
 
 NEAREST = 3  # controls that a line names
 

@@ -7,8 +7,8 @@ from functools import cached_property
 
 import numpy as np
 
-from datamodules.text_batches import cut_into_pieces
-from datamodules.token_store import TokenStore
+from datamodules.text.batches import cut_into_pieces
+from datamodules.text.token_store import TokenStore
 
 
 class Pieces:

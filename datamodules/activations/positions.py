@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from datamodules.plan import hash_ids
+from datamodules.core.plan import hash_ids
 
 SEEDS_APART = 1_000_003  # more than positions of a document
 

@@ -13,7 +13,7 @@ from zipfile import BadZipFile
 import numpy as np
 import torch
 
-from datamodules.threads import threads_pinned
+from datamodules.core.threads import threads_pinned
 
 NUM_COMPONENTS = 32
 

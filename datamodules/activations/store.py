@@ -13,9 +13,9 @@ import numpy as np
 
 from datamodules.activations.positions import PositionRule
 from datamodules.activations.statistics import ActivationStatistics
-from datamodules.cache import content_digest
-from datamodules.splitting import PART_NAMES
-from datamodules.token_store import TokenStore
+from datamodules.core.store import content_digest
+from datamodules.files.splitting import PART_NAMES
+from datamodules.text.token_store import TokenStore
 
 SCHEMA, STATISTICS = "schema.json", "statistics.npz"
 STORE_VERSION = 2

@@ -19,11 +19,11 @@ from datamodules.activations.pieces import Pieces
 from datamodules.activations.positions import PositionRule
 from datamodules.activations.statistics import Chunk, statistics_of
 from datamodules.activations.store import SCHEMA, STATISTICS, STORE_VERSION, SubjectFacts
-from datamodules.cache import content_digest, digest_of
+from datamodules.core.store import content_digest, digest_of
 from datamodules.files import sync
+from datamodules.files.splitting import PART_NAMES, TRAIN
 from datamodules.files.tables import naming
-from datamodules.splitting import PART_NAMES, TRAIN
-from datamodules.token_store import TokenStore
+from datamodules.text.token_store import TokenStore
 
 CHUNK = 4096  # activations that are summed at once; another value moves the last bits
 

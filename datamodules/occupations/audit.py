@@ -9,10 +9,10 @@ import numpy as np
 
 from datamodules.audits import WIDTH, say
 from datamodules.files.bad_rows import BadRow, BadRows
+from datamodules.files.splitting import PART_NAMES, TRAIN
 from datamodules.files.tables import check_file
 from datamodules.occupations.rows import Job, RowRules
 from datamodules.occupations.store import StoreRequest
-from datamodules.splitting import PART_NAMES, TRAIN
 from datamodules.tokenizers.codes import (
     CodeBook,
     CodeSystem,

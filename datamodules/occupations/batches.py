@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from datamodules.augmentation import UNKNOWN_LANGUAGE, Augmentation, augment
-from datamodules.keyed_draws import uniforms_for
-from datamodules.loader import PlannedDataset, Sample
+from datamodules.core.keyed_draws import uniforms_for
+from datamodules.core.loader import PlannedDataset, Sample
+from datamodules.core.plan import rng_for
+from datamodules.occupations.augmentation import UNKNOWN_LANGUAGE, Augmentation, augment
 from datamodules.occupations.predict_rows import PredictIndex
 from datamodules.occupations.store import OccupationStore
-from datamodules.plan import rng_for
 from datamodules.tokenizers.characters import PADDING_ID, decode, encode
 
 NO_CODE = -100

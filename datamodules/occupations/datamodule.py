@@ -8,10 +8,11 @@ from typing import Any, Literal
 import numpy as np
 
 from datamodules.audits import Audit, MakeModel
-from datamodules.augmentation import Augmentation
-from datamodules.cache import cache_root
-from datamodules.checkpoint_recipe import checkpoint_to_load, read_recipe
+from datamodules.core.checkpoint_recipe import checkpoint_to_load, read_recipe
+from datamodules.core.planned import PlannedDataModule, PlannedDataset, Stage
+from datamodules.core.store import cache_root
 from datamodules.files.bad_rows import hand_over_rejected
+from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, SplitOptions
 from datamodules.files.tables import (
     TableOptions,
     check_suffix,
@@ -19,9 +20,10 @@ from datamodules.files.tables import (
     output_like,
     own_files_hint,
 )
-from datamodules.languages import UNKNOWN
+from datamodules.occupations.augmentation import Augmentation
 from datamodules.occupations.batches import DistinctInputs, OccupationDataset
 from datamodules.occupations.coded_table import write_coded_table
+from datamodules.occupations.languages import UNKNOWN
 from datamodules.occupations.predict_rows import PredictIndex, open_index
 from datamodules.occupations.rows import Columns
 from datamodules.occupations.store import (
@@ -32,8 +34,6 @@ from datamodules.occupations.store import (
     encoding_digest,
     open_store,
 )
-from datamodules.planned import PlannedDataModule, PlannedDataset, Stage
-from datamodules.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, SplitOptions
 from datamodules.tokenizers.code_systems import CodeSystem, named_code_system
 from datamodules.tokenizers.codes import CodeBook
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from datamodules.files.bad_rows import BadRow, BadRows
+from datamodules.files.splitting import parse_part
 from datamodules.files.tables import RowBatch, Table, TableOptions
-from datamodules.languages import UNKNOWN, language_code
-from datamodules.splitting import parse_part
+from datamodules.occupations.languages import UNKNOWN, language_code
 from datamodules.tokenizers.characters import TextNormalisation
 from datamodules.tokenizers.code_systems import MOST_CODES
 from datamodules.tokenizers.codes import CodeBook, CodeSystem

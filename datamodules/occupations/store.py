@@ -13,12 +13,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from datamodules.cache import cache_root, digest_of, file_digest, made_once
+from datamodules.core.store import cache_root, digest_of, file_digest, made_once
 from datamodules.files.bad_rows import BadRows
-from datamodules.files.tables import TableOptions, check_file
-from datamodules.languages import UNKNOWN, language_code
-from datamodules.occupations.rows import Columns, Job, RowRules
-from datamodules.splitting import (
+from datamodules.files.splitting import (
     PART_NAMES,
     TEST,
     TRAIN,
@@ -28,6 +25,9 @@ from datamodules.splitting import (
     split_by_stem,
     split_digest,
 )
+from datamodules.files.tables import TableOptions, check_file
+from datamodules.occupations.languages import UNKNOWN, language_code
+from datamodules.occupations.rows import Columns, Job, RowRules
 from datamodules.tokenizers.characters import TextNormalisation, encode
 from datamodules.tokenizers.codes import CodeBook, CodeSystem, build_code_book
 

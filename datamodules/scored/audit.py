@@ -8,10 +8,10 @@ import numpy as np
 
 from datamodules.audits import say
 from datamodules.files.bad_rows import BadRow, BadRows
+from datamodules.files.splitting import stem_key
 from datamodules.scored.labels import LabelReader
 from datamodules.scored.rows import RowReader
 from datamodules.scored.store import StoreRequest
-from datamodules.splitting import stem_key
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -8,12 +8,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from datamodules.framing import Framed, Framing, padded
-from datamodules.planned import PlannedDataset
+from datamodules.core.planned import PlannedDataset
 from datamodules.scored.labels import label_text
 from datamodules.scored.store import ScoredStore
-from datamodules.text_encoding import TextEncoding, kept_tokens
-from datamodules.token_rows import ReadTokens, TokenRows, Tokens
+from datamodules.text.encoding import TextEncoding, kept_tokens
+from datamodules.text.framing import Framed, Framing, padded
+from datamodules.text.token_rows import ReadTokens, TokenRows, Tokens
 
 SHOWN = 300  # characters of a text in a description
 

@@ -8,11 +8,11 @@ from typing import Any, Literal
 import numpy as np
 
 from datamodules.audits import Audit, MakeModel
-from datamodules.cache import cache_root
-from datamodules.encoded_texts import EncodedTextDataModule
+from datamodules.core.planned import PlannedDataset, Stage
+from datamodules.core.store import cache_root
 from datamodules.files.bad_rows import hand_over_rejected
+from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, SplitOptions
 from datamodules.files.tables import expand_files, output_like, own_files_hint
-from datamodules.planned import PlannedDataset, Stage
 from datamodules.scored.batches import (
     ChunkOptions,
     ScoredTextDataset,
@@ -31,8 +31,8 @@ from datamodules.scored.splits import (
     trained_facts,
 )
 from datamodules.scored.store import ScoredStore, StoreRequest, open_store
-from datamodules.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, SplitOptions
-from datamodules.text_encoding import TextEncoding
+from datamodules.text.encoded_texts import EncodedTextDataModule
+from datamodules.text.encoding import TextEncoding
 
 Files = str | list[str] | None
 

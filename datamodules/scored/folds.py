@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from datamodules.splitting import keyed_hashes
+from datamodules.files.splitting import keyed_hashes
 
 NUM_BINS = 5
 

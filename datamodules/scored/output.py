@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from datamodules.files.rows import JSON_SUFFIXES, read_json_rows
 from datamodules.files.tables import (
     Table,
     TableWriter,
@@ -18,7 +19,6 @@ from datamodules.files.tables import (
     read_rows,
     same_columns,
 )
-from datamodules.json_rows import JSON_SUFFIXES, read_json_rows
 from datamodules.scored.store import ScoredStore
 
 DIGITS = 6

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from datamodules.files.bad_rows import BadRow, BadRows
+from datamodules.files.rows import HALF_RULE, JSON_SUFFIXES, half_character, read_json_rows
 from datamodules.files.tables import SUFFIXES as TABLES
 from datamodules.files.tables import Table
-from datamodules.json_rows import HALF_RULE, JSON_SUFFIXES, half_character, read_json_rows
 from datamodules.scored.labels import LabelError, LabelReader
 
 SUFFIXES = (*TABLES, *JSON_SUFFIXES)

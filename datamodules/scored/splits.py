@@ -7,9 +7,16 @@ from typing import Any
 
 import numpy as np
 
+from datamodules.files.splitting import (
+    PART_NAMES,
+    TEST,
+    TRAIN,
+    VALIDATION,
+    SplitOptions,
+    split_by_stem,
+)
 from datamodules.scored.folds import folds_of, strata_of
 from datamodules.scored.store import ScoredStore
-from datamodules.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, SplitOptions, split_by_stem
 
 
 @dataclass(frozen=True)

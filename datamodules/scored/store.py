@@ -9,12 +9,12 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from datamodules.cache import cache_root, digest_of, file_digest, made_once
+from datamodules.core.store import cache_root, digest_of, file_digest, made_once
 from datamodules.files import mapped_array
 from datamodules.files.bad_rows import BadRows, OnBadRows
+from datamodules.files.splitting import stem_key
 from datamodules.scored.labels import LabelOptions, LabelReader
 from datamodules.scored.rows import RowReader, ScoredRow, TextColumns
-from datamodules.splitting import stem_key
 
 STORE_VERSION = 2
 REJECTED = -1

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from datamodules.files.bad_rows import BadRow
+from datamodules.files.splitting import PART_NAMES
 from datamodules.search.collection import Collection, open_collection
 from datamodules.search.request import CollectionRequest
 from datamodules.search.texts import TextRecord
-from datamodules.splitting import PART_NAMES
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from datamodules.files.bad_rows import BadRows
+from datamodules.files.rows import read_json_rows
+from datamodules.files.splitting import PART_NAMES
 from datamodules.files.tables import PARQUET_SUFFIXES, Table
-from datamodules.json_rows import read_json_rows
 from datamodules.search.collection_writer import JudgementRows
 from datamodules.search.layouts import (
     cut_three,
@@ -21,7 +22,6 @@ from datamodules.search.layouts import (
 from datamodules.search.request import CollectionFiles
 from datamodules.search.text_writer import TextTableWriter
 from datamodules.search.texts import LineError, TextTable, record_of
-from datamodules.splitting import PART_NAMES
 
 HEADER = ("query-id", "corpus-id", "score")
 ROWS_PER_BLOCK = 65_536

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from datamodules.cache import cache_root, digest_of, made_once
+from datamodules.core.store import cache_root, digest_of, made_once
 from datamodules.files import mapped
 from datamodules.search.collection import Collection
-from datamodules.terms import check_languages, terms_by
+from datamodules.text.terms import check_languages, terms_by
 
 BM25_VERSION = 1
 DOCUMENTS_PER_BLOCK = 2_000

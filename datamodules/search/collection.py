@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from datamodules.cache import digest_of, made_once
+from datamodules.core.store import digest_of, made_once
 from datamodules.files import mapped
 from datamodules.files.bad_rows import BadRow, BadRows, OnBadRows, read_rejected
+from datamodules.files.splitting import PART_NAMES
 from datamodules.search.collection_writer import CollectionWriter
 from datamodules.search.request import CollectionRequest
 from datamodules.search.texts import TextTable
-from datamodules.splitting import PART_NAMES
 
 
 class Document(NamedTuple):

@@ -7,14 +7,14 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from datamodules.audits import Audit, MakeModel
-from datamodules.encoded_texts import EncodedTextDataModule
+from datamodules.core.planned import Stage
 from datamodules.files.bad_rows import hand_over_rejected
 from datamodules.files.tables import TableWriter
-from datamodules.planned import Stage
 from datamodules.search.collection import Collection, CollectionRequest, open_collection
 from datamodules.search.queries import Queries
 from datamodules.search.runs import Ranking
-from datamodules.sentences import sentences_of, words_of
+from datamodules.text.encoded_texts import EncodedTextDataModule
+from datamodules.text.sentences import sentences_of, words_of
 
 MOST_TOKENIZER_TEXTS = 200_000
 NUM_FOUND = 10  # documents of a query in the table for people

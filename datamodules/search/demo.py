@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from datamodules.cache import digest_of, made_once
+from datamodules.core.store import digest_of, made_once
 from datamodules.documentation_texts import Documented, documented, sources_digest
-from datamodules.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, keyed_hashes
+from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, keyed_hashes
 
 DEMO_VERSION = 1  # of the functions below
 FEWEST_WORDS, LONGEST_TITLE, FEWEST_QUERY_WORDS = 8, 300, 3

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from datamodules.cache import cache_root, digest_of, made_once
+from datamodules.core.keyed_draws import below, uniform
+from datamodules.core.store import cache_root, digest_of, made_once
 from datamodules.files import mapped_array
-from datamodules.keyed_draws import below, uniform
 from datamodules.search.collection import Collection, Document
-from datamodules.sentences import sentences_of
-from datamodules.text_encoding import TextEncoding
-from datamodules.token_rows import TokenRows, TokenRowsWriter
+from datamodules.text.encoding import TextEncoding
+from datamodules.text.sentences import sentences_of
+from datamodules.text.token_rows import TokenRows, TokenRowsWriter
 from datamodules.tokenizers.spelling import cuts_at_blanks
 
 PARTS_VERSION = 2

@@ -12,14 +12,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from datamodules.files.bad_rows import BadRow, BadRows
+from datamodules.files.rows import open_parquet
+from datamodules.files.splitting import PART_ALIASES
 from datamodules.files.tables import Table
-from datamodules.json_rows import open_parquet
 from datamodules.search.collection_writer import JudgementRows
 from datamodules.search.layouts import named_or_found
 from datamodules.search.request import CollectionFiles, EsciOptions
 from datamodules.search.text_writer import TextTableWriter
 from datamodules.search.texts import LineError, TextRecord, TextTable, id_hashes
-from datamodules.splitting import PART_ALIASES
 
 EXAMPLE_COLUMNS = (
     *("query", "query_id", "product_id", "product_locale", "esci_label"),

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from datamodules.files.bad_rows import BadRow, BadRows
+from datamodules.files.splitting import PART_ALIASES, PART_NAMES
 from datamodules.files.tables import expand_files
 from datamodules.search.collection_writer import JudgementRows
 from datamodules.search.request import CollectionFiles, Files
 from datamodules.search.texts import LineError
-from datamodules.splitting import PART_ALIASES, PART_NAMES
 
 SUFFIXES = (".jsonl", ".tsv", ".txt", ".parquet", ".pq")
 LINES_PER_BLOCK = 65_536

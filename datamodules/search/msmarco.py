@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from datamodules.files.bad_rows import BadRow, BadRows
+from datamodules.files.splitting import PART_NAMES
 from datamodules.files.tables import expand_files
 from datamodules.search.collection_writer import JudgementRows
 from datamodules.search.layouts import (
@@ -23,7 +24,6 @@ from datamodules.search.layouts import (
 from datamodules.search.request import CollectionFiles
 from datamodules.search.text_writer import TextTableWriter
 from datamodules.search.texts import LineError, TextTable
-from datamodules.splitting import PART_NAMES
 
 LINES_PER_BLOCK = 65_536
 

@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from datamodules.cache import cache_root, file_digest
+from datamodules.core.store import cache_root, file_digest
 from datamodules.search.bm25 import Bm25, Bm25Options, open_bm25
 from datamodules.search.candidates import rankings_of
 from datamodules.search.collection import Collection

@@ -6,17 +6,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from datamodules.documents import files_in
 from datamodules.files.bad_rows import BadRow, BadRows
+from datamodules.files.documents import files_in
+from datamodules.files.html import decoded_html, parsed, visible_lines
+from datamodules.files.rows import JSON_SUFFIXES, read_json_rows
+from datamodules.files.splitting import TRAIN
 from datamodules.files.tables import Table, expand_files
-from datamodules.html_text import decoded_html, parsed, visible_lines
-from datamodules.json_rows import JSON_SUFFIXES, read_json_rows
 from datamodules.search.collection_writer import JudgementRows
 from datamodules.search.queries import QUERY_COLUMNS
 from datamodules.search.request import PAGE_SUFFIXES, CollectionFiles
 from datamodules.search.text_writer import TextTableWriter
 from datamodules.search.texts import TextRecord, TextTable
-from datamodules.splitting import TRAIN
 
 HTML_SUFFIXES = (".html", ".htm", ".xhtml")
 QUERY_SUFFIXES = (*JSON_SUFFIXES, ".csv", ".tsv", ".xlsx", ".parquet")

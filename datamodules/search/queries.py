@@ -6,10 +6,10 @@ from typing import Protocol
 
 import numpy as np
 
-from datamodules.cache import digest_of
+from datamodules.core.plan import hash_ids
+from datamodules.core.store import digest_of
 from datamodules.files.bad_rows import BadRow
 from datamodules.files.tables import Table
-from datamodules.plan import hash_ids
 from datamodules.search.collection import Collection
 from datamodules.search.texts import LineError, LineKind, TextRecord, parse_line
 

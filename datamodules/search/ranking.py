@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from datamodules.planned import PlannedDataset, Stage
+from datamodules.core.planned import PlannedDataset, Stage
+from datamodules.files.splitting import PART_NAMES
 from datamodules.search.candidates import CandidateOptions, FirstStage, Lists, run_lists
 from datamodules.search.collection import Triples
 from datamodules.search.collection_tokens import is_among, kept_collection, read_collection
@@ -20,8 +21,7 @@ from datamodules.search.ranking_batches import GroupDataset, RankingDataset, Tri
 from datamodules.search.ranking_source import PairTexts, RankingSource, kept_pools
 from datamodules.search.request import Files
 from datamodules.search.runs import Ranking, write_run
-from datamodules.splitting import PART_NAMES
-from datamodules.text_encoding import TextEncoding
+from datamodules.text.encoding import TextEncoding
 
 RUN_NAME = "ranked.trec"
 TAG, DECIMALS = "unisono", 6

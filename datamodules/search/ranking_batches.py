@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from datamodules.framing import Framed, padded
-from datamodules.plan import rng_for
-from datamodules.planned import PlannedDataset
+from datamodules.core.plan import rng_for
+from datamodules.core.planned import PlannedDataset
 from datamodules.search.groups import GroupOptions
 from datamodules.search.ranking_source import Candidates, RankingSource, kept_pools
 from datamodules.search.tables import NO_DOCUMENT, looked_up, rows_of
+from datamodules.text.framing import Framed, padded
 
 TERM = "queries"
 ROWS_OF_PART = 64  # with fewer, what is saved of padding is lost by smaller matrix products

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from datamodules.cache import cache_root, digest_of, made_once
+from datamodules.core.store import cache_root, digest_of, made_once
 from datamodules.files import mapped
-from datamodules.framing import Framed
 from datamodules.search.bm25 import BM25_VERSION
 from datamodules.search.candidates import FirstStage, Lists
 from datamodules.search.collection import Collection
@@ -23,7 +22,8 @@ from datamodules.search.groups import GroupOptions
 from datamodules.search.judged_queries import Judged, JudgedQueries
 from datamodules.search.queries import Queries
 from datamodules.search.training_pairs import tokens_per_byte
-from datamodules.text_encoding import TextEncoding
+from datamodules.text.encoding import TextEncoding
+from datamodules.text.framing import Framed
 
 POOLS_VERSION = 2
 

@@ -4,8 +4,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from datamodules.cache import cache_root, digest_of, file_digest
-from datamodules.splitting import MAX_SHARE, TEST, TRAIN, VALIDATION
+from datamodules.core.store import cache_root, digest_of, file_digest
+from datamodules.files.splitting import MAX_SHARE, TEST, TRAIN, VALIDATION
 
 if TYPE_CHECKING:
     from datamodules.search.collection_writer import CollectionReader

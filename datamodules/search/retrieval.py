@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from datamodules.planned import PlannedDataset, Stage
+from datamodules.core.planned import PlannedDataset, Stage
+from datamodules.files.splitting import PART_NAMES
 from datamodules.search.bm25 import Bm25Options
 from datamodules.search.datamodule import RelevanceDataModule
 from datamodules.search.encoded_collection import EncodedCollection, NumberType, write_encoded
@@ -16,8 +17,7 @@ from datamodules.search.queries import CollectionQueries, FileQueries, Queries
 from datamodules.search.retrieval_texts import TextsDataset, chosen_documents, kept_evaluation
 from datamodules.search.training_mix import TrainingMix, pair_counts, pair_tokens
 from datamodules.search.training_pairs import PairDataset
-from datamodules.splitting import PART_NAMES
-from datamodules.text_encoding import TextEncoding
+from datamodules.text.encoding import TextEncoding
 
 QueryPart = Literal["train", "validation", "test", "all"]
 

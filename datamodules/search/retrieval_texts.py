@@ -10,10 +10,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from datamodules.cache import digest_of
-from datamodules.framing import Framed, padded
-from datamodules.plan import hash_ids
-from datamodules.planned import PlannedDataset
+from datamodules.core.plan import hash_ids
+from datamodules.core.planned import PlannedDataset
+from datamodules.core.store import digest_of
 from datamodules.search.bm25 import Bm25, Bm25Options, open_bm25
 from datamodules.search.collection import Collection
 from datamodules.search.collection_tokens import (
@@ -26,7 +25,8 @@ from datamodules.search.judged_queries import JudgedQueries
 from datamodules.search.queries import Queries, hash_digest
 from datamodules.search.tables import NO_DOCUMENT, rows_of
 from datamodules.search.training_pairs import estimated_lengths
-from datamodules.text_encoding import TextEncoding
+from datamodules.text.encoding import TextEncoding
+from datamodules.text.framing import Framed, padded
 
 SAMPLE_KEY = 1_607  # of the documents that are drawn; any number
 

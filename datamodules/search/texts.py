@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from datamodules.files import mapped
-from datamodules.json_rows import HALF_RULE, half_character
+from datamodules.files.rows import HALF_RULE, half_character
 
 LineKind = Literal["jsonl", "tsv"]
 COLUMNS = {  # of the index, one value per text

@@ -8,8 +8,8 @@ from datamodules.search.collection_tokens import is_among, kept_documents, kept_
 from datamodules.search.document_parts import DocumentParts, PartsOptions, kept_parts
 from datamodules.search.judged_queries import JudgedQueries
 from datamodules.search.negatives import HardNegatives
-from datamodules.text_encoding import TextEncoding
-from datamodules.token_rows import TokenRows
+from datamodules.text.encoding import TextEncoding
+from datamodules.text.token_rows import TokenRows
 
 
 @dataclass(frozen=True)

@@ -10,18 +10,18 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from datamodules.cache import digest_of
-from datamodules.framing import Framed, padded
-from datamodules.keyed_draws import KeptWords, uniform, words_for
-from datamodules.plan import rng_for
-from datamodules.planned import PlannedDataset
+from datamodules.core.keyed_draws import KeptWords, uniform, words_for
+from datamodules.core.plan import rng_for
+from datamodules.core.planned import PlannedDataset
+from datamodules.core.store import digest_of
 from datamodules.search.collection import Collection
 from datamodules.search.document_parts import Drawn, document_sentences, drawn_sentence
 from datamodules.search.judged_queries import JudgedQueries, shares_up_to
 from datamodules.search.negatives import HardNegatives, NegativePool
 from datamodules.search.tables import NO_DOCUMENT, rows_of
 from datamodules.search.training_mix import KINDS, TrainingMix, pair_counts, pair_tokens
-from datamodules.text_encoding import TextEncoding
+from datamodules.text.encoding import TextEncoding
+from datamodules.text.framing import Framed, padded
 
 TERM = "queries"
 FIRST_WORDS = 2  # of a generator: most that choose a query and its answer

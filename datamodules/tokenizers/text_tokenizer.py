@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from datamodules.cache import cache_root, digest_of, file_digest
+from datamodules.core.store import cache_root, digest_of, file_digest
 from datamodules.tokenizers.chat_template import Message, Renderer, named_template
 from datamodules.tokenizers.hugging_face import files_of
 from datamodules.tokenizers.spelling import (

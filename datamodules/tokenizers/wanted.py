@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from datamodules.checkpoint_recipe import checkpoint_to_load, read_recipe
+from datamodules.core.checkpoint_recipe import checkpoint_to_load, read_recipe
 from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions
 
 TEXT_RECIPE_KEY = "text_recipe"

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from datamodules.cache import digest_of
+from datamodules.core.store import digest_of
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from datamodules.tokenizers.wanted import TEXT_RECIPE_KEY
 from lit_models.causal_lm import four_bit

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from datamodules.batches import ChoiceBatch, PromptBatch
-from datamodules.plan import rng_for
-from datamodules.prompt_output import FINISH_REASONS, NO_TOKEN
-from datamodules.prompt_rows import recent
+from datamodules.core.batches import ChoiceBatch, PromptBatch
+from datamodules.core.plan import rng_for
+from datamodules.text.prompt_output import FINISH_REASONS, NO_TOKEN
+from datamodules.text.prompt_rows import recent
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from lit_models.causal_lm.cache import DecoderReader, PretrainedReader, Reader
 from lit_models.causal_lm.network import Decoder

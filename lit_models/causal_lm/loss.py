@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from datamodules.batches import IGNORED, TERM, TextBatch
+from datamodules.core.batches import IGNORED, TERM, TextBatch
 from lit_models.layers.linear import (
     ROW_STEP,
     input_gradient,

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from datamodules.batches import IGNORED, TextBatch
+from datamodules.core.batches import IGNORED, TextBatch
 from lit_models.training.metrics import SumCount
 from lit_models.training.record import LossSum
 

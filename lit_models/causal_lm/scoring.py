@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from datamodules.batches import IGNORED, ChoiceBatch
+from datamodules.core.batches import IGNORED, ChoiceBatch
 from lit_models.causal_lm.pretrained import Network
 
 POSITIONS_AT_ONCE = 1024
@@ -34,7 +34,7 @@ def score(network: Network, batch: ChoiceBatch) -> Scores:
     """Return the scores of all choices of a batch.
 
     A continuation's tokens are the labels of its document; the datamodule decides which they are,
-    see `datamodules.prompt_rows.joint_tokens`.
+    see `datamodules.text.prompt_rows.joint_tokens`.
 
     Args:
         network: in eval mode.

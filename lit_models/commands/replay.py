@@ -103,7 +103,7 @@ def _from_config(run: Path, trust: bool) -> tuple[Path, Any, Any, dict[str, Any]
     """Return the config's path, module, data, trainer's values and seed."""
     from lightning.pytorch import seed_everything
 
-    from datamodules.planned import PlannedDataModule
+    from datamodules.core.planned import PlannedDataModule
     from lit_models.commands._run_config import built, newest_config
     from lit_models.config_files import read_config
     from lit_models.launch import silence_noise

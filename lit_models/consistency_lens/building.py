@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from datamodules.activations.datamodule import ActivationDataModule
 from datamodules.activations.statistics import ActivationStatistics, Chunk, statistics_of
 from datamodules.activations.store import ActivationStore, SubjectFacts
-from datamodules.splitting import TRAIN
-from datamodules.threads import threads_pinned
+from datamodules.core.threads import threads_pinned
+from datamodules.files.splitting import TRAIN
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from lit_models.causal_lm.lora import check_precision
 from lit_models.causal_lm.pretrained import check_recipe, learned_positions

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from datamodules.activations.statistics import ActivationStatistics
-from datamodules.batches import ActivationBatch
+from datamodules.core.batches import ActivationBatch
 from lit_models.consistency_lens.evaluation import EvaluationOptions
 from lit_models.consistency_lens.lens import Lens
 from lit_models.consistency_lens.loss import squared_error, text_nats

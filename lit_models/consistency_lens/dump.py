@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from datamodules.activations.store import SubjectFacts
-from datamodules.batches import DumpBatch
-from datamodules.threads import threads_pinned
+from datamodules.core.batches import DumpBatch
+from datamodules.core.threads import threads_pinned
 from lit_models.consistency_lens.copies import keep_layers
 from lit_models.consistency_lens.subject import (
     Subject,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from datamodules.activations.statistics import ActivationStatistics
-from datamodules.batches import ActivationBatch
+from datamodules.core.batches import ActivationBatch
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from lit_models.consistency_lens.copies import (
     BaseOptions,

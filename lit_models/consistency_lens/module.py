@@ -8,8 +8,8 @@ from lightning.pytorch import Callback
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
-from datamodules.batches import ActivationBatch
-from datamodules.prompt_rows import prompt_tokens
+from datamodules.core.batches import ActivationBatch
+from datamodules.text.prompt_rows import prompt_tokens
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from lit_models.consistency_lens import building
 from lit_models.consistency_lens.building import LENS_RECIPE_KEY

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from datamodules.batches import ActivationBatch
+from datamodules.core.batches import ActivationBatch
 from lit_models.consistency_lens.hooks import output_edited, output_kept, outputs_given
 from lit_models.consistency_lens.reading import read
 from lit_models.consistency_lens.subject import Subject

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from datamodules.activations.store import SubjectFacts
-from datamodules.cache import cache_root, digest_of, file_digest
+from datamodules.core.store import cache_root, digest_of, file_digest
 from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.model_folders import read_config, weight_files
 from lit_models.causal_lm.pretrained import (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, arange
 
-from datamodules.batches import ActivationBatch
+from datamodules.core.batches import ActivationBatch
 
 _NEVER = torch.iinfo(torch.int64).max
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, no_grad
 
-from datamodules.batches import ActivationBatch
+from datamodules.core.batches import ActivationBatch
 from lit_models.consistency_lens import loss
 from lit_models.consistency_lens.lens import Lens
 from lit_models.consistency_lens.patching import PatchedSubject

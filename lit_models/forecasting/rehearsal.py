@@ -14,12 +14,12 @@ import torch
 from lightning.pytorch import Trainer
 from torch import Tensor, nn
 
-from datamodules.batching import Batching
+from datamodules.core.batching import Batching
+from datamodules.core.loader import collated
+from datamodules.core.plan import MicroBatch, Plan, PlanRequest, count_targets, deal
+from datamodules.core.planned import PlannedDataModule
+from datamodules.core.threads import threads_pinned
 from datamodules.heaviest import heaviest_ids
-from datamodules.loader import collated
-from datamodules.plan import MicroBatch, Plan, PlanRequest, count_targets, deal
-from datamodules.planned import PlannedDataModule
-from datamodules.threads import threads_pinned
 from lit_models.training.meters import DeviceMeter, HostMeter, has_host_meter
 from lit_models.training.sharding import total_norm
 from lit_models.training.trial import try_batch, without_trace

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from datamodules.files.splitting import TEST, TRAIN
 from datamodules.occupations.store import OccupationStore
-from datamodules.splitting import TEST, TRAIN
 from datamodules.tokenizers.characters import decode
 
 NGRAM_SIZES = (1, 5)

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.languages import language_code
 from datamodules.occupations.batches import padded_texts
+from datamodules.occupations.languages import language_code
 from datamodules.tokenizers.characters import TextNormalisation, encode
 from datamodules.tokenizers.codes import CodeBook
 

@@ -9,8 +9,8 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor, nn
 
-from datamodules.batches import OccupationBatch
-from datamodules.checkpoint_recipe import checkpoint_to_load
+from datamodules.core.batches import OccupationBatch
+from datamodules.core.checkpoint_recipe import checkpoint_to_load
 from datamodules.tokenizers.codes import CodeBook
 from lit_models.layers.depths import layer_depths
 from lit_models.occupation_coder.building import (

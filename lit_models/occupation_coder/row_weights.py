@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from datamodules.files.splitting import TRAIN
 from datamodules.occupations.store import OccupationStore
-from datamodules.splitting import TRAIN
 from datamodules.tokenizers.characters import TextNormalisation, decode
 from datamodules.tokenizers.codes import CodeBook
 from lit_models.occupation_coder.loss import LossOptions

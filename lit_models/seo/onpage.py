@@ -24,9 +24,8 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 
 import pyarrow as pa
 
-from datamodules.documents import files_in
-from datamodules.files.tables import TableWriter
-from datamodules.html_text import (
+from datamodules.files.documents import files_in
+from datamodules.files.html import (
     DECLARED_WITHIN,
     decoded_html,
     first_bad_byte,
@@ -34,8 +33,9 @@ from datamodules.html_text import (
     html_encoding,
     visible_lines,
 )
+from datamodules.files.tables import TableWriter
 from datamodules.search.bm25 import scores_of
-from datamodules.sentences import sentences_of, words_of
+from datamodules.text.sentences import sentences_of, words_of
 from lit_models.cli_errors import run_guarded
 
 if TYPE_CHECKING:

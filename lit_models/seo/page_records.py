@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from datamodules.json_rows import JsonRow
+from datamodules.files.rows import JsonRow
 from lit_models.seo.onpage import Finding, Page, check_page, is_address, shown
 
 

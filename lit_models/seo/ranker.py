@@ -8,10 +8,10 @@ import torch
 from lightning.pytorch import Callback
 from torch import Tensor, nn
 
-from datamodules.batches import RankingBatch
-from datamodules.framing import padded
+from datamodules.core.batches import RankingBatch
 from datamodules.search.ranking_batches import TERM
-from datamodules.text_encoding import TextEncoding
+from datamodules.text.encoding import TextEncoding
+from datamodules.text.framing import padded
 from lit_models.seo.base import EncodedTextModule
 from lit_models.seo.cross_encoder import CrossEncoder, even_parts, places_of_pairs
 from lit_models.seo.encoders import Pooling, TextEncoder

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from datamodules.batches import EncodeBatch
+from datamodules.core.batches import EncodeBatch
 from lit_models.seo.feedback import Feedback, searched
 from lit_models.seo.fusion import WEIGHTS, fused
 from lit_models.seo.ranking_metrics import RankedQueries, RankingMetrics, rank_queries

@@ -8,11 +8,11 @@ import torch
 from lightning.pytorch import Callback
 from torch import Tensor, nn
 
-from datamodules.batches import EncodeBatch, RetrievalBatch
+from datamodules.core.batches import EncodeBatch, RetrievalBatch
 from datamodules.search.encoded_collection import EncodedCollection
 from datamodules.search.tables import NO_DOCUMENT
 from datamodules.search.training_pairs import TERM
-from datamodules.text_encoding import TextEncoding
+from datamodules.text.encoding import TextEncoding
 from lit_models.layers.depths import layer_depths
 from lit_models.seo.base import EncodedTextModule
 from lit_models.seo.biencoder import BiEncoder, Towers

@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from datamodules.batches import ScoredTextBatch
-from datamodules.framing import padded
+from datamodules.core.batches import ScoredTextBatch
 from datamodules.scored.batches import ChunkOptions
-from datamodules.text_encoding import TextEncoding
+from datamodules.text.encoding import TextEncoding
+from datamodules.text.framing import padded
 from lit_models.seo.base import EncodedTextModule
 from lit_models.seo.encoders import Pooling, TextEncoder
 from lit_models.seo.heads import Head, HeadOptions, baseline, said

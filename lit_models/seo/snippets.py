@@ -15,15 +15,15 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from datamodules.prompt_output import completion_text
-from datamodules.sentences import sentences_of
+from datamodules.text.prompt_output import completion_text
+from datamodules.text.sentences import sentences_of
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from lit_models.causal_lm.generation import Completions
 from lit_models.seo.onpage import LONGEST_DESCRIPTION, LONGEST_TITLE, SHORTEST_DESCRIPTION
 from lit_models.training.metrics import SumCount
 
 if TYPE_CHECKING:
-    from datamodules.batches import SnippetBatch
+    from datamodules.core.batches import SnippetBatch
 
 LIMITS = {"title": (1, LONGEST_TITLE), "description": (SHORTEST_DESCRIPTION, LONGEST_DESCRIPTION)}
 WORDS_COPIED = 3  # in a run

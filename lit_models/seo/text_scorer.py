@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from datamodules.batches import ScoredTextBatch
+from datamodules.core.batches import ScoredTextBatch
 from lit_models.seo.encoders import Pooling, TextEncoder
 from lit_models.seo.heads import Head
 from lit_models.training.keyed_dropout import keyed_texts

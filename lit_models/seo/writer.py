@@ -6,11 +6,11 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from torch import Tensor
 
-from datamodules.batches import SnippetBatch
-from datamodules.page_batches import PagePromptDataset
-from datamodules.page_output import Records
-from datamodules.page_rows import TARGETS, Target
-from datamodules.page_store import PagePrompts
+from datamodules.core.batches import SnippetBatch
+from datamodules.text.page_batches import PagePromptDataset
+from datamodules.text.page_output import Records
+from datamodules.text.page_rows import TARGETS, Target
+from datamodules.text.page_store import PagePrompts
 from lit_models.causal_lm.generation import Completions, GenerationOptions, generate
 from lit_models.causal_lm.module import LitCausalLM
 from lit_models.seo.best_of import BestOf, best

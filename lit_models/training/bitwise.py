@@ -2,7 +2,7 @@
 
 Addition of floats depends on the order. An optimizer step is therefore cut into C chunks, a power
 of two, whatever the devices; chunk c and chunk C - 1 - c are added first, and their sums again in
-this way until one is left. `datamodules.plan.deal` gives each replica a subtree, in its order.
+this way until one is left. `datamodules.core.plan.deal` gives each replica a subtree, in its order.
 """
 
 import os

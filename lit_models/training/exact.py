@@ -21,8 +21,8 @@ from torch.nn.modules.module import _IncompatibleKeys
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
-from datamodules.checkpoint_recipe import checkpoint_to_load
-from datamodules.planned import PlannedDataModule
+from datamodules.core.checkpoint_recipe import checkpoint_to_load
+from datamodules.core.planned import PlannedDataModule
 from lit_models.training import strategies
 from lit_models.training.checkpoint import (
     AtomicCheckpointIO,

@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 
-from datamodules.planned import PlannedDataModule
+from datamodules.core.planned import PlannedDataModule
 
 STEP_HOOKS = (
     "on_train_batch_start",

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from datamodules.plan import PlanRequest, digest_ids, make_plan
+from datamodules.core.plan import PlanRequest, digest_ids, make_plan
 
 
 class Status(IntEnum):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lit_models.training.launched_world import check_world
 
 if TYPE_CHECKING:
-    from datamodules.batching import Batching
+    from datamodules.core.batching import Batching
 
 GONE = "the strategy `{}` is gone"
 GONE_STRATEGIES = {
@@ -327,7 +327,7 @@ def check_batch(settings: Settings, world_size: int) -> None:
     num_replicas = tensor_groups(settings.tensor_parallel_size, world_size)
     if settings.global_batch_size is None:
         return
-    from datamodules.batching import derive_batching
+    from datamodules.core.batching import derive_batching
 
     batching = derive_batching(
         num_replicas,

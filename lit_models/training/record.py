@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from datamodules.plan import digest_ids
+from datamodules.core.plan import digest_ids
 
 _NUM_FLAGS = 3  # in front of a vector
 _LIMB_BITS, _NUM_LIMBS = 21, 3  # 63 bits of digest in float64 sums that stay exact
@@ -45,7 +45,7 @@ def _shifted(x: Tensor, bits: int) -> Tensor:
 
 
 def hash_ids(ids: Tensor) -> Tensor:
-    """Return [N] int64 with the bits of `datamodules.plan.hash_ids`, without leaving the device."""
+    """Return [N] int64 with the bits of `datamodules.core.plan.hash_ids`, on the same device."""
     x = ids + _GOLDEN
     x = (x ^ _shifted(x, 30)) * _MIX_1
     x = (x ^ _shifted(x, 27)) * _MIX_2

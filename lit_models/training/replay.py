@@ -18,9 +18,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from torch import Tensor
 
-from datamodules.loader import collated
-from datamodules.plan import MicroBatch, iterate_micro_batches
-from datamodules.planned import PlannedDataModule
+from datamodules.core.loader import collated
+from datamodules.core.plan import MicroBatch, iterate_micro_batches
+from datamodules.core.planned import PlannedDataModule
 from lit_models.training.callbacks import NonFinite
 from lit_models.training.exact import ExactModule, share_of_step
 from lit_models.training.lineage import plan_of, read_ledger, surviving

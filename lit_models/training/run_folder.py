@@ -24,7 +24,7 @@ from filelock import SoftFileLock, Timeout
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
-from datamodules.checkpoint_recipe import checkpoint_to_load
+from datamodules.core.checkpoint_recipe import checkpoint_to_load
 from lit_models.training.checkpoint import newest_checkpoint
 
 HANDED_DOWN = "UNISONO_RUN"

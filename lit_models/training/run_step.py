@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from datamodules.plan import digest_ids
-from datamodules.planned import PlannedDataModule
+from datamodules.core.plan import digest_ids
+from datamodules.core.planned import PlannedDataModule
 from lit_models.training.checkpoint import read_checkpoint
 from lit_models.training.lineage import left_out, plan_of, read_ledger, surviving
 

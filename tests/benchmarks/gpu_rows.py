@@ -16,8 +16,8 @@ import yaml
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import Checkpoint
 
-from datamodules.planned import PlannedDataset, Stage
-from datamodules.text_batches import BlockDataset
+from datamodules.core.planned import PlannedDataset, Stage
+from datamodules.text.batches import BlockDataset
 from lit_models import LitCausalLM
 from lit_models.causal_lm.building import ComputationOptions
 from lit_models.causal_lm.lora import LoraOptions

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from lightning.pytorch import Callback, Trainer
 
-from datamodules.planned import PlannedDataModule, PlannedDataset, Stage
-from datamodules.prompted import PromptedDataModule
-from datamodules.text_batches import TokenDataset
-from datamodules.token_store import TokenStream, token_dtype
+from datamodules.core.planned import PlannedDataModule, PlannedDataset, Stage
+from datamodules.text.batches import TokenDataset
+from datamodules.text.prompted import PromptedDataModule
+from datamodules.text.token_store import TokenStream, token_dtype
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from datamodules.tokenizers.trained import byte_tokenizer
 from lit_models import LitCausalLM

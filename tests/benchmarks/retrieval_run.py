@@ -21,11 +21,11 @@ import numpy as np
 import torch
 
 from datamodules import RetrievalDataModule
-from datamodules.framing import TextLimits
-from datamodules.planned import LoaderOptions
+from datamodules.core.planned import LoaderOptions
 from datamodules.search.encoded_collection import EncodedCollection
 from datamodules.search.request import CollectionRequest
 from datamodules.search.retrieval import no_search
+from datamodules.text.framing import TextLimits
 from lit_models import LitRetriever
 from lit_models.seo.biencoder import BiEncoder
 from lit_models.seo.contrastive import TemperatureOptions

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datamodules.plan import hash_ids
+from datamodules.core.plan import hash_ids
 from lit_models.seo.ranking_metrics import paired_bootstrap
 from tests.benchmarks.figures import Figures
 

@@ -25,8 +25,8 @@ import torch
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 
-from datamodules.loader import TOGETHER, PlannedLoader
-from datamodules.planned import PlannedDataModule
+from datamodules.core.loader import TOGETHER, PlannedLoader
+from datamodules.core.planned import PlannedDataModule
 from lit_models.commands._run_config import built
 from lit_models.config_files import find_config
 from lit_models.training.callbacks import default_callbacks

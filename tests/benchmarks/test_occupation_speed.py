@@ -13,10 +13,10 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
+from datamodules.files.splitting import SplitOptions
 from datamodules.occupations.datamodule import OccupationDataModule
 from datamodules.occupations.rows import Columns
 from datamodules.occupations.store import CodeBookOptions
-from datamodules.splitting import SplitOptions
 from datamodules.tokenizers.characters import TextNormalisation
 from lit_models.occupation_coder.decoding import DecodingOptions
 from lit_models.occupation_coder.encoders import CharacterEncoder

@@ -14,13 +14,13 @@ from tests.benchmarks.figures import Aim, Figures
 
 NUMBER = 10_000_000
 PLANNED = """
-from datamodules.plan import PlanRequest, make_plan
+from datamodules.core.plan import PlanRequest, make_plan
 lengths = np.random.default_rng(0).integers(5, 40, NUMBER).astype(np.int32)
 def work(epoch):
     return make_plan(PlanRequest("f", len(lengths), 64, 0, 50), lengths, epoch).num_steps
 """
 PACKED = """
-from datamodules.packing import best_fit
+from datamodules.text.packing import best_fit
 drawn = np.random.default_rng(0).lognormal(np.log(180) - 0.32, 0.8, NUMBER)
 lengths = drawn.astype(np.int32).clip(2, 1024)
 del drawn

@@ -12,7 +12,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
 
-from datamodules.planned import PlannedDataset, Stage
+from datamodules.core.planned import PlannedDataset, Stage
 from lit_models.training.callbacks import default_callbacks
 from lit_models.training.checkpoint import AtomicCheckpointIO
 from tests.benchmarks.figures import Aim, Figures

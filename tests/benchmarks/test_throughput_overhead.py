@@ -14,7 +14,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
 
-from datamodules import loader
+from datamodules.core import loader
 from lit_models.training.callbacks import Throughput, default_callbacks
 from tests.benchmarks.figures import Aim, Figures
 from tests.benchmarks.test_training_overhead import BATCH, Ours, RowsData

@@ -16,7 +16,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer, seed_everythin
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from datamodules.planned import PlannedDataModule, PlannedDataset, Stage
+from datamodules.core.planned import PlannedDataModule, PlannedDataset, Stage
 from lit_models.training.callbacks import default_callbacks
 from lit_models.training.exact import ExactModule, LossSum
 from lit_models.training.optim import configured, parameter_groups

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from datamodules.cache import cache_root
+from datamodules.core.store import cache_root
 from datamodules.demo import demo_text
 from tests.benchmarks.figures import Aim, Figures
 from tests.benchmarks.two_plain_loops import ROWS, SHAPE, WARM_UP, WIDTH

@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 
-from datamodules.checkpoint_recipe import read_recipe
+from datamodules.core.checkpoint_recipe import read_recipe
 from datamodules.occupations.datamodule import RECIPE_KEY
-from datamodules.text import TextDataModule
+from datamodules.text.texts import TextDataModule
 from datamodules.tokenizers.wanted import TEXT_RECIPE_KEY
 from lit_models.causal_lm.module import LitCausalLM
 from lit_models.training.callbacks.predictions import PredictionWriter

@@ -10,8 +10,8 @@ import pytest
 import torch
 from lightning.pytorch import seed_everything
 
-from datamodules.text import TextDataModule
-from datamodules.text_split import TextSplit
+from datamodules.text.splitting import TextSplit
+from datamodules.text.texts import TextDataModule
 from datamodules.tokenizers.chat_template import TEMPLATES
 from datamodules.tokenizers.trained import byte_tokenizer
 from lit_models.causal_lm.decoder_config import DecoderConfig

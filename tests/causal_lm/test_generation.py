@@ -6,7 +6,7 @@ from itertools import count
 import pytest
 import torch
 
-from datamodules.plan import rng_for
+from datamodules.core.plan import rng_for
 from lit_models.causal_lm.generation import GenerationOptions, most_positions, reader_of
 from lit_models.causal_lm.pretrained import recipe_of
 from lit_models.causal_lm.sampling import draw

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from datamodules.instructions import InstructionDataModule
+from datamodules.text.instructions import InstructionDataModule
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions
 from datamodules.tokenizers.trained import byte_tokenizer
 from lit_models.causal_lm.building import ComputationOptions

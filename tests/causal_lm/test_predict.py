@@ -7,9 +7,9 @@ import pytest
 import torch
 from lightning.pytorch import seed_everything
 
-from datamodules.instructions import InstructionDataModule
-from datamodules.text import TextDataModule
-from datamodules.text_split import TextSplit
+from datamodules.text.instructions import InstructionDataModule
+from datamodules.text.splitting import TextSplit
+from datamodules.text.texts import TextDataModule
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions
 from datamodules.tokenizers.trained import byte_tokenizer
 from lit_models.causal_lm.decoder_config import DecoderConfig

@@ -8,8 +8,8 @@ import pytest
 import torch
 from lightning.pytorch import seed_everything
 
-from datamodules.text import TextDataModule
-from datamodules.text_split import TextSplit
+from datamodules.text.splitting import TextSplit
+from datamodules.text.texts import TextDataModule
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions
 from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.lora import LoraOptions

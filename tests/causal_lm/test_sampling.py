@@ -6,7 +6,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models
 from torch import nn
 
-from datamodules.plan import rng_for
+from datamodules.core.plan import rng_for
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.generation import GenerationOptions

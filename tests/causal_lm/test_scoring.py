@@ -7,10 +7,10 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models
 
-from datamodules.loader import collated
-from datamodules.plan import MicroBatch
-from datamodules.prompt_rows import PromptRequest, joint_tokens
-from datamodules.prompts import ChoiceDataset
+from datamodules.core.loader import collated
+from datamodules.core.plan import MicroBatch
+from datamodules.text.prompt_rows import PromptRequest, joint_tokens
+from datamodules.text.prompts import ChoiceDataset
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from lit_models.causal_lm.generation import GenerationOptions, complete
 from lit_models.causal_lm.scoring import score

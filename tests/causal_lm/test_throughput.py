@@ -9,8 +9,8 @@ from lightning.pytorch import Callback, seed_everything
 from lightning.pytorch.utilities.compile import from_compiled
 from torch import nn
 
-from datamodules.text import TextDataModule
-from datamodules.text_split import TextSplit
+from datamodules.text.splitting import TextSplit
+from datamodules.text.texts import TextDataModule
 from lit_models.causal_lm.building import ComputationOptions
 from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.module import LitCausalLM

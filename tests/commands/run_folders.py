@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from datamodules.plan import PlanRequest, digest_ids, make_plan
+from datamodules.core.plan import PlanRequest, digest_ids, make_plan
 from lit_models.commands.report import report
 from lit_models.training.lineage import chained
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from datamodules.plan import Plan
+from datamodules.core.plan import Plan
 from lit_models.forecasting.rehearsal import MOST_STEPS, KeptBytes, Rehearsal, spread_steps
 from lit_models.training.state_size import sharded_groups
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datamodules.plan import PlanRequest, make_plan
+from datamodules.core.plan import PlanRequest, make_plan
 from lit_models.cli_errors import UsageError, screen
 from lit_models.commands.plan import plan as plan_command
 from lit_models.forecasting import exchange, orders, short_run

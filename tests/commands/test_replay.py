@@ -15,7 +15,7 @@ import pytest
 import torch
 import yaml
 
-from datamodules.plan import rng_for
+from datamodules.core.plan import rng_for
 from lit_models.training.checkpoint import read_checkpoint
 from tests.conftest import TOY
 from tests.toy import ToyData, ledger_lines

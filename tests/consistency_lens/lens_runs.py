@@ -18,7 +18,7 @@ from torch import Tensor
 
 from datamodules import ActivationDataModule
 from datamodules.activations.positions import PositionRule
-from datamodules.planned import LoaderOptions
+from datamodules.core.planned import LoaderOptions
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions
 from lit_models import LitConsistencyLens
 from lit_models.causal_lm.decoder_config import DecoderConfig

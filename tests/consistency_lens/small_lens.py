@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch import Trainer, seed_everything
 
 from datamodules import ActivationDataModule
-from datamodules.loader import LoaderOptions
+from datamodules.core.loader import LoaderOptions
 from datamodules.tokenizers.trained import byte_tokenizer
 from lit_models import LitConsistencyLens
 from lit_models.consistency_lens.lens import LensOptions

@@ -8,7 +8,7 @@ import torch
 
 from datamodules.activations.pieces import Pieces
 from datamodules.activations.positions import PositionRule
-from datamodules.splitting import PART_NAMES
+from datamodules.files.splitting import PART_NAMES
 from lit_models.consistency_lens.subject import (
     Subject,
     SubjectOptions,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from lightning.pytorch import seed_everything
 
-from datamodules.text_split import TextSplit
+from datamodules.text.splitting import TextSplit
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions
 from lit_models.causal_lm.pretrained import network_from_config as drawn
 from lit_models.consistency_lens import subject

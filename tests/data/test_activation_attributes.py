@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from datamodules.activations.attributes import NONE, DocumentFacts, document_facts, group_names
-from datamodules.documents import Reading
-from datamodules.token_store import TokenStore
-from datamodules.token_writer import open_token_store
+from datamodules.files.documents import Reading
+from datamodules.text.token_store import TokenStore
+from datamodules.text.token_writer import open_token_store
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions
 from tests.text_corpora import request, text_file
 
@@ -118,7 +118,7 @@ def test_no_two_files_have_one_name_and_none_is_all(files: list[str], names: lis
 def test_a_long_text_file_is_known_by_the_hash_of_all_its_sections(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("datamodules.documents.SECTION_BYTES", 64)
+    monkeypatch.setattr("datamodules.files.documents.SECTION_BYTES", 64)
     long = "\n".join(f"line {i} of the long one" for i in range(20))
     files = [text_file(tmp_path / "a.txt", "short"), text_file(tmp_path / "b.txt", long)]
     _, found = facts(files)

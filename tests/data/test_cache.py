@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from datamodules.cache import cache_root, digest_of, file_digest, made_once
+from datamodules.core.store import cache_root, digest_of, file_digest, made_once
 
 
 def test_a_folder_is_made_once_and_only_when_complete(tmp_path):
@@ -43,7 +43,7 @@ def test_a_digest_is_remembered_until_the_file_changes(tmp_path, monkeypatch):
     path = tmp_path / "t.csv"
     path.write_text("text\n1\n")
     first = file_digest(path, tmp_path)
-    monkeypatch.delattr("datamodules.cache.content_digest")  # reading would now fail
+    monkeypatch.delattr("datamodules.core.store.content_digest")  # reading would now fail
     assert file_digest(path, tmp_path) == first
     monkeypatch.undo()
     path.write_text("text\n2\n3\n")

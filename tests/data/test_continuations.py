@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from datamodules import documents, token_jobs
-from datamodules.prompt_output import completion_text
-from datamodules.splitting import TRAIN, VALIDATION
-from datamodules.text_split import TextSplit
-from datamodules.token_writer import open_token_store
+from datamodules.files import documents
+from datamodules.files.splitting import TRAIN, VALIDATION
+from datamodules.text import token_jobs
+from datamodules.text.prompt_output import completion_text
+from datamodules.text.splitting import TextSplit
+from datamodules.text.token_writer import open_token_store
 from datamodules.tokenizers.spelling import without_first_space
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from datamodules.tokenizers.trained import byte_tokenizer, character_tokenizer

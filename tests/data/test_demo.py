@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from datamodules import demo, documentation_texts
+from datamodules.files.splitting import stem_key
 from datamodules.occupations.grammar import LANGUAGES, Head, code_book, heads, records
-from datamodules.splitting import stem_key
 
 
 @pytest.fixture(scope="module")

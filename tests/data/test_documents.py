@@ -6,8 +6,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from datamodules import documents
-from datamodules.documents import Fragment, Reading, read_section, sections_of, text_files
+from datamodules.files import documents
+from datamodules.files.documents import Fragment, Reading, read_section, sections_of, text_files
 
 TEXT = "First line.\nSecond, löng — line.\n\n \t \nThird 🙂 line,\nfourth line.\n\n\nThe end.\n"
 

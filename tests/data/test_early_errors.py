@@ -15,7 +15,7 @@ from datamodules.scored.labels import LabelOptions
 from datamodules.search.negatives import HardNegatives
 from datamodules.search.request import CollectionRequest, QuerySplit
 from datamodules.search.training_mix import TrainingMix
-from datamodules.text_encoding import TextEncoding
+from datamodules.text.encoding import TextEncoding
 from tests.seo.retrieval_collection import write_collection
 
 NO_SPLIT = QuerySplit(validation_share=0, test_share=0)

@@ -15,9 +15,9 @@ import torch
 from tokenizers import processors
 
 from datamodules import InstructionDataModule, PlanOptions, TextSplit, TokenizerOptions
-from datamodules.batches import IGNORED
-from datamodules.instruction_batches import InstructionDataset
-from datamodules.instruction_writer import open_instruction_store
+from datamodules.core.batches import IGNORED
+from datamodules.text.instruction_batches import InstructionDataset
+from datamodules.text.instruction_writer import open_instruction_store
 from datamodules.tokenizers.trained import bpe_tokenizer, byte_tokenizer
 from tests.text_corpora import saved_tokenizer
 

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from datamodules.json_rows import read_json_rows
+from datamodules.files.rows import read_json_rows
 
 
 def test_a_part_of_a_jsonl_file_keeps_its_line_numbers(tmp_path):

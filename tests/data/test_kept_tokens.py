@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, trainers
 
-from datamodules.framing import TextLimits
-from datamodules.plan import rng_for
+from datamodules.core.plan import rng_for
+from datamodules.files.splitting import TRAIN
 from datamodules.search.collection import Collection, Document, open_collection
 from datamodules.search.judged_queries import JudgedQueries
 from datamodules.search.negatives import HardNegatives
 from datamodules.search.request import CollectionRequest
 from datamodules.search.training_mix import TrainingMix
 from datamodules.search.training_pairs import PairDataset, PairExample
-from datamodules.sentences import sentences_of
-from datamodules.splitting import TRAIN
-from datamodules.text_encoding import TextEncoding
+from datamodules.text.encoding import TextEncoding
+from datamodules.text.framing import TextLimits
+from datamodules.text.sentences import sentences_of
 from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions, make_tokenizer
 from tests.seo.retrieval_collection import write_collection
 

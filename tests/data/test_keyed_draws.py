@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from datamodules.keyed_draws import (
+from datamodules.core.keyed_draws import (
     KeptWords,
     _philox,
     below,
@@ -11,7 +11,7 @@ from datamodules.keyed_draws import (
     uniforms_for,
     words_for,
 )
-from datamodules.plan import rng_for
+from datamodules.core.plan import rng_for
 from datamodules.search.training_pairs import place_in_proportion
 
 
@@ -62,7 +62,7 @@ def test_words_are_kept_for_an_epoch_and_are_those_of_each_sample(monkeypatch) -
     kept = KeptWords(5, 10_000, 2)
     for epoch in (0, 1, 0):
         np.testing.assert_array_equal(kept.of(ids, epoch), words_for(5, epoch, ids, 2))
-    monkeypatch.setattr("datamodules.keyed_draws.MOST_KEPT", 9_999)
+    monkeypatch.setattr("datamodules.core.keyed_draws.MOST_KEPT", 9_999)
     many = KeptWords(5, 10_000, 2)
     np.testing.assert_array_equal(many.of(ids, 1), words_for(5, 1, ids, 2))
     assert not len(many._kept)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from datamodules import Augmentation
-from datamodules.augmentation import augment
+from datamodules.core.plan import PlanOptions, rng_for
 from datamodules.occupations import batches
+from datamodules.occupations.augmentation import augment
 from datamodules.occupations.batches import OccupationDataset
-from datamodules.plan import PlanOptions, rng_for
 from datamodules.tokenizers.characters import decode
 from tests.occupation_tables import ROWS, many, module, table
 

@@ -17,7 +17,7 @@ from datamodules import (
     SplitOptions,
     TextOptions,
 )
-from datamodules.plan import PlanOptions
+from datamodules.core.plan import PlanOptions
 from tests.occupation_tables import COLUMNS, ROWS, many, module, table
 
 

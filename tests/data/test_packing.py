@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from datamodules.packing import best_fit
+from datamodules.text.packing import best_fit
 
 
 def plain_best_fit(lengths, capacity):

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from datamodules import PagesDataModule, PlanOptions, TextSplit, TokenizerOptions, demo
-from datamodules.batches import IGNORED
+from datamodules.core.batches import IGNORED
 from datamodules.files.bad_rows import BadRows
-from datamodules.json_rows import JsonRow
-from datamodules.page_batches import SnippetDataset, prompt_of
-from datamodules.page_rows import WriterPage, framed, page_of, read_pages
-from datamodules.page_store import PagePrompts, open_page_texts
+from datamodules.files.rows import JsonRow
+from datamodules.text.page_batches import SnippetDataset, prompt_of
+from datamodules.text.page_rows import WriterPage, framed, page_of, read_pages
+from datamodules.text.page_store import PagePrompts, open_page_texts
 
 TITLE = "Apple pie – Grandmother's Kitchen"
 HTML = f"""<html><head><title>{TITLE}</title><meta property="og:title" content="{TITLE}">

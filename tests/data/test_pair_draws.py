@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from datamodules.plan import rng_for
+from datamodules.core.plan import rng_for
+from datamodules.files.splitting import TRAIN
 from datamodules.search.collection import Collection, open_collection
 from datamodules.search.judged_queries import JudgedQueries
 from datamodules.search.negatives import HardNegatives
 from datamodules.search.request import CollectionRequest
 from datamodules.search.training_mix import TrainingMix
 from datamodules.search.training_pairs import PairDataset
-from datamodules.splitting import TRAIN
-from datamodules.text_encoding import TextEncoding
+from datamodules.text.encoding import TextEncoding
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions, make_tokenizer
 from tests.seo.retrieval_collection import SIZES, write_collection
 

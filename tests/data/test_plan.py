@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datamodules import plan_cache
-from datamodules.batching import derive_batching
-from datamodules.plan import (
+from datamodules.core import plan_cache
+from datamodules.core.batching import derive_batching
+from datamodules.core.plan import (
     PlanOptions,
     PlanRequest,
     _key,
@@ -23,7 +23,7 @@ from datamodules.plan import (
     padding_share,
     rng_for,
 )
-from datamodules.plan_cache import cached_plan
+from datamodules.core.plan_cache import cached_plan
 
 # Written down once: a change of order would make every checkpoint refuse to resume.
 EXPECTED_ORDER = [15, 10, 11, 18, 14, 7, 0, 8, 3, 17, 4, 5, 19, 12, 13, 6, 1, 2, 9, 16]
@@ -224,7 +224,7 @@ def test_randomness_belongs_to_the_sample():
 @pytest.fixture
 def large(tmp_path, monkeypatch):
     """A request whose plans are kept in files, in an empty cache."""
-    monkeypatch.setattr("datamodules.plan_cache.MAPPED_FROM", 10)
+    monkeypatch.setattr("datamodules.core.plan_cache.MAPPED_FROM", 10)
     monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / "cache"))
     plan_cache._plan.cache_clear()
     yield request(64, fingerprint="large")

@@ -10,8 +10,8 @@ import pytest
 import torch
 from lightning.pytorch.trainer.states import RunningStage
 
-from datamodules.loader import LoaderOptions, auto_workers, collated, made_together
-from datamodules.plan import MicroBatch, PlanOptions
+from datamodules.core.loader import LoaderOptions, auto_workers, collated, made_together
+from datamodules.core.plan import MicroBatch, PlanOptions
 from tests.toy import LitToy, ToyData, ToySequences, toy_trainer
 
 
@@ -64,7 +64,7 @@ def test_workers_change_nothing_in_any_epoch():
 def test_batches_that_are_made_together_come_one_by_one_and_unchanged(monkeypatch):
     batches = {}
     for number in (1, 3, 8, 50):
-        monkeypatch.setattr("datamodules.planned.TOGETHER", number)
+        monkeypatch.setattr("datamodules.core.planned.TOGETHER", number)
         data = ToyData()
         data.setup("fit")
         loader = data.train_dataloader()
@@ -123,10 +123,10 @@ def test_no_more_batches_stand_ready_than_are_made_in_a_moment(monkeypatch):
             made.append(n)
             yield {"n": n}
 
-    monkeypatch.setattr("datamodules.loader.perf_counter", lambda: seconds[0])
+    monkeypatch.setattr("datamodules.core.loader.perf_counter", lambda: seconds[0])
     found = [len(made) for _, _ in zip(range(6), made_together(slow(), 8), strict=False)]
     assert found == [3, 3, 3, 6, 6, 6]  # a tenth of a second is over with the third
-    monkeypatch.setattr("datamodules.loader.TOGETHER_S", 0.0)
+    monkeypatch.setattr("datamodules.core.loader.TOGETHER_S", 0.0)
     made.clear()
     assert [len(made) for _, _ in zip(range(3), made_together(slow(), 8), strict=False)] == [
         1,

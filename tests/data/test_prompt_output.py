@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datamodules.json_rows import JsonRow
-from datamodules.prompt_output import check_output, write_completions, write_scores
+from datamodules.files.rows import JsonRow
+from datamodules.text.prompt_output import check_output, write_completions, write_scores
 from datamodules.tokenizers.trained import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()

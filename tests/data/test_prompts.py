@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from datamodules.loader import collated
-from datamodules.plan import MicroBatch
-from datamodules.prompt_rows import PromptRequest, recent
-from datamodules.prompts import PromptDataset
+from datamodules.core.loader import collated
+from datamodules.core.plan import MicroBatch
+from datamodules.text.prompt_rows import PromptRequest, recent
+from datamodules.text.prompts import PromptDataset
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from datamodules.tokenizers.trained import byte_tokenizer, character_tokenizer
 

@@ -6,8 +6,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from datamodules.cache import cache_root
-from datamodules.plan import rng_for
+from datamodules.core.plan import rng_for
+from datamodules.core.store import cache_root
 from datamodules.search.bm25 import Bm25Options, open_bm25
 from datamodules.search.candidates import CandidateOptions, FirstStage
 from datamodules.search.collection import CollectionRequest, open_collection

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from datamodules.files.splitting import VALIDATION
 from datamodules.search.bm25 import Bm25, Bm25Options, open_bm25, scores_of
 from datamodules.search.collection import Collection, open_collection
 from datamodules.search.request import CollectionRequest
-from datamodules.splitting import VALIDATION
 from tests.relevance_collections import write_beir, write_lines
 
 CRANFIELD = Path(__file__).parents[3] / "shared" / "data" / "cranfield"

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from datamodules.files import mapped
+from datamodules.files.splitting import TEST, TRAIN, VALIDATION
 from datamodules.search.collection import Collection, open_collection
 from datamodules.search.request import CollectionRequest, QuerySplit
 from datamodules.search.texts import TextTable, id_hashes
-from datamodules.splitting import TEST, TRAIN, VALIDATION
 from tests.relevance_collections import DOCUMENTS, write_beir, write_lines, write_qrels
 
 MEMORY_SCRIPT = """

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from datamodules.files.splitting import PART_NAMES
 from datamodules.search.collection import open_collection
 from datamodules.search.request import (
     CollectionFiles,
     CollectionRequest,
     QuerySplit,
 )
-from datamodules.splitting import PART_NAMES
 from tests.relevance_collections import (
     EXAMPLES,
     PRODUCTS,

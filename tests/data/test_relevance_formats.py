@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from datamodules.files.splitting import TEST, TRAIN, VALIDATION
 from datamodules.search.collection import Collection, Document, open_collection
 from datamodules.search.request import (
     CollectionFiles,
@@ -15,7 +16,6 @@ from datamodules.search.request import (
     EsciOptions,
     QuerySplit,
 )
-from datamodules.splitting import TEST, TRAIN, VALIDATION
 from tests.relevance_collections import (
     DOCUMENTS,
     QUERIES,

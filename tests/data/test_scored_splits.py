@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from datamodules import ScoredTextDataModule, SplitOptions
-from datamodules.framing import TextLimits
-from datamodules.planned import LoaderOptions
+from datamodules.core.planned import LoaderOptions
 from datamodules.scored.batches import ChunkOptions
 from datamodules.scored.labels import LabelOptions, trained_heads
 from datamodules.scored.rows import TextColumns
 from datamodules.scored.store import StoreRequest, open_store
+from datamodules.text.framing import TextLimits
 
 HEADS = {"y": LabelOptions("binary")}
 

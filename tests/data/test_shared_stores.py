@@ -20,7 +20,7 @@ from datamodules import (
     SplitOptions,
     TokenizerOptions,
 )
-from datamodules.planned import PlannedDataset
+from datamodules.core.planned import PlannedDataset
 from datamodules.search.request import CollectionRequest
 from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.consistency_lens.subject import SubjectOptions

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datamodules.splitting import (
+from datamodules.files.splitting import (
     TEST,
     VALIDATION,
     SplitOptions,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from datamodules.cache import cache_root
+from datamodules.core.store import cache_root
 from datamodules.search import candidates as candidates_file
 from datamodules.search import ranking_source
 from datamodules.search.bm25 import Bm25Options
@@ -16,8 +16,8 @@ from datamodules.search.collection import Collection, open_collection
 from datamodules.search.collection_tokens import kept_collection
 from datamodules.search.groups import GroupOptions
 from datamodules.search.request import CollectionRequest
-from datamodules.text_encoding import TextEncoding
-from datamodules.token_rows import TokenRowsWriter
+from datamodules.text.encoding import TextEncoding
+from datamodules.text.token_rows import TokenRowsWriter
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions, make_tokenizer
 from tests.seo.retrieval_collection import write_collection
 from tests.seo.small_collection import ranking_data, relevance_files

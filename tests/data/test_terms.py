@@ -2,8 +2,8 @@
 
 import pytest
 
-from datamodules.framing import TextLimits
-from datamodules.terms import terms_by
+from datamodules.text.framing import TextLimits
+from datamodules.text.terms import terms_by
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions, make_tokenizer
 
 TEXTS = ["flow flows of air", "air flow at 3 angles", "angle of the wing"]

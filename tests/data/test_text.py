@@ -7,10 +7,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from datamodules import TextDataModule, TextSplit, TokenizerOptions, token_writer
-from datamodules.cache import cache_root
-from datamodules.splitting import TEST, TRAIN, VALIDATION
-from datamodules.text_batches import BlockDataset
+from datamodules import TextDataModule, TextSplit, TokenizerOptions
+from datamodules.core.store import cache_root
+from datamodules.files.splitting import TEST, TRAIN, VALIDATION
+from datamodules.text import token_writer
+from datamodules.text.batches import BlockDataset
 from tests.text_corpora import TEXTS, text_file, text_module, text_rows, texts_of
 
 CHARACTERS = TokenizerOptions(kind="characters")

@@ -186,7 +186,7 @@ def test_it_fits_80_columns_and_the_longest_bar_is_the_fullest_bin(
 
 
 def test_runs_begin_where_training_does() -> None:
-    from datamodules.text_batches import Piece
+    from datamodules.text.batches import Piece
 
     tokenizer = byte_tokenizer()
     ids = tokenizer.encode("abcd")

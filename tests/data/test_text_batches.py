@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datamodules.plan import PlanOptions
-from datamodules.planned import PlannedDataModule
-from datamodules.text_batches import (
+from datamodules.core.plan import PlanOptions
+from datamodules.core.planned import PlannedDataModule
+from datamodules.text.batches import (
     BlockDataset,
     Piece,
     TokenDataset,
@@ -20,7 +20,7 @@ from datamodules.text_batches import (
     one_row,
     padded_rows,
 )
-from datamodules.token_store import TokenStream
+from datamodules.text.token_store import TokenStream
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions, make_tokenizer
 
 TOKENIZER = make_tokenizer(TokenizerOptions(), iter(()))

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datamodules.splitting import TEST, TRAIN, VALIDATION
-from datamodules.text_split import Fragments, TextSplit, cuts_of
+from datamodules.files.splitting import TEST, TRAIN, VALIDATION
+from datamodules.text.splitting import Fragments, TextSplit, cuts_of
 
 PART_OF = {(True, True): TRAIN, (False, True): VALIDATION, (False, False): TEST}
 

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from datamodules import documents, token_jobs, token_writer
-from datamodules.cache import cache_root
-from datamodules.documents import Reading
-from datamodules.splitting import TRAIN, VALIDATION
-from datamodules.text_split import TextSplit
-from datamodules.token_writer import open_token_store
+from datamodules.core.store import cache_root
+from datamodules.files import documents
+from datamodules.files.documents import Reading
+from datamodules.files.splitting import TRAIN, VALIDATION
+from datamodules.text import token_jobs, token_writer
+from datamodules.text.splitting import TextSplit
+from datamodules.text.token_writer import open_token_store
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions
 from tests.text_corpora import request, same, text_file
 
@@ -82,7 +83,9 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
 
 PREPARE = """
 import sys, time
-from datamodules import documents, token_jobs, token_writer
+from datamodules.files import documents
+from datamodules.text import token_jobs
+from datamodules.text import token_writer
 from tests.text_corpora import request
 from pathlib import Path
 

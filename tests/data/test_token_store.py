@@ -6,13 +6,14 @@ import pickle
 import numpy as np
 import pytest
 
-from datamodules import documents, token_jobs, token_writer
-from datamodules.cache import cache_root
-from datamodules.documents import Reading
-from datamodules.splitting import TEST, TRAIN, VALIDATION
-from datamodules.text_split import TextSplit
-from datamodules.token_store import TokenStream
-from datamodules.token_writer import open_token_store
+from datamodules.core.store import cache_root
+from datamodules.files import documents
+from datamodules.files.documents import Reading
+from datamodules.files.splitting import TEST, TRAIN, VALIDATION
+from datamodules.text import token_jobs, token_writer
+from datamodules.text.splitting import TextSplit
+from datamodules.text.token_store import TokenStream
+from datamodules.text.token_writer import open_token_store
 from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions, make_tokenizer
 from tests.text_corpora import request, same, text_file, texts_of
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules.plan import rng_for
+from datamodules.core.plan import rng_for
+from datamodules.files.splitting import TRAIN
 from datamodules.search import document_parts as parts
 from datamodules.search.collection import Collection, Document, Triples, open_collection
 from datamodules.search.judged_queries import JudgedQueries
@@ -17,8 +18,7 @@ from datamodules.search.request import CollectionRequest
 from datamodules.search.runs import Ranking, write_run
 from datamodules.search.training_mix import TrainingMix
 from datamodules.search.training_pairs import PairDataset
-from datamodules.splitting import TRAIN
-from datamodules.text_encoding import TextEncoding
+from datamodules.text.encoding import TextEncoding
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions, make_tokenizer
 from tests.seo.retrieval_collection import SIZES, write_collection
 

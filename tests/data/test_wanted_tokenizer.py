@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from datamodules import TokenizerOptions
-from datamodules.splitting import TRAIN, VALIDATION
+from datamodules.files.splitting import TRAIN, VALIDATION
 from datamodules.tokenizers.text_tokenizer import make_tokenizer
 from tests.text_corpora import TEXTS, saved_tokenizer, text_file, text_module, text_rows
 

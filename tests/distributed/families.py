@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from datamodules import OccupationDataModule, SplitOptions, TextDataModule
+from datamodules.core.planned import LoaderOptions, PlannedDataModule
 from datamodules.occupations.rows import Columns
-from datamodules.planned import LoaderOptions, PlannedDataModule
 from datamodules.tokenizers.trained import byte_tokenizer
 from lit_models import LitCausalLM, LitConsistencyLens, LitOccupationCoder
 from lit_models.causal_lm.decoder_config import DecoderConfig

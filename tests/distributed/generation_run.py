@@ -14,8 +14,8 @@ import torch.distributed as dist
 from lightning.pytorch import seed_everything
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from datamodules.text import TextDataModule
-from datamodules.text_split import TextSplit
+from datamodules.text.splitting import TextSplit
+from datamodules.text.texts import TextDataModule
 from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.generation import GenerationOptions
 from lit_models.causal_lm.module import LitCausalLM

@@ -11,7 +11,7 @@ import torch
 
 from datamodules import ActivationDataModule
 from datamodules.activations.positions import PositionRule
-from datamodules.planned import LoaderOptions, PlannedDataModule
+from datamodules.core.planned import LoaderOptions, PlannedDataModule
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions
 from lit_models import LitConsistencyLens
 from lit_models.causal_lm.decoder_config import DecoderConfig

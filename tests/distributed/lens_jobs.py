@@ -15,7 +15,7 @@ import torch.distributed as dist
 from lightning.pytorch import Callback, seed_everything
 
 from datamodules import ActivationDumpDataModule
-from datamodules.loader import LoaderOptions
+from datamodules.core.loader import LoaderOptions
 from lit_models import LitSubject
 from lit_models.consistency_lens.loss import LensLosses
 from lit_models.consistency_lens.schedules import LossWeight

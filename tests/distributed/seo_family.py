@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from datamodules import ScoredTextDataModule, SplitOptions, TokenizerOptions
-from datamodules.framing import TextLimits
-from datamodules.planned import LoaderOptions, PlannedDataModule
+from datamodules.core.planned import LoaderOptions, PlannedDataModule
 from datamodules.scored.batches import ChunkOptions
 from datamodules.scored.labels import LabelOptions
 from datamodules.search.candidates import CandidateOptions
 from datamodules.search.groups import GroupOptions
+from datamodules.text.framing import TextLimits
 from lit_models import LitTextScorer
 from lit_models.seo.encoders import TransformerEncoder
 from lit_models.seo.heads import HeadOptions

@@ -8,12 +8,12 @@ import torch
 from lightning.pytorch import Callback
 
 from datamodules import RetrievalDataModule, TokenizerOptions
-from datamodules.framing import TextLimits
-from datamodules.plan import PlanOptions
-from datamodules.planned import LoaderOptions, PlannedDataModule
+from datamodules.core.plan import PlanOptions
+from datamodules.core.planned import LoaderOptions, PlannedDataModule
 from datamodules.search.negatives import HardNegatives
 from datamodules.search.request import CollectionRequest
 from datamodules.search.training_mix import TrainingMix
+from datamodules.text.framing import TextLimits
 from lit_models import LitRetriever
 from lit_models.seo.encoders import TransformerEncoder
 from lit_models.seo.fusion import Fusion

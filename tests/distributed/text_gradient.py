@@ -14,7 +14,7 @@ import torch.distributed as dist
 from lightning.pytorch import seed_everything
 
 from datamodules import TextDataModule
-from datamodules.planned import LoaderOptions
+from datamodules.core.planned import LoaderOptions
 from lit_models import LitCausalLM
 from lit_models.causal_lm.network import DecoderConfig
 from tests.toy import toy_trainer

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from datamodules import demo
-from datamodules.cache import cache_root
+from datamodules.core.store import cache_root
 from lit_models.launch import launch
 from lit_models.occupation_coder.freezing import language_rows
 from lit_models.training.checkpoint import read_checkpoint

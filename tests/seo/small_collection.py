@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from datamodules import RankingDataModule
-from datamodules.framing import TextLimits
-from datamodules.planned import LoaderOptions
+from datamodules.core.planned import LoaderOptions
 from datamodules.search.request import CollectionRequest
+from datamodules.text.framing import TextLimits
 from lit_models import LitRanker
 from lit_models.seo.encoders import TransformerEncoder
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from datamodules.text_encoding import TextEncoding
+from datamodules.text.encoding import TextEncoding
 from lit_models import LitRetriever
 from lit_models.causal_lm.lora import LoraOptions
 from lit_models.layers.linear import Linear

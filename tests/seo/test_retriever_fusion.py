@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from datamodules.encoded_texts import RECIPE_KEY
+from datamodules.files.splitting import TEST
 from datamodules.search.runs import read_run
-from datamodules.splitting import TEST
+from datamodules.text.encoded_texts import RECIPE_KEY
 from lit_models import LitRetriever
 from lit_models.seo.fusion import CHOSEN_WEIGHT, WEIGHTS, Fusion
 from tests.distributed.seo_retriever import retriever

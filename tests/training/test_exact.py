@@ -7,7 +7,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
-from datamodules.plan import digest_ids
+from datamodules.core.plan import digest_ids
 from lit_models.training.callbacks import Ledger, default_callbacks
 from lit_models.training.exact import LossSum, rescale_progress
 from lit_models.training.record import StepRecord, hash_ids, read_vector

@@ -13,9 +13,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer, seed_everythin
 from torch import Tensor, nn
 from torchmetrics.aggregation import SumMetric
 
-from datamodules.batching import derive_batching, smaller_shares
+from datamodules.core.batching import derive_batching, smaller_shares
+from datamodules.core.plan import PlanOptions, PlanRequest, deal, make_plan
 from datamodules.heaviest import heaviest_ids
-from datamodules.plan import PlanOptions, PlanRequest, deal, make_plan
 from lit_models.training.callbacks import ExactDropout, Rehearsal, default_callbacks, rehearsal
 from lit_models.training.callbacks.last_checkpoint import LastCheckpoint
 from lit_models.training.callbacks.rehearsal import largest_that_fits

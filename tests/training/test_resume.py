@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import Callback
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, SequentialLR
 
-from datamodules.planned import PlannedDataModule
+from datamodules.core.planned import PlannedDataModule
 from lit_models.commands.verify import verify
 from lit_models.training.callbacks import LastCheckpoint, Ledger
 from lit_models.training.checkpoint import read_checkpoint

@@ -6,8 +6,8 @@ import types
 import pytest
 import torch
 
-from datamodules.loader import load_of
-from datamodules.plan import MicroBatch
+from datamodules.core.loader import load_of
+from datamodules.core.plan import MicroBatch
 from lit_models.training.throughput import machine
 from lit_models.training.throughput.ranks import Share, Shares, Stragglers, slowest_rank
 from tests.toy import ToySequences

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from datamodules.planned import PlannedDataModule
+from datamodules.core.planned import PlannedDataModule
 from lit_models.training.bitwise import (
     Cut,
     TreeSum,

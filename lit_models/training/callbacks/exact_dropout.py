@@ -6,7 +6,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 
-from datamodules.planned import PlannedDataModule
+from datamodules.core.planned import PlannedDataModule
 from lit_models.training.keyed_dropout import (
     DrawGuard,
     SampleKeys,

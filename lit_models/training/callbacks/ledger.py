@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from datamodules.plan import count_targets
+from datamodules.core.plan import count_targets
 from lit_models.training.exact import ExactModule
 from lit_models.training.host_copy import HostCopy
 from lit_models.training.json_lines import complete_lines

@@ -9,9 +9,9 @@ import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
-from datamodules.batching import Rehearsed, derive_batching, smaller_shares
+from datamodules.core.batching import Rehearsed, derive_batching, smaller_shares
+from datamodules.core.planned import PlannedDataModule
 from datamodules.heaviest import heaviest_batches
-from datamodules.planned import PlannedDataModule
 from lit_models.training.callbacks.ledger import is_distributed
 from lit_models.training.meters import GIB, DeviceMeter, HostMeter, Meter
 from lit_models.training.throughput.flops import is_compiled

@@ -1,0 +1,1 @@
+"""Order, batches and stores that every datamodule stands on."""

@@ -1,0 +1,265 @@
+"""What a family's split looks like, and the loader that hands one replica its micro-batches."""
+
+import math
+import os
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from datamodules.core.plan import MicroBatch
+
+# Batches that are made one right after the other, where training itself makes them on a CPU.
+TOGETHER = 16
+# No more of them are made once they hold so much, or took so long: what there is to save is a
+# millisecond, and a step should not wait long for batches that are wanted later.
+TOGETHER_BYTES, TOGETHER_S = 64 << 20, 0.1
+RESERVED = frozenset(
+    {"sample_id", "weight", "step_index", "num_targets", "load", "step_denominators"}
+)
+
+
+class PlannedDataset(ABC):
+    """One split with random access by sample id 0 … N - 1.
+
+    Attributes:
+        lengths: [N] integers, positions of each sample before augmentation.
+        fingerprint: hex digest of the content that the plan depends on.
+        target_counts: term -> [N] number of targets of each sample; none for one per sample.
+        is_padded: whether samples of a micro-batch are padded to the longest of them.
+    """
+
+    lengths: np.ndarray
+    fingerprint: str
+    target_counts: dict[str, np.ndarray | None]
+    is_padded: bool = True
+
+    @abstractmethod
+    def example(self, sample_id: int, epoch: int) -> Any:
+        """Return one sample; randomness is keyed by (seed, epoch, sample id)."""
+
+    def examples(self, sample_ids: np.ndarray, epoch: int) -> list[Any]:
+        """Return `example` of several samples [B]; a family overrides it where it draws or reads
+        for all of them at once."""
+        return [self.example(i, epoch) for i in sample_ids.tolist()]
+
+    @abstractmethod
+    def collate(self, examples: list[Any]) -> dict[str, Any]:
+        """Return the padded batch without the keys of `PlannedBatch`."""
+
+    def batch(self, sample_ids: np.ndarray, epoch: int) -> dict[str, Any]:
+        """Return the padded batch of several samples [B]; a family overrides it where it makes
+        one without anything for each sample alone."""
+        return self.collate(self.examples(sample_ids, epoch))
+
+    def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
+        """Return what a reader needs to know one sample by, as name -> text: what the network saw
+        in this epoch. A family overrides it."""
+        return {"length": str(self.lengths[sample_id])}
+
+
+class Sample(NamedTuple):
+    """What `example` returns where `collate` reads all samples of a batch at once: the number of
+    one, and the epoch in which it is read."""
+
+    number: int
+    epoch: int
+
+
+@dataclass(frozen=True)
+class LoaderOptions:
+    """How batches are made ready.
+
+    Args:
+        num_workers: processes that prepare batches; `auto` is the CPUs that this process may use
+            divided by the processes on this machine, at most 16, and 0 where training itself
+            runs on those CPUs.
+        prefetch_factor: batches that each worker keeps ready.
+        persistent_workers: keep workers from one epoch to the next.
+        pin_memory: hand batches over in page-locked memory, from which a GPU copies without
+            waiting; `auto` is true with a GPU.
+    """
+
+    num_workers: int | Literal["auto"] = "auto"
+    prefetch_factor: int = 4
+    persistent_workers: bool = True
+    pin_memory: bool | Literal["auto"] = "auto"
+
+    def __post_init__(self) -> None:
+        if self.num_workers != "auto" and self.num_workers < 0:
+            raise ValueError(f"num_workers must be 0 or more, got {self.num_workers}.")
+        if self.prefetch_factor < 1:
+            raise ValueError(f"prefetch_factor must be at least 1, got {self.prefetch_factor}.")
+
+
+def auto_workers(local_processes: int, on_cpu: bool) -> int:
+    """Return how many loader processes `num_workers: auto` means for one training process.
+
+    Args:
+        local_processes: training processes on this machine.
+        on_cpu: true where the training itself computes on the CPUs, which workers would take.
+    """
+    if on_cpu:
+        return 0
+    cpus = int(os.environ.get("SLURM_CPUS_PER_TASK", 0)) * local_processes
+    return min((cpus or len(os.sched_getaffinity(0))) // max(1, local_processes), 16)
+
+
+class _Collated(Dataset):
+    """Fetches a whole micro-batch at once, in whichever process the DataLoader asks."""
+
+    def __init__(self, dataset: PlannedDataset) -> None:
+        self.dataset = dataset
+
+    def __getitems__(self, batch: MicroBatch) -> dict[str, Any]:
+        return collated(self.dataset, batch)
+
+
+def collated(dataset: PlannedDataset, batch: MicroBatch) -> dict[str, Any]:
+    """Return the tensors of one micro-batch with the keys of `PlannedBatch`.
+
+    Raises:
+        ValueError: the dataset's own `collate` returns one of those keys.
+    """
+    own = dataset.batch(batch.ids, batch.epoch)
+    if not RESERVED.isdisjoint(own):
+        taken = ", ".join(f'"{key}"' for key in own if key in RESERVED)
+        raise ValueError(
+            f"collate of {type(dataset).__name__} returns {taken}: the plan fills in "
+            f"{', '.join(sorted(RESERVED))} itself, and a dataset must not; rename its key."
+        )
+    return {
+        **own,
+        "sample_id": torch.from_numpy(batch.ids.astype(np.int64)),
+        "weight": torch.from_numpy(batch.weights.copy()),
+        "step_index": batch.step,
+        "num_targets": _num_targets(dataset, batch),
+        "load": load_of(dataset, batch),
+        "step_denominators": batch.denominators,
+    }
+
+
+def _num_targets(dataset: PlannedDataset, batch: MicroBatch) -> dict[str, int]:
+    used = batch.ids[batch.weights > 0]
+    return {
+        term: len(used) if counts is None else int(counts[used].sum())
+        for term, counts in dataset.target_counts.items()
+    }
+
+
+def load_of(dataset: PlannedDataset, batch: MicroBatch) -> dict[str, int]:
+    """Return what a micro-batch holds, by the plan's lengths: its samples and their tokens without
+    fillers, and all positions that are computed."""
+    lengths = dataset.lengths[batch.ids]
+    longest = int(lengths[lengths.argmax()])  # `max` of an array takes three times as long
+    return {
+        "samples": int(np.count_nonzero(batch.weights)),
+        "tokens": int(lengths.dot(batch.weights)),
+        "positions": longest * len(lengths) if dataset.is_padded else int(lengths.sum()),
+    }
+
+
+def _as_it_is(batch: dict[str, Any]) -> dict[str, Any]:
+    return batch
+
+
+class _MicroBatchSampler:
+    """Names what the DataLoader fetches; asked anew, and lazily, at the start of each epoch."""
+
+    def __init__(self, micro_batches: Callable[[], Iterator[MicroBatch]]) -> None:
+        self.micro_batches = micro_batches
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        yield from self.micro_batches()
+
+
+class PlannedLoader:
+    """The micro-batches of one replica, epoch after epoch.
+
+    An iterable around a DataLoader and no subclass of it: Lightning then injects no sampler. The
+    position is asked for at the first `next`, since Lightning calls `iter` before it knows it.
+
+    Args:
+        dataset: the split.
+        micro_batches: called at the first `next`; yields the micro-batches to fetch.
+        length: micro-batches of a whole epoch, whatever the position.
+        loader_options: keyword arguments of the DataLoader.
+        at_a_time: batches that are made together, see `made_together`.
+        needed: called at the first `next`; micro-batches that will be asked for, at most.
+    """
+
+    def __init__(
+        self,
+        dataset: PlannedDataset,
+        micro_batches: Callable[[], Iterator[MicroBatch]],
+        length: int,
+        loader_options: dict[str, Any],
+        at_a_time: int = 1,
+        needed: Callable[[], float] = lambda: math.inf,
+    ) -> None:
+        self.dataset, self.at_a_time, self.needed = dataset, at_a_time, needed
+        self._length = length
+        self._loader = DataLoader(
+            _Collated(dataset),
+            batch_sampler=_MicroBatchSampler(micro_batches),
+            collate_fn=_as_it_is,
+            **loader_options,
+        )
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        yield from made_together(iter(self._loader), self.at_a_time, self.needed())
+
+
+def made_together(
+    batches: Iterator[dict[str, Any]], number: int, needed: float = math.inf
+) -> Iterator[dict[str, Any]]:
+    """Yield the batches, of which `number` are made one right after the other.
+
+    A step that computes drives the code and the tables that make a batch out of the processor's
+    caches: small batches, one after each step, took three to eight times as long.
+
+    What goes wrong with one of them is raised in its turn, behind those that were made before it.
+
+    Args:
+        batches: made when they are asked for.
+        number: at most; fewer where they hold `TOGETHER_BYTES` or take `TOGETHER_S`.
+        needed: beyond so many in all, each is made alone.
+    """
+    error: Exception | None = None
+    made: deque[dict[str, Any]] = deque()
+    num_made, is_end = 0, False
+    while not is_end:
+        room, held = max(1, min(number, needed - num_made)), 0
+        due = perf_counter() + TOGETHER_S
+        while not is_end and len(made) < room and held < TOGETHER_BYTES:
+            if made and perf_counter() >= due:
+                break
+            try:
+                made.append(next(batches))
+            except StopIteration:
+                is_end = True
+            except Exception as found:
+                error, is_end = found, True
+            else:
+                held += bytes_of(made[-1])
+        num_made += len(made)
+        while made:
+            yield made.popleft()
+    if error is not None:
+        raise error
+
+
+def bytes_of(value: Any) -> int:
+    """Return what the tensors and arrays of a batch take."""
+    if isinstance(value, dict | list | tuple):
+        return sum(map(bytes_of, value.values() if isinstance(value, dict) else value))
+    return getattr(value, "nbytes", 0)

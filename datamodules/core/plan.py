@@ -1,0 +1,395 @@
+"""Which sample is in which optimizer step: pure functions of the data, the seed and the epoch.
+
+Nothing here knows a rank. `make_plan` cuts an epoch into global steps, `deal` cuts one step into
+the micro-batches of one data-parallel replica. Order comes from a keyed integer hash and stable
+sorting alone, so that a plan is the same on every machine and with every version of numpy.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.random.bit_generator import ISeedSequence
+
+from datamodules.core.batching import Batching
+
+_GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_MASK = (1 << 64) - 1
+DIGEST_MASK = (1 << 63) - 1
+
+
+def hash_ids(ids: np.ndarray, key: int = 0) -> np.ndarray:
+    """Return one well-mixed 64-bit hash per id.
+
+    Args:
+        ids: [N] integers.
+        key: any integer; another key gives an unrelated order.
+
+    Source: the finaliser of SplitMix64 (Steele, Lea, Flood 2014).
+    """
+    x = ids.astype(np.uint64)  # arrays of integers run over without a warning
+    x += np.uint64((key * _GOLDEN + _GOLDEN) & _MASK)
+    x ^= x >> np.uint64(30)
+    x *= np.uint64(_MIX_1)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(_MIX_2)
+    x ^= x >> np.uint64(31)
+    return x
+
+
+def digest_ids(ids: np.ndarray) -> int:
+    """Return the order-free digest of a set of sample ids: the sum of their hashes modulo 2^63."""
+    return int(hash_ids(ids).sum(dtype=np.uint64)) & DIGEST_MASK
+
+
+def _key(*parts: int) -> int:
+    """Return one 64-bit key for a tuple of integers; plain ints, for it runs once per sample."""
+    key = 0
+    for part in parts:
+        key = (part + (key + 1) * _GOLDEN) & _MASK
+        key = ((key ^ (key >> 30)) * _MIX_1) & _MASK
+        key = ((key ^ (key >> 27)) * _MIX_2) & _MASK
+        key ^= key >> 31
+    return key
+
+
+def sample_keys(seed: int, epoch: int, sample_ids: np.ndarray) -> np.ndarray:
+    """Return [N] uint64: what keys the generator of each sample [N] in one epoch."""
+    return hash_ids(sample_ids, _key(seed, epoch))
+
+
+def rng_for(seed: int, epoch: int, sample_id: int) -> np.random.Generator:
+    """Return the generator of one sample in one epoch, whichever rank draws from it."""
+    key = _Key(_key(seed, epoch, sample_id))
+    return np.random.Generator(np.random.Philox(key))  # type: ignore[arg-type]
+
+
+class _Key(ISeedSequence):
+    """Hands a key to Philox as it is: `Philox(key=…)` first asks the system for randomness that it
+    never uses, and takes twice as long.
+
+    Args:
+        key: below 2^64.
+    """
+
+    def __init__(self, key: int) -> None:
+        self.key = key
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> np.ndarray:
+        return np.array([self.key, 0], np.uint64)
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """How an epoch is cut into steps.
+
+    Args:
+        seed: key of the order and of all augmentation; none takes `seed_everything`, else 0.
+        bucket_window: global batches whose samples are sorted by length together; 1 switches
+            sorting off, more gives less padding and less shuffling.
+        global_batch_tokens: cut steps by a budget of padded positions instead of a number of
+            samples; none cuts by number.
+    """
+
+    seed: int | None = None
+    bucket_window: int = 50
+    global_batch_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.bucket_window < 1:
+            raise ValueError(f"bucket_window must be at least 1, got {self.bucket_window}.")
+        if self.global_batch_tokens is not None and self.global_batch_tokens < 1:
+            raise ValueError(
+                f"global_batch_tokens must be at least 1, got {self.global_batch_tokens}; "
+                "leave it out to cut by the number of samples."
+            )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The steps of one epoch: step s holds the samples order[offsets[s]:offsets[s + 1]]."""
+
+    order: np.ndarray  # [N] sample ids
+    offsets: np.ndarray  # [steps + 1] int64
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.offsets) - 1
+
+    def step_ids(self, step: int) -> np.ndarray:
+        """Return the sample ids of one global step."""
+        return self.order[self.offsets[step] : self.offsets[step + 1]]
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """All that a plan depends on besides the epoch: plain values with one digest.
+
+    Args:
+        fingerprint: digest of the data, from the dataset.
+        num_samples: number of samples in the split.
+        global_batch_size: samples of one step; ignored where a token budget is given.
+        seed: key of the order.
+        bucket_window: see `PlanOptions`.
+        global_batch_tokens: see `PlanOptions`.
+        shuffle: false keeps the order of the file from one window to the next (prediction).
+    """
+
+    fingerprint: str
+    num_samples: int
+    global_batch_size: int
+    seed: int
+    bucket_window: int
+    global_batch_tokens: int | None = None
+    shuffle: bool = True
+
+    def digest(self) -> str:
+        """Return the digest that a checkpoint keeps and a resume compares."""
+        text = json.dumps(vars(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def make_plan(request: PlanRequest, lengths: np.ndarray, epoch: int) -> Plan:
+    """Return the global steps of one epoch.
+
+    Samples are put in a keyed random order, sorted by length within windows of `bucket_window`
+    steps, cut into steps, and the steps are put in a keyed random order. A last step that is
+    shorter than the others stays last, and is a random sample, not the longest ones.
+
+    Args:
+        request: what the plan depends on.
+        lengths: [N] positions of each sample.
+        epoch: from 0; evaluation always asks for epoch 0.
+
+    Raises:
+        ValueError: lengths and request disagree, or one sample exceeds the token budget.
+    """
+    if len(lengths) != request.num_samples:
+        raise ValueError(
+            f"the plan needs one length per sample: {request.num_samples} samples, "
+            f"{len(lengths)} lengths."
+        )
+    order = np.arange(request.num_samples, dtype=np.int32 if len(lengths) < 2**31 else np.int64)
+    if request.shuffle:
+        keys = hash_ids(order, _key(request.seed, epoch, 0))
+        order = order[np.argsort(keys, kind="stable")]
+        del keys
+    if request.global_batch_tokens is not None:
+        order, offsets = _cut_by_tokens(order, lengths, request.global_batch_tokens)
+    else:
+        order, offsets = _cut_by_number(order, lengths, request)
+    if request.shuffle:
+        order, offsets = _shuffle_steps(order, offsets, _key(request.seed, epoch, 1))
+    return Plan(order, offsets)
+
+
+def _cut_by_number(
+    order: np.ndarray, lengths: np.ndarray, request: PlanRequest
+) -> tuple[np.ndarray, np.ndarray]:
+    size, total = request.global_batch_size, len(order)
+    in_full_steps = total - total % size
+    window = size * request.bucket_window
+    if request.bucket_window > 1:
+        for start in range(0, in_full_steps, window):
+            part = order[start : min(start + window, in_full_steps)]
+            part[:] = part[np.argsort(lengths[part], kind="stable")]
+    offsets = np.append(np.arange(0, in_full_steps, size, dtype=np.int64), in_full_steps)
+    if in_full_steps < total:
+        offsets = np.append(offsets, total)
+    return order, offsets
+
+
+def _cut_by_tokens(
+    order: np.ndarray, lengths: np.ndarray, budget: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sort the whole epoch by length, so that the number of steps is the same in every epoch."""
+    order = order[np.argsort(lengths[order], kind="stable")]
+    sorted_lengths = lengths[order].astype(np.int64)
+    if len(order) and sorted_lengths[-1] > budget:
+        raise ValueError(
+            f"global_batch_tokens is {budget}, but sample {order[-1]} alone has "
+            f"{sorted_lengths[-1]} positions; raise it or lower max_length."
+        )
+    offsets, start = [0], 0
+    while start < len(order):
+        end = _end_within_budget(sorted_lengths, start, budget)
+        offsets.append(end)
+        start = end
+    return order, np.array(offsets, np.int64)
+
+
+def _end_within_budget(sorted_lengths: np.ndarray, start: int, budget: int) -> int:
+    """Return the largest end for which (end - start) padded rows stay within the budget."""
+    low = start + 1
+    high = min(len(sorted_lengths), start + max(1, budget // max(1, int(sorted_lengths[start]))))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if (middle - start) * max(1, int(sorted_lengths[middle - 1])) <= budget:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _shuffle_steps(
+    order: np.ndarray, offsets: np.ndarray, key: int
+) -> tuple[np.ndarray, np.ndarray]:
+    sizes = np.diff(offsets)
+    num_steps = len(sizes)
+    ranks = np.argsort(hash_ids(np.arange(num_steps), key), kind="stable")
+    if num_steps and sizes[-1] < sizes.max():  # the rest of the division stays last
+        ranks = np.append(ranks[ranks != num_steps - 1], num_steps - 1)
+    shuffled = np.empty_like(order)
+    new_offsets = np.concatenate([[0], np.cumsum(sizes[ranks])]).astype(np.int64)
+    for step, old in enumerate(ranks):
+        shuffled[new_offsets[step] : new_offsets[step + 1]] = order[offsets[old] : offsets[old + 1]]
+    return shuffled, new_offsets
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """The samples of one forward call on one replica.
+
+    Args:
+        epoch: key for augmentation.
+        step: index of the global step in the epoch.
+        ids: [B] sample ids.
+        weights: [B] 1, or 0 for a filler.
+        denominators: term -> count over the whole optimizer step.
+    """
+
+    epoch: int
+    step: int
+    ids: np.ndarray
+    weights: np.ndarray
+    denominators: dict[str, float]
+
+
+def deal(
+    ids: np.ndarray,
+    lengths: np.ndarray,
+    num_replicas: int,
+    replica: int,
+    num_micro_batches: int,
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return the (ids, weights) of each micro-batch that one replica takes from one step.
+
+    All steps of an epoch, the last one too, have the same number of micro-batches, and those of
+    one step the same number of rows on every replica. Neighbours in
+    length go to the replicas at the same time, in turns, so that none waits long for another.
+    Where the number does not divide, the shortest sample is repeated with weight 0.
+
+    The cut depends on replicas x micro-batches alone, and where both are powers of two,
+    `turn_order` makes every replica's share one subtree of the same binary tree (see
+    `lit_models/training/bitwise.py`).
+
+    Args:
+        ids: [n] sample ids of the step.
+        lengths: [N] positions of every sample of the split.
+        num_replicas: data-parallel replicas.
+        replica: which one, from 0.
+        num_micro_batches: of each replica in this step.
+    """
+    by_length = ids[np.argsort(-lengths[ids].astype(np.int64), kind="stable")]
+    num_chunks = num_replicas * num_micro_batches
+    rows = math.ceil(len(ids) / num_chunks)
+    filled = np.full(rows * num_chunks, by_length[-1], by_length.dtype)
+    filled[: len(ids)] = by_length
+    weights = np.zeros(len(filled), np.float32)
+    weights[: len(ids)] = 1
+    chunks = []
+    for turn in turn_order(num_micro_batches):
+        seat = replica if turn % 2 == 0 else num_replicas - 1 - replica
+        start = (turn * num_replicas + seat) * rows
+        chunks.append((filled[start : start + rows], weights[start : start + rows]))
+    return chunks
+
+
+def turn_order(num_turns: int) -> list[int]:
+    """Return the turns of a deal in the order in which a replica takes them.
+
+    The first turn is joined by the last, the second by the last but one, and so on; then pairs are
+    joined in the same way. Taken in the order of this tree, partial sums need log2 memory. Seats
+    go there and back, so that turn t and its mirror image hold chunks c and C - 1 - c on any number
+    of replicas: half the replicas join in the same way. No such tree holds other numbers of turns.
+    """
+    if num_turns & (num_turns - 1):
+        return list(range(num_turns))
+    order = [0]
+    while len(order) < num_turns:
+        last = 2 * len(order) - 1
+        order = [t for turn in order for t in (turn, last - turn)]
+    return order
+
+
+def padding_share(plan: Plan, lengths: np.ndarray, batching: Batching, num_replicas: int) -> float:
+    """Return the share of positions that are padding when each micro-batch is padded to its own
+    longest sample, over 200 steps spread over the epoch."""
+    used = padded = 0
+    for step in range(0, plan.num_steps, max(1, plan.num_steps // 200)):
+        for replica in range(num_replicas):
+            ids = plan.step_ids(step)
+            for chunk, weights in deal(
+                ids, lengths, num_replicas, replica, batching.accumulate_grad_batches
+            ):
+                used += int(lengths[chunk][weights > 0].sum())
+                padded += int(lengths[chunk].max()) * len(chunk)
+    return 1 - used / padded if padded else 0.0
+
+
+def count_targets(ids: np.ndarray, target_counts: dict[str, np.ndarray | None]) -> dict[str, float]:
+    """Return term -> number of targets of these samples."""
+    return {
+        term: float(len(ids) if per_sample is None else per_sample[ids].sum())
+        for term, per_sample in target_counts.items()
+    }
+
+
+def iterate_micro_batches(
+    plan: Plan,
+    lengths: np.ndarray,
+    target_counts: dict[str, np.ndarray | None],
+    batching: Batching,
+    num_replicas: int,
+    replica: int,
+    epoch: int,
+    first_step: int = 0,
+) -> Iterator[MicroBatch]:
+    """Yield the micro-batches of one replica from one step of the epoch on."""
+    for step in range(first_step, plan.num_steps):
+        ids = plan.step_ids(step)
+        denominators = count_targets(ids, target_counts)
+        accumulation = batching.accumulate_grad_batches
+        for chunk, weights in deal(ids, lengths, num_replicas, replica, accumulation):
+            yield MicroBatch(epoch, step, chunk, weights, denominators)
+
+
+def iterate_whole_batches(
+    plan: Plan, num_replicas: int, replica: int, done: frozenset[int] = frozenset()
+) -> Iterator[MicroBatch]:
+    """Yield the batches of one replica in prediction: they are dealt whole, in turns.
+
+    Their content does not depend on the device count. Every replica makes the same number of
+    calls: one that runs out repeats its last batch with weight 0. Where all is done, every replica
+    takes one such batch, since Lightning leaves out the end of a run without any.
+
+    Args:
+        plan: the batches.
+        num_replicas: data-parallel replicas.
+        replica: which one, from 0.
+        done: indices of batches that an earlier, interrupted run has already written.
+    """
+    todo = [step for step in range(plan.num_steps) if step not in done]
+    if plan.num_steps and not todo:
+        ids = plan.step_ids(0)
+        yield MicroBatch(0, 0, ids, np.zeros(len(ids), np.float32), {})
+    for start in range(0, len(todo), num_replicas):
+        position = start + replica
+        index = todo[min(position, len(todo) - 1)]
+        ids = plan.step_ids(index)
+        weights = np.full(len(ids), 1.0 if position < len(todo) else 0.0, np.float32)
+        yield MicroBatch(0, index, ids, weights, {})

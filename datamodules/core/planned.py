@@ -1,0 +1,429 @@
+"""PlannedDataModule and its loader: the only place in the data that knows replicas.
+
+The plan says which sample is in which optimizer step; this file hands each replica its share, as
+an iterable around a DataLoader that Lightning leaves alone, and remembers the position as
+(epoch, step, plan digest): integers that are equal on all ranks and valid for any device count.
+"""
+
+import glob
+import logging
+import math
+import multiprocessing
+import os
+import sys
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import torch
+from lightning.pytorch import LightningDataModule
+
+from datamodules.core.batching import Batching, Rehearsed, derive_batching
+from datamodules.core.checkpoint_recipe import ToldConnector
+from datamodules.core.loader import (
+    TOGETHER,
+    LoaderOptions,
+    PlannedDataset,
+    PlannedLoader,
+    auto_workers,
+)
+from datamodules.core.plan import (
+    MicroBatch,
+    Plan,
+    PlanOptions,
+    PlanRequest,
+    iterate_micro_batches,
+    iterate_whole_batches,
+    padding_share,
+)
+from datamodules.core.plan_cache import cached_plan
+from datamodules.core.run_limits import RunLimits
+
+log = logging.getLogger(__name__)
+Stage = Literal["train", "validation", "test", "predict"]
+STAGES_OF: dict[str, tuple[Stage, ...]] = {
+    "fit": ("train", "validation"),
+    "validate": ("validation",),
+    "test": ("test",),
+    "predict": ("predict",),
+}
+
+
+@dataclass(frozen=True)
+class PlanFacts:
+    """What the start banner and topology.json say about the plan."""
+
+    num_samples: int
+    num_replicas: int
+    global_batch_size: int
+    micro_batch_size: int
+    accumulate_grad_batches: int
+    steps_per_epoch: int  # that the run takes, after its limits
+    samples_per_epoch: int  # of the first epoch, in these steps
+    planned_steps: int  # of the whole epoch
+    padding_share: float
+    plan_digest: str
+    global_batch_grows_with_devices: bool
+    rehearsal: Rehearsed | None = None
+
+
+class PlannedDataModule(LightningDataModule):
+    """Deals planned batches. A family implements `build`, and `prepare_data` where it caches.
+
+    Args:
+        global_batch_size: samples of one optimizer step, over all devices.
+        micro_batch_size: samples of one forward call on one device; `auto`: the largest that fits,
+            on a CPU without a budget the whole share of the device. Accumulation is derived,
+            unless the trainer is given one.
+        batch_size: the conventional size per device; the global batch then grows with devices.
+        plan: how an epoch is cut into steps.
+        loader: how batches are made ready.
+        memory_budget_gib: what each process may take of the host's memory on a CPU, in GiB;
+            `micro_batch_size: auto` and `trainer.strategy: auto` keep to it. None sets no limit.
+
+    Raises:
+        ValueError: sizes below 1 or in conflict.
+    """
+
+    def __init__(
+        self,
+        global_batch_size: int = 64,
+        micro_batch_size: int | Literal["auto"] = "auto",
+        batch_size: int | None = None,
+        plan: PlanOptions = PlanOptions(),  # noqa: B008 - frozen
+        loader: LoaderOptions = LoaderOptions(),  # noqa: B008 - frozen
+        memory_budget_gib: float | None = None,
+    ) -> None:
+        super().__init__()
+        if memory_budget_gib is not None and memory_budget_gib <= 0:
+            raise ValueError(
+                f"memory_budget_gib must be above 0, got {memory_budget_gib}; leave it out to set "
+                "no limit."
+            )
+        derive_batching(1, global_batch_size, micro_batch_size, batch_size)
+        self.global_batch_size = global_batch_size
+        self.micro_batch_size = micro_batch_size
+        self.batch_size = batch_size
+        self.plan_options = plan
+        self.loader_options = loader
+        self.memory_budget_gib = memory_budget_gib
+        self.rehearsed: Rehearsed | None = None
+        self._is_told_of_files = False
+        self.datasets: dict[Stage, PlannedDataset] = {}
+        self.done_batches: frozenset[int] = frozenset()
+        self.find_done_batches: Callable[[], frozenset[int]] = frozenset
+        self.resume_position: tuple[int, int] | None = None
+        self._limits: RunLimits | None = None
+
+    @classmethod
+    def load_from_checkpoint(cls, *args: Any, **kwargs: Any) -> NoReturn:  # type: ignore[override]
+        """Refuse: Lightning would make what the checkpoint names.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            f"a checkpoint keeps no arguments of a datamodule; call {cls.__name__}(…) with yours."
+        )
+
+    @property  # type: ignore[override]
+    def trainer(self) -> Any:
+        """The trainer, none without one; Lightning sets it at the beginning of each call."""
+        return self._trainer
+
+    @trainer.setter
+    def trainer(self, trainer: Any) -> None:
+        ToldConnector.install(trainer)
+        self._trainer = trainer
+
+    def predict_hint(self, command: str) -> str:
+        """Return a line for a shell: `unisono predict …`, completed with data at hand."""
+        return command
+
+    @abstractmethod
+    def build(self, stage: Stage) -> PlannedDataset:
+        """Return the dataset of one stage; every rank calls it once in `setup`."""
+
+    def wanted_stages(self, stage: str) -> list[Stage]:
+        """Return what a call of the trainer reads: with `limit_val_batches: 0` a training needs
+        nothing to validate on."""
+        validates = self.trainer is None or self.trainer.limit_val_batches != 0
+        is_left_out = stage == "fit" and not validates
+        return [name for name in STAGES_OF[stage] if name != "validation" or not is_left_out]
+
+    def setup(self, stage: str) -> None:
+        """Build the datasets of the stage and derive accumulation for this many devices."""
+        self._warn_of_shared_files()
+        for name in self.wanted_stages(stage):
+            if name not in self.datasets:
+                self.datasets[name] = self.build(name)
+        if self.trainer is not None:
+            if self._limits is None or self._limits.trainer is not self.trainer:
+                self._limits = RunLimits(self.trainer)
+                self.rehearsed = None
+            if stage == "fit":
+                self.trainer.accumulate_grad_batches = self.batching.accumulate_grad_batches
+            self._limits.convert(self)
+
+    def _warn_of_shared_files(self) -> None:
+        """Say where a file is for training and judges it as well."""
+        named: dict[int, Any] = getattr(self, "files", {})
+        sets = [
+            {Path(found).resolve() for entry in entries for found in [entry, *glob.glob(entry)]}
+            for entries in ([f] if isinstance(f, str) else f or [] for f in named.values())
+        ]
+        shared = sets[0].intersection(set().union(*sets[1:])) if sets else set()
+        speaks = self.trainer is None or self.trainer.is_global_zero
+        if shared and speaks and not self._is_told_of_files:
+            self._is_told_of_files = True
+            log.warning(
+                "%s is named for training and for validation or test: the model is judged on what "
+                "it has learned by heart. Name other files, or leave those of validation and test "
+                "out: the training rows are then divided.", min(shared),
+            )  # fmt: skip
+
+    @property
+    def seeks_micro_batch(self) -> bool:
+        """Whether the micro-batch of training is left to a rehearsal."""
+        is_open = self.micro_batch_size == "auto" and self.batch_size is None
+        return is_open and self.given_accumulation == 1
+
+    def take_micro_batch(self, found: Rehearsed) -> None:
+        """Deal with this micro-batch from now on; called before the loaders are made."""
+        assert self._limits is not None
+        self.rehearsed = found
+        self.trainer.accumulate_grad_batches = self.batching.accumulate_grad_batches
+        self._limits.convert(self)
+
+    def train_dataloader(self) -> PlannedLoader:
+        return self._loader("train")
+
+    def val_dataloader(self) -> PlannedLoader:
+        return self._loader("validation")
+
+    def test_dataloader(self) -> PlannedLoader:
+        return self._loader("test")
+
+    def predict_dataloader(self) -> PlannedLoader:
+        self.done_batches = self.find_done_batches()
+        return self._loader("predict")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position of consumed, not of fetched steps; equal on all ranks."""
+        if "train" not in self.datasets or self.trainer is None:
+            return {}
+        epochs_started = self.trainer.fit_loop.epoch_progress.current.started
+        processed = self.trainer.fit_loop.epoch_loop.batch_progress.current.processed
+        return {
+            "epoch": max(0, epochs_started - 1),
+            "step": processed // self.batching.accumulate_grad_batches,
+            "plan_digest": self.request("train").digest(),
+            "plan": asdict(self.request("train")),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up the position, if the plan is the one that the checkpoint was made with.
+
+        Raises:
+            ValueError: the plan differs; the differing values are named.
+        """
+        if not state_dict or "train" not in self.datasets:
+            return
+        now = asdict(self.request("train"))
+        if state_dict["plan_digest"] != self.request("train").digest():
+            then = state_dict["plan"]
+            changes = [f"{k}: {then.get(k)} -> {now[k]}" for k in now if now[k] != then.get(k)]
+            cause = (
+                "data.batch_size makes the global batch depend on the number of devices"
+                if self.batch_size is not None
+                else "the data or the batch options have changed"
+            )
+            raise ValueError(
+                f"the checkpoint follows another plan ({'; '.join(changes)}): {cause}. A resumed "
+                "run must use each sample once; restore the old values, or start a new run from "
+                "these weights with model.init_from."
+            )
+        self.resume_position = (state_dict["epoch"], state_dict["step"])
+
+    def transfer_batch_to_device(
+        self, batch: Any, device: torch.device, dataloader_idx: int
+    ) -> Any:
+        """Return the batch on a device; on a CPU it is there already."""
+        if device.type == "cpu":
+            return batch
+        return super().transfer_batch_to_device(batch, device, dataloader_idx)
+
+    @property
+    def num_replicas(self) -> int:
+        """Data-parallel replicas, from the strategy."""
+        return self._replicas()[0]
+
+    @property
+    def batching(self) -> Batching:
+        """The batching for this many devices."""
+        micro = self.rehearsed.micro_batch_size if self.rehearsed else self.micro_batch_size
+        return derive_batching(
+            self.num_replicas,
+            self.global_batch_size,
+            micro,
+            self.batch_size,
+            self.given_accumulation,
+        )
+
+    @property
+    def given_accumulation(self) -> int:
+        """The trainer's `accumulate_grad_batches` as the user gave it; 1 where it is derived."""
+        return self._limits.accumulate_grad_batches if self._limits else 1
+
+    @property
+    def evaluation_batching(self) -> Batching:
+        """The batching of validation and test: the same global batches, accumulation derived."""
+        training = self.batching
+        return derive_batching(
+            self.num_replicas, training.global_batch_size, training.micro_batch_size
+        )
+
+    @property
+    def seed(self) -> int:
+        """Key of the order and of all augmentation."""
+        given = self.plan_options.seed
+        return int(os.environ.get("PL_GLOBAL_SEED", 0)) if given is None else given
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps of one training epoch, after `limit_train_batches`."""
+        accumulation = self.batching.accumulate_grad_batches
+        steps = self.plan("train", 0).num_steps
+        limit = self.trainer.limit_train_batches if self.trainer is not None else 1.0
+        return min(steps, limit // accumulation) if isinstance(limit, int) else steps
+
+    @property
+    def plan_facts(self) -> PlanFacts:
+        """What the banner and topology.json say; training only."""
+        batching, lengths = self.batching, self.datasets["train"].lengths
+        plan = self.plan("train", 0)
+        is_padded = self.datasets["train"].is_padded
+        most = self.trainer.max_steps if self.trainer is not None else -1
+        steps = min(self.steps_per_epoch, most) if most >= 0 else self.steps_per_epoch
+        return PlanFacts(
+            num_samples=len(lengths),
+            num_replicas=self.num_replicas,
+            global_batch_size=batching.global_batch_size,
+            micro_batch_size=batching.micro_batch_size,
+            accumulate_grad_batches=batching.accumulate_grad_batches,
+            steps_per_epoch=steps,
+            samples_per_epoch=int(plan.offsets[steps]),
+            planned_steps=plan.num_steps,
+            padding_share=(
+                padding_share(plan, lengths, batching, self.num_replicas) if is_padded else 0.0
+            ),
+            plan_digest=self.request("train").digest(),
+            global_batch_grows_with_devices=self.batch_size is not None,
+            rehearsal=self.rehearsed,
+        )
+
+    def _trainer_stage(self) -> str:
+        """Return what the trainer does; fit where there is none."""
+        if self.trainer is None or self.trainer.state.fn is None:
+            return "fit"
+        return self.trainer.state.fn.value
+
+    def request(self, stage: Stage) -> PlanRequest:
+        """Return all that the plan of a stage depends on."""
+        dataset = self.datasets[stage]
+        is_training = stage == "train"
+        return PlanRequest(
+            fingerprint=dataset.fingerprint,
+            num_samples=len(dataset.lengths),
+            global_batch_size=self._global_batch_size(stage),
+            seed=self.seed if is_training else 0,
+            bucket_window=self.plan_options.bucket_window,
+            global_batch_tokens=self.plan_options.global_batch_tokens if is_training else None,
+            shuffle=stage != "predict",
+        )
+
+    def _global_batch_size(self, stage: Stage) -> int:
+        # A prediction batch must not know the device count, or its file would.
+        return self.global_batch_size if stage == "predict" else self.batching.global_batch_size
+
+    def _replicas(self) -> tuple[int, int]:
+        """Return (number of replicas, this one)."""
+        strategy = self.trainer.strategy if self.trainer is not None else None
+        sampler = getattr(strategy, "distributed_sampler_kwargs", None)
+        return (sampler["num_replicas"], sampler["rank"]) if sampler else (1, 0)
+
+    def plan(self, stage: Stage, epoch: int) -> Plan:
+        """Return the global steps of one epoch."""
+        return cached_plan(self.request(stage), self.datasets[stage].lengths, epoch)
+
+    def _loader(self, stage: Stage) -> PlannedLoader:
+        make = {"train": self._train_batches, "predict": self._predict_batches}.get(
+            stage, lambda: self._evaluation_batches(stage)
+        )
+        kwargs = self._loader_kwargs(stage)
+        # A GPU computes while batches are made, and would wait for several at once.
+        at_a_time = TOGETHER if kwargs["num_workers"] == 0 and self._on_cpu else 1
+        limits = self._limits
+        needed = (lambda: limits.needed(stage)) if limits else (lambda: math.inf)
+        dataset, length = self.datasets[stage], self._length(stage)
+        return PlannedLoader(dataset, make, length, kwargs, at_a_time, needed)
+
+    def _length(self, stage: Stage) -> int:
+        steps = self.plan(stage, 0).num_steps
+        if stage == "predict":
+            todo = math.ceil((steps - len(self.done_batches)) / self.num_replicas)
+            return max(todo, min(steps, 1))  # see `iterate_whole_batches`
+        batching = self.batching if stage == "train" else self.evaluation_batching
+        return steps * batching.accumulate_grad_batches
+
+    def _train_batches(self) -> Iterator[MicroBatch]:
+        epoch = self.trainer.current_epoch if self.trainer is not None else 0
+        position, self.resume_position = self.resume_position, None
+        first = position[1] if position and position[0] == epoch else 0
+        if self.trainer is not None and self.trainer.overfit_batches > 0:
+            epoch = 0  # the same few batches again and again
+        return self._dealt("train", epoch, self.batching, first)
+
+    def _evaluation_batches(self, stage: Stage) -> Iterator[MicroBatch]:
+        return self._dealt(stage, 0, self.evaluation_batching, 0)
+
+    def _predict_batches(self) -> Iterator[MicroBatch]:
+        num_replicas, replica = self._replicas()
+        plan = self.plan("predict", 0)
+        return iterate_whole_batches(plan, num_replicas, replica, self.done_batches)
+
+    def _dealt(
+        self, stage: Stage, epoch: int, batching: Batching, first_step: int
+    ) -> Iterator[MicroBatch]:
+        dataset, (num_replicas, replica) = self.datasets[stage], self._replicas()
+        return iterate_micro_batches(
+            self.plan(stage, epoch),
+            dataset.lengths,
+            dataset.target_counts,
+            batching,
+            num_replicas,
+            replica,
+            epoch,
+            first_step,
+        )
+
+    @property
+    def _on_cpu(self) -> bool:
+        return self.trainer is None or self.trainer.strategy.root_device.type == "cpu"
+
+    def _loader_kwargs(self, stage: Stage) -> dict[str, Any]:
+        options, trainer, on_cpu = self.loader_options, self.trainer, self._on_cpu
+        workers = options.num_workers
+        if workers == "auto":
+            workers = auto_workers(1 if trainer is None else trainer.num_devices, on_cpu)
+        pins = not on_cpu if options.pin_memory == "auto" else options.pin_memory
+        kwargs: dict[str, Any] = {"num_workers": workers, "pin_memory": pins}
+        if workers:
+            kwargs["prefetch_factor"] = options.prefetch_factor
+            kwargs["persistent_workers"] = options.persistent_workers and stage == "train"
+            if sys.platform == "linux" and multiprocessing.get_start_method() == "spawn":
+                # A rank of ddp_spawn would import everything again in each worker (20 s, not 1).
+                kwargs["multiprocessing_context"] = "fork"
+        return kwargs

@@ -1,0 +1,181 @@
+"""Which rows train and which judge: no variant of one string stands on two sides.
+
+Rows are grouped by a stem key. The lot of a group depends on the seed and its key alone, not on
+the order of the rows, so the same strings give the same split in any file.
+"""
+
+import difflib
+import hashlib
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from datamodules.files.status_words import STATUS_WORDS
+
+TRAIN, VALIDATION, TEST = range(3)
+PART_NAMES = ("train", "validation", "test")
+PART_ALIASES = {
+    **{"train": TRAIN, "training": TRAIN},
+    **{"validation": VALIDATION, "valid": VALIDATION, "val": VALIDATION, "dev": VALIDATION},
+    "test": TEST,
+}
+MAX_SHARE = 0.9
+
+
+@dataclass
+class SplitOptions:
+    """How rows without a split of their own are divided.
+
+    Args:
+        validation_share: share of the distinct strings for validation, 0 to 0.9.
+        test_share: share for the test; both together at most 0.9.
+        seed: another seed draws another split.
+        stratified: keep the shares within each code too, as far as its strings suffice.
+    """
+
+    validation_share: float = 0.1
+    test_share: float = 0.1
+    seed: int = 0
+    stratified: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("validation_share", "test_share"):
+            share = getattr(self, name)
+            if not 0 <= share <= MAX_SHARE:
+                raise ValueError(f"{name} must be 0 to {MAX_SHARE}, got {share}.")
+        if self.validation_share + self.test_share > MAX_SHARE:
+            raise ValueError(
+                f"validation_share + test_share must be at most {MAX_SHARE}, got "
+                f"{self.validation_share + self.test_share:g}: too little is left for training."
+            )
+
+
+class Split(NamedTuple):
+    """parts [N] int8: 0 train, 1 validation, 2 test; digest: hex, equal for equal splits."""
+
+    parts: np.ndarray
+    digest: str
+
+
+def split_by_stem(texts: Sequence[str], codes: Sequence[str], options: SplitOptions) -> Split:
+    """The part of each row; all rows of one stem key get the same.
+
+    Args:
+        texts: [N] descriptions, repeated ones allowed.
+        codes: [N] one code or code set per row, used to stratify.
+        options: shares and seed.
+    """
+    group_of_row, keys = _group_by_key(texts)
+    hashes = keyed_hashes(keys, options.seed)
+    strata = _strata(group_of_row, codes, len(keys)) if options.stratified else [""] * len(keys)
+    stratum_id = {stratum: i for i, stratum in enumerate(dict.fromkeys(strata))}
+    stratum_of_group = np.fromiter((stratum_id[s] for s in strata), np.int64, len(strata))
+    lots = keyed_hashes(stratum_id, options.seed) / 2.0**64
+    parts = _draw(hashes, stratum_of_group, lots, options)
+    return Split(parts[group_of_row], split_digest(hashes, parts))
+
+
+def parse_part(value: str) -> int:
+    """0, 1 or 2 for train, validation (valid, val, dev) or test, in any case.
+
+    Raises:
+        ValueError: any other value, with the one that was probably meant.
+    """
+    name = value.strip().lower()
+    if name in PART_ALIASES:
+        return PART_ALIASES[name]
+    near = difflib.get_close_matches(name, PART_ALIASES, n=1)
+    hint = f' Did you mean "{near[0]}"?' if near else ""
+    raise ValueError(
+        f'split "{value}" is not one of train, validation (or dev) and test.{hint} Leave the split '
+        "column unnamed to have the rows split by their strings."
+    )
+
+
+def split_digest(hashes: np.ndarray, parts: np.ndarray) -> str:
+    """Hex digest of which string is in which part; independent of order and repetition."""
+    pairs = np.unique(np.stack([hashes, parts.astype(np.uint64)], axis=1), axis=0)
+    return hashlib.sha256(pairs.astype("<u8").tobytes()).hexdigest()
+
+
+def stem_key(text: str) -> str:
+    """The words of a text, without case, accents, punctuation and status words, in order.
+
+    A text of status words alone keeps them, one of punctuation alone stays as it is.
+    """
+    folded = text.lower()
+    if not folded.isascii():
+        folded = _fold(folded)
+    words = set(folded.translate(_PUNCTUATION).split())
+    return " ".join(sorted(words - _STATUS_STEMS or words)) or text
+
+
+def keyed_hashes(keys: Iterable[str], seed: int) -> np.ndarray:
+    """[N] uint64: a number per string that depends on the seed and the string alone."""
+    salt = hashlib.blake2b(b"unisono split", key=str(seed).encode(), digest_size=8)
+    digests = []
+    for key in keys:
+        keyed = salt.copy()
+        keyed.update(key.encode("utf-8", "surrogatepass"))
+        digests.append(keyed.digest())
+    return np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)
+
+
+def _fold(text: str) -> str:
+    decomposed = unicodedata.normalize("NFKD", text.translate(_LETTERS))
+    return _NOT_IN_WORDS.sub("", decomposed)
+
+
+def _group_by_key(texts: Sequence[str]) -> tuple[np.ndarray, list[str]]:
+    """The group number of each row and the distinct keys."""
+    group_of_key: dict[str, int] = {}
+    group_of_text: dict[str, int] = {}
+    for text in dict.fromkeys(texts):
+        group_of_text[text] = group_of_key.setdefault(stem_key(text), len(group_of_key))
+    return np.fromiter((group_of_text[t] for t in texts), np.int64, len(texts)), list(group_of_key)
+
+
+def _strata(group_of_row: np.ndarray, codes: Sequence[str], num_groups: int) -> list[str]:
+    """One code per group: the first of its codes in sorting order, whatever the row order."""
+    strata: list[str | None] = [None] * num_groups
+    for group, code in zip(group_of_row.tolist(), codes, strict=True):
+        known = strata[group]
+        if known is None or code < known:
+            strata[group] = code
+    return [code or "" for code in strata]
+
+
+def _draw(
+    hashes: np.ndarray, stratum: np.ndarray, lots: np.ndarray, options: SplitOptions
+) -> np.ndarray:
+    """[groups] int8 parts: the first of each stratum in hash order test, the next validate.
+
+    Counts are rounded up or down by the stratum's lot, so that the shares hold on average over
+    strata too small to be divided; a stratum of two or more keeps one group for training.
+    """
+    sizes = np.bincount(stratum, minlength=len(lots))
+    num_test = np.floor(sizes * options.test_share + lots).astype(np.int64)
+    num_held = np.floor(sizes * (options.test_share + options.validation_share) + lots)
+    most = np.where(sizes > 1, sizes - 1, sizes)
+    num_held = np.minimum(num_held.astype(np.int64), most)
+    num_test = np.minimum(num_test, num_held)
+    order = np.lexsort((hashes, stratum))
+    starts = np.cumsum(sizes) - sizes
+    rank = np.empty(len(hashes), dtype=np.int64)
+    rank[order] = np.arange(len(hashes)) - starts[stratum[order]]
+    parts = np.where(rank < num_held[stratum], VALIDATION, TRAIN)
+    return np.where(rank < num_test[stratum], TEST, parts).astype(np.int8)
+
+
+_LETTERS = str.maketrans({"æ": "ae", "ø": "o", "œ": "oe", "ß": "ss", "ł": "l", "đ": "d", "ð": "d"})
+_NOT_IN_WORDS = re.compile("[\u0300-\u036f]")
+_APOSTROPHES = "'`\u00b4\u2018\u2019"
+_PUNCTUATION = {
+    **{i: " " for i in range(0x3100) if unicodedata.category(chr(i))[0] in "PSZC"},
+    **dict.fromkeys(map(ord, _APOSTROPHES), None),
+}
+_STATUS_STEMS = frozenset(_fold(word) for words in STATUS_WORDS.values() for word in words)

@@ -1,0 +1,1 @@
+"""Texts, chats, pages and prompts as batches of tokens for language models."""

@@ -1,0 +1,148 @@
+"""PromptedDataModule: prediction of the language models, whatever they are trained on."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from datamodules.files.rows import SUFFIXES
+from datamodules.files.tables import expand_files
+from datamodules.text.prompt_output import check_output, write_completions, write_scores
+from datamodules.text.prompt_rows import PromptRequest, read_rows
+from datamodules.text.prompts import ChoiceDataset, PromptDataset
+from datamodules.text.tokenised import Files, TokenisedDataModule
+from datamodules.tokenizers.text_tokenizer import TextTokenizer, make_tokenizer
+from datamodules.tokenizers.wanted import model_options, trained_tokenizer
+
+log = logging.getLogger(__name__)
+
+
+class PromptedDataModule(TokenisedDataModule):
+    """Reads prompts for prediction; a family adds the data that it trains on.
+
+    Args:
+        predict_files: jsonl, json or parquet; rows with a prompt or a chat; mode score: choices.
+        predict_output: jsonl; none makes mine.jsonl mine.completed.jsonl (mine.scored.jsonl) in
+            the run folder.
+        prompt_column: of the prompt, a text or messages; none takes `prompt` or `messages`.
+        planned: batch sizes, plan and loader, see `PlannedDataModule`.
+
+    Raises:
+        ValueError: predict_output is of another kind.
+    """
+
+    def __init__(
+        self,
+        predict_files: Files = None,
+        predict_output: str | None = None,
+        prompt_column: str | None = None,
+        **planned: Any,
+    ) -> None:
+        super().__init__(**planned)
+        self.predict_files, self.predict_output = predict_files, predict_output
+        self.prompt_column = prompt_column
+        if predict_output is not None:
+            check_output(Path(predict_output))  # not after hours of prediction
+
+    def predict_hint(self, command: str) -> str:
+        """Return the command with a first prompt."""
+        row = json.dumps({self.prompt_column or "prompt": "The"})
+        return f"echo '{row}' > prompts.jsonl && {command} --data.predict_files=prompts.jsonl"
+
+    def setup(self, stage: str) -> None:
+        """Build the datasets of the stage; prompts are read anew."""
+        if stage == "predict":
+            self.datasets.pop("predict", None)
+        super().setup(stage)
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        """The tokenizer of the data, the model's in prediction; there after `setup`."""
+        if self.store is None:
+            return self.prompt_tokenizer()
+        return self.store.tokenizer
+
+    @property
+    def is_predicting(self) -> bool:
+        """Whether the trainer predicts: the files of training are then not needed."""
+        state = getattr(self.trainer, "state", None)
+        return state is not None and state.fn == "predict"
+
+    def prompt_tokenizer(self) -> TextTokenizer:
+        """Return the model's tokenizer: of its checkpoint, or of its pretrained folder.
+
+        Raises:
+            ValueError: there is no trained model, or the user's tokenizer is not the model's.
+        """
+        trained = trained_tokenizer(self.trainer)
+        if trained is not None:
+            return trained
+        if self.trainer.lightning_module.wanted_tokenizer() is None:
+            raise ValueError(
+                "predict needs a trained model: give --ckpt_path or --model.pretrained, in a "
+                "script predict(ckpt_path=…) or LitCausalLM.load_from_checkpoint(path)."
+            )
+        return make_tokenizer(model_options(self.trainer, self.tokenizer_options), iter(()))
+
+    def build_prompts(self, separator: str = "") -> PromptDataset:
+        """Return the dataset of prediction.
+
+        Args:
+            separator: that training put between a prompt and its completion.
+
+        Raises:
+            ValueError: there is no trained model, no file, or a row breaks a rule.
+        """
+        files = self._predict_paths()
+        model = self.trainer.lightning_module
+        options = model.generation
+        request = PromptRequest(
+            files,
+            self.prompt_tokenizer(),
+            self.prompt_column,
+            separator,
+            options.mode,
+            model.max_positions(self.model_recipe()),
+            options.max_new_tokens,
+            cuts=options.context == "recent",
+        )
+        dataset = (ChoiceDataset if options.mode == "score" else PromptDataset)(request)
+        num_cut = int((dataset.num_cut > 0).sum())
+        if num_cut and self.trainer.is_global_zero:
+            log.warning(
+                "%d of %d prompts are longer than the network's %s positions: their beginning is "
+                "cut.",
+                num_cut,
+                len(dataset.num_cut),
+                request.max_positions,
+            )
+        return dataset
+
+    @property
+    def predict_output_path(self) -> Path:
+        """Where the completions or scores go."""
+        if self.predict_output is not None:
+            return Path(self.predict_output).expanduser()
+        is_scoring = self.trainer.lightning_module.generation.mode == "score"
+        name = f"{self._predict_paths()[0].stem}.{'scored' if is_scoring else 'completed'}.jsonl"
+        return Path(self.trainer.default_root_dir) / name
+
+    def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
+        """Write the completions or scores; `results` as `complete` returns them."""
+        dataset = self.datasets["predict"]
+        assert isinstance(dataset, PromptDataset)
+        rows = read_rows(self._predict_paths())
+        if isinstance(dataset, ChoiceDataset):
+            write_scores(rows, results, path, dataset.num_cut)
+        else:
+            write_completions(rows, results, path, self.prompt_tokenizer(), dataset.num_cut)
+
+    def _predict_paths(self) -> list[Path]:
+        files = expand_files(self.predict_files, "data.predict_files", SUFFIXES)
+        if not files:
+            raise ValueError(
+                "predict needs prompts: name them with --data.predict_files=prompts.jsonl."
+            )
+        return files
