@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
 import faulthandler
-import gc
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 
-from lit_models import late_torchmetrics
 from lit_models.cli_errors import UsageError, run_guarded
 from lit_models.commands import run_command, summaries
 from lit_models.config_files import (
@@ -20,8 +17,6 @@ from lit_models.config_files import (
     near_names,
     shipped_configs,
 )
-
-late_torchmetrics.install()  # here, so that spawned ranks have it too: they import this file
 
 VERBS = {
     "fit": "train, from the start or from a checkpoint",
@@ -72,24 +67,6 @@ def tell_where_it_crashes() -> None:
             faulthandler.enable()
 
 
-@contextmanager
-def no_collections() -> Iterator[None]:
-    """Imports what a run needs without the garbage collector, which finds nothing in it.
-
-    The million objects that the imports leave stay to the end: looking through them again and again
-    while they come took a fifth of the time, and once more at the end a second.
-    """
-    is_first = "lit_models.launch" not in sys.modules  # else others have used this process
-    if is_first:
-        gc.disable()
-    try:
-        yield
-    finally:
-        if is_first:
-            gc.freeze()
-            gc.enable()
-
-
 def run(argv: list[str]) -> int | None:
     """Runs one command line.
 
@@ -113,8 +90,7 @@ def run(argv: list[str]) -> int | None:
         # uses a core (0.17 s became 3.3 s on two cores); OpenMP reads this when torch loads it.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         check_numbers(os.environ)
-        with no_collections():
-            from lit_models.launch import launch
+        from lit_models.launch import launch
 
         return launch(argv)
     known = [*VERBS, *summaries()]
@@ -128,7 +104,6 @@ def run(argv: list[str]) -> int | None:
 def main() -> int:
     """Runs the command line of this process and returns its exit status."""
     tell_where_it_crashes()
-    atexit.register(gc.freeze)  # or Python looks through a million objects that end anyway: 1 s
     return run_guarded(lambda: run(sys.argv[1:]))
 
 

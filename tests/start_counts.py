@@ -20,7 +20,7 @@ import torch
 from torch.optim import SGD
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lit_models.__main__ import no_collections, run
+from lit_models.__main__ import run
 from lit_models.training import record
 
 FITTED = ("causal_lm/debug", "occupation_coder/debug")  # the two whose demo data is made quickly
@@ -108,17 +108,6 @@ def modules_of(config: str, folder: Path, is_fitted: bool) -> list[str]:
     return sorted(sys.modules)
 
 
-def late_names() -> dict[str, Any]:
-    """Returns what torchmetrics holds before and after something of it is asked for."""
-    import torchmetrics
-
-    before = "torchmetrics.functional" in sys.modules
-    is_there = torchmetrics.Accuracy.__module__ == "torchmetrics.classification.accuracy"
-    is_one = torchmetrics.Metric is sys.modules["torchmetrics.metric"].Metric
-    missing = [name for name in torchmetrics.__all__ if not hasattr(torchmetrics, name)]
-    return {"early": before, "there": is_there, "one": is_one, "missing": missing}
-
-
 def forked(answer: Callable[[], Any], path: Path) -> int:
     """Starts a fork that writes an answer to a file; returns its id."""
     process = os.fork()
@@ -136,15 +125,13 @@ def forked(answer: Callable[[], Any], path: Path) -> int:
 
 def main(folder: Path) -> None:
     """Asks all questions, the cheap ones side by side."""
-    with no_collections():
-        importlib.import_module("lit_models.launch")
+    importlib.import_module("lit_models.launch")
     at_start = sorted(sys.modules)
     from tests.distributed.launch import free_port
 
     port = free_port()
     questions: dict[str, Callable[[], Any]] = {
         "synchronisations": lambda: of_training(folder / "toy", Synchronisations()),
-        "torchmetrics": late_names,
         "rank 0": lambda: of_two_ranks(folder / "two", 0, port),
         "rank 1": lambda: of_two_ranks(folder / "two", 1, port),
     }

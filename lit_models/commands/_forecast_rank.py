@@ -1,15 +1,12 @@
 """One rank of what a plan tries: `python -m lit_models.commands._forecast_rank FILE`, where the
 file is an `Order` in JSON."""
 
-import atexit
-import gc
 import json
 import logging
 import os
 import sys
 from pathlib import Path
 
-from lit_models.__main__ import no_collections  # torchmetrics comes late with it, as in a run
 from lit_models.cli_errors import run_guarded, say, screen
 from lit_models.training.local_ranks import end_with_parent
 
@@ -31,16 +28,14 @@ def main(path: Path) -> int:
 
 def carry_out(path: Path) -> None:
     """Build what a config names, rehearse or train it, and write the answer into its folder."""
-    atexit.register(gc.freeze)  # as `lit_models.__main__.main` does
-    # As `unisono fit` begins: what it imports is in its memory.
-    with no_collections():
-        from lightning.pytorch import seed_everything
+    from lightning.pytorch import seed_everything
 
-        from lit_models.commands._run_config import built
-        from lit_models.forecasting import isolated, short_run
-        from lit_models.forecasting.orders import Order, write_answer
-        from lit_models.launch import silence_noise
-        from lit_models.training.local_ranks import leave_group
+    from lit_models.commands._run_config import built
+    from lit_models.forecasting import isolated, short_run
+    from lit_models.forecasting.orders import Order, write_answer
+    from lit_models.launch import silence_noise
+    from lit_models.training.local_ranks import leave_group
+
     silence_noise()
     logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
     order = Order(**json.loads(path.read_text("utf-8")))

@@ -18,9 +18,7 @@ FAMILIES = ("causal_lm/debug", "occupation_coder/debug")
 # A run ends as soon as its first step begins.
 FIRST_STEP = """
 import os, sys
-from lit_models.__main__ import no_collections, run
-with no_collections():
-    import lit_models.launch
+from lit_models.__main__ import run
 import lightning.pytorch as pl
 def stop(*_): os._exit(0)
 pl.Callback.on_train_batch_start = stop
