@@ -30,7 +30,6 @@ STRATEGY = "--trainer.strategy"
 STRATEGY_CLASSES = {
     "ddp": "lit_models.training.strategies.ReplicatedStrategy",
     "fsdp": "lit_models.training.strategies.FullyShardedStrategy",
-    "deepspeed": "lit_models.training.strategies.ZeroStrategy",
 }
 MOST_VALUES = 100_000  # in a YAML text, each alias counted with all that it stands for
 

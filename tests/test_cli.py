@@ -22,7 +22,7 @@ from lit_models.commands.submit import submit
 from lit_models.config_files import MIGRATION, flat, migrated
 from lit_models.training.callbacks import LastCheckpoint
 from lit_models.training.optim import WarmupDecay
-from lit_models.training.strategies import FullyShardedStrategy, ReplicatedStrategy, ZeroStrategy
+from lit_models.training.strategies import FullyShardedStrategy, ReplicatedStrategy
 
 Unisono = Callable[..., tuple[int, str]]
 MISTAKES = [
@@ -200,7 +200,7 @@ def test_every_option_of_the_migration_page_is_there(unisono: Unisono) -> None:
         keys = (key for key, _ in flat(yaml.safe_load(printed)))
         known |= {key.replace("init_args.", "") for key in keys}
     for prefix, classes in {
-        "trainer.strategy": (ReplicatedStrategy, FullyShardedStrategy, ZeroStrategy),
+        "trainer.strategy": (ReplicatedStrategy, FullyShardedStrategy),
         "trainer.callbacks": (LastCheckpoint,),
         "model.lr_scheduler": (WarmupDecay,),
         "data.code_system": (CodeSystem,),

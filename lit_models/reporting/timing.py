@@ -196,8 +196,6 @@ _LABELS = {
 def _labels(run: RunRecord) -> tuple[str, ...]:
     """Return the labels of what a strategy decides; a plan has none for others than two."""
     strategy = run.topology.get("strategy")
-    if strategy == "deepspeed":
-        return ("GiB, deepspeed", "s per step, deepspeed")
     return _LABELS["fsdp" if strategy == "fsdp" else "ddp"]
 
 

@@ -7,7 +7,6 @@ checks. The worlds of launchers are checked in `launched_world.py`.
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import os
 import re
 from collections.abc import Mapping
@@ -33,12 +32,10 @@ GONE_STRATEGIES = {
     "bagua": f"{GONE}; `ddp` does it",
 }
 DEEPSPEED = (
-    "trainer.strategy: `{}` is not offered; --trainer.strategy=deepspeed does stages 1 and 2 "
-    "(--trainer.strategy.stage), and fsdp shards the weights too, as stage 3 does, with "
-    "cpu_offload on GPUs."
+    "trainer.strategy: `{}` is called fsdp here: ZeRO 3 is --trainer.strategy=fsdp, ZeRO 1 and 2 "
+    "are fsdp with --trainer.strategy.reshard_after_forward=false, and ZeRO-Offload is fsdp with "
+    "--trainer.strategy.cpu_offload=true, on GPUs."
 )
-# Classes that are known by a name: ours, and Lightning's that trains otherwise.
-CLASSES = {"ZeroStrategy": "deepspeed", "DeepSpeedStrategy": "DeepSpeedStrategy"}
 OnMissing = Literal["error", "fallback"]
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps", "tpu")
 
@@ -123,8 +120,8 @@ def _strategy_name(strategy: Any) -> str | None:
     if isinstance(strategy, str):
         return strategy
     name = ((strategy or {}).get("class_path") or "").rpartition(".")[2]
-    if name in CLASSES:
-        return CLASSES[name]
+    if name == "DeepSpeedStrategy":  # Lightning's: refused by its name
+        return name
     start_method = _strategy_options(strategy).get("start_method")
     return f"ddp_{start_method}" if start_method in ("spawn", "fork") else None
 
@@ -190,13 +187,11 @@ def check_strategy(strategy: str | None, known: list[str]) -> None:
     """Refuses a strategy name that does not exist.
 
     Raises:
-        ValueError: the name is gone or unknown, or its package is not installed.
+        ValueError: the name is gone or unknown.
     """
     plain = re.sub("[-_ ]", "", strategy or "").lower()
-    if "deepspeed" in plain and strategy != "deepspeed":
+    if "deepspeed" in plain or re.fullmatch("zero[123]?", plain):
         raise ValueError(DEEPSPEED.format(strategy))
-    if strategy == "deepspeed":
-        check_deepspeed()
     if strategy is None or strategy in ("auto", *known):
         return
     if plain in GONE_STRATEGIES:
@@ -205,19 +200,6 @@ def check_strategy(strategy: str | None, known: list[str]) -> None:
     offered = sorted(name for name in known if "deepspeed_" not in name)
     hint = f" Did you mean {' or '.join(near)}?" if near else f" Known: {', '.join(offered)}."
     raise ValueError(f"trainer.strategy: there is no strategy `{strategy}`.{hint}")
-
-
-def check_deepspeed() -> None:
-    """Refuse the strategy `deepspeed` where its package is not there.
-
-    Raises:
-        ValueError: it is not installed.
-    """
-    if importlib.util.find_spec("deepspeed") is None:
-        raise ValueError(
-            "trainer.strategy: deepspeed needs the package of that name; install the extra with "
-            "pip install -e '.[deepspeed]', or use --trainer.strategy=fsdp."
-        )
 
 
 def resolve_devices(settings: Settings, machine: Machine) -> Verdict:

@@ -14,11 +14,7 @@ import torch.distributed as dist
 from lightning.pytorch import Trainer
 
 from lit_models.training.meters import most_resident_bytes
-from lit_models.training.strategies import (
-    FullyShardedStrategy,
-    ReplicatedStrategy,
-    ZeroStrategy,
-)
+from lit_models.training.strategies import FullyShardedStrategy, ReplicatedStrategy
 
 
 def status(trainer: Trainer) -> dict[str, Any]:
@@ -72,7 +68,7 @@ def strategy_name(strategy: Any) -> str:
     """Returns the name that `trainer.strategy` takes, or the class of one that has none here."""
     if isinstance(strategy, ReplicatedStrategy):
         return {"popen": "ddp"}.get(strategy._start_method, f"ddp_{strategy._start_method}")
-    if isinstance(strategy, FullyShardedStrategy | ZeroStrategy):
+    if isinstance(strategy, FullyShardedStrategy):
         return strategy.strategy_name
     return type(strategy).__name__
 

@@ -31,9 +31,6 @@ def without_trace(trainer: Trainer, module: LightningModule) -> Iterator[int]:
         stack.enter_context(isolate_rng())
         stack.enter_context(torch.enable_grad())
         stack.enter_context(_records_put_back(module))
-        renew_weights = getattr(trainer.strategy, "renew_weights", None)
-        if renew_weights is not None:  # an engine has a part of the weights for itself
-            stack.callback(renew_weights)
         num_bytes = stack.enter_context(_tensors_put_back(module))
         for optimizer in trainer.optimizers:
             stack.enter_context(_optimizer_put_back(optimizer))
@@ -46,7 +43,7 @@ def try_batch(
     """Run forward, backward and update on one batch, in the order of Lightning's loop.
 
     It calls no wrapper of the module: under ddp nothing is communicated, so that a rank that runs
-    out of memory leaves no other one waiting. Gradients that an engine keeps go through it.
+    out of memory leaves no other one waiting.
 
     Args:
         trainer: fully set up.
@@ -61,24 +58,18 @@ def try_batch(
     batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
     # Masks that are keyed by sample take more memory than those of a generator.
     keyed = [callback for callback in trainer.callbacks if isinstance(callback, ExactDropout)]
-    engine_backward = getattr(trainer.strategy, "try_backward", None)
-    # An engine has no gradients after an update: the first of two passes leaves some to add to.
-    for is_last in (False, True) if engine_backward and keeps_gradients else (True,):
-        for callback in keyed:
-            callback.on_train_batch_start(trainer, module, batch, 0)
-        with plugin.train_step_context():
-            output = module.training_step(batch, 0)
-        loss = output["loss"] if isinstance(output, dict) else output
-        for callback in keyed:
-            callback.on_before_backward(trainer, module, loss)
-        if engine_backward is not None:
-            engine_backward(loss, is_last)
-        else:
-            if not keeps_gradients:  # Lightning frees them only now
-                module.zero_grad(set_to_none=True)
-            loss.backward()
-        for callback in keyed:
-            callback.on_train_batch_end(trainer, module, output, batch, 0)
+    for callback in keyed:
+        callback.on_train_batch_start(trainer, module, batch, 0)
+    with plugin.train_step_context():
+        output = module.training_step(batch, 0)
+    loss = output["loss"] if isinstance(output, dict) else output
+    for callback in keyed:
+        callback.on_before_backward(trainer, module, loss)
+    if not keeps_gradients:  # Lightning frees them only now
+        module.zero_grad(set_to_none=True)
+    loss.backward()
+    for callback in keyed:
+        callback.on_train_batch_end(trainer, module, output, batch, 0)
     for optimizer in trainer.optimizers:
         type(optimizer).step(optimizer)  # not the one that a schedule counts
 

@@ -25,7 +25,7 @@ from lit_models.training.callbacks import (
 )
 from lit_models.training.callbacks.last_checkpoint import LastCheckpoint
 from lit_models.training.sharding import num_copies
-from lit_models.training.strategies import FullyShardedStrategy, ZeroStrategy
+from lit_models.training.strategies import FullyShardedStrategy
 from tests.distributed.families import FAMILIES, SPECIAL
 from tests.toy import toy_trainer
 
@@ -55,9 +55,8 @@ def run_job(folder: Path, job: dict[str, Any]) -> None:
         callbacks.append(Rehearsal(HandMade(module, job["positions"][rank])))
     strategy = job["strategy"]
     if "sharding" in job:  # by name, since Lightning refuses float64 to an object of this kind
-        kind = {"fsdp": FullyShardedStrategy, "deepspeed": ZeroStrategy}[strategy]
         strategy = f"{strategy}-{job['name']}"
-        StrategyRegistry.register(strategy, kind, **job["sharding"])
+        StrategyRegistry.register(strategy, FullyShardedStrategy, **job["sharding"])
     trainer = toy_trainer(
         folder,
         devices=job.get("devices", int(os.environ.get("LOCAL_WORLD_SIZE", "1"))),

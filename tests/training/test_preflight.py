@@ -90,22 +90,17 @@ def test_a_strategy_of_other_times_names_its_successor(name: str, told: str) -> 
         check(Settings(strategy=name), NO_GPU, {}, STRATEGIES)
 
 
-@pytest.mark.parametrize("name", ["deepspeed_stage_2", "DeepSpeed", "DeepSpeedStrategy"])
-def test_another_deepspeed_is_refused_with_what_is_offered(name: str) -> None:
+@pytest.mark.parametrize("name", ["deepspeed", "deepspeed_stage_2", "DeepSpeedStrategy", "zero3"])
+def test_deepspeed_is_told_what_its_stages_are_under_fsdp(name: str) -> None:
     known = [*STRATEGIES, "deepspeed", "deepspeed_stage_2"]
-    told = f"`{name}` is not offered; --trainer.strategy=deepspeed does stages 1 and 2"
+    told = f"`{name}` is called fsdp here.*ZeRO 3 .*ZeRO 1 and 2 .*_forward=false.*cpu_offload"
     with pytest.raises(ValueError, match=told):
         check(Settings(strategy=name), NO_GPU, {}, known)
 
 
-def test_deepspeed_is_known_by_its_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lightnings_class_of_deepspeed_is_known_by_its_name() -> None:
     lightnings = Namespace(class_path="lightning.pytorch.strategies.DeepSpeedStrategy")
     assert preflight._strategy_name(lightnings) == "DeepSpeedStrategy"
-    ours = Namespace(class_path="lit_models.training.strategies.ZeroStrategy")
-    assert preflight._strategy_name(ours) == "deepspeed"
-    monkeypatch.setattr(preflight.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="pip install -e '.\\[deepspeed\\]'"):
-        check(Settings(strategy="deepspeed"), NO_GPU, {}, [*STRATEGIES, "deepspeed"])
 
 
 def test_a_strategy_class_that_starts_its_own_processes_is_known_by_its_option() -> None:

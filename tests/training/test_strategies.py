@@ -12,12 +12,10 @@ import torch
 import yaml
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import StrategyRegistry
-from torch import nn
 
 from lit_models.launch import complete_rendezvous
 from lit_models.training import status
 from lit_models.training.strategies import FullyShardedStrategy, ReplicatedStrategy
-from lit_models.training.strategies.batch_norm import SyncedStatistics, warn_of_own_statistics
 from lit_models.training.strategies.processes import check_backend, is_stopped
 from tests.toy import LitToy, ToyData, toy_trainer
 
@@ -96,53 +94,6 @@ def test_half_a_rendezvous_is_refused():
         complete_rendezvous({**whole, "RANK": "5", "LOCAL_RANK": "0"}, num_nodes=1)
     with pytest.raises(ValueError, match="MASTER_ADDR=nowhere.invalid is no machine"):
         complete_rendezvous({**whole, "RANK": "1", "MASTER_ADDR": "nowhere.invalid"}, num_nodes=1)
-
-
-def normed(statistics: SyncedStatistics) -> nn.Module:
-    return statistics.apply(nn.Sequential(nn.BatchNorm1d(2)))
-
-
-def test_fillers_leave_no_trace_in_a_batch_norm() -> None:
-    rows = torch.tensor([[1.0, 5.0], [3.0, 9.0], [100.0, -100.0]])
-    statistics = SyncedStatistics()
-    model = normed(statistics)
-    statistics.enter({"weight": torch.tensor([1.0, 1.0, 0.0])})
-    out = model(rows)
-    torch.testing.assert_close(out[:2], torch.tensor([[-1.0, -1.0], [1.0, 1.0]]), rtol=0, atol=1e-4)
-    torch.testing.assert_close(model[0].running_mean, torch.tensor([0.2, 0.7]))
-    torch.testing.assert_close(model[0].running_var, torch.tensor([0.9 + 0.2, 0.9 + 0.8]))
-
-
-@pytest.mark.parametrize("momentum", [0.1, None])
-def test_without_fillers_it_is_torchs_batch_norm_and_turns_back_into_it(momentum) -> None:
-    rows = torch.randn(5, 2, 3, generator=torch.Generator().manual_seed(1))
-    expected = nn.Sequential(nn.BatchNorm1d(2, momentum=momentum))
-    statistics = SyncedStatistics()
-    model = statistics.apply(nn.Sequential(nn.BatchNorm1d(2, momentum=momentum)))
-    for batch in (rows, 2 * rows):
-        torch.testing.assert_close(model(batch), expected(batch))
-    model, expected = model.eval(), expected.eval()
-    torch.testing.assert_close(model(rows), expected(rows))
-    back = statistics.revert(model)
-    assert type(back[0]) is nn.BatchNorm1d
-    assert list(back.state_dict()) == list(model.state_dict()) == list(expected.state_dict())
-    torch.testing.assert_close(back(rows), expected(rows))
-
-
-def test_a_batch_norm_over_something_else_than_samples_is_refused() -> None:
-    statistics = SyncedStatistics()
-    model = normed(statistics)
-    statistics.enter({"weight": torch.ones(3)})
-    with pytest.raises(ValueError, match="got 6 rows for 3 samples"):
-        model(torch.ones(6, 2))
-
-
-def test_batch_norms_of_their_own_are_warned_of() -> None:
-    model = nn.Sequential(nn.BatchNorm1d(2))
-    with pytest.warns(UserWarning, match="the run depends on the number of devices"):
-        warn_of_own_statistics(model, 2)
-    warn_of_own_statistics(model, 1)  # warnings are errors
-    warn_of_own_statistics(nn.LayerNorm(2), 2)
 
 
 def test_the_status_of_a_plain_trainer_is_one_dictionary(

@@ -122,10 +122,9 @@ class _Trial:
         return False
 
     def _refuse_if_others_wait(self, size: int) -> None:
-        """Where a pass is a collective, a rank that leaves it cannot join the next; nor can an
-        engine that was left in the middle of one."""
+        """Where a pass is a collective, a rank that leaves it cannot join the next."""
         name = getattr(self.trainer.strategy, "strategy_name", "")
-        if name == "deepspeed" or (is_distributed() and name == "fsdp"):
+        if is_distributed() and name == "fsdp":
             if not self.loads:
                 raise RuntimeError(_too_large(self.data, self.meter, size, math.inf))
             raise RuntimeError(

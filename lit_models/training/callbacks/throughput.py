@@ -14,7 +14,7 @@ from lit_models.training.throughput.lines import Capacity, capacity_of
 from lit_models.training.throughput.own_end import note_own_end
 from lit_models.training.throughput.profiler import PhaseProfiler
 
-WAIT_WITHIN = ("fsdp", "deepspeed")  # strategies that wait for other ranks in every phase
+WAIT_WITHIN = ("fsdp",)  # strategies that wait for other ranks in every phase
 
 
 class Throughput(Callback):

@@ -1,18 +1,16 @@
-"""Strategies by their names, on CPU and GPU alike: `ddp`, `ddp_spawn`, `fsdp`, `deepspeed`."""
+"""Strategies by their names, on CPU and GPU alike: `ddp`, `ddp_spawn`, `fsdp`."""
 
 from datetime import timedelta
 
 from lightning.pytorch.strategies import FSDPStrategy, StrategyRegistry
 
 from lit_models.training.strategies.ddp import ReplicatedStrategy
-from lit_models.training.strategies.deepspeed import ZeroStrategy
 from lit_models.training.strategies.fsdp import FullyShardedStrategy
 
 __all__ = [
     "COLLECTIVE_TIMEOUT",
     "FullyShardedStrategy",
     "ReplicatedStrategy",
-    "ZeroStrategy",
     "register",
 ]
 
@@ -35,4 +33,3 @@ def register() -> None:
     if "fsdp" in names:
         names.remove("fsdp")
     StrategyRegistry.register("fsdp", FullyShardedStrategy, **options)
-    StrategyRegistry.register("deepspeed", ZeroStrategy, **options)  # in the place of Lightning's

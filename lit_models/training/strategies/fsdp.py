@@ -37,7 +37,6 @@ from torchmetrics import Metric
 from lit_models.training.checkpoint import AtomicCheckpointIO
 from lit_models.training.sharded_checkpoint import Part, cut, prepare
 from lit_models.training.sharding import on_cpu, sharded_like, whole
-from lit_models.training.strategies.batch_norm import SyncedStatistics
 from lit_models.training.strategies.before_sharding import (
     check_dropout,
     equal_weights,
@@ -144,9 +143,6 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
             check_dropout(trainer, module)
         self.precision_plugin.convert_module(module)
         if not isinstance(module, FSDPModule):  # a test after fit finds it sharded
-            if self._layer_sync is not None:
-                self._layer_sync = SyncedStatistics()
-                self._layer_sync.apply(module)
             equal_weights(module, self.root_device)
             self._shard(module)
         super().setup(trainer)

@@ -1,5 +1,5 @@
 """What all strategies of several processes share: a group that forms or says why, children that end
-with their parent, and batch norm over all devices."""
+with their parent."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import nn
 
 from lit_models.training.local_ranks import LAUNCHED_BY, end_with_parent, leave_group
-from lit_models.training.strategies.batch_norm import SyncedStatistics, warn_of_own_statistics
 
 BACKENDS = ("gloo", "nccl", "mpi")
 TAKEN = ("EADDRINUSE", "address already in use")
@@ -60,17 +61,17 @@ class ManagedProcesses(ParallelStrategy):
         share_seed(self.broadcast, os.environ)
 
     def setup(self, trainer: Trainer) -> None:
-        """With `trainer.sync_batchnorm`, put layers in place that leave fillers out."""
-        if self._layer_sync is not None and not isinstance(self._layer_sync, SyncedStatistics):
-            self._layer_sync = SyncedStatistics()
-        if self._layer_sync is None and trainer.state.fn == TrainerFn.FITTING:
-            warn_of_own_statistics(trainer.lightning_module, self.world_size)
+        """Warn of batch norms: their statistics make a run depend on the number of devices."""
+        norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+        modules = trainer.lightning_module.modules()
+        if trainer.state.fn == TrainerFn.FITTING and any(isinstance(m, norms) for m in modules):
+            rank_zero_warn(
+                "batch norm layers take their statistics from what each device computes at once, "
+                "rows that only fill a batch included: the run depends on the number of devices. "
+                "On GPUs trainer.sync_batchnorm=true lessens it; LayerNorm or GroupNorm do not "
+                "have it."
+            )
         super().setup(trainer)
-
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(self._layer_sync, SyncedStatistics):
-            self._layer_sync.enter(args[0])
-        return super().training_step(*args, **kwargs)
 
     def ended_children(self) -> str:
         """Return which ranks that this process started are gone or stopped, in words."""

@@ -55,8 +55,8 @@ class Intervals:
     Args:
         profiler: which sees where a step ends.
         device: of this rank.
-        shows_waiting: whether the wait for other ranks is a phase of its own; under fsdp and
-            deepspeed it is inside of the others.
+        shows_waiting: whether the wait for other ranks is a phase of its own; under fsdp it is
+            inside of the others.
     """
 
     def __init__(self, profiler: PhaseProfiler, device: torch.device, shows_waiting: bool) -> None:
