@@ -49,17 +49,17 @@ def fault(path: Path, name: str) -> str | None:
     own = family_of(path)
     if place[0] == "datamodules" and parts[0] == "lit_models":
         return "datamodules never imports lit_models"
-    if place[1] in ("training", "layers") and target in FAMILIES:
+    if place[1] in ("training", "blocks.py") and target in FAMILIES:
         return "shared code imports no family"
     may_use = (own, "causal_lm") if own in MAY_USE_CAUSAL_LM else (own,)
     if own and target in FAMILIES and target not in may_use:
         return f"{own} imports {target}"
-    below = ("training", "layers", "forecasting")
+    below = ("training", "blocks.py", "forecasting")
     if (own or place[1] in below) and target in ("cli", "commands", "launch"):
         return "nothing below the command line imports it"
     if len(place) == 2 and place[0] == "lit_models" and target in FAMILIES:
         return "the command line knows no family"
-    is_network = place[-1] in NETWORK_FILES or place[1] == "layers"
+    is_network = place[-1] in NETWORK_FILES or place[1] == "blocks.py"
     if is_network and parts[0] in ("lightning", "pytorch_lightning"):
         return "a network file imports no Lightning"
     if parts[0] == "jsonargparse" and any(part.startswith("_") for part in parts[1:]):

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lit_models.causal_lm import four_bit
-from lit_models.layers.linear import linear
 
 A, B, MAGNITUDE = "lora_A", "lora_B", "lora_magnitude_vector"  # the last of DoRA alone
 PARTS = (A, B, MAGNITUDE)
@@ -131,7 +130,7 @@ class LoraLinear(nn.Module):
     def base_product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Return what the base makes of x [..., D]: [..., E] in the dtype of its output."""
         weight = self.base_weight()
-        return linear(x.to(weight.dtype), weight, bias)
+        return F.linear(x.to(weight.dtype), weight, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Args: x [..., D]. Returns [..., E] in the dtype of the base's output."""

@@ -12,13 +12,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from datamodules.core.batches import IGNORED, TERM, TextBatch
-from lit_models.layers.linear import (
-    ROW_STEP,
-    input_gradient,
-    linear,
-    suits_onednn,
-    weight_gradient,
-)
 from lit_models.training.record import LossSum
 
 PLAIN = "nats"
@@ -130,7 +123,7 @@ def _places(is_target: Tensor, batch: TextBatch) -> Tensor:
 def _at_once(hidden: Tensor, head_weight: Tensor, labels: Tensor, is_used: Tensor) -> LossSum:
     """Return the plain cross-entropy of the labels that are used [R, T]."""
     targets = labels.masked_fill(~is_used, IGNORED).flatten()
-    logits = linear(hidden, head_weight).flatten(0, 1)
+    logits = F.linear(hidden, head_weight).flatten(0, 1)
     logits = logits.to(_softmax_dtype(logits.dtype))
     nats = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
     return LossSum(nats, (targets != IGNORED).sum(dtype=torch.float64))
@@ -227,15 +220,15 @@ class _Sums:
             return
         grad = chunk.gradient(options)
         if self.grad_rows is not None:
-            self.grad_rows[part] = input_gradient(grad, chunk.head)
+            self.grad_rows[part] = grad @ chunk.head
         if not self.wants_weight:
             return
         if self.grad_weight is None:
-            self.grad_weight = weight_gradient(grad, chunk.rows).to(dtype)
-        elif dtype == grad.dtype and not suits_onednn(grad.T, chunk.rows.T):
+            self.grad_weight = (grad.T @ chunk.rows).to(dtype)
+        elif dtype == grad.dtype:
             self.grad_weight.addmm_(grad.T, chunk.rows)
         else:
-            self.grad_weight.add_(weight_gradient(grad, chunk.rows))
+            self.grad_weight.add_(grad.T @ chunk.rows)
 
 
 class _Chunk:
@@ -243,7 +236,7 @@ class _Chunk:
 
     def __init__(self, rows: Tensor, head: Tensor, targets: Tensor, options: LossOptions) -> None:
         self.rows, self.head, self.targets = rows, head, targets.unsqueeze(1)
-        logits = linear(rows, head)
+        logits = F.linear(rows, head)
         logits = logits.to(_softmax_dtype(logits.dtype))
         largest, of_target = logits.amax(1), logits.gather(1, self.targets).squeeze(1)
         self.mean = logits.mean(1) if options.label_smoothing else None
@@ -293,6 +286,4 @@ def _chunk_size(options: LossOptions, weight: Tensor) -> int:
     on_cpu = weight.device.type == "cpu"
     row_bytes = weight.shape[0] * torch.finfo(_softmax_dtype(weight.dtype)).bits // 8
     rows = max(1, (CHUNK_BYTES if on_cpu else CHUNK_BYTES_ON_GPU) // row_bytes)
-    if on_cpu and rows > ROW_STEP:
-        rows = min(rows // ROW_STEP * ROW_STEP, CHUNK_ROWS_ON_CPU)  # so that no row is filled up
-    return rows
+    return min(rows, CHUNK_ROWS_ON_CPU) if on_cpu else rows

@@ -11,12 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from lit_models.blocks import rotate
 from lit_models.causal_lm.attention import Documents, attend, documents_of
 from lit_models.causal_lm.cache import GrowingCache, KeyValueCache
 from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.rotary import frequencies, rotations
-from lit_models.layers.linear import Linear
-from lit_models.layers.rotary import rotate
 from lit_models.training.tensor_plan import Split
 
 INITIAL_STD = 0.02
@@ -29,10 +28,10 @@ class Attention(nn.Module):
         super().__init__()
         self.head_size = config.head_size
         width, narrow = config.hidden_size, config.kv_heads * self.head_size
-        self.q_proj = Linear(width, width, bias=config.bias)
-        self.k_proj = Linear(width, narrow, bias=False)
-        self.v_proj = Linear(width, narrow, bias=config.bias)
-        self.o_proj = Linear(width, width, bias=config.bias)
+        self.q_proj = nn.Linear(width, width, bias=config.bias)
+        self.k_proj = nn.Linear(width, narrow, bias=False)
+        self.v_proj = nn.Linear(width, narrow, bias=config.bias)
+        self.o_proj = nn.Linear(width, width, bias=config.bias)
 
     def forward(
         self, hidden: Tensor, rotation: tuple[Tensor, Tensor] | None, documents: Documents
@@ -55,10 +54,10 @@ class FeedForward(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         width, inner = config.hidden_size, config.inner_size
-        self.up_proj = Linear(width, inner, bias=config.bias)
-        self.down_proj = Linear(inner, width, bias=config.bias)
+        self.up_proj = nn.Linear(width, inner, bias=config.bias)
+        self.down_proj = nn.Linear(inner, width, bias=config.bias)
         self.gate_proj = (
-            Linear(width, inner, bias=config.bias) if config.activation == "swiglu" else None
+            nn.Linear(width, inner, bias=config.bias) if config.activation == "swiglu" else None
         )
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -115,7 +114,7 @@ class Decoder(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = _norm(config)
-        self.head = Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self._initialise()
 
     def blocks(self) -> list[nn.Module]:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lit_models.layers.encoder import EncoderLayer, positions_up_to, rotary_table
+from lit_models.blocks import EncoderLayer, positions_up_to, rotary_table
 from lit_models.occupation_coder.ngrams import SALT_SHIFT, frame, mix, ngram_keys
 
 CHARACTER_BUCKETS = (

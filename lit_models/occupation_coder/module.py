@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from datamodules.core.batches import OccupationBatch
 from datamodules.core.checkpoint_recipe import checkpoint_to_load
 from datamodules.tokenizers.codes import CodeBook
-from lit_models.layers.depths import layer_depths
+from lit_models.blocks import layer_depths
 from lit_models.occupation_coder.building import (
     DecoderFactory,
     EncoderFactory,

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lit_models.layers.linear import Linear, linear
 from lit_models.occupation_coder.encoders import Encoder
 from lit_models.occupation_coder.linear import LinearHead, LinearOptions
 from lit_models.occupation_coder.trie import BEGIN, PAD, CodeTrie
@@ -66,15 +65,15 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self.num_heads = num_heads
         self.self_norm = nn.LayerNorm(width)
-        self.self_qkv = Linear(width, 3 * width, bias=False)
-        self.self_output = Linear(width, width, bias=False)
+        self.self_qkv = nn.Linear(width, 3 * width, bias=False)
+        self.self_output = nn.Linear(width, width, bias=False)
         self.cross_norm = nn.LayerNorm(width)
-        self.cross_query = Linear(width, width, bias=False)
-        self.cross_kv = Linear(memory_width, 2 * width, bias=False)
-        self.cross_output = Linear(width, width, bias=False)
+        self.cross_query = nn.Linear(width, width, bias=False)
+        self.cross_kv = nn.Linear(memory_width, 2 * width, bias=False)
+        self.cross_output = nn.Linear(width, width, bias=False)
         self.feed_forward_norm = nn.LayerNorm(width)
-        self.expand = Linear(width, feed_forward)
-        self.contract = Linear(feed_forward, width)
+        self.expand = nn.Linear(width, feed_forward)
+        self.contract = nn.Linear(feed_forward, width)
         self.dropout = nn.Dropout(dropout)
 
     def forward(
@@ -163,7 +162,7 @@ class BlockDecoder(nn.Module):
             for _ in range(num_layers)
         )
         self.norm = nn.LayerNorm(width)
-        self.output = Linear(width, trie.vocab_size)
+        self.output = nn.Linear(width, trie.vocab_size)
         self.node_output = nn.Embedding(trie.num_nodes, width)
         self.node_summary = nn.Embedding(trie.num_nodes, memory_width)
         self.dropout = nn.Dropout(dropout)
@@ -252,7 +251,7 @@ class FlatHead(nn.Module):
     def __init__(self, memory_width: int, trie: CodeTrie, dropout: float = 0.0) -> None:
         super().__init__()
         self.trie = trie
-        self.pool = Linear(memory_width, memory_width)
+        self.pool = nn.Linear(memory_width, memory_width)
         self.dropout = nn.Dropout(dropout)
         self.nodes = nn.Embedding(trie.num_nodes, 2 * memory_width)
         self.bias = nn.Parameter(torch.full((trie.num_codes,), -6.0))
@@ -265,7 +264,7 @@ class FlatHead(nn.Module):
         features = torch.cat([memory.hidden[:, 0], F.gelu(self.pool(mean))], dim=-1)
         path = self.trie.path[:, 1:]
         weights = F.embedding_bag(path, self.nodes.weight, mode="sum")  # [C, 2 D]
-        return widened(linear(self.dropout(features), weights)) + self.bias
+        return widened(F.linear(self.dropout(features), weights)) + self.bias
 
 
 class OccupationNetwork(nn.Module):

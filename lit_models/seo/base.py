@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from datamodules.text.encoded_texts import RECIPE_KEY
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
+from lit_models.blocks import layer_depths
 from lit_models.causal_lm.freezing import freeze as freeze_by_name
 from lit_models.causal_lm.lora import (
     LoraOptions,
@@ -19,7 +20,6 @@ from lit_models.causal_lm.lora import (
     settled_lengths,
 )
 from lit_models.causal_lm.model_folders import read_config, weight_files
-from lit_models.layers.depths import layer_depths
 from lit_models.seo.encoders import (
     PretrainedEncoder,
     TextEncoder,

@@ -9,9 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from lit_models.blocks import EncoderLayer, rotary_table
 from lit_models.causal_lm.transformers_model import loaded_model, model_config
-from lit_models.layers.encoder import EncoderLayer, rotary_table
-from lit_models.layers.linear import take_over_linear_layers
 
 Pooling = Literal["mean", "first", "max"]
 POOLER = "pooler."  # weights of a pretrained head that nothing here uses
@@ -108,7 +107,6 @@ class PretrainedEncoder(TextEncoder):
         super().__init__()
         if getattr(model, "pooler", None) is not None:
             model.pooler = None  # its parameters would never get a gradient
-        take_over_linear_layers(model)
         self.model = model.train()  # it comes in evaluation mode, and Lightning keeps modes
         self.width = model.config.hidden_size
 

@@ -13,7 +13,7 @@ from datamodules.search.encoded_collection import EncodedCollection
 from datamodules.search.tables import NO_DOCUMENT
 from datamodules.search.training_pairs import TERM
 from datamodules.text.encoding import TextEncoding
-from lit_models.layers.depths import layer_depths
+from lit_models.blocks import layer_depths
 from lit_models.seo.base import EncodedTextModule
 from lit_models.seo.biencoder import BiEncoder, Towers
 from lit_models.seo.contrastive import TemperatureOptions, in_batch_loss

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_models.layers.linear import linear, rounds_to_float32
+from lit_models.blocks import rounds_to_float32
 
 DOCUMENTS_AT_ONCE = 8_192
 QUERIES_AT_ONCE = 256
@@ -143,7 +143,7 @@ def _better(queries: Tensor, part: Tensor, worst: Tensor, most: int) -> Found | 
     lengths, longest = queries.norm(dim=1, keepdim=True), part.norm(dim=1).max()
     if not (_is_tame(lengths) and _is_tame(longest)):
         return None
-    products = linear(queries.float(), part.float())
+    products = queries.float() @ part.float().T
     is_near = products > (worst - 2 * _error(lengths, longest, part.shape[1])).float()
     counts = is_near.sum(1)
     if counts.max() > most:

@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from lit_models.layers.linear import Linear
-
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -61,7 +59,7 @@ def check_tensor_plan(module: nn.Module, plan: dict[str, Split], size: int) -> N
             "fsdp shards any module without it."
         )
     for name, layer, split in planned_layers(module, plan):
-        if split.style != "input" and type(layer) not in (nn.Linear, Linear):
+        if split.style != "input" and type(layer) is not nn.Linear:
             raise ValueError(
                 f"{asked} {name} is a {type(layer).__name__}, and only plain linear layers can be "
                 "split. Leave out what has changed it, such as model.lora, or tensor_parallel_size."

@@ -2,8 +2,7 @@
 
 `padded` is the way of the systems that this one replaces: every row is padded to 128 characters,
 tokenised when it is fetched, and each decoding step runs the whole prefix. `fair` tokenises once,
-pads to the longest row of the batch and decodes with the key-value cache. Both train with the
-linear layers of torch; `kernels` is the fair loop with those of this repository.
+pads to the longest row of the batch and decodes with the key-value cache.
 """
 
 import time
@@ -11,15 +10,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from datamodules.occupations.batches import padded_texts
 from datamodules.tokenizers.characters import TextNormalisation, encode
-from lit_models.layers.linear import Linear
-from lit_models.occupation_coder import network as our_network
 from lit_models.occupation_coder.decoding import Decoded, DecodingOptions, decode
 from lit_models.occupation_coder.loss import occupation_losses
 from lit_models.occupation_coder.network import OccupationNetwork
@@ -61,14 +56,6 @@ class Texts:
             np.random.default_rng(seed).shuffle(order)
         for start in range(0, len(order), size):
             yield self.batch(order[start : start + size], is_padded)
-
-
-def use_layers_of_torch(network: OccupationNetwork, patched: pytest.MonkeyPatch) -> None:
-    """Give a network the linear layers that any script has, its flat head while it is patched."""
-    patched.setattr(our_network, "linear", F.linear)
-    for module in network.modules():
-        if type(module) is Linear:
-            module.__class__ = nn.Linear
 
 
 def train(

@@ -34,7 +34,6 @@ DECODED = {"flat": ", flat head", "greedy": ", greedy", "beam": ", beam of 5"}
 PEERS = {
     "padded": "loop that pads to 128, tokenises per item",
     "fair": "loop with dynamic padding",
-    "kernels": "loop with dynamic padding and our linear layers",
 }
 SLOW = {
     "flat": "loop that pads to 128",
@@ -139,10 +138,7 @@ def test_training_beside_plain_loops(tmp_path, monkeypatch, figures):
         texts = texts or peer_texts(trained)
         for who in PEERS:
             network = fresh_network(trained)
-            with monkeypatch.context() as patched:
-                if who != "kernels":
-                    peers.use_layers_of_torch(network, patched)
-                loop = peers.train(network, texts, SIZE, STEPS, is_padded=who == "padded")
+            loop = peers.train(network, texts, SIZE, STEPS, is_padded=who == "padded")
             rounds["training"][who].append(loop)
     report(figures, rounds, "training")
 

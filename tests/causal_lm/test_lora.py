@@ -15,7 +15,6 @@ from lit_models.causal_lm.lora import (
     target_layers,
 )
 from lit_models.causal_lm.network import Decoder, DecoderConfig
-from lit_models.layers import linear
 
 CONFIG = DecoderConfig(vocab_size=11, hidden_size=8, num_layers=2, num_heads=2, num_kv_heads=1)
 IDS = torch.tensor([[1, 2, 3, 4]])
@@ -56,10 +55,9 @@ def trained(network: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("kind", ["linear", "conv1d"])
-def test_a_base_of_any_kind_makes_what_torch_makes_and_keeps_no_input(kind, monkeypatch):
+def test_a_base_of_any_kind_makes_what_torch_makes_and_keeps_no_input(kind):
     from transformers.pytorch_utils import Conv1D
 
-    monkeypatch.setattr(linear, "SMALL_PRODUCT", 0)  # as in a layer of a usual size
     base = nn.Linear(24, 16) if kind == "linear" else Conv1D(16, 24)
     base.requires_grad_(False)
     layer, kept = LoraLinear(base, rank=2, alpha=4.0, dropout=0.0), []

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from lit_models.blocks import rotate
 from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.network import Decoder
 from lit_models.causal_lm.rotary import frequencies, rotations
-from lit_models.layers.rotary import rotate
 from lit_models.training.keyed_dropout import SampleKeys, key_dropout, release_dropout
 
 SMALL = DecoderConfig(

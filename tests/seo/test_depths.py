@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lit_models.layers.depths import layer_depths
+from lit_models.blocks import layer_depths
 from lit_models.seo.encoders import PretrainedEncoder
 
 SIZES = {"num_hidden_layers": 3, "num_attention_heads": 2, "vocab_size": 50, "hidden_size": 16}

@@ -1,18 +1,14 @@
 """A retriever on a Hugging Face folder: a tiny BERT with random weights."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from datamodules.text.encoding import TextEncoding
 from lit_models import LitRetriever
 from lit_models.causal_lm.lora import LoraOptions
-from lit_models.layers.linear import Linear
-from lit_models.seo.encoders import PretrainedEncoder
 from tests.distributed.seo_retriever import adamw, retriever
 from tests.seo.retrieval_collection import WORDS, write_collection
 from tests.toy import toy_trainer
@@ -55,13 +51,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_collection(folder / "collection")
     bert_folder(folder / "bert")
     return folder
-
-
-def test_its_linear_layers_are_those_of_this_project(folder: Path) -> None:
-    content = json.loads((folder / "bert" / "config.json").read_text("utf-8"))
-    encoder = PretrainedEncoder.loaded(folder / "bert", content)
-    kinds = [type(part) for part in encoder.modules() if isinstance(part, nn.Linear)]
-    assert kinds == [Linear] * 12  # of 2 layers
 
 
 def test_its_vectors_are_those_of_transformers_pooled_over_tokens(

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from lit_models.layers.linear import linear
 from lit_models.seo import search as search_file
 from lit_models.seo.search import search
 
@@ -91,7 +90,7 @@ def test_ties_that_float32_cannot_tell_apart_are_told_by_their_scores() -> None:
 def test_the_error_of_float32_is_below_its_bound(width: int) -> None:
     generator = torch.Generator().manual_seed(width)
     queries, part = (torch.rand(n, width, generator=generator).double() for n in (70, 90))
-    error = (linear(queries.float(), part.float()) - queries @ part.T).abs()
+    error = (queries.float() @ part.float().T - queries @ part.T).abs()
     lengths, longest = queries.norm(dim=1, keepdim=True), part.norm(dim=1).max()
     bound = search_file._error(lengths, longest, width)
     assert (error <= bound).all()

@@ -9,8 +9,6 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from lit_models.layers.linear import input_gradient
-
 aten = torch.ops.aten
 MATMUL_SIZE, ROUNDS, MOST_SECONDS = 8192, 20, 1.0
 SMALL_SIZE = 1024  # on a CPU, where a large product takes seconds
@@ -41,8 +39,6 @@ class FlopCount(TorchDispatchMode):
             self.total += sdpa_flop_count(*(t.shape for t in args[:3]))
         elif packet is aten._scaled_dot_product_flash_attention_for_cpu_backward:
             self.total += sdpa_backward_flop_count(*(t.shape for t in args[:4]))
-        elif packet is torch.ops.mkldnn._linear_pointwise:  # of `layers.linear`
-            self.total += 2 * result.numel() * args[0].shape[-1]
         return result
 
 
@@ -78,7 +74,7 @@ def matmul_ceiling(device: torch.device, dtype: torch.dtype) -> float | None:
         for _ in range(ROUNDS):
             _wait(device)
             start = time.perf_counter()
-            _multiply(a)
+            torch.mm(a, a)  # from the second round on, its result takes the last one's place
             _wait(device)
             best = min(best, time.perf_counter() - start)
             if time.perf_counter() > end:
@@ -90,13 +86,6 @@ def matmul_ceiling(device: torch.device, dtype: torch.dtype) -> float | None:
         )
         return None
     return 2 * size**3 / best
-
-
-def _multiply(a: torch.Tensor) -> None:
-    if a.device.type == "cpu":
-        input_gradient(a, a)  # as the layers do
-    else:
-        torch.mm(a, a)  # from the second round on, its result takes the place of the last one's
 
 
 def _wait(device: torch.device) -> None:

@@ -14,7 +14,7 @@ measures 76 where 71 are commonly given), the RTX 6000 Ada, the A30 (TF32 and fl
 
 import torch
 
-from lit_models.layers.linear import rounds_to_float32
+from lit_models.blocks import rounds_to_float32
 
 TERA = 1e12
 # NVIDIA's table, copied by https://archive-lib.hpctech.co.jp/gpuproduct/nvidia-h100.html; the

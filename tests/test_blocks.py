@@ -1,10 +1,10 @@
-"""Rotary positions: turned pairs, their gradients, dtypes and the order in memory."""
+"""Rotary positions: turned pairs, their gradients and dtypes."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from lit_models.layers.rotary import rotate
+from lit_models.blocks import rotate
 
 
 def plain(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
@@ -37,11 +37,6 @@ def test_values_and_gradients_in_any_order_of_memory(layout: str) -> None:
     x.requires_grad_()
     torch.testing.assert_close(rotate(x, *angles()), plain(x, *angles()))
     assert torch.autograd.gradcheck(lambda x: rotate(x, *angles()), x)
-
-
-def test_the_order_of_memory_is_kept() -> None:
-    x = torch.randn(2, 5, 4, 6).transpose(1, 2)  # as a projection gives it
-    assert rotate(x, *angles(torch.float32)).stride() == x.stride()
 
 
 def test_narrow_numbers_are_turned_in_the_type_of_the_angles() -> None:

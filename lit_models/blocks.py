@@ -1,14 +1,13 @@
-"""Layers of bidirectional encoders, used by the occupation coder and by the encoders of `seo`.
+"""Network blocks of two or more families.
 
-Shapes: B batch, P positions, D hidden, H heads.
+Shapes: B batch, P positions, D hidden, H heads, K head size.
 """
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-from lit_models.layers.linear import Linear
-from lit_models.layers.rotary import rotate
 
 
 class SelfAttention(nn.Module):
@@ -22,8 +21,8 @@ class SelfAttention(nn.Module):
                 "change the width or the number of heads."
             )
         self.num_heads = num_heads
-        self.qkv = Linear(width, 3 * width, bias=False)
-        self.output = Linear(width, width, bias=False)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.output = nn.Linear(width, width, bias=False)
 
     def forward(self, hidden: Tensor, mask: Tensor, rotary: Tensor) -> Tensor:
         """Args: hidden [B, P, D]; mask [B, P] bool; rotary [2, P, D / 2H] cosines and sines."""
@@ -45,8 +44,8 @@ class EncoderLayer(nn.Module):
         self.attention_norm = nn.LayerNorm(width)
         self.attention = SelfAttention(width, num_heads)
         self.feed_forward_norm = nn.LayerNorm(width)
-        self.expand = Linear(width, feed_forward)
-        self.contract = Linear(feed_forward, width)
+        self.expand = nn.Linear(width, feed_forward)
+        self.contract = nn.Linear(feed_forward, width)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, hidden: Tensor, mask: Tensor, rotary: Tensor) -> Tensor:
@@ -62,7 +61,52 @@ def positions_up_to(lengths: Tensor, size: int) -> Tensor:
 
 
 def rotary_table(positions: int, head_size: int, like: Tensor) -> Tensor:
-    """Cosines and sines of the rotary embedding [2, positions, head_size / 2]."""
+    """Cosines and sines of the rotary embedding [2, positions, head_size / 2].
+
+    Source: Su et al. 2021, section 3.2.2.
+    """
     steps = torch.arange(0, head_size, 2, device=like.device, dtype=torch.float32) / head_size
     angles = torch.arange(positions, device=like.device)[:, None] * 1000.0**-steps
     return torch.stack([angles.cos(), angles.sin()]).to(like.dtype)
+
+
+def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Return x [B, H, P, K] with the pairs (i, i + K / 2) of each head turned by their angles.
+
+    Args:
+        x: queries or keys.
+        cosine: of the angles, [B or 1, 1, P, K / 2] or [P, K / 2].
+        sine: as cosine.
+    """
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
+
+
+def layer_depths(root: nn.Module, encoder: Any) -> dict[str, int]:
+    """Return name of each encoder parameter in `root` -> how many layers it lies below the heads.
+
+    The highest layer has 1; embeddings lie below the lowest layer. Layer-wise learning rates go by
+    these depths.
+
+    Args:
+        root: of the names.
+        encoder: in `root`, with `blocks()` from the lowest up, and its last norm as `norm` if it
+            has one.
+    """
+    blocks = encoder.blocks()
+    depth_of = {id(p): len(blocks) - i for i, b in enumerate(blocks) for p in b.parameters()}
+    top = {id(p): 1 for p in encoder.norm.parameters()} if hasattr(encoder, "norm") else {}
+    own = {id(p) for p in encoder.parameters()}
+    return {
+        name: {**depth_of, **top}.get(id(parameter), len(blocks) + 1)
+        for name, parameter in root.named_parameters()
+        if id(parameter) in own
+    }
+
+
+def rounds_to_float32() -> bool:
+    """Return whether products of float32 on this machine keep its 24 bits, and no fewer."""
+    try:
+        return torch.get_float32_matmul_precision() == "highest"
+    except RuntimeError:  # was set by torch's newer names, of which it cannot tell
+        return False

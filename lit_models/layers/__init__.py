@@ -1,1 +1,0 @@
-"""Network blocks that two or more families use; no Lightning."""
