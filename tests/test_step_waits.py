@@ -24,8 +24,6 @@ from torch.overrides import TorchFunctionMode
 from lit_models.causal_lm import loss
 from lit_models.training.exact import ExactModule
 from lit_models.training.keyed_dropout import SampleKeys, key_dropout
-from lit_models.training.optim import gradients
-from lit_models.training.sharding import total_norm
 from tests.distributed.families import (
     FAMILIES,
     PRETRAINED,
@@ -123,7 +121,7 @@ def step(module: ExactModule, batch: Any) -> None:
     optimizer = settings["optimizer"] if isinstance(settings, dict) else settings
     module.training_step(batch, 0).backward()
     module.on_after_backward()
-    module.step_record.grad_norm = total_norm(gradients(optimizer))
+    module.step_record.gradient_norm(optimizer)
     module.configure_gradient_clipping(optimizer, 1.0, "norm")
     optimizer.step()
     assert module.step_record.vector(stop=True, save=False).is_meta

@@ -32,12 +32,6 @@ from lit_models.training.checkpoint import (
 )
 from lit_models.training.exported import Layout
 from lit_models.training.hyperparameters import UNTRUSTED, plain_hyperparameters
-from lit_models.training.idle_profiler import IdleProfiler
-from lit_models.training.lean_loop import (
-    keep_step_arguments,
-    leave_out_idle_hooks,
-    pass_batches_on,
-)
 from lit_models.training.optim import follow_rates, gradients
 from lit_models.training.record import LossSum, StepRecord, share_of_step
 from lit_models.training.sharding import scale
@@ -125,14 +119,6 @@ class ExactModule(LightningModule):
         self.averages_replicas = True  # false where a callback adds their gradients instead
         self._early_weights: dict[str, Any] | None = None
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute; the name of the hook under way, which Lightning notes twice per hook,
-        without asking whether it is a parameter, a module or a buffer."""
-        if name == "_current_fx_name":
-            object.__setattr__(self, name, value)
-        else:
-            super().__setattr__(name, value)
-
     def save_hyperparameters(
         self,
         *args: Any,
@@ -179,22 +165,10 @@ class ExactModule(LightningModule):
         """Return the own callbacks that the trainer lacks: a plain script gets them too."""
         if self._trainer is None:
             return []
-        from lit_models.training.callbacks.ledger import Ledger
-        from lit_models.training.run_folder import RunFolder
-
         if self.trainer.state.fn == "fit" and self.trainer.datamodule is not None:
             follows_plan(self, self.trainer.datamodule)
-        AtomicCheckpointIO.install(self.trainer)
-        IdleProfiler.install(self.trainer)
         present = self.trainer.callbacks
-        own = [c for c in self.own_callbacks() if not any(isinstance(p, type(c)) for p in present)]
-        # Before a script's own, which write into the folder and read of each step in the ledger.
-        present[:0] = [c for c in own if isinstance(c, RunFolder | Ledger)]
-        own = [c for c in own if c not in present]
-        leave_out_idle_hooks([*self.trainer.callbacks, *own])
-        keep_step_arguments(self.trainer)
-        pass_batches_on(self.trainer, self)
-        return own
+        return [c for c in self.own_callbacks() if not any(isinstance(p, type(c)) for p in present)]
 
     def setup(self, stage: str) -> None:
         """Give each process its own metric states; a family that overrides it calls this first.
@@ -202,6 +176,8 @@ class ExactModule(LightningModule):
         `ddp_spawn` sends the module through shared memory. Lightning copies parameters and
         buffers afterwards but no metric states: in-place updates of two ranks would add up.
         """
+        if self._trainer is not None:
+            AtomicCheckpointIO.install(self.trainer)
         for module in self.modules():
             if isinstance(module, Metric):
                 module.reset()
@@ -289,8 +265,8 @@ class ExactModule(LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip by the norm that the ledger has computed anyway; by value as Lightning does."""
-        norm = self.step_record.grad_norm
+        """Clip by the norm that the ledger keeps anyway; by value as Lightning does."""
+        norm = self.step_record.gradient_norm(optimizer)
         if not gradient_clip_val or norm is None or gradient_clip_algorithm == "value":
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
             return

@@ -6,8 +6,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from datamodules.core.plan import digest_ids
+from lit_models.training.optim import gradients
+from lit_models.training.sharding import total_norm
 
 _NUM_FLAGS = 3  # in front of a vector
 _LIMB_BITS, _NUM_LIMBS = 21, 3  # 63 bits of digest in float64 sums that stay exact
@@ -60,7 +63,7 @@ class StepRecord:
 
     def __init__(self) -> None:
         self.term_names: tuple[str, ...] = ()
-        self.grad_norm: Tensor | None = None
+        self.grad_norm: Tensor | None = None  # of this step, once `gradient_norm` was called
         self._sums: HostSums | DeviceSums | None = None
         # ids, which of them are no fillers, and loss of each micro-batch so far
         self._used: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -87,6 +90,14 @@ class StepRecord:
             self._sums = HostSums() if on_host else DeviceSums()
         values = [loss, *(v.detach() for term in terms.values() for v in term)]
         self._sums.add(sample_id, used, values)
+
+    def gradient_norm(self, optimizer: Optimizer) -> Tensor | None:
+        """Return the norm [] of the whole gradient as it was when first asked for in this step,
+        which is before it is clipped; `None` where no parameter has a gradient. The first call is
+        a collective where parameters are sharded."""
+        if self.grad_norm is None and (grads := gradients(optimizer)):
+            self.grad_norm = total_norm(grads)
+        return self.grad_norm
 
     def suspects(self, step: int) -> tuple[list[int], list[int]]:
         """Return this rank's samples in micro-batches whose loss is not finite, and all of them.
@@ -117,6 +128,7 @@ class StepRecord:
         vector, self._sums = self._sums.vector([float(stop), float(save)], self.grad_norm), None
         self._recent = {k: v for k, v in self._recent.items() if k == step - 1}
         self._recent[step], self._used = self._used, []
+        self.grad_norm = None
         return vector
 
 

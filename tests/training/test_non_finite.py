@@ -90,6 +90,20 @@ def test_a_skipped_step_changes_neither_weights_nor_moments(tmp_path, name):
     assert [use.num_samples for use in proof.epochs] == [50 - 8]
 
 
+def test_a_callback_of_a_script_stands_before_the_ledger_and_skips_too(tmp_path):
+    states, data = States(), PlantedData()
+    options = {"max_epochs": 1, "limit_val_batches": 0, "callbacks": [NonFinite("skip"), states]}
+    toy_trainer(tmp_path, **options).fit(LitToy(), data)
+    step = planted_step(data)
+    (weights, _), (new_weights, _) = states.after[step - 1], states.after[step]
+    assert all(torch.equal(new_weights[name], value) for name, value in weights.items())
+    lines = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
+    (event,) = [line for line in lines if line.get("event") == "not_applied"]
+    assert (event["step"], data.planted in event["sample_ids"]) == (step, True)
+    (line,) = [line for line in lines if line.get("step") == step and "digest" in line]
+    assert not line["is_finite"]
+
+
 def test_a_skipped_step_has_nothing_to_clip(tmp_path):
     after, step = fit(tmp_path, OPTIMIZERS["adamw"], "skip", gradient_clip_val=1.0)
     weights = after[step - 1][0]

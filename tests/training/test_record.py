@@ -4,11 +4,9 @@ import math
 
 import pytest
 import torch
-from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
 
-from lit_models.training.idle_profiler import IdleProfiler
 from lit_models.training.record import DeviceSums, HostSums, LossSum, StepRecord
-from tests.toy import LitToy, ToyData, toy_trainer
+from tests.toy import ToyData
 
 
 def vector_of(sums, losses, norm):
@@ -48,11 +46,3 @@ def test_a_batch_stays_where_it_is_on_a_cpu_and_moves_to_a_device():
     moved = data.transfer_batch_to_device(batch, torch.device("meta"), 0)
     assert moved["weight"].device.type == "meta"
     assert moved["step_index"] == 0
-
-
-@pytest.mark.parametrize("chosen", [None, "simple"])
-def test_only_a_profiler_that_nobody_chose_is_replaced(tmp_path, chosen):
-    trainer = toy_trainer(tmp_path, max_steps=1, limit_val_batches=0, profiler=chosen)
-    assert type(trainer.profiler) is (SimpleProfiler if chosen else PassThroughProfiler)
-    trainer.fit(LitToy(), ToyData())
-    assert type(trainer.profiler) is (SimpleProfiler if chosen else IdleProfiler)

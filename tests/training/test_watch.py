@@ -110,6 +110,7 @@ def test_limits_that_would_be_none_are_refused(tmp_path):
         FailureReport(slow_phases_s={"saving": 9})
     strategy = SimpleNamespace(_timeout=timedelta(seconds=600))
     facts = {"global_rank": 0, "is_global_zero": True, "default_root_dir": str(tmp_path)}
+    facts |= {"training": True, "global_step": 0, "current_epoch": 0}
     trainer = SimpleNamespace(strategy=strategy, world_size=2, **facts)
     for timeout_s, seconds, message in (
         (60, 30, "gives checkpoint 30 s, less than the 60 s of what is not slow; raise it"),
@@ -120,5 +121,6 @@ def test_limits_that_would_be_none_are_refused(tmp_path):
             report.setup(trainer, LitToy(), "fit")
     report = FailureReport(60, {"checkpoint": 600})
     report.setup(trainer, LitToy(), "fit")
+    report.on_train_batch_start(trainer, LitToy(), {}, 0)
     assert (report._watch.timeout_s, report._watch.slow_phases_s) == (60, {"checkpoint": 600})
     report.teardown(trainer, LitToy(), "fit")

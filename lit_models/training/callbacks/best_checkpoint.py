@@ -1,9 +1,8 @@
 """The weights that did best on the validation metric that the module names."""
 
-from functools import cached_property
 from pathlib import Path
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lit_models.training.exact import ExactModule
@@ -28,14 +27,6 @@ class BestCheckpoint(ModelCheckpoint):
         )
         self._given_mode = mode
 
-    # Lightning's asks at every step whether it saves by steps; this one saves by validations alone.
-    on_train_batch_end = Callback.on_train_batch_end
-
-    @cached_property
-    def state_key(self) -> str:  # type: ignore[override]
-        """The name of its state; Lightning's would make the text anew at every hook."""
-        return super().state_key
-
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Take the metric from the module, and the folder from the run."""
         if isinstance(pl_module, ExactModule) and self.monitor is None:
@@ -45,7 +36,6 @@ class BestCheckpoint(ModelCheckpoint):
                 self.kth_value = self.kth_value.new_tensor(
                     float("inf") if self.mode == "min" else float("-inf")
                 )
-            self.__dict__.pop("state_key", None)  # which names the metric
         if self.dirpath is None:
             self.dirpath = str(Path(trainer.default_root_dir) / "checkpoints")
         super().setup(trainer, pl_module, stage)

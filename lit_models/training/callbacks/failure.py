@@ -74,18 +74,22 @@ class FailureReport(Callback):
         self._place: dict[str, Any] = {}
         self._batch: Any = None
         self._watch: Watch | None = None
+        self._timeout_s: float | None = None  # of this call; None where nobody waits for this rank
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._place, self._batch = {"rank": trainer.global_rank, "verb": stage}, None
-        if trainer.is_global_zero and stage == "fit":
+        self._timeout_s = None
+        if trainer.world_size > 1:
+            timeout = getattr(trainer.strategy, "_timeout", None)
+            group_s = timeout.total_seconds() if timeout else None
+            self._timeout_s = self.timeout_s or group_s
+            if self._timeout_s:
+                check_limits(self._timeout_s, self.slow_phases_s, group_s)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take away what an earlier attempt left in the folder, which is chosen by now."""
+        if trainer.is_global_zero:
             (Path(trainer.default_root_dir) / FAILURE).unlink(missing_ok=True)
-        timeout = getattr(trainer.strategy, "_timeout", None)
-        group_s = timeout.total_seconds() if timeout else None
-        seconds = self.timeout_s or group_s
-        if trainer.world_size > 1 and seconds and self._watch is None:
-            check_limits(seconds, self.slow_phases_s, group_s)
-            run, rank = Path(trainer.default_root_dir), trainer.global_rank
-            self._watch = Watch(run, rank, seconds, self.slow_phases_s)
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
@@ -159,6 +163,9 @@ class FailureReport(Callback):
         step = trainer.global_step + is_training
         self._place |= {"verb": verb, "epoch": trainer.current_epoch, "step": step}
         self._batch = batch
+        if self._watch is None and self._timeout_s:
+            run, rank = Path(trainer.default_root_dir), trainer.global_rank
+            self._watch = Watch(run, rank, self._timeout_s, self.slow_phases_s)
         self._beat()
 
     def _beat(self) -> None:

@@ -17,9 +17,8 @@ from lit_models.training.exact import ExactModule
 from lit_models.training.host_copy import HostCopy
 from lit_models.training.json_lines import complete_lines
 from lit_models.training.lineage import chained, plan_hash
-from lit_models.training.optim import budgeted_steps, gradients
+from lit_models.training.optim import budgeted_steps
 from lit_models.training.record import StepSummary, read_vector, without_samples
-from lit_models.training.sharding import total_norm
 
 FILE_NAME = "ledger.jsonl"
 DEFAULT_LOG_INTERVAL = 50  # Lightning's
@@ -70,10 +69,9 @@ class Ledger(Callback):
         self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
         """Note the gradient's norm before clipping, and the rate that this step uses."""
-        grads = gradients(optimizer)
         self._learning_rate = optimizer.param_groups[0]["lr"]
-        if isinstance(pl_module, ExactModule) and grads:
-            pl_module.step_record.grad_norm = total_norm(grads)
+        if isinstance(pl_module, ExactModule):
+            pl_module.step_record.gradient_norm(optimizer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

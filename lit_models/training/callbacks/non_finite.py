@@ -48,8 +48,10 @@ class NonFinite(Callback):
     ) -> None:
         """Keep an update with a gradient that is not finite from being applied."""
         has_scaler = getattr(trainer.precision_plugin, "scaler", None) is not None
-        norm = pl_module.step_record.grad_norm if isinstance(pl_module, ExactModule) else None
-        if norm is None or has_scaler:  # a scaler of float16 skips by itself
+        if has_scaler or not isinstance(pl_module, ExactModule):  # a scaler skips by itself
+            return
+        norm = pl_module.step_record.gradient_norm(optimizer)
+        if norm is None:
             return
         if norm.device.type != "cpu" and getattr(optimizer, "_step_supports_amp_scaling", False):
             optimizer.grad_scale = None  # type: ignore[attr-defined]
