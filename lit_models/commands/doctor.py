@@ -3,11 +3,65 @@
 import json as json_format
 import math
 import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
+from typing import Any, Literal
 
 from lit_models.cli_errors import UsageError
+from lit_models.training.launched_world import check_world
 
+Level = Literal["ok", "warning", "error"]
+STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
+# Never to be run: uploads under the name of a release that were not its makers'.
+MALICIOUS = {"lightning": ("2.6.2", "2.6.3"), "pytorch-lightning": ("2.6.2", "2.6.3")}
+SHOWN = ("torch", "lightning", "torchmetrics", "transformers", "jsonargparse", "numpy")
+GIB = 2**30
+LEAST_SHARED_BYTES, ENOUGH_SHARED_BYTES, ENOUGH_DISK_BYTES = 64 * 2**20, GIB, 10 * GIB
+BUSY_SHARE = 0.1  # of a GPU's memory
 PROCESSES_PER_CORE = 4
+MESSAGE_BYTES, ROUNDS = 64 * 2**20, 5
+LEAVE_S, GRACE_S = 10.0, 60.0
+SLURM_FIRST_PORT, SLURM_PORTS = 15000, 10000  # as Lightning chooses a job's port
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """One thing that was looked at.
+
+    Args:
+        check: its name, such as "disk"; several may share it.
+        level: ok, warning (a run works, perhaps not as hoped) or error (a run fails or is wrong).
+        what: what is there, with the values.
+        todo: what follows from it, and the way out; empty where it is ok.
+    """
+
+    check: str
+    level: Level
+    what: str
+    todo: str = ""
+
+
+def ok(check: str, what: str) -> Diagnosis:
+    return Diagnosis(check, "ok", what)
+
+
+def warning(check: str, what: str, todo: str) -> Diagnosis:
+    return Diagnosis(check, "warning", what, todo)
+
+
+def error(check: str, what: str, todo: str) -> Diagnosis:
+    return Diagnosis(check, "error", what, todo)
 
 
 def doctor(
@@ -37,38 +91,405 @@ def doctor(
     Raises:
         UsageError: a number cannot be meant.
     """
-    _check(devices, num_nodes, timeout_s)
-    from rich.console import Console
-
-    from lit_models.doctoring import findings as found
-    from lit_models.doctoring.examination import examine, joined_environment
-
-    if collectives and joined_environment(os.environ) is None:
-        from lit_models.doctoring.collectives import start_ranks
-
-        count = 2 if devices is None else devices
-        most = PROCESSES_PER_CORE * len(os.sched_getaffinity(0))
-        if count > most:
-            raise UsageError(
-                f"--devices={count} --collectives would start {count} processes on this machine's "
-                f"{most // PROCESSES_PER_CORE} cores, which takes minutes; try up to {most}, or "
-                "leave --collectives out."
-            )
-        arguments = [f"--devices={count}", f"--folder={folder}", f"--timeout_s={timeout_s}"]
-        arguments += ["--collectives=true", f"--json={str(json).lower()}"]
-        return start_ranks(count, arguments, timeout_s)
-    results, level = examine(devices, num_nodes, Path(folder), collectives, timeout_s)
-    if results and json:
-        print(json_format.dumps(found.as_json(results), indent=1))
-    elif results:
-        found.show(results, Console(highlight=False))
-    return 1 if level == "error" else 0
-
-
-def _check(devices: int | None, num_nodes: int | None, timeout_s: float) -> None:
-    """Refuse a world without processes, and a group that would not wait at all or for ever."""
     for name, value in (("devices", devices), ("num_nodes", num_nodes)):
         if value is not None and value < 1:
             raise UsageError(f"--{name} must be at least 1, got {value}; leave it out if unknown.")
     if not 0 < timeout_s < math.inf:
         raise UsageError(f"--timeout_s must be seconds above 0, such as 60, got {timeout_s:g}.")
+    environ, count, cores = launched_environment(os.environ), devices or 2, os.cpu_count() or 1
+    if collectives and environ is None and count > PROCESSES_PER_CORE * cores:
+        raise UsageError(
+            f"--devices={count} --collectives would start {count} processes on this machine's "
+            f"{cores} cores, which takes minutes; try up to {PROCESSES_PER_CORE * cores}, or "
+            "leave --collectives out."
+        )
+    is_first = environ is None or environ["RANK"] == "0"
+    own: list[Diagnosis] = []
+    if is_first or (collectives and environ and environ["LOCAL_RANK"] == "0"):
+        own = [*check_packages(), *check_machine(Path(folder)), *check_gpus()]
+    if is_first:  # before this process takes the port itself
+        own += check_launcher(os.environ, devices, num_nodes)
+    level = worst(own)
+    if collectives and environ is None:
+        own, level = _local_group(count, timeout_s, own)
+    elif collectives and environ is not None:
+        own, level = _group(environ, timeout_s, own)
+    if own and json:
+        print(json_format.dumps({"worst": worst(own), "findings": [*map(asdict, own)]}, indent=1))
+    elif own:
+        show(own)
+    return 1 if level == "error" else 0
+
+
+def worst(diagnoses: Sequence[Diagnosis]) -> Level:
+    """Return the gravest level."""
+    levels: tuple[Level, ...] = ("error", "warning")
+    return next((level for level in levels if any(d.level == level for d in diagnoses)), "ok")
+
+
+def show(diagnoses: Sequence[Diagnosis]) -> None:
+    """Print a line for each, with its way out below where there is any."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console, table = Console(highlight=False), Table.grid(padding=(0, 2))
+    for overflow in ({"no_wrap": True}, {"no_wrap": True}, {"overflow": "fold"}):
+        table.add_column(**overflow)  # type: ignore[arg-type]
+    for d in diagnoses:
+        text = Text(f"{d.what}\n-> {d.todo}" if d.todo else d.what)
+        table.add_row(Text(d.level, STYLES[d.level]), d.check, text)
+    console.print(table)
+    counts = Counter(d.level for d in diagnoses)
+    shown = f"{counts['ok']} ok, {counts['warning']} warnings, {counts['error']} errors"
+    console.print(f"{len(diagnoses)} findings: {shown}")
+
+
+def check_packages() -> list[Diagnosis]:
+    """Return Python and the installed packages beside the versions that the project needs."""
+    from packaging.requirements import Requirement
+
+    versions = {name: v for name in (*SHOWN, *MALICIOUS) if (v := _version(name)) is not None}
+    faults = [
+        error(
+            "packages",
+            f"{name} {versions[name]} is installed",
+            "this upload was malicious, and may have taken keys and tokens: pip install "
+            f"'{name}>=2.6.4,<2.7', then change every secret of this machine",
+        )
+        for name, bad in MALICIOUS.items()
+        if versions.get(name) in bad
+    ]
+    if _version("unisono") is None:
+        todo = "its versions cannot be compared: pip install -e . in that folder"
+        faults.append(warning("packages", "unisono runs from a folder, not installed", todo))
+    else:
+        for need in map(Requirement, requires("unisono") or []):
+            installed = versions.get(need.name)
+            if installed in MALICIOUS.get(need.name, ()):
+                continue  # its way out is another one
+            if need.marker is None and installed and not need.specifier.contains(installed, True):
+                what = f"{need.name} {installed} is outside of {need.specifier}"
+                todo = f"unisono was never run with it: pip install '{need.name}{need.specifier}'"
+                faults.append(error("packages", what, todo))
+    shown = ", ".join(f"{name} {versions[name]}" for name in SHOWN if name in versions)
+    python = ok("python", f"{platform.python_version()} on {platform.platform(terse=True)}")
+    return [python, *(faults or [ok("packages", shown)])]
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def check_machine(folder: Path, shared: Path = Path("/dev/shm")) -> list[Diagnosis]:
+    """Return CPUs, shared memory and disk of this machine.
+
+    Args:
+        folder: where runs are written; it may not exist yet.
+        shared: through which loader processes and NCCL share data, on Linux.
+    """
+    there = os.cpu_count() or 1
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else there
+    what, threads = f"this process may use {usable} of {there}", os.environ.get("OMP_NUM_THREADS")
+    out = [ok("cpus", what)]
+    if threads and threads.isdigit() and int(threads) > usable:
+        todo = f"threads wait for each other: unset it, or {usable} / processes per machine"
+        out = [warning("cpus", f"{what}, and OMP_NUM_THREADS is {threads}", todo)]
+    if shared.is_dir():
+        usage = shutil.disk_usage(shared)
+        what = f"{usage.free >> 20:,} of {usage.total >> 20:,} MiB free in {shared}"
+        todo = f"remove what lies in {shared}; in a container, --shm-size=8g or --ipc=host"
+        if usage.free < LEAST_SHARED_BYTES:
+            what = f"{what}: loader processes and NCCL end with a bus error"
+            out.append(error("shared memory", what, todo))
+        elif usage.free < ENOUGH_SHARED_BYTES:
+            what = f"{what}: little for several GPUs and many loader processes"
+            out.append(warning("shared memory", what, todo))
+        else:
+            out.append(ok("shared memory", what))
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    try:
+        with tempfile.NamedTemporaryFile(dir=existing, prefix=".doctor-") as file:
+            file.write(b"x")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as fault:
+        what = f"{existing} cannot be written ({fault.strerror}): no checkpoint could be kept"
+        todo = "free space there, chown or chmod it, or name another folder with --folder, and in "
+        return [*out, error("run folder", what, f"{todo}the run --trainer.default_root_dir")]
+    free = shutil.disk_usage(existing).free
+    what = f"{free / GIB:,.1f} GiB free at {existing}"
+    if free >= ENOUGH_DISK_BYTES:
+        return [*out, ok("disk", what)]
+    todo = "a checkpoint takes 12 bytes per weight with AdamW, two or three are kept: free space, "
+    return [*out, warning("disk", what, f"{todo}or --trainer.default_root_dir on another disk")]
+
+
+def check_gpus() -> list[Diagnosis]:
+    """Return the GPUs: whether torch sees what the driver has, whether they are alike and free."""
+    import torch
+
+    if not torch.cuda.is_available():
+        if not Path("/proc/driver/nvidia/version").is_file():
+            return [ok("gpus", "none; runs use CPU processes")]
+        what = f"a driver is there, and torch {torch.__version__} sees no GPU: runs use the CPU"
+        todo = "install a torch build with CUDA for this driver; look at CUDA_VISIBLE_DEVICES"
+        return [error("gpus", what, todo)]
+    indices = range(torch.cuda.device_count())
+    memory = [torch.cuda.mem_get_info(index) for index in indices]  # bytes: free, in all
+    names = [f"{torch.cuda.get_device_name(i)} ({memory[i][1] / GIB:.0f} GiB)" for i in indices]
+    what = ", ".join(f"{count} x {name}" for name, count in Counter(names).items())
+    what += f"; CUDA {torch.version.cuda}"
+    if torch.distributed.is_nccl_available():
+        what += f", NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}"
+    what += "".join(f"; {k}={v}" for k, v in sorted(os.environ.items()) if k.startswith("NCCL_"))
+    out = [ok("gpus", what)]
+    if len(set(names)) > 1:
+        todo = "all wait for the slowest in every step: choose equal ones with CUDA_VISIBLE_DEVICES"
+        out = [warning("gpus", what, todo)]
+    for index, (free, whole) in enumerate(memory):
+        if whole - free > BUSY_SHARE * whole:
+            what = f"GPU {index}: {(whole - free) / GIB:.1f} of {whole / GIB:.1f} GiB are used"
+            todo = "another program computes there: nvidia-smi names it; end it, or choose others"
+            out.append(warning("gpus", what, todo))
+    return out
+
+
+def check_launcher(
+    environ: Mapping[str, str], devices: int | None = None, num_nodes: int | None = None
+) -> list[Diagnosis]:
+    """Return which launcher started this process, and what contradicts it.
+
+    Args:
+        environ: the environment, in which launchers leave their variables.
+        devices: processes per machine of the run that is meant; `None` compares no world.
+        num_nodes: machines of that run; `None` is one.
+    """
+    is_torchrun, tasks = "TORCHELASTIC_RUN_ID" in environ, int(environ.get("SLURM_NTASKS") or 0)
+    is_step, name = "SLURM_STEP_ID" in environ, environ.get("SLURM_JOB_NAME")
+    what = "none: unisono starts its own processes on this machine"
+    if is_torchrun or "RANK" in environ:
+        what = "torchrun" if is_torchrun else "ranks started by hand"
+        what += f": rank {environ.get('RANK')} of {environ.get('WORLD_SIZE', '?')}"
+    elif tasks and is_step:
+        what = f"srun (SLURM_STEP_ID is set): task {environ.get('SLURM_PROCID')} of {tasks}"
+    elif tasks:
+        what = f"none, inside of SLURM job {environ.get('SLURM_JOB_ID', '?')}"
+    out = [ok("launcher", what)]
+    if is_torchrun and is_step and tasks > 1:
+        what = f"srun started {tasks} tasks, and torchrun runs in them"
+        todo = "each task starts a world of its own, and all train the same: start torchrun once "
+        todo += "per machine (srun --ntasks-per-node=1), or srun unisono fit … without it"
+        out.append(error("launcher", what, todo))
+    elif name in ("bash", "interactive") and tasks > 1 and is_step:
+        what = f'srun started {tasks} tasks in a job called "{name}"'
+        todo = "Lightning takes that for a shell, and each task trains a copy: give the job another"
+        out.append(error("launcher", what, f"{todo} name, srun -J train …, sbatch -J train"))
+    if devices is not None:
+        lines: list[str] = []
+        try:
+            check_world(devices * (num_nodes or 1), None, environ, lines)
+        except ValueError as fault:
+            what, _, todo = str(fault).partition(": ")
+            out.append(error("world", what, todo))
+        out += [warning("world", line, "srun before the command") for line in lines]
+    return [*out, *_addresses(environ)]
+
+
+def _addresses(environ: Mapping[str, str]) -> list[Diagnosis]:
+    """Return whether machines find each other by name, and whether rank 0's port is free."""
+    out, name, address = [], socket.gethostname(), environ.get("MASTER_ADDR")
+    try:
+        with socket.socket() as probe:
+            probe.bind((socket.gethostbyname(name), 0))
+        out.append(ok("host name", name))
+    except OSError as fault:
+        what = f"{name} resolves to no address of this machine ({fault.strerror})"
+        todo = "mend /etc/hosts or DNS, or set MASTER_ADDR to an address of rank 0's machine"
+        out.append(error("host name", what, todo))
+    if address:
+        try:
+            out.append(ok("rank 0", f"{address} ({socket.gethostbyname(address)})"))
+        except OSError as fault:
+            what = f"MASTER_ADDR={address} resolves to nothing ({fault.strerror}): all would wait"
+            todo = "export MASTER_ADDR=$(scontrol show hostnames $SLURM_NODELIST | head -n 1)"
+            out.append(error("rank 0", what, todo))
+    port = environ.get("MASTER_PORT", "")
+    is_first = environ.get("RANK", environ.get("SLURM_PROCID", "0")) == "0"
+    if port.isdigit() and is_first and not _has_agent_store(environ):
+        try:
+            with socket.socket() as probe:
+                probe.bind(("", int(port)))
+            out.append(ok("port", f"{port} is free"))
+        except OSError as fault:
+            what = f"MASTER_PORT={port} cannot be listened on ({fault.strerror})"
+            todo = f"end the program that has it (ss -ltnp 'sport = :{port}'), or export another"
+            out.append(error("port", what, f"{todo} MASTER_PORT"))
+    return out
+
+
+def _has_agent_store(environ: Mapping[str, str]) -> bool:
+    """Return whether torchrun itself listens on MASTER_PORT for its ranks."""
+    return environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+
+
+def launched_environment(environ: Mapping[str, str]) -> dict[str, str] | None:
+    """Return rank, world and rendezvous of a job that a launcher started, `None` without one.
+
+    Under srun they are made as Lightning makes them, so that the same way is tried.
+    """
+    if "RANK" in environ and "WORLD_SIZE" in environ:
+        return {"LOCAL_RANK": "0", **environ}
+    tasks = int(environ.get("SLURM_NTASKS") or 1)
+    if "SLURM_PROCID" not in environ or "SLURM_STEP_ID" not in environ or tasks < 2:
+        return None
+    from lightning.fabric.plugins.environments import SLURMEnvironment
+
+    nodes = environ.get("SLURM_NODELIST", "127.0.0.1")
+    return {
+        "MASTER_ADDR": SLURMEnvironment.resolve_root_node_address(nodes),
+        "MASTER_PORT": str(SLURM_FIRST_PORT + int(environ["SLURM_JOB_ID"][-4:]) % SLURM_PORTS),
+        **environ,
+        "RANK": environ["SLURM_PROCID"],
+        "LOCAL_RANK": environ.get("SLURM_LOCALID", "0"),
+        "WORLD_SIZE": str(tasks),
+    }
+
+
+def _local_group(
+    count: int, timeout_s: float, own: list[Diagnosis]
+) -> tuple[list[Diagnosis], Level]:
+    """Return what a group of processes on this machine says: this one is its rank 0."""
+    import torch.distributed as dist
+
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    place = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    command = [sys.executable, "-m", "lit_models", "doctor", "--collectives=true"]
+    command.append(f"--timeout_s={timeout_s}")
+    ranks = [
+        subprocess.Popen(
+            command,
+            env={**os.environ, **place, "RANK": rank, "LOCAL_RANK": rank},
+            stdout=subprocess.DEVNULL,
+        )
+        for rank in map(str, range(1, count))
+    ]
+    try:
+        return _group({**place, "RANK": "0", "LOCAL_RANK": "0"}, timeout_s, own, store)
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+
+
+def _group(
+    environ: Mapping[str, str], timeout_s: float, own: list[Diagnosis], store: Any = None
+) -> tuple[list[Diagnosis], Level]:
+    """Return what is to be shown, on rank 0 alone, and the level with which every rank ends.
+
+    A rank that does not find rank 0, or is left by another, speaks itself.
+
+    Args:
+        environ: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
+        timeout_s: how long to wait for the other ranks.
+        own: what this rank saw on its machine.
+        store: of a group of this machine, where this process holds it.
+    """
+    import torch.distributed as dist
+
+    rank, world = int(environ["RANK"]), int(environ["WORLD_SIZE"])
+    address, port, host = environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), socket.gethostname()
+    try:
+        store = store or dist.TCPStore(
+            address,
+            port,
+            is_master=rank == 0 and not _has_agent_store(environ),
+            timeout=timedelta(seconds=timeout_s),
+            wait_for_workers=False,
+        )
+        # Rank 0 may wait for a missing rank and look at its machine before it answers.
+        store.set_timeout(timedelta(seconds=2 * timeout_s + GRACE_S))
+        store = dist.PrefixStore("doctor", store)
+        faults = [asdict(diagnosis) for diagnosis in own if diagnosis.level != "ok"]
+        store.set(f"rank-{rank}", json_format.dumps([host, faults]))
+        if rank == 0:
+            waits, end = list(range(world)), time.monotonic() + timeout_s
+            while waits and time.monotonic() < end:
+                waits = [other for other in waits if not store.check([f"rank-{other}"])]
+                time.sleep(0.02)
+            store.set("missing", json_format.dumps(waits))
+        missing = json_format.loads(store.get("missing"))
+        if missing:
+            what = f"rank {', '.join(map(str, missing[:8]))} of {world} did not come within "
+            todo = "a run would wait for it: look at that rank's log; the same MASTER_ADDR and "
+            todo += "MASTER_PORT on all machines, and a firewall that lets it through"
+            own = [*own, error("group", f"{what}{timeout_s:.0f} s", todo)]
+        else:
+            own = _all_reduce(store, rank, world, int(environ["LOCAL_RANK"]), timeout_s, own)
+        if rank == 0:
+            store.set("level", worst(own))
+        level: Level = store.get("level").decode()
+        store.set(f"left-{rank}", "")
+        others = [f"left-{other}" for other in range(1, world) if other not in missing]
+        end = time.monotonic() + LEAVE_S
+        while rank == 0 and not all(store.check([name]) for name in others):
+            if time.monotonic() > end:
+                break
+            time.sleep(0.02)  # the store may live in rank 0, which is the last one to go
+    except dist.DistError as fault:
+        reason = str(fault).partition("\n")[0]
+        does = "cannot listen" if rank == 0 else f"did not reach rank 0 within {timeout_s:.0f} s"
+        what = f"rank {rank} on {host} {does} at {address}:{port}, or was left ({reason})"
+        todo = (
+            "the same MASTER_ADDR, of rank 0's machine, and the same free MASTER_PORT for all; a "
+        )
+        todo += "firewall that lets it through; the logs of the other ranks; NCCL_SOCKET_IFNAME"
+        return [*own, error("group", what, todo)], "error"
+    return own if rank == 0 else [], level
+
+
+def _all_reduce(
+    store: Any, rank: int, world: int, local_rank: int, timeout_s: float, own: list[Diagnosis]
+) -> list[Diagnosis]:
+    """Sum numbers whose result is known over a real process group, and time it.
+
+    Returns:
+        what this rank saw, then on rank 0 what the first ranks of other machines saw, and the sum.
+    """
+    import torch
+    import torch.distributed as dist
+
+    device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    timeout = timedelta(seconds=timeout_s)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
+    try:
+        seconds, is_right = [], torch.ones((), device=device)
+        for _ in range(ROUNDS):
+            values = torch.full((MESSAGE_BYTES // 4,), float(rank + 1), device=device)
+            begin = time.perf_counter()
+            dist.all_reduce(values)
+            is_right *= (values == world * (world + 1) / 2).all()
+            is_right.item()  # waits for a GPU
+            seconds.append(time.perf_counter() - begin)
+        dist.all_reduce(is_right, op=dist.ReduceOp.MIN)
+    finally:
+        dist.destroy_process_group()
+    if rank != 0:
+        return own
+    told = [json_format.loads(store.get(f"rank-{other}")) for other in range(world)]
+    names = Counter(host for host, _ in told)
+    for other, (host, faults) in enumerate(told[1:], 1):
+        own += [Diagnosis(**f | {"what": f"{host} (rank {other}): {f['what']}"}) for f in faults]
+    hosts = ", ".join(f"{name} ({count})" for name, count in names.items())
+    own.append(ok("group", f"{world} ranks by {backend} on {hosts}"))
+    if not is_right.item():
+        todo = "every gradient would be wrong: NCCL_P2P_DISABLE=1 tells whether a link between "
+        todo += "GPUs is at fault; else mend the driver or the network card"
+        return [*own, error("all-reduce", "a sum over the ranks is wrong", todo)]
+    rate = 2 * (world - 1) / world * MESSAGE_BYTES / min(seconds) / GIB  # of a ring
+    what = f"the known sum of {MESSAGE_BYTES >> 20} MiB in {min(seconds) * 1e3:.1f} ms"
+    return [*own, ok("all-reduce", f"{what} ({rate:.2f} GiB/s)")]

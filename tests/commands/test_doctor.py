@@ -1,17 +1,26 @@
-"""Faults planted one by one: the doctor names each, and says what to do."""
+"""Faults planted one by one, and around one process: the doctor names each, with its way out."""
 
 import json
 import os
+import shlex
 import socket
-from importlib.metadata import version
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from lit_models.doctoring import environment, gpus, launchers, machine, meeting
-from lit_models.doctoring.findings import worst
-from lit_models.doctoring.gpus import Gpu
-from tests.distributed.launch import ended, free_port, run, started
+from lit_models.cli_errors import USAGE, run_guarded
+from lit_models.commands import run_command
+from lit_models.commands.doctor import (
+    check_gpus,
+    check_launcher,
+    check_machine,
+    check_packages,
+    worst,
+)
+from tests.distributed.launch import LAUNCHERS, ROOT, ended, free_port, run, started
 
 SRUN = {
     "SLURM_JOB_ID": "7",
@@ -24,39 +33,28 @@ TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "2", "LOCAL_R
 
 
 def errors(findings):
-    return {f.check: f"{f.what} {f.means} {f.todo}" for f in findings if f.level == "error"}
+    return {f.check: f"{f.what} {f.todo}" for f in findings if f.level == "error"}
 
 
 def test_a_clean_machine_has_no_error(tmp_path):
-    found = [*environment.check(), *machine.check(tmp_path), *gpus.check(), *launchers.check({})]
+    found = [*check_packages(), *check_machine(tmp_path), *check_gpus(), *check_launcher({})]
     assert errors(found) == {}
     assert worst(found) in ("ok", "warning")
 
 
-def test_a_malicious_version_is_named():
-    found = errors(environment.check(lambda n: "2.6.3" if n == "lightning" else version(n)))
-    assert "2.6.3" in found["packages"]
-    assert "secret" in found["packages"]
-
-
-def test_one_task_with_two_devices_is_an_error():
-    found = errors(launchers.check({**SRUN, "SLURM_NTASKS": "1"}, devices=2))
-    assert "--ntasks-per-node" in found["world"]
-    assert "train alone" in found["world"]
-
-
-def test_more_tasks_than_devices_is_an_error():
-    assert "copy of its own" in errors(launchers.check(SRUN, devices=1))["world"]
-
-
-def test_two_launchers_at_once_are_an_error():
-    assert "torchrun wins" in errors(launchers.check({**SRUN, **TORCHRUN}))["launcher"]
-
-
-@pytest.mark.parametrize("name", ["bash", "interactive"])
-def test_a_job_name_that_hides_slurm_is_an_error(name):
-    found = errors(launchers.check({**SRUN, "SLURM_JOB_NAME": name}))
-    assert "srun -J train" in found["launcher"]
+@pytest.mark.parametrize(
+    ("environ", "devices", "check", "says"),
+    [
+        ({**SRUN, "SLURM_NTASKS": "1"}, 2, "world", "--ntasks-per-node"),
+        (SRUN, 1, "world", "copy of its own"),
+        ({**SRUN, **TORCHRUN}, None, "launcher", "start torchrun once per machine"),
+        ({**SRUN, "SLURM_JOB_NAME": "bash"}, None, "launcher", "srun -J train"),
+        ({**SRUN, "SLURM_JOB_NAME": "interactive"}, None, "launcher", "srun -J train"),
+        ({**TORCHRUN, "MASTER_ADDR": "gone.invalid"}, None, "rank 0", "gone.invalid"),
+    ],
+)
+def test_launchers_that_contradict_the_run_are_errors(environ, devices, check, says):
+    assert says in errors(check_launcher(environ, devices))[check]
 
 
 def test_a_taken_port_is_an_error():
@@ -64,35 +62,32 @@ def test_a_taken_port_is_an_error():
         other.bind(("", 0))
         other.listen()
         port = other.getsockname()[1]
-        found = errors(launchers.check({**TORCHRUN, "MASTER_PORT": str(port)}))
+        found = errors(check_launcher({**TORCHRUN, "MASTER_PORT": str(port)}))
     assert str(port) in found["port"]
     assert "another MASTER_PORT" in found["port"]
-    freed = launchers.check({**TORCHRUN, "MASTER_PORT": str(port)})
+    freed = check_launcher({**TORCHRUN, "MASTER_PORT": str(port)})
     assert "port" not in errors(freed)
-
-
-def test_a_stale_host_name_is_an_error():
-    found = errors(launchers.check({**TORCHRUN, "MASTER_ADDR": "gone.invalid"}))
-    assert "gone.invalid" in found["rank 0"]
 
 
 def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file" / "runs", Path("/proc/runs")):
-        assert "run folder" in errors(machine.check(folder))
+        assert "run folder" in errors(check_machine(folder))
 
 
-def test_unequal_gpus_are_a_warning():
-    found = gpus.check([Gpu("A", 80 << 30, 0, "9.0"), Gpu("B", 40 << 30, 30 << 30, "8.0")])
+def test_unequal_and_busy_gpus_are_a_warning(monkeypatch):
+    memory = [(80 << 30, 80 << 30), (10 << 30, 40 << 30)]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", "AB".__getitem__)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", memory.__getitem__)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
+    found = check_gpus()
     assert [f.level for f in found] == ["warning", "warning"]
     assert "1 x A (80 GiB), 1 x B (40 GiB)" in found[0].what
+    assert "NCCL_P2P_DISABLE=1" in found[0].what
     assert "GPU 1: 30.0 of 40.0 GiB" in found[1].what
-
-
-def test_a_disk_whose_clock_is_off_is_an_error(tmp_path, monkeypatch):
-    now = machine.time.time
-    monkeypatch.setattr(machine.time, "time", lambda: now() + 3600)
-    assert "3600" in errors(machine.check(tmp_path))["clock"]
 
 
 def test_collectives_of_two_processes_give_the_known_answers(tmp_path):
@@ -102,8 +97,7 @@ def test_collectives_of_two_processes_give_the_known_answers(tmp_path):
     report = json.loads(done.stdout)
     found = {f["check"]: f for f in report["findings"]}
     assert report["worst"] != "error"
-    assert "known results" in found["answers"]["what"]
-    assert "64 MiB" in found["all-reduce"]["what"]
+    assert "the known sum of 64 MiB" in found["all-reduce"]["what"]
     assert found["group"]["what"].startswith("2 ranks by gloo")
 
 
@@ -114,18 +108,22 @@ def test_a_rank_that_does_not_find_rank_0_says_so_itself(tmp_path):
     assert done.returncode == 1, done.stdout
     found = {f["check"]: f for f in json.loads(done.stdout[done.stdout.index("{") :])["findings"]}
     assert "rank 1 on" in found["group"]["what"]
-    assert "did not reach rank 0 at 127.0.0.1" in found["group"]["what"]
+    assert "did not reach rank 0 within 1 s at 127.0.0.1" in found["group"]["what"]
     assert "firewall" in found["group"]["todo"]
 
 
-def test_a_rank_0_that_cannot_listen_says_so_instead_of_a_traceback():
+def test_a_rank_0_that_cannot_listen_says_so_instead_of_a_traceback(capsys, monkeypatch):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = str(other.getsockname()[1])
         place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        found = meeting.meet(place, timeout_s=1)
-    assert (found.level, f"cannot listen at 127.0.0.1:{port}" in found.what) == ("error", True)
+        for name, value in place.items():
+            monkeypatch.setenv(name, value)
+        options = ["--collectives=true", "--timeout_s=1", "--json=true"]
+        assert run_guarded(lambda: run_command("doctor", options)) == 1
+    found = {f["check"]: f["what"] for f in json.loads(capsys.readouterr().out)["findings"]}
+    assert f"cannot listen at 127.0.0.1:{port}" in found["group"]
 
 
 @pytest.mark.slow
@@ -147,6 +145,96 @@ def test_a_missing_rank_is_named_once_and_all_end_with_an_error(tmp_path):
 
 def test_the_environment_is_left_as_it_was(tmp_path):
     before = dict(os.environ)
-    machine.check(tmp_path)
+    check_machine(tmp_path)
     assert list(tmp_path.iterdir()) == []
     assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--devices=0", "--devices must be at least 1, got 0"),
+        ("--num_nodes=0", "--num_nodes must be at least 1, got 0"),
+        ("--timeout_s=0", "--timeout_s must be seconds above 0, such as 60, got 0"),
+        ("--timeout_s=.nan", "--timeout_s must be seconds above 0, such as 60, got nan"),
+        ("--devices=5000", "--devices=5000 --collectives would start 5000 processes"),
+    ],
+)
+def test_a_world_or_a_time_that_cannot_be_meant_is_refused(option, message, capsys):
+    assert run_guarded(lambda: run_command("doctor", [option, "--collectives=true"])) == USAGE
+    assert message in capsys.readouterr().err
+
+
+# Mounted in a namespace of their own: the machine keeps its /dev/shm and its /etc/hosts.
+SCRIPT = """
+set -e
+mount -t tmpfs -o size=65m tmpfs /dev/shm
+head -c 64M /dev/zero > /dev/shm/full
+mount -t tmpfs -o ro tmpfs {runs}
+mount --bind {hosts} /etc/hosts
+exec {python} -m lit_models doctor --json --devices=2 --folder={runs}
+"""
+STALE = "192.0.2.7"  # of the block that is kept for documentation: no machine has it
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+    """Return check -> finding of a doctor with seven faults around it."""
+    if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
+        pytest.skip("this user may not mount a file system")
+    folder = tmp_path_factory.mktemp("faults")
+    (folder / "runs").mkdir()
+    (folder / "hosts").write_text(f"127.0.0.1 localhost\n{STALE} {socket.gethostname()}\n")
+    metadata = folder / "site" / "lightning-2.6.3.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: lightning\nVersion: 2.6.3\n")
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        report = _report(folder, str(other.getsockname()[1]))
+    faults = [finding for finding in report["findings"] if finding["level"] == "error"]
+    return {finding["check"]: finding for finding in faults}
+
+
+def _report(folder: Path, taken_port: str) -> dict:
+    inherited = {k: v for k, v in os.environ.items() if k not in LAUNCHERS}
+    environ = {
+        **inherited,
+        "PYTHONPATH": f"{folder / 'site'}:{ROOT}",
+        "PYTHONWARNINGS": "ignore",
+        "MASTER_ADDR": "node7.invalid",
+        "MASTER_PORT": taken_port,
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NAME": "train",
+        "SLURM_NTASKS": "1",
+    }
+    places = {"runs": folder / "runs", "hosts": folder / "hosts", "python": sys.executable}
+    script = SCRIPT.format(**{name: shlex.quote(str(path)) for name, path in places.items()})
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script],
+        **{"cwd": ROOT, "env": environ, "text": True, "timeout": 150},
+        capture_output=True,
+    )
+    assert done.returncode == 1, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("check", "what", "todo"),
+    [
+        ("shared memory", "MiB free in /dev/shm", "--shm-size"),
+        ("run folder", "cannot be written (Read-only file system)", "--trainer.default_root_dir"),
+        ("packages", "lightning 2.6.3 is installed", "change every secret"),
+        ("host name", "resolves to no address of this machine", "/etc/hosts"),
+        ("rank 0", "MASTER_ADDR=node7.invalid resolves to nothing", "scontrol show hostnames"),
+        ("port", "cannot be listened on (Address already in use)", "another MASTER_PORT"),
+        ("world", "SLURM has one task", "--ntasks-per-node"),
+    ],
+)
+def test_each_fault_is_named_with_its_fix(found, check, what, todo):
+    assert what in found[check]["what"]
+    assert todo in found[check]["todo"]
+
+
+def test_nothing_else_is_called_an_error(found):
+    assert len(found) == 7

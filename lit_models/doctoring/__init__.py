@@ -1,1 +1,0 @@
-"""What `unisono doctor` looks at: each file returns findings, nothing here trains."""
