@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from datamodules.core.batching import derive_batching
 from datamodules.core.loader import collated
-from datamodules.core.plan import MicroBatch, Plan, PlanRequest, count_targets
+from datamodules.core.plan import MicroBatch, Plan, PlanRequest, count_targets, derive_batching
 
 if TYPE_CHECKING:
     from datamodules.core.planned import PlannedDataModule

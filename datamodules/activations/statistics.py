@@ -4,7 +4,8 @@ Everything is summed in float64 in a fixed order by one thread, so that no bit d
 Shapes: N activations, D features, V tokens, T positions, K components.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,22 @@ from zipfile import BadZipFile
 import numpy as np
 import torch
 
-from datamodules.core.threads import threads_pinned
-
 NUM_COMPONENTS = 32
+
+
+@contextmanager
+def threads_pinned(num_threads: int = 1) -> Iterator[None]:
+    """Let torch compute with so many threads, whatever the machine or the launcher gave.
+
+    A matrix product is cut by threads, and its kernels add up in another order at the cuts: with
+    another number of threads its last bits differ.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)

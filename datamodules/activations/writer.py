@@ -19,8 +19,7 @@ from datamodules.activations.pieces import Pieces
 from datamodules.activations.positions import PositionRule
 from datamodules.activations.statistics import Chunk, statistics_of
 from datamodules.activations.store import SCHEMA, STATISTICS, STORE_VERSION, SubjectFacts
-from datamodules.core.store import content_digest, digest_of
-from datamodules.files import sync
+from datamodules.core.store import content_digest, digest_of, sync
 from datamodules.files.splitting import PART_NAMES, TRAIN
 from datamodules.files.tables import naming
 from datamodules.text.token_store import TokenStore

@@ -1,12 +1,9 @@
-"""What a family's split looks like, and the loader that hands one replica its micro-batches."""
+"""Datasets with random access by sample id, and the loader of one replica's micro-batches."""
 
-import math
 import os
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -15,11 +12,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from datamodules.core.plan import MicroBatch
 
-# Batches that are made one right after the other, where training itself makes them on a CPU.
-TOGETHER = 16
-# No more of them are made once they hold so much, or took so long: what there is to save is a
-# millisecond, and a step should not wait long for batches that are wanted later.
-TOGETHER_BYTES, TOGETHER_S = 64 << 20, 0.1
 RESERVED = frozenset(
     {"sample_id", "weight", "step_index", "num_targets", "load", "step_denominators"}
 )
@@ -190,8 +182,6 @@ class PlannedLoader:
         micro_batches: called at the first `next`; yields the micro-batches to fetch.
         length: micro-batches of a whole epoch, whatever the position.
         loader_options: keyword arguments of the DataLoader.
-        at_a_time: batches that are made together, see `made_together`.
-        needed: called at the first `next`; micro-batches that will be asked for, at most.
     """
 
     def __init__(
@@ -200,10 +190,8 @@ class PlannedLoader:
         micro_batches: Callable[[], Iterator[MicroBatch]],
         length: int,
         loader_options: dict[str, Any],
-        at_a_time: int = 1,
-        needed: Callable[[], float] = lambda: math.inf,
     ) -> None:
-        self.dataset, self.at_a_time, self.needed = dataset, at_a_time, needed
+        self.dataset = dataset
         self._length = length
         self._loader = DataLoader(
             _Collated(dataset),
@@ -216,50 +204,4 @@ class PlannedLoader:
         return self._length
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        yield from made_together(iter(self._loader), self.at_a_time, self.needed())
-
-
-def made_together(
-    batches: Iterator[dict[str, Any]], number: int, needed: float = math.inf
-) -> Iterator[dict[str, Any]]:
-    """Yield the batches, of which `number` are made one right after the other.
-
-    A step that computes drives the code and the tables that make a batch out of the processor's
-    caches: small batches, one after each step, took three to eight times as long.
-
-    What goes wrong with one of them is raised in its turn, behind those that were made before it.
-
-    Args:
-        batches: made when they are asked for.
-        number: at most; fewer where they hold `TOGETHER_BYTES` or take `TOGETHER_S`.
-        needed: beyond so many in all, each is made alone.
-    """
-    error: Exception | None = None
-    made: deque[dict[str, Any]] = deque()
-    num_made, is_end = 0, False
-    while not is_end:
-        room, held = max(1, min(number, needed - num_made)), 0
-        due = perf_counter() + TOGETHER_S
-        while not is_end and len(made) < room and held < TOGETHER_BYTES:
-            if made and perf_counter() >= due:
-                break
-            try:
-                made.append(next(batches))
-            except StopIteration:
-                is_end = True
-            except Exception as found:
-                error, is_end = found, True
-            else:
-                held += bytes_of(made[-1])
-        num_made += len(made)
-        while made:
-            yield made.popleft()
-    if error is not None:
-        raise error
-
-
-def bytes_of(value: Any) -> int:
-    """Return what the tensors and arrays of a batch take."""
-    if isinstance(value, dict | list | tuple):
-        return sum(map(bytes_of, value.values() if isinstance(value, dict) else value))
-    return getattr(value, "nbytes", 0)
+        yield from self._loader

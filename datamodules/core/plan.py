@@ -1,4 +1,4 @@
-"""Which sample is in which optimizer step: pure functions of the data, the seed and the epoch.
+"""Order of samples over optimizer steps, as pure functions of data, seed and epoch.
 
 Nothing here knows a rank. `make_plan` cuts an epoch into global steps, `deal` cuts one step into
 the micro-batches of one data-parallel replica. Order comes from a keyed integer hash and stable
@@ -10,12 +10,10 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Literal
 
 import numpy as np
-from numpy.random.bit_generator import ISeedSequence
-
-from datamodules.core.batching import Batching
 
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
@@ -46,41 +44,29 @@ def digest_ids(ids: np.ndarray) -> int:
     return int(hash_ids(ids).sum(dtype=np.uint64)) & DIGEST_MASK
 
 
+@lru_cache
 def _key(*parts: int) -> int:
-    """Return one 64-bit key for a tuple of integers; plain ints, for it runs once per sample."""
+    """Return one 64-bit key for a tuple of integers."""
     key = 0
     for part in parts:
-        key = (part + (key + 1) * _GOLDEN) & _MASK
-        key = ((key ^ (key >> 30)) * _MIX_1) & _MASK
-        key = ((key ^ (key >> 27)) * _MIX_2) & _MASK
-        key ^= key >> 31
+        key = int(hash_ids(np.array([part]), key)[0])
     return key
 
 
-def sample_keys(seed: int, epoch: int, sample_ids: np.ndarray) -> np.ndarray:
-    """Return [N] uint64: what keys the generator of each sample [N] in one epoch."""
-    return hash_ids(sample_ids, _key(seed, epoch))
+def uniforms_for(seed: int, epoch: int, sample_ids: np.ndarray, count: int) -> np.ndarray:
+    """Return [N, count] float64 in [0, 1): the draws of samples [N] in one epoch, all at once.
+
+    They are unrelated to what `rng_for` draws for the same sample.
+    """
+    keys = hash_ids(sample_ids, _key(seed, epoch))
+    words = np.stack([hash_ids(keys, draw) for draw in range(count)], axis=-1)
+    return (words >> np.uint64(11)) * 2.0**-53  # the 53 bits of a double
 
 
 def rng_for(seed: int, epoch: int, sample_id: int) -> np.random.Generator:
     """Return the generator of one sample in one epoch, whichever rank draws from it."""
-    key = _Key(_key(seed, epoch, sample_id))
-    return np.random.Generator(np.random.Philox(key))  # type: ignore[arg-type]
-
-
-class _Key(ISeedSequence):
-    """Hands a key to Philox as it is: `Philox(key=…)` first asks the system for randomness that it
-    never uses, and takes twice as long.
-
-    Args:
-        key: below 2^64.
-    """
-
-    def __init__(self, key: int) -> None:
-        self.key = key
-
-    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> np.ndarray:
-        return np.array([self.key, 0], np.uint64)
+    key = int(hash_ids(np.array([sample_id]), _key(seed, epoch))[0])
+    return np.random.Generator(np.random.Philox(key=key))
 
 
 @dataclass(frozen=True)
@@ -324,6 +310,97 @@ def turn_order(num_turns: int) -> list[int]:
         last = 2 * len(order) - 1
         order = [t for turn in order for t in (turn, last - turn)]
     return order
+
+
+@dataclass(frozen=True)
+class Batching:
+    """How one global batch is spread over replicas and accumulated micro-batches."""
+
+    global_batch_size: int
+    micro_batch_size: int
+    accumulate_grad_batches: int
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """What a rehearsal found for `micro_batch_size: auto`.
+
+    Args:
+        micro_batch_size: the largest that fits on every device.
+        peak_gib: memory that it took, on the device where it took the largest share.
+        memory_gib: what one device has for it.
+    """
+
+    micro_batch_size: int
+    peak_gib: float
+    memory_gib: float
+
+
+def smaller_shares(num_replicas: int, global_batch_size: int) -> list[int]:
+    """Return the micro-batches that `auto` may choose: a device's share halved again and again,
+    ascending from 1 to the whole share."""
+    sizes = [math.ceil(global_batch_size / num_replicas)]
+    while sizes[-1] > 1:
+        sizes.append(math.ceil(sizes[-1] / 2))
+    return sizes[::-1]
+
+
+def derive_batching(
+    num_replicas: int,
+    global_batch_size: int,
+    micro_batch_size: int | Literal["auto"] = "auto",
+    batch_size: int | None = None,
+    accumulate_grad_batches: int = 1,
+) -> Batching:
+    """Return the batching that the given values determine.
+
+    Args:
+        num_replicas: data-parallel replicas.
+        global_batch_size: samples of one optimizer step, over all replicas.
+        micro_batch_size: samples of one forward call on one replica; `auto` is the whole share,
+            which a rehearsal replaces by what fits.
+        batch_size: the conventional size per device; given, the global batch grows with devices.
+        accumulate_grad_batches: the trainer's; above 1 it is kept and the micro-batch follows.
+
+    Raises:
+        ValueError: a size below 1, or values that contradict each other.
+    """
+    sizes = {
+        "global_batch_size": global_batch_size,
+        "micro_batch_size": 1 if micro_batch_size == "auto" else micro_batch_size,
+        "batch_size": 1 if batch_size is None else batch_size,
+        "accumulate_grad_batches": accumulate_grad_batches,
+    }
+    for name, value in sizes.items():
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}.")
+    if batch_size is not None:
+        if micro_batch_size not in ("auto", batch_size):
+            raise ValueError(
+                f"data.batch_size {batch_size} is the micro-batch of each device, but "
+                f"data.micro_batch_size says {micro_batch_size}; give one of the two."
+            )
+        total = num_replicas * batch_size * accumulate_grad_batches
+        return Batching(total, batch_size, accumulate_grad_batches)
+    if micro_batch_size != "auto" and micro_batch_size > global_batch_size:
+        raise ValueError(
+            f"data.micro_batch_size {micro_batch_size} is above data.global_batch_size "
+            f"{global_batch_size}, and no forward call holds more than a step; lower the one, or "
+            "raise the other."
+        )
+    accumulation = accumulate_grad_batches
+    if accumulation == 1 and micro_batch_size != "auto":
+        accumulation = math.ceil(global_batch_size / (num_replicas * micro_batch_size))
+    share = math.ceil(global_batch_size / (num_replicas * accumulation))
+    if micro_batch_size != "auto" and share > micro_batch_size:
+        raise ValueError(
+            f"{num_replicas} devices x micro_batch_size {micro_batch_size} x "
+            f"accumulate_grad_batches {accumulation} = "
+            f"{num_replicas * micro_batch_size * accumulation} samples, fewer than "
+            f"global_batch_size {global_batch_size}; leave accumulate_grad_batches out and it is "
+            "derived."
+        )
+    return Batching(global_batch_size, share, accumulation)
 
 
 def padding_share(plan: Plan, lengths: np.ndarray, batching: Batching, num_replicas: int) -> float:

@@ -1,4 +1,4 @@
-"""PlannedDataModule and its loader: the only place in the data that knows replicas.
+"""PlannedDataModule: the only place in the data that knows replicas.
 
 The plan says which sample is in which optimizer step; this file hands each replica its share, as
 an iterable around a DataLoader that Lightning leaves alone, and remembers the position as
@@ -10,38 +10,40 @@ import logging
 import math
 import multiprocessing
 import os
+import platform
+import shutil
 import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+import numpy as np
 import torch
-from lightning.pytorch import LightningDataModule
+from filelock import FileLock
+from lightning.pytorch import LightningDataModule, Trainer
 
-from datamodules.core.batching import Batching, Rehearsed, derive_batching
 from datamodules.core.checkpoint_recipe import ToldConnector
-from datamodules.core.loader import (
-    TOGETHER,
-    LoaderOptions,
-    PlannedDataset,
-    PlannedLoader,
-    auto_workers,
-)
+from datamodules.core.loader import LoaderOptions, PlannedDataset, PlannedLoader, auto_workers
 from datamodules.core.plan import (
+    Batching,
     MicroBatch,
     Plan,
     PlanOptions,
     PlanRequest,
+    Rehearsed,
+    derive_batching,
     iterate_micro_batches,
     iterate_whole_batches,
+    make_plan,
     padding_share,
 )
-from datamodules.core.plan_cache import cached_plan
-from datamodules.core.run_limits import RunLimits
+from datamodules.core.store import made_once, mapped_array, own_folder
 
 log = logging.getLogger(__name__)
+MAPPED_FROM = 1_000_000  # samples; below, each process makes its own plan in milliseconds
 Stage = Literal["train", "validation", "test", "predict"]
 STAGES_OF: dict[str, tuple[Stage, ...]] = {
     "fit": ("train", "validation"),
@@ -49,6 +51,89 @@ STAGES_OF: dict[str, tuple[Stage, ...]] = {
     "test": ("test",),
     "predict": ("predict",),
 }
+
+
+class RunLimits:
+    """The trainer's limits and intervals, which users give in global steps.
+
+    Lightning counts micro-batches of one rank. The values as given are kept here, so that a
+    second stage converts them anew instead of converting what is converted.
+    """
+
+    _STAGES: dict[str, Stage] = {
+        "limit_train_batches": "train",
+        "val_check_interval": "train",
+        "limit_val_batches": "validation",
+        "limit_test_batches": "test",
+        "limit_predict_batches": "predict",
+    }
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self.accumulate_grad_batches = trainer.accumulate_grad_batches
+        self.given = {name: getattr(trainer, name) for name in self._STAGES}
+
+    def convert(self, data: "PlannedDataModule") -> None:
+        """Set the trainer's limits to micro-batches of this many devices."""
+        for name, stage in self._STAGES.items():
+            given = self.given[name]
+            if stage == "predict":
+                if isinstance(given, int):
+                    setattr(self.trainer, name, math.ceil(given / data.num_replicas))
+                continue
+            if stage not in data.datasets or given in (None, 0, 0.0):
+                continue
+            if isinstance(given, float) and given == 1.0:
+                continue
+            batching = data.batching if stage == "train" else data.evaluation_batching
+            if isinstance(given, float):
+                given = max(1, int(data.plan(stage, 0).num_steps * given))
+            setattr(self.trainer, name, given * batching.accumulate_grad_batches)
+
+
+class _ByIdentity:
+    """Lets an array be an argument of a cached function: the digest speaks for its content."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ByIdentity)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+def cached_plan(request: PlanRequest, lengths: np.ndarray, epoch: int) -> Plan:
+    """Return the plan of an epoch; a large one is mapped from a folder that one process writes.
+
+    Args:
+        request: what the plan depends on, its digest names the folder.
+        lengths: [N] positions of each sample.
+        epoch: from 0.
+    """
+    return _cached_plan(request, epoch, _ByIdentity(lengths))
+
+
+@lru_cache(maxsize=4)
+def _cached_plan(request: PlanRequest, epoch: int, lengths: _ByIdentity) -> Plan:
+    if request.num_samples < MAPPED_FROM:
+        return make_plan(request, lengths.array, epoch)
+
+    def write(folder: Path) -> None:
+        plan = make_plan(request, lengths.array, epoch)
+        np.save(folder / "order.npy", plan.order)
+        np.save(folder / "offsets.npy", plan.offsets)
+
+    # Of this machine: another one that shares the caches would take files away that are in use.
+    plans = own_folder("plans") / platform.node() / request.digest()
+    plans.mkdir(parents=True, exist_ok=True)
+    with FileLock(plans / "lock", mode=0o600):  # the first local process makes it, others wait
+        folder = made_once(plans / f"epoch-{epoch}", write)
+        for old in plans.glob("epoch-*"):
+            if int(old.name.removeprefix("epoch-")) < epoch - 1:
+                shutil.rmtree(old)  # processes that still map it keep their view
+    return Plan(mapped_array(folder / "order.npy"), mapped_array(folder / "offsets.npy"))
 
 
 @dataclass(frozen=True)
@@ -363,12 +448,7 @@ class PlannedDataModule(LightningDataModule):
             stage, lambda: self._evaluation_batches(stage)
         )
         kwargs = self._loader_kwargs(stage)
-        # A GPU computes while batches are made, and would wait for several at once.
-        at_a_time = TOGETHER if kwargs["num_workers"] == 0 and self._on_cpu else 1
-        limits = self._limits
-        needed = (lambda: limits.needed(stage)) if limits else (lambda: math.inf)
-        dataset, length = self.datasets[stage], self._length(stage)
-        return PlannedLoader(dataset, make, length, kwargs, at_a_time, needed)
+        return PlannedLoader(self.datasets[stage], make, self._length(stage), kwargs)
 
     def _length(self, stage: Stage) -> int:
         steps = self.plan(stage, 0).num_steps

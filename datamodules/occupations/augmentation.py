@@ -65,21 +65,23 @@ class Augmentation:
 
 
 def augment(
-    text: str, language: str, rng: np.random.Generator, options: Augmentation
+    text: str,
+    language: str,
+    shares: np.ndarray,
+    rng: np.random.Generator,
+    options: Augmentation,
 ) -> tuple[str, str]:
     """The sample with noise; never empty, and unchanged where all probabilities are 0.
-
-    The generator's first draws, one for each probability, say what happens; see `uniforms_for`.
 
     Args:
         text: normalised text.
         language: ISO name, or unk.
-        rng: the sample's own generator, keyed by (seed, epoch, sample id).
+        shares: [8] in [0, 1), drawn for the sample: a kind of noise comes where its share is
+            below its probability.
+        rng: the sample's own generator, which says where noise falls.
         options: probabilities.
     """
-    probabilities = options.probabilities()
-    lots = rng.random(len(probabilities)).tolist()
-    fires = [lot < p for lot, p in zip(lots, probabilities, strict=True)]
+    fires = (shares < options.probabilities()).tolist()
     if not any(fires):
         return text, language
     *letter_noise, swaps_words, adds_status, drops_language = fires

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from datamodules.core.keyed_draws import uniforms_for
 from datamodules.core.loader import PlannedDataset, Sample
-from datamodules.core.plan import rng_for
+from datamodules.core.plan import rng_for, uniforms_for
 from datamodules.occupations.augmentation import UNKNOWN_LANGUAGE, Augmentation, augment
 from datamodules.occupations.predict_rows import PredictIndex
 from datamodules.occupations.store import OccupationStore
@@ -91,10 +90,12 @@ class OccupationDataset(PlannedDataset):
         options = self.augmentation
         assert options is not None
         probabilities = options.probabilities()
-        fires = uniforms_for(self.seed, epoch, numbers, len(probabilities)) < probabilities
+        shares = uniforms_for(self.seed, epoch, numbers, len(probabilities))
+        fires = shares < probabilities
         for place in np.flatnonzero(fires[:, :-1].any(1)).tolist():
-            rng, language = rng_for(self.seed, epoch, int(numbers[place])), language_id[place]
-            text, _ = augment(decode(texts[place]), self.languages[language], rng, options)
+            rng = rng_for(self.seed, epoch, int(numbers[place]))
+            language = self.languages[language_id[place]]
+            text, _ = augment(decode(texts[place]), language, shares[place], rng, options)
             texts[place] = encode(text, self.store.recipe["max_length"]).code_points
         language_id[fires[:, -1]] = self.languages.index(UNKNOWN_LANGUAGE)
 

@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from datamodules.core.store import cache_root, digest_of, made_once
-from datamodules.files import mapped
+from datamodules.core.store import cache_root, digest_of, made_once, mapped
 from datamodules.search.collection import Collection
 from datamodules.text.terms import check_languages, terms_by
 

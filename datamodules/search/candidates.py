@@ -10,8 +10,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from datamodules.core.store import cache_root, digest_of, file_digest, made_once
-from datamodules.files import mapped_array
+from datamodules.core.store import cache_root, digest_of, file_digest, made_once, mapped_array
 from datamodules.files.tables import expand_files
 from datamodules.search.bm25 import BM25_VERSION, Bm25, Bm25Options, open_bm25
 from datamodules.search.collection import Collection

@@ -13,9 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from datamodules.core.keyed_draws import below, uniform
-from datamodules.core.store import cache_root, digest_of, made_once
-from datamodules.files import mapped_array
+from datamodules.core.store import cache_root, digest_of, made_once, mapped_array
 from datamodules.search.collection import Collection, Document
 from datamodules.text.encoding import TextEncoding
 from datamodules.text.sentences import sentences_of
@@ -47,28 +45,25 @@ class PartsOptions:
 
 
 class Drawn(NamedTuple):
-    """A sentence of a document by its number, whether it is taken out of it, and how many of the
-    generator's words that took."""
+    """A sentence of a document by its number, and whether it is taken out of it."""
 
     sentence: int
     is_removed: bool
-    num_words: int
 
 
-def drawn_sentence(is_long: np.ndarray, words: Sequence[int], removal: float) -> Drawn:
+def drawn_sentence(is_long: np.ndarray, shares: Sequence[float], removal: float) -> Drawn:
     """Return one sentence of a document; a single one stays in it.
 
     Args:
         is_long: [n] bool, of each sentence; others are drawn only where none is.
-        words: the first two of the sample's generator.
+        shares: two in [0, 1), drawn for the sample: of the sentence, and of its removal.
         removal: probability that it is taken out.
     """
     long = is_long.nonzero()[0]
     count = len(long) or len(is_long)
-    place = below(words[0], count) if count > 1 else 0
-    num_words = 2 if count > 1 else 1  # of a single one, none is drawn
-    is_removed = uniform(words[num_words - 1]) < removal and len(is_long) > 1
-    return Drawn(int(long[place]) if len(long) else place, is_removed, num_words)
+    place = int(shares[0] * count)
+    is_removed = shares[1] < removal and len(is_long) > 1
+    return Drawn(int(long[place]) if len(long) else place, is_removed)
 
 
 def document_sentences(document: Document) -> list[str]:

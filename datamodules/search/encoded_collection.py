@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from datamodules.files import sync
+from datamodules.core.store import sync
 from datamodules.files.tables import naming
 
 NumberType = Literal["float32", "float16"]

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from datamodules.core.store import cache_root, digest_of, made_once
-from datamodules.files import mapped
+from datamodules.core.store import cache_root, digest_of, made_once, mapped
 from datamodules.search.bm25 import BM25_VERSION
 from datamodules.search.candidates import FirstStage, Lists
 from datamodules.search.collection import Collection

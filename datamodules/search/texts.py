@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from datamodules.files import mapped
+from datamodules.core.store import mapped
 from datamodules.files.rows import HALF_RULE, half_character
 
 LineKind = Literal["jsonl", "tsv"]

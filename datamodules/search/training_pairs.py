@@ -10,8 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from datamodules.core.keyed_draws import KeptWords, uniform, words_for
-from datamodules.core.plan import rng_for
+from datamodules.core.plan import rng_for, uniforms_for
 from datamodules.core.planned import PlannedDataset
 from datamodules.core.store import digest_of
 from datamodules.search.collection import Collection
@@ -24,7 +23,7 @@ from datamodules.text.encoding import TextEncoding
 from datamodules.text.framing import Framed, padded
 
 TERM = "queries"
-FIRST_WORDS = 2  # of a generator: most that choose a query and its answer
+NUM_SHARES = 2  # most draws that choose a query and its answer
 LENGTH_PROBES = 64  # documents of which bytes per token are counted
 
 
@@ -47,7 +46,6 @@ class _Pair(NamedTuple):
     judged_query: int | None = None  # where negatives can be looked up
     drawn: Drawn | None = None
     negative: int | None = None  # that came with it
-    num_words: int = 0  # of the sample's generator that it took
 
 
 class PairDataset(PlannedDataset):
@@ -87,7 +85,6 @@ class PairDataset(PlannedDataset):
         self.lengths = self._lengths()
         facts = [asdict(mix), negatives.facts(), collection.fingerprint, encoding.digest]
         self.fingerprint = digest_of(facts)
-        self.words = KeptWords(seed, len(self.lengths), FIRST_WORDS)
         self.target_counts = {TERM: None}
 
     def example(self, sample_id: int, epoch: int) -> PairExample:
@@ -97,17 +94,17 @@ class PairDataset(PlannedDataset):
 
     def examples(self, sample_ids: np.ndarray, epoch: int) -> list[PairExample]:
         """Return samples as they are in this epoch; their first draws are made at once."""
-        words = self.words.of(sample_ids, epoch).tolist()
-        facts = zip(sample_ids.tolist(), words, strict=True)
+        shares = uniforms_for(self.seed, epoch, sample_ids, NUM_SHARES).tolist()
+        facts = zip(sample_ids.tolist(), shares, strict=True)
         return [self._example(sample_id, epoch, own) for sample_id, own in facts]
 
-    def _example(self, sample_id: int, epoch: int, words: list[int]) -> PairExample:
-        pair, framing = self._pair(sample_id, words), self.encoding.framing
+    def _example(self, sample_id: int, epoch: int, shares: list[float]) -> PairExample:
+        pair, framing = self._pair(sample_id, shares), self.encoding.framing
         query, answer = self._ids(pair)
         if not self.draws_more:
             document = np.array([pair.document], np.int64)
             return PairExample(framing.query(query), [framing.single(answer)], document, pair.known)
-        rng = self._rng_behind(pair, sample_id, epoch)
+        rng = rng_for(self.seed, epoch, sample_id)
         chosen = self._negatives(pair, rng)
         others = [self.tokens.documents[number] for number in chosen]
         missing = self.num_negatives - len(chosen)
@@ -132,10 +129,10 @@ class PairDataset(PlannedDataset):
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
         """Return the kind, the query and the ids of the documents."""
-        (words,) = words_for(self.seed, epoch, np.array([sample_id]), FIRST_WORDS).tolist()
+        (shares,) = uniforms_for(self.seed, epoch, np.array([sample_id]), NUM_SHARES).tolist()
         kind, _ = self._place(sample_id)
-        pair = self._pair(sample_id, words)
-        negatives = self._negatives(pair, self._rng_behind(pair, sample_id, epoch))
+        pair = self._pair(sample_id, shares)
+        negatives = self._negatives(pair, rng_for(self.seed, epoch, sample_id))
         ids = [self.collection.document_id(int(n)) for n in negatives]
         answer = self.collection.document_id(pair.document)
         found = {"kind": kind, "query": self._query_text(pair), "answer": answer}
@@ -147,10 +144,10 @@ class PairDataset(PlannedDataset):
         first = self.ends[kind - 1] if kind else 0
         return KINDS[kind], (sample_id - first) % self.counts[KINDS[kind]]
 
-    def _pair(self, sample_id: int, words: list[int]) -> _Pair:
+    def _pair(self, sample_id: int, shares: list[float]) -> _Pair:
         kind, number = self._place(sample_id)
         if kind == "judged":
-            return self._judged_pair(number, words[0])
+            return self._judged_pair(number, shares[0])
         if kind == "triples":
             return self._triple(number)
         assert self.tokens.parts is not None
@@ -158,20 +155,14 @@ class PairDataset(PlannedDataset):
         if kind == "titles" and self.tokens.parts.has_title[number]:
             return _Pair(number, known)
         is_long = self.tokens.parts.long_ones(number)
-        drawn = drawn_sentence(is_long, words, self.mix.removal)
-        return _Pair(number, known, drawn=drawn, num_words=drawn.num_words)
+        drawn = drawn_sentence(is_long, shares, self.mix.removal)
+        return _Pair(number, known, drawn=drawn)
 
-    def _judged_pair(self, number: int, word: int) -> _Pair:
+    def _judged_pair(self, number: int, share: float) -> _Pair:
         documents, grades = self.judged.relevant(number)
-        answer = int(documents[place_in_proportion(grades, uniform(word))])
+        answer = int(documents[place_in_proportion(grades, share)])
         query = int(self.judged.queries[number])
-        return _Pair(answer, documents, query, num_words=1)
-
-    def _rng_behind(self, pair: _Pair, sample_id: int, epoch: int) -> np.random.Generator:
-        """Return the sample's generator behind the words that the pair took."""
-        rng = rng_for(self.seed, epoch, sample_id)
-        rng.random(pair.num_words)
-        return rng
+        return _Pair(answer, documents, query)
 
     def _triple(self, number: int) -> _Pair:
         assert self.triples is not None
@@ -187,7 +178,7 @@ class PairDataset(PlannedDataset):
         assert parts is not None
         if pair.drawn is None:
             return parts.titles[number], parts.bodies[number]
-        sentence, is_removed, _ = pair.drawn
+        sentence, is_removed = pair.drawn
         answer = parts.without(number, sentence) if is_removed else tokens.documents[number]
         return parts.sentence(number, sentence), answer
 

@@ -5,7 +5,7 @@ from functools import cached_property
 
 import numpy as np
 
-from datamodules.files import mapped
+from datamodules.core.store import mapped
 from datamodules.files.bad_rows import BadRow, read_rejected
 from datamodules.files.splitting import PART_NAMES
 from datamodules.text.token_store import TokenisedFolder

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from datamodules.files import mapped
+from datamodules.core.store import mapped
 from datamodules.text.token_store import token_dtype
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from datamodules.files import mapped_array
+from datamodules.core.store import mapped_array
 from datamodules.files.splitting import PART_NAMES
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 

@@ -17,9 +17,13 @@ from lightning.pytorch import Trainer
 from torch import Tensor, nn
 
 from datamodules.activations.datamodule import ActivationDataModule
-from datamodules.activations.statistics import ActivationStatistics, Chunk, statistics_of
+from datamodules.activations.statistics import (
+    ActivationStatistics,
+    Chunk,
+    statistics_of,
+    threads_pinned,
+)
 from datamodules.activations.store import ActivationStore, SubjectFacts
-from datamodules.core.threads import threads_pinned
 from datamodules.files.splitting import TRAIN
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from lit_models.causal_lm.lora import check_precision

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from datamodules.activations.statistics import threads_pinned
 from datamodules.activations.store import SubjectFacts
 from datamodules.core.batches import DumpBatch
-from datamodules.core.threads import threads_pinned
 from lit_models.consistency_lens.copies import keep_layers
 from lit_models.consistency_lens.subject import (
     Subject,

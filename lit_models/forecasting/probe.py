@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from datamodules.core.batching import Batching, derive_batching
-from datamodules.core.plan_cache import cached_plan
-from datamodules.core.planned import PlannedDataModule
+from datamodules.core.plan import Batching, derive_batching
+from datamodules.core.planned import PlannedDataModule, cached_plan
 from lit_models.cli_errors import UsageError
 from lit_models.forecasting.exchange import Exchange, State
 from lit_models.forecasting.rehearsal import Rehearsal, Rehearsed

@@ -14,11 +14,10 @@ import torch
 from lightning.pytorch import Trainer
 from torch import Tensor, nn
 
-from datamodules.core.batching import Batching
+from datamodules.activations.statistics import threads_pinned
 from datamodules.core.loader import collated
-from datamodules.core.plan import MicroBatch, Plan, PlanRequest, count_targets, deal
+from datamodules.core.plan import Batching, MicroBatch, Plan, PlanRequest, count_targets, deal
 from datamodules.core.planned import PlannedDataModule
-from datamodules.core.threads import threads_pinned
 from datamodules.heaviest import heaviest_ids
 from lit_models.training.meters import DeviceMeter, HostMeter, has_host_meter
 from lit_models.training.sharding import total_norm

@@ -9,7 +9,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
-from datamodules.core.plan_cache import cached_plan
+from datamodules.core.planned import cached_plan
 from lit_models.forecasting.orders import Order, answer_of
 from lit_models.forecasting.probe import bare_trainer
 from lit_models.forecasting.rehearsal import step_widths

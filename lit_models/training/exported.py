@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from datamodules.files import sha256_of, sync
+from datamodules.core.store import sha256_of, sync
 from lit_models.training.hyperparameters import UNTRUSTED, StoredClasses
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lit_models.training.launched_world import check_world
 
 if TYPE_CHECKING:
-    from datamodules.core.batching import Batching
+    from datamodules.core.plan import Batching
 
 GONE = "the strategy `{}` is gone"
 GONE_STRATEGIES = {
@@ -309,7 +309,7 @@ def check_batch(settings: Settings, world_size: int) -> None:
     num_replicas = tensor_groups(settings.tensor_parallel_size, world_size)
     if settings.global_batch_size is None:
         return
-    from datamodules.core.batching import derive_batching
+    from datamodules.core.plan import derive_batching
 
     batching = derive_batching(
         num_replicas,

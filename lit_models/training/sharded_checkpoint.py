@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from datamodules.files import sha256_of, sync
+from datamodules.core.store import sha256_of, sync
 
 MARKER = "meta.pt"
 FORMAT = "unisono shards 1"

@@ -25,7 +25,7 @@ import torch
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 
-from datamodules.core.loader import TOGETHER, PlannedLoader
+from datamodules.core.loader import PlannedLoader
 from datamodules.core.planned import PlannedDataModule
 from lit_models.commands._run_config import built
 from lit_models.config_files import find_config
@@ -103,7 +103,7 @@ def plain_steps(module: Any, data: PlannedDataModule, clip: float | None) -> Ite
 def epoch_of(data: PlannedDataModule, epoch: int) -> PlannedLoader:
     """Return the training batches of an epoch, whatever the run is at."""
     micro_batches = partial(data._dealt, "train", epoch, data.batching, 0)
-    return PlannedLoader(data.datasets["train"], micro_batches, data.steps_per_epoch, {}, TOGETHER)
+    return PlannedLoader(data.datasets["train"], micro_batches, data.steps_per_epoch, {})
 
 
 def trained(config: dict[str, Any], num_steps: int, folder: Path, beside: Callback) -> None:
@@ -128,12 +128,10 @@ def trained(config: dict[str, Any], num_steps: int, folder: Path, beside: Callba
 
 
 def waits_ms(folder: Path) -> list[float]:
-    """Return how long a step of ours waited for its batch, the mean of as many steps as batches
-    are made together; without the first ones."""
+    """Return how long a step of ours waited for its batch, the mean of each log interval; without
+    the first one."""
     lines = map(json.loads, (folder / FILE_NAME).read_text("utf-8").splitlines())
-    waits = [1e3 * line["split"]["data"] / line["steps"] for line in lines]
-    span = -(-TOGETHER // TURN)  # log intervals
-    return [statistics.fmean(waits[n : n + span]) for n in range(span, len(waits) - span + 1, span)]
+    return [1e3 * line["split"]["data"] / line["steps"] for line in lines][1:]
 
 
 @pytest.mark.parametrize("family", CONFIGS)

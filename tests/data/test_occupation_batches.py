@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from datamodules import Augmentation
-from datamodules.core.plan import PlanOptions, rng_for
+from datamodules.core.plan import PlanOptions, rng_for, uniforms_for
 from datamodules.occupations import batches
 from datamodules.occupations.augmentation import augment
 from datamodules.occupations.batches import OccupationDataset
@@ -31,11 +31,13 @@ def batch_of(dataset: OccupationDataset, ids: range) -> dict:
 
 
 def alone(dataset: OccupationDataset, number: int, noise: Augmentation) -> tuple[str, str]:
-    """Text and language of one sample, by its own generator."""
+    """Text and language of one sample, by its own draws."""
     store, row = dataset.store, int(dataset.row_ids[number])
     language = dataset.languages[store.arrays["language_id"][row]]
     text = decode(store.code_points(row))
-    text, language = augment(text, language, rng_for(dataset.seed, EPOCH, number), noise)
+    (shares,) = uniforms_for(dataset.seed, EPOCH, np.array([number]), 8)
+    rng = rng_for(dataset.seed, EPOCH, number)
+    text, language = augment(text, language, shares, rng, noise)
     return text[: store.recipe["max_length"]], language
 
 
@@ -83,5 +85,5 @@ def test_only_samples_whose_text_changes_take_a_generator(
     assert not made
     dataset.augmentation = Augmentation(substitute=0.25, drop_language=0.0)
     batch_of(dataset, range(64))
-    lots = [rng_for(dataset.seed, EPOCH, number).random(8)[2] for number in range(64)]
-    assert made == [number for number, lot in enumerate(lots) if lot < 0.25]
+    shares = uniforms_for(dataset.seed, EPOCH, np.arange(64), 8)[:, 2]
+    assert made == np.flatnonzero(shares < 0.25).tolist()

@@ -1,9 +1,9 @@
-"""What a training pair draws is what its own generator gives when it is asked one by one."""
+"""What a training pair draws, by a plain reference."""
 
 import numpy as np
 import pytest
 
-from datamodules.core.plan import rng_for
+from datamodules.core.plan import rng_for, uniforms_for
 from datamodules.files.splitting import TRAIN
 from datamodules.search.collection import Collection, open_collection
 from datamodules.search.judged_queries import JudgedQueries
@@ -30,6 +30,10 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> PairDataset:
     return PairDataset(collection, encoding, judged, MIX, HardNegatives(2, "judged"), SEED)
 
 
+def shares_of(sample_id: int) -> np.ndarray:
+    return uniforms_for(SEED, EPOCH, np.array([sample_id]), 2)[0]
+
+
 def kept(ids: np.ndarray, rng: np.random.Generator) -> list[int]:
     stays = {token: rng.random() >= MIX.token_dropout for token in sorted({*ids.tolist()})}
     return [token for token in ids.tolist() if stays[token]] or ids.tolist()
@@ -51,7 +55,8 @@ def test_a_judged_pair_draws_its_document_its_negatives_and_its_tokens(dataset) 
     for sample_id in range(SIZES["train"]):
         rng, documents = rng_for(SEED, EPOCH, sample_id), dataset.tokens.documents
         relevant, grades = dataset.judged.relevant(sample_id)
-        answer = rng.choice(relevant, p=grades / grades.sum())
+        share = shares_of(sample_id)[0]
+        answer = relevant[(np.cumsum(grades / grades.sum()) <= share).sum()]
         query = int(dataset.judged.queries[sample_id])
         pool = np.setdiff1d(dataset.judged.irrelevant_of(query), relevant)
         others = rng.choice(pool, min(2, len(pool)), replace=False)
@@ -66,8 +71,9 @@ def test_a_sentence_is_drawn_before_it_is_taken_out_and_tokens_are_dropped(datas
         sample_id = SIZES["train"] + number
         rng, is_long = rng_for(SEED, EPOCH, sample_id), parts.long_ones(number)
         long = is_long.nonzero()[0] if is_long.any() else np.arange(len(is_long))
-        sentence = int(long[rng.integers(len(long)) if len(long) > 1 else 0])
-        is_removed = rng.random() < MIX.removal and len(is_long) > 1
+        shares = shares_of(sample_id)
+        sentence = int(long[int(shares[0] * len(long))])
+        is_removed = bool(shares[1] < MIX.removal) and len(is_long) > 1
         whole = dataset.tokens.documents[number]
         answer = kept(parts.without(number, sentence) if is_removed else whole, rng)
         expected = framed(dataset, kept(parts.sentence(number, sentence), rng), [answer])

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datamodules.files import mapped
+from datamodules.core.store import mapped
 from datamodules.files.splitting import TEST, TRAIN, VALIDATION
 from datamodules.search.collection import Collection, open_collection
 from datamodules.search.request import CollectionRequest, QuerySplit

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules.core.plan import rng_for
 from datamodules.files.splitting import TRAIN
 from datamodules.search import document_parts as parts
 from datamodules.search.collection import Collection, Document, Triples, open_collection
@@ -44,8 +43,8 @@ def pairs(
 
 def sentence_and_rest(document: Document, seed: int, removal: float) -> tuple[str, Document]:
     sentences = parts.document_sentences(document)
-    words = rng_for(0, 0, seed).bit_generator.random_raw(2).tolist()
-    drawn = parts.drawn_sentence(parts.are_long(sentences), words, removal)
+    shares = np.random.default_rng(seed).random(2).tolist()
+    drawn = parts.drawn_sentence(parts.are_long(sentences), shares, removal)
     number, is_removed = drawn.sentence, drawn.is_removed
     rest = parts.without(document, sentences, number) if is_removed else document
     return sentences[number], rest

@@ -13,8 +13,14 @@ from lightning.pytorch import Callback, LightningModule, Trainer, seed_everythin
 from torch import Tensor, nn
 from torchmetrics.aggregation import SumMetric
 
-from datamodules.core.batching import derive_batching, smaller_shares
-from datamodules.core.plan import PlanOptions, PlanRequest, deal, make_plan
+from datamodules.core.plan import (
+    PlanOptions,
+    PlanRequest,
+    deal,
+    derive_batching,
+    make_plan,
+    smaller_shares,
+)
 from datamodules.heaviest import heaviest_ids
 from lit_models.training.callbacks import ExactDropout, Rehearsal, default_callbacks, rehearsal
 from lit_models.training.callbacks.last_checkpoint import LastCheckpoint

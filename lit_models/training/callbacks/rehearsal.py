@@ -9,7 +9,7 @@ import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
-from datamodules.core.batching import Rehearsed, derive_batching, smaller_shares
+from datamodules.core.plan import Rehearsed, derive_batching, smaller_shares
 from datamodules.core.planned import PlannedDataModule
 from datamodules.heaviest import heaviest_batches
 from lit_models.training.callbacks.ledger import is_distributed
