@@ -16,6 +16,8 @@ SOURCES = sorted(
 )
 NETWORK_FILES = (
     "network.py",
+    "lens.py",
+    "subject.py",
     "loss.py",
     "losses.py",
     "encoders.py",

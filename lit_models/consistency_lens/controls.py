@@ -1,10 +1,14 @@
-"""Everything that a lens is compared with: the same evaluation with one part replaced.
+"""Controls of a test: the same evaluation with one part replaced.
 
 Shapes: B samples, D features, t words, V vocabulary.
 """
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,14 +16,96 @@ from torch import Tensor, nn
 
 from datamodules.activations.statistics import ActivationStatistics
 from datamodules.core.batches import ActivationBatch
-from lit_models.consistency_lens.evaluation import EvaluationOptions
-from lit_models.consistency_lens.lens import Lens
-from lit_models.consistency_lens.loss import squared_error, text_nats
-from lit_models.consistency_lens.metrics import Fidelity
-from lit_models.consistency_lens.patching import PatchedSubject
-from lit_models.consistency_lens.teacher import TeacherText, current_token, recent_words
-from lit_models.consistency_lens.verbalizer import Explanation
+from lit_models.consistency_lens.lens import Explanation, Lens
+from lit_models.consistency_lens.loss import (
+    TeacherText,
+    current_token,
+    recent_words,
+    squared_error,
+    text_nats,
+)
+from lit_models.consistency_lens.metrics import (
+    AttributeRecall,
+    DistinctShare,
+    Fidelity,
+    FidelityTable,
+    SampleErrors,
+)
+from lit_models.consistency_lens.subject import PatchedSubject
 from lit_models.training.keyed_dropout import mixed
+from lit_models.training.metrics import SumCount
+
+RANDOM = "random_subject"
+
+
+@dataclass(frozen=True)
+class EvaluationOptions:
+    """What a test computes.
+
+    Args:
+        num_draws: explanations drawn for each activation; the best of 2, 4, 8 and so on of them
+            are rows of the table.
+        num_examples: activations on the page of examples, evenly over the errors; 0 makes no page.
+        random_subject: controls.json of a test of a lens whose subject has random weights, which
+            becomes a row of the table.
+
+    Raises:
+        ValueError: a number out of its range.
+    """
+
+    num_draws: int = 8
+    num_examples: int = 100
+    random_subject: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_draws < 1:
+            raise ValueError(
+                f"evaluation.num_draws must be at least 1, got {self.num_draws}; usual is 8."
+            )
+        if self.num_examples < 0:
+            raise ValueError(
+                f"evaluation.num_examples must be 0 or more, got {self.num_examples}; 0 makes no "
+                "page of examples."
+            )
+
+    @property
+    def best_of(self) -> tuple[int, ...]:
+        """Of how many draws the best is a row: powers of two."""
+        return tuple(2**n for n in range(1, self.num_draws.bit_length()))
+
+
+def random_subject_rows(path: Path) -> dict[str, dict[str, float]]:
+    """Return group -> values of the lens itself, of a test with a random subject.
+
+    Args:
+        path: controls.json of its run folder.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is no table of controls, or its subject was trained.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"evaluation.random_subject {path} does not exist; it is the controls.json of a test "
+            "whose model.subject.random_weights is true."
+        )
+    try:
+        content: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        has_random_weights = content["subject"]["has_random_weights"]
+        rows = {group: dict(found["greedy"]) for group, found in content["rows"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"evaluation.random_subject {path} is no controls.json of a test "
+            f"({type(error).__name__}: {error}); name the one in the run folder of the second "
+            "chain."
+        ) from error
+    if not has_random_weights:
+        raise ValueError(
+            f"evaluation.random_subject {path} is of a trained subject; name the controls.json of "
+            "a test whose model.subject.random_weights is true."
+        )
+    return rows
+
 
 COMPONENTS = (1, 4, 16)
 # What a prediction is compared with, one by one.
@@ -277,3 +363,84 @@ def salient_predictions(case: Case) -> dict[str, Tensor]:
 def fidelities(case: Case) -> dict[str, Fidelity]:
     """Return row -> what it is worth."""
     return {name: case.fidelity(rebuild()) for name, rebuild in case.rows().items()}
+
+
+class Legibility(nn.ModuleDict):
+    """Metrics of greedy explanations.
+
+    text_nats: of a word under the subject as a language model. distinct: share of texts that are
+    like no other. recall, shuffled_recall: share of the attributes told before the position that
+    are in the explanation, or in that of another activation.
+
+    Args:
+        attributes: names, none where nothing is known of the documents.
+    """
+
+    def __init__(self, attributes: Sequence[str]) -> None:
+        super().__init__({"text_nats": SumCount(), "distinct": DistinctShare()})
+        self.attributes = list(attributes)
+        if attributes:
+            for name in ("recall", "shuffled_recall"):
+                self[name] = AttributeRecall(len(attributes))
+
+    def add(self, case: Case, weight: Tensor) -> None:
+        """Add one batch. Args: weight: [B], 0 for what does not count."""
+        ids = case.greedy.token_ids
+        self["text_nats"].update(case.greedy_nats * weight, weight)
+        self["distinct"].update(ids, weight)
+        if self.attributes:
+            words = case.batch["attributes"]
+            self["recall"].update(words, ids, weight)
+            self["shuffled_recall"].update(words, case.shuffled.token_ids, weight)
+
+    def computed(self) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+        """Return name -> value, and attribute -> recall, shuffled_recall, known; a collective."""
+        found = {name: float(self[name].compute()) for name in ("text_nats", "distinct")}
+        by_name: dict[str, dict[str, float]] = {name: {} for name in self.attributes}
+        for name in ("recall", "shuffled_recall") if self.attributes else ():
+            every, *each = self[name].compute().tolist()
+            found[name] = every[0]
+            for attribute, (share, known) in zip(self.attributes, each, strict=True):
+                by_name[attribute] |= {name: share, "known": known}
+        return found, by_name
+
+
+Values = dict[str, float]
+
+
+class Tested(nn.Module):
+    """What a test finds out: how faithful explanations are, how legible, and the single errors.
+
+    Args:
+        options: of the evaluation.
+        groups: names of the test's files.
+        attributes: names of what is known of the documents.
+    """
+
+    def __init__(
+        self, options: EvaluationOptions, groups: Sequence[str], attributes: Sequence[str]
+    ) -> None:
+        super().__init__()
+        self.fidelity = FidelityTable(row_names(options), groups)
+        each = [Legibility(attributes) for _ in self.fidelity.groups]
+        self.legibility, self.errors = nn.ModuleList(each), SampleErrors()
+
+    def add(self, case: Case) -> Tensor:
+        """Add one batch; return the error of each sample [B]."""
+        self.fidelity.update(fidelities(case), case.batch)
+        weights = self.fidelity.weights(case.batch)
+        for weight, legibility in zip(weights, self.legibility, strict=True):
+            legibility.add(case, weight)
+        error = case.error(case.rebuilt(case.greedy))
+        self.errors.update(case.batch["sample_id"], error, case.batch["weight"])
+        return error
+
+    def legible(self) -> tuple[dict[str, Values], dict[str, dict[str, Values]]]:
+        """Return group -> name -> value, and group -> attribute -> recall; a collective."""
+        found = [legibility.computed() for legibility in self.legibility]
+        values, attributes = zip(*found, strict=True)
+        groups = self.fidelity.groups
+        return (
+            dict(zip(groups, values, strict=True)),
+            dict(zip(groups, attributes, strict=True)),
+        )

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from datamodules.activations.statistics import threads_pinned
 from datamodules.activations.store import SubjectFacts
 from datamodules.core.batches import DumpBatch
-from lit_models.consistency_lens.copies import keep_layers
 from lit_models.consistency_lens.subject import (
     Subject,
     SubjectOptions,
+    keep_layers,
     load_subject,
     subject_facts,
     subject_recipe,

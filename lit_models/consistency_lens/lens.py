@@ -1,28 +1,269 @@
-"""A subject and the two networks that put its activations into words and back.
+"""Verbalizer, reconstructor, and the lens of both around a subject.
 
-Shapes: B activations, D features, t words, V vocabulary.
+Shapes: B activations, D features, L blocks, P positions of the prompt, M maps, t words,
+V vocabulary.
 """
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from datamodules.activations.statistics import ActivationStatistics
 from datamodules.core.batches import ActivationBatch
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
-from lit_models.consistency_lens.copies import (
+from lit_models.causal_lm.pretrained import Network
+from lit_models.consistency_lens.subject import (
     BaseOptions,
+    Continuation,
+    Subject,
     copy_of,
+    embedded,
     freeze_unused,
+    inputs_edited,
+    output_edited,
+    read,
     share_frozen,
 )
-from lit_models.consistency_lens.reading import read
-from lit_models.consistency_lens.reconstructor import Reconstructor
-from lit_models.consistency_lens.subject import Subject
-from lit_models.consistency_lens.verbalizer import Injection, Verbalizer, only_words
+from lit_models.training.keyed_dropout import mixed
+
+_MANTISSA = 24  # bits of a uniform number in float32
+
+
+def precise(values: Tensor) -> Tensor:
+    """Return values in float32, or in float64 where they are."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def gumbel_noise(key: Tensor, place: int, vocab_size: int) -> Tensor:
+    """Return Gumbel noise [B, V] float32, the same on any device for the same keys.
+
+    Args:
+        key: [B] int64.
+        place: of the word in the text, so that each has its own noise.
+        vocab_size: V.
+    """
+    words = torch.arange(vocab_size, device=key.device)
+    bits = mixed(mixed(key, place)[:, None], words) & ((1 << _MANTISSA) - 1)
+    uniform = (bits.double() + 0.5) / (1 << _MANTISSA)  # never 0 or 1
+    return -torch.log(-torch.log(uniform)).float()
+
+
+def straight_through(logits: Tensor, noise: Tensor | None, temperature: float) -> Tensor:
+    """Return one-hot words [B, V] whose gradient is that of a soft choice.
+
+    Args:
+        logits: [B, V], float32 or better.
+        noise: [B, V]; none takes the most probable word.
+        temperature: of the soft choice, above 0.
+
+    Source: Jang et al. 2017, "Categorical Reparameterization with Gumbel-Softmax", section 2.2.
+    """
+    scores = logits if noise is None else logits + noise.to(logits.dtype)
+    hard = F.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores.dtype)
+    if not scores.requires_grad:
+        return hard
+    soft = (scores / temperature).softmax(-1)
+    return hard + soft - soft.detach()
+
+
+IMPOSSIBLE = -1e4  # logit of what is no word: finite, so that products with probability 0 are 0
+
+Injection = Literal["per_block", "embedding", "added"]
+
+
+class Explanation(NamedTuple):
+    """Words for activations.
+
+    token_ids [B, t] int64; embeddings [B, t, D], through which gradients pass; logits [B, t, V]
+    float32, from which the words were chosen.
+    """
+
+    token_ids: Tensor
+    embeddings: Tensor
+    logits: Tensor
+
+
+class Verbalizer(nn.Module):
+    """A copy of the subject that reads a prompt with the activation in it, and goes on in words.
+
+    The prompt is some learned positions and an empty one, the marker. The activation enters
+    through linear maps that begin as the identity.
+
+    Args:
+        network: a copy of the subject, or the subject itself.
+        is_word: [V] bool, tokens that an explanation may hold.
+        begin_id: token whose embedding the prompt starts from.
+        num_words: t.
+        num_prompt: learned positions before the marker.
+        injection: per_block replaces what is at the marker at the input of every block, through a
+            map for each; embedding is the marker's embedding; added is added to the embedding of
+            every position of the prompt, through a map for each.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        is_word: Tensor,
+        begin_id: int,
+        num_words: int,
+        num_prompt: int,
+        injection: Injection = "per_block",
+    ) -> None:
+        super().__init__()
+        self.network, self.num_words, self.injection = network, num_words, injection
+        with torch.no_grad():
+            start = network.embedding(torch.tensor([begin_id] * num_prompt))
+        self.prompt = nn.Parameter(start.clone())  # [P - 1, D]
+        width, num_layers = start.shape[1], len(network.blocks())
+        number = {"per_block": num_layers, "embedding": 1, "added": num_prompt + 1}[injection]
+        self.map_weight = nn.Parameter(torch.eye(width).repeat(number, 1, 1))  # [M, D, D]
+        self.map_bias = nn.Parameter(torch.zeros(number, width))
+        self.register_buffer("is_word", is_word, persistent=False)
+
+    def forward(self, activation: Tensor, token_ids: Tensor) -> Tensor:
+        """Return the logits [B, t, V] of each word of a given text, after the words before it.
+
+        Args:
+            activation: [B, D].
+            token_ids: [B, t] int64.
+        """
+        given = self.network.embedding(token_ids[:, :-1])
+        start = self._prompt(activation, len(activation))
+        with self._injected(activation):
+            hidden = read(self.network, None, torch.cat([start, given], dim=1))
+        return self._logits(hidden[:, start.shape[1] - 1 :])
+
+    def explain(
+        self,
+        activation: Tensor | None,
+        noise_key: Tensor | None = None,
+        temperature: float = 1.0,
+        rows: int = 1,
+    ) -> Explanation:
+        """Return an explanation of each activation.
+
+        Args:
+            activation: [B, D]; none leaves its place in the prompt empty, as a control.
+            noise_key: [B] int64, of what is drawn; none takes the most probable word each time.
+            temperature: of the gradient, see `straight_through`.
+            rows: B where there is no activation.
+        """
+        reader = Continuation(self.network)
+        rows = rows if activation is None else len(activation)
+        with self._injected(activation):
+            hidden = reader.read(self._prompt(activation, rows))
+        found: list[tuple[Tensor, Tensor, Tensor]] = []
+        while True:
+            logits = self._logits(hidden[:, -1])  # [B, V]
+            noise = None
+            if noise_key is not None:
+                noise = gumbel_noise(noise_key, len(found), logits.shape[-1])
+            word = straight_through(logits, noise, temperature)
+            token_ids = word.argmax(-1)
+            if word.requires_grad:
+                embedding = embedded(self.network, word)
+            else:  # exact, in any precision
+                embedding = self.network.embedding(token_ids)
+            found.append((token_ids, embedding, logits))
+            if len(found) == self.num_words:
+                return Explanation(*(torch.stack(each, 1) for each in zip(*found, strict=True)))
+            hidden = reader.read(embedding[:, None])
+
+    def _prompt(self, activation: Tensor | None, rows: int) -> Tensor:
+        """[B, P, D]; the marker stays empty where the activation enters the blocks, or never."""
+        marker = self.prompt.new_zeros(1, self.prompt.shape[1])
+        prompt = torch.cat([self.prompt, marker]).expand(rows, -1, -1)
+        if activation is None or self.injection == "per_block":
+            return prompt
+        mapped = self._mapped(activation).transpose(0, 1).to(prompt.dtype)  # [B, M, D]
+        if self.injection == "added":
+            return prompt + mapped
+        return torch.cat([prompt[:, :-1], mapped], dim=1)
+
+    def _mapped(self, activation: Tensor) -> Tensor:
+        """[M, B, D]."""
+        mapped = torch.einsum("bd,med->mbe", activation, self.map_weight)
+        return mapped + self.map_bias[:, None]
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return only_words(self.network.head(hidden), self.is_word)
+
+    @contextmanager
+    def _injected(self, activation: Tensor | None) -> Iterator[None]:
+        if activation is None or self.injection != "per_block":
+            yield
+            return
+        mapped = self._mapped(activation)
+        place = len(self.prompt)
+
+        def edit_of(layer: int):  # type: ignore[no-untyped-def]
+            def edit(hidden: Tensor) -> Tensor:
+                entered = mapped[layer, :, None].to(hidden.dtype)
+                return torch.cat([hidden[:, :place], entered, hidden[:, place + 1 :]], dim=1)
+
+            return edit
+
+        with inputs_edited(self.network.blocks(), [edit_of(i) for i in range(len(mapped))]):
+            yield
+
+
+def only_words(logits: Tensor, is_word: Tensor) -> Tensor:
+    """Return logits [..., V] in float32 (or better) with which only words [V] are ever chosen."""
+    return precise(logits).masked_fill(~is_word, IMPOSSIBLE)
+
+
+class Reconstructor(nn.Module):
+    """The subject cut at its layer, read at the last word, and a linear map that begins as the
+    identity.
+
+    Args:
+        network: the lowest blocks of a copy of the subject; the last one is read.
+        begin_id: token whose embedding the start begins from.
+        reads_backwards: read the words from the last to the first.
+        gives_current_token: read the document's word at the activation's position, too, before
+            the others.
+    """
+
+    def __init__(
+        self, network: Network, begin_id: int, reads_backwards: bool, gives_current_token: bool
+    ) -> None:
+        super().__init__()
+        self.network, self.reads_backwards = network, reads_backwards
+        self.gives_current_token = gives_current_token
+        with torch.no_grad():
+            start = network.embedding(torch.tensor([begin_id]))
+        self.start = nn.Parameter(start.clone())  # [1, D]
+        self.map = nn.Linear(start.shape[1], start.shape[1])
+        nn.init.eye_(self.map.weight)
+        nn.init.zeros_(self.map.bias)
+
+    def forward(self, words: Tensor, current: Tensor) -> Tensor:
+        """Return the rebuilt activations [B, D].
+
+        Args:
+            words: [B, t, D], embeddings of the subject.
+            current: [B] int64, the word at the position; read only with `gives_current_token`.
+        """
+        before = [self.start.expand(len(words), -1, -1)]
+        if self.gives_current_token:
+            before.append(self.network.embedding(current[:, None]))
+        found: list[Tensor] = []
+
+        def keep(output: Tensor) -> Tensor:
+            found.append(output[:, -1])
+            return output
+
+        ordered = words.flip(1) if self.reads_backwards else words
+        with output_edited(self.network.blocks()[-1], keep):
+            read(self.network, None, torch.cat([*before, ordered], dim=1))
+        return self.map(found[0])
+
 
 NEVER = -1  # for the step at which the reference was kept
 

@@ -1,33 +1,66 @@
 """The consistency lens as a LightningModule. Batch: ActivationBatch."""
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
+from datamodules.activations.datamodule import ActivationDataModule
+from datamodules.activations.statistics import (
+    ActivationStatistics,
+    Chunk,
+    statistics_of,
+    threads_pinned,
+)
+from datamodules.activations.store import ActivationStore
 from datamodules.core.batches import ActivationBatch
+from datamodules.files.splitting import TRAIN
 from datamodules.text.prompt_rows import prompt_tokens
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
-from lit_models.consistency_lens import building
-from lit_models.consistency_lens.building import LENS_RECIPE_KEY
-from lit_models.consistency_lens.controls import CONTROLS, Baselines, Case, predictions
-from lit_models.consistency_lens.evaluation import EvaluationOptions
-from lit_models.consistency_lens.lens import NEVER, LensOptions
-from lit_models.consistency_lens.loss import LensLosses, squared_error
+from lit_models.consistency_lens.controls import (
+    CONTROLS,
+    Baselines,
+    Case,
+    EvaluationOptions,
+    Tested,
+    predictions,
+)
+from lit_models.consistency_lens.lens import NEVER, Lens, LensOptions
+from lit_models.consistency_lens.loss import (
+    LensLosses,
+    TeacherText,
+    Temperature,
+    check_phases,
+    current_token,
+    leaves_one_idle,
+    lens_terms,
+    squared_error,
+)
 from lit_models.consistency_lens.metrics import Explained
-from lit_models.consistency_lens.phases import check_phases, leaves_one_idle
-from lit_models.consistency_lens.schedules import Temperature
-from lit_models.consistency_lens.subject import SubjectOptions, tokenizer_folder
-from lit_models.consistency_lens.teacher import TeacherText, current_token
-from lit_models.consistency_lens.terms import lens_terms
-from lit_models.consistency_lens.tested import Tested
+from lit_models.consistency_lens.recipe import (
+    LENS_RECIPE_KEY,
+    check_subject,
+    continued,
+    recipe_of_run,
+    stored_recipe,
+)
+from lit_models.consistency_lens.subject import (
+    Subject,
+    SubjectOptions,
+    load_subject,
+    tokenizer_folder,
+)
 from lit_models.training.callbacks.board_samples import evaluating
 from lit_models.training.exact import ExactModule, LossSum
 from lit_models.training.metrics import SampleResult, SumCount
 from lit_models.training.optim import budgeted_steps, configured, parameter_groups
+
+COUNTED_AT_ONCE = 1 << 22  # tokens
 
 
 class LitConsistencyLens(ExactModule):
@@ -86,8 +119,7 @@ class LitConsistencyLens(ExactModule):
         return self.lens.blocks()
 
     def own_callbacks(self) -> list[Callback]:
-        from lit_models.consistency_lens.control_table import ControlTable
-        from lit_models.consistency_lens.examples import ExamplesPage
+        from lit_models.consistency_lens.tables import ControlTable, ExamplesPage
 
         return [*super().own_callbacks(), ControlTable(), ExamplesPage()]
 
@@ -103,8 +135,8 @@ class LitConsistencyLens(ExactModule):
     def setup(self, stage: str) -> None:
         """Take the recipe of the checkpoint, or make one for the data."""
         super().setup(stage)
-        recipe = building.recipe_of_run(self.options, self.lens_options, self.trainer.datamodule)
-        self.recipe = building.continued(self.recipe, recipe, self.trainer)
+        recipe = recipe_of_run(self.options, self.lens_options, self.trainer.datamodule)
+        self.recipe = continued(self.recipe, recipe, self.trainer)
 
     def configure_model(self) -> None:
         if self.recipe is None or self.baselines is not None:
@@ -112,8 +144,8 @@ class LitConsistencyLens(ExactModule):
         data, is_new = self.trainer.datamodule, self.lens is None
         if is_new:
             self._build(data.longest)
-        statistics = building.statistics_for(self.lens.subject, data)
-        self.lens.token_counts.copy_(building.word_counts(data, self.lens.verbalizer.is_word))
+        statistics = statistics_for(self.lens.subject, data)
+        self.lens.token_counts.copy_(word_counts(data, self.lens.verbalizer.is_word))
         self.baselines = Baselines(statistics, len(self.lens.token_counts))
         self.tested = Tested(self.evaluation, data.group_names, data.attribute_names)
         if is_new:  # else the checkpoint knows the mean of its training
@@ -122,13 +154,13 @@ class LitConsistencyLens(ExactModule):
 
     def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
         """Return the weights of another run, with the mean and variance of this one's data."""
-        trained = building.stored_recipe(checkpoint)
-        self.recipe = building.continued(trained, self.recipe, self._trainer)
+        trained = stored_recipe(checkpoint)
+        self.recipe = continued(trained, self.recipe, self._trainer)
         own = {"lens.mean": self.lens.mean, "lens.variance": self.lens.variance}
         return {**checkpoint["state_dict"], **own}
 
     def on_fit_start(self) -> None:
-        building.expect_in_evaluation_mode(self)
+        expect_in_evaluation_mode(self)
 
     def on_train_batch_start(self, batch: ActivationBatch, batch_idx: int) -> None:
         """Keep both networks as they are when they begin to learn together."""
@@ -212,19 +244,77 @@ class LitConsistencyLens(ExactModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
-        trained = building.stored_recipe(checkpoint)
+        trained = stored_recipe(checkpoint)
         if self.lens is None:
-            building.check_subject(self.options, trained)
+            check_subject(self.options, trained)
             self.recipe = trained
             self._build(1)
-        self.recipe = building.continued(trained, self.recipe, self._trainer)
+        self.recipe = continued(trained, self.recipe, self._trainer)
 
     def _build(self, context_length: int) -> None:
-        subject = building.subject_of(self.options, self.recipe, context_length)
-        self.lens = building.lens_of(subject, self.recipe)
-        building.leave_out(self, {f"lens.{name}" for name in self.lens.unsaved_names()})
+        tokenizer = TextTokenizer.from_dict(self.recipe["tokenizer"])
+        network = load_subject(
+            self.options, self.recipe["network"], context_length, tokenizer.vocab_size
+        )
+        subject = Subject(network.to(torch.get_default_dtype()), self.options.layer)
+        with next(subject.parameters()).device:
+            self.lens = Lens(subject, tokenizer, LensOptions(**self.recipe["lens"]))
+        leave_out(self, {f"lens.{name}" for name in self.lens.unsaved_names()})
         self.val_loss, self.val_fve = SumCount(), Explained()
 
     def _case(self, batch: ActivationBatch) -> Case:
         pair = (self.lens.activation(batch), self.lens.activation(batch["other"]))
         return Case(self.lens, self.baselines, batch, *pair, self.teacher, self.evaluation)
+
+
+def statistics_for(subject: Subject, data: ActivationDataModule) -> ActivationStatistics:
+    """Return what is known of the training part: from the store, or from its first documents."""
+    if isinstance(data.store, ActivationStore):
+        return data.store.statistics
+    return statistics_of(_computed(subject, data))
+
+
+@torch.no_grad()
+def _computed(subject: Subject, data: ActivationDataModule) -> Iterator[Chunk]:
+    device = next(subject.parameters()).device
+    for batch in data.training_sample():
+        ids, position = batch["input_ids"], batch["position"]
+        with threads_pinned():
+            found = subject.activations(ids.to(device)).cpu().double()
+        rows = torch.arange(len(ids), device="cpu")
+        yield found[rows, position].numpy(), ids[rows, position].numpy(), position.numpy()
+
+
+def word_counts(data: ActivationDataModule, is_word: Tensor) -> Tensor:
+    """Return [V] int64: how often each word occurs in the training part; 0 for what is none."""
+    assert data.store is not None
+    tokens, counts = data.store.stream(TRAIN).tokens, np.zeros(len(is_word), np.int64)
+    for start in range(0, len(tokens), COUNTED_AT_ONCE):
+        counts += np.bincount(tokens[start : start + COUNTED_AT_ONCE], minlength=len(is_word))
+    return torch.from_numpy(counts).to(is_word.device) * is_word
+
+
+def expect_in_evaluation_mode(module: nn.Module) -> None:
+    """Keep Lightning from warning of the networks that stand still, and of exactly so many."""
+    number = sum(not part.training for part in module.modules())
+    message = rf"Found {number} module\(s\) in eval mode at the start of training"
+    warnings.filterwarnings("ignore", message=message)
+
+
+def leave_out(module: nn.Module, names: set[str]) -> None:
+    """Keep parameters and buffers out of a module's state dict, by their exact names.
+
+    What is loaded must hold all others, and these stay as they are.
+    """
+
+    def forget(owner: nn.Module, content: dict[str, Any], prefix: str, facts: Any) -> None:
+        for name in names:
+            content.pop(prefix + name, None)
+
+    def remember(owner: nn.Module, content: dict[str, Any], prefix: str, *rest: Any) -> None:
+        own = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers())
+        for name in names & own.keys():
+            content.setdefault(prefix + name, own[name].detach())
+
+    module.register_state_dict_post_hook(forget)
+    module.register_load_state_dict_pre_hook(remember)

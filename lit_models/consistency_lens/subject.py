@@ -1,20 +1,27 @@
-"""The subject: a frozen language model, and the place in it that a lens explains.
+"""The subject: a frozen language model, the place in it that a lens explains, and copies of it.
 
-Shapes: B rows, T tokens, D features, V vocabulary.
+Shapes: R or B rows, T tokens, D features, P places that are looked at, V vocabulary.
 """
 
+import copy
 import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from datamodules.activations.store import SubjectFacts
+from datamodules.core.batches import ActivationBatch
 from datamodules.core.store import cache_root, digest_of, file_digest
+from lit_models.causal_lm.cache import GrowingCache
 from lit_models.causal_lm.decoder_config import DecoderConfig
+from lit_models.causal_lm.lora import LoraOptions, add_lora, lora_recipe
 from lit_models.causal_lm.model_folders import read_config, weight_files
+from lit_models.causal_lm.network import Decoder
 from lit_models.causal_lm.pretrained import (
     Backend,
     Network,
@@ -25,9 +32,128 @@ from lit_models.causal_lm.pretrained import (
     own_recipe,
     read_recipe,
 )
-from lit_models.consistency_lens.hooks import output_edited, output_kept, outputs_given
-from lit_models.consistency_lens.reading import read
 from lit_models.training.exact import float32_on
+
+
+def read(network: Network, input_ids: Tensor | None, inputs_embeds: Tensor | None = None) -> Tensor:
+    """Return the hidden states [R, T, D] of rows that are one document each.
+
+    Args:
+        network: a decoder.
+        input_ids: [R, T] int64, padded at the right; or none, and
+        inputs_embeds: [R, T, D].
+    """
+    given = input_ids if inputs_embeds is None else inputs_embeds
+    assert given is not None
+    rows, length = given.shape[:2]
+    positions = torch.arange(length, device=given.device).expand(rows, length)
+    documents = torch.zeros_like(positions)
+    return network(input_ids, positions, documents, True, inputs_embeds=inputs_embeds)
+
+
+class Continuation:
+    """Reads rows that grow by a position at a time, each position once; gradients pass through.
+
+    Args:
+        network: a decoder.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.cache: Any = None
+
+    def read(self, inputs_embeds: Tensor) -> Tensor:
+        """Return the hidden states [R, T, D] of the next positions; T is 1 after the first call."""
+        rows, length = inputs_embeds.shape[:2]
+        if isinstance(self.network, Decoder):
+            self.cache = self.cache or GrowingCache(len(self.network.blocks()))
+            positions = self.cache.advance(length, inputs_embeds.device).expand(rows, length)
+            documents = torch.zeros_like(positions)
+            return self.network(None, positions, documents, True, self.cache, inputs_embeds)
+        if self.cache is None:
+            from transformers import DynamicCache
+
+            self.cache = DynamicCache(config=self.network.model.config)
+        return self.network(None, None, None, True, self.cache, inputs_embeds)
+
+
+Edit = Callable[[Tensor], Tensor]
+
+
+@contextmanager
+def output_edited(block: nn.Module, edit: Edit) -> Iterator[None]:
+    """Pass the output [R, T, D] of a block through `edit`, which may also only look at it."""
+
+    def hook(module: nn.Module, given: Any, output: Any) -> Any:
+        if isinstance(output, tuple):  # of some models of transformers
+            return (edit(output[0]), *output[1:])
+        return edit(output)
+
+    handle = block.register_forward_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def inputs_edited(blocks: list[nn.Module], edits: list[Edit]) -> Iterator[None]:
+    """Pass the input [R, T, D] of each block through its edit."""
+
+    def hook_of(edit: Edit) -> Callable[..., Any]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if args:
+                return (edit(args[0]), *args[1:]), kwargs
+            return args, {**kwargs, "hidden_states": edit(kwargs["hidden_states"])}
+
+        return hook
+
+    handles = [
+        block.register_forward_pre_hook(hook_of(edit), with_kwargs=True)
+        for block, edit in zip(blocks, edits, strict=True)
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def output_kept(block: nn.Module) -> Iterator[list[Any]]:
+    """Collect what a block returns, as it returns it: [R, T, D], or a tuple that begins with it."""
+    kept: list[Any] = []
+    handle = block.register_forward_hook(lambda module, given, output: kept.append(output))
+    try:
+        yield kept
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def outputs_given(blocks: list[nn.Module], kept: list[Any]) -> Iterator[None]:
+    """Let blocks return what was kept last of one of them, without computing anything.
+
+    Args:
+        blocks: of a network.
+        kept: of `output_kept`, there at the latest when the first of the blocks is called.
+    """
+
+    def given(*args: Any, **kwargs: Any) -> Any:
+        return kept[-1]
+
+    earlier = [vars(block).get("forward") for block in blocks]
+    for block in blocks:
+        block.forward = given  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for block, own in zip(blocks, earlier, strict=True):
+            if own is None:
+                del block.forward  # that of the class is back
+            else:
+                block.forward = own  # type: ignore[method-assign]
+
 
 SITE = "block_output"
 
@@ -209,3 +335,179 @@ def tokenizer_folder(options: SubjectOptions) -> str | None:
         return None
     read_config(options.path)  # before anybody misses a tokenizer there
     return str(Path(options.path).expanduser())
+
+
+@dataclass(frozen=True)
+class BaseOptions:
+    """What learns of a network that begins as the subject; by default all but the words.
+
+    Args:
+        is_frozen: nothing of it learns, only what stands around it.
+        lora: adapters alone learn.
+        unfreeze_at: optimizer step from which on it learns.
+
+    Raises:
+        ValueError: two of them are given, or one is out of its range.
+    """
+
+    is_frozen: bool = False
+    lora: LoraOptions | None = None
+    unfreeze_at: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.lora, dict):  # of a checkpoint's plain values
+            object.__setattr__(self, "lora", LoraOptions(**self.lora))
+        if self.unfreeze_at < 0:
+            raise ValueError(f"unfreeze_at must be 0 or more steps, got {self.unfreeze_at}.")
+        if self.is_frozen + (self.lora is not None) + (self.unfreeze_at > 0) > 1:
+            raise ValueError(
+                "is_frozen, lora and unfreeze_at each say what of a network learns; give one of "
+                "them alone."
+            )
+        if self.lora is not None and (self.lora.adapter or self.lora.base_dtype != "float32"):
+            raise ValueError(
+                "an adapter of a lens begins anew, on the weights that the subject has: leave "
+                "lora.adapter and lora.base_dtype out."
+            )
+
+
+def copy_of(network: Network, options: BaseOptions, num_layers: int | None = None) -> Network:
+    """Return a copy of a network, whose embedding and head are the network's own.
+
+    Args:
+        network: of the subject.
+        options: what learns.
+        num_layers: blocks that the copy keeps, the lowest ones; none keeps all.
+    """
+    shared = {id(weight): weight for weight in vocabulary(network)}
+    made = copy.deepcopy(network, dict(shared))  # what the memo holds is not copied
+    if num_layers is not None:
+        keep_layers(made, num_layers)
+    for parameter in made.parameters():
+        parameter.requires_grad_(id(parameter) not in shared and not options.is_frozen)
+    if options.lora is not None:
+        add_lora(made, lora_recipe(made, options.lora))
+    return made.train()
+
+
+def vocabulary(network: Network) -> list[nn.Parameter]:
+    """Return the parameters that belong to words: of the embedding and of the head."""
+    return [*network.embedding.parameters(), *network.head.parameters()]
+
+
+def embedded(network: Network, words: Tensor) -> Tensor:
+    """Return the embeddings [..., D] of words given as shares of each token [..., V]."""
+    table = network.embedding.weight
+    return (words.to(table.dtype) @ table) * getattr(network.embedding, "embed_scale", 1.0)
+
+
+def keep_layers(network: Network, num_layers: int) -> None:
+    """Cut a network behind its lowest blocks, in place."""
+    if isinstance(network, Decoder):
+        network.layers = network.layers[:num_layers]
+        return
+    blocks = network.blocks()
+    for module in network.modules():
+        if isinstance(module, nn.ModuleList) and len(module) and module[0] is blocks[0]:
+            del module[num_layers:]
+    network.model.config.get_text_config().num_hidden_layers = num_layers
+
+
+def freeze_unused(module: nn.Module, run: Callable[[], Tensor]) -> None:
+    """Freeze every parameter that does not reach the result of `run`.
+
+    Under ddp a parameter without a gradient would be waited for: a final norm behind the layer
+    that is read, for instance.
+
+    Args:
+        module: whose parameters are tried.
+        run: computes something of small size with the module.
+    """
+    trainable = [p for p in module.parameters() if p.requires_grad]
+    with torch.enable_grad():
+        found = torch.autograd.grad(run().sum(), trainable, allow_unused=True)
+    for parameter, gradient in zip(trainable, found, strict=True):
+        if gradient is None:
+            parameter.requires_grad_(False)
+
+
+def share_frozen(made: Network, network: Network) -> None:
+    """Let what stands still in a copy be the very parameters of the network, in place."""
+    own = dict(network.named_parameters(remove_duplicate=False))
+    for name, parameter in list(made.named_parameters(remove_duplicate=False)):
+        if not parameter.requires_grad:
+            owner, _, last = name.rpartition(".")
+            setattr(made.get_submodule(owner), last, own[name])
+
+
+FOLLOWING = 8  # positions behind the replaced one that are looked at
+MOST_NUMBERS = 1 << 24  # logits that are worked on at once
+
+
+class Effect(NamedTuple):
+    """What a replaced activation does, all [B] float64.
+
+    nats: KL(true || patched) of the next word at the position. following_nats: sum of it over the
+    positions after it. num_following: their number. next_nats: nats of the next word by which the
+    patched subject is worse than the true one.
+    """
+
+    nats: Tensor
+    following_nats: Tensor
+    num_following: Tensor
+    next_nats: Tensor
+
+
+class PatchedSubject:
+    """One batch in the subject; what lies below the activation is computed once.
+
+    Args:
+        subject: of the activations.
+        batch: the documents, and the position in each.
+
+    Attributes:
+        true: [B, P, V], the logits at the position and the `FOLLOWING` ones behind it.
+        counts: [B, P] bool, places whose next word the document holds.
+    """
+
+    def __init__(self, subject: Subject, batch: ActivationBatch) -> None:
+        self.subject, self.ids = subject, batch["input_ids"]
+        self.rows = torch.arange(len(self.ids), device=self.ids.device)
+        self.position, last = batch["position"], batch["lengths"] - 2
+        steps = torch.arange(1 + FOLLOWING, device=self.ids.device)
+        places = self.position[:, None] + steps  # [B, P]
+        self.counts = places <= last[:, None]
+        self.places = torch.minimum(places, last[:, None])
+        with output_kept(subject.block) as self.below:
+            hidden = read(subject.network, self.ids)
+        self.true = self._logits(hidden)
+
+    def effect(self, replacement: Tensor) -> Effect:
+        """Return what activations [B, D] in the place of the true ones do."""
+        changed = self.changed(replacement)
+        next_word = self.ids[self.rows, self.position + 1]
+        size = max(1, MOST_NUMBERS // changed[0].numel())
+        found = []
+        for part in self.rows.split(size):
+            own, other = (x[part].double().log_softmax(-1) for x in (self.true, changed))
+            nats = (own.exp() * (own - other)).sum(-1) * self.counts[part]  # [b, P]
+            word = next_word[part, None]
+            worse = (own[:, 0] - other[:, 0]).gather(1, word)[:, 0]
+            found.append(torch.stack([nats[:, 0], nats[:, 1:].sum(-1), worse]))
+        nats, following, worse = torch.cat(found, dim=1)
+        return Effect(nats, following, self.counts[:, 1:].sum(-1).double(), worse)
+
+    def changed(self, replacement: Tensor) -> Tensor:
+        """Return the logits [B, P, V] with activations [B, D] in the place of the true ones, from
+        the blocks above them alone; gradients pass through."""
+
+        def patch(output: Tensor) -> Tensor:
+            return output.index_put((self.rows, self.position), replacement.to(output.dtype))
+
+        blocks = self.subject.network.blocks()[: self.subject.layer + 1]
+        with outputs_given(blocks, self.below), output_edited(self.subject.block, patch):
+            return self._logits(read(self.subject.network, self.ids))
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """[B, P, V] at the places that are looked at."""
+        return self.subject.network.head(hidden[self.rows[:, None], self.places])

@@ -12,8 +12,8 @@ import torch
 
 from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.network import Decoder
-from lit_models.consistency_lens.copies import BaseOptions, copy_of
-from lit_models.consistency_lens.verbalizer import Explanation, Verbalizer
+from lit_models.consistency_lens.lens import Explanation, Verbalizer
+from lit_models.consistency_lens.subject import BaseOptions, copy_of
 from tests.benchmarks.figures import Aim, Figures
 from tests.consistency_lens.tiny import OWN_GPT2, explained_without_cache
 

@@ -12,14 +12,11 @@ from datamodules.activations.statistics import statistics_of
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions
 from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.network import Decoder
-from lit_models.consistency_lens.controls import Baselines, Case
-from lit_models.consistency_lens.evaluation import EvaluationOptions
+from lit_models.consistency_lens.controls import Baselines, Case, EvaluationOptions
 from lit_models.consistency_lens.lens import Lens, LensOptions
-from lit_models.consistency_lens.loss import LensLosses
+from lit_models.consistency_lens.loss import LensLosses, LossWeight, TeacherText
 from lit_models.consistency_lens.module import LitConsistencyLens
-from lit_models.consistency_lens.schedules import LossWeight
 from lit_models.consistency_lens.subject import Subject, SubjectOptions
-from lit_models.consistency_lens.teacher import TeacherText
 from lit_models.training.callbacks import default_callbacks
 from tests.toy import toy_trainer
 

@@ -23,11 +23,9 @@ from datamodules.tokenizers.text_tokenizer import TokenizerOptions
 from lit_models import LitConsistencyLens
 from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.lora import LoraOptions
-from lit_models.consistency_lens.copies import BaseOptions
 from lit_models.consistency_lens.lens import LensOptions
-from lit_models.consistency_lens.loss import LensLosses
-from lit_models.consistency_lens.schedules import LossWeight
-from lit_models.consistency_lens.subject import SubjectOptions
+from lit_models.consistency_lens.loss import LensLosses, LossWeight
+from lit_models.consistency_lens.subject import BaseOptions, SubjectOptions
 from lit_models.training.callbacks import default_callbacks
 from lit_models.training.sharding import whole
 from tests.distributed.lens_family import story_files

@@ -12,8 +12,7 @@ from datamodules.core.loader import LoaderOptions
 from datamodules.tokenizers.trained import byte_tokenizer
 from lit_models import LitConsistencyLens
 from lit_models.consistency_lens.lens import LensOptions
-from lit_models.consistency_lens.loss import LensLosses
-from lit_models.consistency_lens.schedules import LossWeight
+from lit_models.consistency_lens.loss import LensLosses, LossWeight
 from lit_models.consistency_lens.subject import SubjectOptions
 from lit_models.training.callbacks import default_callbacks
 from lit_models.training.callbacks.last_checkpoint import LastCheckpoint

@@ -8,22 +8,30 @@ import torch
 from lightning.pytorch import seed_everything
 from rich.console import Console
 
-from lit_models.consistency_lens.building import TRAINED_ON
-from lit_models.consistency_lens.control_notes import (
+from lit_models.consistency_lens.controls import (
+    REFERENCE_ROWS,
+    EvaluationOptions,
+    fidelities,
+    known_rows,
+    random_subject_rows,
+    row_names,
+)
+from lit_models.consistency_lens.lens import LensOptions
+from lit_models.consistency_lens.metrics import FidelityTable
+from lit_models.consistency_lens.recipe import TRAINED_ON
+from lit_models.consistency_lens.tables import (
     IS_RANDOM,
     NO_REFERENCE,
     NOT_RUN,
     OTHER_DATA,
     TOLD_NOTE,
     UNKNOWN_DATA,
+    headline,
+    legibility_table,
+    logged,
     notes_of,
+    rendered,
 )
-from lit_models.consistency_lens.control_table import headline, logged
-from lit_models.consistency_lens.control_views import legibility_table, rendered
-from lit_models.consistency_lens.controls import REFERENCE_ROWS, fidelities, known_rows, row_names
-from lit_models.consistency_lens.evaluation import EvaluationOptions, random_subject_rows
-from lit_models.consistency_lens.lens import LensOptions
-from lit_models.consistency_lens.metrics import FidelityTable
 from tests.consistency_lens.cases import case_of, data_of, module_of, trainer_of
 
 

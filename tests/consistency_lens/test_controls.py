@@ -7,10 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datamodules.activations.dataset import partners
-from lit_models.consistency_lens.controls import CONTROLS, Case, fidelities, predictions, row_names
-from lit_models.consistency_lens.evaluation import EvaluationOptions
-from lit_models.consistency_lens.patching import FOLLOWING
-from lit_models.consistency_lens.verbalizer import Explanation
+from lit_models.consistency_lens.controls import (
+    CONTROLS,
+    Case,
+    EvaluationOptions,
+    fidelities,
+    predictions,
+    row_names,
+)
+from lit_models.consistency_lens.lens import Explanation
+from lit_models.consistency_lens.subject import FOLLOWING
 from tests.consistency_lens.cases import D, batch_of, case_of, part_of, statistics
 
 ALL_ROWS = row_names(EvaluationOptions(num_draws=5))

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from lit_models.causal_lm.lora import LoraOptions
-from lit_models.consistency_lens.building import stored_recipe
-from lit_models.consistency_lens.copies import BaseOptions
 from lit_models.consistency_lens.lens import Lens, LensOptions
+from lit_models.consistency_lens.recipe import stored_recipe
+from lit_models.consistency_lens.subject import BaseOptions
 from lit_models.training.strategies.before_sharding import separate_frozen
 from tests.consistency_lens.tiny import NETWORKS, activations, lens_of, moved
 

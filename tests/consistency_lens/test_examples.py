@@ -9,10 +9,8 @@ from lightning.pytorch import seed_everything
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lit_models.consistency_lens.evaluation import EvaluationOptions
-from lit_models.consistency_lens.examples import evenly
-from lit_models.consistency_lens.examples_html import COLUMNS, page
-from lit_models.consistency_lens.samples import ExplanationSamples
+from lit_models.consistency_lens.controls import EvaluationOptions
+from lit_models.consistency_lens.tables import ExplanationSamples, evenly, page
 from tests.causal_lm.events import texts_of
 from tests.consistency_lens.cases import data_of, module_of, trainer_of
 from tests.toy import ledger_lines
@@ -71,7 +69,7 @@ def test_the_page_shows_texts_as_they_are_and_loads_nothing():
     assert names.count("script") == 1
     assert not {"link", "img", "iframe", "b", "i"} & set(names)
     keys = [attributes["data-key"] for tag, attributes in found.tags if tag == "td"]
-    assert keys[: len(COLUMNS)][::4] == ["0.25", "1.0"]
+    assert keys[:7][::4] == ["0.25", "1.0"]
     assert not any("src" in attributes or "href" in attributes for _, attributes in found.tags)
     shares = [a["style"] for tag, a in found.tags if a.get("class") == "word"]
     assert shares == ["--share: 0.75", "--share: 0.00"]

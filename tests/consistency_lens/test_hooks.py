@@ -7,8 +7,7 @@ from torch import Tensor
 from lit_models.causal_lm.attention import Documents
 from lit_models.causal_lm.network import Decoder
 from lit_models.causal_lm.rotary import rotations
-from lit_models.consistency_lens.hooks import outputs_given
-from lit_models.consistency_lens.subject import Subject
+from lit_models.consistency_lens.subject import Subject, outputs_given
 from tests.consistency_lens.tiny import NETWORKS, activations, documents, network_of
 
 KINDS = list(NETWORKS)

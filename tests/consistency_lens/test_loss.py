@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from lit_models.consistency_lens import loss
-from lit_models.consistency_lens.teacher import TeacherText
-from lit_models.consistency_lens.terms import _effect, lens_terms
-from lit_models.consistency_lens.verbalizer import NEVER
+from lit_models.consistency_lens.lens import IMPOSSIBLE
+from lit_models.consistency_lens.loss import TeacherText, _effect, lens_terms
 from tests.consistency_lens.tiny import activations, documents, lens_of, moved
 
 HALF, FOURTH = [log(0.5), log(0.5)], [log(0.25), log(0.75)]
@@ -33,7 +32,7 @@ def test_divergence_is_a_mean_over_words_from_the_first_to_the_second() -> None:
     found = loss.divergence(logits(HALF, FOURTH), logits(FOURTH, FOURTH))
     first = 0.5 * log(0.5 / 0.25) + 0.5 * log(0.5 / 0.75)
     assert float(found) == pytest.approx(first / 2)
-    sure, other = logits([0.0, NEVER]), logits([NEVER, 0.0])
+    sure, other = logits([0.0, IMPOSSIBLE]), logits([IMPOSSIBLE, 0.0])
     assert float(loss.divergence(sure, other)) == loss.MAX_NATS
 
 
@@ -50,7 +49,7 @@ def test_the_gradient_of_a_divergence_is_there_where_a_word_is_impossible() -> N
 
 
 def test_entropy_is_a_mean_over_words_and_what_is_no_word_adds_nothing() -> None:
-    found = loss.entropy(logits([*HALF, NEVER], [*FOURTH, NEVER]))
+    found = loss.entropy(logits([*HALF, IMPOSSIBLE], [*FOURTH, IMPOSSIBLE]))
     assert float(found) == pytest.approx(-(log(0.5) + 0.25 * log(0.25) + 0.75 * log(0.75)) / 2)
 
 

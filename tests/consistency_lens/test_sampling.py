@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lit_models.consistency_lens.sampling import gumbel_noise, straight_through
+from lit_models.consistency_lens.lens import gumbel_noise, straight_through
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])

@@ -2,8 +2,7 @@
 
 import pytest
 
-from lit_models.consistency_lens.loss import LensLosses
-from lit_models.consistency_lens.schedules import LossWeight, Temperature
+from lit_models.consistency_lens.loss import LensLosses, LossWeight, Temperature
 
 
 def test_a_weight_counts_from_its_first_step_to_before_its_last() -> None:

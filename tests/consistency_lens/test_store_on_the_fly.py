@@ -11,8 +11,7 @@ import torch
 from datamodules import ActivationDataModule
 from lit_models import LitConsistencyLens
 from lit_models.consistency_lens.lens import LensOptions
-from lit_models.consistency_lens.loss import LensLosses
-from lit_models.consistency_lens.schedules import LossWeight
+from lit_models.consistency_lens.loss import LensLosses, LossWeight
 from tests.activation_dumps import documents, dumped, stories, subject, trainer
 
 STEPS = 6

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from lit_models.consistency_lens import building
-from lit_models.consistency_lens.loss import text_nats
-from lit_models.consistency_lens.teacher import TeacherText
+from lit_models.consistency_lens import module
+from lit_models.consistency_lens.loss import TeacherText, text_nats
 from tests.causal_lm.folders import VOCAB
 from tests.consistency_lens.tiny import activations, documents, lens_of
 
@@ -74,12 +73,12 @@ def test_padding_and_neighbours_change_no_text() -> None:
 def test_words_are_counted_over_the_training_part_in_pieces(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(building, "COUNTED_AT_ONCE", 4)
+    monkeypatch.setattr(module, "COUNTED_AT_ONCE", 4)
     tokens = np.array([3, 1, 1, 0, 3, 3, 5, 1, 3], np.uint16)
     store = SimpleNamespace(stream=lambda part: SimpleNamespace(tokens=tokens[: 9 * (part == 0)]))
     data: Any = SimpleNamespace(store=store)
     is_word = torch.tensor([False, *[True] * 6])
-    assert building.word_counts(data, is_word).tolist() == [0, 3, 0, 4, 0, 1, 0]
+    assert module.word_counts(data, is_word).tolist() == [0, 3, 0, 4, 0, 1, 0]
 
 
 def test_impossible_numbers_of_rare_words_are_refused() -> None:

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_models.consistency_lens.lens import Lens
-from lit_models.consistency_lens.verbalizer import Explanation
+from lit_models.consistency_lens.lens import Explanation, Lens
 from tests.consistency_lens.tiny import (
     NETWORKS,
     activations,

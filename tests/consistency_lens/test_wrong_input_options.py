@@ -10,8 +10,8 @@ from datamodules.activations.positions import PositionRule
 from lit_models import LitSubject
 from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.pretrained import own_recipe
-from lit_models.consistency_lens.building import check_explanations
 from lit_models.consistency_lens.lens import LensOptions
+from lit_models.consistency_lens.recipe import check_explanations
 from lit_models.consistency_lens.subject import SubjectOptions
 from lit_models.training.strategies import FullyShardedStrategy
 from tests.activation_dumps import RULE, documents, dumped, stories, subject, trainer

@@ -10,12 +10,15 @@ from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.network import Decoder
 from lit_models.causal_lm.pretrained import Network
 from lit_models.causal_lm.transformers_model import PretrainedDecoder
-from lit_models.consistency_lens.copies import embedded
-from lit_models.consistency_lens.lens import Lens, LensOptions
-from lit_models.consistency_lens.reading import read
-from lit_models.consistency_lens.sampling import gumbel_noise, straight_through
-from lit_models.consistency_lens.subject import Subject
-from lit_models.consistency_lens.verbalizer import Explanation, Verbalizer
+from lit_models.consistency_lens.lens import (
+    Explanation,
+    Lens,
+    LensOptions,
+    Verbalizer,
+    gumbel_noise,
+    straight_through,
+)
+from lit_models.consistency_lens.subject import Subject, embedded, read
 from tests.causal_lm.folders import VOCAB, made
 
 SHAPE = {"vocab_size": VOCAB, "max_positions": 16, "hidden_size": 16, "num_layers": 3}

@@ -16,8 +16,7 @@ from datamodules.tokenizers.text_tokenizer import TokenizerOptions
 from lit_models import LitConsistencyLens
 from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.consistency_lens.lens import LensOptions
-from lit_models.consistency_lens.loss import LensLosses
-from lit_models.consistency_lens.schedules import LossWeight, Temperature
+from lit_models.consistency_lens.loss import LensLosses, LossWeight, Temperature
 from lit_models.consistency_lens.subject import SubjectOptions
 from lit_models.training.exact import ExactModule
 

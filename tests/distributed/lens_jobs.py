@@ -17,8 +17,7 @@ from lightning.pytorch import Callback, seed_everything
 from datamodules import ActivationDumpDataModule
 from datamodules.core.loader import LoaderOptions
 from lit_models import LitSubject
-from lit_models.consistency_lens.loss import LensLosses
-from lit_models.consistency_lens.schedules import LossWeight
+from lit_models.consistency_lens.loss import LensLosses, LossWeight
 from lit_models.training.callbacks import default_callbacks
 from lit_models.training.callbacks.predictions import PredictionWriter
 from tests.distributed.jobs import run_job

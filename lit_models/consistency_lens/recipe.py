@@ -1,0 +1,151 @@
+"""Recipe of a lens: what a checkpoint keeps of it besides weights, in plain values.
+
+The subject's weights are not among them: it is read from its folder again, and known by its digest.
+"""
+
+import hashlib
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from lightning.pytorch import Trainer
+
+from datamodules.activations.datamodule import ActivationDataModule
+from datamodules.activations.store import ActivationStore
+from datamodules.files.splitting import TRAIN
+from datamodules.tokenizers.text_tokenizer import TextTokenizer
+from lit_models.causal_lm.lora import check_precision
+from lit_models.causal_lm.pretrained import check_recipe, learned_positions
+from lit_models.consistency_lens.lens import LensOptions
+from lit_models.consistency_lens.subject import SubjectOptions, subject_facts, subject_recipe
+
+LENS_RECIPE_KEY = "lens_recipe"
+TRAINED_ON = "trained_on"  # digests of training parts, of all runs that the weights went through
+Recipe = dict[str, Any]
+
+
+def recipe_of_run(options: SubjectOptions, lens: LensOptions, data: ActivationDataModule) -> Recipe:
+    """Return the recipe of a run.
+
+    Raises:
+        FileNotFoundError: the subject's folder is missing.
+        ValueError: the activations are not of this subject and layer, the documents or the
+            explanations do not fit it, or the trainer's precision does not fit an adapter.
+    """
+    if data.trainer is not None:
+        for part in (lens.verbalizer, lens.reconstructor):
+            lora = vars(part.lora) if part.lora else None
+            check_precision(lora, data.trainer.precision)
+    store = data.store
+    assert store is not None
+    network = subject_recipe(options, store.tokenizer.vocab_size)
+    check_recipe(network, data.longest, store.tokenizer.vocab_size)
+    check_explanations(network, lens)
+    facts = subject_facts(options, network)
+    if isinstance(store, ActivationStore) and store.subject != facts:
+        changed = differences(asdict(store.subject), asdict(facts), "there", "here")
+        raise ValueError(
+            f"{store.folder} holds activations of another subject ({changed}); name the model that "
+            "was dumped with model.subject.path and its layer with model.subject.layer, or dump "
+            "the activations of this one."
+        )
+    return {
+        "tokenizer": store.tokenizer.to_dict(),
+        "network": network,
+        "subject": asdict(facts),
+        "lens": asdict(lens),
+        TRAINED_ON: [training_digest(data)],
+    }
+
+
+def check_explanations(recipe: Recipe, lens: LensOptions) -> None:
+    """Refuse explanations that are longer than the table of positions of the subject's network.
+
+    Raises:
+        ValueError: they are.
+    """
+    limit = learned_positions(recipe)
+    # The last word is never read again; the reconstructor reads a start and all words.
+    said = lens.num_prompt + 1 + lens.num_words - 1
+    read = 1 + lens.gives_current_token + lens.num_words
+    if limit is not None and max(said, read) > limit:
+        raise ValueError(
+            f"explanations of lens.num_words {lens.num_words} need {said} positions in the "
+            f"verbalizer (lens.num_prompt {lens.num_prompt}, the marker, all words but the last) "
+            f"and {read} in the reconstructor, and the subject has learnt {limit}; lower "
+            "lens.num_words or lens.num_prompt, or take a subject with rotary positions."
+        )
+
+
+def differences(first: dict[str, Any], second: dict[str, Any], one: str, other: str) -> str:
+    """Return the values in which two descriptions differ, for a message."""
+    changed = [n for n in first if first[n] != second[n]]
+    return "; ".join(f"{n}: {first[n]} {one}, {second[n]} {other}" for n in changed)
+
+
+def training_digest(data: ActivationDataModule) -> str:
+    """Return hex, equal for training parts of the same documents."""
+    assert data.store is not None
+    return hashlib.sha256(np.unique(data.store.hashes(TRAIN)).tobytes()).hexdigest()[:32]
+
+
+def continued(trained: Recipe | None, recipe: Recipe, trainer: Trainer | None) -> Recipe:
+    """Return the recipe of a run that goes on from another one: it was trained on what that was,
+    and if it trains, on its own documents too.
+
+    Raises:
+        ValueError: subject, layer, tokenizer or the lens's shape differ, so that the checkpoint's
+            words would mean something else here.
+    """
+    if trained is None:
+        return recipe
+    changed = [name for name in recipe if name != TRAINED_ON and trained.get(name) != recipe[name]]
+    if changed:
+        raise ValueError(
+            f"the checkpoint was trained with another {' and '.join(changed)} than this run has; "
+            "give the model.subject, model.lens and data of its training, or begin a new run."
+        )
+    known = [*trained.get(TRAINED_ON, [])]  # none in older recipes
+    if trainer is not None and trainer.state.fn == "fit":
+        known += recipe[TRAINED_ON]
+    return {**recipe, TRAINED_ON: list(dict.fromkeys(known))}
+
+
+def stored_recipe(checkpoint: dict[str, Any]) -> Recipe:
+    """Return the recipe that a checkpoint keeps.
+
+    Raises:
+        ValueError: it keeps none.
+    """
+    if LENS_RECIPE_KEY not in checkpoint:
+        raise ValueError(
+            "the checkpoint holds no lens recipe: it is of another family; give one of "
+            "LitConsistencyLens."
+        )
+    recipe = checkpoint[LENS_RECIPE_KEY]
+    options = LensOptions(**recipe["lens"])  # with the defaults of whatever came later
+    return {**recipe, "lens": asdict(options)}
+
+
+def check_subject(options: SubjectOptions, recipe: Recipe) -> None:
+    """Refuse a subject that is not the one that a lens was trained with.
+
+    Raises:
+        FileNotFoundError: its folder is not there.
+        ValueError: it is another model, or another layer is asked for.
+    """
+    if options.path is not None and not Path(options.path).expanduser().is_dir():
+        raise FileNotFoundError(
+            f"this lens explains the model in {options.path}, which is not there, and a lens holds "
+            "no copy of it; put the folder back, or name its new place with model.subject.path."
+        )
+    size = TextTokenizer.from_dict(recipe["tokenizer"]).vocab_size
+    facts = asdict(subject_facts(options, subject_recipe(options, size)))
+    changed = differences(recipe["subject"], facts, "then", "now")
+    if changed:
+        place = "model.subject" if options.path is None else options.path
+        raise ValueError(
+            f"{place} is another subject than this lens was trained with ({changed}); give the "
+            "model and the layer of its training with model.subject."
+        )
