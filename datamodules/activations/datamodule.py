@@ -7,7 +7,6 @@ from typing import Any, Literal
 import numpy as np
 
 from datamodules.activations.attributes import DocumentFacts
-from datamodules.activations.audit import audit_documents, store_facts
 from datamodules.activations.dataset import ActivationDataset
 from datamodules.activations.documents import (
     DocumentsDataModule,
@@ -17,8 +16,8 @@ from datamodules.activations.documents import (
 from datamodules.activations.pieces import Pieces
 from datamodules.activations.store import ActivationStore
 from datamodules.activations.store_options import check_agrees, check_no_documents
-from datamodules.audits import Audit, MakeModel
 from datamodules.core.planned import Stage
+from datamodules.files.audit import Audit, MakeModel
 from datamodules.files.splitting import PART_NAMES, TEST
 from datamodules.text.prompt_output import check_output
 from datamodules.text.token_store import TokenStore
@@ -126,11 +125,35 @@ class ActivationDataModule(DocumentsDataModule):
         if make_model is not None and self.folder is None:
             self.tokenizer_options = options_of_model(make_model(), self.tokenizer_options)
         self.store = store = self.open_store()
-        facts = store_facts(store) if isinstance(store, ActivationStore) else []
+        if not isinstance(store, ActivationStore):
+            check_parts(store)
+            return self.audit_of(store, self.places, self._facts, self.positions)
+        if damaged := store.damaged():
+            names = ", ".join(path.name for path in damaged[:3])
+            raise ValueError(
+                f"{store.folder} is damaged: {len(damaged)} files do not hold what was written "
+                f"({names}); copy the store again, or dump the activations again."
+            )
         check_parts(store)
-        rule = store.positions if isinstance(store, ActivationStore) else self.positions
-        audit = audit_documents(store, self.places, self._facts, rule)
-        audit.facts = facts
+        audit = self.audit_of(store, self.places, self._facts, store.positions)
+        subject, statistics, files = store.subject, store.statistics, store.schema["files"]
+        mean, deviation, largest = statistics.norms
+        size = sum(facts["bytes"] for facts in files.values())
+        audit.notes += [
+            (
+                "subject",
+                f"block {subject.layer} of 0 to {subject.num_layers - 1}, {subject.site}, "
+                f"{subject.hidden_size:,} features, {store.schema['dtype']}; digest "
+                f"{subject.digest}",
+            ),
+            ("values", "kept" if store.has_activations else "computed again in every run"),
+            (
+                "norms",
+                f"mean {mean:.4g}, deviation {deviation:.4g}, largest {largest:.4g}; mean variance "
+                f"of a feature {statistics.variance:.4g}",
+            ),
+            ("files", f"{len(files)} files, {size / 1e6:,.1f} MB, hold what was written"),
+        ]
         return audit
 
     @property

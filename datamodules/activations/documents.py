@@ -1,15 +1,17 @@
 """DocumentsDataModule: the documents that a subject reads, whether dumped or read again."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from datamodules.activations.attributes import DocumentFacts, document_facts
+from datamodules.activations.attributes import NONE, DocumentFacts, document_facts
 from datamodules.activations.pieces import Pieces
 from datamodules.activations.positions import PositionRule, drawn_positions
 from datamodules.core.planned import PlannedDataModule
 from datamodules.core.store import cache_root
+from datamodules.files.audit import Audit, AuditPart
 from datamodules.files.documents import DocumentsBy, Reading, text_files
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
 from datamodules.text.splitting import TextSplit
@@ -116,6 +118,56 @@ class DocumentsDataModule(PlannedDataModule):
         """Return the documents of a part, and the piece [N] and position [N] of each activation."""
         pieces = Pieces(store, part, self.context_length)
         return pieces, *drawn_positions(pieces.sizes, pieces.hashes, self.positions)
+
+    def audit_of(
+        self,
+        store: TokenStore,
+        places: Callable[[int], tuple[Pieces, np.ndarray, np.ndarray]],
+        facts_of: Callable[[int], DocumentFacts],
+        rule: PositionRule,
+    ) -> Audit:
+        """Return what the parts of a store of tokens, or of activations, hold.
+
+        Args:
+            store: of the documents.
+            places: returns the documents of a part, and the piece and position of each activation.
+            facts_of: returns what is known of its documents.
+            rule: how positions are drawn.
+        """
+        audit = Audit("documents", "tokens")
+        names: list[str] = []
+        shares: list[str] = []
+        for number, name in enumerate(PART_NAMES):
+            pieces, piece, _ = places(number)
+            facts, hashes = facts_of(number), store.hashes(number)
+            audit.limit, count = pieces.context_length, len(facts.group)
+            is_read = np.zeros(count, bool)
+            is_read[pieces.document[piece]] = True
+            names += [known for known in facts.names if known not in names]
+            if not count:
+                continue
+            shares.append(f"{name} {100 * (facts.attributes != NONE).any(1).mean():.1f} %")
+            columns: dict[str, int | str] = {
+                "tokens": store.part_facts(number).num_tokens,
+                "too short": int((~is_read).sum()),
+                "cut": int((np.bincount(pieces.document, minlength=count) > 1).sum()),
+                "activations": len(piece),
+            }
+            lengths = pieces.stream.num_positions + 1
+            audit.parts.append(AuditPart(name, lengths, hashes, columns))
+        audit.notes.append(
+            (
+                "positions",
+                f"up to {rule.per_document} of each document, from {rule.min_position} on, seed "
+                f"{rule.seed}; documents of more than {audit.limit:,} tokens are cut",
+            )
+        )
+        sentence = "none; recall of known attributes is not reported"
+        if names:
+            listed = ", ".join(names[:12]) + (" …" if len(names) > 12 else "")
+            sentence = f"{len(names)} ({listed}); documents with any: {', '.join(shares)}"
+        audit.notes.append(("attributes", sentence))
+        return audit
 
     def _reading(self) -> Reading:
         return self.reading if self.has_files else Reading()

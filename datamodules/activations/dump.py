@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from datamodules.activations.audit import audit_documents
 from datamodules.activations.documents import DocumentsDataModule, without_activation
 from datamodules.activations.pieces import Pieces
 from datamodules.activations.writer import DumpedPart, write_store
-from datamodules.audits import Audit, MakeModel
 from datamodules.core.planned import PlannedDataset, Stage
+from datamodules.files.audit import Audit, MakeModel
 from datamodules.files.splitting import PART_NAMES, TRAIN
 from datamodules.text.token_store import TokenStore
 from datamodules.tokenizers.wanted import options_of_model
@@ -133,7 +132,7 @@ class ActivationDumpDataModule(DocumentsDataModule):
             self.tokenizer_options = options_of_model(make_model(), self.tokenizer_options)
         store = self.open_tokens()
         facts_of = partial(self.facts_of, store)
-        return audit_documents(store, partial(self.places_of, store), facts_of, self.positions)
+        return self.audit_of(store, partial(self.places_of, store), facts_of, self.positions)
 
     @property
     def predict_output_path(self) -> Path:

@@ -1,20 +1,22 @@
 """Tables of job descriptions become planned batches for the occupation coder."""
 
 import logging
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from datamodules.audits import Audit, MakeModel
 from datamodules.core.checkpoint_recipe import checkpoint_to_load, read_recipe
 from datamodules.core.planned import PlannedDataModule, PlannedDataset, Stage
 from datamodules.core.store import cache_root
-from datamodules.files.bad_rows import hand_over_rejected
+from datamodules.files.audit import Audit, AuditPart, MakeModel, text_key
+from datamodules.files.bad_rows import BadRows, hand_over_rejected
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, SplitOptions
 from datamodules.files.tables import (
     TableOptions,
+    check_file,
     check_suffix,
     expand_files,
     output_like,
@@ -25,7 +27,7 @@ from datamodules.occupations.batches import DistinctInputs, OccupationDataset
 from datamodules.occupations.coded_table import write_coded_table
 from datamodules.occupations.languages import UNKNOWN
 from datamodules.occupations.predict_rows import PredictIndex, open_index
-from datamodules.occupations.rows import Columns
+from datamodules.occupations.rows import Columns, RowRules
 from datamodules.occupations.store import (
     CodeBookOptions,
     OccupationStore,
@@ -35,10 +37,11 @@ from datamodules.occupations.store import (
     open_store,
 )
 from datamodules.tokenizers.code_systems import CodeSystem, named_code_system
-from datamodules.tokenizers.codes import CodeBook
+from datamodules.tokenizers.codes import CodeBook, build_code_book, lost_zero_suspects
 
 log = logging.getLogger(__name__)
 RECIPE_KEY = "occupation_recipe"
+NUM_CONFLICTS_SHOWN = 5
 Files = str | list[str] | None
 
 
@@ -174,10 +177,67 @@ class OccupationDataModule(PlannedDataModule):
 
     def audit(self, make_model: MakeModel | None = None) -> Audit:
         """Return what is in the tables, and what is wrong with them, whatever the model."""
-        from datamodules.occupations.audit import audit_tables
+        request, book, bad_rows = self.store_request(), None, BadRows("collect")
+        system, rules = request.system, (request.text.normalisation, bad_rows)
+        if request.book.path is not None:
+            check_file(Path(request.book.path), "data.code_book")
+            book = build_code_book(system, Path(request.book.path), ())
+            system = book.system
+        audit = Audit("rows", "characters", limit=request.text.max_length)
+        names = (*PART_NAMES, "predict")
+        parts: dict[str, tuple[list[int], list[int]]] = {name: ([], []) for name in names}
+        codes: Counter[str] = Counter()
+        languages: Counter[str] = Counter()
+        code_sets: dict[str, Counter[tuple[str, ...]]] = {}
+        columns, table = request.columns, request.table
 
-        predict_files = expand_files(self.predict_files, "data.predict_files")
-        return audit_tables(self.store_request(), predict_files)
+        def take(name: str, text: str, language: str) -> None:
+            for numbers, number in zip(parts[name], (len(text), text_key(text)), strict=True):
+                numbers.append(number)
+            languages[language] += 1
+
+        for number, paths in request.files.items():
+            for path in paths:
+                reader = RowRules(columns, rules[0], system, bad_rows, book, table)
+                audit.files[str(path)] = 0
+                for job in reader.jobs(path, number == TRAIN and columns.split is not None):
+                    audit.files[str(path)] += 1
+                    take(
+                        PART_NAMES[number if job.part is None else job.part], job.text, job.language
+                    )
+                    codes.update(job.codes)
+                    code_sets.setdefault(job.text, Counter())[tuple(sorted(job.codes))] += 1
+        for path in expand_files(self.predict_files, "data.predict_files"):
+            reader = RowRules(columns, rules[0], CodeSystem(), bad_rows, book, table, True)
+            audit.files[str(path)] = 0
+            for batch in reader.input_batches(path):
+                for text, language in reader.inputs(batch):
+                    if text is not None:
+                        audit.files[str(path)] += 1
+                        take("predict", text, language)
+            audit.warnings += [f"{path}: {note}" for note in reader.notes()]
+        audit.parts = [AuditPart(name, *part) for name, part in parts.items() if part[0]]
+        audit.labels = {"languages": languages, "codes": codes}
+        audit.bad_rows = bad_rows.rows
+        if book is not None:
+            unseen = set(book.codes) - set(book.system.specials) - set(codes)
+            audit.notes.append(("code book", f"{len(unseen):,} of its codes occur in no row"))
+        elif system.length is None and (suspects := lost_zero_suspects(codes)):
+            shown = ", ".join(suspects[:10])
+            audit.warnings.append(f"{len(suspects)} codes may have lost a leading zero: {shown}")
+        conflicts = {text: sets for text, sets in code_sets.items() if len(sets) > 1}
+        if conflicts:
+            ranked = sorted(conflicts.items(), key=lambda item: (-item[1].total(), item[0]))
+            shown = " | ".join(
+                f"{text[:40]}: "
+                + "; ".join(f"{'+'.join(codes)} × {n}" for codes, n in sets.most_common(4))
+                for text, sets in ranked[:NUM_CONFLICTS_SHOWN]
+            )
+            audit.warnings.append(
+                f"{len(conflicts):,} texts have different codes in different rows; the most "
+                f"frequent: {shown}"
+            )
+        return audit
 
     @property
     def predict_output_path(self) -> Path:

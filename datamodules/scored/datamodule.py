@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from datamodules.audits import Audit, MakeModel
 from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.core.store import cache_root
-from datamodules.files.bad_rows import hand_over_rejected
-from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, SplitOptions
+from datamodules.files.audit import Audit, AuditPart, MakeModel, text_key
+from datamodules.files.bad_rows import BadRows, hand_over_rejected
+from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, SplitOptions, stem_key
 from datamodules.files.tables import expand_files, output_like, own_files_hint
 from datamodules.scored.batches import (
     ChunkOptions,
@@ -19,9 +19,9 @@ from datamodules.scored.batches import (
     chunk_facts,
     kept_texts,
 )
-from datamodules.scored.labels import LabelOptions, trained_heads
+from datamodules.scored.labels import LabelOptions, LabelReader, trained_heads
 from datamodules.scored.output import check_output, write_scored
-from datamodules.scored.rows import SUFFIXES, TextColumns
+from datamodules.scored.rows import SUFFIXES, RowReader, TextColumns
 from datamodules.scored.splits import (
     FoldOptions,
     check_files,
@@ -130,9 +130,50 @@ class ScoredTextDataModule(EncodedTextDataModule):
 
     def audit(self, make_model: MakeModel | None = None) -> Audit:
         """Return what is in the files, and what is wrong with them, whatever the model."""
-        from datamodules.scored.audit import audit_scored_texts
-
-        return audit_scored_texts(self.store_request("fit", None))
+        request, bad_rows = self.store_request("fit", None), BadRows("collect")
+        heads = [LabelReader(name, options) for name, options in request.heads.items()]
+        reader = RowReader(request.columns, heads, bad_rows)
+        audit = Audit("texts", "characters")
+        lengths: list[list[int]] = [[] for _ in PART_NAMES]
+        keys: list[list[int]] = [[] for _ in PART_NAMES]
+        values: list[list[list[float]]] = [[] for _ in heads]
+        groups: set[str] = set()
+        for number, path in request.files:
+            audit.files[str(path)] = 0
+            for row in reader.rows(path):
+                if row is None:
+                    continue
+                audit.files[str(path)] += 1
+                lengths[number].append(len(row.text))
+                keys[number].append(text_key(stem_key(row.text)))
+                groups.add(row.group)
+                for column, labels in zip(values, row.labels, strict=True):
+                    column.append(labels)
+        parts = zip(PART_NAMES, lengths, keys, strict=True)
+        audit.parts = [AuditPart(*part) for part in parts if part[1]]
+        audit.bad_rows = bad_rows.rows
+        if request.columns.group:
+            audit.notes.append(("groups", f"{len(groups):,}"))
+        for head, column in zip(heads, values, strict=True):
+            try:
+                numbers, classes = head.finish(np.array(column).reshape(len(column), head.width))
+            except ValueError as error:
+                audit.errors.append(str(error))
+                continue
+            known = ~np.isnan(numbers)
+            sentence = f"{known.any(1).sum():,} of {len(column):,} rows labelled"
+            if classes is None and known.any():
+                least, mean, most = (f(numbers[known]) for f in (np.min, np.mean, np.max))
+                sentence += f"; {least:g} to {most:g}, mean {mean:g}"
+            elif classes is not None:
+                if head.options.kind == "multilabel":
+                    totals = np.nansum(numbers, 0).astype(np.int64)
+                else:
+                    ids = numbers[known].astype(np.int64)
+                    totals = np.bincount(ids, minlength=len(classes))
+                audit.labels[head.name] = dict(zip(classes, totals.tolist(), strict=True))
+            audit.notes.append(("head", f"{head.name}: {head.options.kind}, {sentence}"))
+        return audit
 
     @property
     def predict_output_path(self) -> Path:

@@ -4,15 +4,18 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 
-from datamodules.audits import Audit, MakeModel
 from datamodules.core.planned import Stage
+from datamodules.files.audit import Audit, AuditPart, MakeModel
 from datamodules.files.bad_rows import hand_over_rejected
+from datamodules.files.splitting import PART_NAMES
 from datamodules.files.tables import TableWriter
 from datamodules.search.collection import Collection, CollectionRequest, open_collection
 from datamodules.search.queries import Queries
 from datamodules.search.runs import Ranking
+from datamodules.search.texts import TextRecord
 from datamodules.text.encoded_texts import EncodedTextDataModule
 from datamodules.text.sentences import sentences_of, words_of
 
@@ -108,9 +111,54 @@ class RelevanceDataModule(EncodedTextDataModule):
 
     def audit(self, make_model: MakeModel | None = None) -> Audit:
         """Return what is in the collection, and what is wrong with it, whatever the model."""
-        from datamodules.search.audit import audit_collection
-
-        return audit_collection(self.collection_request)
+        collection = open_collection(self.collection_request, "reject")
+        facts, contents = collection.facts, collection.queries.column("contents")
+        audit = Audit("queries", "bytes", bad_rows=collection.bad_rows)
+        judged: list[np.ndarray] = []
+        for number, name in enumerate(PART_NAMES):
+            judgements = collection.judgements(number)
+            queries, is_relevant = np.unique(judgements.query), judgements.grade > 0
+            judged.append(queries)
+            if not len(queries):
+                continue
+            num_relevant = int(is_relevant.sum())
+            columns: dict[str, int | str] = {
+                "judgements": len(judgements.query),
+                "relevant": num_relevant,
+                "relevant per query": f"{num_relevant / len(queries):.1f}",
+            }
+            lengths = np.asarray(collection.query_lengths)[queries]
+            audit.parts.append(AuditPart(name, lengths, contents[queries], columns))
+            grades, counts = np.unique(judgements.grade, return_counts=True)
+            named = (f"{grade:g}" for grade in grades)
+            audit.labels[f"{name} grades"] = dict(zip(named, counts.tolist(), strict=True))
+            num_without = len(queries) - len(np.unique(judgements.query[is_relevant]))
+            if num_without:
+                audit.warnings.append(
+                    f"{name} queries with no document above grade 0: {num_without:,}"
+                )
+        documents = collection.documents.column("contents")
+        is_empty = documents == np.uint64(TextRecord("", "", "").content_hash)
+        num_repeated = (~is_empty).sum() - len(np.unique(documents[~is_empty]))
+        lengths = np.asarray(collection.document_lengths)
+        middle, high, most = np.quantile(lengths, [0.5, 0.95, 1]).round().astype(int)
+        sentence = f"bytes: median {middle:,}, 95 % up to {high:,}, longest {most:,}"
+        audit.notes.append(("documents", f"{len(lengths):,}; {sentence}"))
+        if facts["num_triples"]:
+            audit.notes.append(("triples", f"{facts['num_triples']:,}"))
+        num_unjudged = collection.num_queries - len(np.unique(np.concatenate(judged)))
+        sentence = f"{num_unjudged:,} queries have no judgement and are in no part"
+        audit.notes.append(("unjudged", sentence))
+        for count, sentence in (
+            (is_empty.sum(), "documents with neither title nor text"),
+            (num_repeated, "documents with the words of an earlier one"),
+            (facts["queries"]["num_merged"], "queries that stand in two files alike, taken once"),
+            (facts["num_merged_judgements"], "judgements that repeat another, taken once"),
+            (facts["num_fractional_grades"], "grades that are no whole numbers, taken as they are"),
+        ):
+            if count:
+                audit.warnings.append(f"{sentence}: {count:,}")
+        return audit
 
     def output_path(self, default_name: str) -> Path:
         """Return where a prediction goes."""

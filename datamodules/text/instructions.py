@@ -4,10 +4,12 @@ import logging
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from datamodules.audits import Audit, MakeModel
+import numpy as np
+
 from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.core.store import cache_root
-from datamodules.files.bad_rows import BadRows, hand_over_rejected
+from datamodules.files.audit import TOO_LONG, Audit, AuditPart, MakeModel
+from datamodules.files.bad_rows import BadRow, BadRows, hand_over_rejected
 from datamodules.files.rows import SUFFIXES
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
 from datamodules.files.tables import expand_files
@@ -15,13 +17,14 @@ from datamodules.text.chat import TrainOn
 from datamodules.text.instruction_batches import InstructionDataset, Layout, TooLong, fitted
 from datamodules.text.instruction_store import InstructionStore
 from datamodules.text.instruction_writer import InstructionRequest, open_instruction_store
-from datamodules.text.prompted import PromptedDataModule
+from datamodules.text.prompted import PromptedDataModule, trained_pieces
 from datamodules.text.splitting import TextSplit
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions
 from datamodules.tokenizers.wanted import model_options, options_of_model
 
 log = logging.getLogger(__name__)
 Files = str | list[str] | None
+TOKENS_AT_ONCE = 1 << 24
 
 
 class InstructionDataModule(PromptedDataModule):
@@ -113,11 +116,57 @@ class InstructionDataModule(PromptedDataModule):
         Args:
             make_model: builds the module of the run, which may bring its tokenizer.
         """
-        from datamodules.text_audit import audit_instructions
-
         if make_model is not None:
             self.tokenizer_options = options_of_model(make_model(), self.tokenizer_options)
-        return audit_instructions(self, open_instruction_store(self.store_request()))
+        store = open_instruction_store(self.store_request())
+        tokenizer, is_error = store.tokenizer, self.too_long == "error"
+        audit = Audit("samples", "tokens", limit=self.context_length + 1)
+        audit.bad_rows = list(store.bad_rows)
+        audit.notes.append(("tokenizer", f"{tokenizer.vocab_size:,} tokens"))
+        bytes_of = tokenizer.byte_lengths()
+        for number, name in enumerate(PART_NAMES):
+            samples = store.part(number)
+            if not len(samples.sizes):
+                continue
+            found = fitted(samples, self.context_length, self.too_long)
+            losses = found.losses(name, self.context_length, self.too_long)
+            audit.warnings += [loss.sentence for loss in losses]
+            if is_error:
+                for i in np.flatnonzero(samples.sizes - 1 > self.context_length).tolist():
+                    rule = (
+                        f"the sample has {samples.sizes[i] - 1} positions, more than "
+                        f"data.context_length {self.context_length}. "
+                        f"{self.dataset_class.long_way_out}"
+                    )
+                    place = store.file_of(samples, i), int(samples.lines[i])
+                    audit.bad_rows.append(BadRow(*place, "", rule, TOO_LONG))
+            if not len(found.samples):
+                audit.parts.append(AuditPart(name, samples.sizes, samples.keys))
+                continue
+            # A part is read piece by piece: it may not fit into memory.
+            starts = range(0, len(samples.tokens), TOKENS_AT_ONCE)
+            pieces = (samples.tokens[start : start + TOKENS_AT_ONCE] for start in starts)
+            num_bytes = None
+            if bytes_of is not None:
+                num_bytes = sum(int(bytes_of[piece].sum()) for piece in pieces)
+            policy: TooLong = "leave_out" if is_error else self.too_long
+            options = (self.context_length, self.layout, policy)
+            dataset = InstructionDataset(store, number, *options)
+            part = self.audit_part(name, samples.sizes, samples.keys, num_bytes, dataset)
+            audit.parts.append(part)
+            if name == "train":
+                audit.excerpt = trained_pieces(dataset, tokenizer)
+        if inside := store.facts["begins_inside_token"]:
+            audit.warnings.append(
+                f"{inside:,} samples have an answer that begins inside a token; in use the prompt "
+                "ends before it and the model meets other tokens. Move the space or line break at "
+                "the end of the prompt to the beginning of the answer."
+            )
+        if special := store.facts["holds_special_token"]:
+            audit.warnings.append(
+                f"{special:,} samples have a special token written in their text; it counts as one."
+            )
+        return audit
 
     def store_request(self, may_lack_training: bool = False) -> InstructionRequest:
         """Return what is read and how; the demo samples where no file is named."""

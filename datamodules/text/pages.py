@@ -6,12 +6,12 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from datamodules.audits import Audit, MakeModel
 from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.core.store import cache_root
+from datamodules.files.audit import Audit, MakeModel
+from datamodules.files.bad_rows import BadRows
 from datamodules.files.splitting import PART_NAMES, TEST, VALIDATION
 from datamodules.files.tables import own_files_hint
-from datamodules.page_audit import page_warnings
 from datamodules.text.instruction_batches import InstructionDataset
 from datamodules.text.instruction_store import InstructionStore
 from datamodules.text.instructions import InstructionDataModule
@@ -117,9 +117,18 @@ class PagesDataModule(InstructionDataModule):
 
     def audit(self, make_model: MakeModel | None = None) -> Audit:
         """Return what is in the files, what is wrong with them, and where the target shows."""
-        audit: Any = super().audit(make_model)
-        request = self.store_request()
-        audit.warnings += page_warnings(request)
+        audit = super().audit(make_model)
+        pages = [page for _, _, page in self.store_request().pages(BadRows("collect"))]
+        if num_removed := sum(page.num_removed > 0 for page in pages):
+            audit.warnings.append(
+                f"{num_removed:,} of {len(pages):,} pages have their {self.target} as a line of "
+                "its own, such as the h1; it is taken out."
+            )
+        if num_holding := sum(page.holds_target for page in pages):
+            audit.warnings.append(
+                f"{num_holding:,} of {len(pages):,} pages hold the words of their {self.target} "
+                "within a longer passage; it stays, and copying it is part of what is learnt."
+            )
         return audit
 
     def store_request(self, may_lack_training: bool = False) -> PageRequest:

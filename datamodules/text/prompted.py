@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from datamodules.core.batches import IGNORED, TERM
+from datamodules.files.audit import AuditPart
 from datamodules.files.rows import SUFFIXES
 from datamodules.files.tables import expand_files
 from datamodules.text.prompt_output import check_output, write_completions, write_scores
@@ -120,6 +122,30 @@ class PromptedDataModule(TokenisedDataModule):
             )
         return dataset
 
+    def audit_part(
+        self, name: str, lengths: np.ndarray, keys: np.ndarray, num_bytes: int | None, dataset: Any
+    ) -> AuditPart:
+        """Return what is in one part, and in the rows of a batch that it fills.
+
+        Args:
+            name: of the part.
+            lengths: [N] tokens of each document or sample.
+            keys: [N] equal for equal ones.
+            num_bytes: of UTF-8 that the tokens spell; `None` where they do not spell the text.
+            dataset: of its rows.
+        """
+        num_tokens, num_rows = int(lengths.sum()), len(dataset.lengths)
+        columns: dict[str, int | str] = {
+            "tokens": num_tokens,
+            "trained on": int(dataset.target_counts[TERM].sum()),
+            "bytes/token": "–" if num_bytes is None else f"{num_bytes / num_tokens:.2f}",
+            "rows": num_rows,
+        }
+        if self.layout != "documents":
+            share = dataset.lengths.sum() / (num_rows * self.context_length)
+            columns["used"] = f"{100 * share:.1f} %"
+        return AuditPart(name, lengths, keys, columns)
+
     @property
     def predict_output_path(self) -> Path:
         """Where the completions or scores go."""
@@ -146,3 +172,21 @@ class PromptedDataModule(TokenisedDataModule):
                 "predict needs prompts: name them with --data.predict_files=prompts.jsonl."
             )
         return files
+
+
+def trained_pieces(dataset: Any, tokenizer: TextTokenizer) -> list[tuple[str, bool]]:
+    """Return a row from the middle of a dataset, cut where training begins and ends: the text of
+    each piece, and whether it is trained on."""
+    found: list[tuple[str, bool]] = []
+    for piece in dataset.example(len(dataset.lengths) // 2, 0):
+        tokens = np.append(piece.input_ids, np.maximum(piece.labels[-1:], 0))
+        is_trained = np.append(False, piece.labels != IGNORED)
+        if piece.labels[-1] == IGNORED:  # nobody knows this token
+            tokens, is_trained = tokens[:-1], is_trained[:-1]
+        borders = np.flatnonzero(np.diff(is_trained)) + 1
+        for ids, flags in zip(
+            np.split(tokens, borders), np.split(is_trained, borders), strict=True
+        ):
+            decode = tokenizer.decode_continuation if found else tokenizer.decode
+            found.append((decode(ids, skip_special_tokens=False), bool(flags[0])))
+    return found

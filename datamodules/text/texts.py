@@ -1,15 +1,15 @@
 """Text files become planned batches of tokens for language models."""
 
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
-from datamodules.audits import Audit, MakeModel
 from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.core.store import cache_root
+from datamodules.files.audit import Audit, MakeModel
 from datamodules.files.documents import DocumentsBy, Reading, text_files
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
 from datamodules.text.batches import BlockDataset, Layout, TokenDataset
-from datamodules.text.prompted import PromptedDataModule
+from datamodules.text.prompted import PromptedDataModule, trained_pieces
 from datamodules.text.splitting import TextSplit, without_text
 from datamodules.text.token_store import TokenStore
 from datamodules.text.token_writer import TokenRequest, open_token_store
@@ -109,12 +109,29 @@ class TextDataModule(PromptedDataModule):
         Args:
             make_model: builds the module of the run, which may bring its tokenizer.
         """
-        from datamodules.text_audit import audit_text
-
         if make_model is not None:
             self.tokenizer_options = options_of_model(make_model(), self.tokenizer_options)
-        self.store = self.open_store("fit")
-        return audit_text(self)
+        self.store = store = self.open_store("fit")
+        audit = Audit("documents", "tokens", limit=self.context_length + 1)
+        audit.notes.append(("tokenizer", f"{self.tokenizer.vocab_size:,} tokens"))
+        for number, name in enumerate(PART_NAMES):
+            sizes = store.stream(number).num_positions
+            if not sizes.sum():
+                continue
+            dataset = self.build(cast(Stage, name))
+            num_bytes = store.part_facts(number).num_bytes
+            keys = store.hashes(number)
+            audit.parts.append(self.audit_part(name, sizes + 1, keys, num_bytes, dataset))
+            num_long, num_empty = (sizes > self.context_length).sum(), (sizes < 1).sum()
+            if num_long and self.layout != "blocks":
+                audit.warnings.append(
+                    f"{num_long:,} {name} documents exceed the context; they are cut into pieces"
+                )
+            if num_empty:
+                audit.warnings.append(f"{num_empty:,} {name} documents teach nothing")
+            if name == "train":
+                audit.excerpt = trained_pieces(dataset, self.tokenizer)
+        return audit
 
     def store_request(self, may_lack_training: bool = False) -> TokenRequest:
         """Return what is read and how; the demo text where no file is named."""

@@ -16,7 +16,7 @@ def check(run_options: list[str] | None = None) -> int:
     from lightning.pytorch import LightningDataModule, LightningModule
     from rich.console import Console
 
-    from datamodules.audits import WIDTH, show_bad_rows
+    from datamodules.files.audit import WIDTH
     from lit_models.commands._run_config import built_part, parsed
 
     config = parsed(run_options or [], needs_model=False)
@@ -30,7 +30,5 @@ def check(run_options: list[str] | None = None) -> int:
     if config.get("model"):
         make_model = partial(built_part, config, "model", LightningModule)
     audit = module.audit(make_model)
-    console = Console(width=WIDTH, highlight=False)
-    audit.show(console)
-    show_bad_rows(console, audit.bad_rows)
-    return 1 if audit.bad_rows else 0
+    audit.show(Console(width=WIDTH, highlight=False))
+    return 0 if audit.is_sound else 1

@@ -52,11 +52,12 @@ def test_the_audit_names_what_is_there_and_what_is_wrong(tmp_path) -> None:
     path.write_text("text,grade,trade\na,1.5,smith\nb,,\na,-3,baker\nc,good,smith\n")
     heads = {"grade": LabelOptions("regression"), "trade": LabelOptions("multiclass")}
     audit = ScoredTextDataModule(files={"train": str(path)}, heads=heads).audit()
-    assert audit.num_rows == {str(path): 3}
-    assert audit.num_repeated == 1
+    assert audit.files == {str(path): 3}
+    assert audit.parts[0].num_duplicates == 1
     assert [(row.line, row.value) for row in audit.bad_rows] == [(5, "good")]
-    assert audit.heads["trade"] == "multiclass, 2 of 3 rows labelled; baker 1, smith 1"
-    assert audit.heads["grade"] == "regression, 2 of 3 rows labelled; -3 to 1.5, mean -0.75"
+    assert audit.labels == {"trade": {"baker": 1, "smith": 1}}
+    assert ("head", "trade: multiclass, 2 of 3 rows labelled") in audit.notes
+    assert ("head", "grade: regression, 2 of 3 rows labelled; -3 to 1.5, mean -0.75") in audit.notes
 
 
 def test_the_columns_of_each_kind() -> None:

@@ -1,0 +1,217 @@
+"""Audit of a datamodule's files: counts, lengths, duplicates, leakage, labels and bad rows."""
+
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from datamodules.files.bad_rows import BadRow
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WIDTH = 80
+LABEL = 11  # columns of the word that a line begins with
+BAR = 40  # columns of the longest bar
+NUM_BAD_SHOWN, NUM_LABELS_SHOWN = 20, 12
+EXCERPT_LENGTH = 1200  # characters
+OPENS, CLOSES = "⟦", "⟧"  # mark what is trained on where there is no colour
+TOO_LONG = "too long"  # kind of a bad row, which data.too_long decides on
+
+MakeModel = Callable[[], Any]  # builds the module of the run, where an audit depends on it
+
+
+@dataclass
+class AuditPart:
+    """One part of the data.
+
+    Args:
+        name: train, validation, test or predict.
+        lengths: [N] of its examples, in the unit of the audit.
+        keys: [N] integers, equal for equal examples.
+        columns: what else is counted, by its name in the table.
+    """
+
+    name: str
+    lengths: np.ndarray | list[int]
+    keys: np.ndarray | list[int]
+    columns: dict[str, int | str] = field(default_factory=dict)
+
+    @property
+    def num_duplicates(self) -> int:
+        """Examples that repeat an earlier one."""
+        return len(self.keys) - len(np.unique(self.keys))
+
+
+@dataclass
+class Audit:
+    """Findings over all files of a datamodule, which its `audit(make_model)` returns.
+
+    Args:
+        noun: what a part consists of, such as rows.
+        unit: of the lengths, such as tokens.
+        parts: those that hold something.
+        limit: longest example that is used whole.
+        files: sound rows of each file, where files consist of rows.
+        labels: how often each label is there, by the name of the column.
+        notes: label and sentence of what else is known.
+        warnings: one sentence each.
+        errors: what is wrong with the data as a whole.
+        bad_rows: every row that breaks a rule, in order.
+        excerpt: a row of training in pieces: its text, and whether it is trained on.
+    """
+
+    noun: str
+    unit: str
+    parts: list[AuditPart] = field(default_factory=list)
+    limit: int | None = None
+    files: dict[str, int] = field(default_factory=dict)
+    labels: dict[str, Mapping[str, int]] = field(default_factory=dict)
+    notes: list[tuple[str, str]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    bad_rows: list[BadRow] = field(default_factory=list)
+    excerpt: list[tuple[str, bool]] = field(default_factory=list)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether a run can use everything."""
+        return not (self.bad_rows or self.errors)
+
+    def leaks(self) -> Iterator[tuple[str, str, int]]:
+        """Yield two parts, and how many different examples of the second are in the first."""
+        for first, second in combinations(self.parts, 2):
+            both = np.intersect1d(np.asarray(first.keys), np.asarray(second.keys))
+            yield first.name, second.name, len(both)
+
+    def show(self, console: "Console") -> None:
+        """Print the findings, `WIDTH` columns wide."""
+        bad = Counter(row.file for row in self.bad_rows)
+        for name in dict.fromkeys([*self.files, *bad] if self.files else ()):
+            rows = f"{self.files.get(name, 0):,} sound rows, {bad[name]:,} bad"
+            console.print(f"{'file':<{LABEL}}{name}: {rows}", markup=False, soft_wrap=True)
+        self._show_parts(console)
+        self._show_lengths(console)
+        for name, counts in self.labels.items():
+            once = sum(count == 1 for count in counts.values())
+            frequent = Counter(counts).most_common(NUM_LABELS_SHOWN)
+            more = f", {len(counts) - len(frequent):,} more" * (len(counts) > len(frequent))
+            shown = ", ".join(f"{label} {count:,}" for label, count in frequent) or "none"
+            _say(console, name, f"{len(counts):,} distinct, {once:,} of them once: {shown}{more}")
+        for label, sentence in self.notes:
+            _say(console, label, sentence)
+        if self.parts:
+            shown = ", ".join(f"{part.name} {part.num_duplicates:,}" for part in self.parts)
+            _say(console, "duplicates", f"{shown} ({self.noun} that repeat an earlier one)")
+        for first, second, count in self.leaks():
+            sentence = f"{count:,} different {second} {self.noun} are also in {first}"
+            _say(console, "overlap", sentence, "yellow" if count else "")
+        for warning in self.warnings:
+            _say(console, "warning", warning, "yellow")
+        self._show_excerpt(console)
+        for error in self.errors:
+            _say(console, "errors", error, "red")
+        if self.is_sound:
+            _say(console, "sound", "every row can be used", "green")
+        elif self.bad_rows:
+            _show_bad_rows(console, self.bad_rows)
+
+    def _show_parts(self, console: "Console") -> None:
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table
+
+        table = Table(width=WIDTH, box=SIMPLE_HEAD, padding=0)
+        table.add_column("part", no_wrap=True)
+        names = list(dict.fromkeys(name for part in self.parts for name in part.columns))
+        for name in (self.noun, *names):
+            table.add_column(name, justify="right")
+        for part in self.parts:
+            values = [len(part.lengths), *(part.columns.get(name, "–") for name in names)]
+            shown = (f"{value:,}" if isinstance(value, int) else value for value in values)
+            table.add_row(part.name, *shown)
+        console.print(table)
+
+    def _show_lengths(self, console: "Console") -> None:
+        """Print quantiles, and a histogram over powers of two, since lengths range over several."""
+        lengths = np.concatenate([[], *(part.lengths for part in self.parts)]).astype(np.int64)
+        if not len(lengths):
+            return
+        middle, high, most = np.quantile(lengths, [0.5, 0.95, 1]).round().astype(int)
+        sentence = f"median {middle:,} {self.unit}, 95 % up to {high:,}, longest {most:,}"
+        if self.limit is not None:
+            sentence += f"; {(lengths > self.limit).sum():,} longer than {self.limit:,}"
+        _say(console, "lengths", sentence)
+        powers = np.ceil(np.log2(np.maximum(lengths, 1))).astype(int)
+        counts = np.bincount(powers)
+        for power in range(int(powers.min()), len(counts)):
+            label = f"{2**power // 2 + 1:,}–{2**power:,}" if power else "0–1"
+            eighths = max(round(counts[power] / counts.max() * BAR * 8), int(counts[power] > 0))
+            bar = "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+            console.print(f"{label:>17} {bar}{' ' * bool(bar)}{counts[power]:,}", markup=False)
+
+    def _show_excerpt(self, console: "Console") -> None:
+        from rich.panel import Panel
+        from rich.text import Text
+
+        if not self.excerpt:
+            return
+        text, left = Text(), EXCERPT_LENGTH
+        for piece, is_trained in self.excerpt:
+            shown = piece if len(piece) <= left else piece[: max(left, 1)] + " …"
+            style = "bold green" if is_trained else "dim"
+            text.append(f"{OPENS}{shown}{CLOSES}" if is_trained else shown, style)
+            left -= len(piece)
+            if left <= 0:
+                break
+        title = f"a row of training: {OPENS}trained on{CLOSES}, not trained on"
+        console.print(Panel(text, title=title, title_align="left", width=WIDTH))
+
+
+def text_key(text: str) -> int:
+    """Return a number for `AuditPart.keys`, equal for equal texts."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big", signed=True)
+
+
+def _say(console: "Console", label: str, text: str, style: str = "") -> None:
+    """Print one finding: its label, and its text in a column of its own."""
+    from rich.table import Table
+    from rich.text import Text
+
+    line = Table.grid(padding=0)
+    line.add_column(width=LABEL, no_wrap=True)
+    line.add_column(width=WIDTH - LABEL)
+    line.add_row(Text(label, style=style), Text(text))
+    console.print(line)
+
+
+def _show_bad_rows(console: "Console", rows: Sequence[BadRow]) -> None:
+    """Print how many rows break each rule, and the first of each."""
+    kinds = Counter(row.kind for row in rows)
+    counts = ", ".join(f"{kind} {count:,}" for kind, count in kinds.most_common())
+    _say(console, "errors", f"{len(rows):,} bad rows ({counts})", "red")
+    times = Counter((row.file, row.rule) for row in rows)
+    first = {(row.file, row.rule): row for row in reversed(rows)}
+    for key, count in list(times.items())[:NUM_BAD_SHOWN]:
+        shown = f"{first[key]} [and {count - 1:,} more]" if count > 1 else str(first[key])
+        # Broken between words alone: a path with a line break in it cannot be copied.
+        line = textwrap.fill(
+            shown,
+            WIDTH,
+            initial_indent="  ",
+            subsequent_indent="  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        console.print(line, markup=False, soft_wrap=True)
+    if len(times) > NUM_BAD_SHOWN:
+        console.print(f"  … and {len(times) - NUM_BAD_SHOWN:,} other faults")
+    if kinds[TOO_LONG] < len(rows):
+        console.print(
+            "Correct them, or leave them out of a run with --data.on_bad_rows=reject, which "
+            "writes them to rejected.csv."
+        )

@@ -1,0 +1,256 @@
+"""Audits of data files: hand-counted figures, and how they look."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from datamodules import (
+    InstructionDataModule,
+    PagesDataModule,
+    RankingDataModule,
+    TextDataModule,
+    TextSplit,
+    TokenizerOptions,
+)
+from datamodules.files.audit import WIDTH, Audit, AuditPart
+from datamodules.search.request import CollectionRequest, QuerySplit
+from datamodules.text.batches import Piece
+from datamodules.text.prompted import trained_pieces
+from datamodules.tokenizers.trained import byte_tokenizer
+from lit_models.commands.check import check
+from tests.relevance_collections import TEST, TRAIN, write_beir, write_qrels
+
+CHATS = TokenizerOptions("bytes", chat_template="plain")
+
+
+def written(path: Path, *rows: dict) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def instructions(folder: Path, *rows: dict, **options: Any) -> Audit:
+    options = {"tokenizer": CHATS, "split": TextSplit(validation_share=0), **options}
+    return InstructionDataModule(written(folder / "mine.jsonl", *rows), **options).audit()
+
+
+def sample(prompt: str, completion: str) -> dict:
+    return {"prompt": prompt, "completion": completion}
+
+
+def shown(audit: Audit, colours: bool = False) -> str:
+    out = io.StringIO()
+    system = "standard" if colours else None
+    audit.show(Console(file=out, width=WIDTH, force_terminal=colours, color_system=system))
+    return out.getvalue()
+
+
+def test_samples_tokens_targets_and_rows_are_counted(tmp_path: Path) -> None:
+    rows = [sample("ab", "cde"), sample("é", "f"), sample("ab", "cde")]
+    (part,) = instructions(tmp_path, *rows, context_length=10).parts
+    assert list(part.lengths) == [7, 5, 7]  # begin, prompt, completion, end; é is two bytes
+    assert part.columns == {
+        "tokens": 19,
+        "trained on": 4 + 2 + 4,
+        "bytes/token": f"{(5 + 3 + 5) / 19:.2f}",
+        "rows": 2,
+        "used": f"{100 * (6 + 4 + 6) / 20:.1f} %",
+    }
+    assert part.num_duplicates == 1
+
+
+def test_losses_are_counted(tmp_path: Path) -> None:
+    user = {"role": "user", "content": "u" * 40}
+    chat = {"messages": [{"role": "assistant", "content": "a"}, user]}
+    rows = [sample("p" * 9, "c"), sample("p", "c" * 30), chat]
+    long, empty = instructions(tmp_path, *rows, context_length=10).warnings
+    assert "3 train samples exceed data.context_length 10" in long
+    assert "2 lose a part of an answer" in long  # the second and the chat
+    assert "1 train samples have no target" in empty
+    audit = instructions(tmp_path, *rows, context_length=10, too_long="error")
+    assert [(row.line, row.kind) for row in audit.bad_rows] == [
+        (1, "too long"),
+        (2, "too long"),
+        (3, "too long"),
+    ]
+    assert "more than data.context_length 10. Raise it, or" in audit.bad_rows[0].rule
+
+
+def test_overlap_counts_different_samples(tmp_path: Path) -> None:
+    same, other = sample("a", "b"), sample("c", "d")
+    validation = written(tmp_path / "validation.jsonl", same, same, other, sample("e", "f"))
+    audit = instructions(tmp_path, same, other, sample("x", "y"), validation_files=validation)
+    assert list(audit.leaks()) == [("train", "validation", 2)]
+    assert [part.num_duplicates for part in audit.parts] == [0, 1]
+    assert "2 different validation samples are also in train" in shown(audit)
+
+
+def test_parts_that_share_documents_overlap_where_their_texts_do(tmp_path: Path) -> None:
+    rows = ["abcd", "cdab", "qrst"]
+    path = written(tmp_path / "mine.jsonl", *({"text": text} for text in rows))
+    audit = TextDataModule(path, split=TextSplit(0.5, by="tail")).audit()
+    assert list(audit.leaks()) == [("train", "validation", 2)]  # "cd" and "ab"; "st" is new
+    assert len(set(audit.parts[0].keys)) == 3
+
+
+def test_documents_are_counted_and_none_is_lost(tmp_path: Path) -> None:
+    rows = ["hen " * 5, "cow", "cow"]
+    path = written(tmp_path / "mine.jsonl", *({"text": text} for text in rows))
+    data = TextDataModule(path, context_length=8, split=TextSplit(validation_share=0))
+    audit = data.audit()
+    (part,) = audit.parts
+    assert (list(part.lengths), part.num_duplicates) == ([22, 5, 5], 1)
+    assert part.columns == {
+        "tokens": 32,
+        "trained on": 29,
+        "bytes/token": f"{26 / 32:.2f}",
+        "rows": 4,  # 8, 8, 5, 4 + 4
+        "used": f"{100 * 29 / 32:.1f} %",
+    }
+    assert audit.warnings == ["1 train documents exceed the context; they are cut into pieces"]
+
+
+def test_prompts_that_end_inside_a_token_and_written_special_tokens_are_named(
+    tmp_path: Path,
+) -> None:
+    words = [sample("the hen sat ", "the mat"), sample("the hen sat", " the mat<|endoftext|>")]
+    options = TokenizerOptions("bpe", 300)
+    audit = instructions(tmp_path, *words, *[sample("the", " the hen")] * 5, tokenizer=options)
+    assert len(audit.warnings) == 2
+    assert audit.warnings[0].startswith("1 samples have an answer that begins inside a token")
+    assert audit.warnings[1].startswith("1 samples have a special token written in their text")
+
+
+def test_what_is_trained_on_is_marked_in_colour_and_without(tmp_path: Path) -> None:
+    audit = instructions(tmp_path, sample("What?", " That."), context_length=32)
+    assert audit.excerpt == [("<|endoftext|>What?", False), (" That.<|endoftext|>", True)]
+    assert "<|endoftext|>What?⟦ That.<|endoftext|>⟧" in shown(audit)
+    assert "\x1b[1;32m⟦ That.<|endoftext|>⟧\x1b[0m" in shown(audit, colours=True)
+
+
+def test_a_long_excerpt_is_cut_and_brackets_are_no_markup(tmp_path: Path) -> None:
+    audit = instructions(tmp_path, sample("[bold]x[/bold]", "y" * 3000), context_length=4096)
+    text = shown(audit)
+    assert "[bold]x[/bold]⟦yyy" in text
+    assert text.count("y") < 1250
+    assert "…⟧" in text
+
+
+def test_samples_that_are_too_long_name_the_option_that_helps(tmp_path: Path) -> None:
+    rows = [sample("p" * 9, "c"), sample("p", "c" * 30)]
+    text = shown(instructions(tmp_path, *rows, context_length=10, too_long="error"))
+    assert "on_bad_rows" not in text
+    assert "set data.too_long to cut" in " ".join(text.split())
+
+
+def test_pages_with_a_long_target_are_not_told_to_cut_it(tmp_path: Path) -> None:
+    path = written(tmp_path / "pages.jsonl", {"text": "a" * 9, "title": "b" * 99})
+    sizes = {"context_length": 64, "max_target_tokens": 24, "split": TextSplit(validation_share=0)}
+    (row,) = PagesDataModule(train_files=path, **sizes).audit().bad_rows
+    assert "Raise data.max_target_tokens, with data.context_length, or set data.too_l" in row.rule
+    assert "cut" not in row.rule
+
+
+@pytest.mark.parametrize("layout", ["packed", "documents"])
+def test_it_fits_80_columns_and_the_longest_bar_is_the_fullest_bin(
+    tmp_path: Path, layout: Any
+) -> None:
+    rows = [sample("x" * (i % 30), "y" * (1 + i * i)) for i in range(60)]
+    audit = instructions(tmp_path, *rows, layout=layout, context_length=1000)
+    text = shown(audit)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= WIDTH
+    bars = {line: line.count("█") for line in lines if "█" in line}
+    assert bars
+    fullest = max(bars, key=bars.__getitem__)
+    assert bars[fullest] == 40
+    assert "1,025–2,048" in fullest  # 32² to 45²: 14 of the 60
+    assert fullest.endswith(" 14")
+    assert "; 28 longer than 1,001" in " ".join(text.split())
+    assert ("used" in audit.parts[0].columns) == (layout != "documents")
+
+
+def test_counts_of_a_large_corpus_stand_beside_the_names() -> None:
+    columns: dict[str, int | str] = {"tokens": 9_035_582_198, "trained on": 9_035_582_198}
+    columns |= {"bytes/token": "4.27", "rows": 8_823_810, "used": "100.0 %"}
+    names = ("train", "validation")
+    parts = [AuditPart(name, np.array([9_035_582_198]), np.zeros(1), columns) for name in names]
+    text = shown(Audit("documents", "tokens", parts))
+    row = next(line for line in text.splitlines() if line.lstrip().startswith("validation"))
+    assert row.split()[1:5] == ["1", "9,035,582,198", "9,035,582,198", "4.27"]
+
+
+def test_pieces_begin_where_training_does() -> None:
+    class OneRow:
+        lengths = (3,)
+
+        def example(self, index: int, epoch: int) -> list[Piece]:
+            ids = byte_tokenizer().encode("abcd")
+            return [Piece(ids[:-1], np.array([-100, ids[2], -100]))]  # d is unknown
+
+    assert trained_pieces(OneRow(), byte_tokenizer()) == [("ab", False), ("c", True)]
+
+
+def doubtful_collection(folder: Path) -> Audit:
+    """A collection with one of each doubt."""
+    write_beir(folder)
+    with (folder / "corpus.jsonl").open("a") as file:
+        file.write('{"_id": "d4", "text": "Wings LIFT  of a wing"}\n')
+        file.write('{"_id": "d5", "text": ""}\n{"_id": "d6", "text": " "}\n{"_id": "d6"}\n')
+    with (folder / "queries.jsonl").open("a") as file:
+        file.write('{"_id": "q4", "text": "What is  lift"}\n{"_id": "q5", "text": "never"}\n')
+    train = [*TRAIN, ("q1", "d1", "2"), ("q2", "d3", "0.5"), ("q9", "d1", "1")]
+    write_qrels(folder / "qrels" / "train.tsv", train)
+    write_qrels(folder / "qrels" / "test.tsv", [*TEST, ("q4", "d1", "0")])
+    split = QuerySplit(validation_share=0.0)
+    return RankingDataModule(collection=CollectionRequest("beir", str(folder), split=split)).audit()
+
+
+def test_parts_grades_and_doubts_are_counted(tmp_path: Path) -> None:
+    audit = doubtful_collection(tmp_path)
+    train, test = audit.parts
+    assert (len(train.keys), train.columns["judgements"], train.columns["relevant"]) == (2, 4, 3)
+    assert audit.labels["train grades"] == {"0": 1, "0.5": 1, "1": 1, "2": 1}
+    assert (len(test.keys), list(train.lengths)) == (2, [12, 12])
+    assert list(audit.leaks()) == [("train", "test", 1)]
+    assert [(Path(bad.file).name, bad.line, bad.kind) for bad in audit.bad_rows] == [
+        ("corpus.jsonl", 7, "documents"),
+        ("train.tsv", 7, "unknown query"),
+    ]
+
+
+def test_the_audit_is_printed_in_80_columns(tmp_path: Path) -> None:
+    text = shown(doubtful_collection(tmp_path))
+    lines = [line for line in text.splitlines() if str(tmp_path) not in line]  # never broken
+    assert max(map(len, lines)) <= WIDTH
+    for finding in (
+        "documents  6; bytes: median",
+        "unjudged   1 queries have no judgement and are in no part",
+        "warning    documents with neither title nor text: 2",
+        "warning    documents with the words of an earlier one: 1",
+        "warning    judgements that repeat another, taken once: 1",
+        "warning    grades that are no whole numbers, taken as they are: 1",
+        "warning    test queries with no document above grade 0: 1",
+        "overlap    1 different test queries are also in train",
+    ):
+        assert finding in text
+
+
+def test_the_command_takes_options_of_a_collection_and_fails_on_bad_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_beir(tmp_path / "beir")
+    mine = write_qrels(tmp_path / "mine.tsv", [*TRAIN, ("q9", "d1", "1")])
+    collection = {"format": "beir", "folder": str(folder), "split": {"validation_share": 0.0}}
+    data = "--data=datamodules.RankingDataModule"
+    assert check([data, f"--data.collection={json.dumps(collection)}"]) == 0
+    assert "every row can be used" in capsys.readouterr().out
+    collection["files"] = {"test": str(mine)}
+    assert check([data, f"--data.collection={json.dumps(collection)}"]) == 1
+    shown = capsys.readouterr().out
+    assert "mine.tsv:5: no query has the id" in " ".join(shown.split())
+    assert "--data.on_bad_rows=reject" in shown
