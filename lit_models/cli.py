@@ -38,7 +38,6 @@ from lit_models.training.callbacks import (
     Rehearsal,
     default_callbacks,
 )
-from lit_models.training.callbacks.ledger import ledger_of
 from lit_models.training.callbacks.progress import ProgressLine
 from lit_models.training.callbacks.run_config import RunConfig
 from lit_models.training.callbacks.state_check import StateCheck
@@ -46,6 +45,7 @@ from lit_models.training.callbacks.topology import Topology
 from lit_models.training.checkpoint import checkpoint_to_use, newest_checkpoint, read_checkpoint
 from lit_models.training.exact import follows_plan
 from lit_models.training.hyperparameters import StoredClasses
+from lit_models.training.ledger import ledger_of
 from lit_models.training.lineage import stop_reason
 from lit_models.training.loggers import default_loggers
 from lit_models.training.memory import Choice

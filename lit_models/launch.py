@@ -18,9 +18,9 @@ import torch.distributed as dist
 from lit_models import config_files
 from lit_models.cli import TRUST, UnisonoCLI, brief_help, with_help_classes
 from lit_models.cli_errors import UsageError, is_first_process, say
-from lit_models.training.callbacks.ledger import ledger_of
 from lit_models.training.callbacks.preemption import REPEATED_WITHIN_S, REQUEUE_SIGNALS
 from lit_models.training.checkpoint import checkpoint_to_use, newest_checkpoint
+from lit_models.training.ledger import ledger_of
 from lit_models.training.lineage import stop_reason
 from lit_models.training.run_folder import Run, check_writable, decide, locked, settle, withdraw
 

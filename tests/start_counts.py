@@ -21,7 +21,6 @@ from torch.optim import SGD
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lit_models.__main__ import run
-from lit_models.training import record
 
 FITTED = ("causal_lm/debug", "occupation_coder/debug")  # the two whose demo data is made quickly
 PARSED = ("seo/ranker_debug", "seo/writer_debug", "consistency_lens/debug")
@@ -45,14 +44,10 @@ class Collectives:
 
 
 class Synchronisations(TorchDispatchMode):
-    """Counts the numbers that are fetched from a tensor: each lets the host wait for a device.
-
-    The sums of a step are those that a GPU would keep.
-    """
+    """Counts the numbers that are fetched from a tensor: each lets the host wait for a device."""
 
     def __init__(self) -> None:
         super().__init__()
-        record.HostSums = record.DeviceSums  # type: ignore[misc,assignment]
         self.names: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

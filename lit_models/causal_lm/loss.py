@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from datamodules.core.batches import IGNORED, TERM, TextBatch
-from lit_models.training.record import LossSum
+from lit_models.training.metrics import LossSum
 
 PLAIN = "nats"
 # Where `chunk_size` is auto, the logits of one chunk take up to so much; on a CPU a chunk is also

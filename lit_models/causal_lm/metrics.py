@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from datamodules.core.batches import IGNORED, TextBatch
-from lit_models.training.metrics import SumCount
-from lit_models.training.record import LossSum
+from lit_models.training.metrics import LossSum, SumCount
 
 
 class Perplexity(SumCount):

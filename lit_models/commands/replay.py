@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from lit_models.training.lineage import LedgerStep, Start
     from lit_models.training.probe import Fault
     from lit_models.training.replay import Replay
-    from lit_models.training.run_step import LedgerStep, Start
 
 WIDTH = 80
 NUM_IDS_SHOWN = 8
@@ -85,8 +85,8 @@ def _replayed(
 ) -> Replayed:
     import tempfile
 
+    from lit_models.training.lineage import find_start, find_step
     from lit_models.training.replay import replay as replay_step
-    from lit_models.training.run_step import find_start, find_step
 
     found = find_step(run, step, attempt)
     start = find_start(run, found, advance)

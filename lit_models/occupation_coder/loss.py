@@ -16,7 +16,7 @@ from torch import Tensor
 from lit_models.occupation_coder.linear import LinearOptions
 from lit_models.occupation_coder.network import BlockDecoder, Memory
 from lit_models.occupation_coder.trie import NONE, CodeTrie
-from lit_models.training.record import LossSum
+from lit_models.training.metrics import LossSum
 
 MOST_MATCHED_CODES = 5  # 120 orders; beyond it the search over orders would outgrow the step
 

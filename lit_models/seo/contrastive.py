@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from datamodules.search.tables import NO_DOCUMENT
-from lit_models.training.record import LossSum
+from lit_models.training.metrics import LossSum
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lit_models.training.record import LossSum
+from lit_models.training.metrics import LossSum
 
 LossName = Literal["mse", "huber", "mae", "cumulative", "cross_entropy"]
 LOSSES: dict[str, tuple[LossName, ...]] = {  # of each kind, the default first

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lit_models.training.record import LossSum
+from lit_models.training.metrics import LossSum
 
 Kind = Literal["listnet", "bce", "ranknet", "lambda", "margin_mse"]
 NONE = -1e9  # logit of a candidate that takes no part: its probability is 0, its gradient too

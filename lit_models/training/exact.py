@@ -32,8 +32,9 @@ from lit_models.training.checkpoint import (
 )
 from lit_models.training.exported import Layout
 from lit_models.training.hyperparameters import UNTRUSTED, plain_hyperparameters
+from lit_models.training.ledger import Ledger, StepRecord
+from lit_models.training.metrics import LossSum, in_float32
 from lit_models.training.optim import follow_rates, gradients
-from lit_models.training.record import LossSum, StepRecord, share_of_step
 from lit_models.training.sharding import scale
 from lit_models.training.tensor_plan import Split
 
@@ -150,7 +151,7 @@ class ExactModule(LightningModule):
 
     def own_callbacks(self) -> list[Callback]:
         """Return what a run of this module always has; a family adds its own to these."""
-        from lit_models.training.callbacks import FailureReport, LastCheckpoint, Ledger, NonFinite
+        from lit_models.training.callbacks import FailureReport, LastCheckpoint, NonFinite
         from lit_models.training.callbacks.rehearsal import Rehearsal
         from lit_models.training.run_folder import RunFolder
 
@@ -440,6 +441,22 @@ class ExactModule(LightningModule):
     def _num_replicas(self) -> int:
         sampler = getattr(self.trainer.strategy, "distributed_sampler_kwargs", None)
         return sampler["num_replicas"] if sampler else 1
+
+
+def share_of_step(
+    terms: dict[str, LossSum], batch: dict[str, Any], term_weights: dict[str, float]
+) -> Tensor:
+    """Return what a micro-batch adds to the mean loss of its optimizer step []; the shares of all
+    its micro-batches sum to that loss. Arguments as in `ExactModule.exact_mean`."""
+    share: Tensor | None = None
+    for name, (total, _) in terms.items():
+        factor = term_weights.get(name, 1.0)
+        if factor == 0:
+            continue  # reported beside the loss; the plan need not count it
+        # A term that counts nothing in this step has total 0: a zero loss, never NaN.
+        part = in_float32(total) * factor / max(1.0, batch["step_denominators"][name])
+        share = part if share is None else share + part
+    return torch.zeros((), device=batch["weight"].device) if share is None else share
 
 
 def follows_plan(module: LightningModule, data: Any) -> bool:

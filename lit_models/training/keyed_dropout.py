@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from lit_models.training.record import hash_ids
+from lit_models.training.ledger import hash_ids
 
 _MIX_1, _MIX_2 = -1640531535, -2048144777  # odd; 2654435761 and 2246822519 as signed (xxHash32)
 _CHANNELS = -1  # the axis of a site's table of channels

@@ -1,10 +1,29 @@
-"""Metric objects that stay exact over ragged batches and ranks."""
+"""Sums and counts of losses and metrics, exact over ragged batches and ranks."""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
+
+
+def in_float32(x: Tensor) -> Tensor:
+    """Return x in float32, or as it is where that has fewer bits."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+class LossSum(NamedTuple):
+    """One term of a loss: its total over the targets that count, and their number; both []."""
+
+    total: Tensor
+    count: Tensor
+
+    @classmethod
+    def of(cls, values: Tensor, weight: Tensor) -> "LossSum":
+        """Return the weighed sum of values and the sum of their weights, of one shape; in float32
+        at least: half precision rounds a count above 256 and overflows with a sum above 65,504."""
+        weight = in_float32(weight)
+        return cls((in_float32(values) * weight).sum(), weight.sum())
 
 
 class SampleResult(NamedTuple):

@@ -23,7 +23,14 @@ from datamodules.core.plan import MicroBatch, iterate_micro_batches
 from datamodules.core.planned import PlannedDataModule
 from lit_models.training.callbacks import NonFinite
 from lit_models.training.exact import ExactModule, share_of_step
-from lit_models.training.lineage import plan_of, read_ledger, surviving
+from lit_models.training.lineage import (
+    LedgerStep,
+    Start,
+    check_data,
+    plan_of,
+    read_ledger,
+    surviving,
+)
 from lit_models.training.probe import (
     Fault,
     FaultSearch,
@@ -33,7 +40,6 @@ from lit_models.training.probe import (
     highest_dropout,
     sample_loss,
 )
-from lit_models.training.run_step import LedgerStep, Start, check_data
 
 # What of a run's trainer decides what a step computes; devices, loggers and callbacks do not.
 TRAINER_KEYS = (

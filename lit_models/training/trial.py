@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
-from lit_models.training.record import StepRecord
+from lit_models.training.ledger import StepRecord
 from lit_models.training.sharding import local_parts
 
 

@@ -13,7 +13,7 @@ from datamodules.tokenizers.trained import byte_tokenizer
 from lit_models.causal_lm.building import ComputationOptions
 from lit_models.causal_lm.lora import LoraOptions
 from lit_models.causal_lm.module import LitCausalLM
-from lit_models.training.callbacks.ledger import Ledger
+from lit_models.training.ledger import Ledger
 from tests.causal_lm.folders import saved
 from tests.causal_lm.test_resume import SGD, TEXT, model, run
 from tests.text_corpora import saved_tokenizer

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lit_models.causal_lm.metrics import TextMetrics, byte_table
-from lit_models.training.record import LossSum
+from lit_models.training.metrics import LossSum
 
 
 def values(metrics: TextMetrics) -> dict[str, float]:

@@ -14,7 +14,7 @@ from datamodules.tokenizers.text_tokenizer import TokenizerOptions
 from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.lora import LoraOptions
 from lit_models.causal_lm.module import LitCausalLM
-from lit_models.training.callbacks.ledger import Ledger
+from lit_models.training.ledger import Ledger
 from tests.toy import toy_trainer
 
 TEXT = "the cat sat on the mat and the dog sat on the log, so they sat and sat. " * 20

@@ -5,9 +5,8 @@ import torch
 from lightning.pytorch import seed_everything
 
 from lit_models.training.checkpoint import read_checkpoint
-from lit_models.training.lineage import verify_run
+from lit_models.training.lineage import Start, find_step, verify_run
 from lit_models.training.replay import replay
-from lit_models.training.run_step import Start, find_step
 from tests.consistency_lens.small_lens import documents, fitted, lens
 from tests.toy import ledger_lines
 

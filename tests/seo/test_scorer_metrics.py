@@ -11,7 +11,7 @@ from sklearn import metrics as sk
 
 from lit_models.seo.measures import measures
 from lit_models.seo.scorer_metrics import HeadMetrics, WeightedLoss
-from lit_models.training.record import LossSum
+from lit_models.training.metrics import LossSum
 
 RNG = np.random.default_rng(0)
 

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.plugins import HalfPrecision
 
-from datamodules.core.plan import digest_ids
 from lit_models.training.callbacks import Ledger, default_callbacks
-from lit_models.training.exact import LossSum, rescale_progress
-from lit_models.training.record import StepRecord, hash_ids, read_vector
+from lit_models.training.exact import LossSum, rescale_progress, share_of_step
 from tests.toy import LitToy, ToyData, ToySequences, ledger_lines, toy_trainer
 
 
@@ -106,37 +105,6 @@ def test_a_batch_without_a_plan_is_refused():
         LitToy().exact_mean({}, {"values": torch.ones(1)})
 
 
-def test_a_step_that_never_called_exact_mean_is_refused():
-    with pytest.raises(RuntimeError, match="must go through it"):
-        StepRecord().vector(False, False)
-
-
-def test_ids_hash_alike_in_torch_and_numpy():
-    ids = np.random.default_rng(0).integers(0, 2**40, 1000)
-    total = int(hash_ids(torch.from_numpy(ids)).sum()) & ((1 << 63) - 1)
-    assert total == digest_ids(ids)
-
-
-def test_the_record_adds_over_micro_batches_and_ranks():
-    ids = torch.arange(12)
-    weight = torch.ones(12)
-    weight[[3, 7]] = 0
-    vectors = []
-    for rank in range(2):
-        record = StepRecord()
-        for part in range(2):
-            rows = slice(rank * 6 + part * 3, rank * 6 + part * 3 + 3)
-            terms = {"a": LossSum(weight[rows].sum() * 2, weight[rows].sum())}
-            record.add(ids[rows], weight[rows], terms, torch.tensor(0.25))
-        vectors.append(record.vector(stop=rank == 1, save=False))
-    summary = read_vector(sum(vectors).tolist(), ("a",))
-    used = np.delete(np.arange(12), [3, 7])
-    assert summary.digest == f"{digest_ids(used):016x}"
-    assert (summary.num_samples, summary.loss, summary.stop, summary.save) == (10, 1.0, True, False)
-    assert summary.terms == {"a": (20.0, 10.0)}
-    assert summary.is_finite
-
-
 def test_progress_is_rescaled_and_keeps_where_it_stopped():
     counters = {"ready": 12, "started": 12, "processed": 12, "completed": 11}
     progress = {"current": dict(counters), "total": {k: v + 28 for k, v in counters.items()}}
@@ -194,3 +162,44 @@ def test_a_rank_that_wants_to_stop_stops_the_run_at_the_end_of_a_step(tmp_path):
     trainer.fit(LitToy(), ToyData(micro_batch_size=2))
     assert trainer.global_step == 5  # asked after step 3, sent with step 4, read one step late
     assert len(ledger_lines(tmp_path)) == 5
+
+
+def test_a_batch_in_bfloat16_is_trained_on(tmp_path):
+    trainer = toy_trainer(tmp_path, max_steps=2, precision="bf16-true")
+    trainer.fit(LitToy(), ToyData(global_batch_size=8, micro_batch_size=8))
+    assert trainer.global_step == 2
+
+
+def test_a_share_is_the_weighed_sum_of_totals_by_their_counts():
+    counts = {"a": 3.0, "b": 3.0, "c": 7.0, "d": 0.0, "e": 3.0}
+    batch = {"weight": torch.ones(2), "step_denominators": counts}
+    totals = {
+        "a": torch.tensor(1.3, requires_grad=True),
+        "b": torch.tensor(2.7, dtype=torch.float64),
+        "c": torch.tensor(0.5, dtype=torch.bfloat16),
+        "d": torch.tensor(0.0),
+        "e": torch.tensor(100.0),
+    }
+    terms = {name: LossSum(total, torch.tensor(1.0)) for name, total in totals.items()}
+    share = share_of_step(terms, batch, {"b": 0.1, "e": 0.0})
+    by_hand = torch.tensor(1.3) / 3 + torch.tensor(0.27, dtype=torch.float64) / 3
+    expected = by_hand + torch.tensor(0.5) / 7
+    torch.testing.assert_close(share, expected)
+    share.backward()
+    assert totals["a"].grad == pytest.approx(1 / 3)
+    halves = {"c": terms["c"]}
+    assert share_of_step(halves, batch, {}).dtype == torch.float32  # sums of steps are no halves
+    nothing = share_of_step({"e": terms["e"]}, batch, {"e": 0.0})
+    assert nothing == 0
+    assert nothing.shape == ()
+
+
+@pytest.mark.parametrize("precision", ["16-true", "bf16-true"])
+def test_half_precision_rounds_no_count_and_no_sum(precision):
+    rows, step_count = 3001, 65_603.0  # float16 ends at 65,504, bfloat16 has 8 bits
+    batch = {"weight": torch.ones(rows), "step_denominators": {"a": step_count}}
+    batch = HalfPrecision(precision).convert_input(batch)
+    assert batch["weight"].dtype != torch.float32
+    terms = {"a": LossSum.of(torch.full_like(batch["weight"], 32.0), batch["weight"])}
+    assert terms["a"].count == rows
+    assert float(share_of_step(terms, batch, {})) == pytest.approx(32 * rows / step_count, rel=1e-7)

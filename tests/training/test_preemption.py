@@ -13,7 +13,7 @@ from lightning.pytorch import Callback
 
 from lit_models.launch import FORWARDED, forward_signals
 from lit_models.training.callbacks import Ledger, Preemption
-from lit_models.training.callbacks.ledger import ledger_of
+from lit_models.training.ledger import ledger_of
 from tests.toy import LitToy, ToyData, toy_trainer
 
 USR1 = signal.SIGUSR1

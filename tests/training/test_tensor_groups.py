@@ -10,9 +10,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 
 from lit_models.training.callbacks import ExactDropout
-from lit_models.training.callbacks.ledger import tells_samples
+from lit_models.training.ledger import tells_samples
+from lit_models.training.lineage import LedgerStep
 from lit_models.training.replay import follow_one_device
-from lit_models.training.run_step import LedgerStep
 from lit_models.training.strategies import FullyShardedStrategy
 from lit_models.training.strategies.before_sharding import equal_weights
 from lit_models.training.strategies.processes import share_seed

@@ -14,8 +14,8 @@ from lit_models.causal_lm.lora import LoraOptions, add_lora, lora_recipe
 from lit_models.causal_lm.network import Decoder
 from lit_models.training import preflight
 from lit_models.training.callbacks.topology import print_banner
+from lit_models.training.ledger import without_samples
 from lit_models.training.preflight import Machine, Settings, check
-from lit_models.training.record import without_samples
 from lit_models.training.strategies import FullyShardedStrategy
 from lit_models.training.strategies.meshes import check_groups
 from lit_models.training.tensor_plan import Split, check_tensor_plan, planned_layers

@@ -16,8 +16,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from lit_models.training.callbacks.board_samples import boards
-from lit_models.training.callbacks.ledger import is_distributed
 from lit_models.training.exact import ExactModule
+from lit_models.training.ledger import is_distributed
 from lit_models.training.metrics import SampleResult
 
 MOST_BATCHES = 64  # kept before they are looked at: a step does no more than keep what it said

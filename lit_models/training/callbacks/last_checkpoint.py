@@ -10,7 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
 from lit_models.training.background import BackgroundWriter, written_behind
-from lit_models.training.callbacks.ledger import ledger_of
+from lit_models.training.ledger import ledger_of
 from lit_models.training.sharded_checkpoint import put_in_place
 
 FRESH = "next.ckpt"

@@ -11,8 +11,8 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch.optim import Optimizer
 
 from lit_models.training.callbacks.last_checkpoint import settle_checkpoints
-from lit_models.training.callbacks.ledger import Ledger, is_distributed, ledger_of
 from lit_models.training.exact import ExactModule
+from lit_models.training.ledger import Ledger, is_distributed, ledger_of
 
 SHOWN_IDS = 20
 

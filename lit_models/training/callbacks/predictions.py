@@ -14,7 +14,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.console import Console
 
 from datamodules.files.tables import naming
-from lit_models.training.callbacks.ledger import tells_samples
+from lit_models.training.ledger import tells_samples
 
 PART_BATCHES = 32
 

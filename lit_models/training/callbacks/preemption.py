@@ -9,7 +9,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
-from lit_models.training.callbacks.ledger import ledger_of
+from lit_models.training.ledger import ledger_of
 
 REQUEUE_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 REPEATED_WITHIN_S = 1.0  # one Ctrl-C can arrive twice, from the terminal and from a launcher

@@ -8,7 +8,7 @@ from typing import Any, TextIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 
-from lit_models.training.callbacks.ledger import Ledger
+from lit_models.training.ledger import Ledger
 
 
 class ProgressLine(ProgressBar):

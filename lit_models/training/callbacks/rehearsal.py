@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from datamodules.core.plan import Rehearsed, derive_batching, smaller_shares
 from datamodules.core.planned import PlannedDataModule
 from datamodules.heaviest import heaviest_batches
-from lit_models.training.callbacks.ledger import is_distributed
+from lit_models.training.ledger import is_distributed
 from lit_models.training.meters import GIB, DeviceMeter, HostMeter, Meter
 from lit_models.training.throughput.flops import is_compiled
 from lit_models.training.trial import try_batch, without_trace

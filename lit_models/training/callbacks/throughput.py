@@ -6,7 +6,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
-from lit_models.training.callbacks.ledger import ledger_of, tells_samples
+from lit_models.training.ledger import ledger_of, tells_samples
 from lit_models.training.throughput.clock import EVALUATION, clock_for
 from lit_models.training.throughput.intervals import Intervals
 from lit_models.training.throughput.journal import Journal

@@ -7,7 +7,7 @@ from typing import IO
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
-from lit_models.training.json_lines import complete_lines
+from lit_models.training.ledger import complete_lines
 from lit_models.training.throughput.clock import PHASES
 from lit_models.training.throughput.intervals import Interval
 from lit_models.training.throughput.lines import Capacity, line_of, logged

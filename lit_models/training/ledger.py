@@ -5,23 +5,225 @@ import math
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+from torch.optim import Optimizer
 
 from datamodules.core.plan import count_targets
-from lit_models.training.exact import ExactModule
-from lit_models.training.host_copy import HostCopy
-from lit_models.training.json_lines import complete_lines
 from lit_models.training.lineage import chained, plan_hash
-from lit_models.training.optim import budgeted_steps
-from lit_models.training.record import StepSummary, read_vector, without_samples
+from lit_models.training.metrics import LossSum
+from lit_models.training.optim import budgeted_steps, gradients
+from lit_models.training.sharding import total_norm
 
 FILE_NAME = "ledger.jsonl"
 DEFAULT_LOG_INTERVAL = 50  # Lightning's
+_NUM_FLAGS = 3  # in front of a vector
+_LIMB_BITS, _NUM_LIMBS = 21, 3  # 63 bits of digest in float64 sums that stay exact
+_LIMB_MASK, _DIGEST_MASK = (1 << _LIMB_BITS) - 1, (1 << 63) - 1
+# Of SplitMix64, as signed integers: 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB.
+_GOLDEN, _MIX_1, _MIX_2 = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
+
+
+def hash_ids(ids: Tensor) -> Tensor:
+    """Return [N] int64 with the bits of `datamodules.core.plan.hash_ids`, on the device of ids."""
+    x = ids + _GOLDEN
+    x = (x ^ _shifted(x, 30)) * _MIX_1
+    x = (x ^ _shifted(x, 27)) * _MIX_2
+    return x ^ _shifted(x, 31)
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    return (x >> bits) & ((1 << (64 - bits)) - 1)  # logical shift of a signed integer
+
+
+class StepRecord:
+    """Sums, counts and sample ids of one rank's optimizer step, kept where they are computed.
+
+    No GPU is waited for. The vector that `vector` returns is summed over ranks; `read_vector` turns
+    the sum into values.
+
+    Attributes:
+        term_names: of the loss.
+        grad_norm: [] of this step, once `gradient_norm` was called.
+    """
+
+    def __init__(self) -> None:
+        self.term_names: tuple[str, ...] = ()
+        self.grad_norm: Tensor | None = None
+        self._sums: Tensor | None = None  # [limbs + 2 + 2 terms] float64
+        # ids, which of them are no fillers, and loss of each micro-batch so far
+        self._used: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._recent: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {}
+
+    def add(
+        self, sample_id: Tensor, weight: Tensor, terms: dict[str, LossSum], loss: Tensor
+    ) -> None:
+        """Add one micro-batch.
+
+        Args:
+            sample_id: [B] int64.
+            weight: [B], 0 for fillers.
+            terms: totals and counts on this rank.
+            loss: [] this micro-batch's share of the step's loss.
+        """
+        self.term_names, used, loss = tuple(terms), weight > 0, loss.detach()
+        self._used.append((sample_id, used, loss))
+        digest = torch.where(used, hash_ids(sample_id), 0).sum()
+        places = torch.arange(0, _LIMB_BITS * _NUM_LIMBS, _LIMB_BITS, device=digest.device)
+        counts = torch.cat([(digest >> places) & _LIMB_MASK, used.sum(0, keepdim=True)])
+        values = [loss, *(value.detach() for term in terms.values() for value in term)]
+        sums = torch.cat([counts.double(), torch.stack([value.double() for value in values])])
+        self._sums = sums if self._sums is None else self._sums + sums
+
+    def gradient_norm(self, optimizer: Optimizer) -> Tensor | None:
+        """Return the norm [] of the whole gradient as it was when first asked for in this step,
+        which is before it is clipped; `None` where no parameter has a gradient. The first call is
+        a collective where parameters are sharded."""
+        if self.grad_norm is None and (grads := gradients(optimizer)):
+            self.grad_norm = total_norm(grads)
+        return self.grad_norm
+
+    def suspects(self, step: int) -> tuple[list[int], list[int]]:
+        """Return this rank's samples in micro-batches whose loss is not finite, and all of them.
+
+        Args:
+            step: one of the last two that ended.
+        """
+        parts = [
+            (ids[used].tolist(), bool(torch.isfinite(loss)))
+            for ids, used, loss in self._recent.get(step, [])
+        ]
+        wrong = [i for ids, is_finite in parts for i in ids if not is_finite]
+        return wrong, [i for ids, _ in parts for i in ids]
+
+    def vector(self, stop: bool, save: bool, step: int = 0) -> Tensor:
+        """Return [8 + 2 terms] float64 for the sum over ranks, and start the next step.
+
+        Args:
+            stop: this rank asks all to stop.
+            save: this rank asks all to save.
+            step: the optimizer step that ended.
+        """
+        if self._sums is None:
+            raise RuntimeError(
+                "an optimizer step ended, but training_step never called exact_mean; the loss "
+                "of an ExactModule must go through it."
+            )
+        finite = torch.isfinite(self._sums).all()
+        if self.grad_norm is not None:
+            finite = finite & torch.isfinite(self.grad_norm.to(finite.device))
+        flags = self._sums.new_zeros(_NUM_FLAGS)
+        flags[0] = ~finite
+        for place, wish in enumerate((stop, save), start=1):
+            if wish:  # filled, for a copy of a list would make the host wait for the whole step
+                flags[place].fill_(1.0)
+        vector, self._sums, self.grad_norm = torch.cat([flags, self._sums]), None, None
+        self._recent = {k: v for k, v in self._recent.items() if k == step - 1}
+        self._recent[step], self._used = self._used, []
+        return vector
+
+
+def without_samples(vector: Tensor) -> Tensor:
+    """Return the flags of a `StepRecord.vector` alone, for a rank whose samples another tells."""
+    vector[_NUM_FLAGS:] = 0
+    return vector
+
+
+class StepSummary(NamedTuple):
+    """One optimizer step over all ranks."""
+
+    is_finite: bool
+    stop: bool
+    save: bool
+    digest: str
+    num_samples: int
+    loss: float
+    terms: dict[str, tuple[float, float]]
+
+
+def read_vector(values: list[float], term_names: tuple[str, ...]) -> StepSummary:
+    """Return what the numbers of a vector say that was summed over ranks."""
+    flags, limbs = values[:_NUM_FLAGS], values[_NUM_FLAGS : _NUM_FLAGS + _NUM_LIMBS]
+    rest = values[_NUM_FLAGS + _NUM_LIMBS :]
+    # Each rank added several micro-batches: limbs have carried, and are put together with carry.
+    digest = sum(int(limb) << (_LIMB_BITS * i) for i, limb in enumerate(limbs)) & _DIGEST_MASK
+    pairs = rest[2:]
+    terms = {n: (pairs[2 * i], pairs[2 * i + 1]) for i, n in enumerate(term_names)}
+    return StepSummary(
+        is_finite=flags[0] == 0,
+        stop=flags[1] > 0,
+        save=flags[2] > 0,
+        digest=f"{digest:016x}",
+        num_samples=int(rest[0]),
+        loss=rest[1],
+        terms=terms,
+    )
+
+
+class HostCopy:
+    """Numbers that are read later: a GPU is not waited for, but where they are asked for too soon.
+
+    `.tolist()` would wait until the GPU has done all that was queued, the step under way too.
+
+    Args:
+        vector: [n] float64, which a collective may still be summing.
+        work: that collective; none where there is none.
+        last: [] one more number, such as the gradient's norm; none leaves it out.
+    """
+
+    def __init__(self, vector: Tensor, work: dist.Work | None, last: Tensor | None) -> None:
+        self._work, self._event = work, None
+        self._has_last = last is not None
+        self._parts = [vector] if last is None else [vector, last.reshape(1)]
+        if vector.device.type == "cuda":
+            if work is not None:
+                work.wait()  # of NCCL: the stream waits, not the host
+            numbers = torch.cat([part.to(vector) for part in self._parts])
+            copy = torch.empty_like(numbers, device="cpu", pin_memory=True)
+            self._parts, self._work = [copy.copy_(numbers, non_blocking=True)], None
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def read(self) -> tuple[list[float], float | None]:
+        """Return the numbers of the vector, and the last one."""
+        if self._work is not None:
+            self._work.wait()
+        if self._event is not None:
+            self._event.synchronize()
+        numbers = [number for part in self._parts for number in part.tolist()]
+        return (numbers[:-1], numbers[-1]) if self._has_last else (numbers, None)
+
+
+def complete_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the JSON objects of a file, one a line, and cut off a last line that a kill tore.
+
+    There are none where there is no file.
+
+    Raises:
+        ValueError: a whole line that is no JSON.
+    """
+    if not path.exists():
+        return []
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    if len(whole) < len(content):
+        with open(path, "r+b") as file:
+            file.truncate(len(whole))
+    rows = []
+    for number, line in enumerate(whole.splitlines(), 1):
+        try:
+            rows.append(json.loads(line))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(
+                f"{path}, line {number} is damaged ({error}); only the run writes it. Copy it "
+                "again from where it was whole, or choose another run folder."
+            ) from error
+    return rows
 
 
 class Ledger(Callback):
@@ -70,17 +272,18 @@ class Ledger(Callback):
     ) -> None:
         """Note the gradient's norm before clipping, and the rate that this step uses."""
         self._learning_rate = optimizer.param_groups[0]["lr"]
-        if isinstance(pl_module, ExactModule):
-            pl_module.step_record.gradient_norm(optimizer)
+        record = record_of(pl_module)
+        if record is not None:
+            record.gradient_norm(optimizer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """At the end of an optimizer step: send its vector, read the one before."""
-        if trainer.global_step == self.steps_done or not isinstance(pl_module, ExactModule):
+        record = record_of(pl_module)
+        if trainer.global_step == self.steps_done or record is None:
             return
         self.steps_done = trainer.global_step
-        record = pl_module.step_record
         facts, norm = self._facts(trainer, batch), record.grad_norm
         vector = record.vector(self.wants_stop, self.wants_save, self.steps_done)
         if not tells_samples(trainer):
@@ -194,6 +397,11 @@ class Ledger(Callback):
 def ledger_of(trainer: Trainer) -> Ledger | None:
     """Return the ledger among a trainer's callbacks."""
     return next((c for c in trainer.callbacks if isinstance(c, Ledger)), None)
+
+
+def record_of(module: LightningModule) -> StepRecord | None:
+    """Return the record of a module whose steps a ledger can keep: of an `ExactModule`."""
+    return getattr(module, "step_record", None)
 
 
 def is_distributed() -> bool:

@@ -1,0 +1,108 @@
+"""Ledger's parts: the record of a step, and its numbers on their way to the host."""
+
+import numpy as np
+import pytest
+import torch
+
+from datamodules.core.plan import digest_ids
+from lit_models.training.ledger import HostCopy, StepRecord, hash_ids, read_vector
+from lit_models.training.metrics import LossSum
+from tests.toy import ToyData
+
+
+def test_a_step_that_never_called_exact_mean_is_refused():
+    with pytest.raises(RuntimeError, match="must go through it"):
+        StepRecord().vector(False, False)
+
+
+def test_ids_hash_alike_in_torch_and_numpy():
+    ids = np.random.default_rng(0).integers(0, 2**40, 1000)
+    total = int(hash_ids(torch.from_numpy(ids)).sum()) & ((1 << 63) - 1)
+    assert total == digest_ids(ids)
+
+
+def test_the_record_adds_over_micro_batches_and_ranks():
+    ids = torch.arange(12)
+    weight = torch.ones(12)
+    weight[[3, 7]] = 0
+    vectors = []
+    for rank in range(2):
+        record = StepRecord()
+        for part in range(2):
+            rows = slice(rank * 6 + part * 3, rank * 6 + part * 3 + 3)
+            terms = {"a": LossSum(weight[rows].sum() * 2, weight[rows].sum())}
+            record.add(ids[rows], weight[rows], terms, torch.tensor(0.25))
+        vectors.append(record.vector(stop=rank == 1, save=False))
+    summary = read_vector(sum(vectors).tolist(), ("a",))
+    used = np.delete(np.arange(12), [3, 7])
+    assert summary.digest == f"{digest_ids(used):016x}"
+    assert (summary.num_samples, summary.loss, summary.stop, summary.save) == (10, 1.0, True, False)
+    assert summary.terms == {"a": (20.0, 10.0)}
+    assert summary.is_finite
+
+
+@pytest.mark.parametrize(
+    ("loss", "norm", "is_finite"),
+    [(0.5, 2.0, True), (0.5, None, True), (float("nan"), 2.0, False), (0.5, float("inf"), False)],
+)
+def test_a_loss_or_a_gradient_that_is_not_finite_is_a_flag(loss, norm, is_finite):
+    record = StepRecord()
+    ids, weight = torch.arange(3), torch.ones(3)
+    record.add(ids, weight, {"a": LossSum(weight.sum(), weight.sum())}, torch.tensor(loss))
+    record.grad_norm = None if norm is None else torch.tensor(norm)
+    summary = read_vector(record.vector(stop=False, save=True).tolist(), ("a",))
+    assert (summary.is_finite, summary.stop, summary.save) == (is_finite, False, True)
+    assert record.grad_norm is None  # of the next step
+
+
+def test_samples_of_a_loss_that_is_not_finite_are_named_without_fillers():
+    record = StepRecord()
+    for first, loss in ((0, 1.0), (3, float("inf"))):
+        ids, weight = torch.arange(first, first + 3), torch.tensor([1.0, 0.0, 1.0])
+        record.add(ids, weight, {"a": LossSum(weight.sum(), weight.sum())}, torch.tensor(loss))
+    record.vector(False, False, step=1)
+    assert record.suspects(1) == ([3, 5], [0, 2, 3, 5])
+
+
+def test_a_batch_stays_where_it_is_on_a_cpu_and_moves_to_a_device():
+    data = ToyData()
+    data.setup("fit")
+    batch = next(iter(data.train_dataloader()))
+    assert data.transfer_batch_to_device(batch, torch.device("cpu"), 0) is batch
+    moved = data.transfer_batch_to_device(batch, torch.device("meta"), 0)
+    assert moved["weight"].device.type == "meta"
+    assert moved["step_index"] == 0
+
+
+class Work:
+    """A collective that doubles a vector when it is waited for."""
+
+    def __init__(self, vector: torch.Tensor) -> None:
+        self.vector = vector
+
+    def wait(self) -> None:
+        self.vector *= 2
+
+
+def test_a_cpu_reads_what_the_collective_left() -> None:
+    vector = torch.tensor([1.0, 2.5], dtype=torch.float64)
+    copy = HostCopy(vector, Work(vector), torch.tensor(0.1, dtype=torch.float32))  # type: ignore[arg-type]
+    assert vector.tolist() == [1.0, 2.5]  # not waited for yet
+    numbers, norm = copy.read()
+    assert numbers == [2.0, 5.0]
+    assert norm == float(torch.tensor(0.1))
+
+
+def test_there_need_be_neither_a_collective_nor_one_more_number() -> None:
+    assert HostCopy(torch.tensor([3.0]), None, None).read() == ([3.0], None)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_is_not_waited_for() -> None:
+    vector = torch.ones(3, dtype=torch.float64, device="cuda")
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2_000_000_000)
+    copy = HostCopy(vector * 2, None, torch.tensor(0.5, device="cuda"))
+    assert not torch.cuda.current_stream().query()  # still asleep, and the host is here
+    assert copy.read() == ([2.0, 2.0, 2.0], 0.5)
