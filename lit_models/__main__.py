@@ -5,10 +5,8 @@ from __future__ import annotations
 import faulthandler
 import os
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
 
-from lit_models.cli_errors import UsageError, run_guarded
 from lit_models.commands import run_command, summaries
 from lit_models.config_files import (
     LOCAL_RANK,
@@ -17,6 +15,8 @@ from lit_models.config_files import (
     near_names,
     shipped_configs,
 )
+from lit_models.errors import UsageError, run_guarded
+from lit_models.training.rules import check_numbers
 
 VERBS = {
     "fit": "train, from the start or from a checkpoint",
@@ -24,9 +24,6 @@ VERBS = {
     "test": "evaluate on the test data",
     "predict": "write predictions for new data to a file",
 }
-
-NUMBERS = ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT",
-           "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "OMP_NUM_THREADS")  # fmt: skip
 
 
 def help_text() -> str:
@@ -41,20 +38,6 @@ def help_text() -> str:
         "`unisono COMMAND --help` shows the options that are used most, --print_config all.\n\n"
         "commands:\n" + "\n".join(lines) + "\n\nshipped configs:\n" + configs
     )
-
-
-def check_numbers(environ: Mapping[str, str]) -> None:
-    """Refuses a launcher's variable that is no number, before libraries read it as one.
-
-    Raises:
-        UsageError: it is none.
-    """
-    for name in NUMBERS:
-        if not (environ.get(name) or "0").isdecimal():
-            raise UsageError(
-                f"the environment has {name}={environ[name]}, which must be a whole number; "
-                "launchers set it: unset it, or correct it in the script that sets it."
-            )
 
 
 def tell_where_it_crashes() -> None:
@@ -89,7 +72,10 @@ def run(argv: list[str]) -> int | None:
         # Threads that wait without sleeping make a step 20 times slower as soon as another program
         # uses a core (0.17 s became 3.3 s on two cores); OpenMP reads this when torch loads it.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        check_numbers(os.environ)
+        try:
+            check_numbers(os.environ)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
         from lit_models.launch import launch
 
         return launch(argv)

@@ -18,7 +18,7 @@ from lightning.pytorch.strategies import StrategyRegistry
 
 from datamodules.core.planned import PlannedDataModule
 from lit_models import checkpoint_values, config_files
-from lit_models.cli_errors import (
+from lit_models.errors import (
     COLUMNS,
     USAGE,
     OneScreenErrors,
@@ -27,7 +27,7 @@ from lit_models.cli_errors import (
     say,
     screen,
 )
-from lit_models.training import bitwise, preflight, strategy_choice
+from lit_models.training import bitwise, rules, strategy_choice
 from lit_models.training.callbacks import (
     BitwiseSum,
     ErrorTable,
@@ -106,7 +106,7 @@ class UnisonoCLI(LightningCLI):
         self, argv: list[str], choice: Run, parser_class: type[UnisonoParser] = UnisonoParser
     ) -> None:
         self.argv, self.choice = argv, choice
-        self.verdict: preflight.Verdict | None = None
+        self.verdict: rules.Verdict | None = None
         trust = config_files.given_value(argv, TRUST) is True
         self.classes = StoredClasses(trust, config_files.given_words(argv))
         self.checkpoint_model = checkpoint_values.model_values(choice.ckpt_path, self.classes)
@@ -136,7 +136,7 @@ class UnisonoCLI(LightningCLI):
         )
         parser.add_argument(
             "--on_missing_devices",
-            type=preflight.OnMissing,
+            type=rules.OnMissing,
             default="error",
             help="What to do about devices that are not there.",
         )
@@ -200,9 +200,9 @@ class UnisonoCLI(LightningCLI):
                 options.save_dir = self.choice.folder
         self._check_evaluates(config.trainer)
         known = StrategyRegistry.available_strategies()
-        settings = preflight.settings_of(config)
+        settings = rules.settings_of(config)
         try:
-            self.verdict = preflight.check(settings, preflight.this_machine(), os.environ, known)
+            self.verdict = rules.check(settings, rules.this_machine(), os.environ, known)
             if self.subcommand == "fit" and config.exactness == "bitwise":
                 precision, world_size = config.trainer.precision, self.verdict.world_size
                 bitwise.check_run(settings.strategy, precision, world_size)
@@ -279,10 +279,10 @@ class UnisonoCLI(LightningCLI):
             )
         return [c for c in default_callbacks() if not isinstance(c, left_out)]
 
-    def _chosen_strategy(self, verdict: preflight.Verdict) -> Choice | None:
+    def _chosen_strategy(self, verdict: rules.Verdict) -> Choice | None:
         """Returns what `trainer.strategy: auto` becomes, and prints why; None where it stays."""
         config, is_training = self.config[self.subcommand], self.subcommand == "fit"
-        settings, precision = preflight.settings_of(config), config.trainer.precision
+        settings, precision = rules.settings_of(config), config.trainer.precision
         try:
             chosen = strategy_choice.choose(
                 settings, verdict, self.model, self.datamodule, is_training, precision

@@ -4,8 +4,6 @@ import logging
 import multiprocessing
 import os
 import signal
-import socket
-import sys
 import time
 import warnings
 from collections.abc import Mapping
@@ -17,11 +15,12 @@ import torch.distributed as dist
 
 from lit_models import config_files
 from lit_models.cli import TRUST, UnisonoCLI, brief_help, with_help_classes
-from lit_models.cli_errors import UsageError, is_first_process, say
+from lit_models.errors import UsageError, is_first_process, say
 from lit_models.training.callbacks.preemption import REPEATED_WITHIN_S, REQUEUE_SIGNALS
 from lit_models.training.checkpoint import checkpoint_to_use, newest_checkpoint
 from lit_models.training.ledger import ledger_of
 from lit_models.training.lineage import stop_reason
+from lit_models.training.rules import complete_rendezvous
 from lit_models.training.run_folder import Run, check_writable, decide, locked, settle, withdraw
 
 ONLY_PRINTS = ("--help", "--print_config", ".help")
@@ -124,50 +123,6 @@ def run_and_end(argv: list[str], run: Run, runs: Path) -> bool:
     finally:
         withdraw(os.environ, runs, is_over)
     return is_stopped
-
-
-def complete_rendezvous(environ: dict[str, str] | os._Environ[str], num_nodes: int) -> None:
-    """Fills in what a rank needs that was started by hand, as hand-written code is: with RANK,
-    WORLD_SIZE, MASTER_ADDR and MASTER_PORT alone.
-
-    Args:
-        environ: the environment; LOCAL_RANK and NODE_RANK are added.
-        num_nodes: machines, each with equally many ranks.
-
-    Raises:
-        ValueError: a variable is missing, or the numbers contradict each other.
-    """
-    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    if int(environ.get("RANK") or 0) >= int(environ.get("WORLD_SIZE") or sys.maxsize):
-        raise ValueError(
-            f"RANK={environ['RANK']} of WORLD_SIZE={environ['WORLD_SIZE']}: ranks count from 0, so "
-            "that the others would wait for ever; correct one of the two, or unset both."
-        )
-    address = environ.get("MASTER_ADDR")
-    if address:
-        try:
-            socket.getaddrinfo(address, None)
-        except OSError as error:
-            raise ValueError(
-                f"MASTER_ADDR={address} is no machine that can be found ({error.strerror}); give "
-                "the name or the address of the node with rank 0, or unset it for one machine."
-            ) from error
-    is_launched = "LOCAL_RANK" in environ or "SLURM_NTASKS" in environ
-    if "RANK" not in environ or is_launched or environ.get("WORLD_SIZE") == "1":
-        return
-    missing = [name for name in names if not environ.get(name)]
-    if missing:
-        raise ValueError(
-            f"RANK={environ['RANK']} is set but {', '.join(missing)} is not: a rank started by "
-            f"hand needs {', '.join(names)}. Set all of them, or unset RANK."
-        )
-    rank, world_size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
-    if not 0 <= rank < world_size or world_size % num_nodes:
-        raise ValueError(
-            f"RANK={rank} of WORLD_SIZE={world_size} on trainer.num_nodes={num_nodes}: ranks count "
-            "from 0, and every node has equally many of them."
-        )
-    environ["NODE_RANK"], environ["LOCAL_RANK"] = map(str, divmod(rank, world_size // num_nodes))
 
 
 def forward_signals() -> set[int]:

@@ -15,11 +15,11 @@ import yaml
 from lightning.pytorch.loggers import WandbLogger
 
 from datamodules import CodeSystem
-from lit_models.cli_errors import UsageError, one_screen, run_guarded, screen
 from lit_models.commands.chain import chain
 from lit_models.commands.doctor import doctor
 from lit_models.commands.submit import submit
 from lit_models.config_files import MIGRATION, flat, migrated
+from lit_models.errors import UsageError, one_screen, run_guarded, screen
 from lit_models.training.callbacks import LastCheckpoint
 from lit_models.training.optim import WarmupDecay
 from lit_models.training.strategies import FullyShardedStrategy, ReplicatedStrategy
@@ -436,7 +436,7 @@ def test_a_logger_of_the_config_joins_the_default_ones(unisono: Unisono, toy_con
 def test_an_error_of_a_library_is_one_screen_and_its_traceback_a_file(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lit_models.training.preflight import check_strategy
+    from lit_models.training.rules import check_strategy
 
     def fail() -> None:
         error = ValueError("Invalid learning rate: -1.0\n" + "a long line\n" * 30)

@@ -28,9 +28,9 @@ def run_command(name: str, argv: list[str]) -> Any:
     """Runs one command with its options and returns what it returns: an exit status or None."""
     from jsonargparse import ArgumentParser, auto_cli
 
-    from lit_models.cli_errors import OneScreenErrors, UsageError
     from lit_models.commands._arguments import arguments_of
     from lit_models.config_files import refuse_in_parsers
+    from lit_models.errors import OneScreenErrors, UsageError
 
     class CommandParser(OneScreenErrors, ArgumentParser):
         takes_dashes = True

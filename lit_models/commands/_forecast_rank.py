@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from lit_models.cli_errors import run_guarded, say, screen
+from lit_models.errors import run_guarded, say, screen
 from lit_models.training.local_ranks import end_with_parent
 
 

@@ -41,8 +41,8 @@ def parsed(run_options: list[str], needs_model: bool = True) -> dict[str, Any]:
         SystemExit: the parser of `fit` refuses an option, and has said why.
     """
     from lit_models.cli import ParsedCLI, UnisonoParser
-    from lit_models.cli_errors import UsageError
     from lit_models.config_files import expand_configs
+    from lit_models.errors import UsageError
     from lit_models.training.run_folder import Run
 
     class DataParser(UnisonoParser):

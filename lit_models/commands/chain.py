@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from lit_models.cli_errors import UsageError, say
+from lit_models.errors import UsageError, say
 from lit_models.stage_records import (
     Record,
     State,

@@ -18,8 +18,8 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any, Literal
 
-from lit_models.cli_errors import UsageError
-from lit_models.training.launched_world import check_world
+from lit_models.errors import UsageError
+from lit_models.training.rules import check_world
 
 Level = Literal["ok", "warning", "error"]
 STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}

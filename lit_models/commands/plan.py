@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from lit_models.cli_errors import RUN, UsageError, say
+from lit_models.errors import RUN, UsageError, say
 
 if TYPE_CHECKING:
     from lit_models.forecasting.orders import Order

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lit_models.cli_errors import UsageError
+from lit_models.errors import UsageError
 
 if TYPE_CHECKING:
     from lit_models.reporting.reading import RunRecord

@@ -11,7 +11,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from lit_models.cli_errors import RUN, UsageError
+from lit_models.errors import RUN, UsageError
 from lit_models.training.local_ranks import fit_environment, run_ranks, sigterm_as_exit
 
 RANK = "lit_models.commands._forecast_rank"  # the program of a rank: it builds what a config names

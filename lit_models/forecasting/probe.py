@@ -10,12 +10,12 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from datamodules.core.plan import Batching, derive_batching
 from datamodules.core.planned import PlannedDataModule, cached_plan
-from lit_models.cli_errors import UsageError
+from lit_models.errors import UsageError
 from lit_models.forecasting.exchange import Exchange, State
 from lit_models.forecasting.rehearsal import Rehearsal, Rehearsed
 from lit_models.training.memory import StateSize, gradient_bytes
 from lit_models.training.optim import WarmupDecay, lr_scale
-from lit_models.training.preflight import check_share
+from lit_models.training.rules import check_share
 from lit_models.training.state_size import sharded_groups, size_of
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from lit_models import config_files
 from lit_models.cli import ParsedCLI
-from lit_models.cli_errors import UsageError
-from lit_models.training import preflight
-from lit_models.training.launched_world import check_world
+from lit_models.errors import UsageError
+from lit_models.training import rules
 from lit_models.training.run_folder import Run
 
 
@@ -36,11 +35,11 @@ def check_run(argv: list[str], processes: int, is_stage: bool = False) -> None:
         argv = [argv[0], *config_files.expand_configs(argv[1:])]
         parsed = (ParsedStage if is_stage else ParsedCLI)(argv, Run("runs"))
         config: Any = parsed.config[argv[0]]
-        settings = preflight.settings_of(config)
+        settings = rules.settings_of(config)
         world = {"SLURM_NTASKS": str(processes)}
-        preflight.check_strategy(settings.strategy, _strategies())
-        check_world(processes, settings.strategy, world, [])
-        preflight.check_batch(settings, processes)
+        rules.check_strategy(settings.strategy, _strategies())
+        rules.check_world(processes, settings.strategy, world, [])
+        rules.check_batch(settings, processes)
     except (ValueError, FileNotFoundError) as error:
         raise UsageError(str(error)) from error
 

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from lit_models.cli_errors import say, screen
+from lit_models.errors import say, screen
 from lit_models.scheduling.resources import NODE_GPUS, gpus_of_nodes
 
 ANSWERS_WITHIN_S = 30.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from lit_models.cli_errors import UsageError
+from lit_models.errors import UsageError
 
 NODE_GPUS = 8  # of a machine of which nothing is known
 MOST_AHEAD_S = 65535  # of sbatch --signal

@@ -11,8 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lit_models.cli_errors import UsageError
 from lit_models.config_files import config_folders
+from lit_models.errors import UsageError
 from lit_models.scheduling.resources import Resources
 
 LOGS = Path("logs")  # the templates name it

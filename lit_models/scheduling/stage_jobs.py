@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from lit_models import config_files
-from lit_models.cli_errors import OneScreenErrors, UsageError
 from lit_models.commands.chain import chain, check_outputs
+from lit_models.errors import OneScreenErrors, UsageError
 from lit_models.scheduling import queue, scripts
 from lit_models.scheduling.jobs import (
     ACCELERATOR,

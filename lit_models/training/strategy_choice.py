@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch import LightningModule
 
 from lit_models.training.memory import GIB, Choice, choose_strategy
-from lit_models.training.preflight import Settings, Verdict
+from lit_models.training.rules import Settings, Verdict
 from lit_models.training.state_size import size_before_setup
 
 CHOSEN_FOR = ("cpu", "gpu", "cuda")

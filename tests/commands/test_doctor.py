@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_models.cli_errors import USAGE, run_guarded
 from lit_models.commands import run_command
 from lit_models.commands.doctor import (
     check_gpus,
@@ -20,6 +19,7 @@ from lit_models.commands.doctor import (
     check_packages,
     worst,
 )
+from lit_models.errors import USAGE, run_guarded
 from tests.distributed.launch import LAUNCHERS, ROOT, ended, free_port, run, started
 
 SRUN = {

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_models.cli_errors import RUN, USAGE, UsageError
 from lit_models.commands.plan import plan
+from lit_models.errors import RUN, USAGE, UsageError
 from lit_models.forecasting import isolated, orders
 from lit_models.forecasting.orders import Order
 from tests.toy import LitToy

@@ -2,9 +2,9 @@
 
 import pytest
 
-from lit_models.cli_errors import USAGE, UsageError, run_guarded
 from lit_models.commands import run_command
 from lit_models.commands.plan import numbers, plan
+from lit_models.errors import USAGE, UsageError, run_guarded
 
 RUN = ["--model.class_path=tests.toy.LitToy", "--data.class_path=tests.toy.ToyData"]
 

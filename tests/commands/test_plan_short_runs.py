@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from datamodules.core.plan import PlanRequest, make_plan
-from lit_models.cli_errors import UsageError, screen
 from lit_models.commands.plan import plan as plan_command
+from lit_models.errors import UsageError, screen
 from lit_models.forecasting import exchange, orders, short_run
 from lit_models.forecasting.exchange import Exchange, State
 from lit_models.forecasting.orders import Order

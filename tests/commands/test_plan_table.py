@@ -5,8 +5,8 @@ import json
 import pytest
 from rich.console import Console
 
-from lit_models.cli_errors import USAGE, run_guarded
 from lit_models.commands import run_command
+from lit_models.errors import USAGE, run_guarded
 from lit_models.forecasting import prediction, table
 from lit_models.forecasting.exchange import State
 from lit_models.forecasting.probe import Forecast, World

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lit_models.cli_errors import UsageError
 from lit_models.commands.report import report
+from lit_models.errors import UsageError
 from lit_models.reporting.reading import read_run
 from lit_models.reporting.timing import forecast_of, plan_rows
 from tests.commands.run_folders import page_of, run_folder, text_of, throughput_line

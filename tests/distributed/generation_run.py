@@ -20,7 +20,7 @@ from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.generation import GenerationOptions
 from lit_models.causal_lm.module import LitCausalLM
 from lit_models.causal_lm.samples import Samples
-from lit_models.cli_errors import run_guarded
+from lit_models.errors import run_guarded
 from lit_models.training.callbacks import default_callbacks
 from tests.toy import toy_trainer
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from lit_models.cli_errors import run_guarded
+from lit_models.errors import run_guarded
 from lit_models.training.callbacks import Throughput, default_callbacks
 from tests.toy import LitToy, ToyData, toy_trainer
 

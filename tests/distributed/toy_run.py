@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback
 
-from lit_models.cli_errors import run_guarded
+from lit_models.errors import run_guarded
 from lit_models.training.callbacks import default_callbacks
 from lit_models.training.callbacks.last_checkpoint import LastCheckpoint
 from lit_models.training.strategies import ReplicatedStrategy

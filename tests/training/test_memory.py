@@ -24,7 +24,7 @@ from lit_models.training.memory import (
     replicated_bytes,
     sharded_bytes,
 )
-from lit_models.training.preflight import Settings, Verdict
+from lit_models.training.rules import Settings, Verdict
 from lit_models.training.state_size import moments_per_parameter, size_before_setup, size_of
 from lit_models.training.strategy_choice import choose, device_memory_bytes
 from tests.distributed.jobs import bytes_here

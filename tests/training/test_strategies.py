@@ -13,8 +13,8 @@ import yaml
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import StrategyRegistry
 
-from lit_models.launch import complete_rendezvous
 from lit_models.training import status
+from lit_models.training.rules import complete_rendezvous
 from lit_models.training.strategies import FullyShardedStrategy, ReplicatedStrategy
 from lit_models.training.strategies.processes import check_backend, is_stopped
 from tests.toy import LitToy, ToyData, toy_trainer

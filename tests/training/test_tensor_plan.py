@@ -12,10 +12,10 @@ from lit_models.causal_lm.attention import Documents
 from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.lora import LoraOptions, add_lora, lora_recipe
 from lit_models.causal_lm.network import Decoder
-from lit_models.training import preflight
+from lit_models.training import rules
 from lit_models.training.callbacks.topology import print_banner
 from lit_models.training.ledger import without_samples
-from lit_models.training.preflight import Machine, Settings, check
+from lit_models.training.rules import Machine, Settings, check
 from lit_models.training.strategies import FullyShardedStrategy
 from lit_models.training.strategies.meshes import check_groups
 from lit_models.training.tensor_plan import Split, check_tensor_plan, planned_layers
@@ -112,7 +112,7 @@ def test_groups_that_do_not_make_up_the_world_are_refused():
 
 def test_the_check_of_batches_knows_that_a_group_shares_its_samples():
     given = Namespace(class_path="FullyShardedStrategy", init_args={"tensor_parallel_size": 2})
-    size = preflight._strategy_options(given)["tensor_parallel_size"]
+    size = rules.strategy_of(given)[1]["tensor_parallel_size"]
     four = Settings(
         accelerator="cpu", devices=4, strategy=None, global_batch_size=2, tensor_parallel_size=size
     )

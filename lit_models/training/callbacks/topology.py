@@ -17,7 +17,7 @@ class Topology(Callback):
     """Writes `topology.json` and prints the start banner: the devices, then the plan.
 
     Args:
-        fallback: what was asked for and is not there, as the preflight check put it.
+        fallback: what was asked for and is not there, in the words of `training/rules.py`.
         warnings: the other lines of that check.
     """
 

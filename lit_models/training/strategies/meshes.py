@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from lit_models.training.preflight import tensor_groups
+from lit_models.training.rules import tensor_groups
 
 
 def check_groups(world_size: int, replicate_size: int, tensor_parallel_size: int) -> None:

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 from jsonargparse import Namespace
 
-from lit_models.training import preflight
-from lit_models.training.launched_world import check_world
-from lit_models.training.preflight import (
+from lit_models.training.rules import (
     Machine,
     Settings,
     Verdict,
     check,
+    check_world,
     resolve_devices,
+    strategy_of,
 )
 
 STRATEGIES = ["ddp", "ddp_spawn", "ddp_fork", "ddp_notebook", "fsdp"]
@@ -100,14 +100,14 @@ def test_deepspeed_is_told_what_its_stages_are_under_fsdp(name: str) -> None:
 
 def test_lightnings_class_of_deepspeed_is_known_by_its_name() -> None:
     lightnings = Namespace(class_path="lightning.pytorch.strategies.DeepSpeedStrategy")
-    assert preflight._strategy_name(lightnings) == "DeepSpeedStrategy"
+    assert strategy_of(lightnings)[0] == "DeepSpeedStrategy"
 
 
 def test_a_strategy_class_that_starts_its_own_processes_is_known_by_its_option() -> None:
     given = Namespace(class_path="ReplicatedStrategy", init_args={"start_method": "spawn"})
-    assert preflight._strategy_name(given) == "ddp_spawn"
-    assert preflight._strategy_name(Namespace(class_path="ReplicatedStrategy")) is None
-    assert preflight._strategy_name("fsdp") == "fsdp"
+    assert strategy_of(given)[0] == "ddp_spawn"
+    assert strategy_of(Namespace(class_path="ReplicatedStrategy"))[0] is None
+    assert strategy_of("fsdp") == ("fsdp", {})
 
 
 def test_nodes_multiply_the_world() -> None:

@@ -1,0 +1,420 @@
+"""Rules on strategy, devices, launchers and batch sizes, checked before any data is read.
+
+Each refuses a value that would silently train something else: copies of one run, one rank of
+several, fewer devices than asked for, another batch. Torch is imported by `this_machine` alone.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from datamodules.core.plan import Batching
+
+OnMissing = Literal["error", "fallback"]
+ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps", "tpu")
+SPAWNING = ("ddp_spawn", "ddp_fork", "ddp_notebook")
+GONE = "the strategy `{}` is gone"
+GONE_STRATEGIES = {
+    "dp": f"{GONE} (slow and inexact); `ddp` or `ddp_spawn` does it",
+    "dataparallel": f"{GONE} (slow and inexact); `ddp` or `ddp_spawn` does it",
+    "distributeddataparallel": "`{}` is called `ddp` here",
+    "fullyshardeddataparallel": "`{}` is called `fsdp` here",
+    "ddp2": f"{GONE}; `ddp` does it",
+    "ddpcpu": f"{GONE}; use `ddp` with --trainer.accelerator=cpu",
+    "ddpsharded": f"{GONE}; `fsdp` shards",
+    "fairscale": f"{GONE}; `fsdp` shards",
+    "horovod": f"{GONE}; `ddp` does it, with srun or torchrun as launcher",
+    "bagua": f"{GONE}; `ddp` does it",
+}
+DEEPSPEED = (
+    "trainer.strategy: `{}` is called fsdp here: ZeRO 3 is --trainer.strategy=fsdp, ZeRO 1 and 2 "
+    "are fsdp with --trainer.strategy.reshard_after_forward=false, and ZeRO-Offload is fsdp with "
+    "--trainer.strategy.cpu_offload=true, on GPUs."
+)
+LAUNCHER_NUMBERS = (
+    *("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT"),
+    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "OMP_NUM_THREADS"),
+)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What this machine has."""
+
+    num_cpus: int
+    num_gpus: int
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The values of a command line that depend on each other.
+
+    Args:
+        accelerator: as the Trainer takes it.
+        devices: as the Trainer takes it: a count, `auto`, -1, a list, or "0,1".
+        num_nodes: machines.
+        strategy: a name, or `None` where the config names a strategy class.
+        accumulate_grad_batches: as the Trainer takes it; 1 lets the data derive it.
+        global_batch_size: samples per optimizer step, `None` where the data has no such option.
+        micro_batch_size: samples per forward call, or `auto`.
+        batch_size: the conventional size per device.
+        on_missing_devices: `fallback` runs on the devices that are there.
+        tensor_parallel_size: devices that compute the same samples together.
+    """
+
+    accelerator: str = "auto"
+    devices: int | str | list[int] = "auto"
+    num_nodes: int = 1
+    strategy: str | None = "auto"
+    accumulate_grad_batches: int = 1
+    global_batch_size: int | None = None
+    micro_batch_size: int | Literal["auto"] = "auto"
+    batch_size: int | None = None
+    on_missing_devices: OnMissing = "error"
+    tensor_parallel_size: int = 1
+
+
+@dataclass
+class Verdict:
+    """The run as it will be.
+
+    Attributes:
+        accelerator: for the Trainer.
+        devices: for the Trainer: a count or a list of indices.
+        num_devices: processes on this machine.
+        world_size: processes on all machines.
+        warnings: to be shown, one line each.
+        fallback: devices that were asked for and are not there, for topology.json, or `None`.
+    """
+
+    accelerator: str
+    devices: int | list[int]
+    num_devices: int
+    world_size: int
+    warnings: list[str] = field(default_factory=list)
+    fallback: str | None = None
+
+
+def settings_of(config: Any) -> Settings:
+    """Returns the settings in a parsed command line of one verb."""
+    trainer, data = config.trainer, config.data.get("init_args") or {}
+    strategy, options = strategy_of(trainer.strategy)
+    return Settings(
+        accelerator=trainer.accelerator if isinstance(trainer.accelerator, str) else "cpu",
+        devices=trainer.devices,
+        num_nodes=trainer.num_nodes,
+        strategy=strategy,
+        accumulate_grad_batches=trainer.accumulate_grad_batches,
+        global_batch_size=data.get("global_batch_size"),
+        micro_batch_size=data.get("micro_batch_size") or "auto",
+        batch_size=data.get("batch_size"),
+        on_missing_devices=config.on_missing_devices,
+        tensor_parallel_size=options.get("tensor_parallel_size") or 1,
+    )
+
+
+def strategy_of(given: Any) -> tuple[str | None, Any]:
+    """Returns the name and the options of a strategy in a parsed configuration; a class has no
+    name but for how it starts its processes, or to be refused by it."""
+    if isinstance(given, str):
+        return given, {}
+    options = (given or {}).get("init_args") or {}
+    name = ((given or {}).get("class_path") or "").rpartition(".")[2]
+    start_method = options.get("start_method")
+    spawning = f"ddp_{start_method}" if start_method in ("spawn", "fork") else None
+    return (name if name == "DeepSpeedStrategy" else spawning), options
+
+
+def this_machine() -> Machine:
+    """Returns the CPUs that this process may use and the GPUs of this machine."""
+    import torch
+
+    has_affinity = hasattr(os, "sched_getaffinity")
+    num_cpus = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    return Machine(num_cpus, torch.cuda.device_count() if torch.cuda.is_available() else 0)
+
+
+def check(
+    settings: Settings, machine: Machine, environ: Mapping[str, str], strategies: list[str]
+) -> Verdict:
+    """Returns what will run.
+
+    Args:
+        settings: what was asked for.
+        machine: what is there.
+        environ: the environment, for what launchers set in it.
+        strategies: names that the Trainer knows.
+
+    Raises:
+        ValueError: the settings contradict each other, the machine or the launcher.
+    """
+    check_strategy(settings.strategy, strategies)
+    verdict = resolve_devices(settings, machine)
+    placed = ("MASTER_ADDR", "SLURM_NTASKS", "TORCHELASTIC_RUN_ID")
+    if settings.num_nodes > 1 and not any(environ.get(name) for name in placed):
+        raise ValueError(
+            f"trainer.num_nodes is {settings.num_nodes}, but no launcher started this process: it "
+            "would wait for the other machines. Use srun or torchrun (`unisono submit` writes the "
+            "job), or set MASTER_ADDR, MASTER_PORT and NODE_RANK on every machine."
+        )
+    check_world(verdict.world_size, settings.strategy, environ, verdict.warnings)
+    check_batch(settings, verdict.world_size)
+    return verdict
+
+
+def check_strategy(strategy: str | None, known: list[str]) -> None:
+    """Refuses a strategy name that does not exist.
+
+    Raises:
+        ValueError: the name is gone or unknown.
+    """
+    plain = re.sub("[-_ ]", "", strategy or "").lower()
+    if "deepspeed" in plain or re.fullmatch("zero[123]?", plain):
+        raise ValueError(DEEPSPEED.format(strategy))
+    if strategy is None or strategy in ("auto", *known):
+        return
+    if plain in GONE_STRATEGIES:
+        raise ValueError(f"trainer.strategy: {GONE_STRATEGIES[plain].format(strategy)}.")
+    near = difflib.get_close_matches(strategy, known, n=3)
+    offered = sorted(name for name in known if "deepspeed_" not in name)
+    hint = f" Did you mean {' or '.join(near)}?" if near else f" Known: {', '.join(offered)}."
+    raise ValueError(f"trainer.strategy: there is no strategy `{strategy}`.{hint}")
+
+
+def resolve_devices(settings: Settings, machine: Machine) -> Verdict:
+    """Returns devices as a number, `auto` and fallback resolved, never silently.
+
+    Raises:
+        ValueError: devices that are not there, or no devices at all.
+    """
+    accelerator, devices = settings.accelerator, settings.devices
+    if accelerator not in ACCELERATORS:
+        near = difflib.get_close_matches(accelerator, ACCELERATORS, n=1)
+        raise ValueError(
+            f"trainer.accelerator must be one of {', '.join(ACCELERATORS)}, got {accelerator}."
+            + (f" Did you mean {near[0]}?" if near else "")
+        )
+    text = "-1" if devices == "auto" else str(devices).strip()
+    indices = devices if isinstance(devices, list) else None
+    if re.fullmatch(r"[\d ]+(,[\d ]*)+", text):
+        indices = [int(index) for index in text.split(",") if index.strip()]
+    if indices is None and not re.fullmatch(r"-?\d+", text):
+        raise ValueError(
+            f"trainer.devices must be a number, auto, or indices such as 0,2; got {devices}."
+        )
+    count = int(text) if indices is None else len(indices)
+    if (count < 1 and count != -1) or settings.num_nodes < 1:
+        raise ValueError(
+            f"trainer.num_nodes must be at least 1, got {settings.num_nodes}."
+            if settings.num_nodes < 1
+            else f"trainer.devices must be at least 1 or auto, got {devices}."
+        )
+
+    def verdict(kind: str, chosen: int | list[int], number: int) -> Verdict:
+        return Verdict(kind, chosen, number, number * settings.num_nodes)
+
+    wants_gpu = accelerator in ("gpu", "cuda")
+    if not wants_gpu and (accelerator != "auto" or not machine.num_gpus):
+        kind = "cpu" if accelerator == "auto" else accelerator
+        found = verdict(kind, max(count, 1), max(count, 1))
+        if kind == "cpu" and count == -1:
+            found.warnings.append(
+                "devices: auto found no GPU, the run uses 1 CPU process; --trainer.devices=2 uses "
+                "two"
+            )
+        if kind == "cpu" and indices is not None:
+            found.warnings.append(
+                f"trainer.devices={devices} names GPUs; on the CPU it means {count} processes"
+            )
+        if kind == "cpu" and count > machine.num_cpus:
+            found.warnings.append(
+                f"{count} processes share {machine.num_cpus} CPU cores: right, but slower than "
+                f"--trainer.devices={machine.num_cpus}"
+            )
+        return found
+    if count == -1 and machine.num_gpus:
+        return verdict("gpu", machine.num_gpus, machine.num_gpus)
+    if count != -1 and (max(indices) + 1 if indices else count) <= machine.num_gpus:
+        return verdict("gpu", indices or count, count)
+    there = f"{machine.num_gpus} GPU{'s' * (machine.num_gpus != 1)}"
+    asked = "all" if count == -1 else str(devices)
+    what = f"trainer.devices={asked} asks for GPUs that this machine does not have: it has {there}"
+    if settings.on_missing_devices == "error":
+        way_out = f"devices={machine.num_gpus}" if machine.num_gpus else "accelerator=cpu"
+        raise ValueError(
+            f"{what}. Use --trainer.{way_out}, or --on_missing_devices=fallback to run on what is "
+            "there."
+        )
+    number = machine.num_gpus or 1
+    found = verdict("gpu" if machine.num_gpus else "cpu", number, number)
+    found.fallback = f"{what}; the run uses {number} {found.accelerator.upper()} device(s)"
+    found.warnings.append(found.fallback)
+    return found
+
+
+def tensor_groups(size: int, world_size: int) -> int:
+    """Returns the number of tensor groups, each of which has samples of its own.
+
+    Raises:
+        ValueError: the size is below 1 or does not divide the world.
+    """
+    if size < 1 or world_size % size:
+        raise ValueError(
+            f"trainer.strategy.tensor_parallel_size is {size}, which does not divide "
+            f"trainer.devices x trainer.num_nodes = {world_size}; use a divisor, at most the "
+            "devices of one node."
+        )
+    return world_size // size
+
+
+def check_batch(settings: Settings, world_size: int) -> None:
+    """Refuses batch sizes that contradict each other or leave devices idle.
+
+    Raises:
+        ValueError: devices x micro-batch x accumulation does not make the global batch, or tensor
+            groups do not make up the world.
+    """
+    num_replicas = tensor_groups(settings.tensor_parallel_size, world_size)
+    if settings.global_batch_size is None:
+        return
+    from datamodules.core.plan import derive_batching
+
+    batching = derive_batching(
+        num_replicas,
+        settings.global_batch_size,
+        settings.micro_batch_size,
+        settings.batch_size,
+        settings.accumulate_grad_batches,
+    )
+    check_share(batching, num_replicas)
+
+
+def check_share(batching: Batching, world_size: int) -> None:
+    """Refuses a global batch that has less than one sample for each micro-batch.
+
+    Raises:
+        ValueError: some device would have nothing to do.
+    """
+    slots = world_size * batching.accumulate_grad_batches
+    if slots > batching.global_batch_size:
+        raise ValueError(
+            f"data.global_batch_size={batching.global_batch_size} is smaller than devices x "
+            f"accumulation = {world_size} x {batching.accumulate_grad_batches}: some would have "
+            f"nothing to do. Use fewer devices or data.global_batch_size >= {slots}."
+        )
+
+
+def check_world(
+    world_size: int, strategy: str | None, environ: Mapping[str, str], warnings: list[str]
+) -> None:
+    """Refuses a launcher's world that differs from the trainer's: N silent copies of one run, or
+    one silent rank of several.
+
+    Raises:
+        ValueError: the worlds differ.
+    """
+    for name, started in launched_worlds(environ).items():
+        if started != world_size:
+            raise ValueError(
+                f"the launcher started {started} processes ({name}={started}), but trainer.devices "
+                f"x trainer.num_nodes is {world_size}: each would train a copy of its own. Set "
+                "--trainer.devices to the processes per node and --trainer.num_nodes to the nodes."
+            )
+        if strategy in SPAWNING:
+            raise ValueError(
+                f"trainer.strategy={strategy} starts its own processes, but {name}={started} says "
+                "that a launcher did; use --trainer.strategy=ddp."
+            )
+    is_shell = environ.get("SLURM_JOB_NAME") in ("bash", "interactive")
+    if "TORCHELASTIC_RUN_ID" in environ or is_shell:
+        return
+    num_tasks = int(environ.get("SLURM_NTASKS") or 0)
+    if num_tasks == 1 and world_size > 1:
+        raise ValueError(
+            f"SLURM has one task (SLURM_NTASKS=1), but trainer.devices x trainer.num_nodes is "
+            f"{world_size}: rank 0 would train alone, without a word. Ask for --ntasks-per-node="
+            "DEVICES and --nodes=NODES, with `srun` before the command."
+        )
+    if num_tasks > 1 and "SLURM_PROCID" in environ and "SLURM_STEP_ID" not in environ:
+        warnings.append(
+            "this looks like a SLURM batch script with several tasks and no `srun` before the "
+            "command: it would wait for the others for ever"
+        )
+
+
+def launched_worlds(environ: Mapping[str, str]) -> dict[str, int]:
+    """Returns the worlds larger than one process that a launcher set up, by variable."""
+    worlds = {name: int(environ[name]) for name in ("WORLD_SIZE",) if environ.get(name)}
+    # In an interactive allocation only `srun` starts the tasks; there Lightning ignores SLURM.
+    is_shell = environ.get("SLURM_JOB_NAME") in ("bash", "interactive")
+    if environ.get("SLURM_NTASKS") and not (is_shell and "SLURM_STEP_ID" not in environ):
+        worlds["SLURM_NTASKS"] = int(environ["SLURM_NTASKS"])
+    if "TORCHELASTIC_RUN_ID" in environ:  # torchrun wins over SLURM
+        worlds.pop("SLURM_NTASKS", None)
+    return {name: size for name, size in worlds.items() if size > 1}
+
+
+def check_numbers(environ: Mapping[str, str]) -> None:
+    """Refuses a launcher's variable that is no number, before libraries read it as one.
+
+    Raises:
+        ValueError: it is none.
+    """
+    for name in LAUNCHER_NUMBERS:
+        if not (environ.get(name) or "0").isdecimal():
+            raise ValueError(
+                f"the environment has {name}={environ[name]}, which must be a whole number; "
+                "launchers set it: unset it, or correct it in the script that sets it."
+            )
+
+
+def complete_rendezvous(environ: dict[str, str] | os._Environ[str], num_nodes: int) -> None:
+    """Fills in what a rank needs that was started by hand, as hand-written code is: with RANK,
+    WORLD_SIZE, MASTER_ADDR and MASTER_PORT alone.
+
+    Args:
+        environ: the environment; LOCAL_RANK and NODE_RANK are added.
+        num_nodes: machines, each with equally many ranks.
+
+    Raises:
+        ValueError: a variable is missing, or the numbers contradict each other.
+    """
+    if int(environ.get("RANK") or 0) >= int(environ.get("WORLD_SIZE") or sys.maxsize):
+        raise ValueError(
+            f"RANK={environ['RANK']} of WORLD_SIZE={environ['WORLD_SIZE']}: ranks count from 0, so "
+            "that the others would wait for ever; correct one of the two, or unset both."
+        )
+    address = environ.get("MASTER_ADDR")
+    if address:
+        try:
+            socket.getaddrinfo(address, None)
+        except OSError as error:
+            raise ValueError(
+                f"MASTER_ADDR={address} is no machine that can be found ({error.strerror}); give "
+                "the name or the address of the node with rank 0, or unset it for one machine."
+            ) from error
+    is_launched = "LOCAL_RANK" in environ or "SLURM_NTASKS" in environ
+    if "RANK" not in environ or is_launched or environ.get("WORLD_SIZE") == "1":
+        return
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    missing = [name for name in names if not environ.get(name)]
+    if missing:
+        raise ValueError(
+            f"RANK={environ['RANK']} is set but {', '.join(missing)} is not: a rank started by "
+            f"hand needs {', '.join(names)}. Set all of them, or unset RANK."
+        )
+    rank, world_size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
+    if world_size % num_nodes:
+        raise ValueError(
+            f"WORLD_SIZE={world_size} on trainer.num_nodes={num_nodes}: every node has equally "
+            "many ranks; correct one of the two."
+        )
+    environ["NODE_RANK"], environ["LOCAL_RANK"] = map(str, divmod(rank, world_size // num_nodes))
