@@ -19,8 +19,8 @@ from datamodules.activations.store_options import check_agrees, check_no_documen
 from datamodules.core.planned import Stage
 from datamodules.files.audit import Audit, MakeModel
 from datamodules.files.splitting import PART_NAMES, TEST
-from datamodules.text.prompt_output import check_output
-from datamodules.text.token_store import TokenStore
+from datamodules.text.prompts import check_output
+from datamodules.text.store import TokenStore
 from datamodules.tokenizers.wanted import options_of_model
 
 STATISTICS_SAMPLES, STATISTICS_BATCH = 4096, 64  # of documents whose activations are not kept

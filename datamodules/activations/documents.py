@@ -14,9 +14,9 @@ from datamodules.core.store import cache_root
 from datamodules.files.audit import Audit, AuditPart
 from datamodules.files.documents import DocumentsBy, Reading, text_files
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
+from datamodules.text.preparation import TokenRequest, open_token_store
 from datamodules.text.splitting import TextSplit
-from datamodules.text.token_store import TokenStore
-from datamodules.text.token_writer import TokenRequest, open_token_store
+from datamodules.text.store import TokenStore
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions
 from datamodules.tokenizers.wanted import model_options
 

@@ -14,7 +14,7 @@ from datamodules.activations.writer import DumpedPart, write_store
 from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.files.audit import Audit, MakeModel
 from datamodules.files.splitting import PART_NAMES, TRAIN
-from datamodules.text.token_store import TokenStore
+from datamodules.text.store import TokenStore
 from datamodules.tokenizers.wanted import options_of_model
 
 NO_POSITION = -1

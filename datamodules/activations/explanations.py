@@ -13,7 +13,7 @@ from datamodules.activations.dataset import ActivationDataset
 from datamodules.activations.token_texts import context_of
 from datamodules.files.splitting import PART_NAMES
 from datamodules.files.tables import naming
-from datamodules.text.prompt_output import new_json_file
+from datamodules.text.prompts import new_json_file
 
 NEAREST = 3  # controls that a line names
 

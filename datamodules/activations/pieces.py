@@ -7,8 +7,8 @@ from functools import cached_property
 
 import numpy as np
 
-from datamodules.text.batches import cut_into_pieces
-from datamodules.text.token_store import TokenStore
+from datamodules.text.store import TokenStore
+from datamodules.text.texts import cut_into_pieces
 
 
 class Pieces:

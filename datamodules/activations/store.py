@@ -15,7 +15,7 @@ from datamodules.activations.positions import PositionRule
 from datamodules.activations.statistics import ActivationStatistics
 from datamodules.core.store import content_digest
 from datamodules.files.splitting import PART_NAMES
-from datamodules.text.token_store import TokenStore
+from datamodules.text.store import TokenStore
 
 SCHEMA, STATISTICS = "schema.json", "statistics.npz"
 STORE_VERSION = 2

@@ -22,7 +22,7 @@ from datamodules.activations.store import SCHEMA, STATISTICS, STORE_VERSION, Sub
 from datamodules.core.store import content_digest, digest_of, sync
 from datamodules.files.splitting import PART_NAMES, TRAIN
 from datamodules.files.tables import naming
-from datamodules.text.token_store import TokenStore
+from datamodules.text.store import TokenStore
 
 CHUNK = 4096  # activations that are summed at once; another value moves the last bits
 

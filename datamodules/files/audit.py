@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from datamodules.files.bad_rows import BadRow
+from datamodules.files.rows import BadRow
 
 if TYPE_CHECKING:
     from rich.console import Console

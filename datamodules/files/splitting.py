@@ -1,8 +1,4 @@
-"""Which rows train and which judge: no variant of one string stands on two sides.
-
-Rows are grouped by a stem key. The lot of a group depends on the seed and its key alone, not on
-the order of the rows, so the same strings give the same split in any file.
-"""
+"""Division of rows into training, validation and test: no variant of a string on two sides."""
 
 import difflib
 import hashlib
@@ -14,7 +10,27 @@ from typing import NamedTuple
 
 import numpy as np
 
-from datamodules.files.status_words import STATUS_WORDS
+STATUS_WORDS: dict[str, tuple[str, ...]] = {
+    "en": ("deceased", "retired", "reserve", "late", "former", "dead", "formerly", "pensioned"),
+    "da": ("afdød", "pensioneret", "fhv", "død", "forhenværende", "reserve", "afskediget"),
+    "no": ("avdød", "pensjonert", "fhv", "død", "forhenværende", "reserve"),
+    "sv": ("avliden", "pensionerad", "fd", "död", "avlidne", "förre", "förra", "reserv"),
+    "nl": ("overleden", "gepensioneerd", "gewezen", "wijlen", "voormalig", "voormalige", "rustend"),
+    "de": (
+        *("verstorben", "pensioniert", "ehemaliger", "weiland", "gewesener", "ehemalige", "ehem"),
+        *("verstorbener", "verstorbene", "gewesen", "pensionierter", "emeritiert", "reserve"),
+    ),
+    "fr": (
+        *("décédé", "retraité", "ancien", "feu", "défunt", "ancienne", "décédée", "défunte"),
+        *("retraitée", "réserve"),
+    ),
+    "es": ("difunto", "jubilado", "fallecido", "difunta", "jubilada", "fallecida", "retirado"),
+    "pt": ("falecido", "reformado", "falecida", "reformada", "aposentado"),
+    "it": ("defunto", "pensionato", "defunta", "pensionata", "fu"),
+    "ca": ("difunt", "jubilat", "difunta"),
+    "fi": ("entinen", "kuollut", "vainaja"),
+}
+
 
 TRAIN, VALIDATION, TEST = range(3)
 PART_NAMES = ("train", "validation", "test")

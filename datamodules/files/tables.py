@@ -32,12 +32,11 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
-from datamodules.files.bad_rows import BadRow
+from datamodules.files.rows import PARQUET_SUFFIXES, BadRow
 
 SEPARATORS = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
 SNIFFED_SEPARATORS = (",", ";", "\t", "|")
 SNIFFED_BYTES, SNIFFED_ROWS = 1 << 18, 200
-PARQUET_SUFFIXES = (".parquet", ".pq")
 EXCEL_SUFFIX = ".xlsx"
 SUFFIXES = (
     *SEPARATORS,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from datamodules.files.status_words import STATUS_WORDS
+from datamodules.files.splitting import STATUS_WORDS
 
 UNKNOWN_LANGUAGE = "unk"
 DROP_LANGUAGE = 0.25

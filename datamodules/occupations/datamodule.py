@@ -12,7 +12,7 @@ from datamodules.core.checkpoint_recipe import checkpoint_to_load, read_recipe
 from datamodules.core.planned import PlannedDataModule, PlannedDataset, Stage
 from datamodules.core.store import cache_root
 from datamodules.files.audit import Audit, AuditPart, MakeModel, text_key
-from datamodules.files.bad_rows import BadRows, hand_over_rejected
+from datamodules.files.rows import BadRows, hand_over_rejected
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, SplitOptions
 from datamodules.files.tables import (
     TableOptions,

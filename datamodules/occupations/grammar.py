@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
-from datamodules.files.status_words import STATUS_WORDS
+from datamodules.files.splitting import STATUS_WORDS
 
 LANGUAGES = ("en", "da", "sv", "de")
 

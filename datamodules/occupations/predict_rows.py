@@ -15,7 +15,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from datamodules.core.store import cache_root, digest_of, file_digest, made_once
-from datamodules.files.bad_rows import BadRows, OnBadRows
+from datamodules.files.rows import BadRows, OnBadRows
 from datamodules.files.tables import RowBatch, Table, TableOptions, read_rows, same_columns
 from datamodules.occupations.rows import Columns, RowRules
 from datamodules.tokenizers.characters import TextNormalisation

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from datamodules.files.bad_rows import BadRow, BadRows
+from datamodules.files.rows import BadRow, BadRows
 from datamodules.files.splitting import parse_part
 from datamodules.files.tables import RowBatch, Table, TableOptions
 from datamodules.occupations.languages import UNKNOWN, language_code

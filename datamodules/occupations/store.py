@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from datamodules.core.store import cache_root, digest_of, file_digest, made_once
-from datamodules.files.bad_rows import BadRows
+from datamodules.files.rows import BadRows
 from datamodules.files.splitting import (
     PART_NAMES,
     TEST,

@@ -11,9 +11,8 @@ import torch
 from datamodules.core.planned import PlannedDataset
 from datamodules.scored.labels import label_text
 from datamodules.scored.store import ScoredStore
-from datamodules.text.encoding import TextEncoding, kept_tokens
-from datamodules.text.framing import Framed, Framing, padded
-from datamodules.text.token_rows import ReadTokens, TokenRows, Tokens
+from datamodules.text.encoding import Framed, Framing, TextEncoding, kept_tokens, padded
+from datamodules.text.store import ReadTokens, TokenRows, Tokens
 
 SHOWN = 300  # characters of a text in a description
 

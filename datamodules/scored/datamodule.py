@@ -10,7 +10,7 @@ import numpy as np
 from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.core.store import cache_root
 from datamodules.files.audit import Audit, AuditPart, MakeModel, text_key
-from datamodules.files.bad_rows import BadRows, hand_over_rejected
+from datamodules.files.rows import BadRows, hand_over_rejected
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, SplitOptions, stem_key
 from datamodules.files.tables import expand_files, output_like, own_files_hint
 from datamodules.scored.batches import (
@@ -31,8 +31,7 @@ from datamodules.scored.splits import (
     trained_facts,
 )
 from datamodules.scored.store import ScoredStore, StoreRequest, open_store
-from datamodules.text.encoded_texts import EncodedTextDataModule
-from datamodules.text.encoding import TextEncoding
+from datamodules.text.encoding import EncodedTextDataModule, TextEncoding
 
 Files = str | list[str] | None
 

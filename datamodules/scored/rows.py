@@ -5,8 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from datamodules.files.bad_rows import BadRow, BadRows
-from datamodules.files.rows import HALF_RULE, JSON_SUFFIXES, half_character, read_json_rows
+from datamodules.files.rows import (
+    HALF_RULE,
+    JSON_SUFFIXES,
+    BadRow,
+    BadRows,
+    half_character,
+    read_json_rows,
+)
 from datamodules.files.tables import SUFFIXES as TABLES
 from datamodules.files.tables import Table
 from datamodules.scored.labels import LabelError, LabelReader

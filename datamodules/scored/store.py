@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from datamodules.core.store import cache_root, digest_of, file_digest, made_once, mapped_array
-from datamodules.files.bad_rows import BadRows, OnBadRows
+from datamodules.files.rows import BadRows, OnBadRows
 from datamodules.files.splitting import stem_key
 from datamodules.scored.labels import LabelOptions, LabelReader
 from datamodules.scored.rows import RowReader, ScoredRow, TextColumns

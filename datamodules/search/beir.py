@@ -7,8 +7,7 @@ data) of parquet files that newer copies of its data sets have.
 from collections.abc import Iterator
 from pathlib import Path
 
-from datamodules.files.bad_rows import BadRows
-from datamodules.files.rows import read_json_rows
+from datamodules.files.rows import BadRows, read_json_rows
 from datamodules.files.splitting import PART_NAMES
 from datamodules.files.tables import PARQUET_SUFFIXES, Table
 from datamodules.search.collection_writer import JudgementRows

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from datamodules.core.store import digest_of, made_once, mapped
-from datamodules.files.bad_rows import BadRow, BadRows, OnBadRows, read_rejected
+from datamodules.files.rows import BadRow, BadRows, OnBadRows, read_rejected
 from datamodules.files.splitting import PART_NAMES
 from datamodules.search.collection_writer import CollectionWriter
 from datamodules.search.request import CollectionRequest

@@ -9,7 +9,7 @@ import numpy as np
 from datamodules.search.collection import Collection
 from datamodules.search.queries import Queries
 from datamodules.text.encoding import TextEncoding, kept_tokens
-from datamodules.text.token_rows import ReadTokens, TokenRows, Tokens
+from datamodules.text.store import ReadTokens, TokenRows, Tokens
 
 NUMBERS_AT_ONCE = 4096
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from datamodules.files.bad_rows import BadRow, BadRows
+from datamodules.files.rows import BadRow, BadRows
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, keyed_hashes
 from datamodules.search.request import CollectionRequest, QuerySplit
 from datamodules.search.text_writer import TextTableWriter

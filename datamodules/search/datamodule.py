@@ -9,15 +9,15 @@ import pyarrow as pa
 
 from datamodules.core.planned import Stage
 from datamodules.files.audit import Audit, AuditPart, MakeModel
-from datamodules.files.bad_rows import hand_over_rejected
+from datamodules.files.rows import hand_over_rejected
 from datamodules.files.splitting import PART_NAMES
 from datamodules.files.tables import TableWriter
 from datamodules.search.collection import Collection, CollectionRequest, open_collection
 from datamodules.search.queries import Queries
 from datamodules.search.runs import Ranking
 from datamodules.search.texts import TextRecord
-from datamodules.text.encoded_texts import EncodedTextDataModule
-from datamodules.text.sentences import sentences_of, words_of
+from datamodules.text.encoding import EncodedTextDataModule
+from datamodules.text.terms import sentences_of, words_of
 
 MOST_TOKENIZER_TEXTS = 200_000
 NUM_FOUND = 10  # documents of a query in the table for people

@@ -16,8 +16,8 @@ import numpy as np
 from datamodules.core.store import cache_root, digest_of, made_once, mapped_array
 from datamodules.search.collection import Collection, Document
 from datamodules.text.encoding import TextEncoding
-from datamodules.text.sentences import sentences_of
-from datamodules.text.token_rows import TokenRows, TokenRowsWriter
+from datamodules.text.store import TokenRows, TokenRowsWriter
+from datamodules.text.terms import sentences_of
 from datamodules.tokenizers.spelling import cuts_at_blanks
 
 PARTS_VERSION = 2

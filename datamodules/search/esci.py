@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from datamodules.files.bad_rows import BadRow, BadRows
-from datamodules.files.rows import open_parquet
+from datamodules.files.rows import BadRow, BadRows, open_parquet
 from datamodules.files.splitting import PART_ALIASES
 from datamodules.files.tables import Table
 from datamodules.search.collection_writer import JudgementRows

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from datamodules.files.bad_rows import BadRow, BadRows
+from datamodules.files.rows import BadRow, BadRows
 from datamodules.files.splitting import PART_ALIASES, PART_NAMES
 from datamodules.files.tables import expand_files
 from datamodules.search.collection_writer import JudgementRows

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from datamodules.files.bad_rows import BadRow, BadRows
+from datamodules.files.rows import BadRow, BadRows
 from datamodules.files.splitting import PART_NAMES
 from datamodules.files.tables import expand_files
 from datamodules.search.collection_writer import JudgementRows

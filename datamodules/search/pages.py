@@ -6,10 +6,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from datamodules.files.bad_rows import BadRow, BadRows
 from datamodules.files.documents import files_in
 from datamodules.files.html import decoded_html, parsed, visible_lines
-from datamodules.files.rows import JSON_SUFFIXES, read_json_rows
+from datamodules.files.rows import JSON_SUFFIXES, BadRow, BadRows, read_json_rows
 from datamodules.files.splitting import TRAIN
 from datamodules.files.tables import Table, expand_files
 from datamodules.search.collection_writer import JudgementRows

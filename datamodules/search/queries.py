@@ -8,7 +8,7 @@ import numpy as np
 
 from datamodules.core.plan import hash_ids
 from datamodules.core.store import digest_of
-from datamodules.files.bad_rows import BadRow
+from datamodules.files.rows import BadRow
 from datamodules.files.tables import Table
 from datamodules.search.collection import Collection
 from datamodules.search.texts import LineError, LineKind, TextRecord, parse_line

@@ -15,7 +15,7 @@ from datamodules.core.planned import PlannedDataset
 from datamodules.search.groups import GroupOptions
 from datamodules.search.ranking_source import Candidates, RankingSource, kept_pools
 from datamodules.search.tables import NO_DOCUMENT, looked_up, rows_of
-from datamodules.text.framing import Framed, padded
+from datamodules.text.encoding import Framed, padded
 
 TERM = "queries"
 ROWS_OF_PART = 64  # with fewer, what is saved of padding is lost by smaller matrix products

@@ -21,8 +21,7 @@ from datamodules.search.groups import GroupOptions
 from datamodules.search.judged_queries import Judged, JudgedQueries
 from datamodules.search.queries import Queries
 from datamodules.search.training_pairs import tokens_per_byte
-from datamodules.text.encoding import TextEncoding
-from datamodules.text.framing import Framed
+from datamodules.text.encoding import Framed, TextEncoding
 
 POOLS_VERSION = 2
 

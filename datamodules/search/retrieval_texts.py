@@ -25,8 +25,7 @@ from datamodules.search.judged_queries import JudgedQueries
 from datamodules.search.queries import Queries, hash_digest
 from datamodules.search.tables import NO_DOCUMENT, rows_of
 from datamodules.search.training_pairs import estimated_lengths
-from datamodules.text.encoding import TextEncoding
-from datamodules.text.framing import Framed, padded
+from datamodules.text.encoding import Framed, TextEncoding, padded
 
 SAMPLE_KEY = 1_607  # of the documents that are drawn; any number
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from datamodules.files.bad_rows import BadRow
+from datamodules.files.rows import BadRow
 from datamodules.files.tables import new_text_file
 from datamodules.search.layouts import cut_trec, decoded
 from datamodules.search.texts import LineError

@@ -9,7 +9,7 @@ from typing import BinaryIO
 import numpy as np
 
 from datamodules.core.store import mapped
-from datamodules.files.bad_rows import BadRow, BadRows
+from datamodules.files.rows import BadRow, BadRows
 from datamodules.search.texts import (
     COLUMNS,
     LineError,

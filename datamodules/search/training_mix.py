@@ -9,7 +9,7 @@ from datamodules.search.document_parts import DocumentParts, PartsOptions, kept_
 from datamodules.search.judged_queries import JudgedQueries
 from datamodules.search.negatives import HardNegatives
 from datamodules.text.encoding import TextEncoding
-from datamodules.text.token_rows import TokenRows
+from datamodules.text.store import TokenRows
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ from datamodules.search.judged_queries import JudgedQueries, shares_up_to
 from datamodules.search.negatives import HardNegatives, NegativePool
 from datamodules.search.tables import NO_DOCUMENT, rows_of
 from datamodules.search.training_mix import KINDS, TrainingMix, pair_counts, pair_tokens
-from datamodules.text.encoding import TextEncoding
-from datamodules.text.framing import Framed, padded
+from datamodules.text.encoding import Framed, TextEncoding, padded
 
 TERM = "queries"
 NUM_SHARES = 2  # most draws that choose a query and its answer

@@ -1,18 +1,180 @@
-"""How texts become token ids, and rows of them that are kept in the cache."""
+"""Texts as input of an encoder: token ids, frames around them, their cache and datamodule."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+import json
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
+from datamodules.core.checkpoint_recipe import checkpoint_to_load, read_recipe
+from datamodules.core.planned import PlannedDataModule, Stage
 from datamodules.core.store import cache_root, digest_of, made_once
-from datamodules.text.framing import Framing, TextLimits
-from datamodules.text.token_rows import TokenRows, TokenRowsWriter
-from datamodules.tokenizers.text_tokenizer import TextTokenizer
+from datamodules.text.store import TokenRows, TokenRowsWriter
+from datamodules.text.terms import check_languages, terms_by
+from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions, make_tokenizer
+from datamodules.tokenizers.wanted import model_options
+
+DOCUMENT = 1  # segment; that of a query or an only text is 0
+
+
+@dataclass(frozen=True)
+class TextLimits:
+    """How much of a text an encoder sees.
+
+    Args:
+        max_length: most positions of a row, marks included; the end of a text is cut.
+        max_query_length: most tokens of a query.
+        lower_case: whether letters are made small before they become tokens.
+        stemmer: language of a Snowball stemmer, such as english; a text then becomes its terms,
+            words without punctuation, before they become tokens.
+        stopwords: language whose commonest words are left out; a text then becomes its terms.
+
+    Raises:
+        ValueError: a length below 4, a query that leaves no room for a document, or an unknown
+            language.
+    """
+
+    max_length: int = 256
+    max_query_length: int = 64
+    lower_case: bool = True
+    stemmer: str | None = None
+    stopwords: str | None = None
+
+    def __post_init__(self) -> None:
+        check_languages(self.stemmer, self.stopwords)
+        if self.max_length < 4:
+            raise ValueError(f"text.max_length must be at least 4, got {self.max_length}.")
+        if not 1 <= self.max_query_length <= self.max_length - 3:
+            raise ValueError(
+                f"text.max_query_length must be 1 to {self.max_length - 3} (text.max_length less "
+                f"its marks), got {self.max_query_length}."
+            )
+
+    def normalised(self, text: str) -> str:
+        """Return a text as it is tokenised."""
+        if self.stemmer or self.stopwords:
+            return " ".join(terms_by(self.stemmer, self.stopwords)(text))
+        return text.lower() if self.lower_case else text
+
+
+@dataclass(frozen=True)
+class Framing:
+    """Marks and lengths.
+
+    Args:
+        begin_id: token before a text; none where the tokenizer has no such mark.
+        separator_id: token behind each text.
+        limits: how much of a text is seen.
+    """
+
+    begin_id: int | None
+    separator_id: int
+    limits: TextLimits
+
+    @classmethod
+    def of(cls, tokenizer: TextTokenizer, limits: TextLimits) -> "Framing":
+        """Return the framing of a tokenizer."""
+        named = dict(tokenizer.special_tokens)
+        ids = {name: tokenizer.backend.token_to_id(token) for name, token in named.items()}
+        begin, separator = ids.get("cls_token"), ids.get("sep_token")
+        if begin is None:
+            begin = tokenizer.begin_id
+        return cls(begin, tokenizer.end_id if separator is None else separator, limits)
+
+    @property
+    def num_marks(self) -> int:
+        """Marks around a single text."""
+        return 1 + (self.begin_id is not None)
+
+    def single(self, ids: np.ndarray, max_length: int | None = None) -> "Framed":
+        """Return one text between its marks, cut at `max_length` positions."""
+        room = (max_length or self.limits.max_length) - self.num_marks
+        return Framed(self, (ids[:room],))
+
+    def query(self, ids: np.ndarray) -> "Framed":
+        """Return a query between its marks."""
+        return Framed(self, (ids[: self.limits.max_query_length],))
+
+    def pair(self, query: np.ndarray, document: np.ndarray) -> "Framed":
+        """Return a query and a document in one row; the document's end is cut."""
+        (row,) = self.pairs(query, [document])
+        return row
+
+    def pairs(self, query: np.ndarray, documents: Iterable[np.ndarray]) -> list["Framed"]:
+        """Return the rows of a query and each of several documents."""
+        query = query[: self.limits.max_query_length]
+        room = self.limits.max_length - self.num_marks - 1 - len(query)
+        return [Framed(self, (query, document[:room])) for document in documents]
+
+    def chunks(self, ids: np.ndarray, stride: int, most: int) -> list["Framed"]:
+        """Return a long text in overlapping rows; a short one is one row.
+
+        Args:
+            ids: of the text.
+            stride: tokens from the beginning of one chunk to that of the next, at most the room
+                of a chunk.
+            most: chunks that are kept; what follows is cut.
+        """
+        room = self.limits.max_length - self.num_marks
+        last = max(0, len(ids) - room)
+        starts = range(0, last + stride, stride)[:most]
+        return [Framed(self, (ids[start : start + room],)) for start in starts]
+
+
+class Framed(NamedTuple):
+    """One row: texts that `padded` puts between their marks, together with those of other rows.
+
+    Args:
+        framing: whose marks they get.
+        texts: token ids of the query or the only text, then of a document, [n] integers.
+    """
+
+    framing: Framing
+    texts: tuple[np.ndarray, ...]
+
+    @property
+    def ids(self) -> np.ndarray:
+        """The token ids of the row, [T] int64."""
+        return padded([self])["input_ids"][0].numpy()
+
+
+def padded(rows: Sequence[Framed]) -> dict[str, torch.Tensor]:
+    """Return input_ids and segment_ids [R, T] int64, and attention_mask [R, T] bool.
+
+    Args:
+        rows: of one framing.
+    """
+    framing, texts = rows[0].framing, [text for row in rows for text in row.texts]
+    has_begin = framing.begin_id is not None
+    sizes = np.fromiter(map(len, texts), np.int64, len(texts))
+    counts = np.fromiter((len(row.texts) for row in rows), np.int64, len(rows))
+    firsts, row_of = np.cumsum(counts) - counts, np.repeat(np.arange(len(rows)), counts)
+    ends = np.cumsum(sizes + 1)  # of all texts with their marks behind them
+    before = ends[firsts] - sizes[firsts] - 1
+    behind = ends - before[row_of] - 1 + has_begin  # place of each text's mark in its row
+    lengths = behind[firsts + counts - 1] + 1
+    place = np.arange(lengths.max())
+    mask = place < lengths[:, None]
+    is_text, ids = mask.copy(), np.zeros(mask.shape, np.int64)
+    if has_begin:
+        is_text[:, 0], ids[:, 0] = False, framing.begin_id
+    is_text[row_of, behind], ids[row_of, behind] = False, framing.separator_id
+    ids[is_text] = np.concatenate(texts)
+    segments = np.zeros(mask.shape, np.int64)
+    if counts.max() > 1:
+        segments[mask & (place > behind[firsts, None]) & (counts > 1)[:, None]] = DOCUMENT
+    return {
+        "input_ids": torch.from_numpy(ids),
+        "attention_mask": torch.from_numpy(mask),
+        "segment_ids": torch.from_numpy(segments),
+    }
+
 
 KEPT_TEXTS = 200_000
 ROWS_VERSION = 1  # of how texts become rows of tokens
@@ -86,3 +248,129 @@ def kept_tokens(
                 writer.add(ids[:most] for ids in encoding.ids_of(some))
 
     return TokenRows(made_once(cache_root() / "token_rows" / key, make), "texts")
+
+
+RECIPE_KEY = "text_encoder_recipe"
+MODULES = "LitTextScorer, LitRanker or LitRetriever"
+TOKENIZER_FILE = "tokenizer.json"
+
+
+class EncodedTextDataModule(PlannedDataModule):
+    """Knows which tokenizer the texts are read with; a family says which texts, and its datasets.
+
+    After `setup`, `recipe` holds what a checkpoint must keep to read a text in the same way.
+
+    Args:
+        tokenizer: of the texts; none takes that of a pretrained encoder, else bytes.
+        text: how much of a text is seen; a checkpoint's own win over these.
+        planned: batch sizes, plan and loader, see `PlannedDataModule`.
+    """
+
+    def __init__(
+        self,
+        tokenizer: TokenizerOptions | None = None,
+        text: TextLimits = TextLimits(),
+        **planned: Any,
+    ) -> None:
+        super().__init__(**planned)
+        self.tokenizer_options, self.text = tokenizer, text
+        self.recipe: dict[str, Any] | None = None
+        self.encoding: TextEncoding | None = None
+
+    @abstractmethod
+    def training_texts(self) -> Iterator[str]:
+        """Yield the texts that a tokenizer's vocabulary is made of."""
+
+    @abstractmethod
+    def texts_digest(self) -> str:
+        """Return the hex digest of those texts."""
+
+    def token_counts(self) -> tuple[torch.Tensor, int]:
+        """Return how many training texts hold each token [V] int64, special ones aside, and how
+        many texts there are."""
+        assert self.encoding is not None
+        tokenizer = self.encoding.tokenizer
+        counts, number = np.zeros(tokenizer.vocab_size, np.int64), 0
+        for text in self.training_texts():
+            number += 1
+            counts[np.unique(self.encoding.ids_once(text))] += 1
+        counts[tokenizer.special_ids] = 0
+        return torch.from_numpy(counts), number
+
+    def check_stage(self, stage: Stage) -> None:
+        """Raise what `build` would, where it needs no tokens: before hours of tokenising."""
+
+    @abstractmethod
+    def prepare_tokens(self, stage: Stage, encoding: TextEncoding, recipe: dict[str, Any]) -> None:
+        """Make the tokens of a stage's texts in the cache; a prediction reads each text once, and
+        makes them when it does."""
+
+    def recipe_facts(self) -> dict[str, Any]:
+        """Return what else a checkpoint must keep, such as the names of classes; none here."""
+        return {}
+
+    def prepare_data(self) -> None:
+        """Make the tokenizer, and the tokens of all texts, in the cache, once per machine."""
+        stages = self.wanted_stages(self._trainer_stage())
+        for stage in stages:
+            self.check_stage(stage)
+        recipe = self._recipe(self._trainer_stage())
+        encoding = TextEncoding(recipe)
+        for stage in stages:
+            self.prepare_tokens(stage, encoding, recipe)
+
+    def setup(self, stage: str) -> None:
+        """Take the recipe and build the datasets of the stage."""
+        recipe = self._recipe(stage)
+        encoding = TextEncoding(recipe)
+        if self.encoding is None or self.encoding.digest != encoding.digest:
+            self.encoding = encoding
+            self.datasets.clear()
+        self.recipe = recipe
+        if stage == "predict":
+            self.datasets.pop("predict", None)
+        super().setup(stage)
+
+    def _recipe(self, stage: str) -> dict[str, Any]:
+        """Return the recipe of the model that is evaluated, or the one to train with."""
+        recipe = self._trained_recipe(stage)
+        if recipe is not None:
+            return recipe
+        limits = {"text": asdict(self.text)}
+        return {"tokenizer": self._new_tokenizer().to_dict(), **limits, **self.recipe_facts()}
+
+    def _trained_recipe(self, stage: str) -> dict[str, Any] | None:
+        """Return the recipe of the model that is evaluated; none in training.
+
+        Raises:
+            FileNotFoundError: there is no such checkpoint.
+            ValueError: it is damaged or of another family, or a prediction has no trained model.
+        """
+        if stage == "fit":
+            return None
+        if path := checkpoint_to_load(self.trainer):
+            return read_recipe(Path(path), RECIPE_KEY, "text encoder's", MODULES)
+        model = getattr(self.trainer, "lightning_module", None)
+        recipe = getattr(model, "recipe", None) or self.recipe
+        if recipe is None and stage == "predict":
+            raise ValueError(
+                "predict needs a trained model: give --ckpt_path, in a script "
+                "predict(ckpt_path=…) or load_from_checkpoint(path) of its class."
+            )
+        return recipe
+
+    def _new_tokenizer(self) -> TextTokenizer:
+        options = model_options(self.trainer, self.tokenizer_options)
+        if options.kind in ("bytes", "folder"):  # made at once
+            return make_tokenizer(options, iter(()))
+        kept = {k: v for k, v in asdict(self.text).items() if not k.startswith("max_")}
+        facts = [options.facts(), self.texts_digest(), kept]
+        folder = made_once(
+            cache_root() / "tokenizers" / digest_of(facts), lambda f: self._write(f, options)
+        )
+        return TextTokenizer.from_dict(json.loads((folder / TOKENIZER_FILE).read_text("utf-8")))
+
+    def _write(self, folder: Path, options: TokenizerOptions) -> None:
+        texts = (self.text.normalised(text) for text in self.training_texts())
+        values = make_tokenizer(options, texts).to_dict()
+        (folder / TOKENIZER_FILE).write_text(json.dumps(values), "utf-8")

@@ -1,8 +1,19 @@
-"""Ragged documents into rows of equal length: best fit, longest first, everywhere the same."""
+"""Rows of tokens: ragged pieces packed by best fit, joined and padded."""
 
 from bisect import bisect_left, insort
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+
+from datamodules.core.batches import IGNORED
+
+
+class Piece(NamedTuple):
+    """Some successive positions of one document: input_ids [n] and labels [n], int64."""
+
+    input_ids: np.ndarray
+    labels: np.ndarray
 
 
 def best_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
@@ -82,3 +93,46 @@ class _Rows:
         if room not in self.with_room:
             insort(self.rooms, room)
         self.with_room.setdefault(room, []).append(rows)
+
+
+def padded_rows(examples: list[list[Piece]]) -> dict[str, Any]:
+    """Return one row per sample, its pieces one after the other, padded to the longest row."""
+    flat, widths = _joined(examples)
+    has_single_documents = all(len(pieces) == 1 for pieces in examples)
+    width = int(widths.max())
+    flat["sample_index"] = np.repeat(np.arange(len(widths)), widths)
+    if int(widths.min()) == width:
+        rows_of = {n: torch.from_numpy(v.reshape(len(widths), width)) for n, v in flat.items()}
+        return {**rows_of, "has_single_documents": has_single_documents}
+    fills = dict.fromkeys(flat, 0) | {"labels": IGNORED, "document_ids": -1}
+    is_token = np.arange(width) < widths[:, None]  # [R, T]
+    batch: dict[str, Any] = {"has_single_documents": has_single_documents}
+    for name, values in flat.items():
+        rows = np.full(is_token.shape, fills[name], np.int64)
+        rows[is_token] = values
+        batch[name] = torch.from_numpy(rows)
+    batch["sample_index"][:] = torch.arange(len(widths))[:, None]
+    return batch
+
+
+def one_row(examples: list[list[Piece]]) -> dict[str, Any]:
+    """Return all samples in one row, without any padding."""
+    flat, widths = _joined(examples)
+    flat["sample_index"] = np.repeat(np.arange(len(widths)), widths)
+    row = {name: torch.from_numpy(values[None]) for name, values in flat.items()}
+    return {**row, "has_single_documents": sum(map(len, examples)) == 1}
+
+
+def _joined(examples: list[list[Piece]]) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Return the positions of all samples one after the other, and how many each has, [B]."""
+    pieces = [piece for example in examples for piece in example]
+    sizes = np.array([len(piece.labels) for piece in pieces])
+    widths = [sum(len(piece.labels) for piece in example) for example in examples]
+    document_ids = np.repeat(np.arange(len(pieces)), sizes)
+    flat = {
+        "input_ids": np.concatenate([piece.input_ids for piece in pieces]),
+        "labels": np.concatenate([piece.labels for piece in pieces]),
+        "position_ids": np.arange(len(document_ids)) - (np.cumsum(sizes) - sizes)[document_ids],
+        "document_ids": document_ids,
+    }
+    return flat, np.array(widths)

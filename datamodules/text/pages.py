@@ -1,26 +1,467 @@
-"""Pages with a title or a description become planned batches for a model that writes them."""
+"""Pages with a title or a description as planned batches for a model that writes them."""
 
-import logging
+import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from datamodules.files.html import parsed, visible_lines
+from datamodules.files.rows import (
+    HALF_RULE,
+    BadRow,
+    BadRows,
+    JsonRow,
+    half_character,
+    read_json_rows,
+)
+
+if TYPE_CHECKING:
+    from selectolax.lexbor import LexborHTMLParser
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
 
 import numpy as np
+import torch
 
+from datamodules.core.batches import IGNORED
 from datamodules.core.planned import PlannedDataset, Stage
-from datamodules.core.store import cache_root
+from datamodules.core.store import cache_root, digest_of, made_once
 from datamodules.files.audit import Audit, MakeModel
-from datamodules.files.bad_rows import BadRows
 from datamodules.files.splitting import PART_NAMES, TEST, VALIDATION
 from datamodules.files.tables import own_files_hint
-from datamodules.text.instruction_batches import InstructionDataset
-from datamodules.text.instruction_store import InstructionStore
-from datamodules.text.instructions import InstructionDataModule
-from datamodules.text.page_batches import PageDataset, PagePromptDataset, SnippetDataset
-from datamodules.text.page_output import write_snippets
-from datamodules.text.page_rows import TARGETS, Target
-from datamodules.text.page_store import PagePrompts, PageRequest, open_page_texts
-from datamodules.text.prompt_rows import read_rows
-from datamodules.text.prompts import PromptDataset
+from datamodules.text.instruction_store import (
+    Instruction,
+    InstructionRequest,
+    InstructionStore,
+    Marker,
+    kept_tokens,
+)
+from datamodules.text.instructions import InstructionDataModule, InstructionDataset
+from datamodules.text.packing import Piece
+from datamodules.text.prompts import (
+    COMPLETED,
+    ROWS_AT_ONCE,
+    Prompt,
+    PromptDataset,
+    PromptRequest,
+    begun,
+    check_results,
+    completed,
+    json_line,
+    padded_prompts,
+    read_rows,
+    write_rows,
+)
+from datamodules.tokenizers.text_tokenizer import TextTokenizer
+
+Target = Literal["title", "description"]
+TARGETS = ("title", "description")
+COLUMNS = ("html", "text", *TARGETS, "query", "url")
+SHAPES = '{"html": "<html>…", "query": "…"} or {"text": "…", "title": "…", "description": "…"}'
+WORD = re.compile(r"\w+")
+SEPARATORS = re.compile(r"\s+[|–—·»:/<>~•-]+\s+")  # of the parts of a title
+
+
+class WriterPage(NamedTuple):
+    """One page as a writer reads it.
+
+    Args:
+        file: where it comes from.
+        line: of the file, or row.
+        text: visible lines without the target.
+        target: what is to be written; "" where the row has none.
+        title: "" where it is the target, or there is none.
+        query: by which the page is to be found; mostly "".
+        num_removed: lines that were the target.
+    """
+
+    file: str
+    line: int
+    text: str
+    target: str
+    title: str = ""
+    query: str = ""
+    num_removed: int = 0
+
+    @property
+    def holds_target(self) -> bool:
+        """Whether a passage still has the target's words in their order."""
+        return f" {_folded(self.target)} " in f" {_folded(self.text)} "
+
+
+class PagePrompt(NamedTuple):
+    """What a writer is asked, and the characters of it that may lose their end."""
+
+    prompt: str
+    shrinks: tuple[int, int]
+
+
+class _Fault(Exception):
+    """kind, value and rule of a bad row."""
+
+
+def read_pages(path: Path, target: Target, bad_rows: BadRows) -> Iterator[WriterPage]:
+    """Yield the sound pages of one file that have a target; the others go to `bad_rows`.
+
+    Raises:
+        ValueError: the file cannot be read as rows.
+    """
+    for row in read_json_rows(path):
+        try:
+            page = _page(row, target)
+            if not page.target:
+                raise _Fault("no target", page.text[:60], _without(target))
+            yield page
+        except _Fault as fault:
+            kind, value, rule = fault.args
+            bad_rows.add(BadRow(str(row.file), row.line, value, rule, kind))
+
+
+def page_of(row: JsonRow, target: Target) -> WriterPage:
+    """Return the page of a row that may lack its target.
+
+    Raises:
+        ValueError: the row breaks a rule; file and line are named.
+    """
+    try:
+        return _page(row, target)
+    except _Fault as fault:
+        raise ValueError(f"{row.place}: {fault.args[2]}") from fault
+
+
+def framed(page: WriterPage, target: Target) -> PagePrompt:
+    """Return the prompt of a page: the query, the title where it is not the target, the text."""
+    given = (("Query", page.query), ("Title", page.title))
+    head = "".join(f"{name}: {value}\n" for name, value in given if value) + "Page: "
+    end = len(head) + len(page.text)
+    return PagePrompt(f"{head}{page.text}\n{target.capitalize()}:\n", (len(head), end))
+
+
+def without_target(lines: list[str], target: str) -> list[str]:
+    """Return the lines that are not the target, nor a part of it."""
+    taken = {_folded(part) for part in (target, *SEPARATORS.split(target))} - {""}
+    return [line for line in lines if _folded(line) not in taken]
+
+
+def _page(row: JsonRow, target: Target) -> WriterPage:
+    values = _texts(row)
+    if not values["html"] and not values["text"]:
+        keys = ", ".join(row.values) or "nothing"
+        raise _Fault("no page", keys, f'the row has no "html" and no "text"; write {SHAPES}.')
+    given = {name: _line(values[name]) for name in (*TARGETS, "query")}
+    if values["text"]:  # somebody has taken it out of the HTML already
+        lines = [_line(line) for line in values["text"].splitlines()]
+    else:
+        tree = parsed(values["html"])
+        lines = visible_lines(tree)
+        given |= {name: given[name] or _line(_own(tree, name)) for name in TARGETS}
+    wanted = given[target]
+    kept = [line for line in without_target(lines, wanted) if line]
+    if not kept:
+        rule = f"the page has no visible text besides its {target}; leave the row out."
+        raise _Fault("empty page", (values["text"] or values["html"])[:60], rule)
+    num_removed = sum(map(bool, lines)) - len(kept)
+    title = given["title"] if target != "title" else ""
+    place = (str(row.file), row.line)
+    return WriterPage(*place, "\n".join(kept), wanted, title, given["query"], num_removed)
+
+
+def _texts(row: JsonRow) -> dict[str, str]:
+    values = {name: row.values.get(name) for name in COLUMNS}
+    for name, value in values.items():
+        if value is not None and not isinstance(value, str):
+            raise _Fault("type", str(value), f'"{name}" must be a text, got {value!r}.')
+    if (half := half_character(json.dumps(values, ensure_ascii=False))) is not None:
+        raise _Fault("half character", half, f'"{half}" {HALF_RULE}')
+    return {name: (value or "").strip() for name, value in values.items()}
+
+
+def _own(tree: "LexborHTMLParser", name: str) -> str:
+    """Return the title or the description that the page itself has in its head."""
+    if name == "title":
+        node = tree.css_first("head title")
+        return node.text() if node else ""
+    metas: Any = tree.css("meta[name]")
+    found = (m.attributes for m in metas if (m.attributes["name"] or "").lower() == name)
+    return next((a.get("content") or "" for a in found), "")
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _folded(text: str) -> str:
+    """Return the words alone, without case."""
+    return " ".join(WORD.findall(text.casefold()))
+
+
+def _without(target: Target) -> str:
+    return (
+        f'the page has no {target}, neither as "{target}" nor in its html: nothing could be '
+        "learnt; fill it in."
+    )
+
+
+PAGES_VERSION = 1  # of how pages become prompts
+LINES, PLACES = "texts.jsonl", "starts.npy"
+
+
+@dataclass(frozen=True)
+class PageRequest(InstructionRequest):
+    """All that a store of pages depends on.
+
+    Args:
+        target: what is written.
+        max_prompt: tokens of a prompt, from which on the page loses its end.
+    """
+
+    target: Target = "title"
+    max_prompt: int = 384
+
+    def folder(self) -> Path:
+        """Return the store's place in the cache."""
+        facts = [PAGES_VERSION, super().folder().name, self.target, self.max_prompt]
+        return cache_root() / "pages" / digest_of(facts)
+
+    def marker(self, tokenizer: TextTokenizer) -> Marker:
+        """Return what turns rows into tokens."""
+        return Marker(tokenizer, self.train_on, self.separator, self.max_prompt)
+
+    def rows(self, bad_rows: BadRows) -> Iterator[tuple[int, int, Instruction]]:
+        """Yield the part, the number of the file and the row of all sound pages."""
+        for part, number, page in self.pages(bad_rows):
+            asked = framed(page, self.target)
+            row = Instruction(page.file, page.line, asked.prompt, page.target)
+            # One page that is asked for by several queries is on one side of the split.
+            yield part, number, row._replace(shrinks=asked.shrinks, group=page.text)
+
+    def pages(self, bad_rows: BadRows) -> Iterator[tuple[int, int, WriterPage]]:
+        """Yield the part, the number of the file and the page of all sound rows."""
+        number = 0
+        for part, paths in self.files.items():
+            for path in paths:
+                for page in read_pages(path, self.target, bad_rows):
+                    yield part, number, page
+                number += 1
+
+
+@dataclass(frozen=True)
+class PagePrompts(PromptRequest):
+    """Pages to write for; they may lack the target.
+
+    Args:
+        target: what is written.
+        max_prompt: see `PageRequest`.
+    """
+
+    target: Target = "title"
+    max_prompt: int = 384
+
+    def prompts(self) -> Iterator[list[Prompt]]:
+        """Yield the tokens of each page.
+
+        Raises:
+            ValueError: a row is no page.
+        """
+        rows = self.rows()
+        while some := [row for _, row in zip(range(ROWS_AT_ONCE), rows, strict=False)]:
+            for row in some:
+                json_line(row, row.values)  # what cannot be written is said now
+            asked = [framed(page_of(row, self.target), self.target) for row in some]
+            encodings = self.tokenizer.encode_with_offsets([one.prompt for one in asked])
+            most = self.max_prompt - (self.tokenizer.begin_id is not None)
+            for one, encoding in zip(asked, encodings, strict=True):
+                offsets = np.array(encoding.offsets).reshape(-1, 2)
+                kept = kept_tokens(offsets, len(one.prompt), one.shrinks, most)
+                ids = np.array(encoding.ids, np.int64)[kept].tolist()
+                yield [Prompt(begun(ids, False, self.tokenizer), 0, int((~kept).sum()))]
+
+    def queries(self) -> Iterator[str]:
+        """Yield the query of each page, "" where it has none."""
+        for row in self.rows():
+            yield " ".join(str(row.values.get("query") or "").split())
+
+
+class PageText(NamedTuple):
+    """What is written about, what people wrote, and for which query."""
+
+    text: str
+    target: str
+    query: str
+
+
+class PageTexts:
+    """The texts of one part on disk, in the order of its store.
+
+    Args:
+        folder: as `open_page_texts` made it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / LINES
+        self.starts = np.load(folder / PLACES)
+
+    def __getitem__(self, number: int) -> PageText:
+        with self.path.open("rb") as file:
+            file.seek(self.starts[number])
+            return PageText(*json.loads(file.readline()))
+
+
+def open_page_texts(request: PageRequest, store: InstructionStore, part: int) -> PageTexts:
+    """Return the whole texts of a part's pages, copied from the user's files at first use.
+
+    Args:
+        request: of the store.
+        store: that was made of it.
+        part: 0 train, 1 validation, 2 test.
+    """
+    folder = store.folder.with_name(f"{store.folder.name}-{PART_NAMES[part]}")
+    return PageTexts(made_once(folder, partial(_copy_texts, request, store, part)))
+
+
+def _copy_texts(request: PageRequest, store: InstructionStore, part: int, folder: Path) -> None:
+    samples = store.part(part)
+    wanted = set(zip(samples.files.tolist(), samples.lines.tolist(), strict=True))
+    starts = []
+    with (folder / LINES).open("wb") as file:
+        for _, number, page in request.pages(BadRows("collect")):
+            if (number, page.line) in wanted:
+                starts.append(file.tell())
+                line = json.dumps([page.text, page.target, page.query], ensure_ascii=False)
+                file.write(line.encode("utf-8") + b"\n")
+    if len(starts) != len(samples.sizes):
+        raise RuntimeError(
+            f"{store.folder} knows {len(samples.sizes)} pages for {PART_NAMES[part]}, the files "
+            f"hold {len(starts)} of them: a file changed meanwhile; start again."
+        )
+    np.save(folder / PLACES, np.array(starts, np.int64))
+
+
+class PagePromptDataset(PromptDataset):
+    """Pages to write for: one sample per row, with its query.
+
+    Args:
+        request: which files, how they become tokens.
+
+    Raises:
+        ValueError: there is no row, or one is no page; file and line are named.
+    """
+
+    def __init__(self, request: PagePrompts) -> None:
+        super().__init__(request)
+        self.queries = list(request.queries())
+
+    def example(self, sample_id: int, epoch: int) -> Any:
+        """Return the texts of one row, and its query."""
+        return super().example(sample_id, epoch), self.queries[sample_id]
+
+    def collate(self, examples: list[Any]) -> dict[str, Any]:
+        """Return input_ids [B, S], padded at the right, lengths [B], and the queries [B]."""
+        prompts, queries = zip(*examples, strict=True)
+        return {**super().collate(list(prompts)), "queries": list(queries)}
+
+
+class PageDataset(InstructionDataset):
+    """Pages with their targets, for training."""
+
+    long_way_out: ClassVar[str] = (
+        "Raise data.max_target_tokens, with data.context_length, or set data.too_long to leave_out."
+    )
+
+
+class SnippetExample(NamedTuple):
+    """The tokens of a page with its target, and its texts."""
+
+    piece: Piece
+    texts: PageText
+
+
+class SnippetDataset(PageDataset):
+    """One part for evaluation: a sample is one page, to be rated and to be written for.
+
+    Args:
+        store: of the pages.
+        texts: of the part.
+        part: 1 validation, 2 test.
+        context_length: most positions of a row.
+        too_long: `leave_out` or `error`.
+
+    Raises:
+        ValueError: see `InstructionDataset`.
+    """
+
+    def __init__(
+        self,
+        store: InstructionStore,
+        texts: PageTexts,
+        part: int,
+        context_length: int,
+        too_long: Any,
+    ) -> None:
+        super().__init__(store, part, context_length, "documents", too_long)
+        self.texts = texts
+
+    def example(self, sample_id: int, epoch: int) -> Any:
+        """Return the tokens and the texts of one page."""
+        texts = self.texts[int(self.fitted.samples[sample_id])]
+        return SnippetExample(self._piece(sample_id), texts)
+
+    def collate(self, examples: list[Any]) -> dict[str, Any]:
+        """Return the pages with their targets as one row, their prompts, and their texts."""
+        prompts = [torch.from_numpy(prompt_of(example.piece)) for example in examples]
+        prompt_ids, prompt_lengths = padded_prompts(prompts)
+        rows = super().collate([[example.piece] for example in examples])
+        columns = zip(*(example.texts for example in examples), strict=True)
+        texts = dict(zip(("texts", "targets", "queries"), map(list, columns), strict=True))
+        return {**rows, "prompt_ids": prompt_ids, "prompt_lengths": prompt_lengths, **texts}
+
+
+def prompt_of(piece: Piece) -> np.ndarray:
+    """Return the tokens before the first one that is trained on, [n] int64."""
+    return piece.input_ids[: int(np.argmax(piece.labels != IGNORED)) + 1]
+
+
+Records = dict[str, Callable[[JsonRow, str], Any]]
+WRITTEN_COLUMNS = ("snippet", "num_characters", "finish_reason", "page_tokens_cut")
+
+
+def write_snippets(
+    rows: Iterable[JsonRow],
+    results: dict[str, np.ndarray],
+    path: Path,
+    tokenizer: TextTokenizer,
+    num_cut: np.ndarray,
+    records: Records,
+) -> None:
+    """Write each row with what was written for it, its characters and the reason of its end.
+
+    Args:
+        rows: all rows that were predicted, in their order.
+        results: see `datamodules.text.prompts.write_completions`.
+        path: .jsonl.
+        tokenizer: of the model.
+        num_cut: [N] tokens at the end of a page that the model did not see.
+        records: further columns: name -> what makes its value of a row and its snippet.
+
+    Raises:
+        FileExistsError: the file exists.
+        ValueError: a result is missing.
+        RuntimeError: there are more or fewer rows than results.
+    """
+    check_results(results, COMPLETED)
+
+    def added(number: int, row: JsonRow) -> tuple[Any, ...]:
+        text, reason = completed(results, number, tokenizer)
+        snippet = " ".join(text.split())
+        more = (record(row, snippet) for record in records.values())
+        return (snippet, len(snippet), reason, int(num_cut[number]), *more)
+
+    write_rows(rows, added, (*WRITTEN_COLUMNS, *records), len(results["num_tokens"]), path)
+
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +471,7 @@ class PagesDataModule(InstructionDataModule):
 
     A row of the files has `html` or `text` (which wins), `title` and `description` (or its html
     has them), and may have `query` and `url`. The target is taken out of the page, see
-    `datamodules.text.page_rows`; a page that is too long loses its end, never the target.
+    `datamodules.text.pages`; a page that is too long loses its end, never the target.
 
     Args:
         target: what is written, `title` or `description`.

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from datamodules.files.status_words import STATUS_WORDS
+from datamodules.files.splitting import STATUS_WORDS
 
 PADDING_ID = 0
 _AROUND = ".,;:()[]"

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from datamodules.core.batches import ChoiceBatch, PromptBatch
 from datamodules.core.plan import rng_for
-from datamodules.text.prompt_output import FINISH_REASONS, NO_TOKEN
-from datamodules.text.prompt_rows import recent
+from datamodules.text.prompts import FINISH_REASONS, NO_TOKEN, recent
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from lit_models.causal_lm.cache import DecoderReader, PretrainedReader, Reader
 from lit_models.causal_lm.network import Decoder

@@ -11,9 +11,7 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
 from datamodules.core.batches import ChoiceBatch, PromptBatch, TextBatch
-from datamodules.text.prompt_output import completion_text
-from datamodules.text.prompt_rows import PromptRequest
-from datamodules.text.prompts import ChoiceDataset, PromptDataset
+from datamodules.text.prompts import ChoiceDataset, PromptDataset, PromptRequest, completion_text
 from datamodules.tokenizers.chat_template import Message
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from datamodules.tokenizers.wanted import TEXT_RECIPE_KEY

@@ -7,9 +7,7 @@ from lightning.pytorch import LightningModule, Trainer
 from rich.console import Console
 from rich.text import Text
 
-from datamodules.text.prompt_output import completion_text
-from datamodules.text.prompt_rows import prompt_tokens
-from datamodules.text.prompts import prompt_batch
+from datamodules.text.prompts import completion_text, prompt_batch, prompt_tokens
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from lit_models.causal_lm.generation import GenerationOptions, check_lengths, most_positions
 from lit_models.causal_lm.pretrained import recipe_of

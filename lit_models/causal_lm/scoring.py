@@ -34,7 +34,7 @@ def score(network: Network, batch: ChoiceBatch) -> Scores:
     """Return the scores of all choices of a batch.
 
     A continuation's tokens are the labels of its document; the datamodule decides which they are,
-    see `datamodules.text.prompt_rows.joint_tokens`.
+    see `datamodules.text.prompts.joint_tokens`.
 
     Args:
         network: in eval mode.

@@ -20,7 +20,7 @@ from datamodules.activations.statistics import (
 from datamodules.activations.store import ActivationStore
 from datamodules.core.batches import ActivationBatch
 from datamodules.files.splitting import TRAIN
-from datamodules.text.prompt_rows import prompt_tokens
+from datamodules.text.prompts import prompt_tokens
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from lit_models.consistency_lens.controls import (
     CONTROLS,

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
-from datamodules.text.encoded_texts import RECIPE_KEY
+from datamodules.text.encoding import RECIPE_KEY
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from lit_models.blocks import layer_depths
 from lit_models.causal_lm.freezing import freeze as freeze_by_name

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from datamodules.text.encoding import TextEncoding
-from datamodules.text.framing import padded
+from datamodules.text.encoding import TextEncoding, padded
 from lit_models.seo.contrastive import Temperature, TemperatureOptions
 from lit_models.seo.encoders import Pooling, TextEncoder
 from lit_models.training.keyed_dropout import keyed_texts

@@ -35,7 +35,7 @@ from datamodules.files.html import (
 )
 from datamodules.files.tables import TableWriter
 from datamodules.search.bm25 import scores_of
-from datamodules.text.sentences import sentences_of, words_of
+from datamodules.text.terms import sentences_of, words_of
 from lit_models.errors import run_guarded
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from datamodules.core.batches import RankingBatch
 from datamodules.search.ranking_batches import TERM
-from datamodules.text.encoding import TextEncoding
-from datamodules.text.framing import padded
+from datamodules.text.encoding import TextEncoding, padded
 from lit_models.seo.base import EncodedTextModule
 from lit_models.seo.cross_encoder import CrossEncoder, even_parts, places_of_pairs
 from lit_models.seo.encoders import Pooling, TextEncoder

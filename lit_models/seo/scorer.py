@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from datamodules.core.batches import ScoredTextBatch
 from datamodules.scored.batches import ChunkOptions
-from datamodules.text.encoding import TextEncoding
-from datamodules.text.framing import padded
+from datamodules.text.encoding import TextEncoding, padded
 from lit_models.seo.base import EncodedTextModule
 from lit_models.seo.encoders import Pooling, TextEncoder
 from lit_models.seo.heads import Head, HeadOptions, baseline, said

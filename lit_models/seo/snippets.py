@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from datamodules.text.prompt_output import completion_text
-from datamodules.text.sentences import sentences_of
+from datamodules.text.prompts import completion_text
+from datamodules.text.terms import sentences_of
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from lit_models.causal_lm.generation import Completions
 from lit_models.seo.onpage import LONGEST_DESCRIPTION, LONGEST_TITLE, SHORTEST_DESCRIPTION

@@ -7,10 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from datamodules.core.batches import SnippetBatch
-from datamodules.text.page_batches import PagePromptDataset
-from datamodules.text.page_output import Records
-from datamodules.text.page_rows import TARGETS, Target
-from datamodules.text.page_store import PagePrompts
+from datamodules.text.pages import TARGETS, PagePromptDataset, PagePrompts, Records, Target
 from lit_models.causal_lm.generation import Completions, GenerationOptions, generate
 from lit_models.causal_lm.module import LitCausalLM
 from lit_models.seo.best_of import BestOf, best

@@ -11,9 +11,9 @@ import torch
 from lightning.pytorch import Callback, Trainer
 
 from datamodules.core.planned import PlannedDataModule, PlannedDataset, Stage
-from datamodules.text.batches import TokenDataset
-from datamodules.text.prompted import PromptedDataModule
-from datamodules.text.token_store import TokenStream, token_dtype
+from datamodules.text.language_model import PromptedDataModule
+from datamodules.text.store import TokenStream, token_dtype
+from datamodules.text.texts import TokenDataset
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from datamodules.tokenizers.trained import byte_tokenizer
 from lit_models import LitCausalLM

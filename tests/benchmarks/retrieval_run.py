@@ -25,7 +25,7 @@ from datamodules.core.planned import LoaderOptions
 from datamodules.search.encoded_collection import EncodedCollection
 from datamodules.search.request import CollectionRequest
 from datamodules.search.retrieval import no_search
-from datamodules.text.framing import TextLimits
+from datamodules.text.encoding import TextLimits
 from lit_models import LitRetriever
 from lit_models.seo.biencoder import BiEncoder
 from lit_models.seo.contrastive import TemperatureOptions

@@ -9,8 +9,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from datamodules.core.loader import collated
 from datamodules.core.plan import MicroBatch
-from datamodules.text.prompt_rows import PromptRequest, joint_tokens
-from datamodules.text.prompts import ChoiceDataset
+from datamodules.text.prompts import ChoiceDataset, PromptRequest, joint_tokens
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from lit_models.causal_lm.generation import GenerationOptions, complete
 from lit_models.causal_lm.scoring import score

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from datamodules.text.prompt_output import FINISH_REASONS, completion_text
+from datamodules.text.prompts import FINISH_REASONS, completion_text
 from datamodules.tokenizers.trained import byte_tokenizer
 from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.generation import generate

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-from datamodules.text.prompt_rows import prompt_tokens
+from datamodules.text.prompts import prompt_tokens
 from lit_models import LitConsistencyLens
 from lit_models.consistency_lens.subject import SubjectOptions
 from lit_models.training.checkpoint import AVERAGED, read_checkpoint

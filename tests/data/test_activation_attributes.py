@@ -10,8 +10,8 @@ import pytest
 
 from datamodules.activations.attributes import NONE, DocumentFacts, document_facts, group_names
 from datamodules.files.documents import Reading
-from datamodules.text.token_store import TokenStore
-from datamodules.text.token_writer import open_token_store
+from datamodules.text.preparation import open_token_store
+from datamodules.text.store import TokenStore
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions
 from tests.text_corpora import request, text_file
 

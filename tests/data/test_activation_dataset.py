@@ -9,7 +9,7 @@ from datamodules.activations.attributes import NONE, DocumentFacts
 from datamodules.activations.dataset import ActivationDataset, partners, seen_words
 from datamodules.activations.pieces import Pieces
 from datamodules.activations.positions import PositionRule, drawn_positions
-from datamodules.text.token_writer import open_token_store
+from datamodules.text.preparation import open_token_store
 from tests.text_corpora import TEXTS, request, text_rows
 
 WIDTH = 4

@@ -19,8 +19,8 @@ from datamodules import (
 )
 from datamodules.files.audit import WIDTH, Audit, AuditPart
 from datamodules.search.request import CollectionRequest, QuerySplit
-from datamodules.text.batches import Piece
-from datamodules.text.prompted import trained_pieces
+from datamodules.text.language_model import trained_pieces
+from datamodules.text.packing import Piece
 from datamodules.tokenizers.trained import byte_tokenizer
 from lit_models.commands.check import check
 from tests.relevance_collections import TEST, TRAIN, write_beir, write_qrels

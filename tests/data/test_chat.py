@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from datamodules.text.chat import Marker
-from datamodules.text.instruction_rows import Instruction
+from datamodules.text.instruction_store import Instruction, Marker
 from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions, make_tokenizer
 from datamodules.tokenizers.trained import bpe_tokenizer
 
@@ -97,8 +96,8 @@ def test_answers_and_their_ends_are_found(name: str, tmp_path: Path) -> None:
 
 
 def test_tool_calls_may_be_answers_without_content(tmp_path: Path) -> None:
-    from datamodules.files.bad_rows import BadRows
-    from datamodules.text.instruction_rows import read_instructions
+    from datamodules.files.rows import BadRows
+    from datamodules.text.instruction_store import read_instructions
 
     call = {"role": "assistant", "content": None, "tool_calls": [{"name": "look"}]}
     rows = [{"messages": [CHAT[0], call, {"role": "tool", "content": "it is"}, CHAT[1]]}]

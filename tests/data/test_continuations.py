@@ -6,10 +6,10 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from datamodules.files import documents
 from datamodules.files.splitting import TRAIN, VALIDATION
-from datamodules.text import token_jobs
-from datamodules.text.prompt_output import completion_text
+from datamodules.text import preparation as token_jobs
+from datamodules.text.preparation import open_token_store
+from datamodules.text.prompts import completion_text
 from datamodules.text.splitting import TextSplit
-from datamodules.text.token_writer import open_token_store
 from datamodules.tokenizers.spelling import without_first_space
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from datamodules.tokenizers.trained import byte_tokenizer, character_tokenizer

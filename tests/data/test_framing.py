@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules.text.framing import Framing, TextLimits, padded
+from datamodules.text.encoding import Framing, TextLimits, padded
 
 
 @pytest.mark.parametrize("begin_id", [None, 9])

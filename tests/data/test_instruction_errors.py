@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from datamodules import InstructionDataModule, TextSplit, TokenizerOptions
-from datamodules.text.instruction_batches import InstructionDataset
+from datamodules.text.instructions import InstructionDataset
 
 GOOD = {"prompt": "How?", "completion": " So."}
 USER, ANSWER = {"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}

@@ -16,8 +16,8 @@ from tokenizers import processors
 
 from datamodules import InstructionDataModule, PlanOptions, TextSplit, TokenizerOptions
 from datamodules.core.batches import IGNORED
-from datamodules.text.instruction_batches import InstructionDataset
-from datamodules.text.instruction_writer import open_instruction_store
+from datamodules.text.instruction_store import open_instruction_store
+from datamodules.text.instructions import InstructionDataset
 from datamodules.tokenizers.trained import bpe_tokenizer, byte_tokenizer
 from tests.text_corpora import saved_tokenizer
 

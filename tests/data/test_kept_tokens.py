@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, trainers
 
-from datamodules.core.plan import rng_for
+from datamodules.core.plan import rng_for, uniforms_for
 from datamodules.files.splitting import TRAIN
 from datamodules.search.collection import Collection, Document, open_collection
 from datamodules.search.judged_queries import JudgedQueries
@@ -15,9 +15,8 @@ from datamodules.search.negatives import HardNegatives
 from datamodules.search.request import CollectionRequest
 from datamodules.search.training_mix import TrainingMix
 from datamodules.search.training_pairs import PairDataset, PairExample
-from datamodules.text.encoding import TextEncoding
-from datamodules.text.framing import TextLimits
-from datamodules.text.sentences import sentences_of
+from datamodules.text.encoding import TextEncoding, TextLimits
+from datamodules.text.terms import sentences_of
 from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions, make_tokenizer
 from tests.seo.retrieval_collection import write_collection
 
@@ -71,11 +70,13 @@ def over_blanks(texts: list[str]) -> TextTokenizer:
 def slow_example(data: PairDataset, sample_id: int, epoch: int) -> list[np.ndarray]:
     """Returns the query and its answer from texts that are tokenised whole when they are drawn."""
     rng, mix = rng_for(SEED, epoch, sample_id), data.mix
+    shares = uniforms_for(SEED, epoch, np.array([sample_id]), 2)[0]
     kind, number = data._place(sample_id)
     document = data.collection.document(number)
     if kind == "judged":
         documents, grades = data.judged.relevant(number)
-        answer = data.collection.document(int(rng.choice(documents, p=grades / grades.sum())))
+        place = int((np.cumsum(grades / grades.sum()) <= shares[0]).sum())
+        answer = data.collection.document(int(documents[place]))
         query = data.collection.query(int(data.judged.queries[number]))
     elif kind == "titles" and document.title:
         query, answer = document.title, Document("", document.text.removeprefix(document.title))
@@ -83,9 +84,10 @@ def slow_example(data: PairDataset, sample_id: int, epoch: int) -> list[np.ndarr
         text = " ".join(document.text.split())
         sentences = sentences_of([text]) or [text]
         long = [n for n, text in enumerate(sentences) if len(text.split()) >= 4]
-        drawn = int(rng.choice(long or range(len(sentences))))
+        choices = long or range(len(sentences))
+        drawn = choices[int(shares[0] * len(choices))]
         query, answer = sentences[drawn], document
-        if rng.random() < mix.removal and len(sentences) > 1:
+        if shares[1] < mix.removal and len(sentences) > 1:
             rest = " ".join(s for n, s in enumerate(sentences) if n != drawn)
             answer = Document(document.title, rest)
     found = []

@@ -8,11 +8,17 @@ import pytest
 
 from datamodules import PagesDataModule, PlanOptions, TextSplit, TokenizerOptions, demo
 from datamodules.core.batches import IGNORED
-from datamodules.files.bad_rows import BadRows
-from datamodules.files.rows import JsonRow
-from datamodules.text.page_batches import SnippetDataset, prompt_of
-from datamodules.text.page_rows import WriterPage, framed, page_of, read_pages
-from datamodules.text.page_store import PagePrompts, open_page_texts
+from datamodules.files.rows import BadRows, JsonRow
+from datamodules.text.pages import (
+    PagePrompts,
+    SnippetDataset,
+    WriterPage,
+    framed,
+    open_page_texts,
+    page_of,
+    prompt_of,
+    read_pages,
+)
 
 TITLE = "Apple pie – Grandmother's Kitchen"
 HTML = f"""<html><head><title>{TITLE}</title><meta property="og:title" content="{TITLE}">

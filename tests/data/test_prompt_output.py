@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from datamodules.files.rows import JsonRow
-from datamodules.text.prompt_output import check_output, write_completions, write_scores
+from datamodules.text.prompts import check_output, write_completions, write_scores
 from datamodules.tokenizers.trained import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()

@@ -10,8 +10,7 @@ import pytest
 
 from datamodules.core.loader import collated
 from datamodules.core.plan import MicroBatch
-from datamodules.text.prompt_rows import PromptRequest, recent
-from datamodules.text.prompts import PromptDataset
+from datamodules.text.prompts import PromptDataset, PromptRequest, recent
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from datamodules.tokenizers.trained import byte_tokenizer, character_tokenizer
 

@@ -13,7 +13,7 @@ from datamodules.search.groups import GroupOptions
 from datamodules.search.negatives import HardNegatives
 from datamodules.search.request import CollectionFiles, CollectionRequest
 from datamodules.search.training_mix import TrainingMix
-from datamodules.text.token_rows import TokenRows
+from datamodules.text.store import TokenRows
 from tests.process_memory import private_bytes
 from tests.relevance_collections import write_lines
 from tests.seo.retrieval_collection import write_collection

@@ -11,7 +11,7 @@ from datamodules.scored.batches import ChunkOptions
 from datamodules.scored.labels import LabelOptions, trained_heads
 from datamodules.scored.rows import TextColumns
 from datamodules.scored.store import StoreRequest, open_store
-from datamodules.text.framing import TextLimits
+from datamodules.text.encoding import TextLimits
 
 HEADS = {"y": LabelOptions("binary")}
 

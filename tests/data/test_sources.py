@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datamodules.files import tables
-from datamodules.files.bad_rows import BadRow
+from datamodules.files.rows import BadRow
 from datamodules.files.tables import Table, TableOptions, TableWriter, expand_files, read_rows
 
 VALUES = st.text(

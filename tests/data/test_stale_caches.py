@@ -17,7 +17,7 @@ from datamodules.search.collection_tokens import kept_collection
 from datamodules.search.groups import GroupOptions
 from datamodules.search.request import CollectionRequest
 from datamodules.text.encoding import TextEncoding
-from datamodules.text.token_rows import TokenRowsWriter
+from datamodules.text.store import TokenRowsWriter
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions, make_tokenizer
 from tests.seo.retrieval_collection import write_collection
 from tests.seo.small_collection import ranking_data, relevance_files

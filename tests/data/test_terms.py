@@ -2,7 +2,7 @@
 
 import pytest
 
-from datamodules.text.framing import TextLimits
+from datamodules.text.encoding import TextLimits
 from datamodules.text.terms import terms_by
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions, make_tokenizer
 

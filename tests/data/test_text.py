@@ -10,8 +10,8 @@ import pytest
 from datamodules import TextDataModule, TextSplit, TokenizerOptions
 from datamodules.core.store import cache_root
 from datamodules.files.splitting import TEST, TRAIN, VALIDATION
-from datamodules.text import token_writer
-from datamodules.text.batches import BlockDataset
+from datamodules.text import preparation as token_writer
+from datamodules.text.texts import BlockDataset
 from tests.text_corpora import TEXTS, text_file, text_module, text_rows, texts_of
 
 CHARACTERS = TokenizerOptions(kind="characters")

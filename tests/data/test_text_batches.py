@@ -12,15 +12,9 @@ from hypothesis import strategies as st
 
 from datamodules.core.plan import PlanOptions
 from datamodules.core.planned import PlannedDataModule
-from datamodules.text.batches import (
-    BlockDataset,
-    Piece,
-    TokenDataset,
-    cut_into_pieces,
-    one_row,
-    padded_rows,
-)
-from datamodules.text.token_store import TokenStream
+from datamodules.text.packing import Piece, one_row, padded_rows
+from datamodules.text.store import TokenStream
+from datamodules.text.texts import BlockDataset, TokenDataset, cut_into_pieces
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions, make_tokenizer
 
 TOKENIZER = make_tokenizer(TokenizerOptions(), iter(()))

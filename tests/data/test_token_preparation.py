@@ -16,9 +16,10 @@ from datamodules.core.store import cache_root
 from datamodules.files import documents
 from datamodules.files.documents import Reading
 from datamodules.files.splitting import TRAIN, VALIDATION
-from datamodules.text import token_jobs, token_writer
+from datamodules.text import preparation as token_jobs
+from datamodules.text import preparation as token_writer
+from datamodules.text.preparation import open_token_store
 from datamodules.text.splitting import TextSplit
-from datamodules.text.token_writer import open_token_store
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions
 from tests.text_corpora import request, same, text_file
 
@@ -84,8 +85,8 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
 PREPARE = """
 import sys, time
 from datamodules.files import documents
-from datamodules.text import token_jobs
-from datamodules.text import token_writer
+from datamodules.text import preparation as token_jobs
+from datamodules.text import preparation as token_writer
 from tests.text_corpora import request
 from pathlib import Path
 

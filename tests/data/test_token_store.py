@@ -10,10 +10,11 @@ from datamodules.core.store import cache_root
 from datamodules.files import documents
 from datamodules.files.documents import Reading
 from datamodules.files.splitting import TEST, TRAIN, VALIDATION
-from datamodules.text import token_jobs, token_writer
+from datamodules.text import preparation as token_jobs
+from datamodules.text import preparation as token_writer
+from datamodules.text.preparation import open_token_store
 from datamodules.text.splitting import TextSplit
-from datamodules.text.token_store import TokenStream
-from datamodules.text.token_writer import open_token_store
+from datamodules.text.store import TokenStream
 from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions, make_tokenizer
 from tests.text_corpora import request, same, text_file, texts_of
 

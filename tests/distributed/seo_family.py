@@ -14,7 +14,7 @@ from datamodules.scored.batches import ChunkOptions
 from datamodules.scored.labels import LabelOptions
 from datamodules.search.candidates import CandidateOptions
 from datamodules.search.groups import GroupOptions
-from datamodules.text.framing import TextLimits
+from datamodules.text.encoding import TextLimits
 from lit_models import LitTextScorer
 from lit_models.seo.encoders import TransformerEncoder
 from lit_models.seo.heads import HeadOptions

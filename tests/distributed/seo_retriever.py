@@ -13,7 +13,7 @@ from datamodules.core.planned import LoaderOptions, PlannedDataModule
 from datamodules.search.negatives import HardNegatives
 from datamodules.search.request import CollectionRequest
 from datamodules.search.training_mix import TrainingMix
-from datamodules.text.framing import TextLimits
+from datamodules.text.encoding import TextLimits
 from lit_models import LitRetriever
 from lit_models.seo.encoders import TransformerEncoder
 from lit_models.seo.fusion import Fusion

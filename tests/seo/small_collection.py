@@ -11,7 +11,7 @@ import torch
 from datamodules import RankingDataModule
 from datamodules.core.planned import LoaderOptions
 from datamodules.search.request import CollectionRequest
-from datamodules.text.framing import TextLimits
+from datamodules.text.encoding import TextLimits
 from lit_models import LitRanker
 from lit_models.seo.encoders import TransformerEncoder
 

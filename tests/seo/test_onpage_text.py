@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from datamodules.text.sentences import sentences_of, words_of
+from datamodules.text.terms import sentences_of, words_of
 from lit_models.seo.onpage import (
     Page,
     check_site,

@@ -16,7 +16,7 @@ from datamodules.files.splitting import TEST
 from datamodules.search.bm25 import open_bm25
 from datamodules.search.encoded_collection import EncodedCollection
 from datamodules.search.runs import read_run
-from datamodules.text.encoded_texts import RECIPE_KEY
+from datamodules.text.encoding import RECIPE_KEY
 from lit_models import LitRetriever
 from lit_models.seo.fusion import Fusion
 from lit_models.seo.retrieval_table import table

@@ -8,7 +8,7 @@ import torch
 
 from datamodules.files.splitting import TEST
 from datamodules.search.runs import read_run
-from datamodules.text.encoded_texts import RECIPE_KEY
+from datamodules.text.encoding import RECIPE_KEY
 from lit_models import LitRetriever
 from lit_models.seo.fusion import CHOSEN_WEIGHT, WEIGHTS, Fusion
 from tests.distributed.seo_retriever import retriever

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from datamodules.text.encoded_texts import RECIPE_KEY
+from datamodules.text.encoding import RECIPE_KEY
 from lit_models import LitTextScorer
 from lit_models.causal_lm import four_bit
 from lit_models.causal_lm.lora import LoraOptions
