@@ -8,7 +8,7 @@ import numpy as np
 from lightning.pytorch import Trainer
 
 from datamodules import ActivationDumpDataModule, TokenizerOptions
-from datamodules.activations.positions import PositionRule
+from datamodules.activations.documents import PositionRule
 from datamodules.activations.store import ActivationStore
 from lit_models import LitSubject
 from lit_models.causal_lm.decoder_config import DecoderConfig

@@ -1,27 +1,70 @@
 """ActivationDataModule: the activations that a consistency lens explains."""
 
 from collections.abc import Iterator
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from datamodules.activations.attributes import DocumentFacts
 from datamodules.activations.dataset import ActivationDataset
 from datamodules.activations.documents import (
+    DocumentFacts,
     DocumentsDataModule,
+    Pieces,
     check_parts,
     without_activation,
 )
-from datamodules.activations.pieces import Pieces
 from datamodules.activations.store import ActivationStore
-from datamodules.activations.store_options import check_agrees, check_no_documents
 from datamodules.core.planned import Stage
 from datamodules.files.audit import Audit, MakeModel
 from datamodules.files.splitting import PART_NAMES, TEST
 from datamodules.text.prompts import check_output
 from datamodules.text.store import TokenStore
 from datamodules.tokenizers.wanted import options_of_model
+
+OF_THE_DUMP = (
+    *("train_files", "validation_files", "test_files", "tokenizer", "split"),
+    *("text_column", "attributes_column", "documents_by"),
+)
+IN_THE_SCHEMA = ("context_length", "positions")
+
+
+def check_no_documents(options: dict[str, Any]) -> None:
+    """Refuse options that belong to the dump.
+
+    Args:
+        options: as a `DocumentsDataModule` takes them.
+
+    Raises:
+        ValueError: one is given.
+    """
+    for name in OF_THE_DUMP:
+        if name in options and options[name] != _default(name):
+            raise ValueError(
+                f"data.{name} is {options[name]}, and the documents are in data.activations "
+                f"already: it would change nothing. Leave data.{name} out, or give it to the dump."
+            )
+
+
+def check_agrees(options: dict[str, Any], store: ActivationStore) -> None:
+    """Refuse options that a store was not dumped with.
+
+    Raises:
+        ValueError: one differs.
+    """
+    for name in IN_THE_SCHEMA:
+        given, stored = options.get(name, _default(name)), getattr(store, name)
+        if given not in (_default(name), stored):
+            raise ValueError(
+                f"data.{name} is {given}, and {store.folder} was dumped with {stored}: leave it "
+                "out, or dump the activations again with it."
+            )
+
+
+def _default(name: str) -> Any:
+    return signature(DocumentsDataModule).parameters[name].default
+
 
 STATISTICS_SAMPLES, STATISTICS_BATCH = 4096, 64  # of documents whose activations are not kept
 
@@ -197,7 +240,7 @@ class ActivationDataModule(DocumentsDataModule):
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
         """Write one line per activation; `results` as `predict_step` returns them."""
-        from datamodules.activations.explanations import write_explanations
+        from datamodules.activations.dataset import write_explanations
 
         dataset = self.datasets["predict"]
         assert isinstance(dataset, ActivationDataset)

@@ -1,8 +1,9 @@
-"""The activations of one part as planned samples.
+"""Activations of one part as planned samples, and their explanations as lines of jsonl.
 
 Shapes: N activations, B of a micro-batch, T tokens of the longest document, A attributes.
 """
 
+import json
 from collections.abc import Sequence
 from functools import cached_property
 from mmap import mmap
@@ -12,10 +13,73 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from datamodules.activations.attributes import NONE, DocumentFacts
-from datamodules.activations.pieces import Pieces
+from datamodules.activations.documents import NONE, DocumentFacts, Pieces
 from datamodules.core.loader import PlannedDataset, Sample
 from datamodules.core.plan import hash_ids
+from datamodules.files.splitting import PART_NAMES
+from datamodules.files.tables import naming
+from datamodules.text.prompts import new_json_file
+from datamodules.tokenizers.text_tokenizer import TextTokenizer
+
+AROUND = 8  # tokens before and after the one that is shown
+MARGIN = 4  # more that are decoded: no character has more bytes, and so none has more tokens
+
+Ids = Sequence[int] | np.ndarray
+
+
+class Context(NamedTuple):
+    """The text around a token. Joined, they are the text as it stands in the document."""
+
+    before: str
+    token: str
+    after: str
+
+
+def token_texts(tokenizer: TextTokenizer, ids: Ids) -> list[str]:
+    """Return the text of each token of a text; joined they are the whole text.
+
+    A character of several tokens is that of the last of them, and the others are empty.
+
+    Args:
+        tokenizer: of the tokens.
+        ids: [n], of a text that may go on from another.
+    """
+
+    def text(some: Ids) -> str:
+        return tokenizer.decode_continuation(some, skip_special_tokens=False)
+
+    whole, alone = text(ids), [text([i]) for i in ids]
+    if "".join(alone) == whole:
+        return alone
+    found, done = [], ""
+    for end in range(1, len(ids) + 1):
+        start = text(ids[:end])
+        if start + text(ids[end:]) == whole:  # else a character is cut here
+            found.append(start[len(done) :])
+            done = start
+        else:
+            found.append("")
+    return found
+
+
+def context_of(tokenizer: TextTokenizer, ids: np.ndarray, position: int) -> Context:
+    """Return the text around a position of a document.
+
+    Args:
+        tokenizer: of the tokens.
+        ids: [n] int64, the document.
+        position: of the token in the middle; where it is a part of a character, the whole
+            character is shown.
+    """
+    first = max(0, position - AROUND - MARGIN)
+    texts = token_texts(tokenizer, ids[first : position + 1 + AROUND + MARGIN])
+    place = position - first
+    end = place + 1
+    while end < len(texts) and not any(texts[place:end]):
+        end += 1
+    before, after = texts[max(0, place - AROUND) : place], texts[end : end + AROUND]
+    return Context("".join(before), "".join(texts[place:end]), "".join(after))
+
 
 # Terms of the lens's loss, each counted once per sample.
 TERMS = (
@@ -186,3 +250,66 @@ def partners(document: np.ndarray) -> np.ndarray:
         rest = order[document[order] != document[alone[0]]]
         others[alone] = np.resize(rest, len(alone)) if len(rest) else others[alone]
     return others
+
+
+NEAREST = 3  # controls that a line names
+
+
+def write_explanations(
+    dataset: ActivationDataset,
+    results: dict[str, np.ndarray],
+    controls: tuple[str, ...],
+    path: Path,
+) -> None:
+    """Write one line per activation: whole or not at all, and never over an existing file.
+
+    Args:
+        dataset: of the activations.
+        results: token_ids [N, t], error [N] and control_errors [N, C].
+        controls: names of the C controls.
+        path: .jsonl.
+
+    Raises:
+        FileExistsError: the file exists.
+    """
+    with new_json_file(path) as file:
+        for number in range(len(results["error"])):
+            values = {name: found[number] for name, found in results.items()}
+            line = json.dumps(
+                explanation_line(dataset, number, values, controls), ensure_ascii=False
+            )
+            with naming(path):
+                file.write(line + "\n")
+
+
+def explanation_line(
+    dataset: ActivationDataset,
+    number: int,
+    values: dict[str, np.ndarray],
+    controls: tuple[str, ...],
+) -> dict[str, Any]:
+    """Return what is told of one activation.
+
+    document: part and index. position: from 0. before, token, after: the text around it; the
+    token is the last one that the activation knows of. explanation. error: squared, in units of
+    the training part's variance. nearest_controls: those that come nearest to the activation, and
+    their errors.
+
+    Args:
+        dataset: of the activations.
+        number: of the sample.
+        values: token_ids [t], error [] and control_errors [C].
+        controls: names of the C controls.
+    """
+    pieces, piece = dataset.pieces, int(dataset.piece[number])
+    position, tokenizer = int(dataset.position[number]), pieces.store.tokenizer
+    errors = dict(zip(controls, values["control_errors"].tolist(), strict=True))
+    nearest = sorted(errors, key=lambda name: (errors[name], name))
+    return {
+        "document": f"{PART_NAMES[pieces.part]}:{int(pieces.document[piece])}",
+        "position": position,
+        **context_of(tokenizer, pieces.tokens(piece), position)._asdict(),
+        "explanation": tokenizer.decode(values["token_ids"]),
+        "error": round(float(values["error"]), 6),
+        "nearest_controls": {name: round(errors[name], 6) for name in nearest[:NEAREST]},
+    }

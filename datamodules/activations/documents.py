@@ -1,24 +1,283 @@
-"""DocumentsDataModule: the documents that a subject reads, whether dumped or read again."""
+"""Documents that a subject reads: positions drawn in them, their pieces, and what is known of them.
 
-from collections.abc import Callable
+Rows of jsonl and parquet files may hold attributes, a mapping of names to words of the text. They
+are found again by the text's hash. Shapes: D documents of a part, A attributes, N activations.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from datamodules.activations.attributes import NONE, DocumentFacts, document_facts
-from datamodules.activations.pieces import Pieces
-from datamodules.activations.positions import PositionRule, drawn_positions
+from datamodules.core.plan import hash_ids
 from datamodules.core.planned import PlannedDataModule
 from datamodules.core.store import cache_root
 from datamodules.files.audit import Audit, AuditPart
-from datamodules.files.documents import DocumentsBy, Reading, text_files
+from datamodules.files.documents import (
+    TEXT_SUFFIXES,
+    DocumentsBy,
+    Reading,
+    read_section,
+    sections_of,
+    text_files,
+)
+from datamodules.files.rows import JsonRow, read_json_rows
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
 from datamodules.text.preparation import TokenRequest, open_token_store
 from datamodules.text.splitting import TextSplit
 from datamodules.text.store import TokenStore
-from datamodules.tokenizers.text_tokenizer import TokenizerOptions
+from datamodules.text.texts import cut_into_pieces
+from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions
 from datamodules.tokenizers.wanted import model_options
+
+SEEDS_APART = 1_000_003  # more than positions of a document
+
+
+@dataclass(frozen=True)
+class PositionRule:
+    """Which positions of a document are taken.
+
+    Args:
+        min_position: first position that may be taken, from 0; what comes before has too little
+            context to explain.
+        per_document: positions of each document; shorter ones give as many as they have.
+        seed: another seed draws others.
+
+    Raises:
+        ValueError: one of them is outside its range.
+    """
+
+    min_position: int = 6
+    per_document: int = 4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.min_position < 0:
+            raise ValueError(f"positions.min_position must be 0 or more, got {self.min_position}.")
+        if self.per_document < 1:
+            raise ValueError(
+                f"positions.per_document must be at least 1, got {self.per_document}; usual is 4."
+            )
+
+
+def drawn_positions(
+    sizes: np.ndarray, hashes: np.ndarray, rule: PositionRule
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the document [N] and the position [N] of each activation, int64, both ascending.
+
+    Draws are keyed by the document's text, so that neither order nor neighbours change them. Every
+    choice of positions of a document is as likely as any other.
+
+    Args:
+        sizes: [D] positions of each document.
+        hashes: [D] uint64 of their texts.
+        rule: how they are drawn.
+
+    Source: Floyd's algorithm (Bentley and Floyd, Programming pearls, CACM 30, 1987), for all
+    documents at once.
+    """
+    open_places = np.maximum(sizes.astype(np.int64) - rule.min_position, 0)
+    counts = np.minimum(open_places, rule.per_document)
+    drawn = np.full((len(sizes), int(counts.max(initial=0))), np.iinfo(np.int64).max)
+    for turn in range(drawn.shape[1]):
+        last = np.maximum(open_places - counts + turn, 0)
+        keyed = hash_ids(hashes, rule.seed * SEEDS_APART + turn)
+        choice = (keyed % (last + 1).astype(np.uint64)).astype(np.int64)
+        is_taken = (drawn[:, :turn] == choice[:, None]).any(1)
+        is_drawn = turn < counts
+        drawn[is_drawn, turn] = np.where(is_taken, last, choice)[is_drawn]
+    drawn.sort(1)
+    is_place = np.arange(drawn.shape[1]) < counts[:, None]
+    return np.repeat(np.arange(len(sizes)), counts), drawn[is_place] + rule.min_position
+
+
+class Pieces:
+    """The documents of one part, in pieces of at most `context_length` tokens.
+
+    The last token of a piece is only predicted, and has no position that could be taken; the next
+    piece of the same document begins with it.
+
+    Args:
+        store: of the tokens.
+        part: 0 train, 1 validation, 2 test.
+        context_length: tokens of the longest piece, at least 2.
+    """
+
+    def __init__(self, store: TokenStore, part: int, context_length: int) -> None:
+        self.store, self.part, self.context_length = store, part, context_length
+        self.stream = store.stream(part)
+        self.starts, self.sizes = cut_into_pieces(self.stream, context_length - 1)
+        counts = -(-self.stream.num_positions // (context_length - 1))
+        self.document = np.repeat(np.arange(len(counts)), counts)  # [N]
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @cached_property
+    def document_hashes(self) -> np.ndarray:
+        """[N] uint64, of the whole text of the document that a piece is of."""
+        return self.store.hashes(self.part)[self.document]
+
+    @cached_property
+    def hashes(self) -> np.ndarray:
+        """[N] uint64, of the document's text and the piece's place in it."""
+        place = self.starts - self.stream.starts[self.document]
+        with np.errstate(over="ignore"):
+            return self.document_hashes + place.astype(np.uint64)
+
+    def tokens(self, piece: int) -> np.ndarray:
+        """Return [size + 1] int64: the tokens of a piece, and the one that follows it."""
+        start = int(self.starts[piece])
+        return self.stream.tokens[start : start + int(self.sizes[piece]) + 1].astype(np.int64)
+
+    def rows(self, pieces: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Return [B, T] int64: the first `lengths` [B] tokens of `pieces` [B], padded with 0."""
+        places = np.arange(int(lengths.max()))
+        is_token = places < lengths[:, None]
+        wanted = np.where(is_token, self.starts[pieces, None] + places, 0)
+        return np.where(is_token, self.stream.tokens[wanted], 0).astype(np.int64)
+
+
+NONE = -1
+ALL = "all"  # the group of all files
+Given = dict[str, str]
+
+
+class DocumentFacts(NamedTuple):
+    """What is known of the documents of a part.
+
+    names: of the attributes. attributes [D, A] int64: `first_tokens` of the words, -1 = unknown.
+    group [D] int64: index in group_names. group_names: of the part's files, none twice.
+    """
+
+    names: list[str]
+    attributes: np.ndarray
+    group: np.ndarray
+    group_names: list[str]
+
+    def named(self, names: list[str]) -> "DocumentFacts":
+        """Return the facts with a column for each of these names, in this order."""
+        attributes = np.full((len(self.group), len(names)), NONE, np.int64)
+        for column, name in enumerate(self.names):
+            attributes[:, names.index(name)] = self.attributes[:, column]
+        return self._replace(names=names, attributes=attributes)
+
+
+def document_facts(
+    files: Sequence[Path],
+    hashes: np.ndarray,
+    reading: Reading,
+    column: str | None,
+    tokenizer: TextTokenizer,
+) -> DocumentFacts:
+    """Return the attributes and the file of each document of a part.
+
+    Args:
+        files: of the part.
+        hashes: [D] uint64 of the documents' texts.
+        reading: where the texts stand.
+        column: of the attributes; none reads no attributes.
+        tokenizer: turns a word, after a space, into tokens.
+
+    Raises:
+        ValueError: a row's attributes are no mapping of names to words.
+    """
+    known: dict[int, tuple[int, Given]] = {}
+    for number, path in enumerate(files):
+        for key, given in _known_of(path, reading, column, len(files) > 1):
+            known.setdefault(key, (number, given))
+    names = list(dict.fromkeys(name for _, given in known.values() for name in given))
+    words = sorted({word for _, given in known.values() for word in given.values()})
+    token_of = first_tokens(words, tokenizer)
+    place = {name: column for column, name in enumerate(names)}
+    group = np.zeros(len(hashes), np.int64)
+    attributes = np.full((len(hashes), len(names)), NONE, np.int64)
+    for document, key in enumerate(hashes.tolist()):
+        group[document], given = known.get(key, (0, {}))
+        for name, word in given.items():
+            attributes[document, place[name]] = token_of[word]
+    return DocumentFacts(names, attributes, group, group_names(files))
+
+
+def group_names(files: Sequence[Path]) -> list[str]:
+    """Return a name for each of several files: stems, with the folder or the whole path where
+    those are not different, or mean all files."""
+    paths = [path.absolute() for path in files]
+    stems = [path.stem for path in paths]
+    for names in (stems, [f"{path.parent.name}/{path.stem}" for path in paths]):
+        if len({ALL, *names}) > len(names):
+            return names
+    return [str(path) for path in paths]
+
+
+def first_tokens(words: Sequence[str], tokenizer: TextTokenizer) -> dict[str, int]:
+    """Return word -> the first of its tokens, after a space, that is more than white space.
+
+    Tokenizers of the SentencePiece kind may give the space a token of its own. -1 stands for words
+    without such a token.
+    """
+    tokens = tokenizer.encode_batch([f" {word}" for word in words])
+    return {
+        word: next((i for i in ids.tolist() if tokenizer.decode([i]).strip()), NONE)
+        for word, ids in zip(words, tokens, strict=True)
+    }
+
+
+def _known_of(
+    path: Path, reading: Reading, column: str | None, is_one_of_several: bool
+) -> Iterator[tuple[int, Given]]:
+    """Yield the hash and the attributes of each document of a file that is worth reading."""
+    if path.suffix.lower() in TEXT_SUFFIXES:
+        if is_one_of_several:
+            yield from ((key, {}) for key in _hashes_of(path, reading))
+        return
+    if column is None and not is_one_of_several:
+        return
+    columns = (reading.text_column, *([] if column is None else [column]))
+    for row in read_json_rows(path, columns=columns):
+        given = {} if column is None else _given_in(row, column)
+        yield _hash_of(str(row.values.get(reading.text_column) or "")), given
+
+
+def _given_in(row: JsonRow, column: str) -> Given:
+    found: Any = row.values.get(column)
+    if found is None:
+        return {}
+    if isinstance(found, list) and all(isinstance(pair, tuple) for pair in found):
+        found = dict(found)  # a parquet map
+    is_sound = isinstance(found, dict) and not any(
+        isinstance(word, dict | list) for word in found.values()
+    )
+    if not is_sound:
+        raise ValueError(
+            f'{row.place}: "{column}" must map names to words, such as {{"pet": "owl"}}, got '
+            f"{str(found)[:60]}; mend it, or set data.attributes_column to null."
+        )
+    return {str(name): str(word) for name, word in found.items() if word is not None}
+
+
+def _hashes_of(path: Path, reading: Reading) -> Iterator[int]:
+    """Yield the hash of each document of a txt file, as a token store has it."""
+    key = None
+    for section in sections_of(path, reading):
+        for fragment in read_section(section, reading):
+            own = _hash_of(fragment.text)
+            if fragment.begins or key is None:
+                key = own
+            else:
+                key = int(hash_ids(np.array([key], np.uint64), own)[0])
+            if fragment.ends:
+                yield key
+
+
+def _hash_of(text: str) -> int:
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
 
 Files = str | list[str] | None
 STORY_FILES = {TRAIN: ["train"], VALIDATION: ["validation"], TEST: ["test", "combinations"]}
@@ -52,7 +311,7 @@ class DocumentsDataModule(PlannedDataModule):
         test_files: Files = None,
         tokenizer: TokenizerOptions | None = None,
         context_length: int = 64,
-        positions: PositionRule = PositionRule(),  # noqa: B008 - frozen
+        positions: PositionRule = PositionRule(),
         split: TextSplit = TextSplit(test_share=0.1),  # noqa: B008 - frozen
         text_column: str = "text",
         attributes_column: str | None = "attributes",

@@ -1,21 +1,198 @@
-"""Activations in memory-mapped files beside the tokens that they come from, with a schema.
+"""Store of activations, memory-mapped beside the tokens that they come from; their statistics.
 
-Shapes: N activations of a part, D features.
+Statistics are summed in float64 in a fixed order by one thread, so that no bit depends on devices.
+Shapes: N activations of a part, D features, V tokens, T positions, K components.
 """
 
 import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
+import torch
 
-from datamodules.activations.positions import PositionRule
-from datamodules.activations.statistics import ActivationStatistics
+from datamodules.activations.documents import PositionRule
 from datamodules.core.store import content_digest
 from datamodules.files.splitting import PART_NAMES
 from datamodules.text.store import TokenStore
+
+NUM_COMPONENTS = 32
+
+
+@contextmanager
+def threads_pinned(num_threads: int = 1) -> Iterator[None]:
+    """Let torch compute with so many threads, whatever the machine or the launcher gave.
+
+    A matrix product is cut by threads, and its kernels add up in another order at the cuts: with
+    another number of threads its last bits differ.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@dataclass(frozen=True)
+class ActivationStatistics:
+    """Statistics of the training part.
+
+    Args:
+        mean: [D] float64.
+        unit_mean: [D] float64, mean of the activations at length 1.
+        variance: mean square of a feature's distance from its mean.
+        norms: mean, deviation and largest length.
+        token_ids: [v] int64, current tokens that occur, ascending.
+        token_means: [v, D] float32, mean activation at each of them.
+        position_means: [T, D] float32; the mean where a position does not occur.
+        components: [K, D] float32, principal components, by falling variance.
+    """
+
+    mean: np.ndarray
+    unit_mean: np.ndarray
+    variance: float
+    norms: tuple[float, float, float]
+    token_ids: np.ndarray
+    token_means: np.ndarray
+    position_means: np.ndarray
+    components: np.ndarray
+
+    def save(self, path: Path) -> None:
+        """Write all as one npz file."""
+        values: dict[str, Any] = {name: np.asarray(value) for name, value in vars(self).items()}
+        np.savez(path, **values)
+
+    @classmethod
+    def load(cls, path: Path) -> "ActivationStatistics":
+        """Return what `save` wrote.
+
+        Raises:
+            ValueError: the file is damaged.
+        """
+        try:
+            with path.open("rb") as content, np.load(content, allow_pickle=False) as file:
+                values = {name: file[name] for name in file.files}
+            variance, norms = float(values.pop("variance")), tuple(values.pop("norms").tolist())
+            return cls(variance=variance, norms=norms, **values)
+        except (BadZipFile, EOFError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{path} is damaged ({error}); copy the store again, or dump the activations again."
+            ) from error
+
+
+Chunk = tuple[np.ndarray, np.ndarray, np.ndarray]  # activations [n, D], tokens [n], positions [n]
+
+
+def statistics_of(chunks: Iterable[Chunk]) -> ActivationStatistics:
+    """Return the statistics of activations that come in chunks.
+
+    Args:
+        chunks: always cut at the same places; read once.
+
+    Raises:
+        ValueError: there is no activation, or one is no finite number.
+    """
+    sums = _Sums()
+    for activations, tokens, positions in chunks:
+        if not np.isfinite(activations).all():
+            raise ValueError(
+                "the subject's activations hold values that are no finite numbers; its weights are "
+                "damaged, or trainer.precision is too narrow for them: take 32-true."
+            )
+        sums.add(activations.astype(np.float64), tokens, positions)
+    if not sums.count:
+        raise ValueError(
+            "no document of the training part is long enough for an activation; lower "
+            "data.positions.min_position, or give longer texts."
+        )
+    return sums.statistics()
+
+
+class _Sums:
+    """Sums of what the activations are above a first guess of their mean: squares of large numbers
+    would swallow small differences."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.lengths = [0.0, 0.0, 0.0]  # sum, sum of squares, largest
+        self.guess = self.total = self.unit_total = self.products = np.zeros(0)
+        self.of_token: dict[int, tuple[int, np.ndarray]] = {}
+        self.of_position: dict[int, tuple[int, np.ndarray]] = {}
+
+    def add(self, x: np.ndarray, tokens: np.ndarray, positions: np.ndarray) -> None:
+        if not len(x):
+            return
+        if not self.count:
+            self.guess = x.mean(0)
+            self.total, self.unit_total = np.zeros(x.shape[1]), np.zeros(x.shape[1])
+            self.products = np.zeros((x.shape[1], x.shape[1]))
+        self.count += len(x)
+        lengths = np.sqrt((x * x).sum(1))
+        self.lengths[0] += float(lengths.sum())
+        self.lengths[1] += float((lengths * lengths).sum())
+        self.lengths[2] = max(self.lengths[2], float(lengths.max()))
+        self.unit_total += (x / np.maximum(lengths, 1e-12)[:, None]).sum(0)
+        x = x - self.guess
+        self.total += x.sum(0)
+        with threads_pinned():
+            copied = torch.tensor(x)  # aligned alike in every run, which moves bits, too
+            self.products += (copied.T @ copied).numpy()
+        for keys, found in ((tokens, self.of_token), (positions, self.of_position)):
+            _add_groups(x, keys, found)
+
+    def statistics(self) -> ActivationStatistics:
+        above = self.total / self.count
+        covariance = self.products / self.count - np.outer(above, above)
+        length = self.lengths[0] / self.count
+        spread = max(0.0, self.lengths[1] / self.count - length**2) ** 0.5
+        token_ids = sorted(self.of_token)
+        position_means = np.tile(self.guess + above, (max(self.of_position) + 1, 1))
+        for position, (number, total) in self.of_position.items():
+            position_means[position] = self.guess + total / number
+        # Filled row by row: a large vocabulary's means in float64 would be there twice.
+        token_means = np.empty((len(token_ids), len(above)), np.float32)
+        for row, token in enumerate(token_ids):
+            number, total = self.of_token[token]
+            token_means[row] = self.guess + total / number
+        return ActivationStatistics(
+            mean=self.guess + above,
+            unit_mean=self.unit_total / self.count,
+            variance=float(np.trace(covariance)) / len(above),
+            norms=(length, spread, self.lengths[2]),
+            token_ids=np.array(token_ids, np.int64),
+            token_means=token_means,
+            position_means=position_means.astype(np.float32),
+            components=_components(covariance).astype(np.float32),
+        )
+
+
+def _components(covariance: np.ndarray) -> np.ndarray:
+    with threads_pinned():
+        vectors = torch.linalg.eigh(torch.tensor(covariance)).eigenvectors.numpy()
+    components = vectors[:, ::-1][:, :NUM_COMPONENTS].T
+    # A vector and its opposite are the same component: the largest entry is made positive.
+    largest = np.abs(components).argmax(1)
+    return components * np.sign(components[np.arange(len(components)), largest])[:, None]
+
+
+def _add_groups(x: np.ndarray, keys: np.ndarray, found: dict[int, tuple[int, np.ndarray]]) -> None:
+    order = np.argsort(keys, kind="stable")
+    distinct, starts, counts = np.unique(keys[order], return_index=True, return_counts=True)
+    sums = np.add.reduceat(x[order], starts)
+    for key, count, total in zip(distinct.tolist(), counts.tolist(), sums, strict=True):
+        if key not in found:  # a copy: a row of `sums` would keep all of them
+            found[key] = (count, total.copy())
+            continue
+        before, so_far = found[key]
+        so_far += total
+        found[key] = (before + count, so_far)
+
 
 SCHEMA, STATISTICS = "schema.json", "statistics.npz"
 STORE_VERSION = 2

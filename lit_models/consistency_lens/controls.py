@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from datamodules.activations.statistics import ActivationStatistics
+from datamodules.activations.store import ActivationStatistics
 from datamodules.core.batches import ActivationBatch
 from lit_models.consistency_lens.lens import Explanation, Lens
 from lit_models.consistency_lens.loss import (

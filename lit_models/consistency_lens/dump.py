@@ -5,8 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from datamodules.activations.statistics import threads_pinned
-from datamodules.activations.store import SubjectFacts
+from datamodules.activations.store import SubjectFacts, threads_pinned
 from datamodules.core.batches import DumpBatch
 from lit_models.consistency_lens.subject import (
     Subject,

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from datamodules.activations.statistics import ActivationStatistics
+from datamodules.activations.store import ActivationStatistics
 from datamodules.core.batches import ActivationBatch
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from lit_models.causal_lm.pretrained import Network

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
-from datamodules.activations.attributes import ALL
+from datamodules.activations.documents import ALL
 from datamodules.core.batches import ActivationBatch
 from lit_models.training.keyed_dropout import mixed
 from lit_models.training.metrics import SumCount

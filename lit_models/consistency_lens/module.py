@@ -11,13 +11,13 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
 from datamodules.activations.datamodule import ActivationDataModule
-from datamodules.activations.statistics import (
+from datamodules.activations.store import (
     ActivationStatistics,
+    ActivationStore,
     Chunk,
     statistics_of,
     threads_pinned,
 )
-from datamodules.activations.store import ActivationStore
 from datamodules.core.batches import ActivationBatch
 from datamodules.files.splitting import TRAIN
 from datamodules.text.prompts import prompt_tokens

@@ -16,10 +16,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from datamodules.activations.attributes import ALL
-from datamodules.activations.dataset import ActivationDataset
-from datamodules.activations.explanations import explanation_line
-from datamodules.activations.token_texts import token_texts
+from datamodules.activations.dataset import ActivationDataset, explanation_line, token_texts
+from datamodules.activations.documents import ALL
 from lit_models.consistency_lens.controls import (
     CONTROLS,
     RANDOM,

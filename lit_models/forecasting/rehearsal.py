@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch import Trainer
 from torch import Tensor, nn
 
-from datamodules.activations.statistics import threads_pinned
+from datamodules.activations.store import threads_pinned
 from datamodules.core.loader import collated
 from datamodules.core.plan import Batching, MicroBatch, Plan, PlanRequest, count_targets, deal
 from datamodules.core.planned import PlannedDataModule

@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 
 from datamodules import ActivationDumpDataModule
-from datamodules.activations.positions import PositionRule
+from datamodules.activations.documents import PositionRule
 from lit_models import LitSubject
 from lit_models.consistency_lens.subject import SubjectOptions
 from lit_models.training.callbacks.predictions import PredictionWriter

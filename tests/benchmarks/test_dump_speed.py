@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules.activations.pieces import Pieces
+from datamodules.activations.documents import Pieces
 from datamodules.activations.store import ActivationStore
 from tests.activation_dumps import model_folder, plain_activations
 from tests.benchmarks.dump_peers import BATCH, LAYER, LONGEST, dump

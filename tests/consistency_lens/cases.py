@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from datamodules.activations.datamodule import ActivationDataModule
-from datamodules.activations.statistics import statistics_of
+from datamodules.activations.store import statistics_of
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions
 from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.network import Decoder

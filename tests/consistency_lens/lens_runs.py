@@ -17,7 +17,7 @@ from lightning.pytorch import Callback, Trainer, seed_everything
 from torch import Tensor
 
 from datamodules import ActivationDataModule
-from datamodules.activations.positions import PositionRule
+from datamodules.activations.documents import PositionRule
 from datamodules.core.planned import LoaderOptions
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions
 from lit_models import LitConsistencyLens

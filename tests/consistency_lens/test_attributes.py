@@ -2,7 +2,7 @@
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from datamodules.activations.attributes import NONE, first_tokens
+from datamodules.activations.documents import NONE, first_tokens
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules.activations.pieces import Pieces
-from datamodules.activations.positions import PositionRule
+from datamodules.activations.documents import Pieces, PositionRule
 from datamodules.files.splitting import PART_NAMES
 from lit_models.consistency_lens.subject import (
     Subject,

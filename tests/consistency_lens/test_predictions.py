@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lightning.pytorch import seed_everything
 
-from datamodules.activations.explanations import write_explanations
-from datamodules.activations.token_texts import AROUND, context_of, token_texts
+from datamodules.activations.dataset import AROUND, context_of, token_texts, write_explanations
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions
 from datamodules.tokenizers.trained import bpe_tokenizer, byte_tokenizer, word_tokenizer
 from tests.consistency_lens.cases import data_of, module_of, trainer_of

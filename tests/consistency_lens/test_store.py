@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from datamodules import ActivationDataModule, ActivationDumpDataModule
-from datamodules.activations import writer
+from datamodules.activations import dump
 from datamodules.activations.store import ActivationStore, read_schema
 from lit_models import LitSubject
 from tests.activation_dumps import contents, documents, dumped, stories, subject, trainer
@@ -115,9 +115,9 @@ def test_a_dump_that_ends_while_it_is_merged_leaves_no_store_and_goes_on_later(
 
     with monkeypatch.context() as patch:
         if place == "os.rename":
-            patch.setattr(writer.os, "rename", fail)
+            patch.setattr(dump.os, "rename", fail)
         else:
-            patch.setattr(writer, place, fail)
+            patch.setattr(dump, place, fail)
         with pytest.raises(OSError, match="No space left on device.*acts"):
             dumped(target, files)
     assert not target.exists()
@@ -138,7 +138,7 @@ def test_a_dump_that_ends_while_it_is_merged_leaves_no_store_and_goes_on_later(
 
 def dump_until_killed(target: Path, files: str) -> None:
     """Kill this process when the parts are written and the store is half there."""
-    writer.statistics_of = lambda _: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+    dump.statistics_of = lambda _: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
     dumped(target, files)
 
 

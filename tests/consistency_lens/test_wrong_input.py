@@ -160,9 +160,10 @@ def test_a_check_of_documents_and_of_a_store_says_what_they_hold(
     monkeypatch.chdir(sound)
     status, output = unisono("check", "--config=dump.yaml")
     assert status == 0, output
-    assert re.search(r"train +32 +590 +0 +19 +0 +139 ", output)
+    assert re.search(r"train +32 +590 +0 +19 +139 ", output)
     assert "up to 3 of each document, from 2 on, seed 0" in output
-    assert "no document is in two parts" in output
+    assert "duplicates train 0, validation 0, test 0" in output
+    assert "0 different test documents are also in train" in output
     assert "2 (pet, place); documents with any: train 100.0 %" in output
     assert "norms" not in output
     status, of_store = unisono("check", "--config=lens.yaml")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from datamodules import ActivationDataModule, ActivationDumpDataModule, TextSplit, TokenizerOptions
-from datamodules.activations.positions import PositionRule
+from datamodules.activations.documents import PositionRule
 from lit_models import LitSubject
 from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.pretrained import own_recipe

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from datamodules.activations.attributes import NONE, DocumentFacts, document_facts, group_names
+from datamodules.activations.documents import NONE, DocumentFacts, document_facts, group_names
 from datamodules.files.documents import Reading
 from datamodules.text.preparation import open_token_store
 from datamodules.text.store import TokenStore

@@ -5,10 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datamodules.activations.attributes import NONE, DocumentFacts
 from datamodules.activations.dataset import ActivationDataset, partners, seen_words
-from datamodules.activations.pieces import Pieces
-from datamodules.activations.positions import PositionRule, drawn_positions
+from datamodules.activations.documents import (
+    NONE,
+    DocumentFacts,
+    Pieces,
+    PositionRule,
+    drawn_positions,
+)
 from datamodules.text.preparation import open_token_store
 from tests.text_corpora import TEXTS, request, text_rows
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datamodules.activations.pieces import Pieces
-from datamodules.activations.positions import PositionRule, drawn_positions
+from datamodules.activations.documents import Pieces, PositionRule, drawn_positions
 from datamodules.text.preparation import open_token_store
 from tests.text_corpora import request, text_file
 

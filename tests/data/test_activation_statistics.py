@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datamodules.activations.statistics import ActivationStatistics, Chunk, statistics_of
+from datamodules.activations.store import ActivationStatistics, Chunk, statistics_of
 
 NUM, WIDTH = 700, 12
 

@@ -20,7 +20,7 @@ from datamodules import (
     SplitOptions,
     TokenizerOptions,
 )
-from datamodules.activations.positions import PositionRule
+from datamodules.activations.documents import PositionRule
 from datamodules.scored.labels import LabelOptions
 from datamodules.search.candidates import CandidateOptions
 from datamodules.search.request import CollectionRequest

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from datamodules import ActivationDataModule
-from datamodules.activations.positions import PositionRule
+from datamodules.activations.documents import PositionRule
 from datamodules.core.planned import LoaderOptions, PlannedDataModule
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions
 from lit_models import LitConsistencyLens
