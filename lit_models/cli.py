@@ -50,6 +50,7 @@ from lit_models.training.lineage import stop_reason
 from lit_models.training.loggers import default_loggers
 from lit_models.training.memory import Choice
 from lit_models.training.run_folder import WORDS, Run
+from lit_models.training.strategies import replicated
 
 TRUST = "trust_checkpoint"
 HELP = ("-h", "--help")
@@ -237,10 +238,11 @@ class UnisonoCLI(LightningCLI):
         first: list[Callback] = [ExactDropout()] if self._get(self.config, "exact_dropout") else []
         own += [BitwiseSum()] if self._get(self.config, "exactness") == "bitwise" else []
         chosen = self._chosen_strategy(verdict)
-        if chosen is not None:
-            kwargs["strategy"] = chosen.strategy
-            if chosen.unchecked_bytes is not None:
-                first.append(StateCheck(chosen.unchecked_bytes))
+        strategy = given.strategy if chosen is None else chosen.strategy
+        if isinstance(strategy, str):
+            kwargs["strategy"] = replicated(strategy) or strategy
+        if chosen is not None and chosen.unchecked_bytes is not None:
+            first.append(StateCheck(chosen.unchecked_bytes))
         missing = missing_kinds([*first, *self._default_callbacks(), *own], callbacks)
         if given.logger is not False:
             named = given.logger if isinstance(given.logger, list) else [given.logger]

@@ -17,6 +17,8 @@ from typing import Any
 
 import yaml
 
+from lit_models.training.rules import START_METHODS, STRATEGY_CLASSES, check_strategy
+
 REFUSED_KEYS = {
     "config": "the outer file would silently replace whole groups of the inner one",
     "defaults": "there is no such mechanism",
@@ -27,10 +29,6 @@ MIGRATION = Path(__file__).with_name("migration.md")  # read for hints, too
 LIKELY = 0.75  # `model` is as near to `nodes` as 0.6, and another word
 GROUPS = ("model", "data", "trainer", "init_args")  # keys whose value is a mapping
 STRATEGY = "--trainer.strategy"
-STRATEGY_CLASSES = {
-    "ddp": "lit_models.training.strategies.ReplicatedStrategy",
-    "fsdp": "lit_models.training.strategies.FullyShardedStrategy",
-}
 MOST_VALUES = 100_000  # in a YAML text, each alias counted with all that it stands for
 
 
@@ -292,6 +290,7 @@ def _with_strategy_class(argv: list[str]) -> list[str]:
     if not isinstance(name, str) or "." in name or not name.islower():
         return argv  # nothing to do, or a class already
     if name not in STRATEGY_CLASSES:
+        check_strategy(name, [*START_METHODS])
         raise ValueError(
             f"{options[0].partition('=')[0]}: the strategy `{name}` takes no options by its name; "
             f"{', '.join(STRATEGY_CLASSES)} do. Or give a class: ddp_spawn is {STRATEGY}="

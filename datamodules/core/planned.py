@@ -14,7 +14,7 @@ import platform
 import shutil
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -43,6 +43,7 @@ from datamodules.core.plan import (
 from datamodules.core.store import made_once, mapped_array, own_folder
 
 log = logging.getLogger(__name__)
+SEED = "PL_GLOBAL_SEED"  # Lightning's name for it
 MAPPED_FROM = 1_000_000  # samples; below, each process makes its own plan in milliseconds
 Stage = Literal["train", "validation", "test", "predict"]
 STAGES_OF: dict[str, tuple[Stage, ...]] = {
@@ -241,6 +242,8 @@ class PlannedDataModule(LightningDataModule):
     def setup(self, stage: str) -> None:
         """Build the datasets of the stage and derive accumulation for this many devices."""
         self._warn_of_shared_files()
+        if self.trainer is not None:
+            share_seed(self.trainer.strategy.broadcast, os.environ)
         for name in self.wanted_stages(stage):
             if name not in self.datasets:
                 self.datasets[name] = self.build(name)
@@ -374,7 +377,7 @@ class PlannedDataModule(LightningDataModule):
     def seed(self) -> int:
         """Key of the order and of all augmentation."""
         given = self.plan_options.seed
-        return int(os.environ.get("PL_GLOBAL_SEED", 0)) if given is None else given
+        return int(os.environ.get(SEED, 0)) if given is None else given
 
     @property
     def steps_per_epoch(self) -> int:
@@ -507,3 +510,21 @@ class PlannedDataModule(LightningDataModule):
                 # A rank of ddp_spawn would import everything again in each worker (20 s, not 1).
                 kwargs["multiprocessing_context"] = "fork"
         return kwargs
+
+
+def share_seed(
+    broadcast: Callable[[str | None], str | None], environ: MutableMapping[str, str]
+) -> None:
+    """Take rank 0's seed of the run, from which data plans that has none of its own.
+
+    Ranks that drew a seed each would deal out different plans: samples twice, and others never.
+
+    Args:
+        broadcast: gives every rank the value of rank 0; a collective.
+        environ: the environment.
+    """
+    seed = broadcast(environ.get(SEED))
+    if seed is None:
+        environ.pop(SEED, None)
+    else:
+        environ[SEED] = seed

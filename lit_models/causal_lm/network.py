@@ -16,7 +16,7 @@ from lit_models.causal_lm.attention import Documents, attend, documents_of
 from lit_models.causal_lm.cache import GrowingCache, KeyValueCache
 from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.rotary import frequencies, rotations
-from lit_models.training.tensor_plan import Split
+from lit_models.training.sharding import Split
 
 INITIAL_STD = 0.02
 

@@ -23,7 +23,6 @@ from torchmetrics import Metric
 
 from datamodules.core.checkpoint_recipe import checkpoint_to_load
 from datamodules.core.planned import PlannedDataModule
-from lit_models.training import strategies
 from lit_models.training.checkpoint import (
     AtomicCheckpointIO,
     load_part,
@@ -35,12 +34,11 @@ from lit_models.training.hyperparameters import UNTRUSTED, plain_hyperparameters
 from lit_models.training.ledger import Ledger, StepRecord
 from lit_models.training.metrics import LossSum, in_float32
 from lit_models.training.optim import follow_rates, gradients
-from lit_models.training.sharding import scale
-from lit_models.training.tensor_plan import Split
+from lit_models.training.sharding import Split, clip_to_norm
+from lit_models.training.strategies import register_fsdp
 
 __all__ = ["ExactModule", "LossSum", "share_of_step"]
-CLIP_EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
-strategies.register()  # a plain script that imports a module finds them, too
+register_fsdp()
 
 
 @contextmanager
@@ -271,10 +269,7 @@ class ExactModule(LightningModule):
         if not gradient_clip_val or norm is None or gradient_clip_algorithm == "value":
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
             return
-        factor = (gradient_clip_val / (norm + CLIP_EPSILON)).clamp(max=1.0)
-        if factor.device.type == "cpu" and factor == 1:
-            return  # a GPU would have to be waited for
-        scale(gradients(optimizer), factor)
+        clip_to_norm(gradients(optimizer), float(gradient_clip_val), norm)
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any | None) -> None:
         """Step a schedule, whose rates are those that this run configures."""

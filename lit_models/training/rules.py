@@ -20,7 +20,17 @@ if TYPE_CHECKING:
 
 OnMissing = Literal["error", "fallback"]
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps", "tpu")
-SPAWNING = ("ddp_spawn", "ddp_fork", "ddp_notebook")
+# Names of strategies: the classes of those that take options, how ddp's start their processes.
+STRATEGY_CLASSES = {
+    "ddp": "lit_models.training.strategies.ReplicatedStrategy",
+    "fsdp": "lit_models.training.strategies.FullyShardedStrategy",
+}
+START_METHODS: dict[str, Literal["popen", "spawn", "fork"]] = {
+    "ddp": "popen",
+    "ddp_spawn": "spawn",
+    "ddp_fork": "fork",
+    "ddp_notebook": "fork",
+}
 GONE = "the strategy `{}` is gone"
 GONE_STRATEGIES = {
     "dp": f"{GONE} (slow and inexact); `ddp` or `ddp_spawn` does it",
@@ -328,7 +338,7 @@ def check_world(
                 f"x trainer.num_nodes is {world_size}: each would train a copy of its own. Set "
                 "--trainer.devices to the processes per node and --trainer.num_nodes to the nodes."
             )
-        if strategy in SPAWNING:
+        if START_METHODS.get(strategy or "", "popen") != "popen":
             raise ValueError(
                 f"trainer.strategy={strategy} starts its own processes, but {name}={started} says "
                 "that a launcher did; use --trainer.strategy=ddp."

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from lightning.pytorch import Trainer
 
 from lit_models.training.meters import most_resident_bytes
-from lit_models.training.strategies import FullyShardedStrategy, ReplicatedStrategy
+from lit_models.training.strategies import strategy_name
 
 
 def status(trainer: Trainer) -> dict[str, Any]:
@@ -62,15 +62,6 @@ def status(trainer: Trainer) -> dict[str, Any]:
             "lightning": lightning.__version__,
         },
     }
-
-
-def strategy_name(strategy: Any) -> str:
-    """Returns the name that `trainer.strategy` takes, or the class of one that has none here."""
-    if isinstance(strategy, ReplicatedStrategy):
-        return {"popen": "ddp"}.get(strategy._start_method, f"ddp_{strategy._start_method}")
-    if isinstance(strategy, FullyShardedStrategy):
-        return strategy.strategy_name
-    return type(strategy).__name__
 
 
 def exactness_facts(trainer: Trainer) -> dict[str, Any]:

@@ -1,17 +1,127 @@
-"""Tensors that may be sharded over devices: whole ones from shards, shards of whole ones, norms.
+"""Sharded tensors and split layers: parts and wholes, norms, and the plan of a tensor group.
 
-Sums over shards are made here from local parts: torch's own functions send every tensor through
-the sharding rules, which took seconds where this takes a millisecond.
+A network says by patterns of names (`tensor_plan`) which layers several devices share. Every device
+of a tensor group computes the same samples: its own heads and inner channels of the layers that are
+split, and all of the rest. Source: Shoeybi et al. 2019, "Megatron-LM", section 3.
 """
 
+from __future__ import annotations
+
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+
+@dataclass(frozen=True)
+class Split:
+    """How the devices of a tensor group share a linear layer, or the layers of a module.
+
+    Args:
+        style: `columns`: each computes some of the outputs, of the whole input. `rows`: each has
+            some of the inputs, and the results are added up. `input`: a module whose layers split
+            by columns read one input, its first argument: that one's gradient is added up once.
+        unit: name of what stays whole on a device, such as `num_heads`.
+        count: how many of these there are; the size of a tensor group must divide it.
+    """
+
+    style: Literal["columns", "rows", "input"]
+    unit: str = ""
+    count: int = 0
+
+
+def check_tensor_plan(module: nn.Module, plan: dict[str, Split], size: int) -> None:
+    """Refuse what cannot be split among so many devices.
+
+    Args:
+        module: with its network.
+        plan: name pattern -> split, of its `tensor_plan()`.
+        size: devices of a tensor group.
+
+    Raises:
+        ValueError: there is no plan, a layer is no plain linear one, blocks are compiled, or the
+            size does not divide what stays whole.
+    """
+    asked = f"tensor_parallel_size is {size}, but"
+    if not plan:
+        raise ValueError(
+            f"{asked} {type(module).__name__} has no tensor_plan(), which says how its layers are "
+            "split; LitCausalLM and LitSnippetWriter with the own decoder have one. Leave it out: "
+            "fsdp shards any module without it."
+        )
+    for name, layer, split in planned_layers(module, plan):
+        if split.style != "input" and type(layer) is not nn.Linear:
+            raise ValueError(
+                f"{asked} {name} is a {type(layer).__name__}, and only plain linear layers can be "
+                "split. Leave out what has changed it, such as model.lora, or tensor_parallel_size."
+            )
+    if any(part._compiled_call_impl is not None for part in module.modules()):
+        raise ValueError(
+            f"{asked} blocks are compiled, which does not know split layers; set "
+            "model.computation.compile to false, or leave tensor_parallel_size out."
+        )
+    units = {split.unit: split.count for split in plan.values() if split.unit}
+    wrong = [f"{unit} {count}" for unit, count in units.items() if count % size]
+    if wrong:
+        common = math.gcd(*units.values())
+        fitting = ", ".join(str(n) for n in range(1, common + 1) if common % n == 0)
+        raise ValueError(
+            f"tensor_parallel_size {size} does not divide {' nor '.join(wrong)}; sizes that fit "
+            f"this network: {fitting}. Take one of them, or change the network."
+        )
+
+
+def planned_layers(
+    module: nn.Module, plan: dict[str, Split]
+) -> Iterator[tuple[str, nn.Module, Split]]:
+    """Yield name, layer and split of all that a plan names.
+
+    Raises:
+        ValueError: a pattern fits no name.
+    """
+    layers = dict(module.named_modules())
+    for pattern, split in plan.items():
+        names = [name for name in layers if fnmatchcase(name, pattern)]
+        if not names:
+            raise ValueError(
+                f"tensor_plan(): {pattern} fits no layer of {type(module).__name__}; patterns are "
+                "those of named_modules(), such as network.layers.*.attention."
+            )
+        yield from ((name, layers[name], split) for name in names)
+
+
+def split_layers(module: nn.Module, plan: dict[str, Split], mesh: DeviceMesh) -> None:
+    """Give this rank its part of the planned layers, in place; names of parameters stay.
+
+    The strategy has made the whole weights equal on all ranks; there is no communication.
+
+    Args:
+        module: whose plan has been checked.
+        plan: name pattern -> split.
+        mesh: one-dimensional, of a tensor group.
+    """
+    for _, layer, split in planned_layers(module, plan):
+        if split.style == "input":
+            layer.register_forward_pre_hook(partial(_shared_input, mesh))
+            continue
+        style = ColwiseParallel() if split.style == "columns" else RowwiseParallel()
+        parallelize_module(layer, mesh, style, src_data_rank=None)
+
+
+def _shared_input(mesh: DeviceMesh, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Mark the first argument as whole on all devices: its gradient is the sum of theirs."""
+    first, *others = inputs
+    assert isinstance(first, torch.Tensor)
+    return (DTensor.from_local(first, mesh, [Replicate()], run_check=False), *others)
 
 
 def whole(value: Any) -> Any:
@@ -44,30 +154,6 @@ def local_parts(tensors: Iterable[Tensor]) -> list[Tensor]:
     return [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
 
 
-def total_norm(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the L2 norm [] over all tensors, whole: one collective where they are sharded."""
-    kinds = {(type(tensor), tensor.dtype, tensor.device) for tensor in tensors}
-    if not any(issubclass(kind, DTensor) for kind, _, _ in kinds):
-        return _norm(tensors, len({kind[1:] for kind in kinds}) == 1)
-    by_copies: dict[int, list[Tensor]] = {}
-    for tensor, part in zip(tensors, local_parts(tensors), strict=True):
-        by_copies.setdefault(num_copies(tensor), []).append(part)
-    norms = {
-        n: _norm(parts, len({(part.dtype, part.device) for part in parts}) == 1)
-        for n, parts in by_copies.items()
-    }
-    squared = torch.stack([norm.square() / n for n, norm in norms.items()]).sum()
-    dist.all_reduce(squared)
-    return squared.sqrt()
-
-
-def _norm(tensors: Sequence[Tensor], are_alike: bool) -> Tensor:
-    """Return what `get_total_norm` does; where all have one dtype and device, in half its time."""
-    if not are_alike:
-        return torch.nn.utils.get_total_norm(tensors)
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
-
-
 def num_copies(tensor: Tensor) -> int:
     """Return how many ranks hold the same part of a tensor as this one."""
     if not isinstance(tensor, DTensor):
@@ -76,8 +162,28 @@ def num_copies(tensor: Tensor) -> int:
     return dist.get_world_size() // math.prod(n for n, p in axes if not p.is_replicate())
 
 
-def scale(tensors: Iterable[Tensor], factor: Tensor) -> None:
-    """Multiply all tensors by one number [] in place; there may be none, of a step left out."""
-    parts = local_parts(tensors)
-    if parts:  # torch refuses an empty list
-        torch._foreach_mul_(parts, factor)
+def total_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the L2 norm [] over all tensors, whole: one collective where they are sharded.
+
+    torch's function takes sharded tensors through the sharding rules one by one, for seconds where
+    this takes a millisecond: it gets the local parts.
+    """
+    if not any(isinstance(tensor, DTensor) for tensor in tensors):
+        return torch.nn.utils.get_total_norm(tensors)
+    by_copies: dict[int, list[Tensor]] = {}
+    for tensor, part in zip(tensors, local_parts(tensors), strict=True):
+        by_copies.setdefault(num_copies(tensor), []).append(part)
+    norms = {n: torch.nn.utils.get_total_norm(parts) for n, parts in by_copies.items()}
+    squared = torch.stack([norm.square() / n for n, norm in norms.items()]).sum()
+    dist.all_reduce(squared)
+    return squared.sqrt()
+
+
+def clip_to_norm(gradients: Iterable[Tensor], max_norm: float, norm: Tensor) -> None:
+    """Clip gradients whose norm [] is known, in place; there may be none, of a step left out."""
+    holders = []  # of the local parts, as parameters hold gradients
+    for part in local_parts(gradients):
+        holder = part.detach()
+        holder.grad = part
+        holders.append(holder)
+    torch.nn.utils.clip_grads_with_norm_(holders, max_norm, norm)

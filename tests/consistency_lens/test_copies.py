@@ -10,7 +10,7 @@ from lit_models.causal_lm.lora import LoraOptions
 from lit_models.consistency_lens.lens import Lens, LensOptions
 from lit_models.consistency_lens.recipe import stored_recipe
 from lit_models.consistency_lens.subject import BaseOptions
-from lit_models.training.strategies.before_sharding import separate_frozen
+from lit_models.training.strategies import separate_frozen
 from tests.consistency_lens.tiny import NETWORKS, activations, lens_of, moved
 
 FROZEN = BaseOptions(is_frozen=True)

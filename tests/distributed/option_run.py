@@ -23,7 +23,7 @@ from lit_models.training.strategies import ReplicatedStrategy
 from tests.toy import LitToy, ToyData, toy_trainer
 
 Job = dict[str, Any]
-NORMED: Job = {"module": {"is_normed": True}}
+NORMED: Job = {"module": {"is_normed": True}, "data": {"global_batch_size": 7, "num_samples": 46}}
 UNUSED: Job = {"module": {"has_unused": True}}
 JOBS: dict[str, Job] = {
     "plain": {},

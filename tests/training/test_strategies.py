@@ -8,18 +8,21 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 from lightning.pytorch import Trainer
-from lightning.pytorch.strategies import StrategyRegistry
+from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 
 from lit_models.training import status
 from lit_models.training.rules import complete_rendezvous
-from lit_models.training.strategies import FullyShardedStrategy, ReplicatedStrategy
-from lit_models.training.strategies.processes import check_backend, is_stopped
+from lit_models.training.strategies import (
+    FullyShardedStrategy,
+    ReplicatedStrategy,
+    is_stopped,
+    replicated,
+    strategy_name,
+)
 from tests.toy import LitToy, ToyData, toy_trainer
 
-CPU = torch.device("cpu")
 KINDS = [ReplicatedStrategy, FullyShardedStrategy]
 
 
@@ -31,15 +34,17 @@ def test_mpi_without_mpi_is_refused_before_a_process_starts(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nccl_on_the_cpu_is_refused(kind):
+    strategy = kind(process_group_backend="nccl")
+    Trainer(accelerator="cpu", devices=1, strategy=strategy)
     with pytest.raises(ValueError, match="nccl, which joins GPUs, but the run is on cpu; use gloo"):
-        Trainer(accelerator="cpu", devices=2, strategy=kind(process_group_backend="nccl"))
+        strategy.setup_environment()
 
 
-def test_an_unknown_backend_is_refused():
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_unknown_backend_is_refused(kind):
     with pytest.raises(ValueError, match="must be one of gloo, nccl, mpi, got gluu"):
-        check_backend("gluu", CPU)
-    check_backend("gloo", CPU)
-    check_backend(None, CPU)
+        kind(process_group_backend="gluu")
+    kind(process_group_backend="gloo")
 
 
 @pytest.mark.parametrize(
@@ -53,11 +58,23 @@ def test_an_unknown_backend_is_refused():
     ],
 )
 def test_the_names_of_ddp_mean_these_options(name, start_method, finds):
-    strategy = StrategyRegistry.get(name)
-    assert isinstance(strategy, ReplicatedStrategy)
-    assert strategy._start_method == start_method
-    assert strategy._ddp_kwargs["find_unused_parameters"] == finds
-    assert strategy._timeout == timedelta(minutes=10)
+    strategy = replicated(name)
+    assert strategy_name(strategy) == ("ddp" if start_method == "popen" else f"ddp_{start_method}")
+    assert strategy.ddp_options["find_unused_parameters"] == finds
+    assert strategy.timeout == timedelta(minutes=10)
+    # For scripts the name means what it does to Lightning.
+    assert type(StrategyRegistry.get(name)) is DDPStrategy
+
+
+@pytest.mark.parametrize("name", ["fsdp", "auto", "ddp_find", None])
+def test_other_names_are_not_of_ddp(name):
+    assert replicated(name) is None
+
+
+def test_a_script_finds_fsdp_on_a_cpu_by_its_name():
+    trainer = Trainer(accelerator="cpu", devices=1, strategy="fsdp", logger=False)
+    assert type(trainer.strategy) is FullyShardedStrategy
+    assert strategy_name(trainer.strategy) == "fsdp"
 
 
 def test_a_rank_started_by_hand_gets_the_rest_of_its_place():
@@ -148,11 +165,8 @@ def test_every_option_is_a_key_of_a_yaml(unisono, toy_config: Path) -> None:
     assert "static_graph" in output
 
 
-def test_options_reach_ddp() -> None:
-    strategy = ReplicatedStrategy(
-        timeout=timedelta(seconds=90), broadcast_buffers=False, bucket_cap_mb=10
-    )
-    assert strategy._timeout.total_seconds() == 90
-    assert strategy._ddp_kwargs["broadcast_buffers"] is False
-    assert strategy._ddp_kwargs["bucket_cap_mb"] == 10
-    assert "broadcast_buffers" not in ReplicatedStrategy()._ddp_kwargs  # torch warns of the name
+def test_deepspeed_with_options_is_told_what_fsdp_does(unisono, toy_config: Path) -> None:
+    given = ["--trainer.strategy=deepspeed", "--trainer.strategy.stage=2"]
+    status_, output = unisono("fit", "--config", "toy.yaml", *given)
+    assert status_ == 2
+    assert "`deepspeed` is called fsdp here" in output

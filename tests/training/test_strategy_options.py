@@ -2,9 +2,10 @@
 
 import pytest
 
-from lit_models.config_files import STRATEGY_CLASSES, expand_configs
+from lit_models.config_files import expand_configs
 from lit_models.scheduling.acceptance import ParsedCLI
 from lit_models.training import strategies
+from lit_models.training.rules import STRATEGY_CLASSES
 from lit_models.training.run_folder import Run
 
 OPTION = "--trainer.strategy.tensor_parallel_size=2"

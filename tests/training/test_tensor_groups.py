@@ -9,13 +9,12 @@ import torch.distributed as dist
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 
+from datamodules.core.planned import share_seed
 from lit_models.training.callbacks import ExactDropout
 from lit_models.training.ledger import tells_samples
 from lit_models.training.lineage import LedgerStep
 from lit_models.training.replay import follow_one_device
-from lit_models.training.strategies import FullyShardedStrategy
-from lit_models.training.strategies.before_sharding import equal_weights
-from lit_models.training.strategies.processes import share_seed
+from lit_models.training.strategies import FullyShardedStrategy, equal_weights
 
 CPU = torch.device("cpu")
 

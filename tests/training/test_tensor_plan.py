@@ -16,9 +16,8 @@ from lit_models.training import rules
 from lit_models.training.callbacks.topology import print_banner
 from lit_models.training.ledger import without_samples
 from lit_models.training.rules import Machine, Settings, check
-from lit_models.training.strategies import FullyShardedStrategy
-from lit_models.training.strategies.meshes import check_groups
-from lit_models.training.tensor_plan import Split, check_tensor_plan, planned_layers
+from lit_models.training.sharding import Split, check_tensor_plan, planned_layers
+from lit_models.training.strategies import FullyShardedStrategy, check_groups
 from tests.toy import LitToy
 from tests.training.test_progress import FACTS
 

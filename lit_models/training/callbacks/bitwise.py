@@ -4,7 +4,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -22,9 +22,7 @@ from lit_models.training.bitwise import (
 from lit_models.training.callbacks.exact_dropout import ExactDropout
 from lit_models.training.exact import ExactModule
 from lit_models.training.keyed_dropout import DrawGuard
-from lit_models.training.strategies import ReplicatedStrategy
-
-STRATEGIES = {SingleDeviceStrategy: "auto", DDPStrategy: "ddp", ReplicatedStrategy: "ddp"}
+from lit_models.training.strategies import strategy_name
 
 
 class BitwiseSum(Callback):
@@ -60,7 +58,8 @@ class BitwiseSum(Callback):
         if stage != "fit":
             return
         strategy, data = trainer.strategy, getattr(trainer, "datamodule", None)
-        name = STRATEGIES.get(type(strategy), type(strategy).__name__)
+        is_single = isinstance(strategy, SingleDeviceStrategy)
+        name = "auto" if is_single else strategy_name(strategy)
         check_run(name, trainer.precision, trainer.world_size)
         if not isinstance(pl_module, ExactModule) or not isinstance(data, PlannedDataModule):
             raise ValueError(

@@ -10,7 +10,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_models.training.strategies.processes import ManagedProcesses
+from lit_models.training.strategies import ManagedProcesses
 from lit_models.training.watch import (
     PHASE,
     STACKS,
@@ -80,7 +80,7 @@ class FailureReport(Callback):
         self._place, self._batch = {"rank": trainer.global_rank, "verb": stage}, None
         self._timeout_s = None
         if trainer.world_size > 1:
-            timeout = getattr(trainer.strategy, "_timeout", None)
+            timeout = getattr(trainer.strategy, "timeout", None)
             group_s = timeout.total_seconds() if timeout else None
             self._timeout_s = self.timeout_s or group_s
             if self._timeout_s:

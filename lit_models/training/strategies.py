@@ -1,0 +1,690 @@
+"""Strategies of several processes, on CPU and GPU: `ddp` and its kin, `fsdp`, tensor groups.
+
+A script's `Trainer(strategy="ddp")` is Lightning's own strategy and exact as well; the command line
+takes the classes here, which say why a group does not form and end what they started.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import gc
+import itertools
+import os
+import signal
+import subprocess
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.strategies import (
+    DDPStrategy,
+    FSDPStrategy,
+    ModelParallelStrategy,
+    ParallelStrategy,
+    StrategyRegistry,
+)
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.utils.checkpoint import checkpoint as recomputed
+from torchmetrics import Metric
+
+from lit_models.training.checkpoint import AtomicCheckpointIO
+from lit_models.training.keyed_dropout import dropout_rate
+from lit_models.training.rules import START_METHODS, tensor_groups
+from lit_models.training.sharded_checkpoint import Part, cut, prepare
+from lit_models.training.sharding import (
+    check_tensor_plan,
+    on_cpu,
+    sharded_like,
+    split_layers,
+    whole,
+)
+
+# A rank that waits so long for another waits for ever: the run ends instead of hanging.
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+BACKENDS = ("gloo", "nccl", "mpi")
+PORT_TAKEN = ("EADDRINUSE", "address already in use")
+EVALUATION_STEPS = ("validation_step", "test_step", "predict_step")
+CHILD_ENDS_S = 1.0
+GRACE_S = 10.0  # within which a rank that failed says so, or one that heard of it ends
+INTERRUPTED_GRACE_S = 2.0
+UNUSED = "Expected to have finished reduction in the prior iteration"
+NONE_UNUSED = "find_unused_parameters=True was specified in DDP constructor"
+
+
+def register_fsdp() -> None:
+    """Give the name `fsdp` to the class here, for scripts: Lightning's own refuses the CPU."""
+    names = FSDPStrategy._registered_strategies  # which the trainer refuses on a CPU
+    if "fsdp" in names:
+        names.remove("fsdp")
+    StrategyRegistry.register("fsdp", FullyShardedStrategy, override=True)
+
+
+def replicated(name: str | None) -> ReplicatedStrategy | None:
+    """Return the strategy that the command line takes for `ddp`, `ddp_spawn` and their kin; `None`
+    for other names."""
+    short, _, finds = (name or "").partition("_find_unused_parameters_")
+    if short not in START_METHODS or finds not in ("", "true", "false"):
+        return None
+    return ReplicatedStrategy(
+        start_method=START_METHODS[short], find_unused_parameters=finds == "true"
+    )
+
+
+def strategy_name(strategy: Any) -> str:
+    """Return the name that `trainer.strategy` takes, or the class of one that has none here."""
+    if isinstance(strategy, ReplicatedStrategy | FullyShardedStrategy):
+        return strategy.strategy_name
+    return "ddp" if type(strategy) is DDPStrategy else type(strategy).__name__
+
+
+class ManagedProcesses(ParallelStrategy):
+    """Processes of one group that forms or says why, and end together; mixed in before Lightning's
+    class.
+
+    Attributes:
+        timeout: how long a rank waits for another.
+    """
+
+    timeout: timedelta
+
+    def setup_environment(self) -> None:
+        """Form the process group.
+
+        Raises:
+            ValueError: the backend is not for this device.
+            RuntimeError: the port of the rendezvous belongs to another program.
+        """
+        backend, kind = self.process_group_backend, self.root_device.type  # type: ignore[attr-defined]
+        if backend == "nccl" and kind != "cuda":
+            raise ValueError(
+                f"process_group_backend is nccl, which joins GPUs, but the run is on {kind}; use "
+                "gloo, or leave it out and the device decides."
+            )
+        try:
+            super().setup_environment()
+        except dist.DistNetworkError as error:
+            if not any(text in str(error) for text in PORT_TAKEN):
+                raise
+            raise RuntimeError(
+                f"port {os.environ.get('MASTER_PORT', '?')} is taken: another program on this "
+                "machine listens there, perhaps what an earlier run left behind. Set MASTER_PORT "
+                "to a free one on all nodes, or unset it where there is one node: a free one is "
+                "then chosen."
+            ) from error
+        atexit.register(leave_group)
+
+    def setup(self, trainer: Trainer) -> None:
+        """Warn of batch norms: their statistics make a run depend on the number of devices."""
+        norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+        modules = trainer.lightning_module.modules()
+        if trainer.state.fn == TrainerFn.FITTING and any(isinstance(m, norms) for m in modules):
+            rank_zero_warn(
+                "batch norm layers take their statistics from what each device computes at once, "
+                "rows that only fill a batch included: the run depends on the number of devices. "
+                "On GPUs trainer.sync_batchnorm=true lessens it; LayerNorm or GroupNorm do not "
+                "have it."
+            )
+        super().setup(trainer)
+
+    def ended_children(self) -> str:
+        """Return which ranks that this process started are gone or stopped, in words."""
+        endings: list[str] = []
+        children = [
+            c for c in getattr(self.launcher, "procs", []) if isinstance(c, subprocess.Popen)
+        ]
+        end = time.monotonic() + CHILD_ENDS_S  # connections end a moment before their process
+        while time.monotonic() < end and all(child.poll() is None for child in children):
+            time.sleep(0.05)
+        for rank, child in enumerate(children, self.global_rank + 1):
+            status = child.poll()
+            if status is not None and status < 0:
+                endings.append(f"rank {rank} was ended by {signal.Signals(-status).name}")
+            elif status:
+                endings.append(f"rank {rank} ended with status {status}")
+            elif status is None and is_stopped(child.pid):
+                endings.append(f"rank {rank} is stopped (kill -CONT {child.pid} lets it go on)")
+        return " and ".join(endings)
+
+    def unwatch_children(self) -> None:
+        """Keep Lightning's observer from killing this process while it says what happened.
+
+        The observer looks at a list every few seconds; the launcher goes on with a copy of it.
+        """
+        children = getattr(self.launcher, "procs", None)
+        if children:
+            self.launcher.procs = list(children)  # type: ignore[union-attr]
+            children.clear()
+
+    def on_exception(self, exception: BaseException) -> None:
+        """End the processes that this one started: they would wait for it."""
+        super().on_exception(exception)
+        children = getattr(self.launcher, "procs", [])
+        # Without a group nobody can have failed elsewhere: the others are still on their way to it.
+        has_group = dist.is_initialized() or not all(
+            isinstance(c, subprocess.Popen) for c in children
+        )
+        grace_s = GRACE_S if isinstance(exception, Exception) else INTERRUPTED_GRACE_S
+        deadline = time.monotonic() + (grace_s if has_group else 0.0)
+        for child in children:
+            left_s = max(0.0, deadline - time.monotonic())
+            if isinstance(child, subprocess.Popen):
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(left_s)
+                child.kill()  # nothing where it has ended
+                child.wait()
+            else:
+                child.join(left_s)
+                child.kill()
+                child.join()
+
+
+def check_backend(backend: str | None) -> None:
+    """Refuse a backend that this torch does not have, before any process starts.
+
+    Raises:
+        ValueError: there is no such backend here.
+    """
+    if backend not in (None, *BACKENDS):
+        raise ValueError(
+            f"process_group_backend must be one of {', '.join(BACKENDS)}, got {backend}; leave it "
+            "out and the device decides."
+        )
+    if backend == "mpi" and not dist.is_mpi_available():
+        raise ValueError(
+            f"process_group_backend is mpi, but torch {torch.__version__} was built without MPI. "
+            "Use gloo (CPU) or nccl (GPU), leave it out and the device decides, or build torch "
+            "from source on a machine with MPI."
+        )
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a live process is stopped, as by Ctrl-Z or SIGSTOP; known on Linux alone."""
+    path = Path(f"/proc/{pid}/stat")
+    return path.exists() and path.read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def leave_group() -> None:
+    """End the process group that this rank is in, if any, before Python ends.
+
+    What is left of a gloo group at the end of Python aborts the process after its success, one time
+    in three; a cycle of references, as fsdp makes them, keeps one.
+    """
+    if dist.is_initialized():
+        gc.collect()
+        dist.destroy_process_group()
+
+
+class ReplicatedStrategy(ManagedProcesses, DDPStrategy):
+    """`ddp`, `ddp_spawn` and their kin: a whole copy of the module on every device (DDP).
+
+    Args:
+        process_group_backend: gloo, nccl or mpi; `None` takes the one for the device.
+        timeout: how long a rank waits for another.
+        start_method: `popen` runs the command again, `spawn` and `fork` start functions of it.
+        find_unused_parameters: look in every step for parameters that got no gradient; slower,
+            and needed only where the network's path depends on the batch. A module that says so
+            itself (`reaches_all_parameters` is false) gets it anyway.
+        gradient_as_bucket_view: gradients lie in the buffers that are sent: one copy less.
+        broadcast_buffers: every forward takes the buffers of rank 0, unless the module says that
+            its own stand still.
+        bucket_cap_mb: MiB of gradients that are sent together; `None` is DDP's own 25.
+        static_graph: the same parameters get gradients in every step, even if not all do.
+    """
+
+    def __init__(
+        self,
+        process_group_backend: str | None = None,
+        timeout: timedelta = COLLECTIVE_TIMEOUT,
+        start_method: Literal["popen", "spawn", "fork"] = "popen",
+        find_unused_parameters: bool = False,
+        gradient_as_bucket_view: bool = False,
+        broadcast_buffers: bool = True,
+        bucket_cap_mb: float | None = None,
+        static_graph: bool = False,
+    ) -> None:
+        check_backend(process_group_backend)
+        super().__init__(
+            process_group_backend=process_group_backend,
+            timeout=timeout,
+            start_method=start_method,
+            static_graph=static_graph,
+        )
+        self.timeout, self.broadcast_buffers = timeout, broadcast_buffers
+        self.strategy_name = "ddp" if start_method == "popen" else f"ddp_{start_method}"
+        self.ddp_options: dict[str, Any] = {
+            "find_unused_parameters": find_unused_parameters,
+            "gradient_as_bucket_view": gradient_as_bucket_view,
+            "bucket_cap_mb": bucket_cap_mb,
+            "static_graph": static_graph,
+        }
+
+    def configure_ddp(self) -> None:
+        """Wrap the module as it says of itself: what gets no gradient in a step then keeps none, as
+        on one device, and buffers that stand still are not sent with every forward."""
+        module, options = self.lightning_module, dict(self.ddp_options)
+        assert module is not None
+        assert self.model is not None
+        if not getattr(module, "reaches_all_parameters", True):
+            options["find_unused_parameters"] = True
+            warnings.filterwarnings("ignore", message=NONE_UNUSED)  # of a step that reaches all
+        is_on_gpu = self.root_device.type == "cuda"
+        # As torch's notes on CUDA ask for it.
+        with torch.cuda.stream(torch.cuda.Stream()) if is_on_gpu else contextlib.nullcontext():
+            wrapped = DistributedDataParallel(
+                self.model, device_ids=self.determine_ddp_device_ids(), **options
+            )
+        # torch 2.13 warns of the argument wherever it is given.
+        wrapped.broadcast_buffers = self.broadcast_buffers and not getattr(
+            module, "buffers_stand_still", False
+        )
+        self.model = wrapped
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().training_step(*args, **kwargs)
+        except RuntimeError as error:
+            if UNUSED not in str(error):
+                raise
+            raise RuntimeError(
+                "some parameters got no gradient in the step before, and DDP waits for them. Use "
+                "--trainer.strategy=ddp_find_unused_parameters_true, or freeze them."
+            ) from error
+
+
+class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
+    """`fsdp` (FSDP2): shards a module's `blocks()` one by one, and the rest as one more group.
+
+    Parameters, gradients and moments are sharded over the devices; a block's parameters are
+    gathered while it computes. Validation, test and prediction gather all for the length of a step:
+    ranks may then generate texts of different lengths without waiting for each other. Checkpoints
+    are those of any other strategy, whole and by parameter name.
+
+    Args:
+        reshard_after_forward: free a block's gathered parameters between its forward and its
+            backward. `auto` does so unless the module calls its blocks unevenly over ranks.
+        replicate_size: groups that hold a whole copy each (hybrid sharding, such as one per node);
+            1 shards over all devices.
+        tensor_parallel_size: devices that compute the same samples together, each with its part of
+            the layers that the network's `tensor_plan` names; 1 splits no layer.
+        activation_checkpointing: keep only the inputs of blocks and compute the rest again in
+            the backward pass: less memory, about a third more time.
+        cpu_offload: keep the shards in the memory of the host; needs a GPU.
+        sharded_checkpoint: every rank writes its own shards, and a checkpoint is a folder, which
+            any strategy and number of devices reads; else rank 0 gathers all and writes a file.
+        process_group_backend: gloo, nccl or mpi; `None` takes the one for the device.
+        timeout: how long a rank waits for another.
+
+    Raises:
+        ValueError: `replicate_size` or `tensor_parallel_size` below 1 or no divisor of the world,
+            `cpu_offload` on a CPU, freeing after forward where the calls are uneven, computing
+            blocks again where the module keeps a cache in them, shards for another CheckpointIO,
+            dropout that devices of a tensor group would draw apart, or a network that cannot be
+            split so.
+    """
+
+    strategy_name = "fsdp"
+
+    def __init__(
+        self,
+        reshard_after_forward: bool | Literal["auto"] = "auto",
+        replicate_size: int = 1,
+        tensor_parallel_size: int = 1,
+        activation_checkpointing: bool = False,
+        cpu_offload: bool = False,
+        sharded_checkpoint: bool = False,
+        process_group_backend: str | None = None,
+        timeout: timedelta = COLLECTIVE_TIMEOUT,
+    ) -> None:
+        super().__init__(
+            tensor_parallel_size=tensor_parallel_size,
+            save_distributed_checkpoint=False,
+            process_group_backend=process_group_backend,
+            timeout=timeout,
+        )
+        check_backend(process_group_backend)
+        sizes = {"replicate_size": replicate_size, "tensor_parallel_size": tensor_parallel_size}
+        for name, size in sizes.items():
+            if size < 1:
+                raise ValueError(f"{name} must be at least 1, got {size}.")
+        self.timeout = timeout
+        self.reshard_after_forward = reshard_after_forward
+        self.replicate_size, self.tensor_parallel_size = replicate_size, tensor_parallel_size
+        self.activation_checkpointing = activation_checkpointing
+        self.cpu_offload = cpu_offload
+        self.sharded_checkpoint = sharded_checkpoint
+        self._blocks: list[FSDPModule] = []
+        self._frees = False
+        self.repeats_samples = False  # another rank of the tensor group tells of them
+
+    @property
+    def lightning_restore_optimizer(self) -> bool:
+        """Lightning hands optimizer states to `load_optimizer_state_dict`, which shards them."""
+        return True
+
+    def setup_environment(self) -> None:
+        """Start the process group; every tensor group is a data-parallel replica."""
+        world_size = self.num_nodes * self.num_processes
+        check_groups(world_size, self.replicate_size, self.tensor_parallel_size)
+        if self.cpu_offload and self.root_device.type == "cpu":
+            raise ValueError(
+                "cpu_offload keeps shards in the host's memory, where a CPU run has them anyway; "
+                "leave it out."
+            )
+        if self.sharded_checkpoint and not isinstance(self.checkpoint_io, AtomicCheckpointIO):
+            raise ValueError(
+                f"sharded_checkpoint is true, but {type(self.checkpoint_io).__name__} does the "
+                "writing, which knows no shards; use AtomicCheckpointIO, or leave it out."
+            )
+        # The argument of this name comes before the number of devices is known.
+        self._data_parallel_size = world_size // self.tensor_parallel_size
+        super().setup_environment()
+        if self.tensor_parallel_size > 1:
+            self.repeats_samples = self.device_mesh["tensor_parallel"].get_local_rank() > 0
+
+    def setup(self, trainer: Trainer) -> None:
+        """Shard the module, as rank 0 has it, then make the optimizer over the shards."""
+        module = self.lightning_module
+        assert module is not None
+        if self.tensor_parallel_size > 1 and trainer.state.fn == TrainerFn.FITTING:
+            self._check_dropout(trainer, module)
+        self.precision_plugin.convert_module(module)
+        if not isinstance(module, FSDPModule):  # a test after fit finds it sharded
+            equal_weights(module, self.root_device)
+            self._shard(module)
+        super().setup(trainer)
+        for optimizer in self.optimizers:
+            optimizer.register_load_state_dict_pre_hook(_sharded_like_parameters)
+
+    def _check_dropout(self, trainer: Trainer, module: LightningModule) -> None:
+        """Refuse dropout whose masks would differ between devices of the same samples."""
+        rate = dropout_rate(module)
+        facts = [getattr(callback, "exactness_facts", {}) for callback in trainer.callbacks]
+        if rate and not any(fact.get("exact_dropout") for fact in facts):
+            raise ValueError(
+                f"tensor_parallel_size is {self.tensor_parallel_size}, and the network has "
+                f"dropout {rate}, whose masks each device of a tensor group would draw by itself; "
+                "set exact_dropout to true (the callback ExactDropout), or dropout to 0."
+            )
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        with self._whole_parameters():
+            return super().validation_step(*args, **kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        with self._whole_parameters():
+            return super().test_step(*args, **kwargs)
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        with self._whole_parameters():
+            return super().predict_step(*args, **kwargs)
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """Return what checkpoints hold: that of the shards, or the whole one."""
+        if not self.sharded_checkpoint:
+            return self.whole_state_dict()
+        return get_model_state_dict(self.model)  # type: ignore[arg-type]
+
+    def whole_state_dict(self) -> dict[str, Any]:
+        """Return the whole state dict on rank 0, an empty one elsewhere; a collective."""
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        return get_model_state_dict(self.model, options=options)  # type: ignore[arg-type]
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Take each rank's shard of whole weights, which every rank has read."""
+        own = get_model_state_dict(self.model)  # type: ignore[arg-type]
+        # Cut here: torch 2.13 cannot send the parts of tensors that are split and sharded.
+        weights = {
+            name: sharded_like(value, own[name]) if name in own else value
+            for name, value in checkpoint["state_dict"].items()
+        }
+        options = StateDictOptions(strict=strict)
+        set_model_state_dict(self.model, weights, options=options)  # type: ignore[arg-type]
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Return the whole state in the form of one device on rank 0, a collective; or that of
+        the shards, if they are what is saved."""
+        if isinstance(optimizer, LightningOptimizer):
+            optimizer = optimizer.optimizer
+        state_dict = optimizer.state_dict()
+        if self.sharded_checkpoint:
+            return state_dict
+        keeps = self.global_rank == 0
+        gathered = {
+            index: {name: on_cpu(whole(value), keeps) for name, value in state.items()}
+            for index, state in state_dict["state"].items()
+        }
+        return {**state_dict, "state": gathered} if keeps else {}
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Take each rank's shard of whole moments, by parameter name."""
+        states = checkpoint["optimizer_states"]
+        for optimizer, state in zip(self.optimizers, states, strict=True):
+            optimizer.load_state_dict(state)
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None
+    ) -> None:
+        """Write a file on rank 0, or the shards on every rank; a collective.
+
+        Raises:
+            OSError: the storage refused; what was there before is kept.
+        """
+        if not self.sharded_checkpoint:
+            if self.is_global_zero:
+                self.checkpoint_io.save_checkpoint(checkpoint, filepath, storage_options)
+            return
+        path = Path(self.broadcast(filepath))
+        if self.is_global_zero:
+            prepare(path)
+        self.barrier("FullyShardedStrategy.save_checkpoint")
+        part = Part(self.global_rank, self.world_size)
+        self.checkpoint_io.save_checkpoint(cut(checkpoint, self.is_global_zero), path, part)
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> Any:
+        """Return the whole checkpoint; the shards are cut when it is applied."""
+        return self.checkpoint_io.load_checkpoint(checkpoint_path, weights_only=weights_only)
+
+    def _shard(self, module: LightningModule) -> None:
+        blocks = list(module.blocks()) if hasattr(module, "blocks") else []
+        offload = CPUOffloadPolicy() if self.cpu_offload else OffloadPolicy()
+        inner, outer = self._split_and_mesh(module)
+        options = {"mesh": inner, "offload_policy": offload}
+        self._frees = self._frees_after_forward(module)
+        self._check_recomputing(module)
+        separate_frozen(blocks)
+        for block in blocks:
+            if self.activation_checkpointing:
+                recompute_in_backward(block)
+            self._blocks.append(fully_shard(block, reshard_after_forward=self._frees, **options))
+            for name in getattr(block, "forward_methods", ()):
+                register_fsdp_forward_method(block, name)
+        for name in EVALUATION_STEPS:
+            setattr(module, name, self._after_gathering(getattr(module, name)))
+        fully_shard(module, mesh=outer, reshard_after_forward=False, offload_policy=offload)
+        if not getattr(module, "calls_blocks_evenly", True):
+            # The backward pass gathers ahead in the order of the forward calls, which then differs
+            # between ranks: they would wait for each other. To gather oneself is to gather nothing.
+            for part in (*self._blocks, module):
+                part.set_modules_to_backward_prefetch([part])
+        for name in ("training_step", *EVALUATION_STEPS):
+            register_fsdp_forward_method(module, name)
+
+    def _split_and_mesh(self, module: LightningModule) -> tuple[DeviceMesh, DeviceMesh]:
+        """Split layers, and return the devices that shard blocks and those that shard the rest.
+
+        What lies in no block, such as an embedding, is never split: all devices of a copy share
+        it, those of a tensor group as well, whose gradients of it are equal.
+        """
+        copies, group = self.replicate_size, self.tensor_parallel_size
+        if copies == group == 1:
+            return self.device_mesh["data_parallel"], self.device_mesh["data_parallel"]
+        shards = self.world_size // copies
+        outer = mesh_of(self.root_device, replicate=copies, shard=shards)
+        if group == 1:
+            return outer, outer
+        plan = module.tensor_plan() if hasattr(module, "tensor_plan") else {}
+        check_tensor_plan(module, plan, group)
+        if getattr(self.precision_plugin, "scaler", None) is not None:
+            raise ValueError(
+                "tensor_parallel_size does not go with the loss scaler of trainer.precision "
+                "16-mixed, which looks at each rank's part of a gradient; use bf16-mixed."
+            )
+        sizes = {"replicate": copies, "shard": shards // group, "tensor": group}
+        cube = mesh_of(self.root_device, **sizes)
+        split_layers(module, plan, cube["tensor"])
+        replicas = self.device_mesh["data_parallel"].get_group()
+        for metric in (part for part in module.modules() if isinstance(part, Metric)):
+            metric.process_group = replicas  # one rank of each tensor group, or it counts twice
+        return (cube["replicate", "shard"] if copies > 1 else cube["shard"]), outer
+
+    def _frees_after_forward(self, module: LightningModule) -> bool:
+        calls_evenly = getattr(module, "calls_blocks_evenly", True)
+        if self.reshard_after_forward == "auto":
+            return calls_evenly
+        if self.reshard_after_forward and not calls_evenly:
+            raise ValueError(
+                f"reshard_after_forward is true, but {type(module).__name__} calls its blocks more "
+                "often on some ranks than on others: they would wait for each other for ever. "
+                "Leave it at auto."
+            )
+        return self.reshard_after_forward
+
+    def _check_recomputing(self, module: LightningModule) -> None:
+        if self.activation_checkpointing and not getattr(module, "may_recompute_blocks", True):
+            raise ValueError(
+                f"activation_checkpointing is true, but {type(module).__name__} keeps a growing "
+                "cache in its blocks, which would hold every position twice if they were computed "
+                "again; leave it out, and raise trainer.accumulate_grad_batches if memory is short."
+            )
+
+    def _after_gathering(self, step: Any) -> Any:
+        """Wrap a step so that every rank gathers all blocks first, in the same order."""
+
+        @functools.wraps(step)
+        def gathered(*args: Any, **kwargs: Any) -> Any:
+            for block in self._blocks:
+                block.set_reshard_after_forward(False, recurse=False)
+                block.unshard()
+            return step(*args, **kwargs)
+
+        return gathered
+
+    @contextmanager
+    def _whole_parameters(self) -> Iterator[None]:
+        """Frees what an evaluation step gathered; never in inference mode, whose tensors a later
+        backward pass could not use."""
+        with torch.inference_mode(False), torch.no_grad():
+            try:
+                yield
+            finally:
+                for block in self._blocks:
+                    block.set_reshard_after_forward(self._frees, recurse=False)
+                    block.reshard()
+                self.model.reshard()  # type: ignore[union-attr, operator]
+
+
+def _sharded_like_parameters(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    state = {
+        index: {name: sharded_like(value, parameters[index]) for name, value in values.items()}
+        for index, values in state_dict["state"].items()
+    }
+    return {**state_dict, "state": state}
+
+
+def check_groups(world_size: int, replicate_size: int, tensor_parallel_size: int) -> None:
+    """Refuse groups of devices that do not make up the world.
+
+    Raises:
+        ValueError: their size does not divide it.
+    """
+    if tensor_groups(tensor_parallel_size, world_size) % replicate_size:
+        raise ValueError(
+            f"replicate_size {replicate_size} does not divide the {world_size} devices"
+            f"{f' / {tensor_parallel_size} of a tensor group' * (tensor_parallel_size > 1)}; "
+            "use a divisor, such as the number of nodes."
+        )
+
+
+def mesh_of(device: torch.device, **sizes: int) -> DeviceMesh:
+    """Return a mesh of all devices without axes of size 1 in front.
+
+    Args:
+        device: of this rank; its type counts.
+        sizes: axis -> devices along it, `replicate` first.
+    """
+    if sizes["replicate"] == 1 and "tensor" not in sizes:
+        del sizes["replicate"]
+    return init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+
+
+def equal_weights(module: nn.Module, device: torch.device) -> None:
+    """Give every rank the parameters and buffers of rank 0, in all bits; a collective.
+
+    Ranks may have drawn different ones: each would keep its part of another network.
+
+    Args:
+        module: with whole tensors on any device.
+        device: of this rank, which the process group can send from.
+    """
+    with torch.no_grad():
+        for tensor in itertools.chain(module.parameters(), module.buffers()):
+            here = tensor.to(device).reshape(-1).contiguous()
+            dist.broadcast(here.view(torch.uint8), src=0)
+            tensor.copy_(here.view(tensor.shape))
+
+
+def separate_frozen(blocks: list[nn.Module]) -> None:
+    """Give each block frozen parameters of its own, in place: two groups cannot share any.
+
+    Shared ones that learn are left to the library, which refuses them.
+    """
+    taken: set[int] = set()
+    for block in blocks:
+        own: dict[int, nn.Parameter] = {}
+        for name, parameter in list(block.named_parameters(remove_duplicate=False)):
+            if id(parameter) in taken and not parameter.requires_grad:
+                owner, _, last = name.rpartition(".")
+                copied = nn.Parameter(parameter.detach().clone(), requires_grad=False)
+                setattr(block.get_submodule(owner), last, own.setdefault(id(parameter), copied))
+        taken |= {id(parameter) for parameter in block.parameters()}
+
+
+def recompute_in_backward(block: nn.Module) -> None:
+    """Make a block keep its inputs alone; its name and its parameters' names stay."""
+    forward = block.forward
+
+    @functools.wraps(forward)
+    def recomputing(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        return recomputed(forward, *args, use_reentrant=False, **kwargs)
+
+    block.forward = recomputing  # type: ignore[method-assign]
