@@ -10,7 +10,6 @@ import torch
 from datamodules.core.store import digest_of
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from datamodules.tokenizers.wanted import TEXT_RECIPE_KEY
-from lit_models.causal_lm import four_bit
 from lit_models.causal_lm.adapters import adapted_recipe, load_adapter
 from lit_models.causal_lm.comparing import differences
 from lit_models.causal_lm.decoder_config import DecoderConfig
@@ -61,18 +60,12 @@ class NetworkRequest:
         lora: adapters on it.
         computation: how it is computed.
 
-    Raises:
-        ValueError: blocks are to be compiled on a base in four bits.
     """
 
     config: DecoderConfig
     pretrained: str | None
     lora: LoraOptions | None
     computation: ComputationOptions
-
-    def __post_init__(self) -> None:
-        if self.lora is not None:
-            _check_compiles(self.computation, self.lora.base_dtype)
 
 
 def recipe_of_run(
@@ -94,14 +87,12 @@ def recipe_of_run(
     Raises:
         FileNotFoundError: there is no such folder.
         ValueError: a training goes on with another function, an evaluation asks for another
-            backend than the checkpoint's or compiles a base in four bits, or as `new_recipe`.
+            backend than the checkpoint's, or as `new_recipe`.
     """
     if trained is None:
         return new_recipe(request, tokenizer, context_length)
     if not is_fitting:
         _check_backend(request.computation.backend, trained["network"]["kind"])
-        if trained["lora"]:
-            _check_compiles(request.computation, trained["lora"]["base_dtype"])
         return trained
     # All weights come from the checkpoint: folders may have gone.
     folder, lora = request.pretrained, request.lora
@@ -116,15 +107,6 @@ def recipe_of_run(
             recipe["lora"]["layers"] = trained["lora"]["layers"]
     check_same(trained, recipe)
     return recipe
-
-
-def _check_compiles(computation: ComputationOptions, base_dtype: str) -> None:
-    if computation.compile and base_dtype == four_bit.KIND:
-        raise ValueError(
-            "model.computation.compile cannot compile the products of lora.base_dtype "
-            f"{base_dtype}, which break a block apart; leave compile out, or take base_dtype "
-            "bfloat16."
-        )
 
 
 def _check_backend(asked: Backend, trained: str) -> None:
@@ -333,5 +315,5 @@ def make_ready(network: Network, computation: ComputationOptions, frozen: Sequen
 
 def compile_once(network: Network) -> None:
     """Compile each block, where that is not done yet."""
-    if not any(block._compiled_call_impl for block in network.blocks()):
+    if not network.is_compiled:
         network.compile_blocks()

@@ -3,20 +3,20 @@
 Shapes: B prompts, S positions of the longest, N tokens at most, V vocabulary.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from datamodules.core.batches import ChoiceBatch, PromptBatch
 from datamodules.core.plan import rng_for
 from datamodules.text.prompts import FINISH_REASONS, NO_TOKEN, recent
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from lit_models.causal_lm.cache import DecoderReader, PretrainedReader, Reader
+from lit_models.causal_lm.isolation import as_written
 from lit_models.causal_lm.network import Decoder
 from lit_models.causal_lm.pretrained import Network, Recipe, recipe_of
 from lit_models.causal_lm.sampling import draw
@@ -148,7 +148,7 @@ def generate(
     ]
     check_lengths([len(prompt) for prompt in prompts], limit, options)
     rows = [_Row(p, k, options, limit, stops) for p, k in zip(prompts, keys, strict=True)]
-    with _without_compiling(network):
+    with as_written(network):
         _complete_rows(_Reading(network, input_ids.device), rows, tokenizer.vocab_size)
     return _completions(rows, tokenizer, options.max_new_tokens, input_ids.device)
 
@@ -332,13 +332,3 @@ def _completions(
     counts = [len(row.ids) for row in rows]
     columns = (counts, characters, [row.reason for row in rows])
     return Completions(ids.to(device), *(torch.tensor(c, device=device) for c in columns))
-
-
-@contextmanager
-def _without_compiling(network: nn.Module) -> Iterator[None]:
-    """Run a compiled network as it is written: every new length would compile it once more."""
-    if not any(getattr(m, "_compiled_call_impl", None) for m in network.modules()):
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield

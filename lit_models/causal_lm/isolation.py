@@ -102,29 +102,33 @@ def _seen(probe: Tensor, embedded: Tensor) -> Tensor:
 
 
 def _refuse(network: Any, what: str) -> None:
-    backend = getattr(network, "attention_backend", "own")
     model = type(getattr(network, "model", network)).__name__
     raise RuntimeError(
-        f"{model} with attention backend {backend} lets a token see what it must not: {what} (in a "
-        "self-test with two documents in one row). Its loss would be wrong. Take a model with full "
-        "causal attention, such as Llama, Qwen or GPT-2, or a newer version of transformers."
+        f"{model} lets a token see what it must not: {what} (in a self-test with two documents in "
+        "one row). Its loss would be wrong. Take a model with full causal attention, such as "
+        "Llama, Qwen or GPT-2, or a newer version of transformers."
     )
 
 
 @contextmanager
+def as_written(network: Any) -> Iterator[None]:
+    """Run a compiled network as it is written: every new length would compile it once more."""
+    if not network.is_compiled:  # what says so would import the compiler
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@contextmanager
 def _undisturbed(network: Any) -> Iterator[None]:
-    """Put a network into evaluation mode, not compiled, and put back all modes and random states
-    at the end."""
+    """Put a network into evaluation mode and put back all modes and random states at the end."""
     modes = {module: module.training for module in network.modules()}
-    compiled = {module: module._compiled_call_impl for module in modes}
     device = network.embedding.weight.device
     network.eval()
-    for module in modes:
-        module._compiled_call_impl = None
     try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), as_written(network):
             yield
     finally:
         for module, was_training in modes.items():
             module.training = was_training
-            module._compiled_call_impl = compiled[module]

@@ -13,11 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lit_models.causal_lm import four_bit
-
 A, B, MAGNITUDE = "lora_A", "lora_B", "lora_magnitude_vector"  # the last of DoRA alone
 PARTS = (A, B, MAGNITUDE)
-LARGEST = "weight_absmax"  # beside a weight in four bits
 
 
 @dataclass(frozen=True)
@@ -30,8 +27,7 @@ class LoraOptions:
         rank: r.
         alpha: the adapter's output is multiplied by alpha / rank.
         dropout: of the adapter's input.
-        base_dtype: of all that stands still; bfloat16 halves its memory, nf4 holds the layers
-            with adapters in four bits and all else in bfloat16.
+        base_dtype: of all that stands still; bfloat16 halves its memory.
         adapter: folder of an adapter in PEFT's layout to go on with; its layers, rank, alpha and
             dora must be those given here.
         dora: each output of a layer gets a length that learns by itself, and base and adapter give
@@ -39,14 +35,13 @@ class LoraOptions:
 
     Raises:
         ValueError: one of them is outside its range.
-        RuntimeError: nf4 without bitsandbytes.
     """
 
     targets: list[str]
     rank: int = 8
     alpha: float = 16.0
     dropout: float = 0.0
-    base_dtype: Literal["float32", "bfloat16", "nf4"] = "float32"
+    base_dtype: Literal["float32", "bfloat16"] = "float32"
     adapter: str | None = None
     dora: bool = False
 
@@ -59,8 +54,6 @@ class LoraOptions:
             raise ValueError(f"lora.alpha must be above 0, got {self.alpha}; usual is 2 x rank.")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"lora.dropout must be 0 to below 1, got {self.dropout}.")
-        if self.base_dtype == four_bit.KIND:
-            four_bit.check_installed()
 
 
 def check_precision(lora: Mapping[str, Any] | None, precision: str) -> None:
@@ -71,17 +64,12 @@ def check_precision(lora: Mapping[str, Any] | None, precision: str) -> None:
         precision: `trainer.precision`.
 
     Raises:
-        ValueError: all weights get 16 bits: lengths of DoRA or the scales of a base in four bits.
+        ValueError: all weights get 16 bits, the lengths of DoRA too.
     """
-    if lora is None or not precision.endswith("16-true"):
-        return
-    is_four_bit = lora["base_dtype"] == four_bit.KIND
-    if is_four_bit or lora.get("dora", False):
-        name = f"base_dtype {four_bit.KIND}" if is_four_bit else "dora"
+    if lora and lora.get("dora") and precision.endswith("16-true"):
         raise ValueError(
-            f"trainer.precision {precision} rounds all weights to 16 bits, and lora.{name} needs "
-            "some of them in float32; take bf16-mixed: lora.base_dtype bfloat16 saves the same "
-            "memory."
+            f"trainer.precision {precision} rounds all weights to 16 bits, and lora.dora needs its "
+            "lengths in float32; take bf16-mixed: lora.base_dtype bfloat16 saves the same memory."
         )
 
 
@@ -111,17 +99,12 @@ class LoraLinear(nn.Module):
         self.dropout = nn.Dropout(dropout)
         dtype = torch.promote_types(base.weight.dtype, torch.float32)
         like = {"device": base.weight.device, "dtype": dtype}
-        self.bias = base.bias
-        self.keep(base.weight)
+        self.weight, self.bias = base.weight, base.bias
         self.lora_A = nn.Parameter(torch.empty(rank, self.in_features, **like))
         self.lora_B = nn.Parameter(torch.zeros(self.out_features, rank, **like))
         nn.init.kaiming_uniform_(self.lora_A, a=5**0.5)
         lengths = row_lengths(self.base_weight().to(dtype)) if dora else None
         self.lora_magnitude_vector = None if lengths is None else nn.Parameter(lengths)
-
-    def keep(self, weight: nn.Parameter) -> None:
-        """Take over the base's weight."""
-        self.weight = weight
 
     def base_weight(self) -> Tensor:
         """Return the base's weight [E, D] in the dtype in which it is kept."""
@@ -154,26 +137,6 @@ class LoraLinear(nn.Module):
         size = f"{self.in_features}, {self.out_features}"
         dora = "" if self.lora_magnitude_vector is None else ", dora"
         return f"{size}, rank={len(self.lora_A)}, scale={self.scale:g}{dora}"
-
-
-class FourBitLoraLinear(LoraLinear):
-    """The same on a base whose weight is kept in four bits, [P] uint8 and [S] of `four_bit`."""
-
-    def keep(self, weight: nn.Parameter) -> None:
-        values, largest = four_bit.packed(weight.T if self.is_transposed else weight)
-        self.weight = nn.Parameter(values, requires_grad=False)
-        self.weight_absmax = nn.Parameter(largest, requires_grad=False)
-
-    def base_weight(self) -> Tensor:
-        return four_bit.unpacked(self.weight, self.weight_absmax, self._shape)
-
-    def base_product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        output = four_bit.product(x, self.weight, self.weight_absmax, self._shape)
-        return output if bias is None else output + bias.to(output.dtype)
-
-    @property
-    def _shape(self) -> tuple[int, int]:
-        return self.out_features, self.in_features
 
 
 def row_lengths(weight: Tensor) -> Tensor:
@@ -218,21 +181,14 @@ def add_lora(network: nn.Module, recipe: Mapping[str, Any]) -> None:
         network: with its base weights, or with those of a checkpoint to come; names of the base's
             parameters stay.
         recipe: of `lora_recipe`, or of a version without DoRA.
-
-    Raises:
-        RuntimeError: a base in four bits without bitsandbytes.
     """
     network.requires_grad_(False)
-    is_four_bit = recipe["base_dtype"] == four_bit.KIND
     if recipe["base_dtype"] != "float32":
-        # Four bits are made of all the bits that there are.
-        whole = {id(network.get_submodule(name).weight) for name in recipe["layers"]}
         for parameter in network.parameters():
-            if not (is_four_bit and id(parameter) in whole):
-                parameter.data = parameter.data.bfloat16()
-    kind, dora = FourBitLoraLinear if is_four_bit else LoraLinear, recipe.get("dora", False)
+            parameter.data = parameter.data.bfloat16()
+    dora = recipe.get("dora", False)
     for name, (rank, alpha) in recipe["layers"].items():
-        layer = kind(network.get_submodule(name), rank, alpha, recipe["dropout"], dora)
+        layer = LoraLinear(network.get_submodule(name), rank, alpha, recipe["dropout"], dora)
         parent, _, last = name.rpartition(".")
         setattr(network.get_submodule(parent), last, layer)
 
@@ -300,17 +256,16 @@ def lora_layers(module: nn.Module) -> dict[str, LoraLinear]:
 
 
 def base_of(layer: LoraLinear, name: str, weights: Mapping[str, Tensor]) -> Tensor:
-    """Return the base's weight [E, D] of a layer of this shape, from weights of any base_dtype."""
+    """Return the base's weight [E, D] of a layer of this kind."""
     weight = weights[f"{name}.weight"]
-    if f"{name}.{LARGEST}" in weights:
-        size = (layer.out_features, layer.in_features)
-        return four_bit.unpacked(weight, weights[f"{name}.{LARGEST}"], size)
     return weight.T if layer.is_transposed else weight
 
 
-def start_weights(module: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights of another run as a module takes them: new adapters where it has none, and
-    its base in four bits, or out of them, as the module keeps its own.
+def with_adapters(module: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights of another run as a module takes them: new adapters where it has none.
+
+    New adapters of DoRA, those with B zero, get the lengths of their base: a module that was built
+    without its weights has made them of others.
 
     Args:
         module: with adapters or without.
@@ -318,31 +273,11 @@ def start_weights(module: nn.Module, given: Mapping[str, Tensor]) -> dict[str, T
     """
     adapters = {name: t for name, t in module.state_dict().items() if is_of_adapter(name)}
     weights = {**adapters, **given}
-    for name, layer in lora_layers(module).items():
-        is_four_bit = isinstance(layer, FourBitLoraLinear)
-        if f"{name}.weight" not in given or is_four_bit == (f"{name}.{LARGEST}" in given):
-            continue  # as it should be, or not at all: whoever loads it says so
-        base = base_of(layer, name, given)
-        if is_four_bit:
-            weights[f"{name}.weight"], weights[f"{name}.{LARGEST}"] = four_bit.packed(base)
-        else:
-            weights[f"{name}.weight"] = base.T if layer.is_transposed else base
-            del weights[f"{name}.{LARGEST}"]
-    return settled_lengths(module, weights)
-
-
-def settled_lengths(module: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights whose new adapters of DoRA, those with B zero, have the lengths of their base.
-
-    A module that was built without its weights has made them of others.
-    """
     lengths = {}
     for name, layer in lora_layers(module).items():
         is_there = layer.lora_magnitude_vector is not None and f"{name}.weight" in weights
         if is_there and not weights[f"{name}.{B}"].any():
-            base = base_of(layer, name, weights)
-            if layer.weight.is_floating_point():
-                base = base.to(layer.weight.dtype)  # rounded, as the layer will have it
+            base = base_of(layer, name, weights).to(layer.weight.dtype)  # as the layer rounds it
             lengths[f"{name}.{MAGNITUDE}"] = row_lengths(base.to(layer.lora_A.dtype))
     return {**weights, **lengths}
 
@@ -355,9 +290,6 @@ def merged_weights(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[st
     Args:
         network: with its adapters; may be on the meta device, since only its layers are asked.
         weights: its state_dict, or one of the same names.
-
-    Raises:
-        RuntimeError: a base in four bits without bitsandbytes.
     """
     plain = {name: t for name, t in weights.items() if not is_of_adapter(name)}
     for name, layer in lora_layers(network).items():
@@ -368,7 +300,6 @@ def merged_weights(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[st
             factor = weights[f"{name}.{MAGNITUDE}"].double() / row_lengths(merged)
             merged = merged * factor[:, None]
         plain[f"{name}.weight"] = (merged.T if layer.is_transposed else merged).to(low)
-        plain.pop(f"{name}.{LARGEST}", None)
     adapted = next((t.dtype for name, t in weights.items() if name.endswith(f".{A}")), None)
     if adapted is None:
         return plain

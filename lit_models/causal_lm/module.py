@@ -20,7 +20,7 @@ from lit_models.causal_lm.building import ComputationOptions, NetworkRequest
 from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.exported_model import model_layout, restored_weights
 from lit_models.causal_lm.generation import GenerationOptions, complete, most_positions
-from lit_models.causal_lm.lora import LoraOptions, check_precision, start_weights
+from lit_models.causal_lm.lora import LoraOptions, check_precision, with_adapters
 from lit_models.causal_lm.loss import PLAIN, LossOptions, language_model_loss, sample_nats
 from lit_models.causal_lm.metrics import TextMetrics, byte_table
 from lit_models.causal_lm.presets import named_network
@@ -218,7 +218,7 @@ class LitCausalLM(ExactModule):
             ValueError: the checkpoint is of other tokens, or has adapters and this run none.
         """
         building.check_start(str(self.init_from), checkpoint.get(TEXT_RECIPE_KEY), self.recipe)
-        return start_weights(self, checkpoint["state_dict"])
+        return with_adapters(self, checkpoint["state_dict"])
 
     @classmethod
     def exported_layout(

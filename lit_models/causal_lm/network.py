@@ -98,13 +98,17 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Tokens to hidden states, and to logits by `head`."""
+    """Tokens to hidden states, and to logits by `head`.
+
+    Attributes:
+        is_compiled: whether the blocks are.
+    """
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         assert config.vocab_size is not None
         self.config = config
-        self._is_compiled = False
+        self.is_compiled = False
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         self.positions = (
             nn.Embedding(config.max_positions, config.hidden_size)
@@ -152,7 +156,7 @@ class Decoder(nn.Module):
         Documents are then told apart by a mask on a CPU too: code that is made for the documents
         of one batch would not fit the next.
         """
-        self._is_compiled = True
+        self.is_compiled = True
         for layer in self.layers:
             layer.compile(backend=backend)
 
@@ -175,7 +179,7 @@ class Decoder(nn.Module):
             cache: of generation, where every row is one document; `position_ids` go on from it.
             inputs_embeds: [R, T, D], rows of `embedding` or anything else in their place.
         """
-        documents = documents_of(document_ids, has_single_documents, self._is_compiled)
+        documents = documents_of(document_ids, has_single_documents, self.is_compiled)
         hidden = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds  # [R, T, D]
         rotation = None
         if self.positions is None:

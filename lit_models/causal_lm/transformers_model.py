@@ -44,7 +44,7 @@ class PretrainedDecoder(nn.Module):
                 "told apart; take a model with rotary or learned positions, such as Llama or GPT-2."
             )
         self.model = model.train()  # it comes in evaluation mode, and Lightning keeps modes
-        self.content = content
+        self.content, self.is_compiled = content, False
         # A token of padding is often a text's end as well, which must learn; padding itself is in
         # no loss.
         self.embedding.padding_idx = None
@@ -56,11 +56,6 @@ class PretrainedDecoder(nn.Module):
     @property
     def head(self) -> nn.Module:
         return self.model.get_output_embeddings()
-
-    @property
-    def attention_backend(self) -> str:
-        """Name that transformers has for it, such as sdpa."""
-        return str(self.model.config._attn_implementation)
 
     def blocks(self) -> list[nn.Module]:
         """Return the repeated layers from the lowest to the highest.
@@ -87,6 +82,7 @@ class PretrainedDecoder(nn.Module):
 
     def compile_blocks(self, backend: str | Callable[..., Any] = "inductor") -> None:
         """Compile each block in place, which leaves names and parameters as they are."""
+        self.is_compiled = True
         for block in self.blocks():
             block.compile(backend=backend)
 

@@ -17,7 +17,7 @@ from lit_models.causal_lm.lora import (
     add_lora,
     check_precision,
     lora_recipe,
-    settled_lengths,
+    with_adapters,
 )
 from lit_models.causal_lm.model_folders import read_config, weight_files
 from lit_models.seo.encoders import (
@@ -77,8 +77,6 @@ class EncodedTextModule(ExactModule):
         self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
         self.encoder_factory, self.pretrained = encoder, pretrained
         self.lora, self.freeze_patterns = lora, freeze
-        if lora is not None and lora.base_dtype == "nf4":
-            raise ValueError("lora.base_dtype nf4 is for language models alone; take bfloat16.")
         self.init_from = init_from
         self.recipe: Any = None  # a dict of plain values, from the data or a checkpoint
         self.network = None  # of `make_network`, once the recipe is known
@@ -160,7 +158,7 @@ class EncodedTextModule(ExactModule):
 
         source = str(self.init_from)
         taken = start_weights(self.state_dict(), checkpoint["state_dict"], is_same, source)
-        return settled_lengths(self, taken)
+        return with_adapters(self, taken)
 
     def is_same_head(self, name: str, trained: dict[str, Any]) -> bool:
         """Whether a weight besides the encoder's means the same in another recipe of this kind."""

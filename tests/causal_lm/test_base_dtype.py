@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lit_models.causal_lm import building, four_bit
+from lit_models.causal_lm import building
 from lit_models.causal_lm.building import (
     ComputationOptions,
     NetworkRequest,
@@ -38,12 +38,10 @@ def test_a_base_in_bfloat16_is_that_of_the_way_by_float32(tmp_path, kind, stored
     assert all(torch.equal(*pair) for pair in zip(*logits, strict=True))
 
 
-@pytest.mark.parametrize("lora", [{"dora": True}, {"base_dtype": "nf4"}])
-def test_a_precision_that_rounds_all_weights_is_refused_with_dora_and_four_bits(lora):
-    given = {"base_dtype": "bfloat16", **lora}
-    name = r"dora" if "dora" in lora else r"base_dtype nf4"
+def test_a_precision_that_rounds_all_weights_is_refused_with_dora():
+    given = {"base_dtype": "bfloat16", "dora": True}
     for precision in ("bf16-true", "16-true"):
-        words = rf"trainer\.precision {precision} rounds all .* lora\.{name} needs.*bf16-mixed"
+        words = rf"trainer\.precision {precision} rounds all .* lora\.dora needs.*bf16-mixed"
         with pytest.raises(ValueError, match=words):
             check_precision(given, precision)
     for precision in ("bf16-mixed", "32-true", "64-true"):
@@ -55,16 +53,3 @@ def test_a_run_of_dora_is_refused_before_its_network_is_built(tmp_path):
     lora = LoraOptions(["q_proj"], rank=2, dora=True)
     with pytest.raises(ValueError, match=r"precision bf16-true rounds all weights .* lora\.dora"):
         fit(tmp_path / "run", lora=lora, precision="bf16-true")
-
-
-def test_compiled_blocks_on_four_bits_are_refused(monkeypatch):
-    monkeypatch.setattr(four_bit, "find_spec", lambda name: True)
-    asked = ComputationOptions(compile=True)
-    words = r"cannot compile .*base_dtype nf4, .*; leave compile out, or take base_dtype bfloat16"
-    with pytest.raises(ValueError, match=words):
-        NetworkRequest(DecoderConfig(), None, LoraOptions(["*"], base_dtype="nf4"), asked)
-    NetworkRequest(DecoderConfig(), None, LoraOptions(["*"], base_dtype="bfloat16"), asked)
-    request = NetworkRequest(DecoderConfig(), None, None, asked)
-    trained = {"network": {"kind": "own"}, "lora": {"base_dtype": "nf4"}}
-    with pytest.raises(ValueError, match=words):  # an evaluation takes its checkpoint's base
-        building.recipe_of_run(request, trained, None, 16, is_fitting=False)

@@ -21,7 +21,7 @@ from lit_models.causal_lm.lora import (
     lora_layers,
     lora_recipe,
     merged_weights,
-    start_weights,
+    with_adapters,
 )
 from lit_models.causal_lm.network import Decoder
 from tests.causal_lm.test_adapters import adapt, llama, own_gpt2, own_llama, write
@@ -186,8 +186,8 @@ def test_lengths_begin_as_those_of_the_weights_to_begin_with():
     start = Decoder(CONFIG)
     expected = copy.deepcopy(start)
     adapted = with_lora(decoder(), dora=True)  # whose own weights are others
-    adapted.load_state_dict(start_weights(adapted, start.state_dict()))
+    adapted.load_state_dict(with_adapters(adapted, start.state_dict()))
     torch.testing.assert_close(outputs(adapted), outputs(expected), rtol=1e-6, atol=1e-6)
     learnt = trained(adapted).state_dict()
-    again = start_weights(with_lora(decoder(), dora=True), learnt)
+    again = with_adapters(with_lora(decoder(), dora=True), learnt)
     assert all(torch.equal(again[name], value) for name, value in learnt.items())

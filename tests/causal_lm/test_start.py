@@ -76,7 +76,7 @@ def test_compiled_blocks_are_tested_as_they_were_written():
     network.compile_blocks(backend)
     check_isolation(network)
     assert not calls
-    assert all(block._compiled_call_impl for block in network.blocks())
+    assert network.is_compiled
 
 
 def test_a_loaded_model_is_not_trained_on_other_tokens(trained, tmp_path):

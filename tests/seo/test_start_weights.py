@@ -9,7 +9,6 @@ import torch
 
 from datamodules.text.encoding import RECIPE_KEY
 from lit_models import LitTextScorer
-from lit_models.causal_lm import four_bit
 from lit_models.causal_lm.lora import LoraOptions
 from lit_models.seo.encoders import TransformerEncoder
 from lit_models.seo.start_weights import start_weights
@@ -102,13 +101,6 @@ def test_lengths_of_dora_begin_as_those_of_the_weights_to_begin_with(recipe) -> 
     for name, length in lengths.items():
         weight = found[name.replace("lora_magnitude_vector", "weight")]
         torch.testing.assert_close(length, weight.norm(dim=1))
-
-
-def test_a_base_in_four_bits_is_refused(monkeypatch) -> None:
-    monkeypatch.setattr(four_bit, "find_spec", lambda name: True)
-    lora = LoraOptions(["qkv"], base_dtype="nf4")
-    with pytest.raises(ValueError, match="nf4 is for language models alone; take bfloat16"):
-        LitTextScorer(optimizer=adamw, lora=lora)
 
 
 def test_a_second_tower_begins_as_the_encoder() -> None:
