@@ -5,8 +5,8 @@ import json
 import numpy as np
 
 from datamodules.files.splitting import TEST, TRAIN, VALIDATION
-from datamodules.text.preparation import TokenRequest
 from datamodules.text.splitting import TextSplit
+from datamodules.text.store import TokenRequest
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions
 
 NO_SPLIT = TextSplit(0.0)

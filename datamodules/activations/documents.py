@@ -27,9 +27,8 @@ from datamodules.files.documents import (
 )
 from datamodules.files.rows import JsonRow, read_json_rows
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
-from datamodules.text.preparation import TokenRequest, open_token_store
 from datamodules.text.splitting import TextSplit
-from datamodules.text.store import TokenStore
+from datamodules.text.store import TokenRequest, TokenStore, open_token_store
 from datamodules.text.texts import cut_into_pieces
 from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions
 from datamodules.tokenizers.wanted import model_options

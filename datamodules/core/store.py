@@ -204,3 +204,35 @@ def mapped(path: Path, dtype: np.dtype | type) -> np.ndarray:
 def mapped_array(path: Path) -> np.ndarray:
     """Return an array of a npy file, memory-mapped."""
     return np.load(path, mmap_mode="r").view(np.ndarray)
+
+
+class ArrayFile:
+    """A npy file of one dimension that grows, in a `with` block.
+
+    Args:
+        path: of the file.
+        dtype: of its values.
+    """
+
+    def __init__(self, path: Path, dtype: np.dtype | type) -> None:
+        self.dtype, self.length = np.dtype(dtype), 0
+        self._file = path.open("wb")
+        self._write_header()
+
+    def __enter__(self) -> "ArrayFile":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.seek(0)
+        self._write_header()  # as long as the first one: numpy leaves room for any length
+        self._file.close()
+
+    def add(self, values: np.ndarray) -> None:
+        """Append values [n]."""
+        self._file.write(values.astype(self.dtype).tobytes())
+        self.length += len(values)
+
+    def _write_header(self) -> None:
+        descr = np.lib.format.dtype_to_descr(self.dtype)
+        facts = {"descr": descr, "fortran_order": False, "shape": (self.length,)}
+        np.lib.format.write_array_header_1_0(self._file, facts)

@@ -17,9 +17,8 @@ from datamodules.files.documents import DocumentsBy, Reading, text_files
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
 from datamodules.text.language_model import PromptedDataModule, trained_pieces
 from datamodules.text.packing import Piece, best_fit, one_row, padded_rows
-from datamodules.text.preparation import TokenRequest, open_token_store
 from datamodules.text.splitting import TextSplit, without_text
-from datamodules.text.store import TokenStore, TokenStream
+from datamodules.text.store import TokenRequest, TokenStore, TokenStream, open_token_store
 from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions
 from datamodules.tokenizers.wanted import model_options, options_of_model
 

@@ -10,8 +10,7 @@ import pytest
 
 from datamodules.activations.documents import NONE, DocumentFacts, document_facts, group_names
 from datamodules.files.documents import Reading
-from datamodules.text.preparation import open_token_store
-from datamodules.text.store import TokenStore
+from datamodules.text.store import TokenStore, open_token_store
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions
 from tests.text_corpora import request, text_file
 

@@ -13,7 +13,7 @@ from datamodules.activations.documents import (
     PositionRule,
     drawn_positions,
 )
-from datamodules.text.preparation import open_token_store
+from datamodules.text.store import open_token_store
 from tests.text_corpora import TEXTS, request, text_rows
 
 WIDTH = 4

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datamodules.activations.documents import Pieces, PositionRule, drawn_positions
-from datamodules.text.preparation import open_token_store
+from datamodules.text.store import open_token_store
 from tests.text_corpora import request, text_file
 
 CORPORA = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 2**64 - 1)), max_size=30)

@@ -6,10 +6,9 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from datamodules.files import documents
 from datamodules.files.splitting import TRAIN, VALIDATION
-from datamodules.text import preparation as token_jobs
-from datamodules.text.preparation import open_token_store
 from datamodules.text.prompts import completion_text
 from datamodules.text.splitting import TextSplit
+from datamodules.text.store import open_token_store
 from datamodules.tokenizers.spelling import without_first_space
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from datamodules.tokenizers.trained import byte_tokenizer, character_tokenizer
@@ -92,7 +91,7 @@ def test_a_document_has_the_same_tokens_however_it_is_read(kind, tmp_path, monke
     tokenizer = marked(kind)
     whole = tokenizer.encode(text).tolist()
     monkeypatch.setattr(documents, "SECTION_BYTES", 8)
-    monkeypatch.setattr(token_jobs, "STRETCH_CHARACTERS", 7)
+    monkeypatch.setattr("datamodules.text.store.STRETCH_CHARACTERS", 7)
     store = open_token_store(request([path], given=tokenizer))
     assert store.stream(TRAIN).tokens.tolist() == [*whole, END]
     cut = TextSplit(0.4, by="tail")  # behind the second line

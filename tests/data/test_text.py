@@ -10,7 +10,6 @@ import pytest
 from datamodules import TextDataModule, TextSplit, TokenizerOptions
 from datamodules.core.store import cache_root
 from datamodules.files.splitting import TEST, TRAIN, VALIDATION
-from datamodules.text import preparation as token_writer
 from datamodules.text.texts import BlockDataset
 from tests.text_corpora import TEXTS, text_file, text_module, text_rows, texts_of
 
@@ -92,7 +91,7 @@ def test_validation_and_test_files_are_read_as_they_are(tmp_path, corpus):
 
 def test_a_second_start_reads_nothing(corpus, monkeypatch):
     text_module(corpus, tokenizer=CHARACTERS).prepare_data()
-    monkeypatch.setattr(token_writer, "_make", None)  # making it would now fail
+    monkeypatch.setattr("datamodules.text.store.cuts_of", None)  # making it would now fail
     data = text_module(corpus, tokenizer=CHARACTERS)
     data.prepare_data()
     data.setup("fit")
@@ -131,7 +130,7 @@ def test_wrong_options_are_refused():
 
 
 def test_tokenising_is_said_in_one_line(corpus, caplog):
-    with caplog.at_level(logging.INFO, logger=token_writer.log.name):
+    with caplog.at_level(logging.INFO, logger="lightning.pytorch.datamodules"):
         text_module(corpus).prepare_data()
     (said,) = caplog.messages
     assert said.startswith("Tokenised 20 documents, ")

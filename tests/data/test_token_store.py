@@ -2,6 +2,10 @@
 
 import json
 import pickle
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,15 +14,12 @@ from datamodules.core.store import cache_root
 from datamodules.files import documents
 from datamodules.files.documents import Reading
 from datamodules.files.splitting import TEST, TRAIN, VALIDATION
-from datamodules.text import preparation as token_jobs
-from datamodules.text import preparation as token_writer
-from datamodules.text.preparation import open_token_store
 from datamodules.text.splitting import TextSplit
-from datamodules.text.store import TokenStream
+from datamodules.text.store import TokenStream, open_token_store
 from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions, make_tokenizer
 from tests.text_corpora import request, same, text_file, texts_of
 
-END = 256
+END, ROOT = 256, Path(__file__).parents[2]
 BYTES = make_tokenizer(TokenizerOptions(), iter(()))
 
 
@@ -67,7 +68,7 @@ def test_a_tail_has_no_begin_token_and_ends_with_the_document(tmp_path):
 
 
 @pytest.mark.parametrize("by", ["documents", "tail"])
-def test_jobs_and_stretches_of_any_size_give_the_same_store(tmp_path, monkeypatch, by):
+def test_sections_and_stretches_of_any_size_give_the_same_store(tmp_path, monkeypatch, by):
     rows = [{"text": f"row {i} " + "wörd " * (i % 7)} for i in range(20)]
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     files = [
@@ -80,8 +81,7 @@ def test_jobs_and_stretches_of_any_size_give_the_same_store(tmp_path, monkeypatc
     for size in (7, 500):
         monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / f"cache-{size}"))
         monkeypatch.setattr(documents, "SECTION_BYTES", size)
-        monkeypatch.setattr(token_jobs, "SECTION_BYTES", size)
-        monkeypatch.setattr(token_jobs, "STRETCH_CHARACTERS", size)
+        monkeypatch.setattr("datamodules.text.store.STRETCH_CHARACTERS", size)
         cut = open_token_store(request(files, split))
         if by == "tail":
             assert same(cut, whole)
@@ -116,7 +116,7 @@ def test_validation_files_leave_the_training_files_whole(tmp_path):
 
 
 def test_documents_without_text_are_counted_and_said(tmp_path, caplog):
-    caplog.set_level("INFO", logger=token_writer.log.name)
+    caplog.set_level("INFO", logger="lightning.pytorch.datamodules")
     path = text_file(tmp_path / "a.jsonl", '{"text": "a"}\n{"text": " "}\n{"text": null}\n')
     store = open_token_store(request([path]))
     assert store.part_facts(TRAIN).num_documents == 1
@@ -159,15 +159,51 @@ def test_a_stream_is_pickled_by_its_place(tmp_path):
     assert pickle.loads(pickle.dumps(plain)).tokens.tolist() == [0, 1, 2]
 
 
-def test_small_files_share_a_job_and_long_ones_are_divided(tmp_path, monkeypatch):
-    monkeypatch.setattr(documents, "SECTION_BYTES", 100)
-    monkeypatch.setattr(token_jobs, "SECTION_BYTES", 100)
-    small = [text_file(tmp_path / f"{i}.txt", "x" * 30) for i in range(5)]
-    long = text_file(tmp_path / "long.txt", ("x" * 29 + "\n") * 12)
-    token_jobs.write_jobs(tmp_path, {TRAIN: [*small, long]}, Reading())
-    jobs = token_jobs.Jobs(tmp_path)
-    counts = [len(sections) for sections in jobs.sections]
-    assert counts == [3, 2, 1, 1, 1]
-    assert [s.end - s.start for ((_, s),) in jobs.sections[2:]] == [120, 120, 120]
-    texts = [f.text for job in range(len(jobs)) for _, f in jobs.fragments(job)]
-    assert "".join(texts) == "x" * 150 + long.read_text()
+def test_a_store_is_made_once_and_named_by_all_it_depends_on(tmp_path, monkeypatch):
+    path = text_file(tmp_path / "a.txt", "Some text.\n\nAnd more.")
+    base = request([path])
+    store = open_token_store(base)
+    others = [
+        request([path], TextSplit(0.1)),
+        request([path], options=TokenizerOptions(kind="characters")),
+        request([path], reading=Reading(documents_by="blank_line")),
+        request({TRAIN: [path], VALIDATION: [path]}),
+    ]
+    assert len({base.folder(), *(other.folder() for other in others)}) == 5
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    assert request([text_file(moved / "b.txt", path.read_text())]).folder() == base.folder()
+    monkeypatch.setattr("datamodules.text.store.cuts_of", None)  # making it would now fail
+    assert open_token_store(request([path])).fingerprint == store.fingerprint
+    text_file(path, "Other text")
+    assert base.folder() != store.folder
+
+
+def test_memory_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
+    monkeypatch.setattr(documents, "SECTION_BYTES", 1 << 15)
+    monkeypatch.setattr("datamodules.text.store.STRETCH_CHARACTERS", 1 << 13)
+    monkeypatch.setattr("datamodules.text.store.BATCH_CHARACTERS", 1 << 13)
+    line = json.dumps({"text": "a line of text " * 70}) + "\n"
+    peaks = []
+    for num in (200, 2000):  # 0.2 and 2 MB
+        path = text_file(tmp_path / f"{num}.jsonl", line * num)
+        request([path]).folder()  # reads the file in large steps for its digest
+        tracemalloc.start()
+        open_token_store(request([path]))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] - peaks[0] < 0.3 * path.stat().st_size  # a few numbers for each document
+
+
+def test_two_processes_at_once_make_one_store(tmp_path):
+    rows = [json.dumps({"text": f"row {i} " + "word " * 20}) + "\n" for i in range(200)]
+    path = text_file(tmp_path / "a.jsonl", "".join(rows))
+    code = (
+        "from pathlib import Path; from datamodules.text.store import open_token_store; "
+        f"from tests.text_corpora import request; open_token_store(request([Path({str(path)!r})]))"
+    )
+    processes = [subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) for _ in range(2)]
+    assert [process.wait(60) for process in processes] == [0, 0]
+    folder = request([path]).folder()
+    assert [p.name for p in folder.parent.iterdir()] == [folder.name]
+    assert open_token_store(request([path])).part_facts(TRAIN).num_documents == 200
