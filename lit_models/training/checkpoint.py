@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lit_models.training.exported import is_exported, read_exported
 from lit_models.training.hyperparameters import UNTRUSTED, StoredClasses
+from lit_models.training.optim import AVERAGED as AVERAGED
 from lit_models.training.sharded_checkpoint import (
     MARKER,
     Part,
@@ -27,7 +28,6 @@ from lit_models.training.sharded_checkpoint import (
     write_part,
 )
 
-AVERAGED = "averaged_weights"  # key of a checkpoint: name -> tensor, absent without averaging
 Adapt = Callable[[dict[str, Any]], dict[str, Tensor]]
 
 

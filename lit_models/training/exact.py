@@ -5,7 +5,6 @@ micro-batches. `exact_mean` undoes both, and divides by the counts of the whole 
 which the plan knows beforehand and every batch carries: no communication is needed.
 """
 
-import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -130,8 +129,7 @@ class ExactModule(LightningModule):
         frame = frame or (current.f_back if current else None)
         super().save_hyperparameters(*args, ignore=ignore, frame=frame, logger=logger)
         plain = plain_hyperparameters(dict(self.hparams))
-        self._set_hparams(plain)
-        self._hparams_initial = copy.deepcopy(self._hparams)
+        super().save_hyperparameters(plain, frame=frame, logger=logger)
 
     def blocks(self) -> list[nn.Module]:
         """Return the network's repeated layers, which `fsdp` shards one by one.

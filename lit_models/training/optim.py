@@ -1,15 +1,25 @@
-"""Parameter groups and the warm-up schedule that families share; rates come from the YAML."""
+"""Parameter groups, schedules, Muon and averaged weights; rates come from the YAML."""
 
 import bisect
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-from lightning.pytorch import LightningModule
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.adamw import adamw
+from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from lit_models.training.sharding import local_parts, on_cpu, sharded_like, whole
+
+AVERAGED = "averaged_weights"  # key of a checkpoint: name -> tensor, absent without averaging
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # Jordan et al. 2024: the steepest slope at zero
+NUM_ITERATIONS, NORM_EPS = 5, 1e-7
+RMS_OF_ADAMW = 0.2
 CONFIGURED = "configured"  # key of a group: its settings as this run's configuration has them
 
 
@@ -60,7 +70,7 @@ def parameter_groups(
     return list(groups.values())
 
 
-class WarmupDecay(LRScheduler):
+class WarmupDecay(LambdaLR):
     """Warms the learning rate up, then lets it decay until the last optimizer step of the run.
 
     Counts optimizer steps, whatever the device count; where `lr_scaling` lets the rate grow with
@@ -95,7 +105,7 @@ class WarmupDecay(LRScheduler):
         self.warmup, self.hold = warmup, hold
         self.decay, self.final_factor = decay, final_factor
         self.total_steps = total_steps
-        super().__init__(optimizer)
+        super().__init__(optimizer, self.factor)
 
     def set_total_steps(self, total_steps: int, batch_growth: float = 1.0) -> None:
         """Fix the length of the run and set the rates of the first step.
@@ -141,23 +151,18 @@ class WarmupDecay(LRScheduler):
         wave = 0.5 * (1 + math.cos(math.pi * progress))
         return self.final_factor + (1 - self.final_factor) * wave
 
-    def get_lr(self) -> list[float]:
-        factor = self.factor(self.last_epoch)
-        return [base * factor for base in self.base_lrs]
-
     def state_dict(self) -> dict[str, Any]:
         """Return the position alone: the configuration of today says the rest."""
-        return {"last_epoch": self.last_epoch, "_step_count": self._step_count}
+        return {"last_epoch": self.last_epoch}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up the position; the rate there is that of today's configuration."""
-        super().load_state_dict(state_dict)
+        self.last_epoch = state_dict["last_epoch"]
         self._apply()
 
     def _apply(self) -> None:
-        self._last_lr = self.get_lr()
-        for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
-            group["lr"] = rate
+        for group, base in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
+            group["lr"] = base * self.factor(self.last_epoch)
 
 
 class RestartedDecay(WarmupDecay):
@@ -207,6 +212,151 @@ def gradients(optimizer: Optimizer) -> list[Tensor]:
     """Return the gradients of all parameters that have one."""
     groups = optimizer.param_groups
     return [g for group in groups for p in group["params"] if (g := p.grad) is not None]
+
+
+class MuonAdamW(Optimizer):
+    """Muon on groups of kind "matrices", AdamW on the others; groups come of `parameter_groups`.
+
+    Muon: Nesterov momentum, whose matrix is made nearly orthogonal by Newton-Schulz iterations, and
+    decoupled weight decay. A matrix [n, m] is then scaled by 0.2 sqrt(max(n, m)), which gives its
+    update the size that AdamW's usually has: rates and weight decay are those of an AdamW run.
+
+    torch.optim.Muon has the same numbers in bfloat16. Here the iterations are in bfloat16 on a GPU
+    alone, and on a CPU in the dtype of the gradient: a bit of rounding, as between one device and
+    two, would become one of bfloat16. A sharded matrix is gathered for the iterations, every rank
+    computes them and keeps its shard; the momentum stays sharded. Parameters without a gradient are
+    left as they are.
+
+    Args:
+        params: groups of `parameter_groups`, each with its kind.
+        lr: rate of the matrices.
+        adamw_factor: AdamW's rate as a multiple of it.
+        momentum: of Muon, 0 to below 1.
+        weight_decay: of both, where a group does not say otherwise.
+        betas: of AdamW.
+        eps: of AdamW.
+
+    Raises:
+        ValueError: a value outside its range, or parameters without their kind.
+
+    Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon; the scaling: Liu et al.
+    2025, "Muon is scalable for LLM training", arXiv 2502.16982, section 2.2.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[dict[str, Any]],
+        lr: float = 1e-3,
+        adamw_factor: float = 1.0,
+        momentum: float = 0.95,
+        weight_decay: float = 0.1,
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-8,
+    ) -> None:
+        defaults: dict[str, Any] = {
+            "lr": lr,
+            "adamw_factor": adamw_factor,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "betas": tuple(betas),
+            "eps": eps,
+            "fused": True,  # torch then keeps AdamW's step counts beside the parameters
+        }
+        for name in ("lr", "adamw_factor", "weight_decay", "eps"):
+            if defaults[name] < 0:
+                raise ValueError(f"{name} must be 0 or more, got {defaults[name]}.")
+        for name, value in (("momentum", momentum), *(("each of betas", b) for b in betas)):
+            if not 0 <= value < 1:
+                raise ValueError(f"{name} must be 0 to below 1, got {value}.")
+        groups = list(params)
+        if not all(isinstance(group, dict) and "kind" in group for group in groups):
+            raise ValueError(
+                "MuonAdamW must be told which parameters are matrices of hidden layers; give it "
+                "lit_models.training.optim.parameter_groups(module), not module.parameters()."
+            )
+        super().__init__(groups, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Move every parameter that has a gradient; return what `closure` returns."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            trained = [p for p in group["params"] if p.grad is not None]
+            is_hidden = group["kind"] == "matrices"
+            for parameter in trained:
+                if is_hidden and parameter.ndim == 2:
+                    self._orthogonal_step(parameter, group)
+            self._adamw_step([p for p in trained if not (is_hidden and p.ndim == 2)], group)
+        return loss
+
+    def _orthogonal_step(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[parameter]
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(parameter)
+        grad, buffer, part = local_parts([parameter.grad, state["momentum_buffer"], parameter])
+        buffer.lerp_(grad, 1 - group["momentum"])
+        moved = grad.lerp(buffer, group["momentum"])
+        if isinstance(parameter, DTensor):
+            mesh = parameter.device_mesh
+            moved = DTensor.from_local(
+                moved.to(mesh.device_type),  # shards may be kept in the host's memory
+                mesh,
+                parameter.placements,
+                run_check=False,
+                shape=parameter.shape,
+                stride=parameter.stride(),
+            ).full_tensor()
+        update = orthogonal(moved if moved.device.type == "cpu" else moved.bfloat16())
+        part.mul_(1 - group["lr"] * group["weight_decay"])
+        factor = RMS_OF_ADAMW * max(parameter.shape) ** 0.5
+        [update] = local_parts([sharded_like(update, parameter)])
+        part.add_(update, alpha=-group["lr"] * factor)
+
+    def _adamw_step(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        for parameter in parameters:
+            state = self.state[parameter]
+            if not state:
+                state["step"] = torch.zeros((), device=parameter.device, dtype=torch.float32)
+                state["exp_avg"] = torch.zeros_like(parameter)
+                state["exp_avg_sq"] = torch.zeros_like(parameter)
+        if not parameters:
+            return
+        states = [self.state[p] for p in parameters]
+        adamw(  # element by element: each rank on its own shards
+            local_parts(parameters),
+            local_parts([p.grad for p in parameters]),
+            local_parts([s["exp_avg"] for s in states]),
+            local_parts([s["exp_avg_sq"] for s in states]),
+            [],
+            [s["step"] for s in states],
+            fused=True,
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=group["lr"] * group["adamw_factor"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
+
+
+def orthogonal(matrix: Tensor) -> Tensor:
+    """Return nearly the closest orthogonal matrix [n, m]: singular values between 0.5 and 1.5.
+
+    Args:
+        matrix: [n, m] in the dtype of the iterations; used up.
+    """
+    a, b, c = NEWTON_SCHULZ
+    is_tall = matrix.shape[0] > matrix.shape[1]
+    x = matrix.T if is_tall else matrix
+    x.div_(x.norm().clamp(min=NORM_EPS))  # the spectral norm is then at most 1
+    for _ in range(NUM_ITERATIONS):
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.T if is_tall else x
 
 
 def lr_scale(rule: Literal["none", "linear", "sqrt"], global_size: int, base_size: int) -> float:
@@ -328,3 +478,88 @@ def total_steps(module: LightningModule) -> int:
             "give one, or set the schedule's total_steps."
         )
     return steps
+
+
+class AveragedWeights(Callback):
+    """Validates, tests and exports with averaged weights, and trains on the others.
+
+    After optimizer step t each average moves to its weight by 1 - min(decay, (1 + t) / (10 + t)):
+    the first steps, far from the last, are soon forgotten. Checkpoints hold both; all that reads
+    one for something else than going on with the training takes the average.
+
+    Args:
+        decay: share of the average that a step keeps, in (0, 1).
+
+    Raises:
+        ValueError: a decay outside (0, 1).
+    """
+
+    def __init__(self, decay: float = 0.999) -> None:
+        if not 0 < decay < 1:
+            raise ValueError(f"decay must lie between 0 and 1, got {decay}.")
+        self.decay = decay
+        self._averages: dict[str, Tensor] = {}
+        self._restored: dict[str, Tensor] = {}
+        self._seen_step = 0
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        self._restored = checkpoint.get(AVERAGED, {})
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin with the weights as they are, or go on with the checkpoint's averages."""
+        restored, self._restored = self._restored, {}
+        self._seen_step = trainer.global_step
+        self._averages = {
+            name: sharded_like(restored[name].to(p.device), p)
+            if name in restored
+            else p.detach().clone()
+            for name, p in pl_module.named_parameters()
+            if p.requires_grad
+        }
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._advance(trainer, pl_module)
+
+    def _advance(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Move the averages, once at the end of each optimizer step."""
+        step = trainer.global_step
+        if step == self._seen_step:
+            return
+        self._seen_step = step
+        average = get_ema_multi_avg_fn(min(self.decay, (1 + step) / (10 + step)))
+        average(*self._pairs(pl_module), step)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._swap(pl_module)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._swap(pl_module)
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Add the averages: whole, a collective, or as shards where the checkpoint has those."""
+        if self._averages:
+            self._advance(trainer, pl_module)  # another callback may save at the same step
+            if getattr(trainer.strategy, "sharded_checkpoint", False):
+                checkpoint[AVERAGED] = dict(self._averages)
+                return
+            keeps = trainer.is_global_zero
+            averages = {n: on_cpu(whole(value), keeps) for n, value in self._averages.items()}
+            checkpoint[AVERAGED] = averages if keeps else {}
+
+    def _pairs(self, pl_module: LightningModule) -> tuple[list[Tensor], list[Tensor]]:
+        weights = dict(pl_module.named_parameters())
+        parts = local_parts(weights[name].detach() for name in self._averages)
+        return local_parts(self._averages.values()), parts
+
+    @torch.no_grad()
+    def _swap(self, pl_module: LightningModule) -> None:
+        for average, weight in zip(*self._pairs(pl_module), strict=True):
+            kept = weight.clone()
+            weight.copy_(average)
+            average.copy_(kept)

@@ -11,8 +11,7 @@ from lit_models.commands.plan import plan as plan_command
 from lit_models.forecasting import exchange, table
 from lit_models.forecasting.exchange import State
 from lit_models.forecasting.probe import Probe, World, forecast
-from lit_models.training.muon import MuonAdamW
-from lit_models.training.optim import WarmupDecay
+from lit_models.training.optim import MuonAdamW, WarmupDecay
 from lit_models.training.state_size import size_of
 from tests.toy import LitToy, ToyData
 

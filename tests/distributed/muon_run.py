@@ -14,8 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from lit_models.training.muon import MuonAdamW
-from lit_models.training.optim import by_name, parameter_groups
+from lit_models.training.optim import MuonAdamW, by_name, parameter_groups
 from lit_models.training.sharding import on_cpu, sharded_like, whole
 
 WORLD, STEPS = 2, 3

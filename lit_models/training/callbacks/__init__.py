@@ -2,7 +2,6 @@
 
 from lightning.pytorch import Callback
 
-from lit_models.training.callbacks.averaged_weights import AveragedWeights
 from lit_models.training.callbacks.best_checkpoint import BestCheckpoint
 from lit_models.training.callbacks.bitwise import BitwiseSum
 from lit_models.training.callbacks.error_table import ErrorTable
@@ -15,6 +14,7 @@ from lit_models.training.callbacks.preemption import Preemption
 from lit_models.training.callbacks.rehearsal import Rehearsal
 from lit_models.training.callbacks.throughput import Throughput
 from lit_models.training.ledger import Ledger
+from lit_models.training.optim import AveragedWeights
 
 __all__ = [
     "AveragedWeights",
