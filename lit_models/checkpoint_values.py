@@ -12,10 +12,9 @@ from typing import Any
 
 import yaml
 
-from lit_models.training.checkpoint import read_checkpoint
+from lit_models.training.checkpoints import is_sharded, read_checkpoint
 from lit_models.training.exported import is_exported
 from lit_models.training.hyperparameters import UNTRUSTED, StoredClasses
-from lit_models.training.sharded_checkpoint import is_sharded
 
 START_ONLY = ("init_from", "init_from_part")  # weights that a checkpoint has replaced already
 NO_WEIGHTS = ("optimizer", "lr_scheduler")

@@ -42,7 +42,7 @@ from lit_models.training.callbacks.progress import ProgressLine
 from lit_models.training.callbacks.run_config import RunConfig
 from lit_models.training.callbacks.state_check import StateCheck
 from lit_models.training.callbacks.topology import Topology
-from lit_models.training.checkpoint import checkpoint_to_use, newest_checkpoint, read_checkpoint
+from lit_models.training.checkpoints import checkpoint_to_use, newest_checkpoint, read_checkpoint
 from lit_models.training.exact import follows_plan
 from lit_models.training.hyperparameters import StoredClasses
 from lit_models.training.ledger import ledger_of

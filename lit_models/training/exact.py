@@ -22,7 +22,7 @@ from torchmetrics import Metric
 
 from datamodules.core.checkpoint_recipe import checkpoint_to_load
 from datamodules.core.planned import PlannedDataModule
-from lit_models.training.checkpoint import (
+from lit_models.training.checkpoints import (
     AtomicCheckpointIO,
     load_part,
     read_checkpoint,

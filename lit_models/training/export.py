@@ -10,7 +10,7 @@ from typing import Any, Literal, NoReturn
 
 from torch import Tensor
 
-from lit_models.training.checkpoint import AVERAGED, read_checkpoint
+from lit_models.training.checkpoints import AVERAGED, read_checkpoint
 from lit_models.training.exact import ExactModule
 from lit_models.training.exported import (
     Layout,

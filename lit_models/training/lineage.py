@@ -405,7 +405,10 @@ def _check_step(proof: Proof, where: str, line: dict[str, Any], ids: Any) -> Non
 
 
 def _check_checkpoints(proof: Proof, run: Path, rows: list[dict[str, Any]]) -> None:
-    from lit_models.training.checkpoint import damage, read_checkpoint  # torch: few callers need it
+    from lit_models.training.checkpoints import (  # torch: few callers need it
+        damage,
+        read_checkpoint,
+    )
 
     places = {str(row.get("hash")): place for place, row in enumerate(rows)}
     for path in sorted((run / "checkpoints").glob("*.ckpt")):
@@ -552,7 +555,7 @@ def find_start(run: Path, found: LedgerStep, advance: bool = False) -> Start:
         ValueError: the step follows a rollback whose weights are not kept, or from which no
             training can go on.
     """
-    from lit_models.training.checkpoint import read_checkpoint  # torch: few callers need it
+    from lit_models.training.checkpoints import read_checkpoint  # torch: few callers need it
 
     last = found.line["step"] - 1
     places = {row.get("hash"): place for place, row in enumerate(found.before)}

@@ -25,7 +25,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from datamodules.core.checkpoint_recipe import checkpoint_to_load
-from lit_models.training.checkpoint import newest_checkpoint
+from lit_models.training.checkpoints import newest_checkpoint
 
 HANDED_DOWN = "UNISONO_RUN"
 LEDGER = "ledger.jsonl"

@@ -54,10 +54,9 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint as recomputed
 from torchmetrics import Metric
 
-from lit_models.training.checkpoint import AtomicCheckpointIO
+from lit_models.training.checkpoints import AtomicCheckpointIO, Part, cut, prepare
 from lit_models.training.keyed_dropout import dropout_rate
 from lit_models.training.rules import START_METHODS, tensor_groups
-from lit_models.training.sharded_checkpoint import Part, cut, prepare
 from lit_models.training.sharding import (
     check_tensor_plan,
     on_cpu,

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from lit_models import LitOccupationCoder
-from lit_models.training.checkpoint import load_part, read_checkpoint
+from lit_models.training.checkpoints import load_part, read_checkpoint
 from lit_models.training.export import AVERAGED, _paths_in, export_checkpoint, load_exported
 from lit_models.training.exported import plain_names, read_exported, without_ties, write_exported
 from tests.toy import LitToy, ToyData, toy_trainer

@@ -16,7 +16,7 @@ import torch
 import yaml
 
 from datamodules.core.plan import rng_for
-from lit_models.training.checkpoint import read_checkpoint
+from lit_models.training.checkpoints import read_checkpoint
 from tests.conftest import TOY
 from tests.toy import ToyData, ledger_lines
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lit_models.consistency_lens.loss import LensLosses, LossWeight, check_phases, leaves_one_idle
-from lit_models.training.checkpoint import read_checkpoint
+from lit_models.training.checkpoints import read_checkpoint
 from tests.consistency_lens.small_lens import BOTH, documents, fitted, lens, trainer
 from tests.distributed.lens_jobs import JOINT, WARM
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from lightning.pytorch import seed_everything
 
-from lit_models.training.checkpoint import read_checkpoint
+from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.lineage import Start, find_step, verify_run
 from lit_models.training.replay import replay
 from tests.consistency_lens.small_lens import documents, fitted, lens

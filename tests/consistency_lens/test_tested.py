@@ -16,7 +16,7 @@ from lit_models.consistency_lens.controls import EvaluationOptions
 from lit_models.consistency_lens.lens import NEVER
 from lit_models.consistency_lens.recipe import TRAINED_ON, continued
 from lit_models.consistency_lens.tables import NO_REFERENCE, OTHER_DATA, ExplanationSamples
-from lit_models.training.checkpoint import read_checkpoint
+from lit_models.training.checkpoints import read_checkpoint
 from tests.consistency_lens.cases import case_of, data_of, module_of, stories, trainer_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed")

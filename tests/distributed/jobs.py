@@ -23,7 +23,7 @@ from lit_models.training.callbacks import (
     Rehearsal,
     default_callbacks,
 )
-from lit_models.training.callbacks.last_checkpoint import LastCheckpoint
+from lit_models.training.checkpoints import LastCheckpoint
 from lit_models.training.sharding import num_copies
 from lit_models.training.strategies import FullyShardedStrategy
 from tests.distributed.families import FAMILIES, SPECIAL

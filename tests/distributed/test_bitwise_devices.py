@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_models.training.checkpoint import read_checkpoint
+from lit_models.training.checkpoints import read_checkpoint
 from tests.distributed.launch import run
 from tests.toy import ledger_lines
 

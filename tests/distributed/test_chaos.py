@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 
-from lit_models.training.checkpoint import read_checkpoint
+from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.lineage import Status, verify_run
 from tests.distributed.chaos import EPOCHS, MOMENTS, WORLDS, chaos, finish
 from tests.distributed.launch import run

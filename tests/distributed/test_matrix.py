@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from lit_models.training.checkpoint import read_checkpoint
+from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.lineage import verify_run
 from tests.distributed.families import FAMILIES, occupation_table, text_files
 from tests.distributed.jobs import STEPS

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_models.training.checkpoint import read_checkpoint
+from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.lineage import verify_run
 from tests.distributed.launch import ROOT, run
 from tests.toy import ledger_lines

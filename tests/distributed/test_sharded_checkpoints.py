@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from lit_models.training.checkpoint import AVERAGED, damage, newest_checkpoint, read_checkpoint
+from lit_models.training.checkpoints import AVERAGED, damage, newest_checkpoint, read_checkpoint
 from lit_models.training.export import export_checkpoint
 from lit_models.training.exported import read_exported
 from tests.distributed.test_matrix import assert_same, run_jobs, weights
@@ -16,6 +16,7 @@ from tests.toy import ledger_lines
 pytestmark = [pytest.mark.slow, pytest.mark.soak]
 HALF = {"max_steps": 5}
 LIT_TIED = "tests.distributed.families.LitTied"
+SHARD = [f"shard-0000{number}-model-00001-of-00001.safetensors" for number in (1, 2)]
 SHARDS = {"sharded_checkpoint": True}
 BEHIND = {"asynchronous": True, "every_n_steps": 2}
 
@@ -67,13 +68,9 @@ def last(run: Path) -> Path:
 def test_every_rank_writes_its_half(runs):
     for name in ("last", "previous", "best"):
         folder = runs / "shards" / "checkpoints" / f"{name}.ckpt"
-        assert sorted(p.name for p in folder.iterdir()) == [
-            "meta.pt",
-            "shard-00000.pt",
-            "shard-00001.pt",
-        ]
+        assert sorted(p.name for p in folder.iterdir()) == ["meta.pt", *SHARD]
         assert damage(folder) is None
-    sizes = [(last(runs / "shards") / f"shard-0000{rank}.pt").stat().st_size for rank in (0, 1)]
+    sizes = [(last(runs / "shards") / name).stat().st_size for name in SHARD]
     assert 0.8 < sizes[0] / sizes[1] < 1.25
     names = sorted(p.name for p in (runs / "shards" / "checkpoints").iterdir())
     assert names == ["best.ckpt", "last.ckpt", "previous.ckpt"]  # nothing unfinished is left
@@ -135,9 +132,9 @@ def alter(path: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "file", "message"),
     [
-        (cut_short, "shard-00001.pt", "shard-00001.pt is cut short"),
-        (alter, "shard-00000.pt", "checksum of its shard shard-00000.pt is wrong"),
-        (Path.unlink, "shard-00001.pt", "shard-00001.pt is missing"),
+        (cut_short, SHARD[1], f"{SHARD[1]} is cut short"),
+        (alter, SHARD[0], f"checksum of its shard {SHARD[0]} is wrong"),
+        (Path.unlink, SHARD[1], f"{SHARD[1]} is missing"),
         (cut_short, "meta.pt", "of its meta.pt: it is cut short"),
         (Path.unlink, "meta.pt", "a folder without meta.pt"),
     ],
@@ -152,9 +149,9 @@ def test_a_damaged_shard_is_named_and_the_checkpoint_before_it_used(copy, harm, 
 
 
 def test_shards_of_two_steps_are_never_mixed(copy):
-    older = copy / "checkpoints" / "previous.ckpt" / "shard-00001.pt"
-    shutil.copy(older, last(copy) / "shard-00001.pt")
-    assert "shard-00001.pt" in (damage(last(copy)) or "")
+    older = copy / "checkpoints" / "previous.ckpt" / SHARD[1]
+    shutil.copy(older, last(copy) / SHARD[1])
+    assert SHARD[1] in (damage(last(copy)) or "")
 
 
 def test_an_export_of_shards_is_that_of_the_file(runs, tmp_path):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_models.training.checkpoint import damage
+from lit_models.training.checkpoints import damage
 from tests.conftest import TOY
 from tests.distributed.launch import run
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from lit_models.training.checkpoint import read_checkpoint
+from lit_models.training.checkpoints import read_checkpoint
 from tests.distributed.launch import run
 from tests.distributed.throughput_run import NAP_S, STEPS
 from tests.training.throughput_runs import seconds_in, throughput_lines

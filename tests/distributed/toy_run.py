@@ -18,7 +18,7 @@ from lightning.pytorch import Callback
 
 from lit_models.errors import run_guarded
 from lit_models.training.callbacks import default_callbacks
-from lit_models.training.callbacks.last_checkpoint import LastCheckpoint
+from lit_models.training.checkpoints import LastCheckpoint
 from lit_models.training.strategies import ReplicatedStrategy
 from tests.toy import LitToy, ToyData, toy_trainer
 

@@ -14,7 +14,7 @@ from datamodules import demo
 from datamodules.core.store import cache_root
 from lit_models.launch import launch
 from lit_models.occupation_coder.freezing import language_rows
-from lit_models.training.checkpoint import read_checkpoint
+from lit_models.training.checkpoints import read_checkpoint
 
 SMALL = {"width": 64, "num_layers": 1, "feed_forward": 128}
 ENCODER = [f"--model.encoder.{name}={value}" for name, value in SMALL.items()]

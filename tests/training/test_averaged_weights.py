@@ -5,7 +5,7 @@ import torch
 from lightning.pytorch import Callback
 
 from lit_models.training.callbacks import AveragedWeights, LastCheckpoint, default_callbacks
-from lit_models.training.checkpoint import AVERAGED, read_checkpoint
+from lit_models.training.checkpoints import AVERAGED, read_checkpoint
 from tests.toy import LitToy, ToyData, toy_trainer
 
 

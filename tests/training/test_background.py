@@ -7,9 +7,13 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
-from lit_models.training.background import BackgroundWriter, copied
 from lit_models.training.callbacks import LastCheckpoint, Ledger, NonFinite
-from lit_models.training.checkpoint import AtomicCheckpointIO, read_checkpoint
+from lit_models.training.checkpoints import (
+    AtomicCheckpointIO,
+    BackgroundWriter,
+    copied,
+    read_checkpoint,
+)
 from tests.toy import LitToy, ToyData, toy_trainer
 
 

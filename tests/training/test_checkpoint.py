@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lit_models.training.callbacks import BestCheckpoint, LastCheckpoint, Ledger
-from lit_models.training.checkpoint import (
+from lit_models.training.checkpoints import (
     AtomicCheckpointIO,
     damage,
     newest_checkpoint,
@@ -108,7 +108,7 @@ def test_a_full_disk_keeps_the_old_checkpoint(tmp_path):
     AtomicCheckpointIO().save_checkpoint({"state_dict": {"old": torch.ones(1)}}, path)
     script = (
         "import resource, signal, sys, torch\n"
-        "from lit_models.training.checkpoint import AtomicCheckpointIO\n"
+        "from lit_models.training.checkpoints import AtomicCheckpointIO\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
         "big = {'state_dict': {'new': torch.ones(100_000)}}\n"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lit_models.training.callbacks import ExactDropout, LastCheckpoint, Ledger
-from lit_models.training.checkpoint import read_checkpoint
+from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.keyed_dropout import (
     KeyedDropout,
     SampleKeys,

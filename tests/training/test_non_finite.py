@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch import Callback
 
 from lit_models.training.callbacks import NonFinite, default_callbacks
-from lit_models.training.callbacks.last_checkpoint import LastCheckpoint
+from lit_models.training.checkpoints import LastCheckpoint
 from lit_models.training.lineage import Status, verify_run
 from tests.toy import LitToy, ToyData, toy_trainer
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lit_models.commands.verify import verify
 from lit_models.training.callbacks import LastCheckpoint, Ledger
 from lit_models.training.callbacks.topology import Topology
-from lit_models.training.checkpoint import read_checkpoint
+from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.lineage import Status, chained, verify_run
 from tests.toy import LitToy, ToyData, toy_trainer
 

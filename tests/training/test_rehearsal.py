@@ -23,10 +23,9 @@ from datamodules.core.plan import (
 )
 from datamodules.heaviest import heaviest_ids
 from lit_models.training.callbacks import ExactDropout, Rehearsal, default_callbacks, rehearsal
-from lit_models.training.callbacks.last_checkpoint import LastCheckpoint
 from lit_models.training.callbacks.rehearsal import largest_that_fits
 from lit_models.training.callbacks.topology import Topology
-from lit_models.training.checkpoint import read_checkpoint
+from lit_models.training.checkpoints import LastCheckpoint, read_checkpoint
 from lit_models.training.meters import GIB, USABLE_SHARE, DeviceMeter, HostMeter
 from lit_models.training.optim import WarmupDecay
 from tests.toy import LitToy, ToyData, ledger_lines, toy_trainer

@@ -9,14 +9,16 @@ import threading
 import pytest
 import torch
 
-from lit_models.training import sharded_checkpoint
-from lit_models.training.checkpoint import (
+from lit_models.training import checkpoints
+from lit_models.training.checkpoints import (
     AtomicCheckpointIO,
+    Part,
     damage,
     newest_checkpoint,
+    prepare,
+    put_in_place,
     read_checkpoint,
 )
-from lit_models.training.sharded_checkpoint import Part, prepare, put_in_place
 from lit_models.training.strategies import FullyShardedStrategy
 
 
@@ -28,8 +30,7 @@ def parts(step, num_ranks=2):
     found = []
     for rank in range(num_ranks):
         values = torch.full((2, 3), step + rank / 10, dtype=torch.float64)
-        piece = {"tensor": values, "offset": [2 * rank, 0]}
-        pieces = {"state_dict.weight": piece, "state_dict.tied": piece}
+        pieces = {"state_dict.weight": {"tensor": values, "offset": [2 * rank, 0]}}
         found.append({"pieces": pieces, "tensors": tensors, "rest": rest})
     return found
 
@@ -43,8 +44,8 @@ def save(path, step, ranks=(1, 0)):
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(sharded_checkpoint, "LATE_S", 0.2)
-    monkeypatch.setattr(sharded_checkpoint, "LATE_FACTOR", 0.0)
+    monkeypatch.setattr(checkpoints, "LATE_S", 0.2)
+    monkeypatch.setattr(checkpoints, "LATE_FACTOR", 0.0)
 
 
 def test_parts_are_put_together_and_tied_tensors_stay_one(tmp_path):
@@ -55,13 +56,12 @@ def test_parts_are_put_together_and_tied_tensors_stay_one(tmp_path):
     assert sorted(p.name for p in tmp_path.rglob("*")) == [
         "last.ckpt",
         "meta.pt",
-        "shard-00000.pt",
-        "shard-00001.pt",
+        *(f"shard-0000{number}-model-00001-of-00001.safetensors" for number in (1, 2)),
     ]
 
 
 def test_ranks_write_at_the_same_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(sharded_checkpoint, "LATE_S", 20.0)
+    monkeypatch.setattr(checkpoints, "LATE_S", 20.0)
     path = tmp_path / "last.ckpt"
     prepare(path)
     io = AtomicCheckpointIO()
@@ -86,7 +86,7 @@ def test_what_another_rank_could_not_write_is_told_on_both(tmp_path):
     path = tmp_path / "last.ckpt"
     save(path, 4)
     prepare(path)
-    (tmp_path / ".last.ckpt.unfinished" / "shard-00001.pt").mkdir()
+    (tmp_path / ".last.ckpt.unfinished" / "shard-00002-model-00001-of-00001.safetensors").mkdir()
     io = AtomicCheckpointIO()
     with pytest.raises(OSError, match="Is a directory"):
         io.save_checkpoint(parts(8)[1], path, Part(1, 2))
@@ -102,7 +102,7 @@ def test_a_kill_in_the_middle_leaves_the_old_folder_and_the_next_save_is_sound(t
     script = (
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from lit_models.training import sharded_checkpoint as sharded\n"
+        "from lit_models.training import checkpoints as sharded\n"
         "from tests.training.test_sharded_checkpoint import save\n"
         "sharded.sync = lambda folder: os.kill(os.getpid(), 9)\n"  # the marker is written already
         "save(Path(sys.argv[1]), 8)\n"

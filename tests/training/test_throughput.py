@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch.profilers import SimpleProfiler
 
 from lit_models.training.callbacks import Ledger, Throughput, default_callbacks
-from lit_models.training.checkpoint import read_checkpoint
+from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.loggers import AppendingCSVLogger
 from lit_models.training.throughput.clock import PHASES
 from tests.toy import LitToy, ToyData, ToySequences, toy_trainer

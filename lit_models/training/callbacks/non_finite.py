@@ -10,7 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch.optim import Optimizer
 
-from lit_models.training.callbacks.last_checkpoint import settle_checkpoints
+from lit_models.training.checkpoints import settle_checkpoints
 from lit_models.training.exact import ExactModule
 from lit_models.training.ledger import Ledger, is_distributed, ledger_of
 

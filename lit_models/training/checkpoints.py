@@ -1,0 +1,788 @@
+"""Checkpoints that are whole or absent: files, folders of shards, the last, the best.
+
+Written aside, checked, renamed; loaded as plain data, never as code. A folder holds what every rank
+wrote of its own, and a marker that is written last makes it a checkpoint:
+
+    last.ckpt/shard-00001-model-00001-of-00001.safetensors   rank 0's pieces, as
+        torch.distributed.checkpoint writes and reads them (HuggingFaceStorageWriter)
+    last.ckpt/meta.pt   all else, the shapes, and size and sha256 of every shard file
+
+The index that torch.distributed.checkpoint writes beside its own format is a pickle, which is code;
+that of safetensors is JSON in each file. Ranks send each other nothing: they leave receipts in the
+folder, so that saves work from threads, too.
+"""
+
+import copy
+import json
+import os
+import pickle
+import re
+import shutil
+import threading
+import time
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+import torch.distributed.checkpoint as dcp
+from lightning.fabric.plugins import CheckpointIO
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+from torch.distributed.checkpoint.default_planner import create_default_local_save_plan
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+)
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.tensor import DTensor
+
+from datamodules.core.store import sha256_of, sync
+from lit_models.training.exported import is_exported, read_exported
+from lit_models.training.hyperparameters import UNTRUSTED, StoredClasses
+from lit_models.training.optim import AVERAGED as AVERAGED
+
+MARKER = "meta.pt"
+FORMAT = "unisono shards 2"
+FRESH = "next.ckpt"  # becomes last.ckpt when it is whole
+_STANDS_FOR = "_sharded_tensor"
+LATE_S, LATE_FACTOR = 20.0, 10.0  # a rank may be later than rank 0, and slower by a factor
+Adapt = Callable[[dict[str, Any]], dict[str, Tensor]]
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes to a temporary name, syncs, renames. The zip format's own checksums tell damage."""
+
+    @staticmethod
+    def install(trainer: Trainer) -> None:
+        """Let a trainer save through this class, unless the user chose another one."""
+        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+            trainer.strategy.checkpoint_io = AtomicCheckpointIO()
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
+    ) -> None:
+        """Save, so that `path` is the old file or the whole new one at every moment.
+
+        Args:
+            checkpoint: what is saved; of `cut` where it is one rank's part.
+            path: of the file, or of the folder that the parts make up.
+            storage_options: the `Part` that is saved, `None` for a whole file.
+
+        Raises:
+            OSError: the folder cannot be written or the disk is full; the old file is kept.
+        """
+        target = Path(path)
+        try:
+            if isinstance(storage_options, Part):
+                write_part(checkpoint, target, storage_options)
+            else:
+                _write_file(checkpoint, target)
+        except (OSError, RuntimeError) as error:
+            refused = error.__context__  # torch's own error hides what the storage said
+            reason = refused if isinstance(refused, OSError) else error
+            raise OSError(
+                f"the checkpoint {target} could not be written: {reason}. The one before it is "
+                "kept; free space or choose another trainer.default_root_dir."
+            ) from error
+
+    def load_checkpoint(
+        self, path: Any, map_location: Any = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Return the content of a sound checkpoint; plain data only, code is never run."""
+        # Lightning looks up by which of its versions a file was written; an export was by none.
+        return {"pytorch-lightning_version": lightning.__version__, **read_checkpoint(path)}
+
+
+def _write_file(checkpoint: dict[str, Any], target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = target.with_name(f".{target.name}.unfinished")
+    remove(unfinished)  # of a save that was killed: a file, or a folder under another strategy
+    try:
+        with open(unfinished, "wb") as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
+        put_in_place(unfinished, target)
+    except (OSError, RuntimeError):
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def damage(path: Path, every_byte: bool = True) -> str | None:
+    """Return what is wrong with a checkpoint, `None` if it is sound.
+
+    Args:
+        path: a file, or a folder of shards.
+        every_byte: compare all checksums; without, only what a file cut short lacks is looked for.
+    """
+    if path.is_dir():
+        return _folder_damage(path, every_byte)
+    if not path.is_file():
+        return "it is not a file" if path.exists() else "it does not exist"
+    if path.stat().st_size == 0:
+        return "it is empty"
+    try:
+        with zipfile.ZipFile(path) as archive:
+            broken = archive.testzip() if every_byte else None
+    except zipfile.BadZipFile:
+        return "it is cut short or no checkpoint"
+    return f"the checksum of its record {broken} is wrong" if broken else None
+
+
+def _folder_damage(folder: Path, every_byte: bool) -> str | None:
+    """Return what is wrong with a folder of shards, those of another step than the marker's too."""
+    if not is_sharded(folder):
+        return f"it is a folder without {MARKER}: a save that was not finished, or no checkpoint"
+    fault = damage(folder / MARKER)
+    if fault:
+        return f"of its {MARKER}: {fault}"
+    try:
+        meta = _load(folder / MARKER)
+    except ValueError as error:  # another program's
+        return str(error)
+    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+        return f"its {MARKER} is not of this format, {FORMAT!r}"
+    for name, expected in meta["files"].items():
+        path = folder / name
+        if not path.is_file():
+            return f"its shard {name} is missing"
+        if path.stat().st_size != expected["bytes"]:
+            return f"its shard {name} is cut short or of another save"
+        if every_byte and sha256_of(path) != expected["sha256"]:
+            return f"the checksum of its shard {name} is wrong"
+    return None
+
+
+def read_checkpoint(
+    path: str | Path, mmap: bool = False, classes: StoredClasses = UNTRUSTED
+) -> dict[str, Any]:
+    """Return a checkpoint's content on the CPU.
+
+    Args:
+        path: file or folder of shards written by this project, or any Lightning checkpoint of
+            plain values, or a folder that `unisono export` wrote.
+        mmap: map the tensors instead of reading them, to look at the small parts of a large file;
+            those of a folder have no values then.
+        classes: those that an exported folder may name.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: damaged, or it holds more than plain data.
+    """
+    path = Path(path)
+    if is_exported(path):
+        return read_exported(path, classes)
+    if not path.exists():
+        near = sorted(p.name for p in path.parent.glob("*.ckpt"))
+        there = f"That folder holds {', '.join(near[:5])}." if near else ""
+        there = there or "A run keeps its own in runs/NAME/checkpoints."
+        raise FileNotFoundError(f"there is no checkpoint {path}. {there}")
+    fault = damage(path, every_byte=not mmap)
+    if fault:
+        raise ValueError(
+            f"the checkpoint {path} is damaged: {fault}. Use another one of its folder, or "
+            "--ckpt_path auto, which takes the newest sound one."
+        )
+    content = _load(path / MARKER if path.is_dir() else path, mmap)
+    if path.is_dir():
+        content = _assemble(path, content, is_empty=mmap)
+    if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
+        raise ValueError(
+            f"{path} holds no state_dict; it is no checkpoint of a module. Use one that "
+            "`unisono fit` wrote."
+        )
+    return content
+
+
+def _load(path: Path, mmap: bool = False) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    except (pickle.UnpicklingError, RuntimeError) as error:
+        named = re.search(r"Unsupported global: GLOBAL (\S+)", str(error))
+        reason = f"it names {named[1]}" if named else str(error).splitlines()[0]
+        raise ValueError(
+            f"{path} cannot be read as a checkpoint of plain data: {reason}. Only plain data is "
+            "loaded, never code; use a checkpoint that `unisono fit` wrote."
+        ) from error
+
+
+def newest_checkpoint(run_folder: Path) -> Path | None:
+    """Return the newest sound checkpoint of a run, `None` if it has none.
+
+    Damaged files are named in a warning and passed over.
+    """
+
+    def written_at(path: Path) -> int:
+        return (path / MARKER if is_sharded(path) else path).stat().st_mtime_ns
+
+    files = [p for p in (run_folder / "checkpoints").glob("*.ckpt") if not p.name.startswith(".")]
+    for path in sorted(files, key=written_at, reverse=True):
+        fault = damage(path)
+        if fault is None:
+            return path
+        rank_zero_warn(f"{path} is damaged ({fault}); the one before it is used.")
+    return None
+
+
+def checkpoint_to_use(run_folder: Path) -> Path | None:
+    """Return what an evaluation takes from a run: its best checkpoint, else its newest."""
+    best = run_folder / "checkpoints" / "best.ckpt"
+    return best if damage(best) is None else newest_checkpoint(run_folder)
+
+
+def take_averaged(checkpoint: dict[str, Any]) -> None:
+    """Put the averaged weights of a checkpoint, if it has any, in the place of the last ones."""
+    checkpoint["state_dict"] = {**checkpoint["state_dict"], **checkpoint.get(AVERAGED, {})}
+
+
+def load_part(
+    module: LightningModule, path: str, part: str | None = None, adapt: Adapt | None = None
+) -> None:
+    """Copy weights from a checkpoint into a module: all of them, or one part.
+
+    Args:
+        module: with its network built.
+        path: checkpoint of this project.
+        part: name of a submodule, such as `encoder`; every one of its parameters must be there.
+        adapt: makes the weights that fit this module from the checkpoint's content.
+
+    Raises:
+        ValueError: names or shapes do not fit; the first differences are listed.
+    """
+    content = read_checkpoint(path)
+    take_averaged(content)
+    weights = content["state_dict"] if adapt is None else adapt(content)
+    own = module.state_dict()
+    if part is not None:
+        weights = {k: v for k, v in weights.items() if f".{part}." in f".{k}"}
+        own = {k: v for k, v in own.items() if f".{part}." in f".{k}"}
+        if not own:
+            raise ValueError(f"init_from_part is {part!r}, but {type(module).__name__} has none.")
+    wrong = [
+        f"{name}: {'absent' if name not in weights else tuple(weights[name].shape)} "
+        f"instead of {tuple(value.shape)}"
+        for name, value in own.items()
+        if name not in weights or weights[name].shape != value.shape
+    ]
+    if wrong:
+        written_by = content.get("hyper_parameters", {}).get("_class_path")
+        of_class = f" (of {written_by})" if written_by else ""
+        raise ValueError(
+            f"the weights of {path}{of_class} do not fit {type(module).__name__}: "
+            f"{'; '.join(wrong[:3])}"
+            f"{' …' if len(wrong) > 3 else ''}. Use the model options of that checkpoint, or take "
+            "one part with model.init_from_part: encoder."
+        )
+    module.load_state_dict({**module.state_dict(), **{name: weights[name] for name in own}})
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which rank's part of how many a CheckpointIO is to write; its storage_options."""
+
+    rank: int
+    num_ranks: int
+
+
+def is_sharded(path: str | Path) -> bool:
+    """Return whether a path is a folder with the marker of a checkpoint."""
+    return (Path(path) / MARKER).is_file()
+
+
+def cut(checkpoint: dict[str, Any], is_first: bool) -> dict[str, Any]:
+    """Return this rank's part of a checkpoint whose tensors are sharded; no communication.
+
+    Args:
+        checkpoint: dicts and lists of plain values, whole tensors, and sharded ones.
+        is_first: whether this is rank 0, which keeps all that is not sharded.
+    """
+    part: dict[str, Any] = {"pieces": {}, "tensors": {}}
+    rest = _cut(checkpoint, "", part, {})
+    return {**part, "rest": rest} if is_first else part
+
+
+def _cut(content: Any, key: str, part: dict[str, Any], known: dict[int, str]) -> Any:
+    if isinstance(content, DTensor):
+        local = content.detach().to_local()
+        # Tied weights are one tensor under two names: rank 0, whose piece is never empty, names it.
+        name = known.setdefault(local.data_ptr(), key) if local.numel() else key
+        if name not in part["tensors"]:
+            part["tensors"][name] = {"shape": list(content.shape), "dtype": content.dtype}
+        if local.numel() and _is_first_copy(content):
+            (item,) = create_default_local_save_plan({name: content}, True).items
+            assert item.tensor_data is not None
+            part["pieces"][name] = {"tensor": local, "offset": list(item.tensor_data.chunk.offsets)}
+        return {_STANDS_FOR: name}
+    if isinstance(content, dict):
+        twin = copy.copy(content)
+        for name, value in content.items():
+            twin[name] = _cut(value, f"{key}.{name}" if key else str(name), part, known)
+        return twin
+    if type(content) in (list, tuple):
+        return type(content)(_cut(v, f"{key}.{i}", part, known) for i, v in enumerate(content))
+    return content
+
+
+def _is_first_copy(tensor: DTensor) -> bool:
+    """Return whether no other group of hybrid sharding or of tensor parallelism writes this piece.
+
+    The copies of a tensor lie on meshes side by side, one of which has rank 0.
+    """
+    mesh = tensor.device_mesh
+    if int(mesh.mesh.min()) != 0:
+        return False
+    where = mesh.get_coordinate() or []
+    return all(
+        c == 0 or not p.is_replicate() for c, p in zip(where, tensor.placements, strict=True)
+    )
+
+
+def prepare(target: Path) -> None:
+    """Make the empty folder that all ranks write to; rank 0 does so before any of them begins."""
+    unfinished = _unfinished(target)
+    remove(unfinished)  # of a save that was killed: a folder, or a file under another strategy
+    unfinished.mkdir(parents=True)
+
+
+def write_part(content: dict[str, Any], target: Path, part: Part) -> None:
+    """Write one rank's part; on rank 0 return when the whole folder is in the target's place.
+
+    Args:
+        content: of `cut`.
+        target: what is there stays until all ranks are done, and takes no harm from an error.
+        part: whose it is.
+
+    Raises:
+        OSError: the storage refused, here or on another rank, or a rank did not write.
+    """
+    folder = _unfinished(target)
+    began = time.monotonic()
+    try:
+        receipt = _write_shard(content["pieces"], folder, part.rank)
+    except (OSError, RuntimeError) as error:
+        if part.rank:
+            _leave_receipt(folder, part.rank, {"error": str(error)})
+        raise
+    if part.rank:
+        _leave_receipt(folder, part.rank, receipt)
+        return
+    try:
+        limit_s = LATE_S + LATE_FACTOR * (time.monotonic() - began)
+        for rank in range(1, part.num_ranks):
+            receipt |= _receipt_of(folder, rank, limit_s)
+        meta = {"format": FORMAT, "rest": content["rest"], "tensors": content["tensors"]}
+        with open(folder / MARKER, "wb") as file:
+            torch.save({**meta, "files": receipt}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        sync(folder)
+        put_in_place(folder, target)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Pieces(dcp.DefaultSavePlanner):
+    """Hands tensors to a writer by their names: what is cut already needs no plan."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.tensors = tensors
+
+    def resolve_data(self, write_item: WriteItem) -> Tensor:
+        return self.tensors[write_item.index.fqn]
+
+
+def _write_shard(pieces: dict[str, Any], folder: Path, rank: int) -> dict[str, Any]:
+    """Write a rank's pieces; return its file with size and sha256, nothing where it has none."""
+    items, tensors = [], {}
+    for name, piece in pieces.items():
+        offset, value = torch.Size(piece["offset"]), piece["tensor"].cpu().contiguous()
+        # A view of padded memory would be written with the padding.
+        is_view = value.untyped_storage().nbytes() != value.numel() * value.element_size()
+        tensors[name] = value = value.clone() if is_view else value
+        chunk = ChunkStorageMetadata(offset, value.shape)
+        data = TensorWriteData(chunk, TensorProperties(dtype=value.dtype), value.shape)
+        items.append(WriteItem(MetadataIndex(name, offset), WriteItemType.SHARD, tensor_data=data))
+    writer = dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    plans = [dcp.SavePlan([])] * rank + [dcp.SavePlan(items)]  # files are named by the place
+    results = writer.write_data(writer.prepare_global_plan(plans)[-1], _Pieces(tensors)).wait()
+    names = {result.storage_data.relative_path for result in results}
+    return {
+        name: {"bytes": (folder / name).stat().st_size, "sha256": sha256_of(folder / name)}
+        for name in names
+    }
+
+
+def _leave_receipt(folder: Path, rank: int, receipt: dict[str, Any]) -> None:
+    path = folder / f"receipt-{rank:05d}.json"
+    written = path.with_suffix(".written")
+    written.write_text(json.dumps(receipt), encoding="utf-8")
+    written.replace(path)
+
+
+def _receipt_of(folder: Path, rank: int, limit_s: float) -> dict[str, Any]:
+    """Return what another rank says of its shard file, and take the note away."""
+    path, end = folder / f"receipt-{rank:05d}.json", time.monotonic() + limit_s
+    while not path.exists():
+        if time.monotonic() > end:
+            raise OSError(
+                f"rank {rank} did not write its shard within {limit_s:.0f} s. Do all nodes see "
+                "the same folder?"
+            )
+        time.sleep(0.005)
+    receipt = json.loads(path.read_text(encoding="utf-8"))
+    path.unlink()
+    if "error" in receipt:
+        raise OSError(f"on rank {rank}: {receipt['error']}")
+    return receipt
+
+
+def put_in_place(source: Path, target: Path) -> None:
+    """Rename a file or folder to a name that may be taken by either.
+
+    A folder cannot be renamed onto another: that one gives way first, for the moment between two
+    renames. Whoever must have a checkpoint at every moment has one under another name.
+    """
+    if target.is_dir() or (source.is_dir() and target.exists()):
+        replaced = target.with_name(f".{target.name}.replaced")
+        remove(replaced)
+        target.replace(replaced)
+        source.replace(target)
+        remove(replaced)
+    else:
+        source.replace(target)
+    sync(target.parent)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if there is one."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _assemble(folder: Path, meta: dict[str, Any], is_empty: bool) -> dict[str, Any]:
+    """Return the checkpoint that a marker describes, whole, on the CPU.
+
+    Args:
+        folder: with sound shard files.
+        meta: the marker's content.
+        is_empty: leave the tensors without values on the meta device, and the shards unread.
+    """
+    device = "meta" if is_empty else "cpu"
+    tensors = {
+        key: torch.empty(facts["shape"], dtype=facts["dtype"], device=device)
+        for key, facts in meta["tensors"].items()
+    }
+    if tensors and not is_empty:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # meant so
+            reader = dcp.HuggingFaceStorageReader(str(folder))
+            dcp.load(tensors, storage_reader=reader, no_dist=True)  # type: ignore[arg-type]
+    return _joined(meta["rest"], tensors)
+
+
+def _joined(content: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(content, dict):
+        if content.keys() == {_STANDS_FOR}:
+            return tensors[content[_STANDS_FOR]]
+        for name, value in content.items():
+            content[name] = _joined(value, tensors)
+        return content
+    if type(content) in (list, tuple):
+        return type(content)(_joined(value, tensors) for value in content)
+    return content
+
+
+def _unfinished(target: Path) -> Path:
+    return target.with_name(f".{target.name}.unfinished")
+
+
+class BackgroundWriter:
+    """One thread at a time; what went wrong in it is raised where somebody asks.
+
+    The thread is not a daemon: an interpreter that ends waits for it.
+    """
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def start(self, write: Callable[[], None]) -> None:
+        """Let a thread write; the one before it is waited for.
+
+        Raises:
+            OSError: the one before it could not write.
+        """
+        self.wait()
+        self._thread = threading.Thread(target=self._run, args=(write,), name="checkpoint")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Return when nothing is being written any more; raises what went wrong, once."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self.check()
+
+    def check(self) -> None:
+        """Raise what went wrong, once, without waiting."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _run(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except BaseException as error:
+            self._error = error
+
+
+class WriteBehind(CheckpointIO):
+    """Takes a copy of a checkpoint; another CheckpointIO writes it in a thread.
+
+    Args:
+        checkpoint_io: does the writing.
+        writer: whose thread it is.
+        then: called in the thread when the checkpoint is whole on disk.
+    """
+
+    def __init__(
+        self, checkpoint_io: CheckpointIO, writer: BackgroundWriter, then: Callable[[], None]
+    ) -> None:
+        self.checkpoint_io, self.writer, self.then = checkpoint_io, writer, then
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
+    ) -> None:
+        """Return when the copy is taken; Raises as `BackgroundWriter.start` does."""
+        self.writer.wait()  # two copies at once would take twice the memory
+        kept = copied(checkpoint)
+
+        def write() -> None:
+            self.checkpoint_io.save_checkpoint(kept, path, storage_options)
+            self.then()
+
+        self.writer.start(write)
+
+    def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return self.checkpoint_io.load_checkpoint(*args, **kwargs)
+
+    def remove_checkpoint(self, path: Any) -> None:
+        self.checkpoint_io.remove_checkpoint(path)
+
+
+@contextmanager
+def written_behind(
+    strategy: Strategy, writer: BackgroundWriter, then: Callable[[], None]
+) -> Iterator[None]:
+    """Let what is saved inside be copied there and written afterwards; `then` as `WriteBehind`."""
+    checkpoint_io = strategy.checkpoint_io
+    strategy.checkpoint_io = WriteBehind(checkpoint_io, writer, then)
+    try:
+        yield
+    finally:
+        strategy.checkpoint_io = checkpoint_io
+
+
+def copied(content: Any, memo: dict[Any, Tensor] | None = None) -> Any:
+    """Return a copy that later training steps leave alone, its tensors on the CPU.
+
+    Tensors that are one in memory stay one, as tied weights are in a file.
+
+    Args:
+        content: dicts, lists and tuples of tensors and plain values.
+        memo: copies made so far.
+    """
+    memo = {} if memo is None else memo
+    if isinstance(content, Tensor):
+        value = content.detach()
+        place = (value.device, value.data_ptr(), value.shape, value.stride(), value.dtype)
+        if place not in memo or value.numel() == 0:
+            memo[place] = value.clone() if value.device.type == "cpu" else value.cpu()
+        return memo[place]
+    if isinstance(content, dict):
+        twin = copy.copy(content)  # a state dict carries its modules' versions as an attribute
+        for key, value in content.items():
+            twin[key] = copied(value, memo)
+        return twin
+    if type(content) in (list, tuple):
+        return type(content)(copied(value, memo) for value in content)
+    return copy.deepcopy(content)
+
+
+class LastCheckpoint(Callback):
+    """Saves `checkpoints/last.ckpt` at ends of optimizer steps; `previous.ckpt` is the one before.
+
+    Lightning's ModelCheckpoint refuses steps and minutes together and lets `last` grow old when
+    the monitored metric worsens. The clock is rank 0's, and all ranks learn of it by the ledger.
+
+    Args:
+        every_n_steps: optimizer steps between saves; `None` for no such rule.
+        every_n_minutes: minutes between saves; `None` for no such rule.
+        every_epoch: save at the end of each epoch too.
+        asynchronous: take a copy of the state and let a thread write it while the training goes
+            on; needs the memory for one more copy on the host of rank 0.
+
+    Raises:
+        ValueError: an interval that is not positive.
+        OSError: at a step, a save or the end: the storage refused what was being written.
+    """
+
+    def __init__(
+        self,
+        every_n_steps: int | None = None,
+        every_n_minutes: float | None = 10.0,
+        every_epoch: bool = True,
+        asynchronous: bool = False,
+    ) -> None:
+        for name, value in (("every_n_steps", every_n_steps), ("every_n_minutes", every_n_minutes)):
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} must be positive, got {value}; leave it out for none.")
+        self.every_n_steps = every_n_steps
+        self.every_n_minutes = every_n_minutes
+        self.every_epoch = every_epoch
+        self.asynchronous = asynchronous
+        self._writer = BackgroundWriter()
+        self._seen_step = self._saved_step = -1
+        self._saved_at = time.monotonic()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._seen_step, self._saved_at = trainer.global_step, time.monotonic()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.global_step == self._seen_step:
+            return  # in the middle of an accumulation
+        self._writer.check()
+        self._seen_step = trainer.global_step
+        ledger = _ledger_of(trainer)
+        by_steps = self.every_n_steps and trainer.global_step % self.every_n_steps == 0
+        if by_steps or (ledger is not None and ledger.save_now):
+            self._save(trainer)
+        if ledger is not None:
+            ledger.save_now = False
+            ledger.wants_save = ledger.wants_save or self._is_due(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        ledger = _ledger_of(trainer)
+        is_left = ledger is not None and ledger.is_stopping and self._saved_step != self._seen_step
+        if self.every_epoch or is_left:
+            self._save(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A run that ends has its last checkpoint."""
+        self.settle(trainer)
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Let the thread end, without hiding why the run does."""
+        try:
+            self._writer.wait()
+        except Exception as error:
+            rank_zero_warn(str(error))
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._writer.wait()
+
+    def settle(self, trainer: Trainer) -> None:
+        """Return when all that was saved is on disk, on every rank; a collective.
+
+        Raises:
+            OSError: it could not be written.
+        """
+        self._writer.wait()
+        if self.asynchronous:
+            trainer.strategy.barrier("LastCheckpoint.settle")
+
+    def _is_due(self, trainer: Trainer) -> bool:
+        if self.every_n_minutes is None or not trainer.is_global_zero:
+            return False
+        waited = timedelta(seconds=time.monotonic() - self._saved_at)
+        return waited >= timedelta(minutes=self.every_n_minutes)
+
+    def _save(self, trainer: Trainer) -> None:
+        if trainer.fast_dev_run:
+            return
+        self._writer.wait()
+        folder = Path(trainer.default_root_dir) / "checkpoints"
+        rotate = partial(_rotate, folder if trainer.is_global_zero else None)
+        # The old ones give way when the new one is whole: a full disk takes none of them.
+        if self.asynchronous:
+            with written_behind(trainer.strategy, self._writer, rotate):
+                trainer.save_checkpoint(folder / FRESH, weights_only=False)
+        else:
+            trainer.save_checkpoint(folder / FRESH, weights_only=False)
+            rotate()
+        self._saved_at, self._saved_step = time.monotonic(), trainer.global_step
+
+
+def settle_checkpoints(trainer: Trainer) -> None:
+    """Wait until all that a run saved so far can be read, on every rank; a collective."""
+    for callback in trainer.callbacks:
+        if isinstance(callback, LastCheckpoint):
+            callback.settle(trainer)
+
+
+def _ledger_of(trainer: Trainer) -> Any | None:
+    """Return the callback by which ranks agree on saves; `Ledger` builds on this file."""
+    return next((c for c in trainer.callbacks if hasattr(c, "wants_save")), None)
+
+
+def _rotate(folder: Path | None) -> None:
+    """Make the fresh checkpoint the last one, and that one the previous; `None` on other ranks."""
+    if folder is None:
+        return
+    last = folder / "last.ckpt"
+    if last.exists():
+        put_in_place(last, folder / "previous.ckpt")
+    put_in_place(folder / FRESH, last)
+
+
+class BestCheckpoint(ModelCheckpoint):
+    """Keeps `checkpoints/best.ckpt`, judged after each validation.
+
+    Args:
+        monitor: logged metric; `None` takes the module's own.
+        mode: whether less or more is better; `None` takes the module's own.
+    """
+
+    def __init__(self, monitor: str | None = None, mode: str | None = None) -> None:
+        super().__init__(
+            monitor=monitor,
+            mode=mode or "min",
+            filename="best",
+            auto_insert_metric_name=False,
+            save_on_train_epoch_end=False,
+            enable_version_counter=False,
+        )
+        self._given_mode = mode
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Take the metric from the module, and the folder from the run."""
+        if self.monitor is None and hasattr(pl_module, "monitor_mode"):
+            self.monitor = pl_module.monitor
+            if self._given_mode is None:
+                self.mode = pl_module.monitor_mode
+                self.kth_value = self.kth_value.new_tensor(
+                    float("inf") if self.mode == "min" else float("-inf")
+                )
+        if self.dirpath is None:
+            self.dirpath = str(Path(trainer.default_root_dir) / "checkpoints")
+        super().setup(trainer, pl_module, stage)
