@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from datamodules.core.store import digest_of, made_once
-from datamodules.documentation_texts import Documented, documented, sources_digest
+from datamodules.demo import Documented, documented, sources_digest
 from datamodules.scored.labels import LabelOptions
 from datamodules.scored.rows import TextColumns
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from datamodules.core.store import digest_of, made_once
-from datamodules.documentation_texts import Documented, documented, sources_digest
+from datamodules.demo import Documented, documented, sources_digest
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, keyed_hashes
 
 DEMO_VERSION = 1  # of the functions below

@@ -1,12 +1,29 @@
+"""Embedded demo data: the same everywhere; some pairs of a story's facts are held out."""
+
 import csv
 import hashlib
 import json
 from collections import Counter
+from itertools import product
 from pathlib import Path
 
 import pytest
 
-from datamodules import demo, documentation_texts
+from datamodules import TextDataModule, TokenizerOptions, demo
+from datamodules.demo import (
+    ENDINGS,
+    FEELINGS,
+    HELD_OUT_PAIRS,
+    LOSSES,
+    MEALS,
+    NAMES,
+    OPENINGS,
+    PARTS,
+    PRONOUNS,
+    THINGS,
+    VALUES,
+    VERBS,
+)
 from datamodules.files.splitting import stem_key
 from datamodules.occupations.grammar import LANGUAGES, Head, code_book, heads, records
 
@@ -154,4 +171,117 @@ def test_a_python_without_its_documentation_names_the_way_out(
 ) -> None:
     monkeypatch.setattr("sysconfig.get_paths", lambda: {"stdlib": str(tmp_path)})
     with pytest.raises(FileNotFoundError, match="which the demo text is made of; name your own"):
-        documentation_texts.topics()
+        demo.topics()
+
+
+Rows = dict[str, list[dict]]
+
+
+@pytest.fixture(scope="module")
+def story_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return demo.demo_stories(tmp_path_factory.mktemp("demo"))
+
+
+@pytest.fixture(scope="module")
+def stories(story_folder: Path) -> Rows:
+    return {
+        part: [
+            json.loads(line) for line in (story_folder / f"{part}.jsonl").read_text().splitlines()
+        ]
+        for part in PARTS
+    }
+
+
+def pairs_in(row: dict) -> list[tuple[str, str]]:
+    facts = row["attributes"]
+    found = [((facts[a], facts[b]), pairs) for (a, b), pairs in HELD_OUT_PAIRS.items()]
+    return [pair for pair, pairs in found if pair in pairs]
+
+
+def test_the_bytes_of_stories_are_the_same_on_every_machine(story_folder: Path) -> None:
+    content = b"".join((story_folder / f"{part}.jsonl").read_bytes() for part in PARTS)
+    digest = hashlib.sha256(content).hexdigest()
+    assert digest == demo.DIGESTS["stories"], "the grammar changed: put the new digest in demo.py"
+
+
+def test_damaged_stories_are_made_anew_and_whole_ones_are_kept(story_folder: Path) -> None:
+    whole = (story_folder / "test.jsonl").read_bytes()
+    (story_folder / "test.jsonl").write_bytes(whole[:100])
+    assert demo.demo_stories(story_folder.parent) == story_folder
+    assert (story_folder / "test.jsonl").read_bytes() == whole
+    before = (story_folder / "train.jsonl").stat().st_mtime_ns
+    assert demo.demo_stories(story_folder.parent) == story_folder
+    assert (story_folder / "train.jsonl").stat().st_mtime_ns == before
+
+
+def test_no_text_stands_twice_and_files_have_their_sizes(stories: Rows) -> None:
+    assert {part: len(found) for part, found in stories.items()} == PARTS
+    texts = [row["text"] for found in stories.values() for row in found]
+    assert len(set(texts)) == len(texts) == 33_000
+
+
+def test_a_story_tells_all_its_facts_and_what_follows_from_them(stories: Rows) -> None:
+    assert len(VALUES) == 10
+    for row in stories["train"][:2000] + stories["combinations"]:
+        words, facts = row["text"].split(), row["attributes"]
+        assert list(facts) == list(VALUES)
+        assert all(facts[name] in VALUES[name] and facts[name] in words for name in VALUES)
+        of_others = {v for name in VALUES for v in VALUES[name] if v != facts[name]}
+        assert not of_others & set(words)
+        assert 50 <= len(words) <= 60  # with end-of-text, a row of 64 holds one story, never two
+        assert words.count(facts["pet"]) >= 2
+        assert words.count(facts["object"]) >= 2
+        used = {verb for verbs in VERBS.values() for verb in verbs} & set(words)
+        assert len(used & set(VERBS[facts["mood"]])) == len(used) == 1
+        other = "he" if facts["name"] in NAMES["she"] else "she"
+        assert not set(PRONOUNS[other].values()) & set(words)
+
+
+def vocabulary() -> set[str]:
+    """Return every word that a story can hold."""
+    templates = (*OPENINGS, *MEALS, *THINGS, *LOSSES, *FEELINGS, *ENDINGS)
+    fixed = {word for text in templates for word in text.split() if word[0] != "{"}
+    pronouns = {word for forms in PRONOUNS.values() for word in forms.values()}
+    return fixed.union(pronouns, *VALUES.values(), *VERBS.values())
+
+
+def test_held_out_pairs_are_an_eighth_and_each_value_is_trained() -> None:
+    for (first, second), pairs in HELD_OUT_PAIRS.items():
+        assert len(pairs) * 8 == len(VALUES[first]) * len(VALUES[second])
+        assert len({b for _, b in pairs}) == len({a for a, _ in pairs}) == len(pairs)
+        assert pairs <= set(product(VALUES[first], VALUES[second]))
+
+
+def test_held_out_pairs_stand_in_the_combinations_alone(stories: Rows) -> None:
+    for part in ("train", "validation", "test"):
+        assert not any(pairs_in(row) for row in stories[part])
+    for row in stories["combinations"]:
+        assert any(set(pair) <= set(row["text"].split()) for pair in pairs_in(row))
+    stated = {pair for row in stories["combinations"] for pair in pairs_in(row)}
+    assert stated == frozenset().union(*HELD_OUT_PAIRS.values())
+    assert sum(len(pairs_in(row)) == 2 for row in stories["combinations"]) > 250
+    trained = {value for row in stories["train"] for value in row["attributes"].values()}
+    assert trained == {value for values in VALUES.values() for value in values}
+
+
+def test_the_datamodule_reads_them_where_no_file_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "PARTS", {"train": 600, "validation": 20, "test": 10})
+    monkeypatch.setenv("UNISONO_CACHE", str(tmp_path))
+    data = TextDataModule(demo="stories", tokenizer=TokenizerOptions("words"), context_length=64)
+    data.prepare_data()
+    data.setup("fit")
+    data.setup("test")
+    assert data.tokenizer.vocab_size == len(vocabulary()) + 1 == 128
+    counts = [data.store.part_facts(part).num_documents for part in range(3)]
+    assert counts == [600, 20, 10]
+    assert len(data.datasets["train"].lengths) == 600  # each story is a row
+    text = data.datasets["test"].describe(0, 0)["document 1"]
+    assert text.startswith("<|endoftext|> ")
+    assert text.endswith(" . <|endoftext|>")
+
+
+def test_another_demo_is_refused() -> None:
+    with pytest.raises(ValueError, match='demo must be one of documentation, stories, got "tales"'):
+        TextDataModule(demo="tales")  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from datamodules import ScoredTextDataModule
-from datamodules.documentation_texts import Documented
+from datamodules.demo import Documented
 from datamodules.scored.demo import demo_row
 from datamodules.scored.labels import LabelOptions
 from datamodules.scored.output import check_output, scores_of, write_scored
