@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from lit_models.causal_lm import loss
+from lit_models.training.dropout import SampleKeys, key_dropout
 from lit_models.training.exact import ExactModule
-from lit_models.training.keyed_dropout import SampleKeys, key_dropout
 from tests.distributed.families import (
     FAMILIES,
     PRETRAINED,

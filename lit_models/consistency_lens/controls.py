@@ -32,7 +32,7 @@ from lit_models.consistency_lens.metrics import (
     SampleErrors,
 )
 from lit_models.consistency_lens.subject import PatchedSubject
-from lit_models.training.keyed_dropout import mixed
+from lit_models.training.dropout import mixed
 from lit_models.training.metrics import SumCount
 
 RANDOM = "random_subject"

@@ -30,7 +30,7 @@ from lit_models.consistency_lens.subject import (
     read,
     share_frozen,
 )
-from lit_models.training.keyed_dropout import mixed
+from lit_models.training.dropout import mixed
 
 _MANTISSA = 24  # bits of a uniform number in float32
 

@@ -16,7 +16,7 @@ from datamodules.activations.dataset import TERMS
 from datamodules.core.batches import ActivationBatch
 from lit_models.consistency_lens.lens import Explanation, Lens, precise
 from lit_models.consistency_lens.subject import PatchedSubject
-from lit_models.training.keyed_dropout import mixed
+from lit_models.training.dropout import mixed
 
 
 @dataclass(frozen=True)

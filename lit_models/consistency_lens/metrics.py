@@ -13,7 +13,7 @@ from torchmetrics.utilities import dim_zero_cat
 
 from datamodules.activations.documents import ALL
 from datamodules.core.batches import ActivationBatch
-from lit_models.training.keyed_dropout import mixed
+from lit_models.training.dropout import mixed
 from lit_models.training.metrics import SumCount
 
 REPLICATES = 500

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from datamodules.text.encoding import TextEncoding, padded
 from lit_models.seo.contrastive import Temperature, TemperatureOptions
 from lit_models.seo.encoders import Pooling, TextEncoder
-from lit_models.training.keyed_dropout import keyed_texts
+from lit_models.training.dropout import keyed_texts
 
 Towers = Literal["shared", "two"]
 TEXTS_AT_ONCE = 64

@@ -24,8 +24,8 @@ from lit_models.seo.ranking_metrics import (
     rank_queries,
 )
 from lit_models.training.callbacks.board_samples import evaluating
+from lit_models.training.dropout import keyed_texts, keys_in
 from lit_models.training.exact import LossSum
-from lit_models.training.keyed_dropout import keyed_texts, keys_in
 from lit_models.training.metrics import SampleResult, SumCount
 
 RANKER, SYSTEMS = "ranker", ("ranker", "first", "bm25")

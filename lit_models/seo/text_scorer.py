@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from datamodules.core.batches import ScoredTextBatch
 from lit_models.seo.encoders import Pooling, TextEncoder
 from lit_models.seo.heads import Head
-from lit_models.training.keyed_dropout import keyed_texts
+from lit_models.training.dropout import keyed_texts
 
 PREFIX = "head_"  # of module names: a head may be called as a method of nn.Module is
 

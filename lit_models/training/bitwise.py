@@ -1,4 +1,4 @@
-"""Gradients added in one fixed binary tree: equal bits on 1, 2, 4 ... processes.
+"""Level B of sameness: gradients added in one fixed binary tree, equal bits on 1, 2, 4 processes.
 
 Addition of floats depends on the order. An optimizer step is therefore cut into C chunks, a power
 of two, whatever the devices; chunk c and chunk C - 1 - c are added first, and their sums again in
@@ -7,15 +7,22 @@ this way until one is left. `datamodules.core.plan.deal` gives each replica a su
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
-from lit_models.training.keyed_dropout import dropout_rate
+from datamodules.core.planned import PlannedDataModule
+from lit_models.training.dropout import DrawGuard, ExactDropout, dropout_rate
+from lit_models.training.exact import ExactModule
+from lit_models.training.strategies import strategy_name
 
 Gradients = list[Tensor | None]  # one per parameter; None where no loss has reached it
 
@@ -49,10 +56,9 @@ class TreeSum:
 
 def added(left: Gradients, right: Gradients) -> Gradients:
     """Return left + right, written into the tensors of `left`."""
-    both = [(a, b) for a, b in zip(left, right, strict=True) if a is not None and b is not None]
-    if both:
-        torch._foreach_add_([a for a, _ in both], [b for _, b in both])
-    return [b if a is None else a for a, b in zip(left, right, strict=True)]
+    return [
+        b if a is None else a if b is None else a.add_(b) for a, b in zip(left, right, strict=True)
+    ]
 
 
 def added_over_ranks(
@@ -71,38 +77,27 @@ def added_over_ranks(
     """
     while world_size > 1:
         partner = rank ^ (world_size - 1)
-        gradients = added(gradients, _swapped(gradients, parameters, partner))
+        # A 0 or 1 per parameter for whether it has a gradient, then those.
+        present = parameters[0].new_tensor([float(g is not None) for g in gradients])
+        mine = torch.cat(
+            [present]
+            + [
+                torch.zeros_like(p).flatten() if g is None else g.flatten()
+                for g, p in zip(gradients, parameters, strict=True)
+            ]
+        )
+        theirs = torch.empty_like(mine)
+        swap = [dist.P2POp(dist.isend, mine, partner), dist.P2POp(dist.irecv, theirs, partner)]
+        for work in dist.batch_isend_irecv(swap):
+            work.wait()
+        present, *flat = theirs.split([len(parameters), *(p.numel() for p in parameters)])
+        others = [
+            part.view_as(p).to(p.dtype) if is_there else None
+            for part, p, is_there in zip(flat, parameters, present.tolist(), strict=True)
+        ]
+        gradients = added(gradients, others)
         world_size //= 2
     return gradients
-
-
-def _swapped(gradients: Gradients, parameters: list[nn.Parameter], partner: int) -> Gradients:
-    """Send the gradients to a rank and return its own."""
-    mine = _packed(gradients, parameters)
-    theirs = torch.empty_like(mine)
-    swap = [dist.P2POp(dist.isend, mine, partner), dist.P2POp(dist.irecv, theirs, partner)]
-    for work in dist.batch_isend_irecv(swap):
-        work.wait()
-    return _unpacked(theirs, parameters)
-
-
-def _packed(gradients: Gradients, parameters: list[nn.Parameter]) -> Tensor:
-    """Return one vector: a 0 or 1 per parameter for whether it has a gradient, then those."""
-    present = parameters[0].new_tensor([float(g is not None) for g in gradients])
-    flat = [
-        torch.zeros_like(p).flatten() if g is None else g.flatten()
-        for g, p in zip(gradients, parameters, strict=True)
-    ]
-    return torch.cat([present, *flat])
-
-
-def _unpacked(vector: Tensor, parameters: list[nn.Parameter]) -> Gradients:
-    sizes = [len(parameters), *(p.numel() for p in parameters)]
-    present, *flat = vector.split(sizes)
-    return [
-        part.view_as(p).to(p.dtype) if is_there else None
-        for part, p, is_there in zip(flat, parameters, present.tolist(), strict=True)
-    ]
 
 
 @contextmanager
@@ -203,19 +198,14 @@ def check_cut(cut: Cut) -> None:
             f"{cut.num_chunks}; change the devices, data.micro_batch_size or "
             "data.global_batch_size."
         )
-    _check_size(cut)
-
-
-def _check_size(cut: Cut) -> None:
-    """More devices than chunks of the given size would cut smaller ones."""
     if cut.micro_batch_size == "auto" or cut.is_accumulation_given:
         return
-    meant = -(-cut.global_batch_size // cut.micro_batch_size)
-    if cut.num_chunks != meant:
+    asked = -(-cut.global_batch_size // cut.micro_batch_size)
+    if cut.num_chunks != asked:  # more devices than chunks of this size would cut smaller ones
         raise ValueError(
             f"exactness: bitwise: data.micro_batch_size {cut.micro_batch_size} cuts "
-            f"data.global_batch_size {cut.global_batch_size} into {meant} chunks, but "
-            f"{cut.num_replicas} devices take {cut.num_chunks}; use at most {meant} devices, or a "
+            f"data.global_batch_size {cut.global_batch_size} into {asked} chunks, but "
+            f"{cut.num_replicas} devices take {cut.num_chunks}; use at most {asked} devices, or a "
             "smaller micro_batch_size for every run that shall be the same."
         )
 
@@ -250,3 +240,140 @@ def check_network(network: nn.Module, is_keyed: bool) -> None:
                 f"exactness: bitwise: {name} ({type(module).__name__}) has sparse gradients, whose "
                 "rows have no fixed order; build it with sparse=False."
             )
+
+
+class BitwiseSum(Callback):
+    """Adds the gradients of micro-batches, and then of ranks, in one fixed binary tree.
+
+    Each gradient is taken away after its backward pass; the sum is put back before anybody reads
+    it (ledger, clipping, optimizer). ddp adds nothing by itself. Memory: log2(accumulation) + 1
+    copies of the gradients in all, at least three where ranks swap them.
+    Deterministic algorithms are on and threads are pinned while it fits: kernels may split a sum
+    by threads. Bits are equal on one kind of processor and one version of the libraries.
+
+    Args:
+        num_threads: of each process; runs that shall be equal need the same number.
+
+    Raises:
+        ValueError: fewer than one thread. While fitting: a run that cannot give equal bits.
+    """
+
+    def __init__(self, num_threads: int = 1) -> None:
+        if num_threads < 1:
+            raise ValueError(f"num_threads must be at least 1, got {num_threads}.")
+        self.num_threads = num_threads
+        self.exactness_facts: dict[str, Any] = {}
+        self._resumed: dict[str, int] = {}
+        self._sum = TreeSum()
+        self._parameters: list[nn.Parameter] = []
+        self._accumulation = 1
+        self._guard = DrawGuard()
+        self._undo: ExitStack | None = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuse what cannot be, and fix threads and kernels before a weight is drawn."""
+        if stage != "fit":
+            return
+        strategy, data = trainer.strategy, getattr(trainer, "datamodule", None)
+        is_single = isinstance(strategy, SingleDeviceStrategy)
+        name = "auto" if is_single else strategy_name(strategy)
+        check_run(name, trainer.precision, trainer.world_size)
+        if not isinstance(pl_module, ExactModule) or not isinstance(data, PlannedDataModule):
+            raise ValueError(
+                "exactness: bitwise needs an ExactModule and a PlannedDataModule, got "
+                f"{type(pl_module).__name__} and {type(data).__name__}; use them, or leave "
+                "BitwiseSum out."
+            )
+        self._undo = ExitStack()
+        self._undo.enter_context(pinned(self.num_threads))
+        pl_module.averages_replicas = False
+        self._undo.callback(setattr, pl_module, "averages_replicas", True)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Check the cut and the network, which are known now."""
+        data = trainer.datamodule
+        batching = data.batching
+        cut = Cut(
+            data.num_replicas,
+            batching.accumulate_grad_batches,
+            batching.global_batch_size,
+            data.micro_batch_size,
+            data.batch_size,
+            data.given_accumulation > 1,
+        )
+        check_cut(cut)
+        check_network(pl_module, any(isinstance(c, ExactDropout) for c in trainer.callbacks))
+        self._accumulation = batching.accumulate_grad_batches
+        self._parameters = list(pl_module.parameters())
+        self.exactness_facts = {
+            "level": "bitwise",
+            "num_chunks": cut.num_chunks,
+            "num_threads": self.num_threads,
+            "gradient_copies": max(self._accumulation.bit_length(), 3 * (data.num_replicas > 1)),
+        }
+        for key, then in self._resumed.items():
+            if then != self.exactness_facts[key]:  # the sums would be others
+                raise ValueError(
+                    f"exactness: bitwise: the checkpoint's run had {key} {then}, this one "
+                    f"{self.exactness_facts[key]}, and its bits would be others; restore "
+                    "data.micro_batch_size, the accumulation and the threads."
+                )
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep ddp from adding gradients; weights are already alike on all ranks."""
+        self._sum = TreeSum()
+        wrapped = trainer.strategy.model
+        if isinstance(wrapped, DistributedDataParallel) and self._undo is not None:
+            self._undo.enter_context(wrapped.no_sync())
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self._guard.begin(pl_module.device)
+
+    def on_before_backward(
+        self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
+    ) -> None:
+        self._guard.check(pl_module.device, "exactness: bitwise")
+
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take the gradients of a micro-batch away; after the last one put the step's back."""
+        self._sum.push([p.grad for p in self._parameters])
+        for parameter in self._parameters:
+            parameter.grad = None
+        if self._sum.count < self._accumulation:
+            return
+        total = added_over_ranks(
+            self._sum.pop(), self._parameters, trainer.global_rank, trainer.world_size
+        )
+        for parameter, gradient in zip(self._parameters, total, strict=True):
+            parameter.grad = gradient
+
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
+    ) -> None:
+        if self._sum.count:
+            raise RuntimeError(
+                f"exactness: bitwise: a step ended after {self._sum.count} of "
+                f"{self._accumulation} micro-batches; training_step must return a loss for each "
+                "of them, a zero one where nothing counts."
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {k: self.exactness_facts[k] for k in ("num_chunks", "num_threads")}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._resumed = dict(state_dict)
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        self._restore()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._restore()
+
+    def _restore(self) -> None:
+        if self._undo is not None:
+            self._undo.close()
+            self._undo = None

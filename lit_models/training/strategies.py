@@ -55,7 +55,7 @@ from torch.utils.checkpoint import checkpoint as recomputed
 from torchmetrics import Metric
 
 from lit_models.training.checkpoints import AtomicCheckpointIO, Part, cut, prepare
-from lit_models.training.keyed_dropout import dropout_rate
+from lit_models.training.dropout import dropout_rate
 from lit_models.training.rules import START_METHODS, tensor_groups
 from lit_models.training.sharding import (
     check_tensor_plan,

@@ -51,7 +51,7 @@ def try_batch(
         batch: on the CPU.
         keeps_gradients: whether the backward pass adds to gradients that are there.
     """
-    from lit_models.training.callbacks.exact_dropout import ExactDropout  # imports this file
+    from lit_models.training.dropout import ExactDropout  # imports this file
 
     plugin = trainer.precision_plugin
     batch = module._on_before_batch_transfer(plugin.convert_input(batch))

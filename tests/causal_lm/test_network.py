@@ -10,7 +10,7 @@ from lit_models.blocks import rotate
 from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.network import Decoder
 from lit_models.causal_lm.rotary import frequencies, rotations
-from lit_models.training.keyed_dropout import SampleKeys, key_dropout, release_dropout
+from lit_models.training.dropout import SampleKeys, key_dropout, release_dropout
 
 SMALL = DecoderConfig(
     vocab_size=31, max_positions=16, hidden_size=16, num_layers=2, num_heads=4, num_kv_heads=2
@@ -149,12 +149,12 @@ def test_recomputed_blocks_draw_the_same_keyed_dropout():
         network = made(replace(SMALL, dropout=0.3)).train()
         if recomputes:
             network.recompute_blocks()
-        dropouts = key_dropout(network, keys)
+        key_dropout(network, keys)
         keys.begin(5, torch.tensor([0, 1]))
         loss = logits(network, batch).square().sum()
         keys.is_backward = True
         loss.backward()
-        release_dropout(dropouts)
+        release_dropout(network)
         gradients.append([p.grad for p in network.parameters()])
     assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
 

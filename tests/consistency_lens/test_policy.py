@@ -7,7 +7,7 @@ from torch import Tensor
 from lit_models.consistency_lens import loss
 from lit_models.consistency_lens.lens import Lens
 from lit_models.consistency_lens.loss import LensLosses, LossWeight, group_terms
-from lit_models.training.keyed_dropout import mixed
+from lit_models.training.dropout import mixed
 from tests.consistency_lens.tiny import activations, documents, lens_of, moved
 
 pytestmark = pytest.mark.slow

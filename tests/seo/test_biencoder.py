@@ -9,7 +9,7 @@ from torch import nn
 from lit_models.seo.biencoder import BiEncoder
 from lit_models.seo.contrastive import TemperatureOptions
 from lit_models.seo.encoders import Pooling, TransformerEncoder
-from lit_models.training.keyed_dropout import SampleKeys, key_dropout, release_dropout
+from lit_models.training.dropout import SampleKeys, key_dropout, release_dropout
 
 ROWS, POSITIONS = 12, 9
 
@@ -59,7 +59,7 @@ def test_two_towers_begin_alike_and_each_encodes_its_kind() -> None:
 
 def gradients(model: BiEncoder, chunk: int | None) -> dict[str, torch.Tensor]:
     keys = SampleKeys()
-    dropouts = key_dropout(model, keys)
+    key_dropout(model, keys)
     keys.begin(7, torch.tensor([3, 8, 2, 90]))
     model.zero_grad()
     ids, mask = texts()
@@ -68,7 +68,7 @@ def gradients(model: BiEncoder, chunk: int | None) -> dict[str, torch.Tensor]:
     loss = ((queries @ documents.T) / model.temperature()).logsumexp(1).sum()
     keys.is_backward = True  # as the callback says
     loss.backward()
-    release_dropout(dropouts)
+    release_dropout(model)
     return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 

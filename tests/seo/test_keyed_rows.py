@@ -11,7 +11,7 @@ from lit_models.seo.encoders import TransformerEncoder
 from lit_models.seo.heads import Head
 from lit_models.seo.ranker import LitRanker
 from lit_models.seo.text_scorer import TextScorer
-from lit_models.training.keyed_dropout import SampleKeys, key_dropout
+from lit_models.training.dropout import SampleKeys, key_dropout
 
 SIZES = (3, 1, 2)  # rows of each sample
 IDS = torch.tensor([11, 5, 70])

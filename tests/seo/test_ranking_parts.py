@@ -7,7 +7,7 @@ import torch
 from datamodules.search.candidates import CandidateOptions
 from datamodules.search.groups import GroupOptions
 from lit_models.seo.cross_encoder import even_parts
-from lit_models.training.keyed_dropout import SampleKeys, key_dropout
+from lit_models.training.dropout import SampleKeys, key_dropout
 from tests.seo.small_collection import ranker, ranking_data, relevance_files
 
 GROUPS = GroupOptions(size=16, mined=10, unjudged_as_negative=True)

@@ -8,10 +8,13 @@ Shapes: B samples of the micro-batch, R = B x O rows, O rows of each sample.
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
+from datamodules.core.planned import PlannedDataModule
 from lit_models.training.ledger import hash_ids
 
 _MIX_1, _MIX_2 = -1640531535, -2048144777  # odd; 2654435761 and 2246822519 as signed (xxHash32)
@@ -94,14 +97,20 @@ class SampleKeys:
 class KeyedDropout(nn.Dropout):
     """`nn.Dropout` with the rate, the scale and the evaluation of nn.Dropout and masks by key.
 
-    Rows of one sample lie side by side: row r belongs to sample r // O. `key_dropout` makes these
-    out of the dropouts of a network.
+    Rows of one sample lie side by side: row r belongs to sample r // O.
+
+    Args:
+        plain: the dropout in whose place it stands.
+        index: among the dropouts of the network.
+        place: its name there.
+        keys: of the network.
     """
 
-    index: int  # among the dropouts of the network
-    place: str  # its name there
-    keys: SampleKeys
-    tables: dict[tuple[int, int], Tensor]
+    def __init__(self, plain: nn.Dropout, index: int, place: str, keys: SampleKeys) -> None:
+        super().__init__(plain.p, plain.inplace)
+        self.train(plain.training)
+        self.index, self.place, self.keys = index, place, keys
+        self.tables: dict[tuple[int, int], Tensor] = {}
 
     def forward(self, values: Tensor) -> Tensor:
         """Args: values [R, ...], the last axis holds channels.
@@ -115,24 +124,23 @@ class KeyedDropout(nn.Dropout):
         if self.p == 1:
             return values * 0.0
         call, rows = self.keys.next_call(self.index, self.place)
-        self._check(values, len(rows))
+        if values.dim() == 0 or len(values) % len(rows):
+            raise ValueError(
+                f"exact_dropout: {self.place} got a tensor of shape {list(values.shape)} in a "
+                f"micro-batch of {len(rows)} samples; the first axis must hold the samples, or "
+                "several rows of each side by side. Reshape before this dropout, or leave "
+                "exact_dropout out."
+            )
         channels = values.shape[-1] if values.dim() > 1 else 1
         for axis, size in enumerate([len(values) // len(rows), *values.shape[1:-1]]):
             rows = rows[..., None] + self._table(call, axis, size, rows.device)
         words = hash_ids(rows).to(torch.int32)[..., None]  # [B, O, ...] and an axis of size 1
         words = words ^ self._table(call, _CHANNELS, channels, rows.device)
-        keep = _finalised(words) >= round(self.p * 2**32) - 2**31
+        words.mul_(_MIX_1)  # the high bits then depend on all bits
+        words.bitwise_xor_((words >> 15).bitwise_and_((1 << 17) - 1))  # a logical shift
+        keep = words.mul_(_MIX_2) >= round(self.p * 2**32) - 2**31
         noise = keep.view(values.shape).to(values.dtype).mul_(1 / (1 - self.p))
         return values * noise
-
-    def _check(self, values: Tensor, num_rows: int) -> None:
-        if values.dim() == 0 or len(values) % num_rows:
-            raise ValueError(
-                f"exact_dropout: {self.place} got a tensor of shape {list(values.shape)} in a "
-                f"micro-batch of {num_rows} samples; the first axis must hold the samples, or "
-                "several rows of each side by side. Reshape before this dropout, or leave "
-                "exact_dropout out."
-            )
 
     def _table(self, call: int, axis: int, size: int, device: torch.device) -> Tensor:
         """Return one key per index of an axis [size]; those of long axes are kept."""
@@ -146,27 +154,33 @@ class KeyedDropout(nn.Dropout):
         return table[:size]
 
 
-def _finalised(words: Tensor) -> Tensor:
-    """Return 32 bits whose high ones depend on all bits of `words` int32, which is used up."""
-    words.mul_(_MIX_1)
-    words.bitwise_xor_((words >> 15).bitwise_and_((1 << 17) - 1))  # a logical shift
-    return words.mul_(_MIX_2)
-
-
-def key_dropout(network: nn.Module, keys: SampleKeys) -> list[nn.Dropout]:
-    """Turn every `nn.Dropout` of a network into a keyed one in place, and return them.
-
-    In place, since others may hold references to them, and hooks.
+def key_dropout(network: nn.Module, keys: SampleKeys) -> list[KeyedDropout]:
+    """Put a keyed dropout in the place of every `nn.Dropout` of a network, and return them.
 
     Raises:
         ValueError: a module drops in a way that cannot be keyed.
     """
     check_keyable(network)
-    found = [(name, m) for name, m in network.named_modules() if type(m) is nn.Dropout]
-    for index, (place, module) in enumerate(found):
-        module.__class__ = KeyedDropout
-        module.index, module.place, module.keys, module.tables = index, place, keys, {}
-    return [module for _, module in found]
+    keyed: dict[nn.Module, KeyedDropout] = {}  # one for a dropout that has several names
+    for place, module in list(network.named_modules(remove_duplicate=False)):
+        if type(module) is nn.Dropout:
+            new = keyed.setdefault(module, KeyedDropout(module, len(keyed), place, keys))
+            _replace(network, place, new)
+    return list(keyed.values())
+
+
+def release_dropout(network: nn.Module) -> None:
+    """Put plain dropouts in the place of keyed ones."""
+    plain: dict[nn.Module, nn.Dropout] = {}
+    for place, module in list(network.named_modules(remove_duplicate=False)):
+        if isinstance(module, KeyedDropout):
+            new = plain.setdefault(module, nn.Dropout(module.p, module.inplace))
+            _replace(network, place, new.train(module.training))
+
+
+def _replace(network: nn.Module, place: str, new: nn.Module) -> None:
+    parent, _, name = place.rpartition(".")
+    setattr(network.get_submodule(parent), name, new)
 
 
 @contextmanager
@@ -181,15 +195,8 @@ def keyed_texts(network: nn.Module, sample: Tensor, text: Tensor) -> Iterator[No
 
 
 def keys_in(network: nn.Module) -> SampleKeys | None:
-    """Return the keys of a network's dropouts; none where they are not keyed."""
+    """Return the keys of a network's dropouts; `None` where they are not keyed."""
     return next((m.keys for m in network.modules() if type(m) is KeyedDropout), None)
-
-
-def release_dropout(dropouts: list[nn.Dropout]) -> None:
-    """Make plain dropouts of keyed ones again."""
-    for module in dropouts:
-        module.__class__ = nn.Dropout
-        del module.index, module.place, module.keys, module.tables
 
 
 # Dropout on attention weights is drawn inside fused kernels, or has padding on two axes.
@@ -270,3 +277,63 @@ class DrawGuard:
 def _generator_states(device: torch.device) -> list[Tensor]:
     states = [torch.get_rng_state()]
     return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
+
+
+class ExactDropout(Callback):
+    """Keys every `nn.Dropout` of the network by seed, epoch and sample while it fits.
+
+    Masks are then the same on any number of devices, in any micro-batch and after a resume.
+
+    Raises:
+        ValueError: while fitting: data without a plan, dropout that cannot be keyed, or samples
+            that share a row.
+        RuntimeError: a training step draws random numbers in another way.
+    """
+
+    def __init__(self) -> None:
+        self.exactness_facts: dict[str, Any] = {"exact_dropout": True}
+        self._keys = SampleKeys()
+        self._guard = DrawGuard()
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        data = getattr(trainer, "datamodule", None)
+        if stage == "fit" and not isinstance(data, PlannedDataModule):
+            raise ValueError(
+                f"exact_dropout needs a PlannedDataModule, whose batches name their samples; got "
+                f"{type(data).__name__}. Use one, or leave ExactDropout out."
+            )
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        rate = max((dropout.p for dropout in key_dropout(pl_module, self._keys)), default=0.0)
+        if rate and not trainer.datamodule.datasets["train"].is_padded:
+            raise ValueError(
+                f"exact_dropout needs data.layout packed or blocks, whose rows are samples; here "
+                f"the network has dropout {rate} and the samples of a micro-batch share one row. "
+                "Choose another data.layout, set dropout to 0, or leave exact_dropout out."
+            )
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        key = int(mixed(trainer.datamodule.seed, trainer.current_epoch))
+        self._keys.begin(key, batch["sample_id"])
+        self._guard.begin(pl_module.device)
+
+    def on_before_backward(
+        self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
+    ) -> None:
+        self._guard.check(pl_module.device, "exact_dropout")
+        self._keys.is_backward = True
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._keys.end()
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        release_dropout(pl_module)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        release_dropout(pl_module)

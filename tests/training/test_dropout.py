@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lit_models.training.callbacks import ExactDropout, LastCheckpoint, Ledger
 from lit_models.training.checkpoints import read_checkpoint
-from lit_models.training.keyed_dropout import (
+from lit_models.training.dropout import (
     KeyedDropout,
     SampleKeys,
     check_keyable,
@@ -138,11 +138,11 @@ def test_tensors_of_two_axes_and_of_one_have_masks_too() -> None:
 
 def test_evaluation_is_untouched_and_modules_are_plain_again_afterwards() -> None:
     keys, net = SampleKeys(), nn.Sequential(nn.Dropout(0.5))
-    dropouts = key_dropout(net, keys)
+    key_dropout(net, keys)
     assert type(net[0]) is KeyedDropout
     net.eval()
     assert net(torch.ones(3, 4)).eq(1).all()
-    release_dropout(dropouts)
+    release_dropout(net)
     assert type(net[0]) is nn.Dropout
     assert net.train()(torch.ones(100, 4)).eq(0).any()
 
