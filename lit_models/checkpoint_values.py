@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from lit_models.training.checkpoints import is_sharded, read_checkpoint
-from lit_models.training.exported import is_exported
+from lit_models.training.export import is_exported
 from lit_models.training.hyperparameters import UNTRUSTED, StoredClasses
 
 START_ONLY = ("init_from", "init_from_part")  # weights that a checkpoint has replaced already

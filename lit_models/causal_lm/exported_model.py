@@ -21,7 +21,7 @@ from lit_models.causal_lm.lora import add_lora, merged_weights
 from lit_models.causal_lm.model_folders import CONFIG
 from lit_models.causal_lm.network import Decoder
 from lit_models.causal_lm.pretrained import Network, network_from_config
-from lit_models.training.exported import Layout
+from lit_models.training.export import Layout
 
 NETWORK, MODEL = "network.", "model."  # where LitCausalLM and PretrainedDecoder keep theirs
 REPLACED = ("network", "pretrained", "lora", "freeze")  # which the recipe of the folder replaces

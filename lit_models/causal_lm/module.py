@@ -26,7 +26,7 @@ from lit_models.causal_lm.metrics import TextMetrics, byte_table
 from lit_models.causal_lm.presets import named_network
 from lit_models.training.callbacks.board_samples import evaluating
 from lit_models.training.exact import ExactModule, LossSum
-from lit_models.training.exported import Layout
+from lit_models.training.export import Layout
 from lit_models.training.metrics import SampleResult
 from lit_models.training.optim import configured, parameter_groups
 

@@ -1,7 +1,10 @@
 """Write a checkpoint as safetensors and JSON that run alone."""
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:  # torch is loaded by the command alone, not by its help
+    from lit_models.training.export import Export
 
 
 def export(
@@ -30,8 +33,6 @@ def export(
     """
     from rich.console import Console
 
-    from lit_models.training.export import export_checkpoint
-
     done = export_checkpoint(
         Path(ckpt), Path(to), weights, class_path, overwrite, adapter, trust_checkpoint
     )
@@ -50,3 +51,29 @@ def export(
         return 0
     console.print(f'load      {name}.from_exported("{to}"), or --model.init_from={to}')
     return 0
+
+
+def export_checkpoint(
+    path: Path,
+    folder: Path,
+    weights: Literal["averaged", "last"] | None = None,
+    class_path: str | None = None,
+    overwrite: bool = False,
+    adapter: bool = False,
+    trust_checkpoint: bool = False,
+) -> "Export":
+    """Write a checkpoint as a plain folder that `load_exported` reads; arguments as of `export`.
+
+    Raises:
+        FileNotFoundError: no such checkpoint.
+        ValueError: it is damaged or foreign, names a class that is not allowed, lacks what is asked
+            for, or the folder is taken.
+    """
+    from lit_models.training.checkpoints import read_checkpoint
+    from lit_models.training.export import check_target, write_checkpoint
+    from lit_models.training.hyperparameters import StoredClasses
+
+    check_target(folder, overwrite)
+    classes = StoredClasses(trust_checkpoint, [class_path] if class_path else [])
+    content = read_checkpoint(path, classes=classes)
+    return write_checkpoint(content, path, folder, classes, weights, class_path, overwrite, adapter)

@@ -50,7 +50,7 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 from torch.distributed.tensor import DTensor
 
 from datamodules.core.store import sha256_of, sync
-from lit_models.training.exported import is_exported, read_exported
+from lit_models.training.export import is_exported, read_exported
 from lit_models.training.hyperparameters import UNTRUSTED, StoredClasses
 from lit_models.training.optim import AVERAGED as AVERAGED
 

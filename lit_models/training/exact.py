@@ -28,7 +28,7 @@ from lit_models.training.checkpoints import (
     read_checkpoint,
     take_averaged,
 )
-from lit_models.training.exported import Layout
+from lit_models.training.export import Layout, load_exported
 from lit_models.training.hyperparameters import UNTRUSTED, plain_hyperparameters
 from lit_models.training.ledger import Ledger, StepRecord
 from lit_models.training.metrics import LossSum, in_float32
@@ -370,8 +370,6 @@ class ExactModule(LightningModule):
             ValueError: it is damaged, names a class that is not allowed, or holds a module of
                 another class.
         """
-        from lit_models.training.export import load_exported  # which imports this file
-
         module = load_exported(folder, trust_checkpoint)
         if not isinstance(module, cls):
             raise ValueError(

@@ -15,8 +15,9 @@ from lit_models.causal_lm.exported_model import model_layout, restored_weights
 from lit_models.causal_lm.lora import LoraOptions, add_lora, lora_recipe
 from lit_models.causal_lm.network import DecoderConfig
 from lit_models.causal_lm.pretrained import network_from_config, own_recipe
+from lit_models.commands.export import export_checkpoint
 from lit_models.training.exact import ExactModule
-from lit_models.training.export import export_checkpoint, load_exported
+from lit_models.training.export import load_exported
 from tests.causal_lm.test_lora import trained
 from tests.toy import LitToy, ToyData, toy_trainer
 

@@ -18,8 +18,8 @@ from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.lora import LoraOptions
 from lit_models.causal_lm.loss import LossOptions
 from lit_models.causal_lm.module import LitCausalLM
+from lit_models.commands.export import export_checkpoint
 from lit_models.training.callbacks import ExactDropout, default_callbacks
-from lit_models.training.export import export_checkpoint
 from tests.causal_lm.folders import saved
 from tests.text_corpora import saved_tokenizer
 from tests.toy import ledger_lines, toy_trainer

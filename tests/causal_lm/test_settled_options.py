@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lit_models.checkpoint_values import changes
-from lit_models.training.export import export_checkpoint
+from lit_models.commands.export import export_checkpoint
 from tests.causal_lm.test_resume import SHAPE, TEXT
 
 pytestmark = pytest.mark.slow

@@ -12,9 +12,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from lit_models import LitOccupationCoder
+from lit_models.commands.export import export_checkpoint
 from lit_models.training.checkpoints import load_part, read_checkpoint
-from lit_models.training.export import AVERAGED, _paths_in, export_checkpoint, load_exported
-from lit_models.training.exported import plain_names, read_exported, without_ties, write_exported
+from lit_models.training.export import (
+    AVERAGED,
+    load_exported,
+    paths_in,
+    plain_names,
+    read_exported,
+    without_ties,
+    write_exported,
+)
 from tests.toy import LitToy, ToyData, toy_trainer
 
 Unisono = Callable[..., tuple[int, str]]
@@ -199,7 +207,7 @@ def test_a_failure_keeps_the_export_that_was_there(
     def full(*_: object, **__: object) -> None:
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr("safetensors.torch.save_file", full)
+    monkeypatch.setattr("lit_models.training.export.save_file", full)
     with pytest.raises(OSError, match="could not be written: .*No space left.*--to"):
         export_checkpoint(toy_checkpoint, target, class_path=TOY, overwrite=True)
     assert load_exported(target)
@@ -273,4 +281,4 @@ def test_wrong_checkpoints_are_one_screen(
 
 
 def test_a_slash_alone_is_no_file_that_an_export_needs():
-    assert _paths_in({"ends": ["/", "of", __file__]}) == {__file__}
+    assert paths_in({"ends": ["/", "of", __file__]}) == {__file__}

@@ -8,9 +8,9 @@ import torch
 
 from datamodules.text.prompts import prompt_tokens
 from lit_models import LitConsistencyLens
+from lit_models.commands.export import export_checkpoint
 from lit_models.consistency_lens.subject import SubjectOptions
 from lit_models.training.checkpoints import AVERAGED, read_checkpoint
-from lit_models.training.export import export_checkpoint
 from tests.consistency_lens.small_lens import documents, fitted, gpt2_folder, lens, trainer
 
 # Runs that go on here get folders of their own.

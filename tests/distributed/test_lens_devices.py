@@ -9,8 +9,8 @@ import torch
 
 from datamodules.activations.store import ActivationStore
 from lit_models import LitConsistencyLens
+from lit_models.commands.export import export_checkpoint
 from lit_models.training.checkpoints import AVERAGED, read_checkpoint
-from lit_models.training.export import export_checkpoint
 from lit_models.training.lineage import verify_run
 from tests.distributed.launch import run
 from tests.distributed.lens_family import JOINT_START, story_files

@@ -8,7 +8,7 @@ import torch
 
 from datamodules.tokenizers.trained import byte_tokenizer
 from lit_models import LitCausalLM
-from lit_models.training.export import export_checkpoint
+from lit_models.commands.export import export_checkpoint
 from tests.causal_lm.test_exported_model import GPT2, LLAMA, logits
 from tests.distributed.launch import run
 from tests.distributed.text_gradient import write_documents

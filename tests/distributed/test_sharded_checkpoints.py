@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from lit_models.commands.export import export_checkpoint
 from lit_models.training.checkpoints import AVERAGED, damage, newest_checkpoint, read_checkpoint
-from lit_models.training.export import export_checkpoint
-from lit_models.training.exported import read_exported
+from lit_models.training.export import read_exported
 from tests.distributed.test_matrix import assert_same, run_jobs, weights
 from tests.toy import ledger_lines
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lit_models import LitCausalLM
-from lit_models.training.export import export_checkpoint
+from lit_models.commands.export import export_checkpoint
 from lit_models.training.lineage import verify_run
 from tests.distributed.families import text_files
 from tests.distributed.jobs import STEPS, run_job

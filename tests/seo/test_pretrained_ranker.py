@@ -8,9 +8,9 @@ import torch
 
 from lit_models import LitRanker
 from lit_models.causal_lm.lora import LoraOptions
+from lit_models.commands.export import export_checkpoint
 from lit_models.seo.encoders import PretrainedEncoder
 from lit_models.training.checkpoints import read_checkpoint
-from lit_models.training.export import export_checkpoint
 from tests.seo.small_collection import WORDS, ranker, ranking_data, relevance_files
 from tests.toy import toy_trainer
 

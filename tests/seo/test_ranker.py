@@ -11,8 +11,8 @@ from datamodules.search.candidates import CandidateOptions
 from datamodules.search.groups import GroupOptions
 from datamodules.search.runs import Ranking, read_run, write_run
 from lit_models import LitRanker
+from lit_models.commands.export import export_checkpoint
 from lit_models.seo.losses import RankingLoss
-from lit_models.training.export import export_checkpoint
 from tests.seo.small_collection import ranker, ranking_data, relevance_files
 from tests.toy import toy_trainer
 

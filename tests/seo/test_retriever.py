@@ -18,9 +18,9 @@ from datamodules.search.encoded_collection import EncodedCollection
 from datamodules.search.runs import read_run
 from datamodules.text.encoding import RECIPE_KEY
 from lit_models import LitRetriever
+from lit_models.commands.export import export_checkpoint
 from lit_models.seo.fusion import Fusion
 from lit_models.seo.retrieval_table import table
-from lit_models.training.export import export_checkpoint
 from tests.causal_lm.events import texts_of
 from tests.distributed.seo_retriever import adamw, retriever
 from tests.seo.retrieval_collection import SIZES

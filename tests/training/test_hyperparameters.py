@@ -16,7 +16,7 @@ import yaml
 import datamodules
 import lit_models
 from lit_models import LitCausalLM, LitOccupationCoder
-from lit_models.training.export import export_checkpoint
+from lit_models.commands.export import export_checkpoint
 from lit_models.training.hyperparameters import UNTRUSTED, StoredClasses
 from tests.wrong_inputs import FIT, ONE_DEVICE
 
