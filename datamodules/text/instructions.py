@@ -20,8 +20,8 @@ from datamodules.text.instruction_store import (
     TrainOn,
     open_instruction_store,
 )
-from datamodules.text.language_model import PromptedDataModule, trained_pieces
-from datamodules.text.packing import Piece, best_fit, one_row, padded_rows
+from datamodules.text.language_model import LanguageModelDataModule, trained_pieces
+from datamodules.text.packing import Piece, RowDataset
 from datamodules.text.splitting import TextSplit
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions
 from datamodules.tokenizers.wanted import model_options, options_of_model
@@ -117,8 +117,8 @@ def count_trained(is_trained: np.ndarray, starts: np.ndarray, sizes: np.ndarray)
     return np.fromiter(counts, np.int64, len(starts))
 
 
-class InstructionDataset(PlannedDataset):
-    """One part of a store. A sample is a list of instructions, which share a row.
+class InstructionDataset(RowDataset):
+    """One part of a store, each instruction a piece.
 
     Args:
         store: of the part.
@@ -142,38 +142,35 @@ class InstructionDataset(PlannedDataset):
         too_long: TooLong,
     ) -> None:
         self.store, self.part = store, store.part(part)
-        self.is_padded = layout != "documents"
         self.fitted = fitted(self.part, context_length, too_long)
         if too_long == "error" and self.fitted.num_too_long:
+            longest = int(self.part.sizes.argmax())
             raise ValueError(
-                f"{_long_ones(store, self.part, context_length, self.fitted.num_too_long)} "
-                f"{self.long_way_out}"
+                f"{self.fitted.num_too_long} samples are longer than data.context_length "
+                f"{context_length}; the longest, {store.place(self.part, longest)}, has "
+                f"{self.part.sizes[longest] - 1} positions. {self.long_way_out}"
             )
-        sizes = self.fitted.sizes
+        sizes, name = self.fitted.sizes, PART_NAMES[part]
+        if not len(sizes) and (self.fitted.num_too_long or self.fitted.num_without_target):
+            raise ValueError(
+                f"no sample of the {name} part is left: {self.fitted.num_too_long} are longer than "
+                f"data.context_length {context_length}, {self.fitted.num_without_target} have no "
+                "target; raise data.context_length."
+            )
         if not len(sizes):
-            raise ValueError(_none_left(PART_NAMES[part], self.fitted, context_length))
-        if layout == "packed":
-            self.order, self.offsets = best_fit(sizes, context_length)
-        else:
-            self.order, self.offsets = np.arange(len(sizes)), np.arange(len(sizes) + 1)
-        self.lengths = np.add.reduceat(sizes[self.order], self.offsets[:-1])
-        targets = np.add.reduceat(self.fitted.num_targets[self.order], self.offsets[:-1])
-        self.target_counts = {TERM: targets}
+            raise ValueError(
+                f"no sample is for {name}; name data.{name}_files, or raise "
+                f"data.split.{name}_share."
+            )
+        super().__init__(sizes, context_length, layout)
+        self.target_counts = {TERM: self.per_row(self.fitted.num_targets)}
         self.fingerprint = f"{store.fingerprint}-{part}-{layout}-{context_length}-{too_long}"
-
-    def example(self, sample_id: int, epoch: int) -> list[Piece]:
-        """Return the instructions of one row."""
-        return [self._piece(int(i)) for i in self._instructions(sample_id)]
-
-    def collate(self, examples: list[list[Piece]]) -> dict[str, Any]:
-        """Return the rows; samples of single documents follow each other in one row, unpadded."""
-        return padded_rows(examples) if self.is_padded else one_row(examples)
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
         """Return the places, the texts and what is trained on, one line per instruction."""
         shown: dict[str, list[str]] = {"place": [], "text": [], "trained on": []}
-        for i in self._instructions(sample_id):
-            piece = self._piece(int(i))
+        for i in self.pieces_of(sample_id):
+            piece = self.piece(i)
             answer = piece.labels[piece.labels != IGNORED]
             shown["place"].append(self.store.place(self.part, int(self.fitted.samples[i])))
             shown["text"].append(repr(self.store.tokenizer.decode(piece.input_ids)))
@@ -181,36 +178,14 @@ class InstructionDataset(PlannedDataset):
             shown["trained on"].append(repr(decoded))
         return {name: "\n".join(lines) for name, lines in shown.items()}
 
-    def _instructions(self, sample_id: int) -> np.ndarray:
-        return self.order[self.offsets[sample_id] : self.offsets[sample_id + 1]]
-
-    def _piece(self, i: int) -> Piece:
-        start = int(self.fitted.starts[i])
-        end = start + int(self.fitted.sizes[i]) + 1
+    def piece(self, number: int) -> Piece:
+        """Return one instruction; what is not trained on has no label."""
+        start = int(self.fitted.starts[number])
+        end = start + int(self.fitted.sizes[number]) + 1
         tokens = self.part.tokens[start:end].astype(np.int64)
         return Piece(
             tokens[:-1], np.where(self.part.is_trained[start + 1 : end], tokens[1:], IGNORED)
         )
-
-
-def _long_ones(
-    store: InstructionStore, part: InstructionPart, context_length: int, count: int
-) -> str:
-    longest = int(part.sizes.argmax())
-    return (
-        f"{count} samples are longer than data.context_length {context_length}; the longest, "
-        f"{store.place(part, longest)}, has {part.sizes[longest] - 1} positions."
-    )
-
-
-def _none_left(name: str, found: Fitted, context_length: int) -> str:
-    if found.num_too_long or found.num_without_target:
-        return (
-            f"no sample of the {name} part is left: {found.num_too_long} are longer than "
-            f"data.context_length {context_length}, {found.num_without_target} have no target; "
-            "raise data.context_length."
-        )
-    return f"no sample is for {name}; name data.{name}_files, or raise data.split.{name}_share."
 
 
 log = logging.getLogger(__name__)
@@ -218,7 +193,7 @@ Files = str | list[str] | None
 TOKENS_AT_ONCE = 1 << 24
 
 
-class InstructionDataModule(PromptedDataModule):
+class InstructionDataModule(LanguageModelDataModule):
     """Tokenises instructions once and deals them; without any file, embedded demo data.
 
     Args:
@@ -238,8 +213,8 @@ class InstructionDataModule(PromptedDataModule):
         separator: stands between a prompt and its completion.
         split: how training files are divided, by a hash of the text.
         on_bad_rows: `error` names the first 20, `reject` writes all to rejected.csv.
-        planned: files of prediction, see `PromptedDataModule`; batch sizes, plan and loader, see
-            `PlannedDataModule`.
+        planned: files of prediction, see `LanguageModelDataModule`; batch sizes, plan and loader,
+            see `PlannedDataModule`.
 
     After `setup`, `tokenizer` is what a model needs to know of the data.
 

@@ -29,23 +29,55 @@ from datamodules.text.store import TokenisedFolder
 from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions, make_tokenizer
 from datamodules.tokenizers.wanted import TEXT_RECIPE_KEY, model_options, trained_tokenizer
 
+log = logging.getLogger(__name__)
 Files = str | list[str] | None
 
 
-class TokenisedDataModule(PlannedDataModule):
-    """Makes the store of a stage, with the tokenizer of the model where that is trained.
+class LanguageModelDataModule(PlannedDataModule):
+    """Makes the store of a stage, with the tokenizer of the model where that is trained, and reads
+    prompts for prediction. A subclass says which files it trains on, and their datasets.
 
     Attributes:
         files: of training, validation and test, as the user gave them.
-        tokenizer_options: of the user; none leaves the choice to the model.
+        tokenizer_options: of the user; `None` leaves the choice to the model.
         context_length: most positions of a row.
-        store: of tokens; none before `setup`, and in prediction.
+        layout: how rows are filled.
+        store: of tokens; `None` before `setup`, and in prediction.
+
+    Args:
+        predict_files: jsonl, json or parquet; rows with a prompt or a chat; mode score: choices.
+        predict_output: jsonl; `None` makes mine.jsonl mine.completed.jsonl (mine.scored.jsonl) in
+            the run folder.
+        prompt_column: of the prompt, a text or messages; `None` takes `prompt` or `messages`.
+        planned: batch sizes, plan and loader, see `PlannedDataModule`.
+
+    Raises:
+        ValueError: predict_output is of another kind.
     """
 
     files: dict[int, Files]
     tokenizer_options: TokenizerOptions | None
     context_length: int
+    layout: Any
     store: Any
+
+    def __init__(
+        self,
+        predict_files: Files = None,
+        predict_output: str | None = None,
+        prompt_column: str | None = None,
+        **planned: Any,
+    ) -> None:
+        super().__init__(**planned)
+        self.predict_files, self.predict_output = predict_files, predict_output
+        self.prompt_column = prompt_column
+        if predict_output is not None:
+            check_output(Path(predict_output))  # not after hours of prediction
+
+    def predict_hint(self, command: str) -> str:
+        """Return the command with a first prompt."""
+        row = json.dumps({self.prompt_column or "prompt": "The"})
+        return f"echo '{row}' > prompts.jsonl && {command} --data.predict_files=prompts.jsonl"
 
     @abstractmethod
     def paths(self, part: int) -> list[Path]:
@@ -79,13 +111,19 @@ class TokenisedDataModule(PlannedDataModule):
     def open_store(self, stage: str) -> Any:
         """Return the tokens that a stage of training or evaluation reads, in a `folder`."""
         options = model_options(self.trainer, self.tokenizer_options)
-        given = self.given_tokenizer(stage, options)
+        has_gone = options.path is not None and not Path(options.path).expanduser().exists()
+        # A trained model's, in evaluation and in a training whose tokenizer's folder has gone.
+        given = trained_tokenizer(self.trainer) if stage != "fit" or has_gone else None
         if given is None and stage != "fit" and self.store is not None:
             return self.store
         is_evaluation = given is not None and stage != "fit"
         request = self.store_request(is_evaluation)
-        # The training on the same files has most likely made the store with this tokenizer.
-        if given is not None and not _is_made(request, options, given):
+        is_made = False
+        if given is not None and not has_gone:
+            # The training on the same files has most likely made the store with this tokenizer.
+            folder = request.folder()
+            is_made = folder.exists() and TokenisedFolder(folder).tokenizer.digest == given.digest
+        if given is not None and not is_made:
             needed = {**request.files}
             if is_evaluation and needed[VALIDATION]:
                 needed.pop(TRAIN, None)  # nothing of it is held out
@@ -93,8 +131,10 @@ class TokenisedDataModule(PlannedDataModule):
         return self.make_store(request)
 
     def setup(self, stage: str) -> None:
-        """Open the store and build the datasets of the stage; prediction needs no store."""
-        if stage != "predict":
+        """Open the store and build the datasets of the stage; prediction reads prompts anew."""
+        if stage == "predict":
+            self.datasets.pop("predict", None)
+        else:
             store = self.open_store(stage)
             if self.store is None or store.folder != self.store.folder:
                 self.store = store
@@ -124,68 +164,6 @@ class TokenisedDataModule(PlannedDataModule):
             raise ValueError(f"context_length must be at least 1, got {self.context_length}.")
         if not self.files[TRAIN] and self.files[VALIDATION] and not self.files[TEST]:
             raise ValueError("validation_files are given without train_files; name both.")
-
-    def given_tokenizer(self, stage: str, options: TokenizerOptions) -> TextTokenizer | None:
-        """Return a trained model's tokenizer in evaluation, and in a training whose tokenizer's
-        folder has gone; none where the options make one."""
-        if stage == "fit" and not _has_gone(options):
-            return None
-        return trained_tokenizer(self.trainer)
-
-
-def _is_made(request: Any, options: TokenizerOptions, given: TextTokenizer) -> bool:
-    """Return whether a store with the given tokenizer is where the options' own would be."""
-    if _has_gone(options):
-        return False
-    folder = request.folder()
-    return folder.exists() and TokenisedFolder(folder).tokenizer.digest == given.digest
-
-
-def _has_gone(options: TokenizerOptions) -> bool:
-    """Return whether options name a folder that does not exist."""
-    return options.path is not None and not Path(options.path).expanduser().exists()
-
-
-log = logging.getLogger(__name__)
-
-
-class PromptedDataModule(TokenisedDataModule):
-    """Reads prompts for prediction; a family adds the data that it trains on.
-
-    Args:
-        predict_files: jsonl, json or parquet; rows with a prompt or a chat; mode score: choices.
-        predict_output: jsonl; none makes mine.jsonl mine.completed.jsonl (mine.scored.jsonl) in
-            the run folder.
-        prompt_column: of the prompt, a text or messages; none takes `prompt` or `messages`.
-        planned: batch sizes, plan and loader, see `PlannedDataModule`.
-
-    Raises:
-        ValueError: predict_output is of another kind.
-    """
-
-    def __init__(
-        self,
-        predict_files: Files = None,
-        predict_output: str | None = None,
-        prompt_column: str | None = None,
-        **planned: Any,
-    ) -> None:
-        super().__init__(**planned)
-        self.predict_files, self.predict_output = predict_files, predict_output
-        self.prompt_column = prompt_column
-        if predict_output is not None:
-            check_output(Path(predict_output))  # not after hours of prediction
-
-    def predict_hint(self, command: str) -> str:
-        """Return the command with a first prompt."""
-        row = json.dumps({self.prompt_column or "prompt": "The"})
-        return f"echo '{row}' > prompts.jsonl && {command} --data.predict_files=prompts.jsonl"
-
-    def setup(self, stage: str) -> None:
-        """Build the datasets of the stage; prompts are read anew."""
-        if stage == "predict":
-            self.datasets.pop("predict", None)
-        super().setup(stage)
 
     @property
     def tokenizer(self) -> TextTokenizer:

@@ -1,5 +1,6 @@
 """Rows of tokens: ragged pieces packed by best fit, joined and padded."""
 
+from abc import abstractmethod
 from bisect import bisect_left, insort
 from typing import Any, NamedTuple
 
@@ -7,6 +8,7 @@ import numpy as np
 import torch
 
 from datamodules.core.batches import IGNORED
+from datamodules.core.planned import PlannedDataset
 
 
 class Piece(NamedTuple):
@@ -136,3 +138,43 @@ def _joined(examples: list[list[Piece]]) -> tuple[dict[str, np.ndarray], np.ndar
         "document_ids": document_ids,
     }
     return flat, np.array(widths)
+
+
+class RowDataset(PlannedDataset):
+    """Rows of pieces of documents. A sample is a list of pieces, which share a row.
+
+    Args:
+        sizes: [N] positions of each piece.
+        context_length: most positions of a row.
+        layout: `packed` fills rows by best fit; `documents` gives each piece its own, and joins
+            those of a micro-batch without padding.
+    """
+
+    def __init__(self, sizes: np.ndarray, context_length: int, layout: str) -> None:
+        self.context_length, self.is_padded = context_length, layout != "documents"
+        if layout == "packed":
+            self.order, self.offsets = best_fit(sizes, context_length)
+        else:
+            self.order, self.offsets = np.arange(len(sizes)), np.arange(len(sizes) + 1)
+        self.lengths = self.per_row(sizes)
+
+    def per_row(self, values: np.ndarray) -> np.ndarray:
+        """Return the sums of values [N] of pieces over each row."""
+        before = np.concatenate([[0], np.cumsum(values[self.order])])
+        return np.diff(before[self.offsets])
+
+    def pieces_of(self, sample_id: int) -> list[int]:
+        """Return the numbers of the pieces of one row."""
+        return self.order[self.offsets[sample_id] : self.offsets[sample_id + 1]].tolist()
+
+    @abstractmethod
+    def piece(self, number: int) -> Piece:
+        """Return one piece."""
+
+    def example(self, sample_id: int, epoch: int) -> list[Piece]:
+        """Return the pieces of one row."""
+        return [self.piece(number) for number in self.pieces_of(sample_id)]
+
+    def collate(self, examples: list[list[Piece]]) -> dict[str, Any]:
+        """Return the rows; samples of single documents follow each other in one row, unpadded."""
+        return padded_rows(examples) if self.is_padded else one_row(examples)

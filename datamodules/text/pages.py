@@ -408,7 +408,7 @@ class SnippetDataset(PageDataset):
     def example(self, sample_id: int, epoch: int) -> Any:
         """Return the tokens and the texts of one page."""
         texts = self.texts[int(self.fitted.samples[sample_id])]
-        return SnippetExample(self._piece(sample_id), texts)
+        return SnippetExample(self.piece(sample_id), texts)
 
     def collate(self, examples: list[Any]) -> dict[str, Any]:
         """Return the pages with their targets as one row, their prompts, and their texts."""

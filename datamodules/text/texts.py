@@ -15,8 +15,8 @@ from datamodules.core.store import cache_root
 from datamodules.files.audit import Audit, MakeModel
 from datamodules.files.documents import DocumentsBy, Reading, text_files
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
-from datamodules.text.language_model import PromptedDataModule, trained_pieces
-from datamodules.text.packing import Piece, best_fit, one_row, padded_rows
+from datamodules.text.language_model import LanguageModelDataModule, trained_pieces
+from datamodules.text.packing import Piece, RowDataset
 from datamodules.text.splitting import TextSplit, without_text
 from datamodules.text.store import TokenRequest, TokenStore, TokenStream, open_token_store
 from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions
@@ -25,8 +25,8 @@ from datamodules.tokenizers.wanted import model_options, options_of_model
 Layout = Literal["blocks", "packed", "documents"]
 
 
-class TokenDataset(PlannedDataset):
-    """One part of a token store. A sample is a list of pieces, which share a row.
+class TokenDataset(RowDataset):
+    """One part of a token store, its documents cut into pieces.
 
     Args:
         stream: the tokens.
@@ -44,33 +44,15 @@ class TokenDataset(PlannedDataset):
         layout: Layout,
         tokenizer: TextTokenizer,
     ) -> None:
-        self.stream, self.layout, self.context_length = stream, layout, context_length
-        self.tokenizer = tokenizer
-        self.is_padded = layout != "documents"
+        self.stream, self.tokenizer = stream, tokenizer
         self.starts, self.sizes = cut_into_pieces(stream, context_length)
-        if layout == "packed":
-            self.order, self.offsets = best_fit(self.sizes, context_length)
-        else:
-            self.order = np.arange(len(self.sizes))
-            self.offsets = np.arange(len(self.sizes) + 1)
-        before = np.concatenate([[0], np.cumsum(self.sizes[self.order])])
-        self.lengths = np.diff(before[self.offsets])
+        super().__init__(self.sizes, context_length, layout)
         self.fingerprint = f"{fingerprint}-{layout}-{context_length}"
         self.target_counts = {TERM: self.lengths}
 
-    @property
-    def packing_efficiency(self) -> float:
-        """Share of the positions of all rows that hold a token."""
-        return float(self.lengths.sum() / max(1, len(self.lengths) * self.context_length))
-
-    def example(self, sample_id: int, epoch: int) -> list[Piece]:
-        """Return the pieces of one row."""
-        pieces = self.order[self.offsets[sample_id] : self.offsets[sample_id + 1]]
-        return [self._piece(int(self.starts[i]), int(self.sizes[i])) for i in pieces]
-
-    def collate(self, examples: list[list[Piece]]) -> dict[str, Any]:
-        """Return the rows; samples of single documents follow each other in one row, unpadded."""
-        return padded_rows(examples) if self.is_padded else one_row(examples)
+    def piece(self, number: int) -> Piece:
+        """Return one piece."""
+        return self._stretch(int(self.starts[number]), int(self.sizes[number]))
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
         """Return the text of each document of the row, special tokens included."""
@@ -81,7 +63,7 @@ class TokenDataset(PlannedDataset):
             texts[f"document {number}"] = text
         return texts
 
-    def _piece(self, start: int, size: int) -> Piece:
+    def _stretch(self, start: int, size: int) -> Piece:
         tokens = self.stream.tokens[start : start + size + 1].astype(np.int64)
         return Piece(tokens[:-1], tokens[1:])
 
@@ -108,7 +90,7 @@ class BlockDataset(TokenDataset):
         tokenizer: TextTokenizer,
         seed: int | None,
     ) -> None:
-        self.stream, self.layout, self.context_length = stream, "blocks", context_length
+        self.stream, self.context_length = stream, context_length
         self.tokenizer, self.seed, self.is_padded = tokenizer, seed, True
         self.num_positions = max(0, len(stream.tokens) - 1)
         self.starts = np.arange(0, self.num_positions, context_length)
@@ -122,9 +104,9 @@ class BlockDataset(TokenDataset):
         start = (int(self.starts[sample_id]) + self.phase(epoch)) % self.num_positions
         size = int(self.lengths[sample_id])
         before_end = min(size, self.num_positions - start)
-        pieces = [self._piece(start, before_end)]
+        pieces = [self._stretch(start, before_end)]
         if before_end < size:
-            pieces.append(self._piece(0, size - before_end))
+            pieces.append(self._stretch(0, size - before_end))
         return pieces
 
     def phase(self, epoch: int) -> int:
@@ -151,7 +133,7 @@ Files = str | list[str] | None
 Demo = Literal["documentation", "stories"]
 
 
-class TextDataModule(PromptedDataModule):
+class TextDataModule(LanguageModelDataModule):
     """Tokenises text once and deals it in rows; without any file, embedded demo text.
 
     `global_batch_size` counts rows, with `layout: documents` documents.
@@ -172,8 +154,8 @@ class TextDataModule(PromptedDataModule):
             (`blank_line`) or one in each line (`line`).
         demo: what is read where no file is named: the `documentation` of Python, or `stories` of a
             small grammar, each a document of at most 60 words, divided into files already.
-        planned: files of prediction, see `PromptedDataModule`; batch sizes, plan and loader, see
-            `PlannedDataModule`.
+        planned: files of prediction, see `LanguageModelDataModule`; batch sizes, plan and loader,
+            see `PlannedDataModule`.
 
     After `setup`, `tokenizer` is what a model needs to know of the data, and `store` what it holds.
 

@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 
 from datamodules.core.planned import PlannedDataModule, PlannedDataset, Stage
-from datamodules.text.language_model import PromptedDataModule
+from datamodules.text.language_model import LanguageModelDataModule
 from datamodules.text.store import TokenStream, token_dtype
 from datamodules.text.texts import TokenDataset
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
@@ -42,7 +42,7 @@ class Clock(Callback):
         self.tokens.append(int((batch["labels"] != -100).sum()))
 
 
-class RaggedData(PromptedDataModule):
+class RaggedData(LanguageModelDataModule):
     """The documents as samples of their own."""
 
     def __init__(self, documents: list[np.ndarray], longest: int = LONGEST, **options: Any) -> None:

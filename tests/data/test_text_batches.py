@@ -150,7 +150,7 @@ def test_describe_shows_the_text_with_its_special_tokens():
         "document 1": "<|endoftext|>Hi<|endoftext|>",
         "document 2": "<|endoftext|>you<|endoftext|>",
     }
-    assert data.packing_efficiency == 7 / 8
+    assert data.lengths.tolist() == [7]
 
 
 def test_a_dataset_that_is_sent_to_a_process_gives_the_same():
