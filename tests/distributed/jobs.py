@@ -25,7 +25,7 @@ from lit_models.training.callbacks import (
 )
 from lit_models.training.checkpoints import LastCheckpoint
 from lit_models.training.sharding import num_copies
-from lit_models.training.strategies import FullyShardedStrategy
+from lit_models.training.strategies import FullyShardedStrategy, replicated
 from tests.distributed.families import FAMILIES, SPECIAL
 from tests.toy import toy_trainer
 
@@ -53,7 +53,8 @@ def run_job(folder: Path, job: dict[str, Any]) -> None:
     if "positions" in job:
         callbacks = [c for c in callbacks if not isinstance(c, Rehearsal)]
         callbacks.append(Rehearsal(HandMade(module, job["positions"][rank])))
-    strategy = job["strategy"]
+    # As the command line does; a name of ddp would be Lightning's own strategy.
+    strategy = replicated(job["strategy"]) or job["strategy"]
     if "sharding" in job:  # by name, since Lightning refuses float64 to an object of this kind
         strategy = f"{strategy}-{job['name']}"
         StrategyRegistry.register(strategy, FullyShardedStrategy, **job["sharding"])

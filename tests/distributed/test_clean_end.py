@@ -101,26 +101,6 @@ def test_nothing_is_left(tmp_path: Path, strategy: str, how: str) -> None:
         assert "a word that no dictionary has" in output
 
 
-def test_a_launching_process_that_is_killed_at_the_start_leaves_nothing(tmp_path: Path) -> None:
-    port, before = free_port(), shared_memory()
-    process, mark = started(*command(tmp_path, "ddp"), MASTER_PORT=str(port))
-    try:
-        end = time.monotonic() + 60
-        while not ranks_of(mark) and time.monotonic() < end:
-            time.sleep(0.05)
-        process.kill()
-        process.communicate(timeout=60)
-        assert_nothing_is_left(mark, port, before)
-    finally:
-        ended(process, mark)
-
-
-def ranks_of(mark: str) -> list[int]:
-    """Return the processes of a run that a launching process started."""
-    environ = [(pid, Path(f"/proc/{pid}/environ").read_bytes()) for pid in processes_of(mark)]
-    return [pid for pid, content in environ if b"LOCAL_RANK=1" in content]
-
-
 def test_a_port_that_is_taken_ends_all_and_is_one_screen(tmp_path: Path) -> None:
     with socket.socket() as other:
         other.bind(("0.0.0.0", 0))

@@ -14,7 +14,9 @@ RUNS = {
     "one": [],
     "accumulated": ["--micro", "2"],
     "ddp": ["--devices", "2", "--strategy", "ddp"],
+    "ddp of Lightning": ["--devices", "2", "--strategy", "ddp", "--by_name"],
 }
+OTHERS = ["accumulated", "ddp", "ddp of Lightning"]
 
 
 SPAWN = ["--devices", "2", "--strategy", "ddp_spawn", "--micro", "2"]
@@ -64,12 +66,12 @@ def assert_same_evaluation(one, other):
         assert (other / name).read_bytes() == (one / name).read_bytes()
 
 
-@pytest.mark.parametrize("other", ["accumulated", "ddp"])
+@pytest.mark.parametrize("other", OTHERS)
 def test_ledger_and_weights_do_not_depend_on_the_devices(runs, other):
     assert_same_training(runs / "one", runs / other)
 
 
-@pytest.mark.parametrize("other", ["accumulated", "ddp"])
+@pytest.mark.parametrize("other", OTHERS)
 def test_metrics_count_each_sample_once_and_predictions_are_identical(runs, other):
     assert_same_evaluation(runs / "one", runs / other)
 

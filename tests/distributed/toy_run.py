@@ -19,7 +19,7 @@ from lightning.pytorch import Callback
 from lit_models.errors import run_guarded
 from lit_models.training.callbacks import default_callbacks
 from lit_models.training.checkpoints import LastCheckpoint
-from lit_models.training.strategies import ReplicatedStrategy
+from lit_models.training.strategies import ReplicatedStrategy, replicated
 from tests.toy import LitToy, ToyData, toy_trainer
 
 
@@ -70,6 +70,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--strategy", default="auto")
+    parser.add_argument("--by_name", action="store_true")
     parser.add_argument("--precision", default="64")
     parser.add_argument("--micro", type=int)
     parser.add_argument("--kill_at", type=int)
@@ -101,6 +102,8 @@ def main() -> None:
     torch.set_num_threads(1)
     if args.timeout_s:
         args.strategy = ReplicatedStrategy(timeout=timedelta(seconds=args.timeout_s))
+    elif not args.by_name:  # as the command line does; a name is Lightning's own strategy
+        args.strategy = replicated(args.strategy) or args.strategy
     trainer = toy_trainer(
         args.folder,
         devices=args.devices,
