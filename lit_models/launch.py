@@ -16,8 +16,8 @@ import torch.distributed as dist
 from lit_models import config_files
 from lit_models.cli import TRUST, UnisonoCLI, brief_help, with_help_classes
 from lit_models.errors import UsageError, is_first_process, say
-from lit_models.training.callbacks.preemption import REPEATED_WITHIN_S, REQUEUE_SIGNALS
 from lit_models.training.checkpoints import checkpoint_to_use, newest_checkpoint
+from lit_models.training.faults import REPEATED_WITHIN_S, REQUEUE_SIGNALS
 from lit_models.training.ledger import ledger_of
 from lit_models.training.lineage import stop_reason
 from lit_models.training.rules import complete_rendezvous

@@ -5,12 +5,13 @@ from typing import Any
 
 from lit_models import late_names
 
-__all__ = ["AveragedWeights", "ExactModule", "LossSum", "default_callbacks", "status"]
+__all__ = ["AveragedWeights", "ExactModule", "LossSum", "NonFinite", "default_callbacks", "status"]
 
 _HOME = {
     "AveragedWeights": "lit_models.training.optim",
     "ExactModule": "lit_models.training.exact",
     "LossSum": "lit_models.training.metrics",
+    "NonFinite": "lit_models.training.faults",
     "default_callbacks": "lit_models.training.callbacks",
     "status": "lit_models.training.run_facts",
 }

@@ -91,6 +91,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             else:
                 _write_file(checkpoint, target)
         except (OSError, RuntimeError) as error:
+            if str(error).startswith("DataLoader worker"):  # torch's signal handler came between
+                raise
             refused = error.__context__  # torch's own error hides what the storage said
             reason = refused if isinstance(refused, OSError) else error
             raise OSError(

@@ -168,7 +168,7 @@ class ManagedProcesses(ParallelStrategy):
             elif status:
                 endings.append(f"rank {rank} ended with status {status}")
             elif status is None and is_stopped(child.pid):
-                endings.append(f"rank {rank} is stopped (kill -CONT {child.pid} lets it go on)")
+                endings.append(f"rank {rank} (process {child.pid}) is stopped, as by SIGSTOP")
         return " and ".join(endings)
 
     def unwatch_children(self) -> None:

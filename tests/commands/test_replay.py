@@ -143,7 +143,7 @@ def test_a_run_of_other_batch_options_is_replayed_as_it_was(tmp_path: Path, repl
 
 @pytest.mark.filterwarnings("ignore:.*its update was not applied")
 def test_a_nan_in_one_samples_data_is_found_and_named(tmp_path: Path, replayed) -> None:
-    skipping = ["--trainer.callbacks+=lit_models.training.callbacks.NonFinite"]
+    skipping = ["--trainer.callbacks+=lit_models.training.NonFinite"]
     skipping += ["--trainer.callbacks.policy=skip"]
     run = fit(tmp_path, "--data.nan_sample=20", "--data.num_samples=30", *skipping)
     lines = ledger_lines(run)

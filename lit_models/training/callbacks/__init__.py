@@ -4,14 +4,12 @@ from lightning.pytorch import Callback
 
 from lit_models.training.bitwise import BitwiseSum
 from lit_models.training.callbacks.error_table import ErrorTable
-from lit_models.training.callbacks.failure import FailureReport
-from lit_models.training.callbacks.non_finite import NonFinite
 from lit_models.training.callbacks.predictions import PredictionWriter
-from lit_models.training.callbacks.preemption import Preemption
 from lit_models.training.callbacks.rehearsal import Rehearsal
 from lit_models.training.callbacks.throughput import Throughput
 from lit_models.training.checkpoints import BestCheckpoint, LastCheckpoint
 from lit_models.training.dropout import ExactDropout
+from lit_models.training.faults import FailureReport, NonFinite, Preemption
 from lit_models.training.ledger import Ledger
 from lit_models.training.optim import AveragedWeights
 

@@ -1,0 +1,504 @@
+"""Faults of a run: signals, numbers that are not finite, ranks that fail or hang."""
+
+import contextlib
+import faulthandler
+import json
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
+from torch.optim import Optimizer
+
+from lit_models.training.checkpoints import settle_checkpoints
+from lit_models.training.ledger import Ledger, is_distributed, ledger_of, record_of
+from lit_models.training.strategies import ManagedProcesses
+
+REQUEUE_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+REPEATED_WITHIN_S = 1.0  # one Ctrl-C can arrive twice, from the terminal and from a launcher
+SHOWN_IDS = 20
+LOADER_KILLED = "DataLoader worker"  # torch raises it wherever the training is by then
+FAILURE, STACKS = "failure.json", "stacks"
+PHASE = "phase"  # key of a place
+SlowPhase = Literal["checkpoint", "evaluation_end"]
+# What gloo and nccl say on the ranks that are left when another one is gone.
+LOST = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Timed out waiting",
+    "Connection refused",
+    "NCCL",
+    "Socket Timeout",
+    "wait timeout",
+)
+WAIT_FOR_CAUSE_S = 3.0
+
+
+class Preemption(Callback):
+    """SIGTERM, SIGUSR1 and the first SIGINT set a flag that travels in the ledger's vector.
+
+    All ranks read it at the same step, save and stop; no rank waits inside a signal handler, where
+    Lightning broadcasts and saves, which hangs as soon as ranks are at different places. A second
+    SIGINT ends at once. The ledger keeps the reason: the command's exit status comes from it. A run
+    that has heard a signal, or was stopped by another rank's, ignores SIGUSR1 to the end of its
+    process: a job's script repeats it, and its default would take the place of that status.
+    """
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self._received_at = 0.0
+        self._before: dict[signal.Signals, Any] = {}
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Take the signals over from Lightning, before the data is read."""
+        if stage != "fit" or threading.current_thread() is not threading.main_thread():
+            return
+        silence_lightning(trainer)
+        for signum in (*REQUEUE_SIGNALS, signal.SIGINT):
+            self._before[signum] = signal.signal(signum, self._note)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        ledger = ledger_of(trainer)
+        if self.received is not None and ledger is not None:
+            ledger.wants_stop = True
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write down why the run stopped."""
+        ledger = ledger_of(trainer)
+        if ledger is not None and ledger.is_stopping:
+            reason = (self.received or signal.SIGTERM).name
+            ledger.note({"event": "stopped", "reason": reason, "step": trainer.global_step})
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        self._give_back(trainer)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._give_back(trainer)
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        is_repeated = time.monotonic() - self._received_at < REPEATED_WITHIN_S
+        if signum == signal.SIGINT and self.received is signal.SIGINT and not is_repeated:
+            self._give_back()
+            raise KeyboardInterrupt
+        if self.received is None:
+            rank_zero_warn(
+                f"{signal.Signals(signum).name}: the run saves and stops after this step"
+                + ("; once more ends it at once" if signum == signal.SIGINT else "")
+            )
+        self.received, self._received_at = signal.Signals(signum), time.monotonic()
+
+    def _give_back(self, trainer: Trainer | None = None) -> None:
+        ledger = ledger_of(trainer) if trainer else None
+        if self._before and (self.received or (ledger is not None and ledger.is_stopping)):
+            self._before[signal.SIGUSR1] = signal.SIG_IGN
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+        self._before = {}
+
+
+def silence_lightning(trainer: Trainer) -> None:
+    """Switch off Lightning's own handling: a broadcast and a wait in every micro-batch, another
+    broadcast inside its handler. The names are private; a test pins them.
+    """
+    trainer._signal_connector.register_signal_handlers = lambda: None
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
+
+
+class NonFinite(Callback):
+    """Leaves weights and moments as they are where the gradient is not finite.
+
+    The decision stays on the device: an optimizer that knows `found_inf` (`fused: true`) skips the
+    update there; for others the flag is read, which on a GPU costs a wait per step. Whoever needs
+    to know reads it one step late, from the ledger. A loss that is not finite makes its gradient
+    so too (`ExactModule.exact_mean`): all ranks see the same.
+
+    Args:
+        policy: `stop` ends the run with an error; `skip` goes on with the next step; `rollback`
+            takes weights and moments from the newest checkpoint and goes on behind the step.
+        most_skipped: updates that may be left out in one run before it stops.
+
+    Raises:
+        ValueError: most_skipped below 1.
+    """
+
+    def __init__(
+        self, policy: Literal["stop", "skip", "rollback"] = "stop", most_skipped: int = 10
+    ) -> None:
+        if most_skipped < 1:
+            raise ValueError(f"most_skipped must be at least 1, got {most_skipped}.")
+        self.policy, self.most_skipped = policy, most_skipped
+        self.num_skipped = 0
+        self._handled = 0
+
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
+    ) -> None:
+        """Keep an update with a gradient that is not finite from being applied."""
+        has_scaler = getattr(trainer.precision_plugin, "scaler", None) is not None
+        record = record_of(pl_module)
+        norm = None if record is None else record.gradient_norm(optimizer)
+        if norm is None or has_scaler:  # a scaler of float16 skips by itself
+            return
+        if norm.device.type != "cpu" and getattr(optimizer, "_step_supports_amp_scaling", False):
+            optimizer.grad_scale = None  # type: ignore[attr-defined]
+            optimizer.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined]
+        elif not math.isfinite(float(norm)):
+            # Optimizers pass over parameters without a gradient: no decay, no momentum, no count.
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._look(trainer, pl_module)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._look(trainer, pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._look(trainer, pl_module)
+
+    def _look(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Act on the newest line of the ledger, on all ranks at the same step."""
+        ledger = ledger_of(trainer)
+        has_scaler = getattr(trainer.precision_plugin, "scaler", None) is not None
+        if ledger is None or ledger.latest.get("is_finite", True) or has_scaler:
+            return
+        step = ledger.latest["step"]
+        if step == self._handled:
+            return
+        self._handled = step
+        ids = sample_ids(pl_module, step)
+        self.num_skipped += 1
+        event = {"event": "not_applied", "step": step, "sample_ids": ids, "policy": self.policy}
+        ledger.note(event)
+        names = ", ".join(map(str, ids[:SHOWN_IDS])) + (" …" if len(ids) > SHOWN_IDS else "")
+        run = trainer.default_root_dir
+        what = f"step {step}: loss or gradient is not finite; its update was not applied"
+        if self.policy == "stop" or self.num_skipped > self.most_skipped:
+            raise FloatingPointError(
+                f"{what}. Samples: {names}. Look at it with `unisono replay {run} --step {step}`; "
+                "the callback lit_models.training.NonFinite with policy skip or rollback "
+                f"goes on ({self.num_skipped - 1} of {self.most_skipped} left out so far)."
+            )
+        if self.policy == "rollback":
+            self._roll_back(trainer, ledger)
+        rank_zero_warn(f"{what} ({self.policy}). Samples: {names}.")
+
+    def _roll_back(self, trainer: Trainer, ledger: Ledger) -> None:
+        settle_checkpoints(trainer)  # or one rank would take the last, another the one before
+        path = Path(trainer.default_root_dir) / "checkpoints" / "last.ckpt"
+        if not path.exists():
+            raise FloatingPointError(
+                "there is no checkpoint to roll back to yet; save sooner with "
+                "LastCheckpoint(every_n_steps=…), or use policy skip."
+            )
+        checkpoint = trainer.strategy.load_checkpoint(path, weights_only=True)
+        trainer.strategy.load_model_state_dict(checkpoint)
+        trainer.strategy.load_optimizer_state_dict(checkpoint)
+        undone = {"to_step": checkpoint["global_step"], "step": trainer.global_step}
+        ledger.note({"event": "rolled_back", **undone})
+
+
+def sample_ids(pl_module: LightningModule, step: int) -> list[int]:
+    """Return the samples of a step whose loss was not finite, or all where none was alone; a
+    collective.
+
+    Args:
+        pl_module: an ExactModule.
+        step: one of the last two.
+    """
+    found = pl_module.step_record.suspects(step)  # type: ignore[union-attr, operator]
+    ranks: list[Any] = [found]
+    if is_distributed():
+        ranks = [None] * dist.get_world_size()
+        dist.all_gather_object(ranks, found)
+    wrong = sorted({i for bad, _ in ranks for i in bad})
+    return wrong or sorted({i for _, ids in ranks for i in ids})
+
+
+class Watch:
+    """Looks at the newest sign of life of the training thread.
+
+    Args:
+        run: the run folder.
+        rank: this one.
+        timeout_s: how long it may be silent; a little before it the stack is written.
+        slow_phases_s: the same of a place whose `PHASE` is one of these.
+        end: leaves the process with a status, whatever its threads do.
+
+    Attributes:
+        beat: when the training thread was last seen, by `time.monotonic()`, and where.
+        is_over: ends the thread.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        rank: int,
+        timeout_s: float,
+        slow_phases_s: Mapping[SlowPhase, float] | None = None,
+        end: Callable[[int], Any] = os._exit,
+    ) -> None:
+        self.run, self.rank, self.timeout_s = run, rank, timeout_s
+        self.slow_phases_s, self.end = slow_phases_s or {}, end
+        self.beat: tuple[float, dict[str, Any]] | None = None  # `None` before the first batch
+        self.is_over = threading.Event()
+        threading.Thread(target=self._look, daemon=True, name="watch").start()
+
+    def _look(self) -> None:
+        wrote_at: float | None = None
+        while not self.is_over.wait(min(5.0, self.timeout_s / 20)):
+            if self.beat is None:
+                continue
+            since, place = self.beat
+            waited = time.monotonic() - since
+            phase: Any = place.get(PHASE)
+            timeout_s = self.slow_phases_s.get(phase, self.timeout_s)
+            if waited > 0.9 * timeout_s and wrote_at != since:
+                self._write(place, waited)
+                wrote_at = since
+            # Those who wait for this rank have ended by now; it must not stay behind alone.
+            if waited > 1.2 * timeout_s:
+                print(
+                    f"rank {self.rank} made no progress for {waited:.0f} s in {place}: it hangs, "
+                    "or waits for a rank that does; it ends.",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                self.end(1)
+
+    def _write(self, place: dict[str, Any], waited: float) -> None:
+        folder = self.run / STACKS
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / f"rank-{self.rank}.txt", "w", encoding="utf-8") as file:
+            file.write(f"no progress for {waited:.0f} s; last: {json.dumps(place)}\n")
+            file.flush()
+            faulthandler.dump_traceback(file, all_threads=True)
+
+
+class FailureReport(Callback):
+    """Names rank, step and samples of the first failure, and ends ranks that hang.
+
+    A rank that fails writes `failure.json` and adds a note to its error; the others, which lose the
+    connection, keep silent about theirs. With several processes a rank that makes no progress for
+    `timeout_s` writes its stack to `stacks/rank-N.txt` and ends.
+
+    Two clocks run. This one looks at what a rank itself does, and may have another limit for each
+    slow phase. The process group's, `trainer.strategy.timeout`, is one number for all that ranks
+    do together: after it a rank ends that waits for a slow one. So a run with slow phases has the
+    longest of them as the group's timeout, and the ordinary limit as `timeout_s` here. Preparing
+    data, the time before the first batch and the merge of predictions have no limit: no rank waits
+    for them in a collective of the group, or they come after the last one.
+
+    Args:
+        timeout_s: `None` takes that of the strategy's process group.
+        slow_phases_s: phase -> its own, longer limit: `checkpoint`, from the beginning of a save
+            to the next batch; `evaluation_end`, from the last batch of a validation or a test to
+            the next batch.
+
+    Raises:
+        ValueError: timeout_s is not positive, or the limit of a slow phase would be none.
+    """
+
+    def __init__(
+        self,
+        timeout_s: float | None = None,
+        slow_phases_s: dict[SlowPhase, float] | None = None,
+    ) -> None:
+        if timeout_s is not None and timeout_s <= 0:
+            raise ValueError(
+                f"timeout_s must be above 0, got {timeout_s}; leave it out to take the strategy's."
+            )
+        self.timeout_s, self.slow_phases_s = timeout_s, slow_phases_s or {}
+        self._place: dict[str, Any] = {}
+        self._batch: Any = None
+        self._watch: Watch | None = None
+        self._timeout_s: float | None = None  # of this call; None where nobody waits for this rank
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._place, self._batch = {"rank": trainer.global_rank, "verb": stage}, None
+        self._timeout_s = None
+        if trainer.world_size > 1:
+            timeout = getattr(trainer.strategy, "timeout", None)
+            group_s = timeout.total_seconds() if timeout else None
+            self._timeout_s = self.timeout_s or group_s
+            for name, seconds in self.slow_phases_s.items():
+                if seconds < (self._timeout_s or 0):
+                    raise ValueError(
+                        f"slow_phases_s gives {name} {seconds:g} s, less than the "
+                        f"{self._timeout_s:g} s of what is not slow; raise it, or lower timeout_s."
+                    )
+                if group_s is not None and seconds > group_s:
+                    raise ValueError(
+                        f"slow_phases_s gives {name} {seconds:g} s, but ranks that wait for it end "
+                        f"after the {group_s:g} s of trainer.strategy.timeout; raise that to the "
+                        "longest phase, and keep FailureReport's timeout_s for the rest."
+                    )
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take away what an earlier attempt left in the folder, which is chosen by now."""
+        if trainer.is_global_zero:
+            (Path(trainer.default_root_dir) / FAILURE).unlink(missing_ok=True)
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self._enter(trainer, batch)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._beat()
+
+    def on_validation_batch_start(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self._enter(trainer, batch)
+
+    on_test_batch_start = on_predict_batch_start = on_validation_batch_start
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        self._begin("checkpoint")
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._begin("evaluation_end")
+
+    on_test_epoch_end = on_validation_epoch_end
+
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Merging may take rank 0 any time, and no rank waits for it: nothing hangs from here."""
+        self._end_watch()
+
+    on_train_end = on_predict_end
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Say what failed where, on the rank that failed first."""
+        ended = "it was killed, or it hangs"
+        if isinstance(trainer.strategy, ManagedProcesses):
+            ended = trainer.strategy.ended_children() or ended
+            trainer.strategy.unwatch_children()
+        self._end_watch()
+        if not isinstance(exception, Exception):
+            return
+        run = Path(trainer.default_root_dir)
+        exception.__dict__.setdefault("run_folder", str(run))  # for its traceback
+        if is_echo(exception) and wait_for_cause(run):
+            exception.__dict__["is_echo"] = True
+            return
+        if not self._batch:
+            return
+        ids: list[int] = []  # without fillers
+        if isinstance(self._batch, dict) and "sample_id" in self._batch:
+            ids = self._batch["sample_id"][self._batch["weight"] > 0].tolist()
+        report = {**self._place, "sample_ids": ids}
+        report["error"] = f"{type(exception).__name__}: {exception}"
+        is_lost = exception.__dict__["is_lost"] = is_echo(exception)
+        exception.add_note(_note_of(report, run, exception, ended if is_lost else None))
+        if not is_lost:
+            write_once(run / FAILURE, report)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._end_watch()
+
+    def _enter(self, trainer: Trainer, batch: Any) -> None:
+        is_training = trainer.training  # looked up once: it compares texts
+        verb = "fit" if is_training else str(trainer.state.stage)
+        step = trainer.global_step + is_training
+        self._place |= {"verb": verb, "epoch": trainer.current_epoch, "step": step}
+        self._batch = batch
+        if self._watch is None and self._timeout_s:
+            run, rank = Path(trainer.default_root_dir), trainer.global_rank
+            self._watch = Watch(run, rank, self._timeout_s, self.slow_phases_s)
+        self._beat()
+
+    def _beat(self) -> None:
+        if self._watch is not None:
+            self._watch.beat = (time.monotonic(), dict(self._place))
+
+    def _begin(self, phase: SlowPhase) -> None:
+        """Enter a slow phase, which lasts until the next sign of life."""
+        if self._watch is not None:
+            self._watch.beat = (time.monotonic(), {**self._place, PHASE: phase})
+
+    def _end_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.is_over.set()
+            self._watch = None
+
+
+def is_echo(error: BaseException) -> bool:
+    """Return whether an error only says that another rank is gone."""
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in LOST)
+
+
+def wait_for_cause(run: Path) -> bool:
+    """Return whether another rank has written why it failed, after waiting a little for it."""
+    end = time.monotonic() + WAIT_FOR_CAUSE_S
+    while not (run / FAILURE).exists() and time.monotonic() < end:
+        time.sleep(0.1)
+    return (run / FAILURE).exists()
+
+
+def _note_of(report: dict[str, Any], run: Path, error: Exception, lost: str | None) -> str:
+    """Return what the user reads beside the error.
+
+    Args:
+        report: the place.
+        run: its folder.
+        error: what happened.
+        lost: what became of the other rank, where the error is that it does not answer.
+    """
+    where = f"rank {report['rank']}, {report['verb']}, epoch {report['epoch']}"
+    where += f", step {report['step']}"
+    if lost is not None:
+        stacks = f" Stacks are in {run / STACKS}." if (run / STACKS).is_dir() else ""
+        return (
+            f"{where}: the connection to another rank is lost; {lost}.{stacks} What is saved is "
+            "whole: --ckpt_path auto goes on."
+        )
+    if LOADER_KILLED in str(error):
+        return (
+            f"{where}: a process that loads data was killed, most often because the memory of this "
+            "machine was used up. What is saved is whole: --ckpt_path auto goes on; fewer "
+            "data.num_workers take less memory."
+        )
+    ids = ", ".join(map(str, report["sample_ids"][:SHOWN_IDS]))
+    ids += " …" if len(report["sample_ids"]) > SHOWN_IDS else ""
+    again = f" `unisono replay {run} --step {report['step']}` rebuilds this step on one device."
+    return f"{where}, samples {ids}.{again if report['verb'] == 'fit' else ''}"
+
+
+def write_once(path: Path, report: dict[str, Any]) -> None:
+    """Write a report unless another rank has written its own."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f".{os.getpid()}")
+    temporary.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    with contextlib.suppress(FileExistsError):  # the first report stays
+        os.link(temporary, path)
+    temporary.unlink()
