@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -13,7 +13,14 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from datamodules.core.store import cache_root, digest_of, file_digest, made_once, mapped
+from datamodules.core.store import (
+    ArrayFile,
+    cache_root,
+    digest_of,
+    file_digest,
+    made_once,
+    mapped_array,
+)
 from datamodules.files.rows import (
     HALF_RULE,
     BadRow,
@@ -270,15 +277,6 @@ class Marker:
         start = 0 if self.train_on == "all" else len(before)
         return MarkedText(text, [(start, len(text))], False, True, True, row.shrinks)
 
-    def check_template(self, row: Instruction) -> None:
-        """Raise ValueError where the row is a chat and the tokenizer cannot write any."""
-        if row.messages and self.tokenizer.chat_template is None:
-            self.tokenizer.render(row.messages)  # names the way out
-
-    def holds_special_token(self, row: Instruction) -> bool:
-        """Whether somebody wrote a special token; it counts as one."""
-        return any(token in text for text in row.texts for token in self.special)
-
     def tokens(self, marked: Sequence[MarkedText]) -> list[TrainedTokens]:
         """Return the tokens of each text; one that lies partly in an answer belongs to it."""
         encodings = self.tokenizer.encode_with_offsets([text.text for text in marked])
@@ -347,13 +345,12 @@ class Marker:
         return TrainedTokens(ids, is_trained, is_inside)
 
 
-PER_SAMPLE = {
-    "starts": np.int64,
-    "sizes": np.int64,
-    "keys": np.uint64,
-    "files": np.int32,
-    "lines": np.int64,
-}
+STORE_VERSION = 3
+ROWS_PER_BATCH = 1024
+COLUMNS = {"tokens": None, "is_trained": bool} | {
+    **{"starts": np.int64, "sizes": np.int64, "keys": np.uint64},
+    **{"files": np.int32, "lines": np.int64},
+}  # of a part, with the type of each; that of tokens depends on the vocabulary
 
 
 @dataclass(frozen=True)
@@ -390,12 +387,9 @@ class InstructionStore(TokenisedFolder):
     def part(self, part: int) -> InstructionPart:
         """Return the samples of one part: 0 train, 1 validation, 2 test."""
         name = PART_NAMES[part]
-        streams = [
-            mapped(self.folder / f"{name}.{kind}.bin", np.dtype(dtype))
-            for kind, dtype in (("tokens", self.facts["dtype"]), ("is_trained", bool))
-        ]
-        arrays = [np.load(self.folder / f"{name}.{kind}.npy") for kind in PER_SAMPLE]
-        return InstructionPart(*streams, *arrays)
+        return InstructionPart(
+            *(mapped_array(self.folder / f"{name}.{kind}.npy") for kind in COLUMNS)
+        )
 
     def place(self, part: InstructionPart, sample: int) -> str:
         """Return the file and line of a sample."""
@@ -404,10 +398,6 @@ class InstructionStore(TokenisedFolder):
     def file_of(self, part: InstructionPart, sample: int) -> str:
         """Return the file of a sample."""
         return self.facts["files"][part.files[sample]]
-
-
-STORE_VERSION = 2
-ROWS_PER_BATCH = 1024
 
 
 @dataclass(frozen=True)
@@ -470,11 +460,9 @@ class InstructionRequest:
 
         hashes = keyed_hashes(keys(), 0)
         parts, whole = np.array(files, np.int8), np.ones(len(files), bool)
-        split = None if self.files.get(VALIDATION) else self.split
-        if split is not None and self.files.get(TEST):
-            split = replace(split, test_share=0.0)
         ones = np.ones(len(files), np.int64)  # a sample is not cut: all of it, or nothing
-        cuts = cuts_of(Fragments(parts, ones, hashes, whole, whole), split)
+        fragments = Fragments(parts, ones, hashes, whole, whole)
+        cuts = cuts_of(fragments, self.split.beside(self.files))
         return np.where(cuts[:, 0], TRAIN, np.where(cuts[:, 1], VALIDATION, TEST)), hashes
 
 
@@ -484,109 +472,98 @@ def open_instruction_store(request: InstructionRequest) -> InstructionStore:
     Raises:
         ValueError: no row is sound, or there are chats and no chat template.
     """
-    folder = made_once(request.folder(), lambda folder: _Writer(request, folder).write())
-    return InstructionStore(folder)
+    return InstructionStore(made_once(request.folder(), lambda folder: _write(request, folder)))
 
 
-class _Writer:
-    def __init__(self, request: InstructionRequest, folder: Path) -> None:
-        self.request, self.folder = request, folder
-        self.bad_rows = BadRows("reject")
-        self.parts, self.keys = request.divided()
-        self.tokenizer = request.given or make_tokenizer(request.tokenizer, self._training_texts())
-        self.marker = request.marker(self.tokenizer)
-        self.dtype = np.dtype(token_dtype(self.tokenizer.vocab_size))
-        self.content = hashlib.sha256()
-        self.counts = {"begins_inside_token": 0, "holds_special_token": 0}
+def _write(request: InstructionRequest, folder: Path) -> None:
+    """Fill the folder of a store."""
+    parts, keys = request.divided()
 
-    def write(self) -> None:
-        """Fill the folder."""
-        columns: list[dict[str, list[int]]] = [{n: [] for n in PER_SAMPLE} for _ in PART_NAMES]
-        with ExitStack() as stack:
-            files = [
-                [
-                    stack.enter_context((self.folder / f"{name}.{kind}.bin").open("wb"))
-                    for kind in ("tokens", "is_trained")
-                ]
-                for name in PART_NAMES
-            ]
-            for index, number, row, tokens in self._tokenised():
-                part = int(self.parts[index])
-                tokens.ids.astype(self.dtype).tofile(files[part][0])
-                tokens.is_trained.tofile(files[part][1])
-                sample = columns[part]
-                sample["starts"].append(sum(sample["sizes"][-1:] + sample["starts"][-1:]))
-                sample["sizes"].append(len(tokens.ids))
-                sample["keys"].append(int(self.keys[index]))
-                sample["files"].append(number)
-                sample["lines"].append(row.line)
-                for values in (tokens.ids, tokens.is_trained, np.array([part])):
-                    self.content.update(values.tobytes())
-        for name, sample in zip(PART_NAMES, columns, strict=True):
-            for kind, dtype in PER_SAMPLE.items():
-                np.save(self.folder / f"{name}.{kind}.npy", np.array(sample[kind], dtype))
-        self._close(sum(len(sample["sizes"]) for sample in columns))
-
-    def _close(self, num_samples: int) -> None:
-        if not num_samples:
-            raise ValueError(
-                self.bad_rows.message()
-                if self.bad_rows.count
-                else "the files hold no rows; write prompts and completions, or chats, into them."
-            )
-        self.bad_rows.settle(self.folder)
-        text = json.dumps(self.tokenizer.to_dict())
-        (self.folder / "tokenizer.json").write_text(text, "utf-8")
-        facts = {
-            "fingerprint": self.content.hexdigest()[:32],
-            "dtype": self.dtype.name,
-            "files": [str(path) for paths in self.request.files.values() for path in paths],
-            **self.counts,
-        }
-        (self.folder / "facts.json").write_text(json.dumps(facts), "utf-8")
-
-    def _tokenised(self) -> Iterator[tuple[int, int, Instruction, TrainedTokens]]:
-        marked = self._marked(self.marker, self.bad_rows)
-        while batch := list(islice(marked, ROWS_PER_BATCH)):
-            tokens = self._tokens([(row, text) for _, _, row, text in batch])
-            for (index, number, row, _), found in zip(batch, tokens, strict=True):
-                self.counts["begins_inside_token"] += found.begins_inside_token
-                self.counts["holds_special_token"] += self.marker.holds_special_token(row)
-                yield index, number, row, found
-
-    def _tokens(self, texts: list[tuple[Instruction, MarkedText]]) -> list[TrainedTokens]:
-        """Return the tokens of each text; an error names the row."""
-        try:
-            return self.marker.tokens([text for _, text in texts])
-        except ValueError:
-            for row, text in texts:
-                try:
-                    self.marker.tokens([text])
-                except ValueError as error:
-                    raise ValueError(f"{row.file}:{row.line}: {error}") from error
-            raise
-
-    def _marked(
-        self, marker: Marker, bad_rows: BadRows
-    ) -> Iterator[tuple[int, int, Instruction, MarkedText]]:
-        """Yield each sound row with its text; what the template refuses goes to `bad_rows`."""
-        for index, (_, number, row) in enumerate(self.request.rows(bad_rows)):
-            marker.check_template(row)
-            try:
-                text = marker.marked(row)
-            except ValueError as error:
-                bad_rows.add(BadRow(row.file, row.line, "", str(error), "template"))
-            else:
-                yield index, number, row, text
-
-    def _training_texts(self) -> Iterator[str]:
+    def training_texts() -> Iterator[str]:
         """What a vocabulary is taken from; templates read special tokens and no vocabulary."""
-        template = TokenizerOptions(chat_template=self.request.tokenizer.chat_template)
-        marker = Marker(make_tokenizer(template, iter(())), "all", self.request.separator)
+        template = TokenizerOptions(chat_template=request.tokenizer.chat_template)
+        marker = Marker(make_tokenizer(template, iter(())), "all", request.separator)
         # Collected alone, as `divided` does: the reading that fills the store names them all.
-        for index, _, _, marked in self._marked(marker, BadRows("collect")):
-            if self.parts[index] == TRAIN:
+        for index, _, _, marked in _marked(request, marker, BadRows("collect")):
+            if parts[index] == TRAIN:
                 text = marked.text
                 for token in marker.special:
                     text = text.replace(token, "")
                 yield text
+
+    tokenizer = request.given or make_tokenizer(request.tokenizer, training_texts())
+    marker, bad_rows, content = request.marker(tokenizer), BadRows("reject"), hashlib.sha256()
+    counts = {"begins_inside_token": 0, "holds_special_token": 0}
+    dtype = token_dtype(tokenizer.vocab_size)
+    with ExitStack() as stack:
+        files = [
+            {
+                kind: stack.enter_context(ArrayFile(folder / f"{name}.{kind}.npy", given or dtype))
+                for kind, given in COLUMNS.items()
+            }
+            for name in PART_NAMES
+        ]
+        rows = _marked(request, marker, bad_rows)
+        while batch := list(islice(rows, ROWS_PER_BATCH)):
+            for (index, number, row, _), (ids, is_trained, is_inside) in zip(
+                batch, _tokens(marker, batch), strict=True
+            ):
+                counts["begins_inside_token"] += is_inside
+                counts["holds_special_token"] += any(
+                    token in text for text in row.texts for token in marker.special
+                )
+                part = files[parts[index]]
+                values = (part["tokens"].length, len(ids), keys[index], number, row.line)
+                for kind, value in zip(list(COLUMNS)[2:], values, strict=True):
+                    part[kind].add(np.array([value]))
+                part["tokens"].add(ids)
+                part["is_trained"].add(is_trained)
+                for array in (ids, is_trained, parts[index : index + 1].astype(np.int64)):
+                    content.update(array.tobytes())
+    if not any(part["sizes"].length for part in files):
+        raise ValueError(
+            bad_rows.message()
+            if bad_rows.count
+            else "the files hold no rows; write prompts and completions, or chats, into them."
+        )
+    bad_rows.settle(folder)
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer.to_dict()), "utf-8")
+    facts = {
+        "fingerprint": content.hexdigest()[:32],
+        "files": [str(path) for paths in request.files.values() for path in paths],
+        **counts,
+    }
+    (folder / "facts.json").write_text(json.dumps(facts), "utf-8")
+
+
+_Row = tuple[int, int, Instruction, MarkedText]  # number of the row, of its file; row; its text
+
+
+def _marked(request: InstructionRequest, marker: Marker, bad_rows: BadRows) -> Iterator[_Row]:
+    """Yield each sound row with its text; what the template refuses goes to `bad_rows`.
+
+    Raises:
+        ValueError: a row is a chat, and the tokenizer cannot write any.
+    """
+    for index, (_, number, row) in enumerate(request.rows(bad_rows)):
+        if row.messages and marker.tokenizer.chat_template is None:
+            marker.tokenizer.render(row.messages)  # names the way out
+        try:
+            text = marker.marked(row)
+        except ValueError as error:
+            bad_rows.add(BadRow(row.file, row.line, "", str(error), "template"))
+        else:
+            yield index, number, row, text
+
+
+def _tokens(marker: Marker, batch: list[_Row]) -> list[TrainedTokens]:
+    """Return the tokens of each text; an error names the row."""
+    try:
+        return marker.tokens([text for *_, text in batch])
+    except ValueError:
+        for *_, row, text in batch:
+            try:
+                marker.tokens([text])
+            except ValueError as error:
+                raise ValueError(f"{row.file}:{row.line}: {error}") from error
+        raise

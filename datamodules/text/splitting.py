@@ -1,6 +1,8 @@
 """How text is divided into training, validation and test: whole documents, or their ends."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
@@ -42,6 +44,20 @@ class TextSplit:
             raise ValueError(
                 f'split.by must be one of {", ".join(get_args(DivideBy))}, got "{self.by}".'
             )
+
+    def beside(self, files: Mapping[int, Sequence[Path]]) -> "TextSplit | None":
+        """Return how the training files are divided; `None` where they are not.
+
+        Validation files leave the training files whole; test files leave them undivided but for
+        validation.
+
+        Args:
+            files: per part (train, validation, test) the files.
+        """
+        if files.get(VALIDATION):
+            return None
+        split = replace(self, test_share=0.0) if files.get(TEST) else self
+        return split if split.validation_share or split.test_share else None
 
 
 def without_text(stage: str, split: TextSplit | None, num_documents: int) -> str:

@@ -14,7 +14,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -31,7 +31,7 @@ from datamodules.core.store import (
     mapped_array,
 )
 from datamodules.files.documents import Fragment, Reading, read_section, sections_of
-from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
+from datamodules.files.splitting import PART_NAMES, TRAIN
 from datamodules.text.splitting import Fragments, TextSplit, cuts_of
 from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions, make_tokenizer
 
@@ -231,7 +231,7 @@ class TokenRequest:
 
     def folder(self) -> Path:
         """Return the store's place in the cache, a digest of all that it depends on."""
-        root, split = cache_root(), self.effective_split()
+        root, split = cache_root(), self.split.beside(self.files)
         facts = {
             "version": STORE_VERSION,
             "files": {
@@ -243,17 +243,6 @@ class TokenRequest:
             "reading": asdict(self.reading),
         }
         return root / "tokens" / digest_of(facts)
-
-    def effective_split(self) -> TextSplit | None:
-        """Return how the training files are divided; none where they are not.
-
-        Validation files leave the training files whole; test files leave them undivided but for
-        validation.
-        """
-        if self.files.get(VALIDATION):
-            return None
-        split = replace(self.split, test_share=0.0) if self.files.get(TEST) else self.split
-        return split if split.validation_share or split.test_share else None
 
 
 def open_token_store(request: TokenRequest) -> TokenStore:
@@ -273,7 +262,7 @@ def _write(request: TokenRequest, folder: Path) -> None:
     if num_bytes > SAID_BYTES:
         log.info(f"Tokenising {num_bytes / 1e6:,.0f} MB of text, once.")
     fragments, empty = _scanned(request)
-    cuts, size = cuts_of(fragments, request.effective_split()), fragments.characters
+    cuts, size = cuts_of(fragments, request.split.beside(request.files)), fragments.characters
     bounds = np.column_stack([np.zeros_like(size), cuts, size])  # [F, parts + 1] characters
     tokenizer = request.given or make_tokenizer(
         request.tokenizer, (s.text for s in _stretches(request, bounds) if s.part == TRAIN)

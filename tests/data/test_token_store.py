@@ -107,8 +107,8 @@ def test_a_vocabulary_comes_from_training_documents_alone(tmp_path):
 def test_validation_files_leave_the_training_files_whole(tmp_path):
     files = {part: [text_file(tmp_path / f"{part}.txt", f"text {part}")] for part in range(3)}
     split = TextSplit(0.4, 0.4, by="tail")
-    assert request(files, split).effective_split() is None
-    assert request({TRAIN: files[TRAIN], TEST: files[TEST]}, split).effective_split() == (
+    assert split.beside(files) is None
+    assert split.beside({TRAIN: files[TRAIN], TEST: files[TEST]}) == (
         TextSplit(0.4, 0.0, by="tail")
     )
     store = open_token_store(request(files, split))
