@@ -1,20 +1,99 @@
 """Write one HTML page on a run, or on two runs side by side."""
 
+import csv
+import json
+import math
+import os
+import re
+import statistics
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from lit_models.errors import UsageError
 
-if TYPE_CHECKING:
-    from lit_models.reporting.reading import RunRecord
+GENERATOR = '<meta name="generator" content="unisono report">'
+TEMPLATES = Path(__file__).parent / "templates"
+MOST_METRICS = 6  # charts of metrics in sight; the others unfold
+MOST_STRETCHES = 240  # of a curve, of each of which four points are drawn
+LOG_FROM = 50.0  # largest over smallest value
+FRESH_S = 90.0  # a ledger written to so lately is still being written
+ABSENT = "absent"
+
+Line = dict[str, Any]
+Points = list[tuple[float, float]]  # step and value; a value may be NaN or infinite
 
 
-def report(
-    run: Path, other: Path | None = None, *, to: Path | None = None, forecast: Path | None = None
-) -> int:
+@dataclass
+class RunRecord:
+    """Content of a run folder.
+
+    Attributes:
+        folder: the run folder.
+        ledger: its lines, in the order in which they were written.
+        lineage: step -> line of what led to the newest weights.
+        age_s: seconds since the ledger was written to.
+        topology: content of topology.json.
+        plan: content of plan.json.
+        config: the configuration of the newest training.
+        config_text: its file as it is.
+        metrics: metric -> step and value, by step.
+        throughput: lines of throughput.jsonl.
+        failure: content of failure.json.
+        notes: what is missing or could not be read, a sentence each.
+    """
+
+    folder: Path
+    ledger: list[Line]
+    lineage: dict[int, Line]
+    age_s: float = 0.0
+    topology: dict[str, Any] = field(default_factory=dict)
+    plan: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    config_text: str = ""
+    metrics: dict[str, Points] = field(default_factory=dict)
+    throughput: list[Line] = field(default_factory=list)
+    failure: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The folder's own name."""
+        return self.folder.resolve().name
+
+    @property
+    def steps(self) -> list[Line]:
+        """All lines of optimizer steps, those that were repeated later too."""
+        return [ln for ln in self.ledger if "event" not in ln and "resumed_from_step" not in ln]
+
+    def series(self, key: str) -> Points:
+        """Return a value of each surviving step, where it is known."""
+        pairs = ((float(step), line.get(key)) for step, line in sorted(self.lineage.items()))
+        return [(step, float(value)) for step, value in pairs if value is not None]
+
+    @property
+    def seconds(self) -> float:
+        """Of all steps, the repeated ones too, with what lies between them."""
+        return sum(line.get("seconds", 0.0) for line in self.steps)
+
+    @property
+    def median_seconds(self) -> float:
+        """Of a surviving step; 0 without steps."""
+        found = [seconds for _, seconds in self.series("seconds")]
+        return statistics.median(found) if found else 0.0
+
+    @property
+    def monitor(self) -> tuple[str, str]:
+        """Name and mode of the metric that chose the best checkpoint, else of the loss."""
+        facts = self.topology.get("monitor") or {}
+        known = facts.get("name") in self.metrics
+        return (facts["name"], facts["mode"]) if known else ("val/loss", "min")
+
+
+def report(run: Path, other: Path | None = None, *, to: Path | None = None) -> int:
     """Write one HTML page, which needs no network, on a run or on two.
 
     Args:
@@ -22,55 +101,557 @@ def report(
         other: a second run folder: the page says what differs, then shows both.
         to: the file; null takes RUN/report.html, or compare-RUN-OTHER.html in the working folder.
             An earlier report is replaced, never another file.
-        forecast: output of `unisono plan --json` for this run, to show beside the measured.
 
     Raises:
         UsageError: an argument names nothing that it could be.
     """
-    from lit_models.reporting.page import check_target, write_page
-
-    if other is not None and forecast is not None:
-        raise UsageError("--forecast belongs to one run: leave it or the second run folder out.")
-    first = _read(Path(run))
-    if other is None:
-        from lit_models.reporting.run_page import run_page
-        from lit_models.reporting.timing import forecast_of
-
-        path = Path(to) if to is not None else first.folder / "report.html"
-        with _as_usage():
-            check_target(path)
-            foreseen = forecast_of(first, Path(forecast)) if forecast is not None else None
-        text = run_page(first, foreseen)
-    else:
-        from lit_models.reporting.compare_page import compare_page
-
-        second = _read(Path(other))
-        path = Path(to) if to is not None else Path(f"compare-{first.name}-{second.name}.html")
-        with _as_usage():
-            check_target(path)
-        text = compare_page(first, second)
-    write_page(path, text)
+    runs = [read_run(Path(folder), time.time()) for folder in (run, other) if folder is not None]
+    path = runs[0].folder / "report.html"
+    if len(runs) == 2:
+        path = Path(f"compare-{runs[0].name}-{runs[1].name}.html")
+    path = Path(to) if to is not None else path
+    _check_target(path)
+    write_page(path, run_facts(runs[0]) if len(runs) == 1 else comparison(*runs))
     print(f"written to {path}")
     return 0
 
 
-def _read(folder: Path) -> "RunRecord":
-    from lit_models.commands._run_config import newest_config
-    from lit_models.reporting.reading import read_run
+def read_run(folder: Path, now_s: float) -> RunRecord:
+    """Return what a run folder holds; files other than the ledger may be missing.
 
+    Args:
+        folder: the run folder.
+        now_s: the time, to say how old the newest line is.
+
+    Raises:
+        UsageError: no such folder, or no ledger in it.
+        ValueError: a damaged line in the ledger that is not the last.
+    """
+    from lit_models.commands._run_config import newest_config
+    from lit_models.config_files import read_config
+    from lit_models.training.lineage import read_ledger, surviving
+
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is no run folder; name one, such as runs/demo.")
+    path = folder / "ledger.jsonl"
     try:
-        config = newest_config(folder)
-    except FileNotFoundError:  # a run of a script has none; the page says so
-        config = None
-    try:
-        return read_run(folder, config, time.time())
+        ledger, is_torn = read_ledger(path)
     except FileNotFoundError as error:
         raise UsageError(str(error)) from error
-
-
-@contextmanager
-def _as_usage() -> Iterator[None]:
+    run = RunRecord(folder, ledger, surviving(ledger)[0], now_s - path.stat().st_mtime)
+    notes = run.notes
+    if is_torn:
+        notes.append("The ledger's last line is torn, as a kill leaves it; it is not counted.")
+    run.topology = _read_json(folder / "topology.json", notes)
+    run.plan = _read_json(folder / "plan.json", notes)
+    if (folder / "failure.json").exists():
+        run.failure = _read_json(folder / "failure.json", notes)
+    run.metrics = _read_metrics(folder / "metrics.csv", max(run.lineage, default=0), notes)
+    if (folder / "throughput.jsonl").exists():
+        whole, _, last = (folder / "throughput.jsonl").read_text(errors="replace").rpartition("\n")
+        num_damaged = int(bool(last))
+        for text in whole.splitlines():
+            try:
+                run.throughput.append({"step": 0, **json.loads(text)})
+            except (ValueError, TypeError):
+                num_damaged += 1
+        if num_damaged:
+            notes.append(f"throughput.jsonl has {num_damaged} damaged lines; not counted.")
     try:
-        yield
-    except (ValueError, FileNotFoundError) as error:
-        raise UsageError(str(error)) from error
+        config = newest_config(folder)
+    except FileNotFoundError:
+        notes.append("There is no config.yaml: a run of a script has none.")
+        return run
+    run.config_text = config.read_text("utf-8", "replace")
+    try:
+        run.config = read_config(config)
+    except ValueError as error:
+        notes.append(str(error))
+    return run
+
+
+def _read_json(path: Path, notes: list[str]) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(content, dict):
+            return content
+        notes.append(f"{path.name} is damaged (no mapping): what it would say is left out.")
+    except FileNotFoundError:
+        notes.append(f"There is no {path.name}: what it would say is left out.")
+    except ValueError as error:
+        notes.append(f"{path.name} is damaged ({error}): what it would say is left out.")
+    return {}
+
+
+def _read_metrics(path: Path, last_step: int, notes: list[str]) -> dict[str, Points]:
+    """Return metric -> steps done and values; an empty cell is no value.
+
+    Lightning numbers an evaluation inside a training by the step before it from 0, all other rows
+    by the steps done.
+    """
+    if not path.exists():
+        notes.append("There is no metrics.csv: metrics of evaluations are not shown.")
+        return {}
+    found: dict[str, dict[float, float]] = {}
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        for row in csv.DictReader(file, restval=""):
+            try:
+                step = float(row.pop("step", ""))
+                row.pop("epoch", None)
+                values = {name: float(text) for name, text in row.items() if text}
+            except (TypeError, ValueError):  # a row that a kill cut short, or a foreign one
+                continue
+            for name, value in values.items():
+                inside = "train/loss" not in values and name.startswith("val/")
+                found.setdefault(name, {})[min(step + 1, last_step) if inside else step] = value
+    if not found:
+        notes.append("metrics.csv holds no value.")
+    return {name: sorted(points.items()) for name, points in found.items()}
+
+
+def attempts_of(run: RunRecord) -> list[dict[str, Any]]:
+    """Return each start of a run: its number, devices, `begin` and `last` step, the seconds of its
+    steps, how many steps of earlier ones it `repeated`, its `end` in words, when it `began`."""
+    found: list[dict[str, Any]] = []
+    lineage: set[int] = set()
+    for line in run.ledger:
+        if "resumed_from_step" in line:
+            begin = line["resumed_from_step"]
+            lost = {step for step in lineage if step > begin}
+            lineage -= lost
+            if found:
+                found[-1]["end"] = found[-1]["end"] or ("broke off" if lost else "ended")
+            one = {"number": line["attempt"], "devices": line["world_size"], "begin": begin}
+            one |= {"last": begin, "seconds": 0.0, "repeated": len(lost), "end": "", "began": None}
+            if "started_at" in line:
+                one["began"] = datetime.fromisoformat(line["started_at"]).astimezone(UTC)
+            found.append(one)
+        elif found and line.get("event") == "stopped":
+            found[-1]["end"] = f"stopped by {line['reason']}"
+        elif found and "event" not in line:
+            lineage.add(line["step"])
+            found[-1]["last"] = line["step"]
+            found[-1]["seconds"] += line.get("seconds", 0.0)
+    if found and not found[-1]["end"]:
+        found[-1]["end"] = re.split(":| after", ending(run)[1])[0].lower()
+    return found
+
+
+def ending(run: RunRecord) -> tuple[str, str]:
+    """Return how a run stands: good, warn or bad, and a sentence."""
+    last, newest = max(run.lineage, default=0), run.ledger[-1] if run.ledger else {}
+    at = f"after {counted(last, 'step')}"
+    if newest.get("event") == "stopped":
+        return "warn", f"Stopped by {newest['reason']} {at}; --ckpt_path auto goes on."
+    if run.failure:
+        where = f"rank {run.failure.get('rank')}, step {run.failure.get('step')}"
+        return "bad", f"Failed {at} ({where}): {run.failure.get('error')}"
+    trainer, per_epoch = run.config.get("trainer") or {}, run.plan.get("steps_per_epoch") or 0
+    limits = [trainer.get("max_steps") or -1, (trainer.get("max_epochs") or -1) * per_epoch]
+    planned = min((int(limit) for limit in limits if limit > 0), default=None)
+    is_over = run.topology.get("is_over")
+    if is_over or (is_over is None and planned is not None and last >= planned):
+        return "good", f"Finished {at}."
+    of = f" of {planned:,}" if planned else ""
+    if run.age_s < max(FRESH_S, 20 * run.median_seconds):
+        ago = duration(max(round(run.age_s), 1))
+        return "warn", f"In progress: {last:,}{of} steps so far; the newest was written {ago} ago."
+    silence = f"no word for {duration(run.age_s)}. It was killed, or it hangs."
+    return "bad", f"Not finished: {last:,}{of} steps, and {silence}"
+
+
+def run_facts(run: RunRecord) -> dict[str, Any]:
+    """Return what the template shows of one run."""
+    from lit_models.training.lineage import verify_run
+
+    attempts = attempts_of(run)
+    proof, state = None, "not checked"
+    try:
+        proof = verify_run(run.folder)
+        state = counted(len(proof.faults), "fault") if proof.faults else "holds"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        run.notes.append(f"The proof is not checked: {error}")
+    name, mode = run.monitor
+    tests = list(_tests(run, name.removeprefix("val/")))
+    tiles = [(f"Test {n}", v, f"baseline {b}" if b else "no baseline") for n, v, b in tests[:1]]
+    finite = [(step, v) for step, v in run.metrics.get(name, []) if math.isfinite(v)]
+    if finite:
+        step, value = (max if mode == "max" else min)(finite, key=lambda point: point[1])
+        tiles.append((f"Best {name}", shown(value), f"at step {step:,.0f}"))
+    num_epochs = len({line["epoch"] for line in run.lineage.values()})
+    num_samples = sum(line["samples"] for line in run.lineage.values())
+    world = attempts[-1]["devices"] if attempts else run.topology.get("world_size", 0)
+    tiles += [
+        ("Steps", f"{len(run.lineage):,}", f"in {counted(num_epochs, 'epoch')}"),
+        ("Samples used", f"{num_samples:,}", "repeats of epochs counted"),
+        ("Training time", duration(run.seconds), counted(len(attempts), "attempt")),
+        ("Devices", f"{world:,}", run.topology.get("strategy", "")),
+        ("Exactly-once proof", state, "of unisono verify"),
+    ]
+    charts = [
+        chart("Loss", {n: p for n, p in (("train/loss", run.series("loss")),
+              ("val/loss", run.metrics.get("val/loss", []))) if p}, True),
+        *(chart(n, {n: run.metrics[n]}) for n in _drawn_metrics(run)[:1]),
+        chart("Learning rate", {"learning rate": run.series("learning_rate")}),
+        chart("Gradient norm", {"before clipping": run.series("grad_norm")}, True),
+        chart("Seconds per step", {"seconds": run.series("seconds")}, True),
+    ]  # fmt: skip
+    terms: dict[str, Points] = {}
+    for step, line in sorted(run.lineage.items()):
+        for term, value in line.get("terms", {}).items():
+            terms.setdefault(term, []).append((float(step), float(value)))
+    if len(terms) > 1:
+        charts.insert(1, chart("Terms of the loss", terms, True))
+    charts += [chart(n, {n: run.metrics[n]}) for n in _drawn_metrics(run)[1:]]
+    errors = [
+        name for name in ("errors-test.csv", "errors-val.csv") if (run.folder / name).exists()
+    ]
+    clock = ""
+    if attempts and attempts[0]["began"] and attempts[-1]["began"]:
+        last = attempts[-1]["began"] + timedelta(seconds=attempts[-1]["seconds"])
+        clock = f"Began {attempts[0]['began']:%F %T}, last step {last:%F %T} (UTC)."
+    return {
+        "title": run.name,
+        "eyebrow": "report of a run",
+        "states": [(None, *ending(run))],
+        "clock": clock,
+        "tiles": tiles,
+        "tests": tests,
+        "errors": errors[:1],
+        "marks": [attempt["begin"] for attempt in attempts[1:]],
+        "charts": charts[: 5 + MOST_METRICS],
+        "more_charts": charts[5 + MOST_METRICS :],
+        "attempts": attempts,
+        "duration": duration,
+        "events": [ln for ln in run.ledger if ln.get("event") in ("not_applied", "rolled_back")],
+        "metrics": list(_metric_rows(run)),
+        "facts": _facts(run),
+        "proof": proof,
+        "warnings": [w for w in (*run.topology.get("warnings", []), run.topology.get("fallback"),
+                     *run.notes) if w],
+        "sources": [("Command and configuration", run)],
+    }  # fmt: skip
+
+
+def _tests(run: RunRecord, first: str) -> Iterator[tuple[str, str, str]]:
+    """Yield each metric of the test with its value and that of a baseline; the first is the one
+    with a baseline, or the monitored one.
+
+    A ranker's and a retriever's stand in a file, with those of other systems.
+    """
+    last = {name: points[-1][1] for name, points in run.metrics.items()}
+    for path in (run.folder / "ranking.json", run.folder / "retrieval-test.json"):
+        if not path.exists():
+            continue
+        try:
+            own, *others = json.loads(path.read_text(encoding="utf-8"))["systems"].items()
+            last |= {f"test/{name}": float(value) for name, value in own[1].items()}
+            for system, metrics in others:
+                if system == "bm25":
+                    last |= {f"test/baseline_{n}": float(value) for n, value in metrics.items()}
+            first = next(iter(own[1]))
+        except (ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
+            run.notes.append(f"{path.name} is not what it should be ({error!r}); not shown.")
+    known = {n.removeprefix("test/baseline_"): v for n, v in last.items() if "/baseline_" in n}
+    names = [n.removeprefix("test/") for n in last if n.startswith("test/")]
+    names = [name for name in names if not name.startswith("baseline_")]
+    for name in sorted(names, key=lambda n: (n != first or n not in known, n not in known,
+                                             n != first)):  # fmt: skip
+        yield name, shown(last[f"test/{name}"]), shown(known[name]) if name in known else ""
+
+
+def _metric_rows(run: RunRecord) -> Iterator[tuple[str, ...]]:
+    """Yield each metric of an evaluation: its last, lowest and highest value, and their number."""
+    for name, points in sorted(run.metrics.items()):
+        if name.startswith(("train/", "throughput/")):
+            continue
+        finite = [(value, step) for step, value in points if math.isfinite(value)]
+        ends = [f(finite, key=lambda pair: pair[0]) for f in (min, max)] if finite else []
+        at = [f"{shown(value)} ({step:,.0f})" for value, step in ends] or ["–", "–"]
+        yield name, shown(points[-1][1]), *at, f"{len(points):,}"
+
+
+def _facts(run: RunRecord) -> list[tuple[str, str]]:
+    """Return what is known of machine, batch, speed and versions; of ranks only what differs."""
+    top, lines = run.topology, run.throughput
+    plan, code = top.get("plan", {}), top.get("code") or {}
+
+    def mean(key: str, form: str) -> str | None:
+        pairs = [(ln[key], ln.get("seconds", 1)) for ln in lines if ln.get(key) is not None]
+        weight = sum(seconds for _, seconds in pairs)
+        found = sum(value * seconds for value, seconds in pairs) / weight if weight else None
+        return None if found is None else format(found, form)
+
+    samples = sum(line["samples"] for line in run.steps)
+    rate = f"{samples / run.seconds:,.1f}" if run.seconds else None
+    memory = [one.get("allocated_bytes") or one.get("resident_bytes") or 0
+              for one in top.get("memory", [])]  # fmt: skip
+    sizes = sorted({f"{size / (1 << 30):,.2f} GiB" for size in memory if size})
+    batch, padding = plan.get("global_batch_size"), plan.get("padding_share")
+    facts = {
+        "host:rank:device": ", ".join(top.get("host_rank_device", [])),
+        "strategy": top.get("strategy"),
+        "backend": top.get("backend"),
+        "precision": top.get("precision"),
+        "exactness": (top.get("exactness") or {}).get("level"),
+        "global batch": batch
+        and f"{batch:,} = {plan.get('num_replicas')} × "
+        f"{plan.get('micro_batch_size')} × {plan.get('accumulate_grad_batches')} accumulated",
+        "learning rate": top and f"scaled by {top.get('lr_scale', 1.0):g}",
+        "samples per second": mean("samples_per_s", ",.1f") or rate,
+        "tokens per second": mean("tokens_per_s", ",.0f"),
+        "padding": mean("padding_share", ".1%") or (padding and f"{padding:.1%}"),
+        "of the device's peak": mean("mfu", ".1%"),
+        "seconds per step": f"{run.median_seconds:.4g} (median)" if run.lineage else None,
+        "memory of a rank": " to ".join(dict.fromkeys((sizes[0], sizes[-1]))) if sizes else None,
+        "versions": ", ".join(f"{n} {v}" for n, v in (top.get("versions") or {}).items()),
+        "code": code and f"unisono {code.get('version')}, digest {code.get('digest')}",
+    }
+    return [(name, str(value)) for name, value in facts.items() if value]
+
+
+def _drawn_metrics(run: RunRecord) -> list[str]:
+    """Return the metrics that make a curve, the monitored one first: two values that differ."""
+    names = [
+        name
+        for name, points in run.metrics.items()
+        if not name.startswith(("train/", "throughput/", "val/loss"))
+        and len({value for _, value in points}) > 1
+    ]
+    return sorted(names, key=lambda name: name != run.monitor[0])
+
+
+def comparison(first: RunRecord, second: RunRecord) -> dict[str, Any]:
+    """Return what the template shows of two runs."""
+    runs = (first, second)
+    names = [run.name if first.name != second.name else str(run.folder) for run in runs]
+    found = differences(first, second)
+    rows: list[tuple[str, ...]] = [(aspect if i == 0 else "", *row, "")
+            for aspect, rows_ in found.items() for i, row in enumerate(rows_ or ())]  # fmt: skip
+    evaluated = [{n for n in run.metrics if not n.startswith(("train/", "throughput/"))}
+                 for run in runs]  # fmt: skip
+    common = sorted(evaluated[0] & evaluated[1])
+    values: dict[str, list[float | None]] = {
+        "steps": [len(run.lineage) for run in runs],
+        "median seconds per step": [run.median_seconds for run in runs],
+        "train/loss": [p[-1][1] if (p := run.series("loss")) else None for run in runs],
+        **{name: [run.metrics[name][-1][1] for run in runs] for name in common},
+    }
+    rows.append(("last value", "training time", *(duration(run.seconds) for run in runs), ""))
+    for name, (one, two) in values.items():
+        both = one is not None and two is not None
+        change = shown(two - one) if both else ""  # type: ignore[operator]
+        change = f"+{change}" if change[:1].isdigit() and change != "0" else change
+        rows.append(("", name, shown(one), shown(two), change))
+    keys = {"Training loss": "loss", "Learning rate": "learning_rate",
+            "Gradient norm": "grad_norm", "Seconds per step": "seconds"}  # fmt: skip
+    charts = [
+        chart(title, {n: run.series(key) for n, run in zip(names, runs, strict=True)},
+              key != "learning_rate") for title, key in keys.items()
+    ]  # fmt: skip
+    drawn = {n for run in runs for n in [*_drawn_metrics(run), "val/loss"]} & set(common)
+    watched = [run.monitor[0] for run in runs]
+    for name in sorted(drawn, key=lambda n: (n not in watched, n)):
+        pairs = zip(names, runs, strict=True)
+        charts.append(chart(name, {n: run.metrics[name] for n, run in pairs}))
+    return {
+        "title": f"{names[0]} and {names[1]}",
+        "eyebrow": "two runs",
+        "states": [(n, *ending(run)) for n, run in zip(names, runs, strict=True)],
+        "differs": [aspect for aspect, rows_ in found.items() if rows_],
+        "same": [aspect for aspect, rows_ in found.items() if rows_ == []],
+        "unknown": [aspect for aspect, rows_ in found.items() if rows_ is None],
+        "gap": loss_gap(first, second),
+        "families": [str((run.config.get("model") or {}).get("class_path")) for run in runs],
+        "num_single": len(evaluated[0] ^ evaluated[1]),
+        "names": names,
+        "rows": rows,
+        "charts": charts[: 4 + MOST_METRICS],
+        "more_charts": charts[4 + MOST_METRICS :],
+        "warnings": [f"{n}: {note}" for n, run in zip(names, runs, strict=True)
+                     for note in run.notes],
+        "sources": list(zip(names, runs, strict=True)),
+    }  # fmt: skip
+
+
+def differences(
+    first: RunRecord, second: RunRecord
+) -> dict[str, list[tuple[str, str, str]] | None]:
+    """Return aspect -> name and both values of what differs; `None` where not both know it."""
+
+    def aspects(run: RunRecord) -> dict[str, dict[str, Any]]:
+        plan, top = run.plan, run.topology
+        request, own = plan.get("request", {}), ("fingerprint", "num_samples", "seed")
+        batch = top.get("plan", {})
+        config = {n: v for n, v in run.config.items() if n != "seed_everything"}
+        trainer = run.config.get("trainer") or {}  # the runs' names say their folders
+        config["trainer"] = {n: v for n, v in trainer.items() if n != "default_root_dir"}
+        places = {place.rpartition(":")[2] if "cuda" not in place else "cuda"
+                  for place in top.get("host_rank_device", [])}  # fmt: skip
+        devices = {
+            name: top.get(name) for name in ("world_size", "num_nodes", "strategy", "precision")
+        }
+        devices |= {
+            name: batch.get(name) for name in ("micro_batch_size", "accumulate_grad_batches")
+        }
+        devices["kind"] = ", ".join(sorted(places))
+        data = {"fingerprint": request.get("fingerprint"), "samples": request.get("num_samples")}
+        order = {"digest": plan.get("digest"), "steps_per_epoch": plan.get("steps_per_epoch"),
+                 **{n: v for n, v in request.items() if n not in own}}  # fmt: skip
+        return {
+            "data": plan and data,
+            "plan": plan and order,
+            "seed": run.config and {"seed": run.config.get("seed_everything")},
+            "configuration": run.config and config,
+            "code": top.get("code") or {},
+            "devices": top and devices,
+            "versions": top.get("versions") or {},
+        }
+
+    one, two = aspects(first), aspects(second)
+    return {a: list(_changes(one[a], two[a])) if one[a] and two[a] else None for a in one}
+
+
+def _changes(
+    first: dict[str, Any], second: dict[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, str, str]]:
+    """Yield dotted key and both values of what differs; `init_args` is no part of a key, as on the
+    command line, and what only one of them has is one row."""
+    for name in dict.fromkeys([*first, *second]):
+        one, other = first.get(name, ABSENT), second.get(name, ABSENT)
+        at = prefix if name == "init_args" else f"{prefix}.{name}".strip(".")
+        if isinstance(one, dict) and isinstance(other, dict):
+            yield from _changes(one, other, at)
+        elif one != other and not (one != one and other != other):
+            yield at, _written(one), _written(other)
+
+
+def _written(value: Any) -> str:
+    """Return a value as a configuration would have it, a class as NAME(key: value, …)."""
+    if isinstance(value, dict):
+        inner = value.get("init_args") or {} if "class_path" in value else value
+        words = ", ".join(f"{name}: {_written(v)}" for name, v in inner.items())
+        return f"{value.get('class_path', '')}({words})"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_written, value))}]"
+    if value is None or isinstance(value, bool):
+        return str(value).lower().replace("none", "null")
+    return str(value)
+
+
+def loss_gap(first: RunRecord, second: RunRecord) -> tuple[float, int] | None:
+    """Return the largest relative difference of the loss over the steps that both have, and their
+    number; `None` where they follow different plans, so that steps have different samples."""
+    digests = [run.plan.get("digest") for run in (first, second)]
+    if digests[0] is None or digests[0] != digests[1]:
+        return None
+    steps = sorted(first.lineage.keys() & second.lineage.keys())
+    pairs = [(first.lineage[step]["loss"], second.lineage[step]["loss"]) for step in steps]
+    gaps = [abs(a - b) / max(abs(a), abs(b), 1e-300) for a, b in pairs
+            if math.isfinite(a) and math.isfinite(b)]  # fmt: skip
+    return (max(gaps), len(gaps)) if gaps else None
+
+
+def chart(title: str, series: dict[str, Points], may_be_log: bool = False) -> dict[str, Any]:
+    """Return what the page draws: a step and a value per point, `None` where it is not finite.
+
+    A scale is logarithmic where values are positive and 50 times apart.
+    """
+    finite = [v for points in series.values() for _, v in points if math.isfinite(v)]
+    is_log = may_be_log and bool(finite) and 0 < LOG_FROM * min(finite) <= max(finite)
+    gaps = [f"{step:,.0f}" for p in series.values() for step, v in p if not math.isfinite(v)]
+    notes = ["Logarithmic scale."] if is_log else []
+    if gaps:
+        where = ", ".join(gaps[:8]) + ", …" * (len(gaps) > 8)
+        notes.append(f"Not finite at {counted(len(gaps), 'step')} ({where}).")
+    if not finite:
+        notes.append("No value was written.")
+    lines = []
+    for name, points in series.items():
+        kept = thinned(points)
+        if len(kept) < len(points):
+            notes.append(f"{len(kept):,} of {len(points):,} points of {name} are drawn: no extreme "
+                         "is lost.")  # fmt: skip
+        values = [value if math.isfinite(value) else None for _, value in kept]
+        lines.append({"name": name, "steps": [step for step, _ in kept], "values": values})
+    return {"title": title, "series": lines, "is_log": is_log, "note": " ".join(notes)}
+
+
+def thinned(points: Points) -> Points:
+    """Return few enough points to draw: of each of many stretches of steps the first, last, lowest
+    and highest, so that no extreme is lost (M4: Jugel et al., VLDB 2014), and all not finite."""
+    if len(points) <= 4 * MOST_STRETCHES:
+        return points
+    start, width = points[0][0], (points[-1][0] - points[0][0]) / MOST_STRETCHES or 1.0
+    stretches: dict[int, list[int]] = {}
+    kept = {i for i, (_, value) in enumerate(points) if not math.isfinite(value)}
+    for i, (step, value) in enumerate(points):
+        if math.isfinite(value):
+            stretches.setdefault(int((step - start) / width), []).append(i)
+    for places in stretches.values():
+        ends = (f(places, key=lambda i: points[i][1]) for f in (min, max))
+        kept |= {places[0], places[-1], *ends}
+    return [points[i] for i in sorted(kept)]
+
+
+def _check_target(path: Path) -> None:
+    """Refuse a file that a report must not become."""
+    if path.is_dir():
+        raise UsageError(f"--to {path} is a folder; name a file, such as {path / 'report.html'}.")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"--to {path}: there is no folder {path.parent}; make it.")
+    if path.exists():
+        with path.open(encoding="utf-8", errors="replace") as file:
+            if GENERATOR not in file.read(1000):
+                raise UsageError(
+                    f"{path} exists and is no report of this command, so it is not replaced; move "
+                    "it away, or name another file with --to."
+                )
+
+
+def write_page(path: Path, facts: dict[str, Any]) -> None:
+    """Write a page as a whole, over an earlier report at most."""
+    from jinja2 import Environment, FileSystemLoader
+
+    environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True)
+    template = environment.get_template("report.html")
+    vendored = {
+        name: (TEMPLATES / f"uplot.min.{name}").read_text("utf-8") for name in ("js", "css")
+    }
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(template.render(generator=GENERATOR, uplot=vendored, **facts), "utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def shown(value: float | None, digits: int = 4) -> str:
+    """Return a number with so many significant digits, thousands set apart; "–" for `None`."""
+    if value is None:
+        return "–"
+    if not math.isfinite(value):
+        return "not a number" if math.isnan(value) else f"{'−' * (value < 0)}infinite"
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}".replace("-", "−")
+    if not 1e-4 <= abs(value) < 1e6:
+        mantissa, _, power = f"{value:.{digits - 1}e}".partition("e")
+        return f"{mantissa.rstrip('0').rstrip('.')}e{int(power)}".replace("-", "−")
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{decimals}f}".replace("-", "−")
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number and its noun in singular or plural."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in its two largest units."""
+    if seconds < 10:
+        return f"{seconds:.2g} s" if seconds else "0 s"
+    whole = round(seconds)
+    days, hours, minutes = whole // 86400, whole // 3600 % 24, whole // 60 % 60
+    parts = [(days, "d"), (hours, "h"), (minutes, "min"), (whole % 60, "s")]
+    first = next(i for i, (number, _) in enumerate(parts) if number)
+    return " ".join(f"{number} {unit}" for number, unit in parts[first : first + 2] if number)

@@ -37,20 +37,17 @@ function look(frame) {
     size = Math.min(size, parseFloat(style(element).fontSize));
     if (found < contrast) { contrast = found; worst = element.outerHTML.slice(0, 80); }
   }
-  const plot = page.querySelector(".plot"), box = plot.getBoundingClientRect();
-  plot.dispatchEvent(new view.PointerEvent("pointermove",
-    {clientX: box.left + box.width, clientY: box.top + 5}));
+  const ink = canvas => new Set(new Uint32Array(canvas.getContext("2d").getImageData(0, 0,
+    canvas.width, canvas.height).data.buffer)).size;
   return {
     width: root.clientWidth, needed: root.scrollWidth, contrast, worst, size,
     background: style(page.body).backgroundColor,
     columns: style(page.querySelector("main")).gridTemplateColumns.split(" ").length,
     headings: [...page.querySelectorAll("h1, h2, h3")].map(h => +h.tagName[1]),
-    labels: [...page.querySelectorAll("svg")].map(s => s.getAttribute("aria-label") || ""),
-    curves: [...page.querySelectorAll(".curve[data-name]")].map(curve => ({
-      name: curve.dataset.name, length: curve.getTotalLength(),
-      points: curve.getAttribute("d").split(/[ML]/).length - 1,
-      height: curve.getBoundingClientRect().height})),
-    hover: plot.querySelector(".at").textContent,
+    curves: [...page.querySelectorAll(".plot")].map(plot => ({
+      colours: ink(plot.querySelector("canvas")),
+      legend: plot.querySelector(".u-legend").textContent,
+      width: plot.querySelector("canvas").getBoundingClientRect().width})),
   };
 }
 """

@@ -1,28 +1,63 @@
-"""`unisono report RUN`: what the page says of folders whose every value is known."""
+"""`unisono report`: what its pages say of folders whose every value is known."""
 
 import json
+import math
 import re
 from collections.abc import Callable
+from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lit_models.reporting.outcome import attempts
-from lit_models.reporting.reading import RunRecord, ledger_series, read_run
-from lit_models.reporting.timing import forecast_of, measured, plan_rows, split_of
+from lit_models.commands._arguments import with_words
+from lit_models.commands.report import (
+    MOST_STRETCHES,
+    chart,
+    differences,
+    duration,
+    ending,
+    loss_gap,
+    read_run,
+    report,
+    shown,
+    thinned,
+)
+from lit_models.errors import UsageError
 from lit_models.training.provenance import code_facts, command_line
-from tests.commands.run_folders import METRICS, page_of, run_folder, text_of, throughput_line
+from tests.commands.run_folders import (
+    CONFIG,
+    METRICS,
+    page_of,
+    run_folder,
+    text_of,
+    throughput_line,
+)
 
 Unisono = Callable[..., tuple[int, str]]
+OTHER = (
+    CONFIG.replace("seed_everything: 1", "seed_everything: 2")
+    .replace("lr: 0.003", "lr: 0.001")
+    .replace("runs/a", "runs/b")
+    .replace("max_steps: -1", "max_steps: -1, callbacks: [{class_path: X, init_args: {a: null}}]")
+)
 
 
-def record(folder: Path, age_s: float = 0.0) -> RunRecord:
-    now = (folder / "ledger.jsonl").stat().st_mtime + age_s
-    return read_run(folder, folder / "config.yaml", now)
+def charts_of(page: str) -> dict[str, dict[str, Any]]:
+    """What the page draws, by title."""
+    found = [json.loads(unescape(text)) for text in re.findall(r'data-chart="([^"]*)"', page)]
+    return {one["title"]: one for one in found}
+
+
+def compared(first: Path, second: Path) -> str:
+    path = first.parent / "both.html"
+    assert report(first, second, to=path) == 0
+    return text_of(path.read_text(encoding="utf-8"))
 
 
 def test_the_page_says_how_the_run_went(tmp_path: Path) -> None:
-    words = text_of(page_of(run_folder(tmp_path / "a")))
+    page = page_of(run_folder(tmp_path / "a"))
+    words = text_of(page)
     assert "Finished after 6 steps." in words
     assert "Best val/f1 0.5000 at step 6" in words  # row 5 of an evaluation: after 6 steps
     assert "Steps 6 in 2 epochs" in words
@@ -31,22 +66,25 @@ def test_the_page_says_how_the_run_went(tmp_path: Path) -> None:
     assert "two devices share a core" in words
     assert "8 = 2 × 4 × 1 accumulated" in words
     assert "unisono fit --config a.yaml" in words
+    assert "1 broke off – 1 0 4 0 2 s 2 finished – 2 2 6 2 2 s" in words
+    # Steps that were repeated are drawn once, without the 9 of the lost ones.
+    [train, validation] = charts_of(page)["Loss"]["series"]
+    assert train["steps"] == [1, 2, 3, 4, 5, 6]
+    assert train["values"] == [pytest.approx(1 / step) for step in range(1, 7)]
+    assert (validation["steps"], validation["values"]) == ([3, 6], [0.75, 0.625])
+    assert "const marks = [2];" in page
 
 
-def test_steps_that_were_repeated_are_drawn_once(tmp_path: Path) -> None:
-    run = record(run_folder(tmp_path / "a"))
-    found = ledger_series(run, "loss")
-    assert found == [(s, pytest.approx(1 / s)) for s in range(1, 7)]  # no 9 of the lost ones
-    one, two = attempts(run)
-    assert (one.end, one.last_step, one.repeated, one.seconds) == ("broke off", 4, 0, 2.0)
-    assert (two.end, two.resumed_from, two.repeated, two.repeated_to) == ("finished", 2, 2, 4)
-
-
-def test_the_first_screen_has_the_result_and_the_baseline(tmp_path: Path) -> None:
-    tested = METRICS.replace("val/loss\n", "val/loss,test/f1,test/baseline_f1\n")
-    folder = run_folder(tmp_path / "a", metrics=f"{tested}6,1,,,,0.4375,0.75\n")
-    words = text_of(page_of(folder))
-    assert "Test f1 0.4375 baseline 0.7500 Best val/f1 0.5000" in words
+def test_the_first_screen_has_the_result_the_baseline_and_the_table_of_the_test(
+    tmp_path: Path,
+) -> None:
+    tested = METRICS.replace("val/loss\n", "val/loss,test/f1,test/baseline_f1,test/loss\n")
+    folder = run_folder(tmp_path / "a", metrics=f"{tested}6,1,,,,0.4375,0.75,0.5\n")
+    (folder / "errors-test.csv").write_text("input,sample,loss\na,1,2\n")
+    first = text_of(page_of(folder)).partition("Curves")[0]
+    assert "Test f1 0.4375 baseline 0.7500 Best val/f1 0.5000" in first
+    assert "test result baseline f1 0.4375 0.7500 loss 0.5000 errors-test.csv : the samp" in first
+    assert '<a href="errors-test.csv">' in page_of(folder)
     systems = {"ranker": {"ndcg@10": 0.625}, "first": {"ndcg@10": 0.5}, "bm25": {"ndcg@10": 0.25}}
     (folder / "ranking.json").write_text(json.dumps({"systems": systems}))
     assert "Test ndcg@10 0.6250 baseline 0.2500" in text_of(page_of(folder))
@@ -56,29 +94,30 @@ def test_the_first_screen_has_the_result_and_the_baseline(tmp_path: Path) -> Non
     assert "Test " not in text_of(page_of(folder)).partition("Curves")[0]
 
 
-def test_what_a_config_a_metric_or_a_sample_holds_is_never_markup(tmp_path: Path) -> None:
-    evil = "<script>alert(1)</script>"
-    folder = run_folder(
-        tmp_path / "<b>",
-        config=f'model: {{class_path: "{evil}"}}\n',
-        metrics=METRICS.replace("val/f1", "val/<script>"),
-        topology={
-            "warnings": [evil],
-            "command": evil,
-            "strategy": evil,
-            "host_rank_device": [evil],
-        },
-    )
-    (folder / "errors-test.csv").write_text(f"{evil},sample,loss\n{evil},1,2\n")
-    page = page_of(folder)
-    assert page.count("<script>") == page.count("</script>") == 1  # the page's own
-    assert "alert(1)&lt;/script&gt;" in page
-    assert "<b>" not in page.partition("<h1>")[2].partition("</h1>")[0]
+def test_what_a_config_a_metric_or_a_name_holds_is_never_markup(tmp_path: Path) -> None:
+    evil = "</script><script>alert(1)</script>'\""
+    top = {"warnings": [evil], "command": evil, "strategy": evil, "host_rank_device": [evil]}
+    folders = [
+        run_folder(
+            tmp_path / name,
+            config=f"model: {{class_path: {json.dumps(evil)}}}\n",
+            metrics=METRICS.replace("val/f1", "val/</script><script>'\""),
+            topology=top,
+        )
+        for name in ("<b>", "<i>")
+    ]
+    report(*folders, to=tmp_path / "both.html")
+    for page in (page_of(folders[0]), (tmp_path / "both.html").read_text()):
+        assert page.count("<script>") == page.count("</script>") == 2  # the page's own
+        assert "alert(1)&lt;/script&gt;" in page
+        assert "<b>" not in page.partition("<h1>")[2].partition("</h1>")[0]
+        assert any("<script>'\"" in title for title in charts_of(page))
 
 
 def test_a_page_needs_nothing_from_outside(tmp_path: Path) -> None:
     page = page_of(run_folder(tmp_path / "a"))
-    assert not re.search(r"(src|href)=|https?:|@import|url\(", page)
+    assert not re.search(r"(src|href)=|@import|url\(", page)
+    assert "default-src 'none'" in page
 
 
 @pytest.mark.parametrize(
@@ -98,13 +137,19 @@ def test_a_page_needs_nothing_from_outside(tmp_path: Path) -> None:
 def test_the_page_says_how_the_run_ended(
     tmp_path: Path, changes: dict, event: dict | None, age_s: float, words: str
 ) -> None:
-    from lit_models.reporting.outcome import ending
-
     folder = run_folder(tmp_path / "a", topology=changes)
     if event:
         with (folder / "ledger.jsonl").open("a") as file:
             file.write(json.dumps({**event, "step": 6, "attempt": 2}) + "\n")
-    assert words in ending(record(folder, age_s)).sentence
+    now = (folder / "ledger.jsonl").stat().st_mtime + age_s
+    assert words in ending(read_run(folder, now))[1]
+
+
+def test_a_failure_is_named(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "a", topology={"is_over": False})
+    failure = {"rank": 1, "step": 7, "error": "ValueError: no"}
+    (folder / "failure.json").write_text(json.dumps(failure))
+    assert "Failed after 6 steps (rank 1, step 7): ValueError: no" in text_of(page_of(folder))
 
 
 def test_the_page_says_when_attempts_began_and_were_last_seen(tmp_path: Path) -> None:
@@ -113,63 +158,28 @@ def test_the_page_says_when_attempts_began_and_were_last_seen(tmp_path: Path) ->
     starts = iter(["2026-11-21T23:59:58+00:00", "2026-11-22T10:00:00+02:00"])
     lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
     lines = [{**ln, "started_at": next(starts)} if "plan_digest" in ln else ln for ln in lines]
+    lines.append(
+        {"event": "not_applied", "step": 7, "attempt": 2, "policy": "skip", "sample_ids": [3, 4]}
+    )
+    lines.append({"event": "rolled_back", "attempt": 2, "to_step": 2})
     (folder / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     words = text_of(page_of(folder))
     assert "Began 2026-11-21 23:59:58, last step 2026-11-22 08:00:02 (UTC)." in words
-    assert "1 broke off 2026-11-21 23:59:58 1 0 4 none 2 s" in words
+    assert "1 broke off 2026-11-21 23:59:58 1 0 4 0 2 s" in words
+    assert "Step 7: loss or gradient was not finite; its update was not applied" in words
+    assert "(skip; samples 3, 4)" in words
+    assert "Attempt 2: the weights of step 2 were put back." in words
 
 
-def test_the_split_sums_the_intervals_and_the_curve_leaves_lost_ones_out(tmp_path: Path) -> None:
+def test_speed_is_that_of_throughput_or_of_the_ledger(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "a")
-    lines = [throughput_line(1, 2, 1, 3), throughput_line(1, 4, 2, 2), throughput_line(2, 4, 1, 1)]
-    lines[0]["machine"]["gpu"] = [{"utilization_percent": 60}, {"utilization_percent": 80}]
-    (folder / "throughput.jsonl").write_text("".join(json.dumps(ln) + "\n" for ln in lines))
-    run = record(folder)
-    assert split_of(run)[0] == [("data", 4.0), ("forward", 6.0)]
-    assert [line["is_discarded"] for line in run.throughput] == [False, True, False]
     words = text_of(page_of(folder))
-    assert "data 4 s 40.0 %" in words
-    assert "padding 25.0 %" in words
-    assert "1, in 3 of 3 intervals" in words
-    assert "processor busy 50 % GPUs busy 70 %" in words
-
-
-def test_communication_that_fsdp_hides_counts_as_none_and_the_page_says_where_it_is(
-    tmp_path: Path,
-) -> None:
-    folder = run_folder(tmp_path / "a")
-    lines = [throughput_line(1, 2, 1, 3), throughput_line(2, 4, 1, 1)]
-    assert "communication is inside" not in _split_words(folder, lines)
-    for line in lines:
-        line["split"]["communication"] = line["ranks"]["seconds"] = line["slowest_rank"] = None
-    words = _split_words(folder, lines)
-    assert "data 2 s 33.3 % forward 4 s 66.7 %" in words
-    assert "Under fsdp, communication is inside forward and backward." in words
-
-
-def _split_words(folder: Path, lines: list[dict]) -> str:
+    assert "samples per second 16.0" in words  # 64 in 4 s
+    assert "seconds per step 0.5 (median)" in words
+    lines = [throughput_line(1, 2, 1, 3), throughput_line(1, 4, 2, 2)]
     (folder / "throughput.jsonl").write_text("".join(json.dumps(ln) + "\n" for ln in lines))
-    return text_of(page_of(folder))
-
-
-def test_without_throughput_the_ledgers_seconds_are_split(tmp_path: Path) -> None:
-    parts, words = split_of(record(run_folder(tmp_path / "a")))
-    assert parts == [("steps at their median time", 3.0), ("steps that were repeated", 1.0)]
-    assert "ledger" in words
-
-
-def test_a_forecast_stands_beside_what_was_measured(tmp_path: Path) -> None:
-    folder, path = run_folder(tmp_path / "a"), tmp_path / "plan.json"
-    foreseen = {"devices": [1, 2], "s per step": [0.9, 0.4], "GiB, ddp": [0.5, 0.8], "jobs": [1, 1]}
-    path.write_text(json.dumps(foreseen))
-    run = record(folder)
-    rows = {row[0]: row[1:] for row in plan_rows(run, forecast_of(run, path))}
-    assert rows["s per step"] == ["0.4000", "0.5000", "1.25"]
-    assert rows["GiB, ddp"] == ["0.8000", "1", "1.25"]
-    assert rows["steps per epoch"] == ["3", "3", "1.00"]
-    assert rows["steps in all"] == ["6", "6", "1.00"]
-    assert measured(run)["samples seen"] == 48
-    assert "s per step 0.4000 0.5000 1.25" in text_of(page_of(folder, forecast=path))
+    words = text_of(page_of(folder))
+    assert "samples per second 4.0 tokens per second 100 padding 25.0%" in words
 
 
 def test_a_broken_proof_is_seen(tmp_path: Path) -> None:
@@ -181,7 +191,177 @@ def test_a_broken_proof_is_seen(tmp_path: Path) -> None:
     assert "2 faults of unisono verify" in words  # the digest, and the line was edited
 
 
-def test_a_real_run_tells_its_command_and_code(toy_config: Path, unisono: Unisono) -> None:
+def test_torn_files_and_missing_ones_are_named(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "a", topology={"is_over": False})
+    with (folder / "ledger.jsonl").open("a") as file:
+        file.write('{"epoch": 2, "st')
+    (folder / "throughput.jsonl").write_text(json.dumps(throughput_line(1, 2, 1, 3)) + '\n{"att')
+    (folder / "topology.json").write_text('{"strategy": ')
+    for name in ("plan.json", "config.yaml", "metrics.csv"):
+        (folder / name).unlink()
+    words = text_of(page_of(folder))
+    for finding in (
+        "The ledger's last line is torn",
+        "throughput.jsonl has 1 damaged lines",
+        "topology.json is damaged",
+        "There is no metrics.csv",
+        "There is no config.yaml",
+        "The proof is not checked:",
+        "No evaluation wrote a metric.",
+    ):
+        assert finding in words
+
+
+def test_values_that_are_not_finite_are_gaps_and_an_empty_table_of_metrics_is_named(
+    tmp_path: Path,
+) -> None:
+    folder = run_folder(tmp_path / "a", losses={5: math.nan, 6: math.inf}, metrics="step,epoch\n")
+    page = page_of(folder)
+    assert charts_of(page)["Loss"]["series"][0]["values"][3:] == [0.25, None, None]
+    assert "Not finite at 2 steps (5, 6)" in text_of(page)
+    assert "metrics.csv holds no value." in text_of(page)
+
+
+def test_a_run_that_has_begun_and_done_nothing(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "a", attempts=((1, 0, 0),), topology={"is_over": False})
+    assert "In progress: 0 of 6 steps" in text_of(page_of(folder))
+    (folder / "ledger.jsonl").write_text("")
+    assert "The ledger is empty" in text_of(page_of(folder))
+
+
+def test_a_spike_among_many_points_is_drawn() -> None:
+    points = [(float(step), 0.0) for step in range(10_000)]
+    points[7_777], points[3_333] = (7_777.0, 50.0), (3_333.0, math.nan)
+    kept = thinned(points)
+    assert {(0.0, 0.0), (7_777.0, 50.0), (9_999.0, 0.0)} <= set(kept)
+    assert any(math.isnan(value) for _, value in kept)
+    assert len(kept) <= 4 * MOST_STRETCHES + 6
+    assert "10,000 points of a are drawn: no extreme is lost." in chart("A", {"a": points})["note"]
+
+
+@pytest.mark.parametrize(
+    ("values", "is_log"),
+    [([0.1, 20.0], True), ([0.1, 2.0], False), ([0.0, 20.0], False), ([-1.0, 20.0], False)],
+)
+def test_a_scale_is_logarithmic_only_where_values_are_far_apart_and_positive(
+    values: list[float], is_log: bool
+) -> None:
+    points = [(float(step), value) for step, value in enumerate(values)]
+    assert chart("A", {"a": points}, may_be_log=True)["is_log"] is is_log
+    assert chart("A", {"a": points})["is_log"] is False
+    assert chart("A", {"a": []}, may_be_log=True)["note"] == "No value was written."
+
+
+def test_each_aspect_is_the_same_or_shows_both_values(tmp_path: Path) -> None:
+    first = run_folder(tmp_path / "a")
+    changes = {"world_size": 4, "code": {"version": "0.1.0", "digest": "def"}}
+    second = run_folder(tmp_path / "b", topology=changes, config=OTHER)
+    assert differences(read_run(first, 0.0), read_run(second, 0.0)) == {
+        "data": [],
+        "plan": [],
+        "seed": [("seed", "1", "2")],
+        "configuration": [
+            ("model.optimizer.lr", "0.003", "0.001"),
+            ("trainer.callbacks", "absent", "[X(a: null)]"),
+        ],
+        "code": [("digest", "abc", "def")],
+        "devices": [("world_size", "2", "4")],
+        "versions": [],
+    }
+    words = compared(first, second)
+    assert "They differ in seed, configuration, code and devices. " in words
+    assert "The same: data, plan and versions." in words
+    table = words.partition("Curves")[0].partition("what a b difference")[2]
+    assert "configuration model.optimizer.lr 0.003 0.001 trainer.callbacks absent" in table
+    assert "last value training time 4 s 4 s steps 6 6 0" in table
+
+
+def test_a_run_and_its_copy_differ_in_nothing(tmp_path: Path) -> None:
+    words = compared(run_folder(tmp_path / "a"), run_folder(tmp_path / "b"))
+    assert "Nothing known differs." in words
+    assert "Over 6 common steps the losses are the same bits." in words
+    assert "val/f1 0.5000 0.5000 0" in words
+
+
+def test_the_largest_gap_of_the_losses_is_shown_under_one_plan_only(tmp_path: Path) -> None:
+    folders = run_folder(tmp_path / "a"), run_folder(tmp_path / "b", losses={4: 0.2})
+    first, second = (read_run(folder, 0.0) for folder in folders)
+    assert loss_gap(first, second) == (pytest.approx(0.2), 6)  # 0.25 and 0.2
+    second.plan["digest"] = "other"  # the samples are the same, their order is not
+    assert loss_gap(first, second) is None
+    (folders[1] / "plan.json").write_text(json.dumps(second.plan))
+    assert "They differ in plan." in compared(*folders)
+
+
+def test_runs_of_two_families_share_what_both_have(tmp_path: Path) -> None:
+    config = CONFIG.replace("LitOccupationCoder", "LitTextScorer")
+    metrics = METRICS.replace("val/f1", "val/rank")
+    second = run_folder(tmp_path / "b", config=config, metrics=metrics)
+    (second / "topology.json").unlink()
+    words = compared(run_folder(tmp_path / "a"), second)
+    assert "different things, lit_models.LitOccupationCoder and lit_models.LitTextScorer" in words
+    assert "2 metrics that only one of them has are left out." in words
+    assert "val/loss 0.6250 0.6250 0" in words
+    assert "val/rank" not in words.partition("Warnings")[0]
+    assert "Not written down by both: code, devices and versions." in words
+
+
+def test_an_earlier_report_is_replaced_but_no_other_file(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is no run folder; name one"):
+        report(tmp_path / "none")
+    with pytest.raises(UsageError, match="holds no ledger.jsonl; name a run folder"):
+        report(tmp_path)
+    folder = run_folder(tmp_path / "a")
+    assert page_of(folder) == page_of(folder)
+    (folder / "report.html").write_text("<!doctype html><p>mine")
+    with pytest.raises(UsageError, match="is no report of this command, so it is not replaced"):
+        report(folder)
+    assert (folder / "report.html").read_text() == "<!doctype html><p>mine"
+    with pytest.raises(UsageError, match="there is no folder"):
+        report(folder, to=tmp_path / "none" / "x.html")
+    with pytest.raises(UsageError, match="is a folder; name a file"):
+        report(folder, to=tmp_path)
+    assert report(folder, to=tmp_path / "x.html") == 0
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_two_folders_on_the_command_line(
+    tmp_path: Path, unisono: Unisono, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_folder(tmp_path / "runs/a")
+    run_folder(tmp_path / "runs/b")
+    assert unisono("report", "runs/a", "runs/b") == (0, "written to compare-a-b.html\n")
+    Path("compare-a-b.html").write_text("mine")
+    assert unisono("report", "runs/a", "runs/b", "--to", "c.html")[0] == 0
+    for words, message in (
+        (["runs/a", "runs/b"], "is no report of this command"),
+        (["runs/a", "runs/b", "runs/c"], "report takes 1 or 2 of these, got 3 (runs/a runs/b"),
+        ([], "report lacks run. Write: unisono report RUN [OTHER]\n  RUN: a run folder, "),
+        (["nowhere"], "is no run folder"),
+        (["runs/a", "nowhere"], "is no run folder"),
+        (["runs/a", "--to=compare-a-b.html"], "is no report of this command"),
+    ):
+        status, output = unisono("report", *words)
+        assert status == 2
+        assert message in output
+    (tmp_path / "runs/a/ledger.jsonl").write_text("damaged\n{}\n")
+    assert unisono("report", "runs/a")[0] == 1
+
+
+def test_only_words_after_the_required_ones_get_a_name() -> None:
+    def function(run: Path, other: Path | None = None, *, to: Path | None = None) -> None: ...
+
+    assert with_words(["a", "b"], function) == ["a", "--other=b"]
+    assert with_words(["--to", "x", "a", "b"], function) == ["--to", "x", "a", "--other=b"]
+    assert with_words(["--run=a", "b"], function) == ["--run=a", "--other=b"]
+
+    def without(devices: int = 1) -> None: ...
+
+    assert with_words(["b"], without) == ["b"]
+
+
+def test_a_real_run_shows_its_command_and_code(toy_config: Path, unisono: Unisono) -> None:
     given = ("fit", "--config", "toy.yaml", "--trainer.default_root_dir=runs/a b")
     assert unisono(*given)[0] == 0
     status, output = unisono("report", "runs/a b")
@@ -195,10 +375,24 @@ def test_a_real_run_tells_its_command_and_code(toy_config: Path, unisono: Unison
 
 
 def test_the_command_line_is_as_one_would_type_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def said(*argv: str) -> str:
+    def line(*argv: str) -> str:
         monkeypatch.setattr("sys.argv", list(argv))
         return command_line()
 
-    assert said("/x/bin/unisono", "fit", "--a=b c") == "unisono fit '--a=b c'"
-    assert said("/x/lit_models/__main__.py", "fit") == "unisono fit"
-    assert said("mine.py", "1") == "python mine.py 1"
+    assert line("/x/bin/unisono", "fit", "--a=b c") == "unisono fit '--a=b c'"
+    assert line("/x/lit_models/__main__.py", "fit") == "unisono fit"
+    assert line("mine.py", "1") == "python mine.py 1"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(2064, "2,064"), (0.47219, "0.4722"), (1e-9, "1e−9"), (-0.5, "−0.5000"), (None, "–"),
+     (1234.56, "1,235"), (math.nan, "not a number"), (-math.inf, "−infinite")],
+)  # fmt: skip
+def test_numbers_are_short(value: float | None, text: str) -> None:
+    assert shown(value) == text
+
+
+def test_durations_have_two_units() -> None:
+    found = [duration(seconds) for seconds in (0, 0.25, 59, 130, 7200, 90_061)]
+    assert found == ["0 s", "0.25 s", "59 s", "2 min 10 s", "2 h", "1 d 1 h"]

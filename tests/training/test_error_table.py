@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
-from lit_models.reporting.board import board_texts
 from lit_models.training.callbacks import ErrorTable, Ledger, error_table
 from lit_models.training.callbacks.error_table import as_table, distinct, rows_of, worst_of
 from lit_models.training.metrics import SampleResult
@@ -109,9 +109,11 @@ def test_a_run_lists_what_looking_at_each_sample_lists(
     path = tmp_path / "errors-test.csv"
     assert f"errors: {path} (14 samples, the largest loss first)" in capsys.readouterr().out
     board.experiment.flush()
-    texts = {text.name: text.text.splitlines() for text in board_texts(tmp_path, [])}
-    assert texts["test/errors"][0] == "| length | sum | sample | loss |"
-    assert len(texts["test/errors"]) == len(texts["val/errors"]) == 2 + 12
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    for split in ("test", "val"):
+        text = events.Tensors(f"{split}/errors/text_summary")[-1].tensor_proto.string_val[0]
+        assert text.decode().splitlines()[0] == "| length | sum | sample | loss |"
+        assert len(text.decode().splitlines()) == 2 + 12
 
 
 class LitSilent(LitToy):

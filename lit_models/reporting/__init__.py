@@ -1,1 +1,0 @@
-"""What a run folder tells, as one page of HTML: `unisono report`."""
