@@ -1,6 +1,7 @@
-"""RelevanceDataModule: what the data of rankers and retrievers shares, a collection."""
+"""SearchDataModule: the collection of rankers and retrievers, its tokens, and tables of results."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -8,30 +9,97 @@ import numpy as np
 import pyarrow as pa
 
 from datamodules.core.planned import Stage
-from datamodules.files.audit import Audit, AuditPart, MakeModel
+from datamodules.files.audit import Audit, AuditPart, MakeModel, text_key
 from datamodules.files.rows import hand_over_rejected
 from datamodules.files.splitting import PART_NAMES
 from datamodules.files.tables import TableWriter
 from datamodules.search.collection import Collection, CollectionRequest, open_collection
-from datamodules.search.queries import Queries
-from datamodules.search.runs import Ranking
-from datamodules.search.texts import TextRecord
-from datamodules.text.encoding import EncodedTextDataModule
+from datamodules.search.queries import (
+    FileQueries,
+    JudgedQueries,
+    Queries,
+    Ranking,
+)
+from datamodules.search.texts import TextTable
+from datamodules.text.encoding import EncodedTextDataModule, TextEncoding, kept_tokens
+from datamodules.text.store import ReadTokens, Tokens
 from datamodules.text.terms import sentences_of, words_of
 
+TERM = "queries"  # of the losses: a query is one target
 MOST_TOKENIZER_TEXTS = 200_000
+LENGTH_PROBES = 64  # documents of which bytes per token are counted
 NUM_FOUND = 10  # documents of a query in the table for people
 FOUND_COLUMNS = ("query_id", "query", "rank", "score", "address", "title", "snippet")
 SNIPPET_LENGTH, LONGEST_READ = 200, 50_000  # characters
 
 
-class RelevanceDataModule(EncodedTextDataModule):
+@dataclass(frozen=True)
+class CollectionTokens:
+    """Token ids of documents, by their number in the collection, and of queries, by theirs."""
+
+    documents: Tokens
+    queries: Tokens
+
+
+def kept_collection(
+    collection: Collection, encoding: TextEncoding, is_whole: bool = False
+) -> CollectionTokens:
+    """Return the tokens of a collection, tokenised once into the cache.
+
+    Args:
+        collection: of the texts.
+        encoding: of the texts.
+        is_whole: keep what is beyond the lengths that an encoder sees, too.
+    """
+    limits, fingerprint = encoding.limits, collection.fingerprint
+    documents = kept_tokens(
+        ["documents", fingerprint],
+        encoding,
+        lambda: map(collection.document_text, range(collection.num_documents)),
+        None if is_whole else limits.max_length,
+    )
+    queries = kept_tokens(
+        ["queries", fingerprint],
+        encoding,
+        lambda: map(collection.query, range(collection.num_queries)),
+        None if is_whole else limits.max_query_length,
+    )
+    return CollectionTokens(documents, queries)
+
+
+def read_collection(
+    collection: Collection, encoding: TextEncoding, queries: Queries
+) -> CollectionTokens:
+    """Return tokens that are made when they are asked for, as a prediction reads each text once
+    and its memory must not grow with their number.
+
+    Args:
+        collection: of the documents.
+        encoding: of the texts.
+        queries: of the collection, or of a file.
+    """
+    text = queries.text if isinstance(queries, FileQueries) else collection.query
+    documents = ReadTokens(encoding.ids_once, collection.document_text)
+    return CollectionTokens(documents, ReadTokens(encoding.ids_once, text))
+
+
+def tokens_per_byte(encoding: TextEncoding, collection: Collection) -> float:
+    """Return the tokens per byte of some documents of a collection, evenly drawn."""
+    sizes = collection.document_lengths
+    probes = np.unique(np.linspace(0, len(sizes) - 1, LENGTH_PROBES).astype(np.int64))
+    texts = (collection.document_text(int(number)) for number in probes)
+    tokens = sum(len(encoding.ids_once(text)) for text in texts)
+    return tokens / max(1, int(sizes[probes].sum()))
+
+
+class SearchDataModule(EncodedTextDataModule):
     """Opens a collection of documents, queries and judgements; a family builds its datasets.
 
     Args:
         collection: which files, in which format; embedded demo data without any.
         on_bad_rows: `error` names the first 20, `reject` leaves them out.
-        predict_output: where a prediction goes; none is a name in the run folder.
+        predict_output: where a prediction goes; `None` is a name in the run folder.
+        predict_queries: a file as `FileQueries` reads it, instead of judged queries.
         encoded: tokenizer, lengths, batch sizes, plan and loader, see `EncodedTextDataModule`.
     """
 
@@ -40,11 +108,12 @@ class RelevanceDataModule(EncodedTextDataModule):
         collection: CollectionRequest = CollectionRequest(),  # noqa: B008 - frozen
         on_bad_rows: Literal["error", "reject"] = "error",
         predict_output: str | None = None,
+        predict_queries: str | None = None,
         **encoded: Any,
     ) -> None:
         super().__init__(**encoded)
         self.collection_request, self.on_bad_rows = collection, on_bad_rows
-        self.predict_output = predict_output
+        self.predict_output, self.predict_queries = predict_output, predict_queries
         self._collection: Collection | None = None
         self._without_leak: Collection | None = None
 
@@ -63,41 +132,30 @@ class RelevanceDataModule(EncodedTextDataModule):
             self._without_leak = self.collection.without_leak()
         return self._without_leak
 
-    def write_found(self, path: Path, rankings: Iterable[Ranking], queries: Queries) -> None:
-        """Write the best 10 documents of each query as a table, with their addresses, titles and
-        what they say of the query; an older table is replaced.
+    def judged(self, stage: Stage, may_lack: bool = False) -> JudgedQueries:
+        """Return the judgements of a stage; those of the test in prediction.
 
-        Args:
-            path: .csv, .tsv or .parquet.
-            rankings: of queries by their ids.
-            queries: that have these ids.
+        Raises:
+            ValueError: there are none, and the stage may not lack them.
         """
-        texts = {queries.id(place): queries.text(place) for place in range(len(queries))}
-        rows: dict[str, list[Any]] = {name: [] for name in FOUND_COLUMNS}
-        for ranking in rankings:
-            pairs = list(zip(ranking.documents, ranking.scores, strict=True))[:NUM_FOUND]
-            for rank, (id, score) in enumerate(pairs, start=1):
-                index, query = self.collection.document_index(id), texts[ranking.query]
-                document = self.collection.document(index)
-                place = (self.collection.address(index), document.title)
-                shown = snippet(document.text, query)
-                values = (ranking.query, query, rank, round(score, 6), *place, shown)
-                for column, value in zip(rows.values(), values, strict=True):
-                    column.append(value)
-        with TableWriter(path, overwrite=True) as table:
-            table.write(pa.RecordBatch.from_pydict(rows))
+        part = PART_NAMES.index("test" if stage == "predict" else stage)
+        judged = JudgedQueries(self.collection.judgements(part))
+        if not (may_lack or len(judged.queries)):
+            raise ValueError(
+                f"no query is judged for {stage}; name its judgements in data.collection."
+            )
+        return judged
 
-    @property
-    def shows_found(self) -> bool:
-        """Whether a prediction writes a table of what was found, for people."""
-        is_asked = getattr(self, "predict_queries", None) is not None
-        return is_asked or self.collection.facts["format"] == "pages"
+    def queries_of_file(self) -> Queries | None:
+        """Return the queries of `predict_queries`, where it is given."""
+        if self.predict_queries is None:
+            return None
+        return FileQueries(Path(self.predict_queries).expanduser())
 
     def prepare_data(self) -> None:
         """Make collection and tokenizer in the cache; copy rejected rows to the run folder."""
-        made = open_collection(self.collection_request, self.on_bad_rows)
         run_folder = self.trainer.default_root_dir if self.trainer is not None else "."
-        hand_over_rejected(made.folder, Path(run_folder))
+        hand_over_rejected(self.collection.folder, Path(run_folder))
         super().prepare_data()
 
     def training_texts(self) -> Iterator[str]:
@@ -112,7 +170,7 @@ class RelevanceDataModule(EncodedTextDataModule):
     def audit(self, make_model: MakeModel | None = None) -> Audit:
         """Return what is in the collection, and what is wrong with it, whatever the model."""
         collection = open_collection(self.collection_request, "reject")
-        facts, contents = collection.facts, collection.queries.column("contents")
+        facts, contents = collection.facts, _contents(collection.queries)
         audit = Audit("queries", "bytes", bad_rows=collection.bad_rows)
         judged: list[np.ndarray] = []
         for number, name in enumerate(PART_NAMES):
@@ -137,15 +195,13 @@ class RelevanceDataModule(EncodedTextDataModule):
                 audit.warnings.append(
                     f"{name} queries with no document above grade 0: {num_without:,}"
                 )
-        documents = collection.documents.column("contents")
-        is_empty = documents == np.uint64(TextRecord("", "", "").content_hash)
+        documents = _contents(collection.documents)
+        is_empty = documents == text_key("")
         num_repeated = (~is_empty).sum() - len(np.unique(documents[~is_empty]))
         lengths = np.asarray(collection.document_lengths)
         middle, high, most = np.quantile(lengths, [0.5, 0.95, 1]).round().astype(int)
         sentence = f"bytes: median {middle:,}, 95 % up to {high:,}, longest {most:,}"
         audit.notes.append(("documents", f"{len(lengths):,}; {sentence}"))
-        if facts["num_triples"]:
-            audit.notes.append(("triples", f"{facts['num_triples']:,}"))
         num_unjudged = collection.num_queries - len(np.unique(np.concatenate(judged)))
         sentence = f"{num_unjudged:,} queries have no judgement and are in no part"
         audit.notes.append(("unjudged", sentence))
@@ -167,6 +223,34 @@ class RelevanceDataModule(EncodedTextDataModule):
         folder = self.trainer.default_root_dir if self.trainer is not None else "."
         return Path(folder) / default_name
 
+    @property
+    def shows_found(self) -> bool:
+        """Whether a prediction writes a table of what was found, for people."""
+        return self.predict_queries is not None or self.collection.facts["format"] == "pages"
+
+    def write_found(self, path: Path, rankings: Iterable[Ranking], queries: Queries) -> None:
+        """Write the best 10 documents of each query as a table, with their addresses, titles and
+        what they say of the query; an older table is replaced.
+
+        Args:
+            path: .csv, .tsv or .parquet.
+            rankings: of queries by their ids.
+            queries: that have these ids.
+        """
+        texts = {queries.id(place): queries.text(place) for place in range(len(queries))}
+        rows: list[tuple[Any, ...]] = []
+        for ranking in rankings:
+            pairs = list(zip(ranking.documents, ranking.scores, strict=True))[:NUM_FOUND]
+            for rank, (id, score) in enumerate(pairs, start=1):
+                index, query = self.collection.document_index(id), texts[ranking.query]
+                document = self.collection.document(index)
+                shown = snippet(document.text, query)
+                place = (self.collection.address(index), document.title, shown)
+                rows.append((ranking.query, query, rank, round(score, 6), *place))
+        columns = zip(*rows, strict=True) if rows else [()] * len(FOUND_COLUMNS)
+        with TableWriter(path, overwrite=True) as table:
+            table.write(pa.RecordBatch.from_arrays([*map(pa.array, columns)], FOUND_COLUMNS))
+
 
 def snippet(text: str, query: str) -> str:
     """Return what a text says of a query: from the sentence with most of its words, on one line."""
@@ -174,7 +258,14 @@ def snippet(text: str, query: str) -> str:
     sentences = sentences_of(text[:LONGEST_READ].split("\n"))
     shared = [len(words & {word.casefold() for word in words_of(s)}) for s in sentences]
     first = shared.index(max(shared)) if shared else 0
-    found = " ".join(sentences[first : first + SNIPPET_LENGTH])[: SNIPPET_LENGTH + 1]
-    return (
-        found if len(found) <= SNIPPET_LENGTH else found[:SNIPPET_LENGTH].rpartition(" ")[0] + " …"
-    )
+    best = " ".join(sentences[first : first + SNIPPET_LENGTH])[: SNIPPET_LENGTH + 1]
+    if len(best) <= SNIPPET_LENGTH:
+        return best
+    return best[:SNIPPET_LENGTH].rpartition(" ")[0] + " …"
+
+
+def _contents(table: TextTable) -> np.ndarray:
+    """Return [n] integers, equal for texts that differ in case and spacing alone."""
+    texts = (table[number] for number in range(len(table)))
+    words = (" ".join(f"{text.title} {text.text}".casefold().split()) for text in texts)
+    return np.array([text_key(one) for one in words])

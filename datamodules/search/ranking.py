@@ -1,36 +1,294 @@
-"""RankingDataModule: queries with candidates become planned batches for the ranker."""
+"""RankingDataModule: queries with their candidates as planned batches for the ranker.
+
+Shapes: B queries in the micro-batch, K candidates of one, P pairs, J judgements of one.
+"""
 
 import logging
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
+from datamodules.core.plan import rng_for
 from datamodules.core.planned import PlannedDataset, Stage
-from datamodules.files.splitting import PART_NAMES
-from datamodules.search.candidates import CandidateOptions, FirstStage, Lists, run_lists
-from datamodules.search.collection import Triples
-from datamodules.search.collection_tokens import is_among, kept_collection, read_collection
-from datamodules.search.datamodule import RelevanceDataModule
-from datamodules.search.groups import GroupOptions
-from datamodules.search.judged_queries import JudgedQueries
-from datamodules.search.queries import CollectionQueries, FileQueries, Queries
-from datamodules.search.ranking_batches import GroupDataset, RankingDataset, TripleDataset
-from datamodules.search.ranking_source import PairTexts, RankingSource, kept_pools
-from datamodules.search.request import Files
-from datamodules.search.runs import Ranking, write_run
-from datamodules.text.encoding import TextEncoding
+from datamodules.core.store import digest_of
+from datamodules.search.candidates import (
+    CandidateOptions,
+    FirstStage,
+    GroupOptions,
+    Lists,
+    run_lists,
+)
+from datamodules.search.collection import Collection
+from datamodules.search.datamodule import (
+    TERM,
+    CollectionTokens,
+    SearchDataModule,
+    kept_collection,
+    read_collection,
+    tokens_per_byte,
+)
+from datamodules.search.formats import Files
+from datamodules.search.queries import (
+    NO_DOCUMENT,
+    CollectionQueries,
+    JudgedQueries,
+    Queries,
+    QueryJudgements,
+    Ranking,
+    looked_up,
+    rows_of,
+    write_run,
+)
+from datamodules.text.encoding import Framed, TextEncoding, padded
 
+ROWS_OF_PART = 64  # with fewer, what is saved of padding is lost by smaller matrix products
 RUN_NAME = "ranked.trec"
 TAG, DECIMALS = "unisono", 6
 MOST_NAMED = 3  # queries of a message
 log = logging.getLogger(__name__)
 
 
-class RankingDataModule(RelevanceDataModule):
+@dataclass(frozen=True)
+class RankingSource:
+    """What the queries of one stage are ranked from.
+
+    Args:
+        collection: of the documents.
+        encoding: of the texts.
+        tokens: of documents and queries.
+        queries: that are ranked for.
+        first: their first stage.
+        judgements: of these queries; `None` in prediction for a file of queries.
+        teacher: scores of a teacher.
+    """
+
+    collection: Collection
+    encoding: TextEncoding
+    tokens: CollectionTokens
+    queries: Queries
+    first: FirstStage
+    judgements: JudgedQueries | None = None
+    teacher: Lists | None = None
+
+    def judged(self, place: int) -> QueryJudgements:
+        """Return the judgements of a query."""
+        if self.judgements is None:
+            return QueryJudgements(np.zeros(0, np.int64), np.zeros(0, np.float32))
+        return self.judgements.judged(place)
+
+    def pairs(self, place: int, documents: np.ndarray) -> list[Framed]:
+        """Return the rows of a query, by its place, and of documents, by their numbers."""
+        query = self.tokens.queries[int(self.queries.indices[place])]
+        texts = map(self.tokens.documents.__getitem__, documents.tolist())
+        return self.encoding.framing.pairs(query, texts)
+
+    def lengths(self, documents: np.ndarray) -> np.ndarray:
+        """Return about how many positions the rows of documents have, [n] int64."""
+        limits = self.encoding.limits
+        num_bytes = self.collection.document_lengths[documents] * self._tokens_per_byte
+        longest = limits.max_length - limits.max_query_length
+        return np.minimum(num_bytes.astype(np.int64), longest) + limits.max_query_length // 2
+
+    @cached_property
+    def _tokens_per_byte(self) -> float:
+        return tokens_per_byte(self.encoding, self.collection)
+
+    def fingerprint(self, *options: Any) -> str:
+        """Return the hex digest of all this and of the options of a dataset."""
+        lists = [lists.fingerprint for lists in (self.first.lists, self.teacher) if lists]
+        bm25 = self.first.options.bm25
+        facts = [self.collection.fingerprint, self.encoding.digest, lists, *options]
+        return digest_of([*facts, bm25 and asdict(bm25)])
+
+
+class Candidates(NamedTuple):
+    """Documents [K] int64, ascending, and their grades [K] float32."""
+
+    documents: np.ndarray
+    grades: np.ndarray
+
+
+class RankingExample(NamedTuple):
+    """One query: rows of its K pairs, and arrays [K] but for `all_relevance` [J]."""
+
+    pairs: list[Framed]
+    document: np.ndarray
+    relevance: np.ndarray
+    prior: np.ndarray
+    first_stage: np.ndarray
+    bm25: np.ndarray
+    teacher: np.ndarray
+    all_relevance: np.ndarray
+
+
+class RankingDataset(PlannedDataset):
+    """Queries, each with all its candidates: for evaluation and prediction.
+
+    Args:
+        source: of queries and candidates.
+        with_baselines: whether BM25's scores come along.
+        is_even: whether all batches are as wide as the longest list, so that results join.
+    """
+
+    def __init__(
+        self, source: RankingSource, with_baselines: bool = False, is_even: bool = False
+    ) -> None:
+        self.source, self.with_baselines = source, with_baselines
+        places = range(len(source.queries))
+        lengths = np.fromiter(map(self._length, places), np.int64, len(places))
+        self.lengths = np.maximum(1, lengths)
+        self.fingerprint = source.fingerprint(len(places), self._options())
+        self.target_counts = {TERM: None}
+        widths = (len(self.candidates(place)) for place in places) if is_even else ()
+        self.width = max(widths, default=1)
+
+    def candidates(self, place: int) -> np.ndarray:
+        """Return the documents that are ranked for a query, ascending."""
+        if self.source.first.lists is None:
+            return self.source.judged(place).documents
+        return np.sort(self.source.first.listed(place))
+
+    def graded(self, sample_id: int, epoch: int) -> Candidates:
+        """Return the candidates of this epoch."""
+        documents = self.candidates(sample_id)
+        return Candidates(documents, self.source.judged(sample_id).grades_of(documents))
+
+    def example(self, sample_id: int, epoch: int) -> RankingExample:
+        """Return one query with its candidates of this epoch."""
+        source, judged = self.source, self.source.judged(sample_id)
+        documents, grades = self.graded(sample_id, epoch)
+        scores = source.first.scores(sample_id, documents)
+        mean, deviation = source.first.moments(sample_id, judged.documents)
+        bm25 = source.first.bm25_scores(sample_id, documents) if self.with_baselines else scores
+        teacher = np.full(len(documents), np.nan, np.float32)
+        if source.teacher is not None:
+            listed, values = source.teacher.of(sample_id)
+            order = np.argsort(listed)
+            teacher = looked_up(documents, listed[order], values[order])
+        return RankingExample(
+            pairs=source.pairs(sample_id, documents),
+            document=documents,
+            relevance=grades,
+            prior=(scores - mean) / deviation,
+            first_stage=scores,
+            bm25=bm25,
+            teacher=teacher,
+            all_relevance=judged.grades,
+        )
+
+    def collate(self, examples: list[RankingExample]) -> dict[str, Any]:
+        """Return the padded batch."""
+        sizes = np.array([len(example.pairs) for example in examples])
+        index = np.full((len(examples), max(self.width, *sizes)), NO_DOCUMENT)
+        width = index.shape[1]
+        rows, row_of = self._rows_by_length([pair for e in examples for pair in e.pairs])
+        index[np.arange(width) < sizes[:, None]] = row_of
+        batch = {
+            **rows,
+            "pair_lengths": rows["attention_mask"].sum(1).numpy(),
+            "num_parts": self.num_parts(len(examples)),
+            "pair_index": torch.from_numpy(index),
+            "document": _rows([e.document for e in examples], NO_DOCUMENT, width),
+            "relevance": _rows([e.relevance for e in examples], np.nan, width),
+            "prior": _rows([e.prior for e in examples], 0.0, width),
+            "all_relevance": _rows([e.all_relevance for e in examples], np.nan, 1),
+        }
+        if self.source.teacher is not None:
+            batch["teacher"] = _rows([e.teacher for e in examples], np.nan, width)
+        if self.with_baselines:
+            scores = {
+                "first": [e.first_stage for e in examples],
+                "bm25": [e.bm25 for e in examples],
+            }
+            names = self.source.first.names
+            batch["baselines"] = {name: _rows(scores[name], 0.0, width) for name in names}
+        return batch
+
+    def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
+        """Return the query, and the grades of its candidates of this epoch."""
+        documents, grades = self.graded(sample_id, epoch)
+        names = [self.source.collection.document_id(int(number)) for number in documents]
+        pairs = zip(names, grades.tolist(), strict=True)
+        return {
+            "query": self.source.queries.text(sample_id),
+            "candidates": " ".join(f"{name}:{grade:g}" for name, grade in pairs),
+        }
+
+    def num_parts(self, num_queries: int) -> int:
+        """Return in how many parts a training step computes the rows of so many queries."""
+        return 1
+
+    def _rows_by_length(self, pairs: list[Framed]) -> tuple[dict[str, torch.Tensor], np.ndarray]:
+        """Return the rows, the longest first, and which of them each pair is."""
+        if not pairs:  # no query has a candidate
+            empty = self.source.encoding.framing.single(np.zeros(0, np.int64))
+            return padded([empty]), np.zeros(0, np.int64)
+        lengths = np.array([sum(map(len, pair.texts)) for pair in pairs])
+        order = np.argsort(-lengths, kind="stable")
+        row_of = np.empty_like(order)
+        row_of[order] = np.arange(len(order))
+        return padded([pairs[place] for place in order.tolist()]), row_of
+
+    def _options(self) -> Any:
+        return None
+
+    def _length(self, place: int) -> int:
+        """Return about how many positions the rows of a query have together."""
+        return int(self.source.lengths(self.candidates(place)).sum())
+
+
+class GroupDataset(RankingDataset):
+    """Queries, each with a group of candidates that is drawn anew in every epoch: for training.
+
+    Args:
+        source: of queries and candidates.
+        groups: how they are drawn.
+        seed: key of the draw, together with epoch and sample id.
+    """
+
+    def __init__(self, source: RankingSource, groups: GroupOptions, seed: int) -> None:
+        self.groups, self.seed = groups, seed
+        super().__init__(source)
+
+    def graded(self, sample_id: int, epoch: int) -> Candidates:
+        """Return the group of this epoch."""
+        judged, minable = self._pool(sample_id)
+        rng = rng_for(self.seed, epoch, sample_id)
+        chosen = self.groups.drawn(judged.grades, len(minable), rng)
+        mined_grade = 0.0 if self.groups.unjudged_as_negative else np.nan
+        documents = np.append(judged.documents, minable)[chosen]
+        grades = np.append(judged.grades, np.full(len(minable), mined_grade, np.float32))[chosen]
+        order = np.argsort(documents)
+        return Candidates(documents[order], grades[order])
+
+    def num_parts(self, num_queries: int) -> int:
+        # By the size that groups may have, which is the same on all replicas; each has a pair.
+        return max(1, min(num_queries, num_queries * self.groups.size // ROWS_OF_PART))
+
+    def _pool(self, place: int) -> tuple[QueryJudgements, np.ndarray]:
+        judged = self.source.judged(place)
+        return judged, self.groups.minable(self.source.first.listed(place), judged.documents)
+
+    def _options(self) -> Any:
+        return asdict(self.groups)
+
+    def _length(self, place: int) -> int:
+        """Return the expected length: that of a mean document, times the size of the group."""
+        judged, minable = self._pool(place)
+        size = sum(self.groups.sizes(len(judged.documents), len(minable)))
+        documents = np.append(judged.documents, minable)
+        return int(size * self.source.lengths(documents).mean())
+
+
+class RankingDataModule(SearchDataModule):
     """Deals queries with their candidates; a prediction is a run, TREC's file of rankings.
+
+    Without a file of queries it predicts the judged queries of the test part.
 
     Args:
         candidates: which documents of a query are ranked, in evaluation and prediction; in
@@ -38,9 +296,7 @@ class RankingDataModule(RelevanceDataModule):
         groups: the candidates of a query in a training step.
         teacher: runs with a teacher's scores of training queries, for a loss that imitates them;
             those of other queries, where there are any, are for the loss of an evaluation.
-        predict_queries: a file as `FileQueries` reads it; None predicts the judged queries of the
-            test part.
-        relevance: collection, output, tokenizer and more, see `RelevanceDataModule`.
+        search: collection, output, tokenizer and more, see `SearchDataModule`.
 
     Raises:
         ValueError: options in conflict.
@@ -51,12 +307,10 @@ class RankingDataModule(RelevanceDataModule):
         candidates: CandidateOptions = CandidateOptions(),  # noqa: B008 - frozen
         groups: GroupOptions = GroupOptions(),  # noqa: B008 - frozen
         teacher: Files = None,
-        predict_queries: str | None = None,
-        **relevance: Any,
+        **search: Any,
     ) -> None:
-        super().__init__(**relevance)
-        self.candidates, self.groups = candidates, groups
-        self.teacher, self.predict_queries = teacher, predict_queries
+        super().__init__(**search)
+        self.candidates, self.groups, self.teacher = candidates, groups, teacher
         if groups.mined and candidates.source == "judged":
             raise ValueError(
                 f"groups.mined is {groups.mined}, but candidates.source judged has nothing to mine "
@@ -68,11 +322,9 @@ class RankingDataModule(RelevanceDataModule):
                 "loss; set groups.unjudged_as_negative=true if they shall count as irrelevant, or "
                 "give a teacher's scores."
             )
-        if groups.triples and teacher:
-            raise ValueError("a teacher has no scores for groups.triples; leave one of them out.")
-        if predict_queries is not None and candidates.source == "judged":
+        if self.predict_queries is not None and candidates.source == "judged":
             raise ValueError(
-                f"nothing is judged for data.predict_queries {predict_queries}; set "
+                f"nothing is judged for data.predict_queries {self.predict_queries}; set "
                 "data.candidates.source to bm25 or run."
             )
 
@@ -82,9 +334,7 @@ class RankingDataModule(RelevanceDataModule):
 
     def prepare_tokens(self, stage: Stage, encoding: TextEncoding, recipe: dict[str, Any]) -> None:
         """Make BM25's index, the candidates of a stage and all tokens in the cache."""
-        source = self._source(stage, encoding)
-        if stage == "train" and not self.groups.triples:
-            kept_pools(source, self.groups)
+        self._source(stage, encoding)
 
     def build(self, stage: Stage) -> PlannedDataset:
         """Return the dataset of one stage.
@@ -95,16 +345,14 @@ class RankingDataModule(RelevanceDataModule):
         """
         assert self.encoding is not None
         source = self._source(stage, self.encoding)
-        if stage != "train":
-            return RankingDataset(source, stage == "test", is_even=stage == "predict")
-        if self.groups.triples:
-            return TripleDataset(source)
-        return GroupDataset(source, self.groups, self.seed)
+        if stage == "train":
+            return GroupDataset(source, self.groups, self.seed)
+        return RankingDataset(source, stage == "test", is_even=stage == "predict")
 
     @property
     def scores_first(self) -> bool:
         """Whether each candidate, in training too, has the score of a first stage."""
-        return self.candidates.scores_first and not self.groups.triples
+        return self.candidates.scores_first
 
     def setup(self, stage: str) -> None:
         """Build the datasets; refuse to write where a table lies that is not of this prediction."""
@@ -142,9 +390,10 @@ class RankingDataModule(RelevanceDataModule):
         dataset = self.datasets["predict"]
         assert isinstance(dataset, RankingDataset)
         queries = dataset.source.queries
-        write_run(path, self._rankings(results["score"]), TAG)
+        write_run(path, self._rankings(dataset, results["score"]), TAG)
         if self.shows_found:
-            self.write_found(path.with_suffix(".csv"), self._rankings(results["score"]), queries)
+            rankings = self._rankings(dataset, results["score"])
+            self.write_found(path.with_suffix(".csv"), rankings, queries)
         if lacking := [n for n in range(len(queries)) if not len(dataset.candidates(n))]:
             names = ", ".join(queries.id(place) for place in lacking[:MOST_NAMED])
             log.warning(
@@ -152,68 +401,36 @@ class RankingDataModule(RelevanceDataModule):
                 *(len(lacking), len(queries), path, names),
             )
 
-    def _rankings(self, scores: np.ndarray) -> Iterator[Ranking]:
-        dataset = self.datasets["predict"]
-        assert isinstance(dataset, RankingDataset)
+    def _rankings(self, dataset: RankingDataset, scores: np.ndarray) -> Iterator[Ranking]:
         for place in range(len(dataset.source.queries)):
             documents = dataset.candidates(place)
-            found = scores[place, : len(documents)].astype(np.float64).round(DECIMALS)
-            order = np.argsort(-found, kind="stable")
+            own = scores[place, : len(documents)].astype(np.float64).round(DECIMALS)
+            order = np.argsort(-own, kind="stable")
             ids = [self.collection.document_id(int(index)) for index in documents[order]]
-            yield Ranking(dataset.source.queries.id(place), ids, found[order].tolist())
+            yield Ranking(dataset.source.queries.id(place), ids, own[order].tolist())
 
     def _source(self, stage: Stage, encoding: TextEncoding) -> RankingSource:
         """Return what a stage's queries are ranked from; `build` says what is raised."""
         queries, judgements = self._queries(stage)
-        candidates = self.candidates
-        if stage == "train" and self.groups.triples:
-            candidates = replace(candidates, source="judged", top=None, run=None, bm25=None)
         collection = self.collection_of(stage)
-        first = FirstStage(candidates, collection, queries)
+        first = FirstStage(self.candidates, collection, queries)
         tokens = (
-            read_collection(collection, encoding.ids, queries)
-            if stage == "predict"  # of a few queries, perhaps
-            else kept_collection(
-                collection, encoding, queries.indices, self._ranked(first.lists, judgements)
-            )
+            read_collection(collection, encoding, queries)
+            if stage == "predict"
+            else kept_collection(collection, encoding)
         )
-        texts = PairTexts(collection, encoding, tokens)
-        return RankingSource(texts, queries, first, judgements, self._teacher(stage, queries))
-
-    def _ranked(self, lists: Lists | None, judgements: JudgedQueries | None) -> np.ndarray:
-        """Return which documents, [D] bool, are a candidate of a query, of triples where nothing
-        is judged."""
-        numbers = [] if lists is None else [lists.documents]
-        if judgements is None:
-            numbers += [self._triples().positive, self._triples().negative]
-        else:
-            numbers.append(judgements.judgements.document)
-        return is_among(self.collection.num_documents, *numbers)
+        teacher = None
+        if self.teacher is not None and stage != "predict":
+            facts = (self.teacher, self.collection, queries, None, "data.teacher")
+            teacher = run_lists(*facts, may_lack_all=stage != "train")
+        return RankingSource(collection, encoding, tokens, queries, first, judgements, teacher)
 
     def _queries(self, stage: Stage) -> tuple[Queries, JudgedQueries | None]:
-        if stage == "predict" and self.predict_queries is not None:
-            return FileQueries(Path(self.predict_queries).expanduser()), None
-        if stage == "train" and self.groups.triples:
-            return CollectionQueries(self.collection, self._triples().query), None
-        part = PART_NAMES.index("test" if stage == "predict" else stage)
-        judgements = JudgedQueries(self.collection.judgements(part))
-        if not len(judgements.queries):
-            raise ValueError(
-                f"no query is judged for {stage}; name its judgements in data.collection."
-            )
+        if stage == "predict" and (queries := self.queries_of_file()) is not None:
+            return queries, None
+        judgements = self.judged(stage)
         return CollectionQueries(self.collection, judgements.queries), judgements
 
-    def _teacher(self, stage: Stage, queries: Queries) -> Lists | None:
-        if self.teacher is None or stage == "predict":
-            return None
-        facts = (self.teacher, self.collection, queries, None, "data.teacher")
-        return run_lists(*facts, may_lack_all=stage != "train")
 
-    def _triples(self) -> Triples:
-        triples = self.collection.triples
-        if triples is None:
-            raise ValueError(
-                "data.groups.triples: the collection has no triples; name their file with "
-                "data.collection.files.triples, or leave groups.triples out."
-            )
-        return triples
+def _rows(values: Sequence[np.ndarray], filler: float, width: int) -> torch.Tensor:
+    return torch.from_numpy(rows_of(values, filler, width))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from datamodules.search.tables import NO_DOCUMENT
+from datamodules.search.queries import NO_DOCUMENT
 from lit_models.training.metrics import LossSum
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from datamodules.search.tables import NO_DOCUMENT
+from datamodules.search.queries import NO_DOCUMENT
 
 CHOSEN_WEIGHT = "fusion_weight"  # in the recipe of a checkpoint
 WEIGHTS = tuple(step / 20 for step in range(21))  # that are tried on the validation queries

@@ -9,7 +9,7 @@ from lightning.pytorch import Callback
 from torch import Tensor, nn
 
 from datamodules.core.batches import RankingBatch
-from datamodules.search.ranking_batches import TERM
+from datamodules.search.datamodule import TERM
 from datamodules.text.encoding import TextEncoding, padded
 from lit_models.seo.base import EncodedTextModule
 from lit_models.seo.cross_encoder import CrossEncoder, even_parts, places_of_pairs
@@ -79,7 +79,7 @@ class LitRanker(EncodedTextModule):
         if self.adds_prior and not data.scores_first:
             raise ValueError(
                 "model.prior needs a first stage's score of every candidate; leave "
-                "data.candidates.bm25 as it is and data.groups.triples out, or set model.prior "
+                "data.candidates.bm25 as it is, or set model.prior "
                 "to false."
             )
         if stage != "predict" and self.loss.reads_teacher != (data.teacher is not None):

@@ -7,11 +7,14 @@ import torch
 
 from datamodules.search.bm25 import Hits, open_bm25
 from datamodules.search.datamodule import NUM_FOUND
-from datamodules.search.encoded_collection import RUN_FILE, EncodedCollection
-from datamodules.search.retrieval import RetrievalDataModule
-from datamodules.search.retrieval_texts import TextsDataset
-from datamodules.search.runs import Ranking
-from datamodules.search.runs import write_run as write_rankings
+from datamodules.search.queries import Ranking
+from datamodules.search.queries import write_run as write_rankings
+from datamodules.search.retrieval import (
+    RUN_FILE,
+    EncodedCollection,
+    RetrievalDataModule,
+    TextsDataset,
+)
 from lit_models.seo.feedback import Feedback, searched
 from lit_models.seo.fusion import fused
 from lit_models.seo.search import Found

@@ -9,9 +9,9 @@ from lightning.pytorch import Callback
 from torch import Tensor, nn
 
 from datamodules.core.batches import EncodeBatch, RetrievalBatch
-from datamodules.search.encoded_collection import EncodedCollection
-from datamodules.search.tables import NO_DOCUMENT
-from datamodules.search.training_pairs import TERM
+from datamodules.search.datamodule import TERM
+from datamodules.search.queries import NO_DOCUMENT
+from datamodules.search.retrieval import EncodedCollection
 from datamodules.text.encoding import TextEncoding
 from lit_models.blocks import layer_depths
 from lit_models.seo.base import EncodedTextModule

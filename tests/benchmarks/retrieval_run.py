@@ -22,9 +22,8 @@ import torch
 
 from datamodules import RetrievalDataModule
 from datamodules.core.planned import LoaderOptions
-from datamodules.search.encoded_collection import EncodedCollection
-from datamodules.search.request import CollectionRequest
-from datamodules.search.retrieval import no_search
+from datamodules.search.collection import CollectionRequest
+from datamodules.search.retrieval import EncodedCollection, no_search
 from datamodules.text.encoding import TextLimits
 from lit_models import LitRetriever
 from lit_models.seo.biencoder import BiEncoder

@@ -12,9 +12,9 @@ from datamodules import (
     SplitOptions,
 )
 from datamodules.scored.labels import LabelOptions
-from datamodules.search.negatives import HardNegatives
-from datamodules.search.request import CollectionRequest, QuerySplit
-from datamodules.search.training_mix import TrainingMix
+from datamodules.search.candidates import HardNegatives
+from datamodules.search.collection import CollectionRequest, QuerySplit
+from datamodules.search.retrieval import TrainingMix
 from datamodules.text.encoding import TextEncoding
 from tests.seo.retrieval_collection import write_collection
 
@@ -52,7 +52,7 @@ def test_nothing_to_train_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("negatives", "message"),
     [
-        (HardNegatives(2, "run", run="no.trec"), r"negatives.run no.trec is no file; make it"),
+        (HardNegatives(2, "run", run="no.trec"), r"data.negatives.run: no.trec does not exist"),
         (HardNegatives(2), r'negatives.source is "judged", but no document was judged and found'),
     ],
 )

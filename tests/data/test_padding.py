@@ -23,7 +23,7 @@ from datamodules import (
 from datamodules.activations.documents import PositionRule
 from datamodules.scored.labels import LabelOptions
 from datamodules.search.candidates import CandidateOptions
-from datamodules.search.request import CollectionRequest
+from datamodules.search.collection import CollectionRequest
 from tests.occupation_tables import module as occupation_module
 from tests.text_corpora import text_module
 

@@ -21,7 +21,7 @@ from datamodules import (
     TokenizerOptions,
 )
 from datamodules.core.planned import PlannedDataset
-from datamodules.search.request import CollectionRequest
+from datamodules.search.collection import CollectionRequest
 from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.consistency_lens.subject import SubjectOptions
 from tests.activation_dumps import dumped, stories

@@ -12,8 +12,7 @@ from datamodules import ScoredTextDataModule, SplitOptions, TokenizerOptions
 from datamodules.core.planned import LoaderOptions, PlannedDataModule
 from datamodules.scored.batches import ChunkOptions
 from datamodules.scored.labels import LabelOptions
-from datamodules.search.candidates import CandidateOptions
-from datamodules.search.groups import GroupOptions
+from datamodules.search.candidates import CandidateOptions, GroupOptions
 from datamodules.text.encoding import TextLimits
 from lit_models import LitTextScorer
 from lit_models.seo.encoders import TransformerEncoder

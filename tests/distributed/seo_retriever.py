@@ -10,9 +10,9 @@ from lightning.pytorch import Callback
 from datamodules import RetrievalDataModule, TokenizerOptions
 from datamodules.core.plan import PlanOptions
 from datamodules.core.planned import LoaderOptions, PlannedDataModule
-from datamodules.search.negatives import HardNegatives
-from datamodules.search.request import CollectionRequest
-from datamodules.search.training_mix import TrainingMix
+from datamodules.search.candidates import HardNegatives
+from datamodules.search.collection import CollectionRequest
+from datamodules.search.retrieval import TrainingMix
 from datamodules.text.encoding import TextLimits
 from lit_models import LitRetriever
 from lit_models.seo.encoders import TransformerEncoder

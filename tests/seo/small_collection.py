@@ -10,7 +10,7 @@ import torch
 
 from datamodules import RankingDataModule
 from datamodules.core.planned import LoaderOptions
-from datamodules.search.request import CollectionRequest
+from datamodules.search.collection import CollectionRequest
 from datamodules.text.encoding import TextLimits
 from lit_models import LitRanker
 from lit_models.seo.encoders import TransformerEncoder

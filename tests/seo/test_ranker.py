@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules.search.candidates import CandidateOptions
-from datamodules.search.groups import GroupOptions
-from datamodules.search.runs import Ranking, read_run, write_run
+from datamodules.search.candidates import CandidateOptions, GroupOptions
+from datamodules.search.queries import Ranking, read_run, write_run
 from lit_models import LitRanker
 from lit_models.commands.export import export_checkpoint
 from lit_models.seo.losses import RankingLoss

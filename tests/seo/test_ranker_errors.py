@@ -2,11 +2,9 @@
 
 import pytest
 
-from datamodules.search.candidates import CandidateOptions
-from datamodules.search.groups import GroupOptions
-from datamodules.search.queries import FileQueries
-from datamodules.search.request import CollectionRequest, QuerySplit
-from datamodules.search.runs import Ranking, write_run
+from datamodules.search.candidates import CandidateOptions, GroupOptions
+from datamodules.search.collection import CollectionRequest, QuerySplit
+from datamodules.search.queries import FileQueries, Ranking, write_run
 from lit_models.seo.losses import RankingLoss
 from tests.seo.small_collection import ranker, ranking_data, relevance_files
 from tests.toy import toy_trainer
@@ -42,7 +40,6 @@ def test_candidates_in_conflict_are_refused(options, message):
         ({"after_rank": 2}, r"after_rank concerns mined documents, and groups.mined is 0; raise"),
         ({"unjudged_as_negative": True}, r"unjudged_as_negative concerns mined documents"),
         ({**MINED, "after_rank": -1}, r"after_rank must be 0 or more, got -1"),
-        ({**MINED, "triples": True}, r"triples gives groups of one relevant .*leave size"),
     ],
 )
 def test_groups_in_conflict_are_refused(options, message):
@@ -57,10 +54,6 @@ def test_groups_in_conflict_are_refused(options, message):
         (
             {"groups": GroupOptions(mined=3), "candidates": CandidateOptions("bm25")},
             r"mined documents are unjudged and count in no loss; set groups.unjudged_as_negative",
-        ),
-        (
-            {"groups": GroupOptions(triples=True), "teacher": "t.trec"},
-            r"a teacher has no scores for groups.triples; leave one",
         ),
         ({"predict_queries": "q.tsv"}, r"nothing is judged for data.predict_queries q.tsv; set"),
     ],
@@ -88,7 +81,6 @@ def fitted(folder, tmp_path, model, **options):
             r'loss.kind is "margin_mse" and data.teacher None: .*Name a run',
         ),
         ({}, {"teacher": "teacher.trec"}, r'loss.kind is "listnet" and data.teacher .*other loss'),
-        ({}, {"groups": GroupOptions(triples=True)}, r"has no triples; name their file with"),
     ],
 )
 def test_a_model_and_data_that_do_not_go_together_are_refused(

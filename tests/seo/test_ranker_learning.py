@@ -1,15 +1,11 @@
-"""What a ranker learns: from judged and mined candidates, a teacher, and triples."""
-
-import json
+"""What a ranker learns: from judged and mined candidates, and a teacher."""
 
 import numpy as np
 import pytest
 import torch
 
-from datamodules.search.candidates import CandidateOptions
-from datamodules.search.groups import GroupOptions
-from datamodules.search.request import CollectionFiles, CollectionRequest
-from datamodules.search.runs import Ranking, write_run
+from datamodules.search.candidates import CandidateOptions, GroupOptions
+from datamodules.search.queries import Ranking, write_run
 from lit_models.seo.losses import RankingLoss
 from tests.seo.small_collection import ranker, ranking_data, relevance_files
 from tests.toy import ledger_lines, toy_trainer
@@ -89,47 +85,3 @@ def test_a_teacher_is_imitated(folder, tmp_path):
     toy_trainer(tmp_path / "run", max_steps=20, max_epochs=20).fit(module, data)
     losses = [line["loss"] for line in ledger_lines(tmp_path / "run")]
     assert np.mean(losses[-4:]) < 0.7 * np.mean(losses[:4])
-
-
-def msmarco_files(folder, small):
-    """Write the small collection as MS MARCO's files, with triples of its training judgements."""
-    for kind, name in (("corpus", "collection.tsv"), ("queries", "queries.tsv")):
-        rows = [json.loads(line) for line in (small / f"{kind}.jsonl").read_text().splitlines()]
-        text = "".join(f"{row['_id'][1:]}\t{row['text']}\n" for row in rows)
-        (folder / name).write_text(text)
-    triples = []
-    for part in ("train", "dev", "test"):
-        source = small / "qrels" / f"{'validation' if part == 'dev' else part}.tsv"
-        graded = [line.split("\t") for line in source.read_text().splitlines()[1:]]
-        lines = [f"{q[1:]} 0 {d[1:]} {grade}\n" for q, d, grade in graded]
-        (folder / f"qrels.{part}.tsv").write_text("".join(lines))
-        if part == "train":
-            best = {q: d for q, d, grade in reversed(graded) if grade != "0"}
-            triples = [(q, best[q], d) for q, d, g in graded if g == "0" and q in best]
-    lines = ["\t".join(value[1:] for value in triple) + "\n" for triple in triples]
-    (folder / "triples.tsv").write_text("".join(lines))
-    return triples
-
-
-def test_triples_are_groups_of_a_relevant_document_and_another(folder, tmp_path):
-    triples = msmarco_files(tmp_path, folder)
-    files = {
-        "documents": str(tmp_path / "collection.tsv"),
-        "queries": str(tmp_path / "queries.tsv"),
-        "train": str(tmp_path / "qrels.train.tsv"),
-        "validation": str(tmp_path / "qrels.dev.tsv"),
-        "test": str(tmp_path / "qrels.test.tsv"),
-        "triples": str(tmp_path / "triples.tsv"),
-    }
-    collection = CollectionRequest("msmarco", files=CollectionFiles(**files))
-    data = ranking_data(folder, collection=collection, groups=GroupOptions(triples=True))
-    toy_trainer(tmp_path / "run", max_epochs=1).fit(ranker(loss=RankingLoss("ranknet")), data)
-    dataset = data.datasets["train"]
-    assert len(dataset.lengths) == len(triples) > 10
-    for place, (query, positive, negative) in enumerate(triples):
-        example, name = dataset.example(place, 0), dataset.source.texts.collection.document_id
-        found = {name(int(d)): g for d, g in zip(example.document, example.relevance, strict=True)}
-        assert found == {positive[1:]: 1.0, negative[1:]: 0.0}
-        assert dataset.source.queries.id(place) == query[1:]
-    assert ledger_lines(tmp_path / "run")[-1]["samples"] > 0
-    assert [dataset.num_parts(n) for n in (1, 32, 63, 64, 200)] == [1, 1, 1, 2, 6]

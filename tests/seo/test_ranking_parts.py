@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules.search.candidates import CandidateOptions
-from datamodules.search.groups import GroupOptions
+from datamodules.search.candidates import CandidateOptions, GroupOptions
 from lit_models.seo.cross_encoder import even_parts
 from lit_models.training.dropout import SampleKeys, key_dropout
 from tests.seo.small_collection import ranker, ranking_data, relevance_files

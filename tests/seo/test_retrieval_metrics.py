@@ -5,10 +5,9 @@ import pytest
 import torch
 
 from datamodules.search.bm25 import Bm25Options, open_bm25
-from datamodules.search.collection import Judgements, open_collection
-from datamodules.search.judged_queries import JudgedQueries
-from datamodules.search.request import CollectionRequest
-from datamodules.search.retrieval_texts import chosen_documents, first_of
+from datamodules.search.collection import CollectionRequest, Judgements, open_collection
+from datamodules.search.queries import JudgedQueries
+from datamodules.search.retrieval import best_of, chosen_documents
 from lit_models.seo.retrieval_metrics import (
     EncodedTexts,
     RetrievalEvaluation,
@@ -117,13 +116,13 @@ def test_bm25_over_some_documents_is_its_search_without_the_others(tmp_path) -> 
         query = collection.query(number)
         (hits,) = index.search([query], collection.num_documents)
         expected = [d for d in hits.documents[0].tolist() if d in set(documents.tolist())]
-        found = first_of(index.scores(query, documents), documents, 10)
-        assert [d for d in found.documents.tolist() if d >= 0] == expected[:10]
+        best, _ = best_of(index.scores(query, documents), documents, 10)
+        assert [d for d in best.tolist() if d >= 0] == expected[:10]
 
 
 def test_queries_without_judgements_have_none() -> None:
     judged = JudgedQueries(Judgements(np.array([2, 2]), np.array([5, 8]), np.array([1.0, 0.0])))
-    assert judged.relevant_of(2).tolist() == [5]
-    assert judged.irrelevant_of(2).tolist() == [8]
-    assert judged.relevant_of(3).tolist() == judged.irrelevant_of(0).tolist() == []
+    assert judged.documents_of(2, are_relevant=True).tolist() == [5]
+    assert judged.documents_of(2, are_relevant=False).tolist() == [8]
+    assert not len(judged.documents_of(3, True)) + len(judged.documents_of(0, False))
     assert judged.with_relevant().most == 2

@@ -14,8 +14,8 @@ from rich.console import Console
 
 from datamodules.files.splitting import TEST
 from datamodules.search.bm25 import open_bm25
-from datamodules.search.encoded_collection import EncodedCollection
-from datamodules.search.runs import read_run
+from datamodules.search.queries import read_run
+from datamodules.search.retrieval import EncodedCollection
 from datamodules.text.encoding import RECIPE_KEY
 from lit_models import LitRetriever
 from lit_models.commands.export import export_checkpoint

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from datamodules.files.splitting import TEST
-from datamodules.search.runs import read_run
+from datamodules.search.queries import read_run
 from datamodules.text.encoding import RECIPE_KEY
 from lit_models import LitRetriever
 from lit_models.seo.fusion import CHOSEN_WEIGHT, WEIGHTS, Fusion

@@ -1,18 +1,15 @@
-"""TREC's run files and qrels: written whole, read back equal, wrong lines named."""
+"""TREC's run files: written whole, read back equal, wrong lines named."""
 
 from pathlib import Path
 
 import pytest
 
-from datamodules.search.runs import (
-    Judgement,
+from datamodules.search.queries import (
     Ranking,
-    read_qrels,
     read_run,
-    write_qrels,
     write_run,
 )
-from tests.relevance_collections import write_lines
+from tests.search_collections import write_lines
 
 RANKINGS = [Ranking("q1", ["a", "b"], [0.1 + 0.2, -1e-30]), Ranking("q2", ["a"], [3.0])]
 
@@ -32,13 +29,6 @@ def test_a_run_is_read_in_the_order_of_its_scores(tmp_path: Path) -> None:
     lines = ["q Q0 a 1 1 x", "q Q0 b 3 2 x", "", "q\tQ0\tc\t2\t2\tx"]
     path = write_lines(tmp_path / "mine.run", *lines)
     assert list(read_run(path)) == [Ranking("q", ["c", "b", "a"], [2, 2, 1])]
-
-
-def test_qrels_are_written_and_read_back(tmp_path: Path) -> None:
-    judgements = [Judgement("q1", "a", 2.0), Judgement("q1", "b", 0.5)]
-    write_qrels(tmp_path / "mine.qrels", judgements)
-    assert (tmp_path / "mine.qrels").read_text() == "q1 0 a 2\nq1 0 b 0.5\n"
-    assert list(read_qrels(tmp_path / "mine.qrels")) == judgements
 
 
 def test_a_file_is_never_overwritten_and_a_failure_leaves_none(tmp_path: Path) -> None:
@@ -75,16 +65,10 @@ def test_a_wrong_line_of_a_run_is_named(tmp_path: Path, line: str, message: str)
         list(read_run(path))
 
 
-def test_a_query_in_two_places_and_wrong_qrels_are_named(tmp_path: Path) -> None:
+def test_a_query_in_two_places_and_other_encodings_are_named(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "mine.run", "q Q0 a 1 1 x", "p Q0 a 1 1 x", "q Q0 b 2 0 x")
     with pytest.raises(ValueError, match='mine.run:3: "q": this query stands further up; sort'):
         list(read_run(path))
-    path = write_lines(tmp_path / "mine.qrels", "q 0 a 1", "q 0 b good")
-    with pytest.raises(ValueError, match='mine.qrels:2: "good": the grade must be a number'):
-        list(read_qrels(path))
-    path.write_bytes(b"q 0 \xe9 1\n")
-    with pytest.raises(ValueError, match="mine.qrels:1: .*the line is not UTF-8; convert it"):
-        list(read_qrels(path))
-    path = write_lines(path, "q a")
-    with pytest.raises(ValueError, match="mine.qrels:1: .*the line has 2 columns, and must"):
-        list(read_qrels(path))
+    path.write_bytes(b"q Q0 \xe9 1 1 x\n")
+    with pytest.raises(ValueError, match="mine.run:1: .*of the line is not UTF-8, which every"):
+        list(read_run(path))

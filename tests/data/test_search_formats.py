@@ -3,25 +3,23 @@
 import tempfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datamodules.files.splitting import TEST, TRAIN, VALIDATION
-from datamodules.search.collection import Collection, Document, open_collection
-from datamodules.search.request import (
-    CollectionFiles,
+from datamodules.search.collection import (
+    Collection,
     CollectionRequest,
-    EsciOptions,
+    Document,
     QuerySplit,
+    open_collection,
 )
-from tests.relevance_collections import (
+from datamodules.search.formats import CollectionFiles
+from tests.search_collections import (
     DOCUMENTS,
     QUERIES,
     write_beir,
-    write_beir_parquet,
-    write_esci,
     write_lines,
     write_msmarco,
     write_qrels,
@@ -42,9 +40,8 @@ def judged(collection: Collection, part: int) -> list[tuple[str, str, float]]:
     ]
 
 
-@pytest.mark.parametrize("write", [write_beir, write_beir_parquet])
-def test_beir_is_read_as_lines_and_as_parquet(tmp_path: Path, write) -> None:
-    collection = opened("beir", write(tmp_path))
+def test_beir_is_read(tmp_path: Path) -> None:
+    collection = opened("beir", write_beir(tmp_path))
     assert (collection.num_documents, collection.num_queries) == (3, 3)
     for i, (id, title, text) in enumerate(DOCUMENTS):
         assert collection.document(i) == Document(title, text)
@@ -55,7 +52,6 @@ def test_beir_is_read_as_lines_and_as_parquet(tmp_path: Path, write) -> None:
     assert judged(collection, TRAIN) == [("q1", "d1", 2), ("q1", "d2", 0), ("q2", "d2", 1)]
     assert judged(collection, VALIDATION) == []
     assert judged(collection, TEST) == [("q3", "d3", 1)]
-    assert collection.triples is None
     with pytest.raises(KeyError, match='documents have no id "d4"'):
         collection.document_index("d4")
     with pytest.raises(KeyError, match='queries have no id "d1"'):
@@ -90,17 +86,13 @@ def test_byte_order_marks_windows_line_ends_and_numbers_as_ids_are_read(tmp_path
 
 def test_quotes_of_msmarco_are_text(tmp_path: Path) -> None:
     folder = write_msmarco(tmp_path)
-    files = CollectionFiles(triples=str(folder / "triples.tsv"))
-    collection = opened("msmarco", folder, files=files)
+    collection = opened("msmarco", folder)
     texts = [collection.document(i).text for i in range(3)]
     assert texts == ['He said "lift" and left', '"Drag', "a\u00a0b, 5' 6\""]
     assert collection.query(collection.query_index("11")) == '"drag" meaning'
     assert judged(collection, TRAIN) == [("10", "0", 1), ("11", "1", 1)]
     assert judged(collection, VALIDATION) == [("20", "2", 1)]
     assert (collection.num_queries, collection.facts["queries"]["num_merged"]) == (4, 1)
-    assert collection.triples is not None
-    ids = [[collection.query_id(q), p, n] for q, p, n in np.stack(collection.triples, 1).tolist()]
-    assert ids == [["10", 0, 1], ["11", 1, 2]]
 
 
 @settings(max_examples=20, deadline=None)
@@ -114,33 +106,20 @@ def test_any_text_of_one_line_is_a_passage(texts: list[str]) -> None:
         assert [collection.document(i).text for i in range(len(texts))] == texts
 
 
-def test_msmarco_takes_qrels_of_three_columns(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("10\t0\t2", "11\t1\t0.5"),
+        ("query-id\tcorpus-id\tscore", "10\t0\t2", "11\t1\t0.5"),
+        ("10 0 0 2", "11\tQ0\t1\t0.5"),
+    ],
+)
+def test_qrels_have_three_columns_with_or_without_a_header_or_four(
+    tmp_path: Path, lines: tuple[str, ...]
+) -> None:
     folder = write_msmarco(tmp_path)
-    write_lines(folder / "qrels.train.tsv", "10\t0\t2", "11\t1\t0.5")
+    write_lines(folder / "qrels.train.tsv", *lines)
     assert judged(opened("msmarco", folder), TRAIN) == [("10", "0", 2), ("11", "1", 0.5)]
-
-
-def test_esci_joins_products_and_maps_labels_to_gains(tmp_path: Path) -> None:
-    collection = opened("esci", write_esci(tmp_path))
-    gains = [("1", "A", 1), ("1", "B", 0.1), ("1", "C", 0.01), ("1", "D", 0)]
-    assert judged(collection, TRAIN) == gains
-    assert judged(collection, TEST) == [("4", "B", 1)]
-    assert collection.num_documents == 4  # the product that no example names is none
-    assert collection.document(0) == Document("shoe A", "soft\nlight\nAcme")
-    assert [collection.query(i) for i in range(2)] == ["red shoe", "boot"]
-
-
-def test_esci_has_versions_locales_and_gains_of_your_own(tmp_path: Path) -> None:
-    folder = write_esci(tmp_path)
-    large = opened("esci", folder, esci=EsciOptions(version="large", substitute=0.5))
-    assert judged(large, TEST) == [("2", "A", 0), ("4", "B", 1)]
-    assert judged(large, TRAIN)[1] == ("1", "B", 0.5)
-    spanish = opened("esci", folder, esci=EsciOptions(locale="es"))
-    assert judged(spanish, TRAIN) == [("3", "A", 1)]
-    assert spanish.document(0).title == "zapato A"
-    every = opened("esci", folder, esci=EsciOptions(locale=None))
-    assert every.num_documents == 5
-    assert judged(every, TRAIN)[-1] == ("3", "es/A", 1)
 
 
 def test_the_demo_has_three_parts_and_no_query_is_a_title() -> None:
@@ -151,7 +130,7 @@ def test_the_demo_has_three_parts_and_no_query_is_a_title() -> None:
     assert min(map(len, queries)) > 50
     for part in parts:
         assert set(part.grade.tolist()) == {1.0, 2.0}
-        for query, document, grade in list(zip(*vars(part).values(), strict=True))[:100]:
+        for query, document, grade in list(zip(*part, strict=True))[:100]:
             title = collection.document(int(document)).title.lower()
             assert collection.query(int(query)) != title
             if grade == 2:

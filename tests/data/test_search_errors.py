@@ -7,22 +7,13 @@ from typing import Any
 import pytest
 
 from datamodules.files.splitting import PART_NAMES
-from datamodules.search.collection import open_collection
-from datamodules.search.request import (
-    CollectionFiles,
+from datamodules.search.collection import (
     CollectionRequest,
     QuerySplit,
+    open_collection,
 )
-from tests.relevance_collections import (
-    EXAMPLES,
-    PRODUCTS,
-    example,
-    product,
-    write_beir,
-    write_esci,
-    write_lines,
-    write_msmarco,
-)
+from datamodules.search.formats import CollectionFiles
+from tests.search_collections import TRAIN, write_beir, write_lines, write_msmarco, write_qrels
 
 WHOLE = QuerySplit(validation_share=0.0)
 
@@ -42,7 +33,7 @@ def refused(request: CollectionRequest, message: str) -> None:
         ("q1\td3\t-1", r'train.tsv:5: "-1": a grade must be a number, 0 or more'),
         ("q1\td3\tnan", r'train.tsv:5: "nan": a grade must be a number'),
         ("q1\td3", r"train.tsv:5: .*: the line has 2 columns, and must have 3 with tabs between"),
-        ("q1 0 d3 1", r"train.tsv:5: .*: the line has 1 columns, and must have 3 with tabs"),
+        ("q1 d3 1", r"train.tsv:5: .*: the line has 1 columns, and must have 3 with tabs"),
         ("q1\td1\t1", r"train.tsv:5: .*grade 2 at .*train.tsv:2; decide on one of the two"),
     ],
 )
@@ -103,31 +94,22 @@ def test_lines_that_are_not_utf8_are_named(tmp_path: Path) -> None:
             file.write("9\tcafé\n".encode("latin1"))
     request = CollectionRequest("msmarco", str(folder))
     refused(request, "collection.tsv:4: .*byte 0xE9 at place 6 of the line is not UTF-8.*iconv")
-    refused(request, "qrels.train.tsv:3: .*the line is not UTF-8; convert it, such as with iconv")
+    refused(request, "qrels.train.tsv:3: .*byte 0xE9 at place 6 of the line is not UTF-8")
 
 
 def test_wrong_lines_of_msmarco_are_named(tmp_path: Path) -> None:
     folder = write_msmarco(tmp_path)
     write_lines(folder / "collection.tsv", "0\ta", "1\ttab\tinside", "2 no tab", "1\ta", "2\tb")
     write_lines(folder / "qrels.train.tsv", "10 0 0 1 5", "10 0 0 1")
-    write_lines(folder / "triples.tsv", "10\t0", "10\t0\t9", "99\t0\t1", "10\t0\t1")
-    files = CollectionFiles(triples=str(folder / "triples.tsv"))
-    request = CollectionRequest("msmarco", str(folder), files=files)
-    refused(request, "6 rows break the rules of the data")
+    request = CollectionRequest("msmarco", str(folder))
+    refused(request, "3 rows break the rules of the data")
     messages = [
         "collection.tsv:2: .*has 3 columns, and must have 2, id and text, with one tab between",
         "collection.tsv:3: .*has 1 columns, and must have 2",
-        r"qrels.train.tsv:1: .*has 5 columns, and must have TREC's 4 \(query, 0, document, grade",
-        "triples.tsv:1: .*has 2 columns, and must have 3 ids with tabs",
-        'triples.tsv:2: "9": this document is unknown; take the triple out, or add what it',
-        'triples.tsv:3: "99": this query is unknown',
+        "qrels.train.tsv:1: .*has 1 columns, and must have 3 .*or TREC's 4 .query, 0, document",
     ]
     for message, bad in zip(messages, open_collection(request, "reject").bad_rows, strict=True):
         assert re.search(message, str(bad))
-    collection = open_collection(request, "reject")
-    assert collection.triples is not None
-    expected = [[collection.query_index("10")], [0], [1]]
-    assert [values.tolist() for values in collection.triples] == expected
 
 
 def test_fractional_grades_are_taken_and_repeated_judgements_merged(tmp_path: Path) -> None:
@@ -139,23 +121,69 @@ def test_fractional_grades_are_taken_and_repeated_judgements_merged(tmp_path: Pa
     assert collection.facts["num_fractional_grades"] == 2
 
 
+def test_files_that_are_missing_or_unclear_are_named(tmp_path: Path) -> None:
+    folder = write_beir(tmp_path)
+    request = CollectionRequest("beir", str(folder))
+    write_qrels(folder / "qrels" / "valid.tsv", TRAIN)
+    write_qrels(folder / "qrels" / "dev.tsv", TRAIN)
+    with pytest.raises(ValueError, match=r"dev.tsv and .*valid.tsv both hold .* of validation; na"):
+        open_collection(request)
+    (folder / "qrels" / "valid.tsv").rename(folder / "qrels" / "mine.tsv")
+    with pytest.raises(ValueError, match=r"mine.tsv: its name tells no part, .*; rename it, or"):
+        open_collection(request)
+    (folder / "corpus.jsonl").unlink()
+    message = r"has no documents \(corpus.jsonl\); .*collection.files.documents"
+    with pytest.raises(FileNotFoundError, match=message):
+        open_collection(request)
+    write_lines(folder / "corpus.jsonl.gz", "")
+    with pytest.raises(FileNotFoundError, match=r"corpus.jsonl.gz is compressed; unpack it with"):
+        open_collection(request)
+    write_lines(folder / "corpus.jsonl", "")
+    (folder / "qrels" / "mine.tsv").unlink()
+    with pytest.raises(ValueError, match="the files hold no documents; check that they are those"):
+        open_collection(request)
+
+
 @pytest.mark.parametrize(
-    ("examples", "products", "message"),
+    ("options", "message"),
     [
-        ([example(9, "A", "X")], PRODUCTS, 'examples.parquet:1: "X": esci_label must be one of E'),
-        ([example(9, "A", "E", split="dev?")], PRODUCTS, '"dev\\?": split must be train or test'),
-        ([example(9, "Z", "E")], PRODUCTS, 'examples.parquet:1: no document has the id "Z"'),
+        ({"format": "trec"}, 'format must be one of demo, beir, msmarco, pages, got "trec"'),
+        ({"format": "demo", "folder": "x"}, 'format "demo" reads no files, and some are named; le'),
         (
-            [*EXAMPLES, example(9, "B", "E", query="blue")],
-            PRODUCTS,
-            'examples.parquet:8: "blue": query 1 has another text in an earlier row; keep one',
+            {"format": "beir"},
+            'format "beir" needs files; name their folder with data.collection.folder, or',
         ),
-        (EXAMPLES, [*PRODUCTS, product("A", "x")], 'products.parquet:7: "A": this id stands at'),
     ],
 )
-def test_wrong_rows_of_esci_are_named(
-    tmp_path: Path, examples: Any, products: Any, message: str
-) -> None:
-    sound = example(0, "B", "E", query="sound", query_id=7)
-    folder = write_esci(tmp_path, [*examples, sound], products)
-    refused(CollectionRequest("esci", str(folder)), message)
+def test_options_in_conflict_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        CollectionRequest(**options)
+
+
+def test_the_format_is_found_from_the_folder(tmp_path: Path) -> None:
+    made = {"beir": write_beir, "msmarco": write_msmarco}
+    for layout, write in made.items():
+        assert CollectionRequest(folder=str(write(tmp_path / layout))).layout == layout
+    write_lines(tmp_path / "site" / "a" / "page.htm", "<p>x")
+    assert CollectionRequest(folder=str(tmp_path / "site")).layout == "pages"
+    assert CollectionRequest().layout == "demo"
+    files = CollectionFiles(documents="a.tsv", train="b.tsv")
+    assert CollectionRequest(files=files).layout == "msmarco"
+    (tmp_path / "bare").mkdir()
+    words = "bare holds none of the files that tell a format .*corpus.jsonl.*html"
+    with pytest.raises(ValueError, match=words):
+        CollectionRequest(folder=str(tmp_path / "bare")).reader()
+    with pytest.raises(FileNotFoundError, match="collection.folder .*gone is no folder"):
+        CollectionRequest(folder=str(tmp_path / "gone")).reader()
+
+
+def test_shares_out_of_range_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"validation_share must be 0 to 0.9, got 1.0"):
+        QuerySplit(validation_share=1.0)
+    with pytest.raises(ValueError, match=r"must be at most 0.9, got 1: too little is left"):
+        QuerySplit(validation_share=0.5, test_share=0.5)
+
+
+def test_another_way_with_bad_rows_is_refused() -> None:
+    with pytest.raises(ValueError, match='on_bad_rows must be "error" or "reject", got "drop"'):
+        open_collection(CollectionRequest(), "drop")  # type: ignore[arg-type]

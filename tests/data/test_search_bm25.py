@@ -13,9 +13,8 @@ import torch
 
 from datamodules.files.splitting import VALIDATION
 from datamodules.search.bm25 import Bm25, Bm25Options, open_bm25, scores_of
-from datamodules.search.collection import Collection, open_collection
-from datamodules.search.request import CollectionRequest
-from tests.relevance_collections import write_beir, write_lines
+from datamodules.search.collection import Collection, CollectionRequest, open_collection
+from tests.search_collections import write_beir, write_lines
 
 CRANFIELD = Path(__file__).parents[3] / "shared" / "data" / "cranfield"
 TEXTS = ["a b a c", "b c", "a", "d d d d d d", "", "B, c!", "a b a c"]

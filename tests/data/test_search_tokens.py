@@ -1,6 +1,7 @@
-"""What is kept in the cache is made anew where a fact changes, and only there."""
+"""Tokens of a collection are those of its texts, and made anew where a fact changes."""
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -8,22 +9,14 @@ import numpy as np
 import pytest
 
 from datamodules.core.store import cache_root
-from datamodules.search import candidates as candidates_file
-from datamodules.search import ranking_source
-from datamodules.search.bm25 import Bm25Options
-from datamodules.search.candidates import CandidateOptions
-from datamodules.search.collection import Collection, open_collection
-from datamodules.search.collection_tokens import kept_collection
-from datamodules.search.groups import GroupOptions
-from datamodules.search.request import CollectionRequest
+from datamodules.search.collection import Collection, CollectionRequest, open_collection
+from datamodules.search.datamodule import kept_collection
 from datamodules.text.encoding import TextEncoding
-from datamodules.text.store import TokenRowsWriter
-from datamodules.tokenizers.text_tokenizer import TokenizerOptions, make_tokenizer
+from datamodules.text.store import TokenRows, TokenRowsWriter
+from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions, make_tokenizer
 from tests.seo.retrieval_collection import write_collection
-from tests.seo.small_collection import ranking_data, relevance_files
 
 LIMITS = {"max_length": 12, "max_query_length": 5, "lower_case": True}
-MINED = GroupOptions(size=6, mined=3, unjudged_as_negative=True)
 
 
 @pytest.fixture(autouse=True)
@@ -49,15 +42,14 @@ def encoding_of(kind: str = "bytes", **limits: Any) -> TextEncoding:
 
 def check(collection: Collection, encoding: TextEncoding, is_whole: bool = False) -> None:
     """Checks that kept tokens are those of the texts as they are now."""
-    numbers = np.array([5, 2, 5])
-    kept, limits = kept_collection(collection, encoding, numbers, None, is_whole), encoding.limits
+    kept, limits = kept_collection(collection, encoding, is_whole), encoding.limits
     most = (None, None) if is_whole else (limits.max_length, limits.max_query_length)
     for number in range(collection.num_documents):
         ids = encoding.ids_once(collection.document_text(number))[: most[0]]
         assert kept.documents[number].tolist() == ids.tolist()
-    for place, number in enumerate(numbers.tolist()):
+    for number in range(collection.num_queries):
         ids = encoding.ids_once(collection.query(number))[: most[1]]
-        assert kept.query(place).tolist() == ids.tolist()
+        assert kept.queries[number].tolist() == ids.tolist()
 
 
 @pytest.mark.parametrize(
@@ -114,56 +106,20 @@ def test_what_was_interrupted_is_not_there_and_is_made_whole_later(
     check(collection, encoding)
 
 
-def pools_of(folder: Path, **options: Any) -> ranking_source.Pools:
-    data = ranking_data(folder, **{"groups": MINED, **options})
-    data.setup("fit")
-    return data.datasets["train"].pools
-
-
-def test_changed_scoring_gives_other_pools_and_lists(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_no_epoch_tokenises_what_is_judged_and_no_process_has_a_copy(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = relevance_files(tmp_path / "ranked")
-    options = {"candidates": CandidateOptions("bm25", top=10)}
-    pools = pools_of(folder, **options)
-    assert pools_of(folder, **options).folder == pools.folder
-    lists = len(list((cache_root() / "candidates").iterdir()))
-    for module in (candidates_file, ranking_source):
-        monkeypatch.setattr(module, "BM25_VERSION", candidates_file.BM25_VERSION + 1)
-    assert pools_of(folder, **options).folder != pools.folder
-    assert len(list((cache_root() / "candidates").iterdir())) > lists
+    collection, encoding = opened(folder), encoding_of("bpe")
+    kept_collection(collection, encoding)
 
+    def refuse(*_: object) -> None:
+        raise AssertionError("a text is tokenised again")
 
-def test_judged_candidates_have_pools_of_their_scoring_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = relevance_files(tmp_path / "ranked")
-    judged = {"groups": GroupOptions(), "candidates": CandidateOptions()}
-    before = pools_of(folder, **judged).folder
-    other = CandidateOptions(bm25=Bm25Options(k1=1.2))
-    assert pools_of(folder, **{**judged, "candidates": other}).folder != before
-    monkeypatch.setattr(ranking_source, "BM25_VERSION", ranking_source.BM25_VERSION + 1)
-    assert pools_of(folder, **judged).folder != before
-
-
-@pytest.mark.parametrize(
-    ("changed", "is_same"),
-    [
-        ({"tokenizer": TokenizerOptions("words", vocab_size=50)}, True),
-        ({"groups": GroupOptions(size=8, mined=2, unjudged_as_negative=True)}, True),
-        ({"groups": GroupOptions(size=6, mined=3, after_rank=2, unjudged_as_negative=True)}, False),
-        ({"groups": GroupOptions(size=6)}, False),
-        ({"candidates": CandidateOptions("bm25", top=9)}, False),
-    ],
-)
-def test_pools_are_made_anew_only_where_they_change(
-    tmp_path: Path, changed: dict, is_same: bool
-) -> None:
-    folder = relevance_files(tmp_path / "ranked")
-    options = {"candidates": CandidateOptions("bm25", top=10)}
-    before, after = pools_of(folder, **options), pools_of(folder, **{**options, **changed})
-    assert (before.folder == after.folder) == is_same
-    assert is_same == all(
-        np.array_equal(one, other)
-        for one, other in zip(before.candidates, after.candidates, strict=True)
-    )
+    monkeypatch.setattr(TextEncoding, "ids_of", refuse)
+    monkeypatch.setattr(TextTokenizer, "encode_batch", refuse)
+    documents = kept_collection(collection, encoding).documents  # such as another rank's
+    assert isinstance(documents, TokenRows)
+    assert len(pickle.dumps(documents)) < 500
+    assert np.array_equal(pickle.loads(pickle.dumps(documents))[3], documents[3])
+    assert documents.tokens.base is not None  # a view of the mapped file
+    assert documents.tokens.dtype == np.uint16

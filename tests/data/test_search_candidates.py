@@ -1,4 +1,4 @@
-"""Which candidates a query has: drawn for training, listed by a first stage, or judged."""
+"""Candidates of a query: drawn for training, listed by a first stage, or judged."""
 
 import pickle
 from collections import Counter
@@ -8,11 +8,11 @@ import pytest
 
 from datamodules.core.plan import rng_for
 from datamodules.core.store import cache_root
+from datamodules.search import candidates as candidates_file
 from datamodules.search.bm25 import Bm25Options, open_bm25
-from datamodules.search.candidates import CandidateOptions, FirstStage
+from datamodules.search.candidates import CandidateOptions, GroupOptions
 from datamodules.search.collection import CollectionRequest, open_collection
-from datamodules.search.groups import GroupOptions
-from datamodules.search.runs import Ranking, write_run
+from datamodules.search.queries import Ranking, write_run
 from tests.seo.small_collection import ranking_data, relevance_files
 
 MINED = GroupOptions(size=6, mined=3, unjudged_as_negative=True)
@@ -56,8 +56,7 @@ def test_places_that_judged_documents_leave_go_to_mined_ones(num_judged, num_min
     places = MINED.drawn(np.ones(num_judged), num_minable, rng_for(0, 0, 0))
     found = int((places < num_judged).sum()), int((places >= num_judged).sum())
     assert found == expected
-    counts = MINED.num_judged(num_judged), MINED.num_mined(num_judged, num_minable)
-    assert counts == expected  # as the plan has them
+    assert MINED.sizes(num_judged, num_minable) == expected  # as the plan has them
 
 
 def test_no_judged_document_is_mined_and_the_first_ranks_are_passed_over():
@@ -132,26 +131,16 @@ def test_candidates_of_a_run_keep_all_judgements_for_the_ideal_ranking(folder, t
     assert data.source.first.scores(0, np.array([5, 6])).tolist() == [3.0, 2.0]
 
 
-def test_groups_are_looked_up_once_and_their_rows_are_those_of_the_texts(folder, monkeypatch):
-    options = {"candidates": CandidateOptions("bm25", top=10), "groups": MINED}
-    first = built(folder, "train", **options)
-
-    def refuse(*_):
-        raise AssertionError("a pool is looked up again")
-
-    monkeypatch.setattr(FirstStage, "scores", refuse)
-    data = built(folder, "train", **options)
-    pools, texts = pickle.loads(pickle.dumps(data.pools)), data.source.texts
-    encode, framing = texts.encoding.ids_once, texts.encoding.framing
+def test_the_rows_of_a_group_are_those_of_its_texts(folder):
+    data = built(folder, "train", candidates=CandidateOptions("bm25", top=10), groups=MINED)
+    source = pickle.loads(pickle.dumps(data)).source  # what a worker gets that is no fork
+    encode, framing = source.encoding.ids_once, source.encoding.framing
     for place in range(len(data.lengths)):
-        example, known = data.example(place, 2), pools.of(place)
-        assert np.isin(example.document, known.documents).all()
-        assert len(known.documents) == len(set(known.documents.tolist()))
-        query = encode(data.source.queries.text(place))
+        example = data.example(place, 2)
+        query = encode(source.queries.text(place))
         for document, row in zip(example.document.tolist(), example.pairs, strict=True):
-            expected = framing.pair(query, encode(texts.collection.document_text(document)))
+            expected = framing.pair(query, encode(source.collection.document_text(document)))
             assert row.ids.tolist() == expected.ids.tolist()
-    assert data.lengths.tolist() == first.lengths.tolist()
 
 
 def test_the_lists_of_bm25_are_kept(folder, collection):
@@ -160,3 +149,10 @@ def test_the_lists_of_bm25_are_kept(folder, collection):
     assert np.load(kept / "documents.npy").shape[1] == 7
     again = built(folder, "test", candidates=CandidateOptions("bm25", top=7)).source.first.lists
     assert again.fingerprint == before.fingerprint
+
+
+def test_changed_scoring_gives_other_lists(folder, monkeypatch):
+    options = {"candidates": CandidateOptions("bm25", top=7)}
+    before = built(folder, "test", **options).source.first.lists
+    monkeypatch.setattr(candidates_file, "BM25_VERSION", candidates_file.BM25_VERSION + 1)
+    assert built(folder, "test", **options).source.first.lists.fingerprint != before.fingerprint

@@ -1,5 +1,6 @@
-"""What a retriever is trained on: pairs of several kinds, and documents that answer nothing."""
+"""Training pairs of a retriever: their kinds, their draws and their negatives."""
 
+import pickle
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -8,15 +9,23 @@ import numpy as np
 import pytest
 import torch
 
+from datamodules.core.plan import rng_for
 from datamodules.files.splitting import TRAIN
-from datamodules.search import document_parts as parts
-from datamodules.search.collection import Collection, Document, Triples, open_collection
-from datamodules.search.judged_queries import JudgedQueries
-from datamodules.search.negatives import HardNegatives
-from datamodules.search.request import CollectionRequest
-from datamodules.search.runs import Ranking, write_run
-from datamodules.search.training_mix import TrainingMix
-from datamodules.search.training_pairs import PairDataset
+from datamodules.search.bm25 import open_bm25
+from datamodules.search.candidates import HardNegatives
+from datamodules.search.collection import (
+    Collection,
+    CollectionRequest,
+    Document,
+    open_collection,
+)
+from datamodules.search.queries import JudgedQueries, Ranking, write_run
+from datamodules.search.retrieval import (
+    PairDataset,
+    TrainingMix,
+    document_sentences,
+    drawn_sentence,
+)
 from datamodules.text.encoding import TextEncoding
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions, make_tokenizer
 from tests.seo.retrieval_collection import SIZES, write_collection
@@ -42,12 +51,8 @@ def pairs(
 
 
 def sentence_and_rest(document: Document, seed: int, removal: float) -> tuple[str, Document]:
-    sentences = parts.document_sentences(document)
-    shares = np.random.default_rng(seed).random(2).tolist()
-    drawn = parts.drawn_sentence(parts.are_long(sentences), shares, removal)
-    number, is_removed = drawn.sentence, drawn.is_removed
-    rest = parts.without(document, sentences, number) if is_removed else document
-    return sentences[number], rest
+    sentence, rest = drawn_sentence(document, removal, rng_for(0, 0, seed))
+    return sentence, document if rest is None else rest
 
 
 def test_each_kind_comes_as_often_as_the_mix_says(collection: Collection) -> None:
@@ -81,7 +86,7 @@ def test_no_relevant_document_is_a_negative(collection: Collection, source: str)
             assert example.document[0] in example.known
             if source == "judged":
                 query = int(dataset.judged.queries[sample_id])
-                assert set(others) <= set(dataset.judged.irrelevant_of(query))
+                assert set(others) <= set(dataset.judged.documents_of(query, are_relevant=False))
     assert found > 0
 
 
@@ -105,20 +110,8 @@ def test_a_run_gives_the_negatives_of_its_ranks(collection: Collection, tmp_path
         ValueError, match=r"negatives\.run .* ranks none of the 24 queries, such as"
     ):
         pairs(collection, negatives=replace(options, run=str(tmp_path / "e.run")))
-    with pytest.raises(FileNotFoundError, match=r"negatives\.run .* is no file; make it with"):
+    with pytest.raises(FileNotFoundError, match=r"data\.negatives\.run"):
         pairs(collection, negatives=replace(options, run=str(tmp_path / "c.run")))
-
-
-def test_a_triple_brings_its_own_negative(
-    collection: Collection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    columns = (np.array([n], np.int32) for n in (collection.query_index("train-1"), 5, 9))
-    monkeypatch.setattr(Collection, "triples", Triples(*columns))
-    dataset = pairs(collection, TrainingMix(judged=0, triples=2), HardNegatives(1))
-    assert len(dataset.lengths) == 2
-    example = dataset.example(1, 0)
-    assert example.document.tolist() == [5, 9]
-    assert 5 in example.known
 
 
 def test_a_sentence_leaves_its_document_as_often_as_it_should() -> None:
@@ -198,3 +191,61 @@ def test_data_that_cannot_teach_is_refused(tmp_path: Path) -> None:
     opened = open_collection(CollectionRequest("beir", str(folder)))
     with pytest.raises(ValueError, match=r"there is no pair to train on.*mix\.sentences"):
         pairs(opened)
+
+
+DRAWS = TrainingMix(judged=1, titles=1, sentences=1, removal=0.5, token_dropout=0.3)
+
+
+def kept(ids: np.ndarray, rng: np.random.Generator) -> list[int]:
+    stays = {token: rng.random() >= DRAWS.token_dropout for token in sorted({*ids.tolist()})}
+    return [token for token in ids.tolist() if stays[token]] or ids.tolist()
+
+
+def test_a_pair_draws_its_documents_its_sentence_and_its_tokens_in_this_order(
+    collection: Collection,
+) -> None:
+    dataset, epoch, ways = pairs(collection, DRAWS, HardNegatives(2)), 4, Counter()
+    encode, framing = dataset.encoding.ids_once, dataset.encoding.framing
+    for sample_id in range(len(dataset.lengths)):
+        rng, number = rng_for(5, epoch, sample_id), (sample_id - SIZES["train"]) % 40
+        others: list[int] = []
+        if sample_id < SIZES["train"]:
+            relevant, grades = dataset.judged.relevant(sample_id)
+            answer = collection.document_text(int(rng.choice(relevant, p=grades / grades.sum())))
+            query_number = int(dataset.judged.queries[sample_id])
+            judged = dataset.judged.documents_of(query_number, are_relevant=False)
+            pool = np.setdiff1d(judged, relevant)
+            others = rng.choice(pool, min(2, len(pool)), replace=False).tolist()
+            query, way = collection.query(query_number), f"judged, {len(others)} negatives"
+        elif sample_id < SIZES["train"] + 40 and collection.document(number).title:
+            document, way = collection.document(number), "title"
+            query, answer = document.title, document.text.removeprefix(document.title)
+        else:
+            document = collection.document(number)
+            sentences = document_sentences(document)
+            long = [text for text in sentences if len(text.split()) >= 4] or sentences
+            query = long[int(rng.integers(len(long))) if len(long) > 1 else 0]
+            is_removed = rng.random() < DRAWS.removal and len(sentences) > 1
+            left = list(sentences)
+            left.remove(query)
+            rest = Document(document.title, " ".join(left))
+            answer, way = (rest if is_removed else document).whole, f"sentence, {is_removed}"
+        texts = [answer, *map(collection.document_text, others)]
+        rows = [framing.single(np.array(kept(encode(text), rng), np.int64)) for text in texts]
+        rows.insert(0, framing.query(np.array(kept(encode(query), rng))))
+        example = dataset.example(sample_id, epoch)
+        given = [example.query, *example.texts[: len(texts)]]
+        assert [row.ids.tolist() for row in given] == [row.ids.tolist() for row in rows]
+        ways[way] += 1
+    assert {"judged, 0 negatives", "judged, 1 negatives"} <= set(ways)
+    assert {"title", "sentence, True", "sentence, False"} <= set(ways)
+
+
+def test_lists_of_negatives_are_made_before_the_run(collection: Collection, tmp_path: Path) -> None:
+    dataset = pairs(collection, negatives=HardNegatives(2, "bm25", depth=9, skip=3))
+    assert dataset.pool.lists is not None
+    assert len(pickle.dumps(dataset.pool.lists)) < 500
+    query = int(dataset.judged.queries[0])
+    (hits,) = open_bm25(collection).search([collection.query(query)], 9)
+    expected = [number for number in hits.documents[0].tolist()[3:] if number >= 0]
+    assert dataset.pool.of(query).tolist() == expected
