@@ -97,8 +97,8 @@ def test_a_debug_config_trains_validates_saves_and_reloads(
     run = "runs/" + name.removesuffix(".yaml").replace("/", "-")
     status, output = unisono("fit", "--config", name)
     assert status == 0, output
-    if name.split("/")[0] in ("causal_lm", "seo"):  # the others predict for a minute
-        assert_next_predicts(unisono, output)
+    if name.split("/")[0] != "occupation_coder":  # which codes a table of the user's
+        assert_next_predicts(unisono, output, "--data.global_batch_size=500")
     status, output = unisono("test", "--config", name, "--ckpt_path", "auto")
     assert status == 0, output
     assert f"uses {run}/checkpoints/" in output
@@ -110,7 +110,7 @@ def test_a_debug_config_trains_validates_saves_and_reloads(
     assert_errors_are_told(Path(run), name)
 
 
-def assert_next_predicts(unisono: Unisono, output: str) -> None:
+def assert_next_predicts(unisono: Unisono, output: str, *faster: str) -> None:
     """Assert that the command which a training printed last predicts, as it is printed."""
     assert re.search(r"^best: .*val/", output, re.M), output
     assert re.search(r"^report: unisono report runs/", output, re.M), output
@@ -119,7 +119,7 @@ def assert_next_predicts(unisono: Unisono, output: str) -> None:
     if before:
         subprocess.run(before, shell=True, check=True)
     program, *words = shlex.split(command)
-    status, output = unisono(*words)
+    status, output = unisono(*words, *faster)
     assert (program, status) == ("unisono", 0), output
 
 
