@@ -119,42 +119,6 @@ def inputs_edited(blocks: list[nn.Module], edits: list[Edit]) -> Iterator[None]:
             handle.remove()
 
 
-@contextmanager
-def output_kept(block: nn.Module) -> Iterator[list[Any]]:
-    """Collect what a block returns, as it returns it: [R, T, D], or a tuple that begins with it."""
-    kept: list[Any] = []
-    handle = block.register_forward_hook(lambda module, given, output: kept.append(output))
-    try:
-        yield kept
-    finally:
-        handle.remove()
-
-
-@contextmanager
-def outputs_given(blocks: list[nn.Module], kept: list[Any]) -> Iterator[None]:
-    """Let blocks return what was kept last of one of them, without computing anything.
-
-    Args:
-        blocks: of a network.
-        kept: of `output_kept`, there at the latest when the first of the blocks is called.
-    """
-
-    def given(*args: Any, **kwargs: Any) -> Any:
-        return kept[-1]
-
-    earlier = [vars(block).get("forward") for block in blocks]
-    for block in blocks:
-        block.forward = given  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        for block, own in zip(blocks, earlier, strict=True):
-            if own is None:
-                del block.forward  # that of the class is back
-            else:
-                block.forward = own  # type: ignore[method-assign]
-
-
 SITE = "block_output"
 
 
@@ -206,6 +170,7 @@ class Subject(nn.Module):
         super().__init__()
         check_layer(layer, len(network.blocks()))
         self.network, self.layer = network.requires_grad_(False).eval(), layer
+        self.lower = lowest_blocks(network, layer + 1)
 
     @property
     def block(self) -> nn.Module:
@@ -221,10 +186,15 @@ class Subject(nn.Module):
 
         The blocks above the layer are not computed.
         """
-        above = self.network.blocks()[self.layer + 1 :]
-        with output_kept(self.block) as kept, outputs_given(above, kept):
-            read(self.network, input_ids)
-        return kept[0][0] if isinstance(kept[0], tuple) else kept[0]
+        found: list[Tensor] = []
+
+        def keep(output: Tensor) -> Tensor:
+            found.append(output)
+            return output
+
+        with output_edited(self.block, keep):
+            read(self.lower, input_ids)
+        return found[0]
 
     def logits(self, input_ids: Tensor, position: Tensor, replacement: Tensor | None) -> Tensor:
         """Return the logits [B, T, V], with an activation put in the place of the true one.
@@ -413,6 +383,16 @@ def keep_layers(network: Network, num_layers: int) -> None:
     network.model.config.get_text_config().num_hidden_layers = num_layers
 
 
+def lowest_blocks(network: Network, num_layers: int) -> Network:
+    """Return a network of a network's lowest blocks: the very same blocks and parameters."""
+    shared: list[Any] = [*network.parameters(), *network.blocks()]
+    made = copy.deepcopy(
+        network, {id(part): part for part in shared}
+    )  # what is there is not copied
+    keep_layers(made, num_layers)
+    return made
+
+
 def freeze_unused(module: nn.Module, run: Callable[[], Tensor]) -> None:
     """Freeze every parameter that does not reach the result of `run`.
 
@@ -459,7 +439,7 @@ class Effect(NamedTuple):
 
 
 class PatchedSubject:
-    """One batch in the subject; what lies below the activation is computed once.
+    """One batch in the subject.
 
     Args:
         subject: of the activations.
@@ -478,9 +458,7 @@ class PatchedSubject:
         places = self.position[:, None] + steps  # [B, P]
         self.counts = places <= last[:, None]
         self.places = torch.minimum(places, last[:, None])
-        with output_kept(subject.block) as self.below:
-            hidden = read(subject.network, self.ids)
-        self.true = self._logits(hidden)
+        self.true = self._logits(read(subject.network, self.ids))
 
     def effect(self, replacement: Tensor) -> Effect:
         """Return what activations [B, D] in the place of the true ones do."""
@@ -498,14 +476,13 @@ class PatchedSubject:
         return Effect(nats, following, self.counts[:, 1:].sum(-1).double(), worse)
 
     def changed(self, replacement: Tensor) -> Tensor:
-        """Return the logits [B, P, V] with activations [B, D] in the place of the true ones, from
-        the blocks above them alone; gradients pass through."""
+        """Return the logits [B, P, V] with activations [B, D] in the place of the true ones;
+        gradients pass through."""
 
         def patch(output: Tensor) -> Tensor:
             return output.index_put((self.rows, self.position), replacement.to(output.dtype))
 
-        blocks = self.subject.network.blocks()[: self.subject.layer + 1]
-        with outputs_given(blocks, self.below), output_edited(self.subject.block, patch):
+        with output_edited(self.subject.block, patch):
             return self._logits(read(self.subject.network, self.ids))
 
     def _logits(self, hidden: Tensor) -> Tensor:
