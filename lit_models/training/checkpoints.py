@@ -18,12 +18,11 @@ import os
 import pickle
 import re
 import shutil
-import threading
 import time
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -37,7 +36,6 @@ from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import create_default_local_save_plan
@@ -515,43 +513,29 @@ def _unfinished(target: Path) -> Path:
 
 
 class BackgroundWriter:
-    """One thread at a time; what went wrong in it is raised where somebody asks.
-
-    The thread is not a daemon: an interpreter that ends waits for it.
-    """
+    """One write at a time in a thread, for which an interpreter that ends waits; what went wrong in
+    it is raised, once, where somebody asks."""
 
     def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self._write: Future[None] | None = None
 
     def start(self, write: Callable[[], None]) -> None:
-        """Let a thread write; the one before it is waited for.
-
-        Raises:
-            OSError: the one before it could not write.
-        """
+        """Let a thread write; the write before it is waited for, and raises what went wrong."""
         self.wait()
-        self._thread = threading.Thread(target=self._run, args=(write,), name="checkpoint")
-        self._thread.start()
+        pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._write = pool.submit(write)
+        pool.shutdown(wait=False)  # the thread ends with the write
 
     def wait(self) -> None:
-        """Return when nothing is being written any more; raises what went wrong, once."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        self.check()
+        """Return when nothing is being written any more."""
+        write, self._write = self._write, None
+        if write is not None:
+            write.result()
 
     def check(self) -> None:
-        """Raise what went wrong, once, without waiting."""
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-
-    def _run(self, write: Callable[[], None]) -> None:
-        try:
-            write()
-        except BaseException as error:
-            self._error = error
+        """Raise what went wrong, without waiting."""
+        if self._write is not None and self._write.done():
+            self.wait()
 
 
 class WriteBehind(CheckpointIO):
@@ -571,7 +555,7 @@ class WriteBehind(CheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
     ) -> None:
-        """Return when the copy is taken; Raises as `BackgroundWriter.start` does."""
+        """Return when the copy is taken."""
         self.writer.wait()  # two copies at once would take twice the memory
         kept = copied(checkpoint)
 
@@ -586,19 +570,6 @@ class WriteBehind(CheckpointIO):
 
     def remove_checkpoint(self, path: Any) -> None:
         self.checkpoint_io.remove_checkpoint(path)
-
-
-@contextmanager
-def written_behind(
-    strategy: Strategy, writer: BackgroundWriter, then: Callable[[], None]
-) -> Iterator[None]:
-    """Let what is saved inside be copied there and written afterwards; `then` as `WriteBehind`."""
-    checkpoint_io = strategy.checkpoint_io
-    strategy.checkpoint_io = WriteBehind(checkpoint_io, writer, then)
-    try:
-        yield
-    finally:
-        strategy.checkpoint_io = checkpoint_io
 
 
 def copied(content: Any, memo: dict[Any, Tensor] | None = None) -> Any:
@@ -726,11 +697,14 @@ class LastCheckpoint(Callback):
         folder = Path(trainer.default_root_dir) / "checkpoints"
         rotate = partial(_rotate, folder if trainer.is_global_zero else None)
         # The old ones give way when the new one is whole: a full disk takes none of them.
+        strategy, checkpoint_io = trainer.strategy, trainer.strategy.checkpoint_io
         if self.asynchronous:
-            with written_behind(trainer.strategy, self._writer, rotate):
-                trainer.save_checkpoint(folder / FRESH, weights_only=False)
-        else:
+            strategy.checkpoint_io = WriteBehind(checkpoint_io, self._writer, rotate)
+        try:
             trainer.save_checkpoint(folder / FRESH, weights_only=False)
+        finally:
+            strategy.checkpoint_io = checkpoint_io
+        if not self.asynchronous:
             rotate()
         self._saved_at, self._saved_step = time.monotonic(), trainer.global_step
 

@@ -5,6 +5,7 @@ A family may write the files of another program instead; what the config holds i
 takes it too.
 """
 
+import contextlib
 import json
 import platform
 import shutil
@@ -236,8 +237,12 @@ def check_target(folder: Path, overwrite: bool) -> None:
         return
     if (folder / OWN_CONFIG).is_file():
         own = [OWN_CONFIG, *_read_config(folder).get("files", [])]
-    else:  # also what an export may have written before it was damaged
-        own = [WEIGHTS] if _is_foreign_config(folder / CONFIG) else [CONFIG, WEIGHTS]
+    else:  # a config.json that cannot be read may be of a damaged export, which is replaced
+        own = [CONFIG, WEIGHTS]
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            config = json.loads((folder / CONFIG).read_bytes())
+            if not isinstance(config, dict) or "format" not in config:  # transformers names its so
+                own = [WEIGHTS]
     foreign = [name for name in held if name not in own]
     if foreign:
         raise ValueError(
@@ -249,18 +254,6 @@ def check_target(folder: Path, overwrite: bool) -> None:
             f"--to {folder} holds an export already; name another folder, or replace it with "
             "--overwrite=true."
         )
-
-
-def _is_foreign_config(path: Path) -> bool:
-    """Return whether a config.json is sound and another program's: transformers names its own so.
-
-    One that cannot be read may be of a damaged export, which is replaced.
-    """
-    try:
-        config = json.loads(path.read_bytes())
-    except (FileNotFoundError, ValueError):
-        return False
-    return not isinstance(config, dict) or "format" not in config
 
 
 def write_exported(

@@ -51,24 +51,21 @@ def _plain(name: str, value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: _plain(name, getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, functools.partial):
-        return _from_partial(name, value)
+        # jsonargparse wraps a class as partial(instantiator, ..., Class, **options).
+        classes = [part for part in (value.func, *value.args) if inspect.isclass(part)]
+        if not classes:
+            raise ValueError(
+                f"{name} is {value!r}; only functools.partial of a class can be kept in a "
+                "checkpoint."
+            )
+        options = {key: _plain(name, item) for key, item in value.keywords.items()}
+        return {"class_path": _path_of(classes[-1]), "init_args": options}
     if inspect.isclass(value):
         return {"class_path": _path_of(value)}
     raise ValueError(
         f"{name} is {value!r}, which a checkpoint cannot keep as a plain value; pass a class, or "
         "functools.partial(Class, option=value), instead of a lambda or an object."
     )
-
-
-def _from_partial(name: str, value: functools.partial) -> dict[str, Any]:
-    # jsonargparse wraps a class as partial(instantiator, ..., Class, **options).
-    classes = [part for part in (value.func, *value.args) if inspect.isclass(part)]
-    if not classes:
-        raise ValueError(
-            f"{name} is {value!r}; only functools.partial of a class can be kept in a checkpoint."
-        )
-    options = {key: _plain(name, item) for key, item in value.keywords.items()}
-    return {"class_path": _path_of(classes[-1]), "init_args": options}
 
 
 def _path_of(cls: type) -> str:

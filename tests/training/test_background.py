@@ -43,7 +43,7 @@ class Watch(Callback):
     def on_train_batch_end(self, trainer, module, *_):
         step = trainer.global_step
         self.weights[step] = {n: v.clone() for n, v in module.state_dict().items()}
-        if any(thread.name == "checkpoint" for thread in threading.enumerate()):
+        if any(thread.name.startswith("checkpoint") for thread in threading.enumerate()):
             self.steps_meanwhile.append(step)
         if step == self.stop_at:
             raise KeyError("the run is cut")
