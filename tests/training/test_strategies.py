@@ -1,27 +1,58 @@
-"""Options of the strategies that need no second process, and what is refused before one starts."""
+"""Strategies without a second process: names, options, tensor groups, and what is refused."""
 
+import copy
 import json
 import os
 import signal
 import subprocess
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
+import torch.distributed as dist
 import yaml
+from jsonargparse import Namespace
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import nn
 
-from lit_models.training import status
-from lit_models.training.rules import complete_rendezvous
+from datamodules.core.planned import share_seed
+from lit_models.causal_lm.attention import Documents
+from lit_models.causal_lm.decoder_config import DecoderConfig
+from lit_models.causal_lm.lora import LoraOptions, add_lora, lora_recipe
+from lit_models.causal_lm.network import Decoder
+from lit_models.config_files import expand_configs
+from lit_models.scheduling.acceptance import ParsedCLI
+from lit_models.training import rules, status, strategies
+from lit_models.training.callbacks import ExactDropout
+from lit_models.training.callbacks.topology import print_banner
+from lit_models.training.ledger import tells_samples, without_samples
+from lit_models.training.lineage import LedgerStep
+from lit_models.training.replay import follow_one_device
+from lit_models.training.rules import (
+    STRATEGY_CLASSES,
+    Machine,
+    Settings,
+    check,
+    complete_rendezvous,
+)
+from lit_models.training.run_folder import Run
+from lit_models.training.sharding import Split, check_tensor_plan, planned_layers
 from lit_models.training.strategies import (
     FullyShardedStrategy,
     ReplicatedStrategy,
+    check_groups,
+    equal_weights,
     is_stopped,
     replicated,
     strategy_name,
 )
 from tests.toy import LitToy, ToyData, toy_trainer
+from tests.training.test_progress import FACTS
 
 KINDS = [ReplicatedStrategy, FullyShardedStrategy]
 
@@ -170,3 +201,273 @@ def test_deepspeed_with_options_is_told_what_fsdp_does(unisono, toy_config: Path
     status_, output = unisono("fit", "--config", "toy.yaml", *given)
     assert status_ == 2
     assert "`deepspeed` is called fsdp here" in output
+
+
+OPTION = "--trainer.strategy.tensor_parallel_size=2"
+NAMED = "--trainer.strategy=fsdp"
+AS_CLASS = f"--trainer.strategy={STRATEGY_CLASSES['fsdp']}"
+
+
+def test_the_class_stands_before_its_options():
+    assert expand_configs([OPTION, "--trainer.strategy", "fsdp", "--x"]) == [
+        "--x",
+        AS_CLASS,
+        OPTION,
+    ]
+    assert expand_configs([NAMED]) == [NAMED]
+    assert expand_configs([OPTION, AS_CLASS]) == [OPTION, AS_CLASS]
+    for path in STRATEGY_CLASSES.values():
+        assert hasattr(strategies, path.rpartition(".")[2])
+
+
+@pytest.mark.parametrize(
+    ("in_file", "given"),
+    [("ddp", [NAMED, OPTION]), (None, [OPTION, NAMED]), ("fsdp", [OPTION])],
+    ids=["name first", "option first", "name in a file"],
+)
+def test_the_parsed_strategy_has_the_option(in_file, given, tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(f"trainer: {{max_epochs: 3, strategy: {in_file or 'auto'}}}\n")
+    parts = ["--model=tests.toy.LitToy", "--data=tests.toy.ToyData"]
+    argv = expand_configs(["--config", str(path), *given, *parts])
+    trainer = ParsedCLI(["fit", *argv], Run("runs")).config["fit"].trainer
+    assert trainer.strategy.class_path == STRATEGY_CLASSES["fsdp"]
+    assert trainer.strategy.init_args.tensor_parallel_size == 2
+    assert trainer.max_epochs == 3
+
+
+def test_a_name_without_a_class_is_told_what_takes_options(tmp_path):
+    option = "--trainer.strategy.bucket_cap_mb=50"
+    words = "bucket_cap_mb: the strategy `ddp_spawn` takes no options.*start_method=spawn"
+    with pytest.raises(ValueError, match=words):
+        expand_configs(["--trainer.strategy=ddp_spawn", option])
+    path = tmp_path / "run.yaml"
+    path.write_text("trainer: {strategy: ddp_spawn}\n")
+    with pytest.raises(ValueError, match=words):
+        expand_configs(["--config", str(path), option])
+
+
+def test_the_way_out_is_a_strategy_that_can_be_made():
+    strategies.ReplicatedStrategy(start_method="spawn", bucket_cap_mb=50)
+
+
+CPU = torch.device("cpu")
+
+
+class Drawn(nn.Module):
+    """Tensors of all kinds, as one rank draws them."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        drawn = torch.Generator().manual_seed(seed)
+        self.weight = nn.Parameter(torch.randn(3, 2, generator=drawn).t())  # not contiguous
+        self.frozen = nn.Parameter(torch.randn(4, generator=drawn).bfloat16(), requires_grad=False)
+        self.scale = nn.Parameter(torch.randn((), generator=drawn, dtype=torch.float64))
+        self.register_buffer("mask", torch.rand(5, generator=drawn) > 0.5)
+        self.register_buffer("count", torch.tensor(seed), persistent=False)
+        self.register_buffer("empty", torch.zeros(0))
+
+
+def all_of(module: nn.Module) -> list[torch.Tensor]:
+    return [*module.parameters(), *module.buffers()]
+
+
+def test_every_rank_begins_with_the_bits_of_rank_0(monkeypatch):
+    sent = []
+    monkeypatch.setattr(dist, "broadcast", lambda bits, src: sent.append(bits.clone()))
+    first, other = Drawn(0), Drawn(7)
+    assert not any(
+        torch.equal(a, b) for a, b in zip(all_of(first)[:5], all_of(other), strict=False)
+    )
+    equal_weights(first, CPU)
+    on_the_way = iter(sent)
+    monkeypatch.setattr(dist, "broadcast", lambda bits, src: bits.copy_(next(on_the_way)))
+    equal_weights(other, CPU)
+    assert next(on_the_way, None) is None
+    for expected, got in zip(all_of(Drawn(0)), all_of(other), strict=True):
+        assert expected.dtype == got.dtype
+        assert expected.requires_grad == got.requires_grad
+        assert expected.stride() == got.stride()
+        assert torch.equal(expected, got)
+
+
+@pytest.mark.parametrize("own", [{}, {"PL_GLOBAL_SEED": "7"}], ids=["none", "own"])
+@pytest.mark.parametrize("first", [None, "3"])
+def test_every_rank_plans_with_the_seed_of_rank_0(own, first):
+    environ = dict(own)
+    share_seed(lambda seed: first, environ)
+    assert environ.get("PL_GLOBAL_SEED") == first
+
+
+def set_up(rate: float, function: TrainerFn, *callbacks: ExactDropout, size: int = 2) -> None:
+    """Begin to set up; what comes after the check needs a process group."""
+    strategy = FullyShardedStrategy(tensor_parallel_size=size)
+    strategy._lightning_module = nn.Sequential(nn.Linear(2, 2), nn.Dropout(rate))
+    strategy._precision_plugin = SimpleNamespace(convert_module=reached)
+    state = SimpleNamespace(fn=function)
+    strategy.setup(SimpleNamespace(callbacks=callbacks, strategy=strategy, state=state))
+
+
+class ReachedError(Exception):
+    """The check let it pass."""
+
+
+def reached(module: nn.Module) -> None:
+    raise ReachedError
+
+
+def test_dropout_that_a_group_draws_apart_is_refused():
+    words = "tensor_parallel_size is 2, .*dropout 0.1, whose masks.*exact_dropout to true.*or drop"
+    with pytest.raises(ValueError, match=words):
+        set_up(0.1, TrainerFn.FITTING)
+
+
+@pytest.mark.parametrize(
+    ("rate", "function", "callbacks", "size"),
+    [
+        (0.1, TrainerFn.FITTING, [ExactDropout()], 2),
+        (0.1, TrainerFn.TESTING, [], 2),
+        (0.0, TrainerFn.FITTING, [], 2),
+        (0.1, TrainerFn.FITTING, [], 1),
+    ],
+    ids=["keyed", "not trained", "rate 0", "no groups"],
+)
+def test_dropout_that_is_equal_or_off_is_not(rate, function, callbacks, size):
+    with pytest.raises(ReachedError):
+        set_up(rate, function, *callbacks, size=size)
+
+
+def test_one_rank_of_a_group_tells_of_its_samples():
+    strategy = FullyShardedStrategy(tensor_parallel_size=2)
+    assert tells_samples(SimpleNamespace(strategy=strategy))
+    strategy.repeats_samples = True
+    assert not tells_samples(SimpleNamespace(strategy=strategy))
+    assert tells_samples(SimpleNamespace(strategy=object()))
+
+
+@pytest.mark.parametrize(
+    ("start", "micro"),
+    [({"world_size": 4, "num_replicas": 2}, 4), ({"world_size": 4}, 2)],
+    ids=["two groups of two", "ledger without groups"],
+)
+def test_a_replay_has_the_micro_batch_of_a_group(tmp_path, start, micro):
+    (tmp_path / "plan.json").write_text(json.dumps({"request": {"global_batch_size": 16}}))
+    data = SimpleNamespace(batch_size=None, micro_batch_size="auto", global_batch_size=None)
+    found = LedgerStep({}, start, False)
+    follow_one_device(data, found, tmp_path, {"accumulate_grad_batches": 2})
+    assert (data.global_batch_size, data.micro_batch_size) == (16, micro)
+
+
+LLAMA = DecoderConfig(vocab_size=11, hidden_size=16, num_layers=1, num_heads=4, num_kv_heads=2)
+GPT2 = replace(LLAMA, norm="layer", positions="learned", activation="gelu", bias=True, tied=False)
+
+
+def part_of(network: Decoder, rank: int, size: int) -> Decoder:
+    """Return what one device of a group has, cut by hand."""
+    part = copy.deepcopy(network)
+    for _, layer, split in planned_layers(part, part.tensor_plan()):
+        if split.style == "input":
+            continue
+        axis = {"columns": 0, "rows": 1}[split.style]
+        layer.weight = nn.Parameter(layer.weight.chunk(size, axis)[rank])
+        if layer.bias is not None and split.style == "columns":
+            layer.bias = nn.Parameter(layer.bias.chunk(size)[rank])
+        elif layer.bias is not None and rank:
+            nn.init.zeros_(layer.bias)  # it is added once
+    return part
+
+
+@pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])
+def test_the_parts_of_all_devices_add_up_to_the_whole(config):
+    torch.manual_seed(0)
+    network = Decoder(config).double()
+    for parameter in network.parameters():
+        nn.init.normal_(parameter)
+    hidden = torch.randn(2, 5, 16, dtype=torch.float64)
+    parts = [part_of(network, rank, 2) for rank in range(2)]
+    arguments = (hidden, None, Documents())
+    whole = network.layers[0].attention(*arguments)
+    added = sum(part.layers[0].attention(*arguments) for part in parts)
+    torch.testing.assert_close(added, whole, rtol=1e-12, atol=1e-12)
+    whole = network.layers[0].feed_forward(hidden)
+    added = sum(part.layers[0].feed_forward(hidden) for part in parts)
+    torch.testing.assert_close(added, whole, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])
+def test_every_matrix_of_a_block_is_split(config):
+    network = Decoder(config)
+    plan = network.tensor_plan()
+    check_tensor_plan(network, plan, 2)
+    split = {id(layer) for _, layer, how in planned_layers(network, plan) if how.style != "input"}
+    assert split == {id(m) for m in network.layers.modules() if isinstance(m, nn.Linear)}
+
+
+def test_a_size_that_cuts_heads_is_refused_with_those_that_do_not():
+    network = Decoder(replace(LLAMA, num_heads=8, num_kv_heads=4))
+    with pytest.raises(ValueError, match="8 does not divide num_kv_heads 4; sizes .*: 1, 2, 4"):
+        check_tensor_plan(network, network.tensor_plan(), 8)
+
+
+def test_a_module_without_a_plan_is_told_who_has_one():
+    module = LitToy()
+    with pytest.raises(ValueError, match=r"LitToy has no tensor_plan\(\).*LitCausalLM"):
+        check_tensor_plan(module, module.tensor_plan(), 2)
+
+
+def test_adapters_are_refused():
+    network = Decoder(LLAMA)
+    add_lora(network, lora_recipe(network, LoraOptions(["q_proj"], rank=2)))
+    with pytest.raises(ValueError, match="only plain linear layers can be split. Leave out"):
+        check_tensor_plan(network, network.tensor_plan(), 2)
+
+
+def test_compiled_blocks_are_refused():
+    network = Decoder(LLAMA)
+    network.compile_blocks(backend="eager")
+    with pytest.raises(ValueError, match=r"blocks are compiled.*computation\.compile to false"):
+        check_tensor_plan(network, network.tensor_plan(), 2)
+
+
+def test_a_pattern_that_fits_nothing_is_an_error():
+    with pytest.raises(ValueError, match=r"layers\.\*\.mlp fits no layer of Decoder"):
+        check_tensor_plan(Decoder(LLAMA), {"layers.*.mlp": Split("input")}, 2)
+
+
+def test_groups_that_do_not_make_up_the_world_are_refused():
+    with pytest.raises(ValueError, match="tensor_parallel_size must be at least 1, got 0"):
+        FullyShardedStrategy(tensor_parallel_size=0)
+    with pytest.raises(ValueError, match="tensor_parallel_size is 4, which does not divide .* = 6"):
+        check_groups(6, 1, 4)
+    with pytest.raises(ValueError, match="replicate_size 4 does not divide the 6 devices;"):
+        check_groups(6, 4, 1)
+    with pytest.raises(ValueError, match="replicate_size 4 does not divide the 12 devices / 2 of"):
+        check_groups(12, 4, 2)
+    check_groups(8, 2, 2)
+
+
+def test_the_check_of_batches_knows_that_a_group_shares_its_samples():
+    given = Namespace(class_path="FullyShardedStrategy", init_args={"tensor_parallel_size": 2})
+    size = rules.strategy_of(given)[1]["tensor_parallel_size"]
+    four = Settings(
+        accelerator="cpu", devices=4, strategy=None, global_batch_size=2, tensor_parallel_size=size
+    )
+    machine = Machine(num_cpus=4, num_gpus=0)
+    assert check(four, machine, {}, []).world_size == 4
+    with pytest.raises(ValueError, match="fewer than|smaller than"):
+        check(replace(four, tensor_parallel_size=1), machine, {}, [])
+    with pytest.raises(ValueError, match="tensor_parallel_size is 3, which does not divide"):
+        check(replace(four, tensor_parallel_size=3), machine, {}, [])
+
+
+def test_a_rank_that_repeats_samples_keeps_its_wishes():
+    vector = torch.arange(1.0, 10.0, dtype=torch.float64)
+    assert without_samples(vector).tolist() == [1.0, 2.0, 3.0, 0, 0, 0, 0, 0, 0]
+
+
+def test_the_banner_counts_groups_not_devices(capsys):
+    facts = {**FACTS, "tensor_parallel_size": 2, "world_size": 4}
+    print_banner(facts, "runs/demo")
+    shown = capsys.readouterr().out
+    assert "4 (ddp, tensor parallel 2, gloo" in shown
+    assert "= 2 tensor groups x 8 x 4 accumulated" in shown

@@ -1,0 +1,509 @@
+"""Checkpoints: whole or absent, plain data, shards of all ranks, written in the background."""
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+
+from lit_models.training import checkpoints
+from lit_models.training.callbacks import BestCheckpoint, LastCheckpoint, Ledger, NonFinite
+from lit_models.training.checkpoints import (
+    AtomicCheckpointIO,
+    BackgroundWriter,
+    Part,
+    copied,
+    damage,
+    newest_checkpoint,
+    prepare,
+    put_in_place,
+    read_checkpoint,
+)
+from lit_models.training.hyperparameters import plain_hyperparameters
+from lit_models.training.strategies import FullyShardedStrategy
+from tests.toy import LitToy, ToyData, toy_trainer
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    toy_trainer(folder).fit(LitToy(), ToyData())
+    return folder
+
+
+@pytest.fixture
+def files(run, tmp_path):
+    target = tmp_path / "checkpoints"
+    target.mkdir()
+    for name in ("previous.ckpt", "last.ckpt"):
+        (target / name).write_bytes((run / "checkpoints" / name).read_bytes())
+    return target
+
+
+def test_a_checkpoint_of_a_script_is_plain_data_and_rebuilds_the_module(run):
+    path = run / "checkpoints" / "last.ckpt"
+    content = torch.load(path, weights_only=True)
+    assert content["hyper_parameters"]["optimizer"] == {
+        "class_path": "torch.optim.adamw.AdamW",
+        "init_args": {"lr": 0.01},
+    }
+    module = LitToy.load_from_checkpoint(path)
+    assert module.optimizer([torch.nn.Parameter(torch.zeros(1))]).defaults["lr"] == 0.01
+    again = plain_hyperparameters(dict(module.hparams))
+    assert again["optimizer"]["class_path"].endswith("AdamW")
+    module.configure_model()  # the weights came before the network
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, content["state_dict"][name].to(value))
+
+
+def test_a_value_that_is_no_plain_data_is_refused():
+    with pytest.raises(ValueError, match=r"optimizer is <function.*functools\.partial"):
+        LitToy(optimizer=lambda p: torch.optim.SGD(p, lr=1.0))
+    with pytest.raises(ValueError, match=r"only functools\.partial of a class"):
+        plain_hyperparameters({"optimizer": functools.partial(print)})
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (lambda b: b[: len(b) // 2], "cut short"),
+        (lambda b: b"", "it is empty"),
+        (lambda b: b[: len(b) // 3] + b"\x00\xff" * 8 + b[len(b) // 3 + 16 :], "checksum"),
+        (lambda b: b"no checkpoint", "cut short or no checkpoint"),
+    ],
+)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(files, harm, message):
+    last = files / "last.ckpt"
+    last.write_bytes(harm(last.read_bytes()))
+    assert message in damage(last)
+    with pytest.raises(ValueError, match=r"last\.ckpt is damaged.*--ckpt_path auto"):
+        read_checkpoint(last)
+    with pytest.warns(UserWarning, match=r"last\.ckpt is damaged"):
+        assert newest_checkpoint(files.parent) == files / "previous.ckpt"
+
+
+def test_the_newest_sound_checkpoint_is_found(files):
+    assert newest_checkpoint(files.parent) == files / "last.ckpt"
+    assert newest_checkpoint(files.parent / "nowhere") is None
+
+
+def test_a_missing_checkpoint_names_its_neighbours(files):
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint .*lost\.ckpt.*last\.ckpt, prev"):
+        read_checkpoint(files / "lost.ckpt")
+
+
+def test_code_in_a_checkpoint_is_never_run(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "owned"), "w"))
+
+    torch.save({"state_dict": {}, "evil": Evil()}, tmp_path / "evil.ckpt")
+    with pytest.raises(ValueError, match="Only plain data is loaded"):
+        read_checkpoint(tmp_path / "evil.ckpt")
+    assert not (tmp_path / "owned").exists()
+
+
+def test_another_file_is_no_checkpoint(tmp_path):
+    torch.save([1, 2], tmp_path / "list.ckpt")
+    with pytest.raises(ValueError, match="holds no state_dict"):
+        read_checkpoint(tmp_path / "list.ckpt")
+
+
+def test_a_full_disk_keeps_the_old_checkpoint(tmp_path):
+    path = tmp_path / "last.ckpt"
+    AtomicCheckpointIO().save_checkpoint({"state_dict": {"old": torch.ones(1)}}, path)
+    script = (
+        "import resource, signal, sys, torch\n"
+        "from lit_models.training.checkpoints import AtomicCheckpointIO\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
+        "big = {'state_dict': {'new': torch.ones(100_000)}}\n"
+        "AtomicCheckpointIO().save_checkpoint(big, sys.argv[1])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "could not be written" in done.stderr
+    assert "The one before it is kept" in done.stderr
+    assert read_checkpoint(path)["state_dict"]["old"] == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def test_weights_alone_start_another_run(run, tmp_path):
+    path = run / "checkpoints" / "best.ckpt"
+    module = LitToy(init_from=str(path))
+    trainer = toy_trainer(tmp_path, limit_train_batches=0)
+    trainer.fit(module, ToyData())
+    assert trainer.global_step == 0
+    expected = read_checkpoint(path)["state_dict"]
+    assert all(torch.equal(v, expected[n].to(v)) for n, v in module.state_dict().items())
+
+
+def test_one_part_of_the_weights_can_be_taken(run):
+    module = LitToy(init_from=str(run / "checkpoints" / "best.ckpt"))
+    module.init_from_part = "2"
+    module.configure_model()
+    expected = read_checkpoint(module.init_from)["state_dict"]
+    assert torch.equal(module.model[2].weight, expected["model.2.weight"].float())
+    assert not torch.equal(module.model[0].weight, expected["model.0.weight"].float())
+
+
+def test_weights_that_do_not_fit_are_named(run, tmp_path):
+    other = LitToy()
+    other.configure_model()
+    wrong = tmp_path / "wrong.ckpt"
+    states = {**other.state_dict(), "model.0.weight": torch.zeros(9, 1)}
+    torch.save({"state_dict": states}, wrong)
+    module = LitToy(init_from=str(wrong))
+    with pytest.raises(ValueError, match=r"model\.0\.weight: \(9, 1\) instead of \(4, 1\)"):
+        module.configure_model()
+    module = LitToy(init_from=str(run / "checkpoints" / "best.ckpt"))
+    module.init_from_part = "encoder"
+    with pytest.raises(ValueError, match="init_from_part is 'encoder', but LitToy has none"):
+        module.configure_model()
+
+
+def test_the_clock_saves_through_the_ledger(tmp_path):
+    often = LastCheckpoint(every_n_minutes=1e-9, every_epoch=False)
+    trainer = toy_trainer(
+        tmp_path, max_epochs=1, callbacks=[Ledger(), often], enable_checkpointing=False
+    )
+    trainer.fit(LitToy(), ToyData())
+    saved = [read_checkpoint(p)["global_step"] for p in (tmp_path / "checkpoints").iterdir()]
+    assert len(saved) == 2
+    assert min(saved) >= 2
+
+
+def test_wrong_intervals_are_refused():
+    with pytest.raises(ValueError, match="every_n_minutes must be positive, got 0"):
+        LastCheckpoint(every_n_minutes=0)
+    with pytest.raises(ValueError, match="every_n_steps must be positive, got -1"):
+        LastCheckpoint(every_n_steps=-1)
+
+
+def test_the_best_checkpoint_follows_the_metric_that_the_module_names(tmp_path):
+    class Rising(LitToy):
+        monitor, monitor_mode = "val/score", "max"
+
+        def validation_step(self, batch, batch_idx):
+            super().validation_step(batch, batch_idx)
+            self.log("val/score", -float(self.current_epoch), batch_size=1)
+
+    best = BestCheckpoint()
+    toy_trainer(tmp_path, max_epochs=3, callbacks=[Ledger(), best]).fit(Rising(), ToyData())
+    assert read_checkpoint(tmp_path / "checkpoints" / "best.ckpt")["epoch"] == 0
+    assert best.best_model_score == 0
+
+
+def parts(step, num_ranks=2):
+    """Return what `cut` gives on each rank for one weight of two rows a rank, and a tied one."""
+    stands_for = {"_sharded_tensor": "state_dict.weight"}
+    tensors = {"state_dict.weight": {"shape": [2 * num_ranks, 3], "dtype": torch.float64}}
+    rest = {"state_dict": {"weight": stands_for, "tied": stands_for}, "global_step": step}
+    found = []
+    for rank in range(num_ranks):
+        values = torch.full((2, 3), step + rank / 10, dtype=torch.float64)
+        pieces = {"state_dict.weight": {"tensor": values, "offset": [2 * rank, 0]}}
+        found.append({"pieces": pieces, "tensors": tensors, "rest": rest})
+    return found
+
+
+def save(path, step, ranks=(1, 0)):
+    """Write parts in this order; rank 0, which waits for the others, comes last."""
+    prepare(path)
+    for rank in ranks:
+        AtomicCheckpointIO().save_checkpoint(parts(step)[rank], path, Part(rank, 2))
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(checkpoints, "LATE_S", 0.2)
+    monkeypatch.setattr(checkpoints, "LATE_FACTOR", 0.0)
+
+
+def test_parts_are_put_together_and_tied_tensors_stay_one(tmp_path):
+    save(tmp_path / "last.ckpt", 4)
+    weights = read_checkpoint(tmp_path / "last.ckpt")["state_dict"]
+    assert weights["weight"][:, 0].tolist() == [4.0, 4.0, 4.1, 4.1]
+    assert weights["tied"].data_ptr() == weights["weight"].data_ptr()
+    assert sorted(p.name for p in tmp_path.rglob("*")) == [
+        "last.ckpt",
+        "meta.pt",
+        *(f"shard-0000{number}-model-00001-of-00001.safetensors" for number in (1, 2)),
+    ]
+
+
+def test_ranks_write_at_the_same_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints, "LATE_S", 20.0)
+    path = tmp_path / "last.ckpt"
+    prepare(path)
+    io = AtomicCheckpointIO()
+    first = threading.Thread(target=io.save_checkpoint, args=(parts(4)[0], path, Part(0, 2)))
+    first.start()
+    assert not path.exists()
+    io.save_checkpoint(parts(4)[1], path, Part(1, 2))
+    first.join()
+    assert damage(path) is None
+
+
+def test_a_rank_that_does_not_write_leaves_the_old_folder(tmp_path):
+    path = tmp_path / "last.ckpt"
+    save(path, 4)
+    with pytest.raises(OSError, match=r"rank 1 did not write its shard within .*one before it"):
+        save(path, 8, ranks=(0,))
+    assert read_checkpoint(path)["global_step"] == 4
+    assert [p.name for p in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def test_what_another_rank_could_not_write_is_told_on_both(tmp_path):
+    path = tmp_path / "last.ckpt"
+    save(path, 4)
+    prepare(path)
+    (tmp_path / ".last.ckpt.unfinished" / "shard-00002-model-00001-of-00001.safetensors").mkdir()
+    io = AtomicCheckpointIO()
+    with pytest.raises(OSError, match="Is a directory"):
+        io.save_checkpoint(parts(8)[1], path, Part(1, 2))
+    with pytest.raises(OSError, match="on rank 1: .*Is a directory"):
+        io.save_checkpoint(parts(8)[0], path, Part(0, 2))
+    assert read_checkpoint(path)["global_step"] == 4
+
+
+@pytest.mark.slow
+def test_a_kill_in_the_middle_leaves_the_old_folder_and_the_next_save_is_sound(tmp_path):
+    path = tmp_path / "checkpoints" / "last.ckpt"
+    save(path, 4)
+    script = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from lit_models.training import checkpoints as sharded\n"
+        "from tests.training.test_checkpoints import save\n"
+        "sharded.sync = lambda folder: os.kill(os.getpid(), 9)\n"  # the marker is written already
+        "save(Path(sys.argv[1]), 8)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert (path.parent / ".last.ckpt.unfinished" / "meta.pt").exists()
+    assert newest_checkpoint(tmp_path) == path
+    assert read_checkpoint(path)["global_step"] == 4
+    save(path, 12)
+    assert read_checkpoint(path)["global_step"] == 12
+    assert os.listdir(path.parent) == ["last.ckpt"]
+
+
+def test_the_newest_is_that_whose_marker_is_newest(tmp_path):
+    folder = tmp_path / "checkpoints"
+    save(folder / "last.ckpt", 8)
+    save(folder / "next.ckpt", 12)
+    os.utime(folder / "last.ckpt")  # a copy or an index touches the folder, not the marker
+    assert newest_checkpoint(tmp_path) == folder / "next.ckpt"
+
+
+def test_a_folder_of_another_program_is_named(tmp_path):
+    folder = tmp_path / "other.ckpt"
+    folder.mkdir()
+    with pytest.raises(ValueError, match=r"a folder without meta\.pt"):
+        read_checkpoint(folder)
+    torch.save({"state_dict": {}}, folder / "meta.pt")
+    with pytest.raises(ValueError, match=r"its meta\.pt is not of this format"):
+        read_checkpoint(folder)
+
+
+@pytest.mark.parametrize("source", ["file", "folder"])
+@pytest.mark.parametrize("target", ["file", "folder", "nothing"])
+def test_files_and_folders_take_each_other_s_place(tmp_path, source, target):
+    def make(path, kind):
+        if kind == "folder":
+            path.mkdir()
+            (path / path.name).write_text("")
+        elif kind == "file":
+            path.write_text(path.name)
+
+    make(tmp_path / "new", source)
+    make(tmp_path / "old", target)
+    put_in_place(tmp_path / "new", tmp_path / "old")
+    assert os.listdir(tmp_path) == ["old"]
+    kept = tmp_path / "old"
+    assert [p.name for p in kept.iterdir()] == ["new"] if source == "folder" else kept.is_file()
+
+
+def test_what_a_killed_save_of_the_other_kind_left_is_in_nobody_s_way(tmp_path):
+    path = tmp_path / "last.ckpt"
+    prepare(path)  # and killed; a single device goes on
+    AtomicCheckpointIO().save_checkpoint({"state_dict": {}, "global_step": 4}, path)
+    assert read_checkpoint(path)["global_step"] == 4
+    (tmp_path / ".last.ckpt.unfinished").write_text("")  # killed again; two devices go on
+    save(path, 8)
+    assert read_checkpoint(path)["global_step"] == 8
+    assert os.listdir(tmp_path) == ["last.ckpt"]
+
+
+def test_who_writes_must_know_shards():
+    strategy = FullyShardedStrategy(sharded_checkpoint=True)
+    with pytest.raises(ValueError, match="TorchCheckpointIO does the writing, which knows no"):
+        strategy.setup_environment()
+
+
+def test_a_file_replaces_a_folder_of_an_earlier_run(tmp_path):
+    path = tmp_path / "last.ckpt"
+    save(path, 4)
+    AtomicCheckpointIO().save_checkpoint({"state_dict": {}, "global_step": 8}, path)
+    assert read_checkpoint(path)["global_step"] == 8
+
+
+class SlowIO(AtomicCheckpointIO):
+    """Sleeps before it writes, and says which saves there were and when they were whole."""
+
+    def __init__(self, seconds=0.0, fails_at=None):
+        self.seconds, self.fails_at = seconds, fails_at
+        self.begun, self.whole, self.at_once = [], [], 0
+
+    def save_checkpoint(self, checkpoint, path, storage_options=None):
+        self.begun.append(checkpoint["global_step"])
+        self.at_once = max(self.at_once, len(self.begun) - len(self.whole))
+        time.sleep(self.seconds)
+        if len(self.begun) == self.fails_at:
+            raise OSError(f"the checkpoint {path} could not be written: no space left")
+        super().save_checkpoint(checkpoint, path, storage_options)
+        self.whole.append(checkpoint["global_step"])
+
+
+class Watch(Callback):
+    """Notes the weights after each step, and at which steps a thread was writing."""
+
+    def __init__(self, stop_at=None):
+        self.weights, self.steps_meanwhile, self.stop_at = {}, [], stop_at
+
+    def on_train_batch_end(self, trainer, module, *_):
+        step = trainer.global_step
+        self.weights[step] = {n: v.clone() for n, v in module.state_dict().items()}
+        if any(thread.name.startswith("checkpoint") for thread in threading.enumerate()):
+            self.steps_meanwhile.append(step)
+        if step == self.stop_at:
+            raise KeyError("the run is cut")
+
+
+def fit(folder, io=None, every=5, watch=None, resume=None, saver=None, **options):
+    """Train to step 14 of two epochs of 7 steps, saving in the background."""
+    saver = saver or LastCheckpoint(every_n_steps=every, every_epoch=False, asynchronous=True)
+    callbacks = [Ledger(), *([watch] if watch else []), saver]
+    trainer = toy_trainer(folder, callbacks=callbacks, enable_checkpointing=False, **options)
+    trainer.strategy.checkpoint_io = io or AtomicCheckpointIO()
+    module = LitToy()
+    trainer.fit(module, ToyData(), ckpt_path=resume)
+    return module
+
+
+def content(folder, name="last"):
+    return read_checkpoint(folder / "checkpoints" / f"{name}.ckpt")
+
+
+def test_the_file_holds_the_weights_of_its_step_though_the_training_went_on(tmp_path):
+    io, watch = SlowIO(seconds=0.3), Watch()
+    fit(tmp_path, io, watch=watch)
+    assert io.whole == [5, 10]
+    assert len(watch.steps_meanwhile) >= 3
+    for name, step in (("previous", 5), ("last", 10)):
+        found = content(tmp_path, name)
+        assert found["global_step"] == step
+        for parameter, value in watch.weights[step].items():
+            assert torch.equal(found["state_dict"][parameter], value)
+        moments = found["optimizer_states"][0]["state"].values()
+        assert all(state["step"] == step for state in moments)
+
+
+def test_a_save_waits_for_the_one_before_it(tmp_path):
+    io = SlowIO(seconds=0.1)
+    fit(tmp_path, io, every=2)
+    assert io.whole == [2, 4, 6, 8, 10, 12, 14]
+    assert io.at_once == 1
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == [
+        "last.ckpt",
+        "previous.ckpt",
+    ]
+
+
+def test_a_run_that_ends_has_its_last_checkpoint(tmp_path):
+    fit(tmp_path, SlowIO(seconds=0.5), every=14)
+    assert content(tmp_path)["global_step"] == 14
+
+
+def test_a_run_that_fails_keeps_what_was_being_written(tmp_path):
+    with pytest.raises(KeyError, match="the run is cut"):
+        fit(tmp_path, SlowIO(seconds=0.3), watch=Watch(stop_at=6))
+    assert content(tmp_path)["global_step"] == 5
+
+
+@pytest.mark.parametrize(("every", "fails_at", "kept"), [(5, 2, 5), (3, 2, 3), (7, 2, 7)])
+def test_what_the_thread_could_not_write_is_told_and_the_old_one_kept(
+    tmp_path, every, fails_at, kept
+):
+    io = SlowIO(fails_at=fails_at)  # its step, the next save or the end tells it
+    with pytest.raises(OSError, match=r"next\.ckpt could not be written: no space left"):
+        fit(tmp_path, io, every=every)
+    assert content(tmp_path)["global_step"] == kept
+    assert not (tmp_path / "checkpoints" / "next.ckpt").exists()
+    assert len(io.begun) == fails_at
+
+
+def test_a_failing_run_with_a_failing_writer_names_both(tmp_path):
+    io = SlowIO(seconds=0.3, fails_at=1)
+    with (
+        pytest.raises(KeyError, match="the run is cut"),
+        pytest.warns(UserWarning, match="no space left"),
+    ):
+        fit(tmp_path, io, watch=Watch(stop_at=6))
+
+
+def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path):
+    whole = fit(tmp_path / "whole").state_dict()
+    with pytest.raises(KeyError, match="the run is cut"):
+        fit(tmp_path / "cut", SlowIO(seconds=0.2), watch=Watch(stop_at=8))
+    last = tmp_path / "cut" / "checkpoints" / "last.ckpt"
+    for name, value in fit(tmp_path / "cut", resume=last).state_dict().items():
+        torch.testing.assert_close(value, whole[name], rtol=1e-12, atol=1e-12)
+
+
+def test_a_background_file_is_that_of_a_save_at_once(tmp_path):
+    fit(tmp_path / "behind")
+    fit(tmp_path / "once", saver=LastCheckpoint(every_n_steps=5, every_epoch=False))
+    behind, once = content(tmp_path / "behind"), content(tmp_path / "once")
+    assert behind.keys() == once.keys()
+    assert type(behind["state_dict"]) is type(once["state_dict"])
+    assert behind.pop("ledger") != once.pop("ledger")  # seconds are in the lines
+    assert {k: str(v) for k, v in behind.items()} == {k: str(v) for k, v in once.items()}
+
+
+def test_a_rollback_takes_the_checkpoint_that_is_still_being_written(tmp_path):
+    saver = LastCheckpoint(every_n_steps=1, every_epoch=False, asynchronous=True)
+    callbacks = [Ledger(), NonFinite(policy="rollback", most_skipped=3), saver]
+    trainer = toy_trainer(tmp_path, max_epochs=1, callbacks=callbacks, enable_checkpointing=False)
+    io = trainer.strategy.checkpoint_io = SlowIO(seconds=0.2)
+    with pytest.warns(UserWarning, match="rollback"):
+        trainer.fit(LitToy(), ToyData(nan_sample=3))
+    assert io.whole == sorted(io.whole)
+
+
+def test_a_copy_keeps_tied_tensors_tied_and_shares_no_memory_with_the_weights():
+    weight = torch.ones(3, requires_grad=True)
+    twin = copied({"a": weight, "b": [weight.detach(), 1], "c": (torch.zeros(0), None)})
+    with torch.no_grad():
+        weight.add_(1)
+    assert torch.equal(twin["a"], torch.ones(3))
+    assert twin["a"].data_ptr() == twin["b"][0].data_ptr()
+    assert not twin["a"].requires_grad
+
+
+def test_an_error_is_raised_once():
+    def refuse():
+        raise OSError("full")
+
+    writer = BackgroundWriter()
+    writer.start(refuse)
+    with pytest.raises(OSError, match="full"):
+        writer.wait()
+    writer.wait()
