@@ -1,5 +1,6 @@
-"""Instructions: exactly the answers are trained on, with their ends, and nothing goes unsaid."""
+"""Prompts with answers, and chats: what is trained on, what is refused."""
 
+import csv
 import json
 import logging
 import random
@@ -16,8 +17,9 @@ from tokenizers import processors
 
 from datamodules import InstructionDataModule, PlanOptions, TextSplit, TokenizerOptions
 from datamodules.core.batches import IGNORED
-from datamodules.text.instruction_store import open_instruction_store
+from datamodules.text.instruction_store import Instruction, Marker, open_instruction_store
 from datamodules.text.instructions import InstructionDataset
+from datamodules.tokenizers.text_tokenizer import TextTokenizer, make_tokenizer
 from datamodules.tokenizers.trained import bpe_tokenizer, byte_tokenizer
 from tests.text_corpora import saved_tokenizer
 
@@ -294,3 +296,259 @@ def test_a_row_is_described_by_its_places_and_answers(make: Make) -> None:
     said = opened(make([{"prompt": "ab", "completion": "cd"}])).describe(0, 0)
     assert said["place"].endswith("rows.jsonl:1")
     assert (said["text"], said["trained on"]) == ("'abcd'", "'cd<|endoftext|>'")
+
+
+CHAT = (
+    {"role": "user", "content": "Hen?"},
+    {"role": "assistant", "content": "Yes, it is"},
+    {"role": "user", "content": "Cow?"},
+    {"role": "assistant", "content": "No"},
+)
+# Reduced to what matters here: (end-of-text, other special tokens, template, answers).
+FORMS = {
+    "headers": (
+        "<|eot|>",
+        ["<|head|>", "<|body|>"],
+        "{{ bos_token }}{% for m in messages %}<|head|>{{ m.role }}<|body|>\n\n"
+        "{{ m.content | trim }}<|eot|>{% endfor %}"
+        "{% if add_generation_prompt %}<|head|>assistant<|body|>\n\n{% endif %}",
+        ["Yes, it is<|eot|>", "No<|eot|>"],
+    ),
+    "no generation prompt": (
+        "</s>",
+        [],
+        "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %} [INST] {{ m.content }} "
+        "[/INST]{% else %} {{ m.content }}</s>{% endif %}{% endfor %}",
+        [" Yes, it is</s>", " No</s>"],
+    ),
+    "another end of turn than of text": (
+        "<eos>",
+        ["<turn>", "<end>"],
+        "{% for m in messages %}<turn>{{ 'model' if m.role == 'assistant' else m.role }}\n"
+        "{{ m.content }}<end>\n{% endfor %}"
+        "{% if add_generation_prompt %}<turn>model\n{% endif %}",
+        ["Yes, it is<end>", "No<end>"],
+    ),
+    "room for thoughts in the last answer": (
+        "<|end|>",
+        ["<|start|>"],
+        "{% set n = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}"
+        "{% set n.last = loop.index0 %}{% endif %}{% endfor %}{% for m in messages %}"
+        "<|start|>{{ m.role }}\n{% if m.role == 'assistant' and loop.index0 > n.last %}"
+        "<think>\n\n</think>\n\n{% endif %}{{ m.content }}<|end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}",
+        ["Yes, it is<|end|>", "<think>\n\n</think>\n\nNo<|end|>"],
+    ),
+    "names in plain text": (
+        "</s>",
+        [],
+        "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{{ eos_token }}\n{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>\n{% endif %}",
+        ["Yes, it is</s>", "No</s>"],
+    ),
+}
+
+
+def tokenizer_of(name: str, folder: Path) -> TextTokenizer:
+    end, others, template, _ = FORMS[name]
+    backend = bpe_tokenizer(["hen cow yes no it is"], 270).backend
+    backend.add_special_tokens([end, *others])
+    backend.save(str(folder / "tokenizer.json"))
+    config = {"eos_token": end, "bos_token": "<|endoftext|>", "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return make_tokenizer(TokenizerOptions("folder", path=str(folder)), iter(()))
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_answers_and_their_ends_are_found(name: str, tmp_path: Path) -> None:
+    tokenizer = tokenizer_of(name, tmp_path)
+    marker = Marker(tokenizer, "answers", "")
+    (found,) = marker.tokens([marker.marked(Instruction("f", 1, "", "", CHAT))])
+    text = tokenizer.decode(found.ids, skip_special_tokens=False)
+    assert text == tokenizer.render(CHAT)  # no second end, no second begin
+    runs: list[list[int]] = [[]]
+    for token, is_trained in zip(found.ids, found.is_trained, strict=True):
+        if is_trained:
+            runs[-1].append(int(token))
+        elif runs[-1]:
+            runs.append([])
+    answers = [tokenizer.decode(run, skip_special_tokens=False) for run in runs if run]
+    assert answers == FORMS[name][-1]
+    assert not found.begins_inside_token
+    # What a model is asked to go on from is exactly what stands before the answer in training.
+    asked = tokenizer.encode(tokenizer.render(CHAT[:-1], add_generation_prompt=True))
+    before = found.ids[: len(asked)].tolist()
+    if name != "room for thoughts in the last answer":
+        assert before == asked.tolist()
+        assert not found.is_trained[len(asked) - 1]
+        assert found.is_trained[len(asked)]
+
+
+def test_tool_calls_may_be_answers_without_content(tmp_path: Path) -> None:
+    from datamodules.files.rows import BadRows
+    from datamodules.text.instruction_store import read_instructions
+
+    call = {"role": "assistant", "content": None, "tool_calls": [{"name": "look"}]}
+    rows = [{"messages": [CHAT[0], call, {"role": "tool", "content": "it is"}, CHAT[1]]}]
+    (tmp_path / "a.jsonl").write_text(json.dumps(rows[0]))
+    bad = BadRows("collect")
+    (row,) = read_instructions(tmp_path / "a.jsonl", bad)
+    assert not bad.rows
+    assert [message["role"] for message in row.messages] == [
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
+    assert row.messages[1]["tool_calls"] == [{"name": "look"}]
+
+
+GOOD = {"prompt": "How?", "completion": " So."}
+USER, ANSWER = {"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}
+CHATS = TokenizerOptions("bytes", chat_template="plain")
+
+
+def data_of(folder: Path, *rows: Any, **options: Any) -> InstructionDataModule:
+    path = folder / "mine.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return InstructionDataModule(str(path), **{"tokenizer": CHATS, **options})
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"text": "x"}, '"text": the row has no "prompt"; a row must be .*"completion": "…".*mess'),
+        ({"prompt": "x"}, 'the row has no "completion"'),
+        ({"prompt": 3, "completion": "x"}, '"prompt" must be a text; write chats as "messages"'),
+        ({"prompt": "x", "completion": " \n"}, "the completion is empty: only end-of-text could"),
+        ({"messages": "x"}, '"messages" must be a list of objects'),
+        ({"messages": []}, 'no message has the role "assistant"'),
+        ({"messages": [USER]}, 'no message has the role "assistant": nothing could be learnt; add'),
+        (
+            {"messages": [{"role": "human", "content": "x"}, ANSWER]},
+            'message 1 has the role "human"; it must be one of system, user, assistant, tool',
+        ),
+        ({"messages": [{"content": "x"}]}, 'message 1 has the role "None"; it must be one of'),
+        ({"messages": [{"role": "user"}, ANSWER]}, 'message 1 has no "content"; add it'),
+        ({"messages": [{"role": "user", "content": 3}, ANSWER]}, '"content" of message 1 must be'),
+        (
+            {"messages": [USER, {"role": "assistant", "content": ""}]},
+            "the answer in message 2 is empty",
+        ),
+        (
+            {"conversations": [{"from": "tolstoy", "value": "x"}]},
+            'message 1 has the role "tolstoy"; it must be one of system, user',
+        ),
+        ({"conversations": [{"from": "gpt"}]}, 'message 1 has no "content"'),
+        ({"instruction": "x", "output": ""}, "the answer in message 2 is empty"),
+        ({"instruction": "x"}, 'no message has the role "assistant"'),
+        ({"prompt": "x", "completion": "a\ud83d"}, r'"\\ud83d" is half of a surrogate pair'),
+        ({"messages": [{"role": "user", "content": "\ude00"}, ANSWER]}, r'"\\ude00" is half of'),
+    ],
+)
+def test_a_wrong_row_is_named(tmp_path: Path, row: dict, message: str) -> None:
+    data = data_of(tmp_path, GOOD, row)
+    with pytest.raises(ValueError, match=rf"(?s)mine.jsonl:2: .*{message}.*on_bad_rows=reject"):
+        data.prepare_data()
+
+
+def test_bad_rows_are_left_out_and_listed_where_this_is_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [GOOD, {"messages": [USER]}, {"messages": [USER, ANSWER]}]
+    data = data_of(tmp_path, *rows, on_bad_rows="reject", split=TextSplit(validation_share=0.5))
+    data.prepare_data()
+    data.setup("fit")
+    datasets = list(data.datasets.values())
+    assert all(isinstance(dataset, InstructionDataset) for dataset in datasets)
+    assert sum(len(dataset.lengths) for dataset in datasets) == 2
+    with (tmp_path / "rejected.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    assert (row["line"], row["kind"]) == ("2", "no answer")
+
+
+def test_chats_need_a_chat_template(tmp_path: Path) -> None:
+    for kind in ("bytes", "bpe", "characters"):
+        data = data_of(tmp_path, {"messages": [USER, ANSWER]}, tokenizer=TokenizerOptions(kind))
+        with pytest.raises(ValueError, match="no chat template.*data.tokenizer.chat_template"):
+            data.prepare_data()
+
+
+def test_a_template_may_refuse_messages(tmp_path: Path) -> None:
+    (tmp_path / "strict.jinja").write_text("{{ raise_exception('roles must alternate') }}")
+    options = TokenizerOptions("bytes", chat_template=str(tmp_path / "strict.jinja"))
+    data = data_of(tmp_path, {"messages": [USER, ANSWER]}, GOOD, tokenizer=options)
+    with pytest.raises(ValueError, match=r"mine.jsonl:1: .*refuses these messages \(roles must al"):
+        data.prepare_data()
+
+
+@pytest.mark.parametrize("kind", ["characters", "bpe"])
+def test_a_vocabulary_is_taken_from_the_rows_that_the_template_writes(
+    tmp_path: Path, kind: str
+) -> None:
+    (tmp_path / "strict.jinja").write_text(
+        "{% if messages[0].role != 'user' %}{{ raise_exception('begin with the user') }}{% endif %}"
+        "{% for message in messages %}{{ message.content }}{% endfor %}"
+    )
+    refused = {"messages": [{"role": "system", "content": "ZQZQZQ"}, USER, ANSWER]}
+    options = TokenizerOptions(kind, chat_template=str(tmp_path / "strict.jinja"))
+    given = {"tokenizer": options, "split": TextSplit(validation_share=0.0)}
+    rows = [GOOD, refused, {"messages": [USER, ANSWER]}]
+    with pytest.raises(ValueError, match=r"1 row breaks.*\n.*mine.jsonl:2: .*begin with the user"):
+        data_of(tmp_path, *rows, **given).prepare_data()
+    data = data_of(tmp_path, *rows, on_bad_rows="reject", **given)
+    with_it = data.open_store("fit").tokenizer.backend.get_vocab()
+    without = data_of(tmp_path, rows[0], rows[2], **given).open_store("fit").tokenizer
+    assert with_it == without.backend.get_vocab()
+
+
+def test_files_without_any_sound_row_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="the files hold no rows; write prompts"):
+        data_of(tmp_path).prepare_data()
+    with pytest.raises(ValueError, match="mine.jsonl:1: .*no message has the role"):
+        data_of(tmp_path, {"messages": [USER]}).prepare_data()
+    with pytest.raises(FileNotFoundError, match='train_files: .*Did you mean ".*mine.jsonl"'):
+        InstructionDataModule(str(tmp_path / "mne.jsonl")).prepare_data()
+    data = data_of(tmp_path, GOOD)
+    data.prepare_data()
+    with pytest.raises(ValueError, match="no sample is for validation; name data.validation_files"):
+        data.setup("fit")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"context_length": 0}, "context_length must be at least 1, got 0"),
+        ({"layout": "blocks"}, 'layout must be packed or documents, got "blocks"'),
+        ({"train_on": "answer"}, 'train_on must be answers or all, got "answer"'),
+        ({"too_long": "drop"}, 'too_long must be cut or leave_out or error, got "drop"'),
+        ({"on_bad_rows": "x"}, 'on_bad_rows must be error or reject, got "x"'),
+        ({"split": TextSplit(by="tail")}, 'split.by "tail" would cut samples apart'),
+        ({"validation_files": "x.jsonl"}, "validation_files are given without train_files"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        InstructionDataModule(**options)
+
+
+def test_a_list_of_rows_is_one_of_objects(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    for content, message in (
+        ("[1]", "row 1 is a JSON int; every row"),
+        ("[{},", "is no JSON list"),
+    ):
+        path.write_text(content)
+        with pytest.raises(ValueError, match=f"rows.json.*{message}"):
+            InstructionDataModule(str(path), tokenizer=CHATS).prepare_data()
+
+
+def test_an_unknown_character_is_named_with_its_row(tmp_path: Path) -> None:
+    held = tmp_path / "held.jsonl"
+    rows = [GOOD, {"prompt": "How?", "completion": " Zo."}]
+    held.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = TokenizerOptions("characters")
+    data = data_of(tmp_path, GOOD, tokenizer=options, validation_files=str(held))
+    with pytest.raises(ValueError, match=r'held.jsonl:2: .*does not know the character "Z"'):
+        data.prepare_data()

@@ -1,4 +1,4 @@
-"""Token stores hold every token once, with begin and end tokens where they belong."""
+"""Token stores hold every token once, divided as asked, begin and end tokens in their places."""
 
 import json
 import pickle
@@ -9,14 +9,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from datamodules.core.store import cache_root
 from datamodules.files import documents
 from datamodules.files.documents import Reading
 from datamodules.files.splitting import TEST, TRAIN, VALIDATION
-from datamodules.text.splitting import TextSplit
+from datamodules.text.prompts import completion_text
+from datamodules.text.splitting import Fragments, TextSplit, cuts_of
 from datamodules.text.store import TokenStream, open_token_store
+from datamodules.tokenizers.spelling import without_first_space
 from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions, make_tokenizer
+from datamodules.tokenizers.trained import byte_tokenizer, character_tokenizer
+from lit_models.causal_lm.generation import _Stops
 from tests.text_corpora import request, same, text_file, texts_of
 
 END, ROOT = 256, Path(__file__).parents[2]
@@ -207,3 +214,184 @@ def test_two_processes_at_once_make_one_store(tmp_path):
     folder = request([path]).folder()
     assert [p.name for p in folder.parent.iterdir()] == [folder.name]
     assert open_token_store(request([path])).part_facts(TRAIN).num_documents == 200
+
+
+PART_OF = {(True, True): TRAIN, (False, True): VALIDATION, (False, False): TEST}
+
+
+def fragments(hashes, part=TRAIN, characters=10):
+    """Return documents of one fragment each."""
+    n = len(hashes)
+    return Fragments(
+        np.full(n, part, np.int8),
+        np.full(n, characters, np.int64),
+        np.array(hashes, np.uint64),
+        np.ones(n, bool),
+        np.ones(n, bool),
+    )
+
+
+def parts_of(found, split):
+    cuts = cuts_of(found, split)
+    assert set(np.unique(cuts)) <= {0, 10}
+    return [PART_OF[a > 0, b > 0] for a, b in cuts.tolist()]
+
+
+def test_shares_of_distinct_documents_are_held_out():
+    parts = parts_of(fragments(range(100)), TextSplit(0.2, 0.1))
+    assert np.bincount(parts).tolist() == [70, 20, 10]
+    other = parts_of(fragments(range(100)), TextSplit(0.2, 0.1, seed=1))
+    assert parts != other
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 30), min_size=1), st.randoms(use_true_random=False))
+def test_equal_documents_share_a_part_whatever_the_order(hashes, random):
+    split = TextSplit(0.3, 0.2)
+    of_text = {}
+    for text, part in zip(hashes, parts_of(fragments(hashes), split), strict=True):
+        assert of_text.setdefault(text, part) == part
+    shuffled = random.sample(hashes, len(hashes))
+    again = parts_of(fragments(shuffled), split)
+    assert [of_text[text] for text in shuffled] == again
+
+
+@pytest.mark.parametrize(
+    ("num_documents", "counts"), [(1, [1]), (2, [1, 1]), (3, [1, 1, 1]), (8, [6, 1, 1])]
+)
+def test_few_documents_leave_training_first_and_then_validation(num_documents, counts):
+    parts = parts_of(fragments(range(num_documents)), TextSplit(0.1, 0.1))
+    assert np.bincount(parts).tolist() == counts
+
+
+def test_tails_are_those_of_nano_gpt():
+    sizes = np.array([1, 10, 1_115_394])
+    found = fragments(range(3))._replace(characters=sizes)
+    cuts = cuts_of(found, TextSplit(by="tail"))
+    assert cuts[:, 0].tolist() == [int(0.9 * n) for n in sizes.tolist()] == [0, 9, 1_003_854]
+    assert cuts[:, 1].tolist() == sizes.tolist()
+
+
+def test_a_tail_of_a_long_document_begins_in_one_of_its_fragments():
+    # 40 characters in four fragments: 50 % are 20, 25 % are 10, 25 % are 10
+    found = fragments(range(5))._replace(
+        begins=np.array([True, False, False, False, True]),
+        ends=np.array([False, False, False, True, True]),
+        characters=np.array([15, 5, 5, 15, 4]),
+    )
+    cuts = cuts_of(found, TextSplit(0.25, 0.25, by="tail"))
+    assert cuts.tolist() == [[15, 15], [5, 5], [0, 5], [0, 5], [2, 3]]
+
+
+def test_a_long_document_stays_whole_and_its_parts_of_files_too():
+    found = fragments([1, 2, 3, 4])._replace(begins=np.array([True, False, True, True]))
+    assert found.document.tolist() == [0, 0, 1, 2]
+    parts = parts_of(found, TextSplit(0.4))
+    assert parts[0] == parts[1]
+    assert sorted(parts[1:]) == [TRAIN, TRAIN, VALIDATION]
+    held = fragments(range(4), VALIDATION)
+    assert parts_of(held, TextSplit(0.5)) == [VALIDATION] * 4
+    assert parts_of(fragments(range(4), TEST), None) == [TEST] * 4
+
+
+def test_the_second_half_of_a_long_document_counts_in_its_hash():
+    first, second = (
+        fragments([1, h])._replace(begins=np.array([True, False])).document_hashes() for h in (2, 3)
+    )
+    assert len(first) == 1
+    assert first != second
+
+
+def test_wrong_shares_are_refused():
+    with pytest.raises(ValueError, match=r"split.test_share must be 0 to 0.9, got 1.5"):
+        TextSplit(test_share=1.5)
+    with pytest.raises(ValueError, match=r"split.validation_share \+ .* at most 0.9, got 1.1: too"):
+        TextSplit(0.6, 0.5)
+    with pytest.raises(ValueError, match='split.by must be one of documents, tail, got "lines"'):
+        TextSplit(by="lines")  # type: ignore[arg-type]
+
+
+END_ID, WORD, TAIL, LETTER, LINE, SPACE = 1, 258, 259, 260, 261, 262
+
+
+def marked(kind: str) -> TextTokenizer:
+    """Return a tokenizer as Llama has it: old (`prepend`), or newer ones (`always`, `first`)."""
+    pieces = ["<unk>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "▁he", "n", "he", "\n", "▁"]
+    model = models.BPE(
+        {piece: i for i, piece in enumerate([*pieces, "h", "e"])},
+        [("h", "e"), ("▁", "he")],
+        unk_token="<unk>",
+        byte_fallback=True,
+    )
+    backend = Tokenizer(model)
+    if kind == "prepend":
+        steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        backend.normalizer = normalizers.Sequence(steps)
+    else:
+        backend.pre_tokenizer = pre_tokenizers.Metaspace("▁", kind, split=False)
+    ends = [decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), *ends]
+    )
+    backend.add_special_tokens(["<unk>", "</s>"])
+    return TextTokenizer(backend, END_ID)
+
+
+KINDS = ["prepend", "always", "first"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_completion_keeps_the_space_before_its_first_word(kind):
+    tokenizer = marked(kind)
+    assert tokenizer.decode([WORD, TAIL]) == "hen"
+    assert tokenizer.decode_continuation([WORD, TAIL]) == " hen"
+    assert tokenizer.decode_continuation([TAIL]) == "n"
+    assert tokenizer.decode_continuation([]) == ""
+    assert tokenizer.decode_continuation([2 + 0xC3, 2 + 0xA9, END_ID]) == "é"
+    assert tokenizer.decode_continuation([2 + 0xC3]) == "\ufffd"
+    ids = np.array([WORD, TAIL, -1])
+    assert completion_text(tokenizer, ids, 4) == " hen"
+    assert _Stops(tokenizer, ["n"]).position_in([WORD, TAIL]) == 3  # of " hen"
+
+
+@pytest.mark.parametrize("tokenizer", [byte_tokenizer(), character_tokenizer(iter(["日本 \n"]))])
+def test_texts_that_are_spelled_exactly_continue_as_they_begin(tokenizer):
+    for text in ("", "日", " 日本\n"):
+        assert tokenizer.decode_continuation(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_continuation_gets_no_mark_before_its_first_word(kind):
+    tokenizer = marked(kind)
+    assert tokenizer.encode("hen").tolist() == [WORD, TAIL]
+    assert tokenizer.encode_batch(["hen", " hen"], continues=True)[0].tolist() == [LETTER, TAIL]
+    assert tokenizer.encode_batch([" hen"], continues=True)[0].tolist() == [WORD, TAIL]
+    assert tokenizer.encode("hen").tolist() == [WORD, TAIL]
+
+
+def test_a_space_before_the_first_byte_pair_is_left_out_too():
+    backend = Tokenizer(models.BPE({"Ġ": 0, "a": 1}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer = TextTokenizer(backend, 0)
+    assert tokenizer.backend.encode("a").ids == [0, 1]
+    assert without_first_space(backend).encode("a").ids == [1]
+    plain = byte_tokenizer().backend
+    assert without_first_space(plain) is plain
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_document_has_the_same_tokens_however_it_is_read(kind, tmp_path, monkeypatch):
+    monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / "cache"))
+    text = "hen he\nhe hen\nhen\nhe he\n"
+    path = text_file(tmp_path / "a.txt", text)
+    tokenizer = marked(kind)
+    whole = tokenizer.encode(text).tolist()
+    monkeypatch.setattr(documents, "SECTION_BYTES", 8)
+    monkeypatch.setattr("datamodules.text.store.STRETCH_CHARACTERS", 7)
+    store = open_token_store(request([path], given=tokenizer))
+    assert store.stream(TRAIN).tokens.tolist() == [*whole, END_ID]
+    cut = TextSplit(0.4, by="tail")  # behind the second line
+    store = open_token_store(request([path], cut, given=tokenizer))
+    parts = [store.stream(part).tokens.tolist() for part in (TRAIN, VALIDATION)]
+    assert parts[0] + parts[1] == [*whole, END_ID]
+    assert parts[1][0] == LETTER
