@@ -27,28 +27,23 @@ from lit_models.errors import (
     say,
     screen,
 )
-from lit_models.training import bitwise, rules, strategy_choice
-from lit_models.training.callbacks import (
-    BitwiseSum,
-    ErrorTable,
-    ExactDropout,
-    Ledger,
-    PredictionWriter,
-    Preemption,
-    Rehearsal,
-    default_callbacks,
-)
+from lit_models.training import bitwise, rules
+from lit_models.training.bitwise import BitwiseSum
+from lit_models.training.callbacks import default_callbacks
+from lit_models.training.callbacks.error_table import ErrorTable
+from lit_models.training.callbacks.predictions import PredictionWriter
 from lit_models.training.callbacks.progress import ProgressLine
 from lit_models.training.callbacks.run_config import RunConfig
-from lit_models.training.callbacks.state_check import StateCheck
 from lit_models.training.callbacks.topology import Topology
 from lit_models.training.checkpoints import checkpoint_to_use, newest_checkpoint, read_checkpoint
+from lit_models.training.dropout import ExactDropout
 from lit_models.training.exact import follows_plan
+from lit_models.training.faults import Preemption
 from lit_models.training.hyperparameters import StoredClasses
-from lit_models.training.ledger import ledger_of
+from lit_models.training.ledger import Ledger, ledger_of
 from lit_models.training.lineage import stop_reason
 from lit_models.training.loggers import default_loggers
-from lit_models.training.memory import Choice
+from lit_models.training.memory import Rehearsal, StateCheck, StrategyChoice, choose_strategy
 from lit_models.training.run_folder import WORDS, Run
 from lit_models.training.strategies import replicated
 
@@ -281,14 +276,12 @@ class UnisonoCLI(LightningCLI):
             )
         return [c for c in default_callbacks() if not isinstance(c, left_out)]
 
-    def _chosen_strategy(self, verdict: rules.Verdict) -> Choice | None:
+    def _chosen_strategy(self, verdict: rules.Verdict) -> StrategyChoice | None:
         """Returns what `trainer.strategy: auto` becomes, and prints why; None where it stays."""
         config, is_training = self.config[self.subcommand], self.subcommand == "fit"
         settings, precision = rules.settings_of(config), config.trainer.precision
         try:
-            chosen = strategy_choice.choose(
-                settings, verdict, self.model, self.datamodule, is_training, precision
-            )
+            chosen = choose_strategy(settings, verdict, self.model, is_training, precision)
             if chosen is not None and is_training and config.exactness == "bitwise":
                 bitwise.check_run(chosen.strategy, precision, verdict.world_size)
         except ValueError as error:

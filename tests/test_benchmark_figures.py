@@ -9,7 +9,6 @@ import pytest
 from tests.benchmarks import figures, test_cranfield, test_exactness_speed
 from tests.benchmarks.figure_tables import cells, markdown
 from tests.benchmarks.figures import Aim, Figure, Figures, measured_since
-from tests.benchmarks.test_forecast import add_rows
 
 
 def test_a_ratio_is_taken_round_by_round() -> None:
@@ -53,18 +52,6 @@ def test_a_file_keeps_the_rows_of_other_things(tmp_path: Path) -> None:
     rows = {row["what"]: row["ours"] for row in json.loads(path.read_text())["figures"]}
     assert rows == {"others": [5.0], "rows": [2.0]}
     assert "| toy | others, ms |  | 5 |  |  | ≤ 6 | met |" in markdown(path)
-
-
-def test_a_forecast_is_as_far_off_above_as_below() -> None:
-    figures = Figures()
-    add_rows(figures, "toy, 2 ddp", [(0.9, 1.3), (1.1, 0.7)], [(1.0, 1.0), (1.0, 1.0)])
-    memory, seconds = figures.rows
-    assert memory.ours == pytest.approx([0.1, 0.1])
-    assert seconds.ours == pytest.approx([0.3, 0.3])
-    assert [row.aim for row in figures.rows] == [Aim(0.1, of="value"), Aim(0.25, of="value")]
-    assert seconds.is_met is False
-    assert memory.note == "planned 1 GiB, measured 1 GiB"
-    assert memory.what == "memory planned apart from measured, toy, 2 ddp"
 
 
 def test_systems_stand_beside_bm25_on_the_same_queries() -> None:

@@ -56,7 +56,7 @@ def fault(path: Path, name: str) -> str | None:
     may_use = (own, "causal_lm") if own in MAY_USE_CAUSAL_LM else (own,)
     if own and target in FAMILIES and target not in may_use:
         return f"{own} imports {target}"
-    below = ("training", "blocks.py", "forecasting")
+    below = ("training", "blocks.py")
     if (own or place[1] in below) and target in ("cli", "commands", "launch"):
         return "nothing below the command line imports it"
     if len(place) == 2 and place[0] == "lit_models" and target in FAMILIES:

@@ -63,7 +63,6 @@ class ToyData(PlannedDataModule):
         num_workers: int = 0,
         num_evaluated: int = 21,
         nan_sample: int | None = None,
-        memory_budget_gib: float | None = None,
     ) -> None:
         super().__init__(
             global_batch_size,
@@ -71,7 +70,6 @@ class ToyData(PlannedDataModule):
             batch_size,
             plan,
             LoaderOptions(num_workers=num_workers),
-            memory_budget_gib,
         )
         self.num_samples, self.num_evaluated = num_samples, num_evaluated
         self.nan_sample = nan_sample

@@ -161,13 +161,11 @@ class PlannedDataModule(LightningDataModule):
     Args:
         global_batch_size: samples of one optimizer step, over all devices.
         micro_batch_size: samples of one forward call on one device; `auto`: the largest that fits,
-            on a CPU without a budget the whole share of the device. Accumulation is derived,
-            unless the trainer is given one.
+            on a CPU the whole share of the device. Accumulation is derived, unless the trainer is
+            given one.
         batch_size: the conventional size per device; the global batch then grows with devices.
         plan: how an epoch is cut into steps.
         loader: how batches are made ready.
-        memory_budget_gib: what each process may take of the host's memory on a CPU, in GiB;
-            `micro_batch_size: auto` and `trainer.strategy: auto` keep to it. None sets no limit.
 
     Raises:
         ValueError: sizes below 1 or in conflict.
@@ -180,21 +178,14 @@ class PlannedDataModule(LightningDataModule):
         batch_size: int | None = None,
         plan: PlanOptions = PlanOptions(),  # noqa: B008 - frozen
         loader: LoaderOptions = LoaderOptions(),  # noqa: B008 - frozen
-        memory_budget_gib: float | None = None,
     ) -> None:
         super().__init__()
-        if memory_budget_gib is not None and memory_budget_gib <= 0:
-            raise ValueError(
-                f"memory_budget_gib must be above 0, got {memory_budget_gib}; leave it out to set "
-                "no limit."
-            )
         derive_batching(1, global_batch_size, micro_batch_size, batch_size)
         self.global_batch_size = global_batch_size
         self.micro_batch_size = micro_batch_size
         self.batch_size = batch_size
         self.plan_options = plan
         self.loader_options = loader
-        self.memory_budget_gib = memory_budget_gib
         self.rehearsed: Rehearsed | None = None
         self._is_told_of_files = False
         self.datasets: dict[Stage, PlannedDataset] = {}

@@ -1,71 +1,170 @@
 """Show steps, rates, memory and time on several device counts."""
 
-import gc
 import json as json_format
 import logging
 import math
-import sys
-from dataclasses import replace
-from typing import TYPE_CHECKING
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from lit_models.errors import RUN, UsageError, say
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.seed import isolate_rng
+from rich.console import Console
+from rich.table import Table
 
-if TYPE_CHECKING:
-    from lit_models.forecasting.orders import Order
-    from lit_models.forecasting.probe import Forecast
+from datamodules.core.plan import derive_batching
+from datamodules.core.planned import PlannedDataModule, cached_plan
+from lit_models.errors import UsageError, say
+from lit_models.training.memory import GIB, state_bytes
+from lit_models.training.optim import lr_scale
+from lit_models.training.rules import check_share
+
+SMALL_GLOBAL_BATCH = 256
+FRAME = 3  # characters of a column beside its text
 
 
 def plan(
     run_options: list[str] | None = None,
     devices: str = "1,2,4,8",
-    rehearse: bool = False,
-    bandwidth_gib_s: float | None = None,
+    measured: Path | None = None,
     time_limit_h: float | None = None,
     json: bool = False,
 ) -> int:
-    """Show what a run will be on several numbers of devices; nothing is left behind.
+    """Show what a run will be on several numbers of devices, by arithmetic; nothing is left behind.
 
     Args:
         run_options: those of `unisono fit`, such as --config and --model.optimizer.lr=0.1; the data
             are prepared in the cache as for a training.
         devices: numbers of devices over all machines, such as 1,2,4,8.
-        rehearse: for each number of devices, start a process that computes some batches, for
-            seconds and activations; then train some steps in real ranks, in a folder that is
-            thrown away, for the numbers that this machine has processes or GPUs for.
-        bandwidth_gib_s: of the network between devices, as `unisono doctor --collectives` says;
-            without it, what a rehearsal measured between processes of this machine.
+        measured: folder of a run of these settings, for seconds: twenty steps are enough, such as
+            those of `unisono fit … --trainer.max_steps=20 --trainer.log_every_n_steps=10`. Other
+            numbers of devices are taken to be as fast for each device.
         time_limit_h: of one job of a cluster, to count how many the run takes.
         json: print plain JSON for scripts.
 
-    Returns:
-        Exit status: 1 where a rehearsal was asked for and none ended, for want of memory.
-
     Raises:
         UsageError: a number cannot be meant, or the devices are no replicas.
-        SystemExit: a rehearsal failed, and its process has said why.
     """
-    counts = numbers(devices)
-    _refuse_not_positive(bandwidth_gib_s=bandwidth_gib_s, time_limit_h=time_limit_h)
-    order = _order(run_options or [])
-    found = _forecast(order, counts)
-    if rehearse:
-        _rehearse(found, order)
-        if bandwidth_gib_s is None:
-            _measure_exchanges(found)
-            _run_shortly(found, order)
-    _show(found, (bandwidth_gib_s, time_limit_h), json)
-    return RUN if rehearse and all(world.rehearsed is None for world in found.worlds) else 0
+    parts = [part.strip() for part in str(devices).strip("[]").split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise UsageError(f"--devices must be numbers such as 1,2,4,8, got {devices}.")
+    if time_limit_h is not None and not 0 < time_limit_h < math.inf:
+        raise UsageError(
+            f"--time_limit_h must be above 0, got {time_limit_h:g}; leave it out if unknown."
+        )
+    speed = None if measured is None else speed_of(Path(measured))
+    forecast = forecast_of(run_options or [], [int(part) for part in parts])
+    rows = forecast.rows(speed, time_limit_h)
+    if json:
+        for line in forecast.refused:
+            say(f"left out: {line}")
+        print(json_format.dumps(rows, indent=1))
+        return 0
+    show(rows)
+    notes = [f"Left out: {line}" for line in forecast.refused]
+    if len(set(rows["global batch"])) > 1:
+        notes.append(
+            "The global batch grows with the devices (data.batch_size): these are different runs. "
+            "data.global_batch_size makes them the same one."
+        )
+        if forecast.rule != "none" and rows["global batch"][-1] < SMALL_GLOBAL_BATCH:
+            notes.append(
+                f"Below a global batch of {SMALL_GLOBAL_BATCH}, try the original rate first "
+                "(model.lr_scaling=none): scaling rules were found on larger ones."
+            )
+    if "steps in all" not in rows:
+        notes.append("The run has no end: give trainer.max_epochs or trainer.max_steps.")
+    if speed is None:
+        notes.append("No seconds: --measured=RUN takes them from a run of some steps.")
+    summary = (
+        f"{forecast.num_samples:,} samples; {forecast.num_parameters:,} weights, "
+        f"{forecast.num_trained:,} of them trained. Memory is that of weights, gradients and two "
+        "moments; activations come on top."
+    )
+    for line in [summary, *notes]:
+        Console(highlight=False).print(line, soft_wrap=True)
+    return 0
 
 
-def _order(run_options: list[str]) -> "Order":
-    """Return what is rehearsed and run shortly, on one device until another number is said.
+def speed_of(run: Path) -> float:
+    """Return the samples per second and device of a run's last interval.
 
     Raises:
-        UsageError: devices of the run are no replicas.
+        UsageError: the folder does not tell.
     """
-    from lit_models.commands._run_config import parsed
-    from lit_models.forecasting.orders import Order
-    from lit_models.forecasting.probe import trainer_options
+    lines, topology = run / "throughput.jsonl", run / "topology.json"
+    if not lines.is_file() or not lines.read_text("utf-8").strip() or not topology.is_file():
+        raise UsageError(
+            f"--measured={run} has no throughput.jsonl with a line and no topology.json; name the "
+            "folder of a training that logged once, see trainer.log_every_n_steps."
+        )
+    line = json_format.loads(lines.read_text("utf-8").splitlines()[-1])
+    world: int = json_format.loads(topology.read_text("utf-8"))["world_size"]
+    return float(line["samples_per_s"]) / world
+
+
+@dataclass
+class Forecast:
+    """What a run would be on each number of devices.
+
+    Attributes:
+        num_samples: of an epoch.
+        num_parameters: of the network.
+        num_trained: of them, those with a gradient.
+        state_bytes: of weights, gradients and moments.
+        checkpoint_bytes: of weights and moments.
+        rule: by which the learning rate follows the global batch.
+        columns: one for each number of devices: label -> value.
+        refused: why a run on a number of devices would be refused.
+    """
+
+    num_samples: int
+    num_parameters: int
+    num_trained: int
+    state_bytes: int
+    checkpoint_bytes: int
+    rule: str
+    columns: list[dict[str, Any]] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+
+    def rows(
+        self, samples_per_s: float | None = None, time_limit_h: float | None = None
+    ) -> dict[str, list[Any]]:
+        """Return label -> value per number of devices; rows without any value are left out.
+
+        Args:
+            samples_per_s: of each device.
+            time_limit_h: of one job.
+        """
+        for column in self.columns:
+            count, total = column["devices"], column["steps in all"]
+            column["GiB, ddp"] = self.state_bytes / GIB
+            column["GiB, fsdp"] = self.state_bytes / count / GIB
+            column["GiB, checkpoint"] = self.checkpoint_bytes / GIB
+            if samples_per_s is None:
+                continue
+            seconds = column["global batch"] / (samples_per_s * count)
+            column["s per step"] = seconds
+            column["min per epoch"] = seconds * column["steps per epoch"] / 60
+            column["h in all"] = None if total is None else seconds * total / 3600
+            if total is not None and time_limit_h is not None:
+                column["jobs"] = max(1, math.ceil(seconds * total / (time_limit_h * 3600)))
+        names = dict.fromkeys(name for column in self.columns for name in column)
+        rows = {name: [column.get(name) for column in self.columns] for name in names}
+        return {name: row for name, row in rows.items() if any(v is not None for v in row)}
+
+
+def forecast_of(run_options: list[str], counts: list[int]) -> Forecast:
+    """Return what a run with these options would be on each number of devices.
+
+    Raises:
+        UsageError: devices of the run are no replicas, or it is refused on all of them.
+    """
+    from lightning.pytorch import seed_everything
+
+    from lit_models.commands._run_config import built, parsed
+    from lit_models.launch import silence_noise
 
     config = parsed(run_options)
     trainer, seed = config.get("trainer") or {}, config.get("seed_everything")
@@ -79,127 +178,149 @@ def _order(run_options: list[str]) -> "Order":
             "--devices be numbers of tensor groups: the steps are those of a run on "
             f"{size} times as many devices."
         )
-    # The seed 1 equals True, which stands for no number.
-    seed = 0 if seed is True else int(seed or 0)
-    return Order(config["model"], config["data"], trainer_options(trainer), seed)
-
-
-def _forecast(order: "Order", counts: list[int]) -> "Forecast":
-    """Return the worlds without a rehearsal; what the network took of a GPU is given back."""
-    import torch
-    from lightning.pytorch import seed_everything
-
-    from lit_models.commands._run_config import built
-    from lit_models.forecasting.probe import Probe, forecast
-    from lit_models.launch import silence_noise
-
     silence_noise()
     logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
-    seed_everything(order.seed, verbose=False)
-    module, datamodule = built({"model": order.model, "data": order.data})
-    found = forecast(module, datamodule, order.trainer, Probe(counts, rehearses=False))
-    del module, datamodule
-    gc.collect()  # trainer and module know each other
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
-    return found
+    # The seed 1 equals True, which stands for no number.
+    seed_everything(0 if seed is True else int(seed or 0), verbose=False)
+    module, data = built({"model": config["model"], "data": config["data"]})
+    if not isinstance(data, PlannedDataModule):
+        raise UsageError(
+            f"`unisono plan` reads the plan of the data, and {type(data).__name__} has none; give "
+            "a config of one of Unisono's datamodules."
+        )
+    look = Look(counts, trainer)
+    with tempfile.TemporaryDirectory() as folder, isolate_rng():
+        limits = ("max_epochs", "max_steps")
+        Trainer(
+            accelerator="cpu",
+            devices=1,
+            callbacks=[look],
+            default_root_dir=folder,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            limit_val_batches=0,
+            accumulate_grad_batches=trainer.get("accumulate_grad_batches") or 1,
+            **{name: trainer[name] for name in limits if trainer.get(name) is not None},
+        ).fit(module, data)
+    assert look.forecast is not None
+    if not look.forecast.columns:
+        raise UsageError(look.forecast.refused[0].partition(". ")[2])
+    return look.forecast
 
 
-def _rehearse(found: "Forecast", order: "Order") -> None:
-    """Rehearse each number of devices, in a process of its own: none counts what another left.
+class Look(Callback):
+    """Looks at everything that a training has before its first step, and ends it there.
 
-    What they warn of is said once. A number that memory does not suffice for is left out.
-
-    Raises:
-        SystemExit: the run itself is at fault; its process has said what, with its status.
+    Args:
+        counts: numbers of devices.
+        values: of the config's trainer.
     """
-    from lit_models.forecasting import isolated
-    from lit_models.forecasting.orders import RanksFailed
 
-    told: set[str] = set()
-    for index, world in enumerate(found.worlds):
-        count = world.num_devices
-        try:
-            rehearsed, said = isolated.rehearsed(replace(order, devices=count))
-        except RanksFailed as error:
-            if not error.lacks_memory:
-                print(error.report, end="", file=sys.stderr, flush=True)
-                raise SystemExit(error.status) from error
-            found.unrehearsed[count] = str(error)
-        else:
-            found.worlds[index] = replace(world, rehearsed=rehearsed)
-            for line in said.splitlines():
-                if line not in told:
-                    say(line)
-                told.add(line)
+    def __init__(self, counts: list[int], values: dict[str, Any]) -> None:
+        self.counts, self.values = counts, values
+        self.forecast: Forecast | None = None
 
-
-def _measure_exchanges(found: "Forecast") -> None:
-    """Start as many ranks as this machine has room for, for each number of devices it has."""
-    from lit_models.forecasting import exchange
-    from lit_models.forecasting.rehearsal import local_devices, threads_of_rank
-
-    most = local_devices(found.on_cpu)
-    for count in {world.num_devices for world in found.worlds if 1 < world.num_devices <= most}:
-        found.exchanges[count] = exchange.measured(count, found.state, threads_of_rank(count))
-
-
-def _run_shortly(found: "Forecast", order: "Order") -> None:
-    """Train some steps in real ranks, on each number of devices that was measured."""
-    from lit_models.forecasting import prediction, short_run
-    from lit_models.forecasting.rehearsal import threads_of_rank
-    from lit_models.forecasting.table import STRATEGIES
-
-    for world in [world for world in found.worlds if world.rehearsed is not None]:
-        count = world.num_devices
-        if count not in found.exchanges:
-            continue
-        for strategy, is_sharded in STRATEGIES.items():
-            expected = prediction.computed_s(found, world, is_sharded, None)
-            assert expected is not None
-            steps = short_run.num_steps(expected, world.steps_per_epoch)
-            if not steps:
-                found.untried[count, strategy] = f"an epoch has {world.steps_per_epoch} steps"
-                continue
-            ordered = replace(order, devices=count, strategy=strategy, steps=steps)
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        data: Any = trainer.datamodule
+        weights = list(pl_module.parameters())
+        state = state_bytes(pl_module)
+        gradients = sum(p.numel() * p.element_size() for p in weights if p.requires_grad)
+        found = Forecast(
+            num_samples=len(data.datasets["train"].lengths),
+            num_parameters=sum(p.numel() for p in weights),
+            num_trained=sum(p.numel() for p in weights if p.requires_grad),
+            state_bytes=state,
+            checkpoint_bytes=state - gradients,
+            rule=pl_module.hparams.get("lr_scaling", "none"),
+        )
+        for count in self.counts:
             try:
-                found.short_runs[count, strategy] = short_run.measured(
-                    ordered, expected, threads_of_rank(count)
-                )
-            except RuntimeError as error:
-                found.untried[count, strategy] = str(error)
+                found.columns.append(self._column(trainer, pl_module, data, count))
+            except ValueError as error:
+                found.refused.append(f"{count} devices. {error}")
+        self.forecast = found
+        trainer.should_stop = True
+
+    def _column(
+        self, trainer: Trainer, module: LightningModule, data: PlannedDataModule, count: int
+    ) -> dict[str, Any]:
+        """Return label -> value of one number of devices.
+
+        Raises:
+            ValueError: a run would be refused there, as at its start.
+        """
+        sizes = (data.global_batch_size, data.micro_batch_size, data.batch_size)
+        batching = derive_batching(count, *sizes, data.given_accumulation)
+        check_share(batching, count)
+        dataset, request = data.datasets["train"], data.request("train")
+        request = type(request)(
+            **{**vars(request), "global_batch_size": batching.global_batch_size}
+        )
+        epoch = cached_plan(request, dataset.lengths, 0)
+        limit = self.values.get("limit_train_batches")
+        steps = epoch.num_steps
+        if isinstance(limit, int):
+            steps = min(steps, limit)
+        elif limit is not None:
+            steps = max(1, int(steps * limit))
+        by_epochs = (trainer.max_epochs or -1) * steps
+        total = min((n for n in (trainer.max_steps, by_epochs) if n > 0), default=None)
+        whole, rest = divmod(total or 0, steps)
+        base = module.hparams.get("base_global_batch_size") or data.batching.global_batch_size
+        rule = module.hparams.get("lr_scaling", "none")
+        groups = trainer.optimizers[0].param_groups
+        rate = max(group.get("initial_lr", group["lr"]) for group in groups)
+        rate = rate / getattr(module, "lr_scale", 1.0)
+        schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
+        warmup = getattr(schedules[0], "warmup", None) if schedules else None
+        if warmup is not None and total is not None:
+            growth = 1.0 if rule == "none" else batching.global_batch_size / base
+            warmup = math.ceil(warmup / growth if warmup >= 1 else warmup * total)
+        targets = [counts for counts in dataset.target_counts.values() if counts is not None]
+        return {
+            "devices": count,
+            "global batch": batching.global_batch_size,
+            "batch per device": batching.micro_batch_size,
+            "accumulation": batching.accumulate_grad_batches,
+            "steps per epoch": steps,
+            "targets per epoch": int(sum(counts.sum() for counts in targets)) or None,
+            "steps in all": total,
+            "samples seen": total and whole * int(epoch.offsets[steps]) + int(epoch.offsets[rest]),
+            "warm-up steps": None if total is None else warmup,
+            "learning rate": rate * lr_scale(rule, batching.global_batch_size, base),
+        }
 
 
-def _show(found: "Forecast", facts: tuple[float | None, float | None], as_json: bool) -> None:
-    from rich.console import Console
-
-    from lit_models.forecasting import table
-
-    rows = table.rows(found, *facts)
-    if as_json:
-        for line in table.refusals(found):
-            say(f"left out: {line}")
-        for line in table.failures(found):
-            say(line)
-        print(json_format.dumps(rows, indent=1))
-    else:
-        table.show(found, rows, Console(highlight=False))
-
-
-def numbers(devices: str) -> list[int]:
-    """Returns the numbers of devices.
-
-    Raises:
-        UsageError: one is no whole number above 0.
-    """
-    parts = [part.strip() for part in str(devices).strip("[]").split(",")]
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise UsageError(f"--devices must be numbers such as 1,2,4,8, got {devices}.")
-    return [int(part) for part in parts]
+def show(rows: dict[str, list[Any]]) -> None:
+    """Print tables of as many device counts each as the screen is wide for."""
+    console = Console(highlight=False)
+    labels = list(rows)
+    columns = [[_shown(value) for value in column] for column in zip(*rows.values(), strict=True)]
+    width = max(map(len, labels))
+    while columns:
+        taken = width + FRAME + 1
+        some: list[list[str]] = []
+        for column in columns:
+            taken += max(map(len, column)) + FRAME
+            if some and taken > console.width:
+                break
+            some.append(column)
+        columns = columns[len(some) :]
+        table = Table()
+        table.add_column(labels[0], no_wrap=True)
+        for column in some:
+            table.add_column(column[0], justify="right", no_wrap=True)
+        for row in list(zip(labels, *some, strict=True))[1:]:
+            table.add_row(*row)
+        console.print(table)
 
 
-def _refuse_not_positive(**given: float | None) -> None:
-    """Refuse a speed or a time that is not above 0; none is not given."""
-    for name, value in given.items():
-        if value is not None and not 0 < value < math.inf:
-            raise UsageError(f"--{name} must be above 0, got {value:g}; leave it out if unknown.")
+def _shown(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.3g}" if value < 0.1 else f"{value:,.2f}"

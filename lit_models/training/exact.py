@@ -148,7 +148,7 @@ class ExactModule(LightningModule):
     def own_callbacks(self) -> list[Callback]:
         """Return what a run of this module always has; a family adds its own to these."""
         from lit_models.training.callbacks import FailureReport, LastCheckpoint, NonFinite
-        from lit_models.training.callbacks.rehearsal import Rehearsal
+        from lit_models.training.memory import Rehearsal
         from lit_models.training.run_folder import RunFolder
 
         own: list[Callback] = [RunFolder(), Ledger(), Rehearsal()]

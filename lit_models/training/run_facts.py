@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch import Trainer
 
-from lit_models.training.meters import most_resident_bytes
+from lit_models.training.memory import most_resident_bytes
 from lit_models.training.strategies import strategy_name
 
 

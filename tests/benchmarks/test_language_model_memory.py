@@ -1,5 +1,7 @@
 """The memory of a training step of a language model, with and without the full logits."""
 
+import ctypes
+import gc
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from lightning.pytorch import Callback, Trainer, seed_everything
 from lit_models import LitCausalLM
 from lit_models.causal_lm.network import Decoder, DecoderConfig
 from lit_models.causal_lm.presets import PRESETS
-from lit_models.training.meters import GIB, HostMeter
+from lit_models.training.memory import GIB
 from tests.benchmarks.figures import Aim, Figures
 from tests.benchmarks.language_model_peers import plain_loop
 from tests.benchmarks.language_model_runs import RaggedData, fit
@@ -21,11 +23,32 @@ adamw = partial(torch.optim.AdamW, lr=1e-4, fused=True)
 CONTEXT = 1024
 
 
+class HostMeter:
+    """The resident memory of this process; Linux."""
+
+    def start(self) -> None:
+        """Give back what is free, and begin a stretch."""
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+
+    def used_bytes(self) -> int:
+        return self._line("VmRSS:")
+
+    def peak_bytes(self) -> int:
+        """Return the most since `start`."""
+        return self._line("VmHWM:")
+
+    def _line(self, name: str) -> int:
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+
+
 class Peak(Callback):
     """Notes the most memory that the second step took, moments and all."""
 
     def __init__(self) -> None:
-        self.meter = HostMeter(1024)
+        self.meter = HostMeter()
         self.peak = 0
 
     def on_train_batch_start(self, *_: object) -> None:
@@ -40,7 +63,7 @@ class Resident(Callback):
     its heap has given back what is free, which comes and goes by more than a leak would take."""
 
     def __init__(self, *steps: int) -> None:
-        self.meter, self.steps = HostMeter(1024), steps
+        self.meter, self.steps = HostMeter(), steps
         self.bytes: list[int] = []
         self.held: list[int] = []
 
@@ -83,7 +106,7 @@ def plain_peak_gib(vocab_size: int, rows: int) -> float:
     all logits."""
     torch.manual_seed(0)
     text = torch.randint(vocab_size, (4 * rows * CONTEXT,))
-    network, meter = Decoder(shape_of(vocab_size)), HostMeter(1024)
+    network, meter = Decoder(shape_of(vocab_size)), HostMeter()
     meter.start()
     plain_loop(network, text, rows, CONTEXT, 2, adamw)
     return meter.peak_bytes() / GIB

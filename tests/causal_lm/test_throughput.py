@@ -2,6 +2,7 @@
 
 import json
 from functools import partial, partialmethod
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.module import LitCausalLM
 from lit_models.causal_lm.network import Decoder
 from lit_models.training.callbacks import Throughput, default_callbacks
+from lit_models.training.memory import Rehearsal
 from lit_models.training.throughput.flops import is_compiled
 from tests.toy import toy_trainer
 
@@ -103,8 +105,9 @@ def test_what_a_rehearsal_compiled_for_many_sizes_does_not_serve_the_run(tmp_pat
     compile_blocks = partialmethod(Decoder.compile_blocks, backend=noting)
     monkeypatch.setattr(Decoder, "compile_blocks", compile_blocks)
     torch._dynamo.reset()
-    sizes = {"micro_batch_size": "auto", "memory_budget_gib": 64.0}
-    fit(tmp_path / "run", [Rehearsed()], compile=True, **sizes)
+    endless = SimpleNamespace(capacity_bytes=100, start=lambda: None, peak_bytes=lambda: 1)
+    callbacks = [Rehearsed(), Rehearsal(endless)]
+    fit(tmp_path / "run", callbacks, compile=True, micro_batch_size="auto")
     torch._dynamo.reset()
     begun = compiled.index("rehearsed")
     assert True in compiled[:begun]

@@ -1,23 +1,24 @@
 """`unisono plan`: steps, rates and memory by hand, and nothing that is left behind."""
 
 import json
-import os
-from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 
-from lit_models.commands.plan import plan as plan_command
-from lit_models.forecasting import exchange, table
-from lit_models.forecasting.exchange import State
-from lit_models.forecasting.probe import Probe, World, forecast
-from lit_models.training.optim import MuonAdamW, WarmupDecay
-from lit_models.training.state_size import size_of
-from tests.toy import LitToy, ToyData
+from lit_models.commands import run_command
+from lit_models.commands.plan import plan
+from lit_models.errors import USAGE, UsageError, run_guarded
+from tests.toy import LitToy
 
-MIB = 2**20
-RUN = ["--model=tests.toy.LitToy", "--data=tests.toy.ToyData"]
-LINEAR = {"lr_scaling": "linear", "base_global_batch_size": 4}
+RUN = [
+    "--model.class_path=tests.toy.LitToy",
+    "--data.class_path=tests.toy.ToyData",
+    "--data.num_samples=50",
+    "--data.global_batch_size=8",
+    "--trainer.max_epochs=1",
+]
+GIB = 2**30
 
 
 class ScaledToy(LitToy):
@@ -28,128 +29,114 @@ class ScaledToy(LitToy):
         self.save_hyperparameters()
 
 
-def found_rows(data, devices=(1, 2, 4, 8), module=None, rehearses=False, **trainer):
-    trainer = {"accelerator": "cpu", "max_epochs": 3, **trainer}
-    found = forecast(module or LitToy(), data, trainer, Probe(devices, rehearses))
-    return found, table.rows(found, bandwidth_gib_s=1.0, time_limit_h=1e-6)
+def rows_of(capsys, *options: str, devices: str = "1,2,4,8", **more: Any) -> dict[str, list[Any]]:
+    """Return what the command prints as JSON."""
+    assert plan([*RUN, *options], devices, json=True, **more) == 0
+    found: dict[str, list[Any]] = json.loads(capsys.readouterr().out)
+    return found
 
 
-def test_a_batch_per_device_divides_the_steps():
-    found, rows = found_rows(ToyData(num_samples=29_500, batch_size=4))
+def test_a_batch_per_device_divides_the_steps(capsys):
+    options = ["--data.num_samples=29500", "--data.batch_size=4", "--trainer.max_epochs=3"]
+    rows = rows_of(capsys, *options)
     assert rows["steps per epoch"] == [7375, 3688, 1844, 922]
     assert rows["global batch"] == [4, 8, 16, 32]
     assert rows["samples seen"] == [88_500] * 4
-    assert any("different runs" in line for line in table.notes(found, rows))
+    assert plan([*RUN, *options]) == 0
+    assert "different runs" in capsys.readouterr().out
 
 
-def test_a_global_batch_is_the_same_run_on_any_devices():
-    _, rows = found_rows(ToyData(num_samples=50, global_batch_size=8, micro_batch_size=2))
+def test_a_global_batch_is_the_same_run_on_any_devices(capsys):
+    rows = rows_of(capsys, "--data.micro_batch_size=2", "--trainer.max_epochs=3")
     assert rows["steps per epoch"] == [7] * 4
     assert rows["accumulation"] == [4, 2, 1, 1]
     assert rows["steps in all"] == [21] * 4
+    assert rows["targets per epoch"] == rows["targets per epoch"][:1] * 4
 
 
-def test_rate_and_warm_up_follow_the_scaling_rule():
-    schedule = partial(WarmupDecay, warmup=100)
-    module = ScaledToy(lr_scheduler=schedule)
-    found, rows = found_rows(ToyData(num_samples=2000, batch_size=4), module=module)
+def test_rate_and_warm_up_follow_the_scaling_rule(capsys):
+    model = "--model.class_path=tests.commands.test_plan.ScaledToy"
+    schedule = "--model.lr_scheduler=lit_models.training.optim.WarmupDecay"
+    options = [model, schedule, "--model.lr_scheduler.warmup=100", "--data.num_samples=2000"]
+    rows = rows_of(capsys, *options, "--data.batch_size=4")
     assert rows["learning rate"] == pytest.approx([0.01, 0.02, 0.04, 0.08])
     assert rows["warm-up steps"] == [100, 50, 25, 13]
-    assert any("original rate first" in line for line in table.notes(found, rows))
-
-
-def test_limits_of_the_trainer_count():
-    _, rows = found_rows(ToyData(), devices=(1,), max_epochs=2, limit_train_batches=3)
-    assert rows["steps per epoch"] == [3]
-    assert rows["samples seen"] == [2 * 3 * 8]
-    assert found_rows(ToyData(), devices=(1,), max_steps=5)[1]["steps in all"] == [5]
-
-
-def test_memory_of_the_state_by_hand():
-    found, rows = found_rows(ToyData(), devices=(1, 2))
-    num_bytes = 13 * 4 * 4  # weights, gradients and two moments, in float32
-    assert found.size.num_parameters == 13
-    assert rows["GiB, ddp"] == pytest.approx([num_bytes / 2**30, (num_bytes + 52) / 2**30])
-
-
-def test_an_optimizer_that_keeps_less_for_matrices_is_counted_by_kind():
-    module = LitToy(partial(MuonAdamW, lr=0.1))
-    layers = {"a": torch.nn.Linear(20, 30), "b": torch.nn.Embedding(5, 20)}
-    module.model = torch.nn.ModuleDict(layers)
-    moments = (20 * 30 * 1 + 30 * 2 + 5 * 20 * 2) / (20 * 30 + 30 + 5 * 20)
-    assert size_of(module).moments_per_parameter == pytest.approx(moments)
-
-
-def test_a_rehearsal_times_steps_and_leaves_no_trace():
-    module, data = LitToy(), ToyData()
-    found, rows = found_rows(data, devices=(1, 2), module=module, rehearses=True)
-    assert all(seconds > 0 for seconds in rows["s per step"])
-    assert rows["jobs"][0] >= 1
-    kept = [world.rehearsed.kept_bytes for world in found.worlds]
-    assert kept[0] > kept[1] > 0
-    assert rows["GiB, ddp"][0] > rows["GiB, ddp: program"][0] > 0.1  # torch alone is more
-    fresh = LitToy()
-    fresh.configure_model()
-    for name, value in fresh.state_dict().items():
-        assert torch.equal(module.state_dict()[name], value), name
-
-
-@pytest.mark.slow
-def test_ranks_on_this_machine_measure_what_they_cost_each_other():
-    state = State(4 * MIB, [(MIB // 8, MIB // 8)] * 4)
-    found = exchange.measured(2, state, 1)
-    assert min(found.sum_s, found.sharded_s) > 0
-    assert found.slowdown >= 1
-
-
-def test_an_exchange_that_fails_says_what_to_do():
-    with pytest.raises(RuntimeError, match="doctor --collectives --devices=2"):
-        exchange.measured(2, State("no number", []), 1)
-
-
-def test_the_command_prints_json(capsys):
-    options = ["--data.num_samples=50", "--data.batch_size=5", "--trainer.max_epochs=1"]
-    status = plan_command([*RUN, *options], devices="1, 2", json=True)
-    assert status == 0
-    assert json.loads(capsys.readouterr().out)["steps per epoch"] == [10, 5]
 
 
 @pytest.mark.parametrize(
-    "given", [["--trainer.strategy=fsdp"], ["--config", "hardware/fsdp.yaml"]], ids=["name", "file"]
+    ("options", "label", "value"),
+    [
+        (["--trainer.limit_train_batches=3"], "steps per epoch", 3),
+        (["--trainer.limit_train_batches=3"], "samples seen", 3 * 8),
+        (["--trainer.max_steps=5"], "steps in all", 5),
+    ],
 )
-def test_groups_that_share_samples_are_not_planned(given, unisono, toy_config):
+def test_limits_of_the_trainer_count(capsys, options, label, value):
+    assert rows_of(capsys, *options, devices="1")[label] == [value]
+
+
+def test_memory_of_the_state_by_hand(capsys):
+    rows = rows_of(capsys, devices="1, 2")
+    state = 13 * 16  # of the toy's weights, in float32
+    assert rows["GiB, ddp"] == pytest.approx([state / GIB] * 2)
+    assert rows["GiB, fsdp"] == pytest.approx([state / GIB, state / 2 / GIB])
+    assert rows["GiB, checkpoint"] == pytest.approx([13 * 12 / GIB] * 2)
+
+
+def test_seconds_are_those_of_a_measured_run(capsys, tmp_path: Path):
+    with pytest.raises(UsageError, match="no throughput.jsonl with a line"):
+        plan(RUN, measured=tmp_path)
+    (tmp_path / "throughput.jsonl").write_text('{"samples_per_s": 9}\n{"samples_per_s": 4.0}\n')
+    (tmp_path / "topology.json").write_text('{"world_size": 2}')
+    rows = rows_of(capsys, devices="1,2", measured=tmp_path, time_limit_h=0.001)
+    assert rows["s per step"] == [4.0, 2.0]
+    assert rows["h in all"] == pytest.approx([28 / 3600, 14 / 3600])
+    assert rows["jobs"] == [8, 4]
+
+
+def test_groups_that_share_samples_are_not_planned(unisono, toy_config):
     option = "--trainer.strategy.tensor_parallel_size=2"
-    status, output = unisono("plan", "--config", "toy.yaml", *given, option)
+    status, output = unisono("plan", "--config", "toy.yaml", "--trainer.strategy=fsdp", option)
     assert status != 0
     shown = " ".join(output.split())
     assert "tensor_parallel_size is 2, but `unisono plan` takes every device for a replica" in shown
 
 
-def test_the_plan_is_that_of_the_run_with_the_same_seed(monkeypatch):
-    seeds, world = [], World(1, 8, 4, 1, 10, 20, None, 0.1, 160)
-    monkeypatch.setattr(
-        "lit_models.forecasting.probe._world",
-        lambda *_: seeds.append(os.environ["PL_GLOBAL_SEED"]) or world,
-    )
-    for seed in ("1", "3", "true", "false"):
-        options = [*RUN, f"--seed_everything={seed}", "--trainer.max_epochs=1"]
-        plan_command(options, devices="1", json=True)
-    assert seeds == ["1", "3", "0", "0"]
-
-
 def test_a_plan_parses_as_the_training_does(unisono, toy_config):
-    """A class and then its options, and an option of a class that a file names."""
+    """A class and then its options, of a class that a file names."""
     sgd = ("--model.optimizer=torch.optim.SGD", "--model.optimizer.lr=0.1")
     status, output = unisono("plan", "--config", "toy.yaml", *sgd, "--devices=1", "--json")
     rows = json.loads(output[output.index("{") :])
     assert (status, rows["learning rate"]) == (0, [0.1])
-    assert "GiB, ddp: optimizer" not in rows, "SGD keeps no moments"
-    toy_config.write_text(
-        toy_config.read_text().replace(
-            "data:", "    lr_scheduler: lit_models.training.optim.WarmupDecay\ndata:", 1
-        )
-    )
-    warm = "--model.lr_scheduler.warmup=2"
-    status, output = unisono("plan", "--config", "toy.yaml", warm, "--devices=1", "--json")
-    rows = json.loads(output[output.index("{") :])
-    assert (status, rows["warm-up steps"]) == (0, [2])
+
+
+def test_devices_that_would_have_nothing_to_do_are_named_beside_the_others(capsys):
+    assert run_command("plan", [*RUN, "--devices=2,8,16"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "devices ┃ 2 ┃ 8 ┃" in shown
+    assert "Left out: 16 devices. data.global_batch_size=8 is smaller than devices x" in shown
+    assert run_command("plan", [*RUN, "--devices=2,16", "--json=true"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["devices"] == [2]
+    assert "left out: 16 devices" in printed.err
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--devices=16,32"], "Use fewer devices or data.global_batch_size >= 16."),
+        (["--devices=0"], "--devices must be numbers"),
+        (["--devices=1,x"], "--devices must be numbers"),
+        (["--time_limit_h=0"], "--time_limit_h must be above 0, got 0"),
+        (["--time_limit_h=.nan"], "--time_limit_h must be above 0, got nan"),
+    ],
+)
+def test_a_plan_that_cannot_be_meant_ends_with_the_status_of_usage(options, says, capsys):
+    assert run_guarded(lambda: run_command("plan", [*RUN, *options])) == USAGE
+    assert says in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_plan_needs_a_module_and_data(capsys):
+    with pytest.raises(SystemExit):
+        plan()
+    assert "lacks data, model: give the config of a run" in capsys.readouterr().err

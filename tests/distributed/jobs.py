@@ -115,13 +115,13 @@ class HandMade:
 
     def __init__(self, module: Any, num_positions: int) -> None:
         self.capacity_bytes, self.largest = num_positions * 10**9, 0
-        after_transfer = module.on_after_batch_transfer
+        training_step = module.training_step
 
-        def noted(batch: Any, dataloader_idx: int) -> Any:
+        def noted(batch: Any, batch_idx: int) -> Any:
             self.largest = max(self.largest, batch["values"].numel())
-            return after_transfer(batch, dataloader_idx)
+            return training_step(batch, batch_idx)
 
-        module.on_after_batch_transfer = noted
+        module.training_step = noted
 
     def start(self) -> None:
         self.largest = 0

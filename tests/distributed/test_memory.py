@@ -30,14 +30,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for family in ("toy", "tied"):
             jobs.append(job(family, strategy, "given", {"micro_batch_size": 4}))
             jobs.append(job(family, strategy, "auto", {}, positions=[MANY, FEW]))
-        jobs.append(job("occupation_coder", strategy, "given", {"micro_batch_size": 8}))
-        jobs.append(job("occupation_coder", strategy, "auto", {"memory_budget_gib": 64.0}))
     run_jobs(folder, 2, jobs)
     return folder
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize(("family", "found"), [("toy", 4), ("tied", 4), ("occupation_coder", 8)])
+@pytest.mark.parametrize(("family", "found"), [("toy", 4), ("tied", 4)])
 @pytest.mark.soak
 def test_the_run_is_bit_for_bit_that_of_the_number_that_was_found(runs, family, found, strategy):
     auto, given = (runs / f"{family}-{strategy}-{name}" for name in ("auto", "given"))
@@ -48,14 +46,13 @@ def test_the_run_is_bit_for_bit_that_of_the_number_that_was_found(runs, family, 
         assert torch.equal(value, weights(auto)[name]), name
 
 
-def test_the_command_says_once_which_strategy_and_which_micro_batch_it_chose(tmp_path):
-    options = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--data.memory_budget_gib=8"]
-    config = ["--config", "occupation_coder/debug.yaml", "--trainer.limit_val_batches=0"]
+def test_the_command_says_once_which_strategy_it_chose(tmp_path):
+    options = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.limit_val_batches=0"]
     place = f"--trainer.default_root_dir={tmp_path / 'run'}"
-    done = run("-m", "lit_models", "fit", *config, *options, place)
+    done = run(
+        "-m", "lit_models", "fit", "--config", "occupation_coder/debug.yaml", *options, place
+    )
     assert done.returncode == 0, done.stdout[-3000:]
-    assert done.stdout.count("strategy ddp: the number of weights is known once the data") == 1
+    assert done.stdout.count("strategy ddp: 2 processes on CPUs") == 1
     plan = json.loads((tmp_path / "run" / "topology.json").read_text())["plan"]
-    assert plan["rehearsal"]["micro_batch_size"] == plan["micro_batch_size"] == 8
-    assert 0 < plan["rehearsal"]["peak_gib"] < plan["rehearsal"]["memory_gib"]
-    assert f"{plan['rehearsal']['memory_gib']:.2f} GiB)" in done.stdout
+    assert plan["micro_batch_size"] == 8

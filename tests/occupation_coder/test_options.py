@@ -171,7 +171,7 @@ def test_every_option_of_the_migration_page_is_tried_here() -> None:
     named = set(re.findall(r"--[a-z]\w*(?:\.\w+)*", table))
     tried = set(re.findall(r"--[a-z]\w*(?:\.\w+)*", Path(__file__).read_text()))
     elsewhere = {"ckpt_path", "data.test_files", "trainer.logger.project"}
-    elsewhere |= {"data.memory_budget_gib", "data.context_length", "model.pretrained"}
+    elsewhere |= {"data.context_length", "model.pretrained"}
     elsewhere |= {"trainer.accelerator", "trainer.gradient_clip_val", "seed_everything"}
     elsewhere.add("model.optimizer.weight_decay")
     assert len(named) > 30

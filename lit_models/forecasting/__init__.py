@@ -1,1 +1,0 @@
-"""What a run will take before it begins: the arithmetic and the rehearsal of `unisono plan`."""
