@@ -21,8 +21,8 @@ from torch import Tensor
 from datamodules.core.loader import collated
 from datamodules.core.plan import MicroBatch, iterate_micro_batches
 from datamodules.core.planned import PlannedDataModule
-from lit_models.training.callbacks.non_finite import NonFinite
 from lit_models.training.exact import ExactModule, share_of_step
+from lit_models.training.faults import NonFinite
 from lit_models.training.lineage import (
     LedgerStep,
     Start,
