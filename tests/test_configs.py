@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from lit_models.commands.chain import read_stages
 from lit_models.config_files import read_config, shipped_configs
-from lit_models.stages import read_stages
 from lit_models.training.lineage import Status
 
 Unisono = Callable[..., tuple[int, str]]

@@ -1,34 +1,57 @@
-"""Run stages one after the other, each on its own devices."""
+"""Run stages one after the other, each on its own devices.
+
+A stage is a command whose output goes to CHAIN/STAGE. Its record, CHAIN/chain/STAGE.json, says from
+what it was made. The digest of what a stage has written stands in the records of those that take
+it, so that nothing of an older chain is taken for new.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import glob
+import json
 import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from types import FrameType
+from typing import Any, Literal
 
+from datamodules.core.store import cache_root, digest_of, file_digest
+from lit_models.config_files import did_you_mean, find_config, flat, near_names, read_config
 from lit_models.errors import UsageError, say
-from lit_models.stage_records import (
-    Record,
-    State,
-    made_from,
-    outputs_digest,
-    read_record,
-    remove_predictions,
-    state_of,
-    write_record,
-)
-from lit_models.stages import Stage, chosen_stages, read_stages
 
 PREFIX = (sys.executable, "-m", "lit_models")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 NUM_SIGNALS_BEFORE_KILL = 3
+TRAINER_VERBS = ("fit", "validate", "test", "predict")
+VERBS = (*TRAINER_VERBS, "export")
+SEED = "seed"
+RESERVED = (SEED, "chain")  # a placeholder, and the folder of the records
+# A hyphen and a number would make it the later run of another stage.
+NAME = re.compile(r"[a-z][a-z0-9_]*")
+PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
+FOLDER_RULE = "each stage writes to the folder of its name; leave it out, or choose --to"
+OWN_OPTIONS = {
+    "trainer.default_root_dir": FOLDER_RULE,
+    "to": FOLDER_RULE,
+    "trainer.devices": "set the stage's `devices` instead",
+}
+RECORDS = "chain"
+OPTION = "the option "
+FILES = "the files of the option "
+# Of more files in a folder, names and sizes stand for the content.
+NUM_FILES_READ = 1000
+# Options that decide nothing, as the number of devices.
+DEPLOYMENT = ("trainer.num_nodes", "trainer.accelerator")
+NO_INPUTS = ("predict_output", "save_dir", "dirpath")  # last parts of options where a run writes
+State = Literal["absent", "begun", "complete"]
 
 
 # Plain `dict`: see check.py. Changes stand beside the stages, since an option such as
@@ -77,6 +100,394 @@ def chain(
     return run_stages(read, chosen, folder, seed, prefix)
 
 
+@dataclass(frozen=True)
+class Stage:
+    """One command of a chain; its output goes to a folder of its name in the chain's.
+
+    Args:
+        name: letters, digits and underscores.
+        verb: fit, validate, test, predict or export.
+        config: files as `--config` takes them; export has none.
+        checkpoint: an earlier fit whose best checkpoint, else its last, is evaluated or exported.
+        options: dotted name -> value. In a text, {NAME} stands for the folder of this or an
+            earlier stage, and {seed} for the chain's seed.
+        devices: of the trainer, a number or what else it takes; none leaves it to the config.
+    """
+
+    name: str
+    verb: str
+    config: tuple[str, ...] = ()
+    checkpoint: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    devices: int | str | None = None
+
+    @property
+    def takes(self) -> list[str]:
+        """The earlier stages whose output it reads."""
+        named = [self.checkpoint] if self.checkpoint else []
+        named += [name for name in placeholders(self.options) if name not in (self.name, SEED)]
+        return list(dict.fromkeys(named))
+
+    def arguments(self, folder: Path, seed: int, is_begun: bool = False) -> list[str]:
+        """Return what follows `unisono` on the command line.
+
+        Args:
+            folder: of the chain.
+            seed: of the chain.
+            is_begun: an earlier attempt was interrupted.
+        """
+        own, checkpoint = folder / self.name, None
+        if self.checkpoint is not None:
+            names = ("best.ckpt", "last.ckpt")
+            best, last = (folder / self.checkpoint / "checkpoints" / name for name in names)
+            checkpoint = best if best.exists() else last
+        values = {name: str(folder / name) for name in (*self.takes, self.name)}
+        options = {k: _filled(v, {**values, SEED: str(seed)}) for k, v in self.options.items()}
+        if self.verb == "export":
+            again = {"overwrite": True} if is_begun else {}
+            return [self.verb, str(checkpoint), *_written({"to": str(own), **again, **options})]
+        before: dict[str, Any] = {"trainer.default_root_dir": str(own), "seed_everything": seed}
+        if self.devices is not None:
+            before["trainer.devices"] = self.devices
+        if self.verb == "fit" and is_begun:
+            before["ckpt_path"] = "auto"
+        elif checkpoint is not None:
+            before["ckpt_path"] = str(checkpoint)
+        files = [word for name in self.config for word in ("--config", name)]
+        return [self.verb, *files, *_written({**before, **options})]
+
+
+def read_stages(stages: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> list[Stage]:
+    """Return the stages in their order.
+
+    Args:
+        stages: name -> the values of a `Stage`, as a YAML file has them.
+        changes: name -> values that win over those.
+
+    Raises:
+        ValueError: a name, a value or a reference is wrong.
+        FileNotFoundError: a config does not exist.
+    """
+    if not stages:
+        raise ValueError(
+            "a chain needs stages; give the YAML of one with --config, whose key `stages` has "
+            "NAME: {verb: fit, config: FILE} for each."
+        )
+    for name in changes or {}:
+        if name not in stages:
+            raise ValueError(f"--change.{name}: {_no_stage(name, list(stages))}")
+    read: list[Stage] = []
+    for name, values in stages.items():
+        read.append(_stage(str(name), values, (changes or {}).get(name, {})))
+        _check_stage(read, list(stages))
+    return read
+
+
+def chosen_stages(stages: list[Stage], start: str | None, only: list[str] | None) -> list[Stage]:
+    """Return the stages from one on, or those named, or all.
+
+    Raises:
+        ValueError: there is no such stage.
+    """
+    names = [stage.name for stage in stages]
+    for option, given in (("start", [start] if start else []), ("only", only or [])):
+        for name in given:
+            if name not in names:
+                raise ValueError(f"--{option}={name}: {_no_stage(name, names)}")
+    first = names.index(start) if start else 0
+    return [s for s in stages[first:] if only is None or s.name in only]
+
+
+def placeholders(value: Any) -> list[str]:
+    """Return the names in braces of all texts in a value."""
+    return PLACEHOLDER.findall(json.dumps(value, default=str))
+
+
+def _stage(name: str, values: Any, changes: Any) -> Stage:
+    if not NAME.fullmatch(name) or name in RESERVED:
+        raise ValueError(
+            f"a stage cannot be called `{name}`: a name has small letters, digits and underscores, "
+            f"begins with a letter, and is none of {', '.join(RESERVED)}."
+        )
+    known = [f.name for f in fields(Stage) if f.name != "name"]
+    for given in (values, changes):
+        if not isinstance(given, Mapping):
+            raise ValueError(
+                f"stage {name} must be a mapping with keys such as verb and config, got {given!r}."
+            )
+        for key in given:
+            if key not in known:
+                near = did_you_mean(near_names(str(key), known))
+                raise ValueError(
+                    f"stage {name} has the key `{key}`, which there is not.{near} A stage has "
+                    f"{', '.join(known)}."
+                )
+    merged = {**values, **changes}
+    options = [given.get("options") or {} for given in (values, changes)]
+    if not all(isinstance(given, Mapping) for given in options):
+        raise ValueError(f"stage {name}: options must map names to values, got {options[-1]!r}.")
+    merged["options"] = {k: v for given in options for k, v in flat(given)}
+    config = merged.get("config") or ()
+    merged["config"] = (config,) if isinstance(config, str) else tuple(config)
+    return Stage(**{"verb": None, **merged, "name": name})
+
+
+def _check_stage(read: Sequence[Stage], names: list[str]) -> None:
+    """Refuse a stage that cannot be run, or takes what no stage above it gives.
+
+    Args:
+        read: the stages so far; the last one is checked.
+        names: of all.
+    """
+    stage = read[-1]
+    place, is_trainer = f"stage {stage.name}", stage.verb in TRAINER_VERBS
+    if stage.verb not in VERBS:
+        near = did_you_mean(near_names(str(stage.verb), VERBS))
+        raise ValueError(
+            f"{place}: verb must be one of {', '.join(VERBS)}, got {stage.verb}.{near}"
+        )
+    if is_trainer != bool(stage.config):
+        rule = "needs a config" if is_trainer else "takes no config; leave it out"
+        raise ValueError(f"{place}: {stage.verb} {rule}.")
+    for name in stage.config:
+        try:
+            find_config(name)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{place}: {error}") from error
+    if stage.devices is not None and not is_trainer:
+        raise ValueError(f"{place}: {stage.verb} runs on no devices; leave devices out.")
+    if isinstance(stage.devices, int) and (stage.devices is True or stage.devices < 1):
+        raise ValueError(f"{place}: devices must be 1 or more, got {stage.devices}.")
+    for option in stage.options:
+        if option in OWN_OPTIONS:
+            raise ValueError(f"{place}: the option {option} is the chain's: {OWN_OPTIONS[option]}.")
+    if "ckpt_path" in stage.options and (stage.verb == "fit" or stage.checkpoint):
+        raise ValueError(
+            f"{place}: the option ckpt_path is the chain's own here; a fit begins with the weights "
+            "of model.init_from, another stage with those of its checkpoint."
+        )
+    verbs = {other.name: other.verb for other in read}
+    for name in stage.takes:
+        if name in verbs:
+            continue
+        if name not in names:
+            raise ValueError(f"{place} takes {name}: {_no_stage(name, names)}")
+        raise ValueError(
+            f"{place} takes {name}, which comes later; a stage takes from those above it: move "
+            f"{name} up."
+        )
+    if stage.verb in ("fit", "export") and (stage.verb == "export") != bool(stage.checkpoint):
+        rule = "needs a checkpoint, the name of an earlier fit"
+        if stage.verb == "fit":
+            rule = "takes no checkpoint; to begin with its weights, set the option model.init_from"
+        raise ValueError(f"{place}: {stage.verb} {rule}.")
+    if stage.checkpoint and verbs[stage.checkpoint] != "fit":
+        raise ValueError(
+            f"{place}: checkpoint must name a stage that trains, and {stage.checkpoint} is a "
+            f"{verbs[stage.checkpoint]}."
+        )
+
+
+def _no_stage(name: str, names: list[str]) -> str:
+    near = did_you_mean(near_names(str(name), names))
+    return f"there is no such stage.{near} The stages are {', '.join(map(str, names))}."
+
+
+def _filled(value: Any, names: Mapping[str, str]) -> Any:
+    """Return a value in whose texts each placeholder is replaced by what stands for it."""
+    text = json.dumps(value, default=str)
+    return json.loads(PLACEHOLDER.sub(lambda match: json.dumps(names[match[1]])[1:-1], text))
+
+
+def _written(options: Mapping[str, Any]) -> list[str]:
+    """Return the options of a command line."""
+    return [
+        f"--{name}={value if isinstance(value, str) else json.dumps(value)}"
+        for name, value in options.items()
+    ]
+
+
+@dataclass
+class Record:
+    """Of one stage.
+
+    Args:
+        made_from: plain values that decide what comes out, see `made_from`.
+        outputs: digest of all that it wrote; none before it is complete.
+        seconds: that its last attempt took.
+    """
+
+    made_from: dict[str, Any]
+    outputs: str | None = None
+    seconds: float | None = None
+
+
+def made_from(
+    stage: Stage, folder: Path, seed: int, outputs: Mapping[str, str | None]
+) -> dict[str, Any]:
+    """Return the plain values that decide what a stage writes. The number of devices does not.
+
+    Args:
+        stage: any of the chain.
+        folder: of the chain.
+        seed: of the chain.
+        outputs: stage -> digest of what it wrote, none if that is still to come.
+    """
+    uses_seed = stage.verb in TRAINER_VERBS or SEED in placeholders(stage.options)
+    return {
+        "verb": stage.verb,
+        "checkpoint": stage.checkpoint,
+        **{f"the config {name}": read_config(find_config(name)) for name in stage.config},
+        **{f"{OPTION}{k}": v for k, v in stage.options.items() if k not in DEPLOYMENT},
+        **_files_of_options(stage, folder, seed),
+        **({SEED: seed} if uses_seed else {}),
+        **{f"the output of {name}": outputs[name] for name in stage.takes},
+    }
+
+
+def _path(folder: Path, name: str) -> Path:
+    return folder / RECORDS / f"{name}.json"
+
+
+def read_record(folder: Path, name: str) -> Record | None:
+    """Return the record of a stage in a chain's folder; `None` if it was never begun."""
+    path = _path(folder, name)
+    return Record(**json.loads(path.read_text("utf-8"))) if path.exists() else None
+
+
+def write_record(folder: Path, name: str, record: Record) -> None:
+    """Write the record of a stage, whole or not at all."""
+    path = _path(folder, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{os.getpid()}")
+    partial.write_text(json.dumps(asdict(record), indent=2, default=str) + "\n", "utf-8")
+    os.replace(partial, path)
+
+
+def state_of(stage: Stage, folder: Path, made: dict[str, Any]) -> State:
+    """Return how far a stage is.
+
+    Args:
+        stage: of the chain.
+        folder: of the chain.
+        made: what it would be made from now.
+
+    Raises:
+        ValueError: its folder holds what was made from something else, or by something else, or
+            was changed since.
+    """
+    own, record = folder / stage.name, read_record(folder, stage.name)
+    is_there = any(path.is_file() for path in own.rglob("*"))
+    way_out = f"choose another --to, or delete {own} to make it anew"
+    if record is None:
+        if is_there:
+            raise ValueError(
+                f"stage {stage.name} would write to {own}, which holds files of another origin; "
+                f"{way_out}."
+            )
+        return "absent"
+    differing = _differences(record.made_from, made)
+    if differing and is_there:
+        raise ValueError(
+            f"stage {stage.name}: {own} was made from something else ({', '.join(differing[:3])}) "
+            f"and is never overwritten; {way_out}."
+        )
+    if differing or record.outputs is None:
+        return "absent" if differing else "begun"
+    if not is_there:
+        return "absent"
+    if outputs_digest(stage, folder) != record.outputs:
+        raise ValueError(
+            f"stage {stage.name}: the files in {own} were changed since it was complete; {way_out}."
+        )
+    return "complete"
+
+
+def outputs_digest(stage: Stage, folder: Path) -> str:
+    """Return the digest of all that others can take from a stage: of a fit, the checkpoints."""
+    own, root = folder / stage.name, cache_root()
+    place = own / "checkpoints" if stage.verb == "fit" else own
+    files = sorted(path for path in place.rglob("*") if path.is_file())
+    return digest_of([[p.relative_to(own).as_posix(), file_digest(p, root)] for p in files])
+
+
+def remove_predictions(own: Path) -> None:
+    """Remove what an interrupted prediction wrote, which it would not overwrite.
+
+    Its hidden parts, with which it goes on, stay; links are neither followed nor removed.
+
+    Args:
+        own: the folder of the stage.
+    """
+    for place, folders, names in os.walk(own):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for path in (Path(place, name) for name in names if not name.startswith(".")):
+            if not path.is_symlink():
+                path.unlink()
+    for place, *_ in os.walk(own, topdown=False):
+        if Path(place) != own and not any(Path(place).iterdir()):
+            Path(place).rmdir()
+
+
+def _files_of_options(stage: Stage, folder: Path, seed: int) -> dict[str, str]:
+    """Return name -> digest of the files that options name, those of the chain's stages aside."""
+    found = {}
+    for name, value in stage.options.items():
+        if name.rpartition(".")[2] in NO_INPUTS:
+            continue
+        texts = [v for v in (value if isinstance(value, list | tuple) else [value])
+                 if isinstance(v, str) and set(placeholders(v)) <= {SEED}]  # fmt: skip
+        named = [_filled(text, {SEED: str(seed)}) for text in texts]
+        digests = [_path_digest(path) for text in named for path in _paths(text, folder)]
+        if digests:
+            found[FILES + name] = digest_of(digests)
+    return found
+
+
+def _paths(text: str, chain: Path) -> list[Path]:
+    """Return what is there of a path or pattern, unless the chain itself changes it."""
+    name, own = os.path.expanduser(text), chain.resolve()
+    if not text or "\0" in text:
+        return []
+    is_pattern = not os.path.exists(name) and glob.has_magic(name)
+    names = sorted(glob.glob(name, recursive=True)) if is_pattern else [name]
+    resolved = [Path(found).resolve() for found in names if os.path.exists(found)]
+    return [p for p in resolved if own not in (p, *p.parents) and p not in own.parents]
+
+
+def _path_digest(path: Path) -> str:
+    if path.is_file():
+        return file_digest(path, cache_root())
+    files = sorted(inner for inner in path.rglob("*") if inner.is_file())
+    is_read = len(files) <= NUM_FILES_READ
+    return digest_of(
+        [
+            [p.relative_to(path).as_posix(), file_digest(p, cache_root()) if is_read else size]
+            for p, size in ((inner, inner.stat().st_size) for inner in files)
+        ]
+    )
+
+
+def _differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Return in words what is not the same."""
+    differing = []
+    for key in dict.fromkeys([*before, *now]):
+        if key.startswith(FILES) and key not in before:
+            continue  # what was not there then is no input: the stage itself may have written it
+        old, new = before.get(key), now.get(key)
+        # YAML also knows dates.
+        if json.dumps(old, sort_keys=True, default=str) == json.dumps(
+            new, sort_keys=True, default=str
+        ):
+            continue
+        is_long = isinstance(old, dict) or isinstance(new, dict)
+        if is_long or key.startswith(("the output", FILES)):
+            differing.append(f"{key} is another")
+        else:
+            differing.append(f"{key} was {old}, is {new}")
+    return differing
+
+
 def run_stages(
     stages: Sequence[Stage],
     chosen: Sequence[Stage],
@@ -106,7 +517,8 @@ def run_stages(
             status = _run_stage(stage, folder, seed, outputs, prefix)
             if status:
                 return status
-        outputs[stage.name] = _outputs_of(stage, folder)
+        record = read_record(folder, stage.name)
+        outputs[stage.name] = record.outputs if record else None
     return 0
 
 
@@ -124,7 +536,8 @@ def check_outputs(
     states: dict[str, State] = {}
     outputs: dict[str, str | None] = {}
     for stage in stages:
-        outputs[stage.name] = _outputs_of(stage, folder)
+        record = read_record(folder, stage.name)
+        outputs[stage.name] = record.outputs if record else None
         if stage not in chosen:
             continue
         for name in stage.takes:
@@ -177,11 +590,6 @@ def _run_stage(
     write_record(folder, stage.name, Record(made, outputs_digest(stage, folder), seconds))
     print(f"stage {stage.name} is complete, in {seconds:.1f} s", flush=True)
     return 128 + received[0] if received else 0
-
-
-def _outputs_of(stage: Stage, folder: Path) -> str | None:
-    record = read_record(folder, stage.name)
-    return None if record is None else record.outputs
 
 
 def run_process(command: Sequence[str]) -> tuple[int, list[int]]:

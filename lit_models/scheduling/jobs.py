@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lit_models import config_files
+from lit_models.commands.chain import TRAINER_VERBS
 from lit_models.errors import UsageError, say, screen
 from lit_models.scheduling import queue, scripts
 from lit_models.scheduling.resources import NODE_GPUS, Resources, usable_nodelist
-from lit_models.stages import TRAINER_VERBS
 
 ROOT = "trainer.default_root_dir"
 ACCELERATOR = "trainer.accelerator"

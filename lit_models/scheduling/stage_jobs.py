@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from lit_models import config_files
-from lit_models.commands.chain import chain, check_outputs
+from lit_models.commands.chain import (
+    TRAINER_VERBS,
+    Stage,
+    chain,
+    check_outputs,
+    chosen_stages,
+    read_stages,
+)
 from lit_models.errors import OneScreenErrors, UsageError
 from lit_models.scheduling import queue, scripts
 from lit_models.scheduling.jobs import (
@@ -20,7 +27,6 @@ from lit_models.scheduling.jobs import (
     into_the_queue,
 )
 from lit_models.scheduling.resources import Resources, machines_for
-from lit_models.stages import TRAINER_VERBS, Stage, chosen_stages, read_stages
 
 NUM_NODES = "trainer.num_nodes"
 CHOICES = ("--only", "--start")  # each job has one stage

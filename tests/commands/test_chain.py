@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lit_models.commands.chain import run_process, run_stages
-from lit_models.stages import chosen_stages, read_stages
+from lit_models.commands.chain import chosen_stages, read_stages, run_process, run_stages
 
 STAND_IN = (sys.executable, str(Path(__file__).with_name("stand_in.py")))
 Chain = Callable[..., int]
@@ -160,7 +159,7 @@ def test_a_signal_is_passed_on_and_nothing_is_left_running(
     code = (
         "import signal, sys; from pathlib import Path\n"
         "for signum in (1, 2): signal.signal(signum, signal.SIG_DFL)\n"  # ignored in a background
-        "from lit_models.stages import read_stages\n"
+        "from lit_models.commands.chain import read_stages\n"
         "from lit_models.commands.chain import run_stages\n"
         f"stages = read_stages({stages_of(wait=1)!r})\n"
         f"sys.exit(run_stages(stages, stages, Path('out'), 1, {STAND_IN!r}))"

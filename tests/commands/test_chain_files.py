@@ -8,9 +8,14 @@ from typing import Any
 
 import pytest
 
-from lit_models.commands.chain import run_stages
-from lit_models.stage_records import NUM_FILES_READ, Record, remove_predictions, write_record
-from lit_models.stages import read_stages
+from lit_models.commands.chain import (
+    NUM_FILES_READ,
+    Record,
+    read_stages,
+    remove_predictions,
+    run_stages,
+    write_record,
+)
 
 Unisono = Callable[..., tuple[int, str]]
 STAND_IN = (sys.executable, str(Path(__file__).with_name("stand_in.py")))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lit_models.commands import run_command
-from lit_models.stages import Stage, chosen_stages, read_stages
+from lit_models.commands.chain import Stage, chosen_stages, read_stages
 
 DEBUG = "causal_lm/debug.yaml"
 SUBJECT = {"verb": "fit", "config": DEBUG}
