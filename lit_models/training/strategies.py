@@ -378,6 +378,8 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         self.activation_checkpointing = activation_checkpointing
         self.cpu_offload = cpu_offload
         self.sharded_checkpoint = sharded_checkpoint
+        if sharded_checkpoint:
+            self.checkpoint_io = AtomicCheckpointIO()
         self._blocks: list[FSDPModule] = []
         self._frees = False
         self.repeats_samples = False  # another rank of the tensor group tells of them
