@@ -228,7 +228,7 @@ class RankingDataset(PlannedDataset):
         if not pairs:  # no query has a candidate
             empty = self.source.encoding.framing.single(np.zeros(0, np.int64))
             return padded([empty]), np.zeros(0, np.int64)
-        lengths = np.array([sum(map(len, pair.texts)) for pair in pairs])
+        lengths = np.array([len(pair.ids) for pair in pairs])
         order = np.argsort(-lengths, kind="stable")
         row_of = np.empty_like(order)
         row_of[order] = np.arange(len(order))

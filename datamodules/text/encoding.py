@@ -95,11 +95,11 @@ class Framing:
     def single(self, ids: np.ndarray, max_length: int | None = None) -> "Framed":
         """Return one text between its marks, cut at `max_length` positions."""
         room = (max_length or self.limits.max_length) - self.num_marks
-        return Framed(self, (ids[:room],))
+        return self._row(ids[:room])
 
     def query(self, ids: np.ndarray) -> "Framed":
         """Return a query between its marks."""
-        return Framed(self, (ids[: self.limits.max_query_length],))
+        return self._row(ids[: self.limits.max_query_length])
 
     def pair(self, query: np.ndarray, document: np.ndarray) -> "Framed":
         """Return a query and a document in one row; the document's end is cut."""
@@ -110,7 +110,7 @@ class Framing:
         """Return the rows of a query and each of several documents."""
         query = query[: self.limits.max_query_length]
         room = self.limits.max_length - self.num_marks - 1 - len(query)
-        return [Framed(self, (query, document[:room])) for document in documents]
+        return [self._row(query, document[:room]) for document in documents]
 
     def chunks(self, ids: np.ndarray, stride: int, most: int) -> list["Framed"]:
         """Return a long text in overlapping rows; a short one is one row.
@@ -124,51 +124,32 @@ class Framing:
         room = self.limits.max_length - self.num_marks
         last = max(0, len(ids) - room)
         starts = range(0, last + stride, stride)[:most]
-        return [Framed(self, (ids[start : start + room],)) for start in starts]
+        return [self._row(ids[start : start + room]) for start in starts]
+
+    def _row(self, *texts: np.ndarray) -> "Framed":
+        parts: list[Any] = [] if self.begin_id is None else [[self.begin_id]]
+        for text in texts:
+            parts += [text, [self.separator_id]]
+        size = len(texts[0]) + self.num_marks
+        return Framed(np.concatenate(parts).astype(np.int64), size)
 
 
 class Framed(NamedTuple):
-    """One row: texts that `padded` puts between their marks, together with those of other rows.
+    """One row: the token ids [T] int64 with their marks, and the positions of its first text."""
 
-    Args:
-        framing: whose marks they get.
-        texts: token ids of the query or the only text, then of a document, [n] integers.
-    """
-
-    framing: Framing
-    texts: tuple[np.ndarray, ...]
-
-    @property
-    def ids(self) -> np.ndarray:
-        """The token ids of the row, [T] int64."""
-        return padded([self])["input_ids"][0].numpy()
+    ids: np.ndarray
+    num_first: int
 
 
 def padded(rows: Sequence[Framed]) -> dict[str, torch.Tensor]:
-    """Return input_ids and segment_ids [R, T] int64, and attention_mask [R, T] bool.
-
-    Args:
-        rows: of one framing.
-    """
-    framing, texts = rows[0].framing, [text for row in rows for text in row.texts]
-    has_begin = framing.begin_id is not None
-    sizes = np.fromiter(map(len, texts), np.int64, len(texts))
-    counts = np.fromiter((len(row.texts) for row in rows), np.int64, len(rows))
-    firsts, row_of = np.cumsum(counts) - counts, np.repeat(np.arange(len(rows)), counts)
-    ends = np.cumsum(sizes + 1)  # of all texts with their marks behind them
-    before = ends[firsts] - sizes[firsts] - 1
-    behind = ends - before[row_of] - 1 + has_begin  # place of each text's mark in its row
-    lengths = behind[firsts + counts - 1] + 1
+    """Return input_ids and segment_ids [R, T] int64, and attention_mask [R, T] bool."""
+    lengths = np.array([len(row.ids) for row in rows])
+    num_first = np.array([row.num_first for row in rows])
     place = np.arange(lengths.max())
     mask = place < lengths[:, None]
-    is_text, ids = mask.copy(), np.zeros(mask.shape, np.int64)
-    if has_begin:
-        is_text[:, 0], ids[:, 0] = False, framing.begin_id
-    is_text[row_of, behind], ids[row_of, behind] = False, framing.separator_id
-    ids[is_text] = np.concatenate(texts)
-    segments = np.zeros(mask.shape, np.int64)
-    if counts.max() > 1:
-        segments[mask & (place > behind[firsts, None]) & (counts > 1)[:, None]] = DOCUMENT
+    ids = np.zeros(mask.shape, np.int64)
+    ids[mask] = np.concatenate([row.ids for row in rows])
+    segments = np.where(mask & (place >= num_first[:, None]), DOCUMENT, 0)
     return {
         "input_ids": torch.from_numpy(ids),
         "attention_mask": torch.from_numpy(mask),
