@@ -76,7 +76,7 @@ def run(argv: list[str]) -> int | None:
             check_numbers(os.environ)
         except ValueError as error:
             raise UsageError(str(error)) from error
-        from lit_models.launch import launch
+        from lit_models.cli import launch
 
         return launch(argv)
     known = [*VERBS, *summaries()]

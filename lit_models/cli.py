@@ -1,15 +1,28 @@
-"""unisono fit|validate|test|predict: a LightningCLI that knows no family."""
+"""unisono fit|validate|test|predict: from a command line to a run, by a LightningCLI that knows no
+family."""
 
 import contextlib
+import functools
 import io
 import json
+import logging
 import math
+import multiprocessing
 import os
+import re
 import shlex
-from collections.abc import Mapping, Sequence
+import signal
+import time
+import warnings
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from inspect import signature
 from pathlib import Path
+from pydoc import locate
+from types import FrameType
 from typing import Any, Literal
 
+import torch.distributed as dist
 import yaml
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelSummary
@@ -17,7 +30,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.strategies import StrategyRegistry
 
 from datamodules.core.planned import PlannedDataModule
-from lit_models import checkpoint_values, config_files
+from lit_models import config_files
 from lit_models.errors import (
     COLUMNS,
     USAGE,
@@ -35,20 +48,45 @@ from lit_models.training.callbacks.predictions import PredictionWriter
 from lit_models.training.callbacks.progress import ProgressLine
 from lit_models.training.callbacks.run_config import RunConfig
 from lit_models.training.callbacks.topology import Topology
-from lit_models.training.checkpoints import checkpoint_to_use, newest_checkpoint, read_checkpoint
+from lit_models.training.checkpoints import (
+    checkpoint_to_use,
+    is_sharded,
+    newest_checkpoint,
+    read_checkpoint,
+)
 from lit_models.training.dropout import ExactDropout
 from lit_models.training.exact import follows_plan
-from lit_models.training.faults import Preemption
+from lit_models.training.export import is_exported
+from lit_models.training.faults import REPEATED_WITHIN_S, REQUEUE_SIGNALS, Preemption
 from lit_models.training.hyperparameters import StoredClasses
 from lit_models.training.ledger import Ledger, ledger_of
 from lit_models.training.lineage import stop_reason
 from lit_models.training.loggers import default_loggers
 from lit_models.training.memory import Rehearsal, StateCheck, StrategyChoice, choose_strategy
-from lit_models.training.run_folder import WORDS, Run
+from lit_models.training.run_folder import (
+    WORDS,
+    Run,
+    check_writable,
+    decide,
+    locked,
+    settle,
+    withdraw,
+)
 from lit_models.training.strategies import replicated
 
 TRUST = "trust_checkpoint"
+ROOT = "trainer.default_root_dir"
+REQUEUE, INTERRUPTED = 75, 130  # "try again" of sysexits.h; 128 + SIGINT
+FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+START_ONLY = ("init_from", "init_from_part")  # weights that a checkpoint has replaced already
+NO_WEIGHTS = ("optimizer", "lr_scheduler")
 HELP = ("-h", "--help")
+NOISE = (
+    *("💡 Tip", "GPU available: ", "TPU available: ", "HPU available: "),
+    *("Checkpoint directory", "The number of training batches", "The `srun` command is available"),
+    "torch.distributed.nn.functional.all_gather is deprecated",  # called by Lightning
+    "`isinstance(treespec, LeafSpec)` is deprecated",
+)
 # What `COMMAND --help` shows: the first fifteen that the command and its classes have.
 OF_VERB = {
     "fit": {
@@ -105,8 +143,8 @@ class UnisonoCLI(LightningCLI):
         self.verdict: rules.Verdict | None = None
         trust = config_files.given_value(argv, TRUST) is True
         self.classes = StoredClasses(trust, config_files.given_words(argv))
-        self.checkpoint_model = checkpoint_values.model_values(choice.ckpt_path, self.classes)
-        config_files.refuse_in_parsers()
+        self.checkpoint_model = model_values(choice.ckpt_path, self.classes)
+        config_files.read_in_parsers()
         super().__init__(
             LightningModule,
             LightningDataModule,
@@ -117,6 +155,11 @@ class UnisonoCLI(LightningCLI):
             subclass_mode_data=True,
             auto_configure_optimizers=False,
         )
+
+    @property
+    def options(self) -> Any:
+        """The parsed options of the verb."""
+        return self.config[self.argv[0]]
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         return super().init_parser(allow_abbrev=False, **kwargs)
@@ -155,38 +198,35 @@ class UnisonoCLI(LightningCLI):
             default=False,
             help="Key dropout masks by sample: the same on any number of devices.",
         )
+        self.verb_parser = parser
+        if self.checkpoint_model:
+            parser.set_defaults({"model": self.checkpoint_model})
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        verb, *options = self.argv
-        below = checkpoint_values.as_first_config(self.checkpoint_model)
-        self.config = parser.parse_args([verb, *below, *options])
-        if verb == "fit" and self.choice.ckpt_path is None:
-            try:
-                started = checkpoint_values.start_values(self.config[verb].model, self.classes)
-            except (ValueError, FileNotFoundError) as error:
-                raise UsageError(str(error)) from error
-            if started:  # weights fit the network that they were trained in
-                below = checkpoint_values.as_first_config(started)
-                self.config = parser.parse_args([verb, *below, *options])
+        self.config = parser.parse_args(self.argv)
+        if self.argv[0] != "fit" or self.choice.ckpt_path is not None:
+            return
+        with usage_errors():
+            started = start_values(self.options.model, self.classes)
+        if started:  # weights fit the network that they were trained in
+            self.verb_parser.set_defaults({"model": started})
+            self.config = parser.parse_args(self.argv)
 
     def _parse_ckpt_path(self) -> None:
         """Replaces Lightning's, in which the checkpoint's values win over explicit ones."""
-        verb, path = self.config.subcommand, self.choice.ckpt_path
+        path = self.choice.ckpt_path
         if path is None:
             return
-        config = self.config[verb].model
-        try:
-            lines = checkpoint_values.differences(
-                self.checkpoint_model, config, path, verb != "fit"
+        with usage_errors():
+            lines = differences(
+                self.checkpoint_model, self.options.model, path, self.argv[0] != "fit"
             )
-        except ValueError as error:
-            raise UsageError(str(error)) from error
         if is_first_process():
             for line in lines:
                 say(line)
 
     def before_instantiate_classes(self) -> None:
-        config = self.config[self.subcommand]
+        config = self.options
         config.trainer.default_root_dir = self.choice.folder
         config.ckpt_path = None  # a saved config starts a run of its own
         loggers = config.trainer.logger
@@ -194,16 +234,19 @@ class UnisonoCLI(LightningCLI):
             options = getattr(logger, "init_args", None)
             if options is not None and options.get("save_dir") == ".":  # the default of W&B's
                 options.save_dir = self.choice.folder
-        self._check_evaluates(config.trainer)
+        limit = {"validate": "limit_val_batches", "test": "limit_test_batches"}.get(self.argv[0])
+        if limit is not None and config.trainer[limit] == 0:
+            raise UsageError(
+                f"trainer.{limit} is 0, so that `{self.argv[0]}` has nothing to evaluate; give "
+                f"--trainer.{limit}=1.0 for all of it, or a number of batches."
+            )
         known = StrategyRegistry.available_strategies()
         settings = rules.settings_of(config)
-        try:
+        with usage_errors():
             self.verdict = rules.check(settings, rules.this_machine(), os.environ, known)
             if self.subcommand == "fit" and config.exactness == "bitwise":
                 precision, world_size = config.trainer.precision, self.verdict.world_size
                 bitwise.check_run(settings.strategy, precision, world_size)
-        except (ValueError, FileNotFoundError) as error:
-            raise UsageError(str(error)) from error
         if self.subcommand != "fit" and self.choice.ckpt_path is None:
             self.verdict.warnings.append(
                 "no --ckpt_path: the model is used as it is built; --ckpt_path auto takes the "
@@ -213,25 +256,16 @@ class UnisonoCLI(LightningCLI):
             for line in self.verdict.warnings:
                 say(screen(line, "warning"))
 
-    def _check_evaluates(self, trainer: Any) -> None:
-        """Refuses an evaluation of nothing, as of a recipe that trains without validation."""
-        name = {"validate": "limit_val_batches", "test": "limit_test_batches"}.get(self.subcommand)
-        if name is not None and trainer[name] == 0:
-            raise UsageError(
-                f"trainer.{name} is 0, so that `{self.subcommand}` has nothing to evaluate; give "
-                f"--trainer.{name}=1.0 for all of it, or a number of batches."
-            )
-
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        given, verdict = self._get(self.config_init, "trainer"), self.verdict
+        given, verdict = self.config_init[self.subcommand].trainer, self.verdict
         assert verdict is not None
         callbacks = given.callbacks or []
         callbacks = list(callbacks) if isinstance(callbacks, list) else [callbacks]
         own: list[Callback] = [Topology(verdict.fallback, verdict.warnings)]
         own += [ProgressLine()] if given.enable_progress_bar is not False else []
         # Before the rehearsal of the default ones: the size of the state, and the real dropout.
-        first: list[Callback] = [ExactDropout()] if self._get(self.config, "exact_dropout") else []
-        own += [BitwiseSum()] if self._get(self.config, "exactness") == "bitwise" else []
+        first: list[Callback] = [ExactDropout()] if self.options.exact_dropout else []
+        own += [BitwiseSum()] if self.options.exactness == "bitwise" else []
         chosen = self._chosen_strategy(verdict)
         strategy = given.strategy if chosen is None else chosen.strategy
         if isinstance(strategy, str):
@@ -242,7 +276,7 @@ class UnisonoCLI(LightningCLI):
         if given.logger is not False:
             named = given.logger if isinstance(given.logger, list) else [given.logger]
             named = [logger for logger in named if logger not in (None, True)]
-            step = checkpoint_values.resumed_step(self.choice.ckpt_path)
+            step = resumed_step(self.choice.ckpt_path)
             defaults = default_loggers(self.choice.folder, step)
             kwargs["logger"] = [*missing_kinds(defaults, named), *named]
         kwargs |= {"accelerator": verdict.accelerator, "devices": verdict.devices}
@@ -257,10 +291,8 @@ class UnisonoCLI(LightningCLI):
     def _default_callbacks(self) -> list[Callback]:
         """Returns those that fit the module and the data; of plain ones none that needs a plan."""
         module, data = self.model, self.datamodule
-        try:
+        with usage_errors():
             is_exact = follows_plan(module, data)
-        except ValueError as error:
-            raise UsageError(str(error)) from error
         is_planned = isinstance(data, PlannedDataModule)
         left_out: tuple[type[Callback], ...] = () if is_exact else (Ledger, Preemption)
         left_out += () if is_planned else (Rehearsal, PredictionWriter, ErrorTable)
@@ -278,14 +310,12 @@ class UnisonoCLI(LightningCLI):
 
     def _chosen_strategy(self, verdict: rules.Verdict) -> StrategyChoice | None:
         """Returns what `trainer.strategy: auto` becomes, and prints why; None where it stays."""
-        config, is_training = self.config[self.subcommand], self.subcommand == "fit"
+        config, is_training = self.options, self.subcommand == "fit"
         settings, precision = rules.settings_of(config), config.trainer.precision
-        try:
+        with usage_errors():
             chosen = choose_strategy(settings, verdict, self.model, is_training, precision)
             if chosen is not None and is_training and config.exactness == "bitwise":
                 bitwise.check_run(chosen.strategy, precision, verdict.world_size)
-        except ValueError as error:
-            raise UsageError(str(error)) from error
         if chosen is not None and is_first_process():
             say(chosen.line)
         return chosen
@@ -305,8 +335,9 @@ class UnisonoCLI(LightningCLI):
         if is_stopped or not is_trained:
             return
         tested: dict[str, float] = {}
-        if self._get(self.config, "test_after_fit"):
-            best = best_checkpoint(self.trainer)
+        if self.options.test_after_fit:
+            paths = [getattr(c, "best_model_path", "") for c in self.trainer.checkpoint_callbacks]
+            best = next((path for path in paths if path), None)
             where = {"ckpt_path": best, "weights_only": True, "verbose": False}
             tested = self._show(self.trainer.test(self.model, self.datamodule, **where))
         if not self.trainer.fast_dev_run and is_first_process():  # which keeps no checkpoint
@@ -366,9 +397,7 @@ class UnisonoCLI(LightningCLI):
         words += [f"{n} {figure(v)}" for n, v in tested.items() if n.endswith(watched)]
         say(f"best: {', '.join(words)}")
         say(f"report: unisono report {shlex.quote(str(folder))}")
-        from lit_models.commands._run_config import newest_config  # which parses as this file does
-
-        own = shlex.quote(str(newest_config(folder)))
+        own = shlex.quote(str(config_files.newest_config(folder)))
         command = f"unisono predict --config {own} --ckpt_path {shlex.quote(str(path))}"
         hint = getattr(self.datamodule, "predict_hint", None)
         say(f"next: {hint(command) if hint else command}")
@@ -436,7 +465,7 @@ def brief_help(argv: list[str]) -> str:
     return "\n".join([*lines, "", more])
 
 
-class ParsedCLI(UnisonoCLI):
+class _ParsedCLI(UnisonoCLI):
     """Parses a command line as its run does, and does nothing with it."""
 
     def before_instantiate_classes(self) -> None:
@@ -452,12 +481,374 @@ class ParsedCLI(UnisonoCLI):
         """Train nothing."""
 
 
+class _ParsedStage(_ParsedCLI):
+    """The same for a stage whose beginning an earlier one has still to write."""
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        self.config = parser.parse_args(self.argv)
+
+
+class _DataParser(UnisonoParser):
+    def add_lightning_class_args(self, *args: Any, **kwargs: Any) -> list[str]:
+        required = kwargs.pop("required", True) and "model" not in args
+        return super().add_lightning_class_args(*args, required=required, **kwargs)
+
+
+def parsed_options(argv: list[str], needs_model: bool = True, is_stage: bool = False) -> Any:
+    """Returns the parsed options of a verb, as its run would have them; runs nothing.
+
+    Args:
+        argv: the verb and its options, as typed.
+        needs_model: a config without a module is refused.
+        is_stage: weights to start from may still be missing.
+
+    Raises:
+        UsageError: a config cannot be read, or a start from weights that are not there.
+        SystemExit: the parser refuses an option, and has said why.
+    """
+    with usage_errors():
+        argv = [argv[0], *config_files.expand_configs(argv[1:])]
+    kind = _ParsedStage if is_stage else _ParsedCLI
+    return kind(argv, Run("runs"), UnisonoParser if needs_model else _DataParser).options
+
+
+def parsed(run_options: list[str], needs_model: bool = True) -> dict[str, Any]:
+    """Returns the config that `unisono fit` would run with these options, in plain values; raises
+    as `parsed_options`."""
+    config: dict[str, Any] = _plain(parsed_options(["fit", *run_options], needs_model))
+    return config
+
+
+def _plain(value: Any) -> Any:
+    """Returns a parsed value as a config has it; an object that is a default of its class is left
+    out."""
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict | Namespace):
+        items = vars(value).items() if isinstance(value, Namespace) else value.items()
+        return {k: _plain(v) for k, v in items if not isinstance(v, functools.partial)}
+    return f"{value.__module__}.{value.__qualname__}" if hasattr(value, "__qualname__") else value
+
+
+def built(config: dict[str, Any]) -> tuple[LightningModule, LightningDataModule]:
+    """Returns the module and the datamodule that a config describes; its seed must be set."""
+    module = built_part(config, "model", LightningModule)
+    return module, built_part(config, "data", LightningDataModule)
+
+
+def built_part(config: dict[str, Any], key: str, base: type) -> Any:
+    """Returns the object that one key of a config describes, of a class below `base`.
+
+    Raises:
+        SystemExit: a value is wrong by now; the parser has named it.
+    """
+    config_files.read_in_parsers()
+    parser = UnisonoParser()
+    parser.add_lightning_class_args(base, key, subclass_mode=True)
+    return parser.instantiate_classes(parser.parse_object({key: config[key]}))[key]
+
+
+@contextlib.contextmanager
+def usage_errors() -> Iterator[None]:
+    """Turns wrong values and absent files into a usage error, of which a run writes nothing."""
+    try:
+        yield
+    except (ValueError, FileNotFoundError) as error:
+        raise UsageError(str(error)) from error
+
+
 def missing_kinds(defaults: list[Any], named: list[Any]) -> list[Any]:
     """Returns the defaults of which the configuration names none of the same kind."""
     return [d for d in defaults if not any(isinstance(n, type(d)) for n in named)]
 
 
-def best_checkpoint(trainer: Trainer) -> str | None:
-    """Returns the path of the best checkpoint by the monitored metric, or None."""
-    paths = [getattr(c, "best_model_path", "") for c in trainer.checkpoint_callbacks]
-    return next((path for path in paths if path), None)
+def model_values(ckpt_path: str | None, classes: StoredClasses) -> dict[str, Any]:
+    """Returns the `model` key that a checkpoint was made with, or {} where it does not say.
+
+    Args:
+        ckpt_path: a file, or an exported folder; `None` and Lightning's words such as "last"
+            give {}.
+        classes: those that it may name.
+
+    Raises:
+        FileNotFoundError, ValueError: absent, damaged, or naming what is not allowed.
+    """
+    if ckpt_path is None or not (_is_checkpoint(ckpt_path) or is_exported(ckpt_path)):
+        return {}
+    content = read_checkpoint(ckpt_path, mmap=True, classes=classes)
+    values = dict(content.get("hyper_parameters", {}))
+    class_path = values.pop("_class_path", None)
+    values.pop("_instantiator", None)
+    if class_path is None:
+        return {}
+    classes.check(ckpt_path, class_path, values)
+    kept = {k: v for k, v in values.items() if k not in START_ONLY}
+    return {"class_path": class_path, "init_args": kept}
+
+
+def _is_checkpoint(path: str) -> bool:
+    return Path(path).is_file() or is_sharded(path)
+
+
+def resumed_step(ckpt_path: str | None) -> int | None:
+    """Returns the optimizer steps that a checkpoint holds, or `None` without one."""
+    if ckpt_path is None or not _is_checkpoint(ckpt_path):
+        return None
+    return int(read_checkpoint(ckpt_path, mmap=True).get("global_step", 0))
+
+
+def start_values(config: Any, classes: StoredClasses) -> dict[str, Any]:
+    """Returns the `model` key with the networks of a checkpoint whose weights a run begins with.
+
+    Args:
+        config: the parsed `model` key; its init_from names the checkpoint, `None` gives {}.
+        classes: those that it may name.
+
+    Raises:
+        FileNotFoundError: the weights are absent.
+        ValueError: they are damaged, name what is not allowed, or a part is of no checkpoint.
+    """
+    given = (config or {}).get("init_args") or {}
+    init_from, part, pretrained = map(given.get, ("init_from", "init_from_part", "pretrained"))
+    if init_from is None and part is not None:
+        raise ValueError(
+            f"model.init_from_part is {part}, but model.init_from names no checkpoint: the run "
+            "would train from scratch. Give --model.init_from=BEST.ckpt, or set "
+            "--model.init_from_part=null."
+        )
+    if isinstance(pretrained, str) and not Path(pretrained).expanduser().is_dir():
+        raise FileNotFoundError(
+            f"model.pretrained: {pretrained} is no folder; name that of a Hugging Face model on "
+            "this machine with --model.pretrained=…, or null, to start from random weights."
+        )
+    if init_from is None:
+        return {}
+    try:
+        read_checkpoint(init_from, mmap=True, classes=classes)
+    except (FileNotFoundError, ValueError) as error:
+        raise type(error)(f"model.init_from: {error}") from error
+    model = model_values(init_from, classes)
+    networks = {
+        name: value
+        for name, value in model.get("init_args", {}).items()
+        if isinstance(value, dict) and "class_path" in value and name not in NO_WEIGHTS
+    }
+    kept = {name: value for name, value in networks.items() if part in (None, name)}
+    return {**model, "init_args": kept} if kept else {}
+
+
+def differences(
+    model: dict[str, Any], config: Any, ckpt_path: str, is_evaluation: bool
+) -> list[str]:
+    """Returns a line for each value of the run that differs from the checkpoint's.
+
+    Args:
+        model: as model_values returns it.
+        config: the parsed `model` key, a namespace with class_path and init_args.
+        ckpt_path: for the message.
+        is_evaluation: the options that the class names as `settled_options` are then the
+            checkpoint's, whatever the run says.
+
+    Raises:
+        ValueError: the checkpoint is another class's, or an evaluation asks for another value of
+            a settled option.
+    """
+    trained = model.get("class_path")
+    if trained and config.class_path.rpartition(".")[2] != trained.rpartition(".")[2]:
+        raise ValueError(
+            f"{ckpt_path} is a checkpoint of {trained}, but --model is {config.class_path}. Take a "
+            "checkpoint of that class, or leave --model out."
+        )
+    then, now = model.get("init_args", {}), config.init_args.as_dict()
+    settled = settled_options(config.class_path) if is_evaluation else {}
+    changed = list(changes(then, now))
+    refused = [change for change in changed if change[0].split(".")[0] in settled]
+    if refused:
+        both = "; ".join(f"model.{name} {old} there and {new} here" for name, old, new in refused)
+        raise ValueError(
+            f"an evaluation computes what the weights of {ckpt_path} were trained for, and other "
+            f"values have no effect: {both}. Leave them out to take the checkpoint's."
+        )
+    lines = [f"model.{n}: the checkpoint has {old}, this run uses {new}" for n, old, new in changed]
+    # An export, or the checkpoint of a script, does not name them; it knows them all the same.
+    for name, default in settled.items():
+        if name not in then and name in now and not _are_same(now[name], default):
+            lines.append(f"model.{name}: {now[name]} has no effect beside this checkpoint")
+    return lines
+
+
+def settled_options(class_path: str) -> dict[str, Any]:
+    """Returns name -> default of the options that an evaluation takes from its checkpoint."""
+    found: Any = locate(class_path)
+    names = getattr(found, "settled_options", ())
+    defaults: dict[str, Any] = {}
+    for kind in reversed(getattr(found, "__mro__", ())):  # a class hands **options to its parent
+        if names and "__init__" in vars(kind):
+            parameters = signature(kind.__init__).parameters.values()
+            defaults.update((parameter.name, parameter.default) for parameter in parameters)
+    return {name: defaults[name] for name in names}
+
+
+def changes(then: dict[str, Any], now: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yields dotted name, old and new value of what differs, of the keys that both have; the step
+    `init_args` is left out of names."""
+    for key in then:
+        old, new = then[key], now.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            before = "" if key == "init_args" else f"{key}."
+            for name, *values in changes(old, new):
+                yield f"{before}{name}", *values
+        elif key in now and not _are_same(old, new):
+            yield key, old, new
+
+
+def _are_same(one: Any, other: Any) -> bool:
+    """Whether two values are equal; a tuple equals the list that it was saved as."""
+    return json.dumps(one, default=str) == json.dumps(other, default=str)
+
+
+def launch(argv: list[str]) -> int:
+    """Runs fit, validate, test or predict.
+
+    Args:
+        argv: the verb and its options.
+
+    Returns:
+        0; 75 on the first rank where a signal asked the run to end and it saved its state, so
+        that whoever sent it starts it again, and under srun on all ranks; 130 after Ctrl-C.
+
+    Raises:
+        UsageError: the command line cannot be run.
+    """
+    verb, wants_help = argv[0], any(word in HELP for word in argv[1:])
+    with usage_errors():
+        options = config_files.expand_configs(argv[1:])
+        argv = [verb, *(f"--{TRUST}=true" if word == f"--{TRUST}" else word for word in options)]
+        if wants_help:
+            print(brief_help(argv))
+            return 0
+        names = [word.partition("=")[0] for word in argv]
+        if any(name.endswith((".help", "--help", "--print_config")) for name in names):
+            UnisonoCLI(with_help_classes(argv), Run("runs"))
+            return 0
+        num_nodes = config_files.given_value(argv, "trainer.num_nodes")
+        rules.complete_rendezvous(os.environ, num_nodes if isinstance(num_nodes, int) else 1)
+        root, ckpt_path = run_root(argv), config_files.given_value(argv, "ckpt_path")
+        newest = newest_checkpoint if verb == "fit" else checkpoint_to_use
+        is_asked = config_files.given_option(argv, ROOT) is not None
+        choose = functools.partial(decide, verb, root, ckpt_path, newest, is_asked)
+        choose_once = functools.partial(locked, choose) if verb == "fit" else choose
+        run = settle(choose_once, os.environ, root.parent)
+    is_over = False
+    silence_noise(verb)
+    try:
+        if run.notice and is_first_process():
+            say(run.notice)
+        check_writable(Path(run.folder))
+        passed_on = forward_signals()
+        ledger = ledger_of(UnisonoCLI(argv, run).trainer)
+        is_stopped = ledger is not None and ledger.is_stopping
+        if signal.SIGUSR1 in passed_on:  # a handler would be gone before Python has ended
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        if is_srun_rank(os.environ):
+            end_together(is_stopped)
+        # Without it a run that succeeded ends with status 134 now and then (gloo's threads).
+        if dist.is_available() and dist.is_initialized():
+            dist.destroy_process_group()
+        is_over = True
+    except Exception as error:
+        error.__dict__["run_folder"] = run.folder  # for the traceback
+        raise
+    finally:
+        withdraw(os.environ, root.parent, is_over)
+    return exit_status(Path(run.folder), is_stopped) if verb == "fit" else 0
+
+
+def run_root(argv: list[str]) -> Path:
+    """Returns trainer.default_root_dir, by default runs/FAMILY-NAME of the first config file."""
+    given = config_files.given_value(argv, ROOT)
+    if given:
+        return Path(str(given))
+    paths = config_files.config_paths(argv)
+    if not paths:
+        return Path("runs") / "unnamed"
+    family = paths[0].resolve().parent.name
+    is_family = (Path(__file__).parent / family).is_dir()
+    return Path("runs") / (f"{family}-{paths[0].stem}" if is_family else paths[0].stem)
+
+
+def forward_signals() -> set[int]:
+    """Hands signals on to spawned processes, which train while this one waits for them.
+
+    SIGUSR1 is repeated by a job's script: once they have it, it does not end this process either.
+
+    Returns:
+        the signals that were handed on; more while they come.
+    """
+    first_interrupt: float | None = None
+    passed_on: set[int] = set()
+
+    def forward(signum: int, frame: FrameType | None) -> None:
+        nonlocal first_interrupt
+        # Those that prepare batches are daemons: what trains is this process then.
+        children = [c for c in multiprocessing.active_children() if not c.daemon]
+        for child in children:
+            if child.pid is not None:
+                os.kill(child.pid, signum)
+        if children:
+            passed_on.add(signum)
+        elif signum != signal.SIGUSR1 or signum not in passed_on:
+            signal.signal(signum, before[signal.Signals(signum)])
+            os.kill(os.getpid(), signum)
+        if signum == signal.SIGINT:
+            now, first = time.monotonic(), first_interrupt
+            first_interrupt = first or now
+            if first and now - first > REPEATED_WITHIN_S:
+                # The second one ends the children without a result, which this one waits for.
+                raise KeyboardInterrupt
+
+    before = {signum: signal.signal(signum, forward) for signum in FORWARDED}
+    return passed_on
+
+
+def is_srun_rank(environ: Mapping[str, str]) -> bool:
+    """Returns whether srun started this rank and others, and reads the exit status of each."""
+    is_step = "SLURM_STEP_ID" in environ and "TORCHELASTIC_RUN_ID" not in environ
+    return is_step and int(environ.get("SLURM_NTASKS") or 1) > 1
+
+
+def end_together(is_stopped: bool) -> None:
+    """Lets no signal change the exit status of a run that is over.
+
+    With --kill-on-bad-exit srun ends all ranks as soon as one has ended with 75: those that are
+    a moment later would end by that signal, and their status would hide that the run is saved.
+    So the ranks of a stopped run wait until each has written what it had to. A run that is
+    complete would be requeued for a warning that comes while Python ends.
+    """
+    for signum in REQUEUE_SIGNALS if is_stopped else (signal.SIGUSR1,):
+        signal.signal(signum, signal.SIG_IGN)
+    if is_stopped and dist.is_available() and dist.is_initialized():
+        dist.barrier()
+
+
+def exit_status(run: Path, is_stopped: bool) -> int:
+    """Returns what this process ends with, and says how a stopped run goes on."""
+    if not is_first_process():
+        return REQUEUE if is_stopped and is_srun_rank(os.environ) else 0
+    reason = stop_reason(run)
+    if reason is None:
+        return 0
+    say(f"stopped by {reason}; everything is saved: the same command with --ckpt_path auto goes on")
+    return INTERRUPTED if reason == signal.SIGINT.name else REQUEUE
+
+
+def silence_noise(verb: str = "fit") -> None:
+    """Drops Lightning's messages on what the banner and the run folder say."""
+    moved = ("The dirpath has changed from ",) if verb != "fit" else ()  # it writes no checkpoints
+    for text in (*NOISE, *moved):
+        warnings.filterwarnings("ignore", message=re.escape(text))
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_no_noise)
+
+
+def _is_no_noise(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(NOISE)

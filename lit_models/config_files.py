@@ -1,11 +1,12 @@
-"""Finds config files, the shipped ones too, and reads what a command line says before it is parsed.
+"""Config files and the options beside them: where they lie, how a YAML is read.
 
-Torch-free: `unisono --help` and every usage error come from here in well under a second.
+Torch-free: a chain and every usage error of a command come from here in well under a second.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import difflib
 import functools
 import json
@@ -25,8 +26,6 @@ REFUSED_KEYS = {
     "include": "there is no such mechanism",
 }
 LOCAL_RANK = ("--local-rank", "--local_rank")  # of launchers that set the variable, too
-MIGRATION = Path(__file__).with_name("migration.md")  # read for hints, too
-LIKELY = 0.75  # `model` is as near to `nodes` as 0.6, and another word
 GROUPS = ("model", "data", "trainer", "init_args")  # keys whose value is a mapping
 STRATEGY = "--trainer.strategy"
 MOST_VALUES = 100_000  # in a YAML text, each alias counted with all that it stands for
@@ -44,6 +43,18 @@ class StrictLoader(yaml.SafeLoader):
         if node is not None:
             _num_values(node, {})
         return node
+
+
+# As in YAML 1.2: 1e-3 is a number, and a date is the text that was written.
+StrictLoader.yaml_implicit_resolvers = {
+    letter: [(tag, pattern) for tag, pattern in pairs if not tag.endswith(":timestamp")]
+    for letter, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+StrictLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
 
 
 def _num_values(node: yaml.Node, known: dict[int, int]) -> int:
@@ -79,8 +90,13 @@ def _num_values(node: yaml.Node, known: dict[int, int]) -> int:
     return known[id(node)]
 
 
+@functools.lru_cache(maxsize=256)
+def _value_of(text: str) -> Any:
+    return yaml.load(text, StrictLoader)  # a SafeLoader
+
+
 def load_yaml(text: str, place: str) -> Any:
-    """Returns the plain value of a YAML text.
+    """Returns the plain value of a YAML text, which is parsed once in a process.
 
     Args:
         text: one document.
@@ -91,16 +107,14 @@ def load_yaml(text: str, place: str) -> Any:
             any config has.
     """
     try:
-        return yaml.load(text, StrictLoader)  # a SafeLoader
+        return copy.deepcopy(_value_of(text))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise unreadable(error, place) from error
+        raise _unreadable(error, place) from error
 
 
-def unreadable(error: Exception, place: str) -> ValueError:
-    """Returns the error that tells what is wrong with a YAML text."""
+def _unreadable(error: Exception, place: str) -> ValueError:
     mark = getattr(error, "problem_mark", None)
-    line = f"{mark.line + 1}" if mark else ""
-    where = ":".join(filter(None, [place or "line", line]))
+    where = ":".join(filter(None, [place or "line", f"{mark.line + 1}" if mark else ""]))
     problem = getattr(error, "problem", None) or error
     if isinstance(error, RecursionError):
         problem = "its brackets are nested too deep"
@@ -112,20 +126,22 @@ def unreadable(error: Exception, place: str) -> ValueError:
 
 
 @functools.cache
-def refuse_in_parsers() -> None:
-    """Lets jsonargparse refuse what `StrictLoader` refuses, in files that files include too."""
-    from jsonargparse import get_loader, set_loader
+def read_in_parsers() -> None:
+    """Lets jsonargparse read config files and values as `load_yaml` does."""
+    from jsonargparse import set_loader
 
-    load = get_loader("yaml")
-
-    def load_checked(text: str, path: str = "") -> Any:
+    def load(text: str, path: str = "") -> Any:
         try:
-            yaml.compose(text, StrictLoader)
+            value = copy.deepcopy(_value_of(text))
         except (RefusedYaml, RecursionError) as error:
-            raise unreadable(error, str(path)) from error
-        return load(text)
+            raise _unreadable(error, str(path)) from error
+        # `key:` and `{a, b}` on a command line are texts, as in the library's own loader.
+        if isinstance(value, dict) and value and all(v is None for v in value.values()):
+            words = set(text.strip(" {}").replace(" ", "").split(","))
+            return text if words in (set(value), {f"{next(iter(value))}:"}) else value
+        return value
 
-    set_loader("yaml", load_checked, exceptions=(yaml.YAMLError,))
+    set_loader("yaml", load, exceptions=(yaml.YAMLError,))
 
 
 def config_folders() -> list[Path]:
@@ -183,21 +199,6 @@ def near_names(wrong: str, candidates: Iterable[str], most: int = 3) -> list[str
     return [folded[name] for name in near]
 
 
-def migrated(name: str) -> str | None:
-    """Returns what does here what a flag or key of another program does there, or None.
-
-    Args:
-        name: as it was typed, such as --learning-rate=0.1 or num_gpus=4.
-    """
-    asked = name.strip("-").partition("=")[0].lower().replace("-", "_")
-    for line in MIGRATION.read_text(encoding="utf-8").splitlines():
-        flags, _, here = line.strip("| ").partition(" | ")
-        known = re.findall(r"`-*([\w-]+)(?:\(\))?`", flags.lower().replace("-", "_"))
-        if here and asked in (flag.strip("_") for flag in known):
-            return here.replace("`", "")
-    return None
-
-
 def did_you_mean(names: list[str]) -> str:
     """Returns " Did you mean a, b or c?" or nothing."""
     if not names:
@@ -207,157 +208,23 @@ def did_you_mean(names: list[str]) -> str:
     )
 
 
-def _tokens(argv: list[str]) -> Iterator[tuple[str, str | None, int]]:
-    """Yields (option, value, number of arguments used) for each argument."""
-    i = 0
-    while i < len(argv):
-        token = argv[i]
-        if token in ("-c", "--config") and i + 1 < len(argv):
-            yield "--config", argv[i + 1], 2
-            i += 2
-            continue
-        option, is_assigned, value = token.partition("=")
-        if token.startswith("--") and not is_assigned and i + 1 < len(argv):
-            following = argv[i + 1]
-            if not following.startswith("--"):
-                yield option, following, 2
-                i += 2
-                continue
-        yield option, value if is_assigned else None, 1
-        i += 1
-
-
-def expand_configs(argv: list[str]) -> list[str]:
-    """Returns the arguments with the path of every `--config` file found and its keys checked, and
-    the name of a strategy as its class where options of it are given: no name takes any.
+def newest_config(run: Path) -> Path:
+    """Returns the config of the newest training in a run folder: config.yaml, config-2.yaml, …
 
     Raises:
-        ValueError: a config is not readable, or options are given to a name without a class.
-        FileNotFoundError: a config does not exist.
+        FileNotFoundError: it has none.
     """
-    out: list[str] = []
-    i = 0
-    for option, value, used in _tokens(argv):
-        if option == "--config" and value is not None and "\n" not in value:
-            path = find_config(value)
-            read_config(path)
-            out += ["--config", str(path)]
-        elif option not in LOCAL_RANK:
-            out += argv[i : i + used]
-        i += used
-    return _with_strategy_class(out)
-
-
-def find_own_classes(argv: list[str]) -> None:
-    """Lets Python find the classes of the working folder that the command line or a YAML of the
-    user names, as `python -m` would; nothing there hides an installed package.
-
-    Args:
-        argv: a command's options, as typed.
-    """
-    named: set[str] = set()
-    for option, value, _ in _tokens(argv):
-        if option != "--config":
-            named.add(value or "")
-        elif value and "\n" not in value and Path(value).is_file():
-            with contextlib.suppress(ValueError, yaml.YAMLError):  # the parser says what is wrong
-                named |= {str(inner) for _, inner in flat(read_config(Path(value)))}
-    here = Path.cwd()
-    for name in named:
-        top = name.partition(".")[0]
-        if not re.fullmatch(r"[A-Za-z_]\w*(\.\w+)+", name) or str(here) in sys.path:
-            continue
-        if (here / f"{top}.py").is_file() or (here / top).is_dir():
-            sys.path.append(str(here))
-
-
-def _with_strategy_class(argv: list[str]) -> list[str]:
-    """Returns the arguments with the class of a named strategy, and the options of it, at the end.
-
-    The name may be a file's. In front of its class an option would be the class before's.
-    """
-    options: list[str] = []
-    others: list[str] = []
-    i = 0
-    for option, _, used in _tokens(argv):
-        words = argv[i : i + used]
-        if option.startswith(f"{STRATEGY}."):
-            options += words
-        elif option != STRATEGY:
-            others += words
-        i += used
-    name = given_value(argv, STRATEGY.removeprefix("--")) if options else None
-    if not isinstance(name, str) or "." in name or not name.islower():
-        return argv  # nothing to do, or a class already
-    if name not in STRATEGY_CLASSES:
-        check_strategy(name, [*START_METHODS])
-        raise ValueError(
-            f"{options[0].partition('=')[0]}: the strategy `{name}` takes no options by its name; "
-            f"{', '.join(STRATEGY_CLASSES)} do. Or give a class: ddp_spawn is {STRATEGY}="
-            f"{STRATEGY_CLASSES['ddp']} {STRATEGY}.start_method=spawn."
+    versions = {
+        int(found[1] or 1): path
+        for path in run.glob("config*.yaml")
+        if (found := re.fullmatch(r"config(?:-(\d+))?\.yaml", path.name))
+    }
+    if not versions:
+        raise FileNotFoundError(
+            f"{run} holds no config.yaml, from which its module and data are built; `unisono fit` "
+            "writes it. A run of a script has none and cannot be built again."
         )
-    return [*others, f"{STRATEGY}={STRATEGY_CLASSES[name]}", *options]
-
-
-def split_options(
-    argv: list[str], own: list[str]
-) -> tuple[list[tuple[str, str | None]], list[str]]:
-    """Returns the options of these names with their values, and all other arguments as typed.
-
-    Args:
-        argv: arguments.
-        own: names without a dot, as they are written in the arguments.
-
-    Raises:
-        ValueError: an option looks like one of these names and is none.
-    """
-    found: list[tuple[str, str | None]] = []
-    rest: list[str] = []
-    i = 0
-    for option, value, used in _tokens(argv):
-        if option.startswith("--") and option.removeprefix("--") in own:
-            found.append((option.removeprefix("--"), value))
-        else:
-            name = option.removeprefix("--").replace("-", "_")
-            likely = difflib.get_close_matches(name, own, cutoff=LIKELY)
-            likely += [n for n in own if n.startswith(name) and n not in likely]
-            if option.startswith("--") and "." not in option and likely:
-                written = [f"--{n.replace('_', '-')}" for n in likely]
-                raise ValueError(f"there is no option `{option}`.{did_you_mean(written)}")
-            rest += argv[i : i + used]
-        i += used
-    return found, rest
-
-
-def join_groups(argv: list[str]) -> list[str]:
-    """Returns the arguments with the options of one group in one: --data.plan={"seed": 1, …}.
-
-    Of several options such as --data.plan.seed, the parser of a plain dict keeps the last alone.
-    """
-    out: list[str] = []
-    groups: dict[str, Any] = {}
-    i = 0
-    for option, value, used in _tokens(argv):
-        names = _group_names(option)
-        is_whole = value is not None and (value == "null" or value[:1] + value[-1:] == "{}")
-        if value is not None and (len(names) > 1 or (len(names) == 1 and is_whole)):
-            node = groups
-            for name in names[:-1]:
-                if not isinstance(node.setdefault(name, {}), dict):
-                    node[name] = {}
-                node = node[name]
-            node[names[-1]] = load_yaml(value, option)
-        else:
-            groups.pop(names[0] if names else "", None)
-            out += argv[i : i + used]
-        i += used
-    return [*out, *(f"{group}={json.dumps(values)}" for group, values in groups.items())]
-
-
-def _group_names(option: str) -> list[str]:
-    """Returns --change.fit and seed of --change.fit.seed; nothing of an option without a group."""
-    outer, *inner = option.split(".")
-    return [f"{outer}.{inner[0]}", *inner[1:]] if outer.startswith("--") and inner else []
+    return versions[max(versions)]
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -405,6 +272,130 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{key}", value
 
 
+def line_of(path: Path, key: str) -> int:
+    """Returns the 1-based line where a YAML file first names a key (its last dotted part), or 1."""
+    last = key.rsplit(".", 1)[-1]
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if line.strip().removeprefix("- ").startswith((f"{last}:", f"{last}+:")):
+            return number
+    return 1
+
+
+def one_word_each(argv: list[str]) -> list[str]:
+    """Returns arguments in which an option and its value are one word: --seed=1 for --seed 1."""
+    out: list[str] = []
+    for word in argv:
+        if out and re.match("--[^=]+$", out[-1]) and not word.startswith("--"):
+            out[-1] = f"{out[-1]}={word}"
+        else:
+            out.append(re.sub("^-c(?==|$)", "--config", word))
+    return out
+
+
+def options(argv: list[str]) -> Iterator[tuple[str, str | None]]:
+    """Yields each option, without its dashes, and its value; a word that is no option is one."""
+    for word in one_word_each(argv):
+        name, is_assigned, value = word.partition("=")
+        yield name.removeprefix("--"), value if is_assigned else None
+
+
+def config_paths(argv: list[str]) -> list[Path]:
+    """Returns the config files of the command line that exist, in order."""
+    return [Path(v) for n, v in options(argv) if n == "config" and v and Path(v).is_file()]
+
+
+def given_option(argv: list[str], key: str) -> str | None:
+    """Returns what the options alone say for a dotted key (the last one wins), or `None`."""
+    given = [value for name, value in options(argv) if name == key]
+    return given[-1] if given else None
+
+
+def given_value(argv: list[str], key: str) -> Any:
+    """Returns what files and options say for a dotted key (the last one wins), or `None`.
+
+    Args:
+        argv: arguments as expand_configs returns them.
+        key: such as trainer.default_root_dir.
+    """
+    found: Any = None
+    for name, value in options(argv):
+        if name == "config" and value:
+            node: Any = read_config(Path(value))
+            for part in key.split("."):
+                node = node.get(part) if isinstance(node, dict) else None
+            found = node if node is not None else found
+        elif name == key and value is not None:
+            found = load_yaml(value, f"--{name}")
+    return found
+
+
+def given_words(argv: list[str]) -> set[str]:
+    """Returns every text in the config files, and every word of the options' values."""
+    given = {word for _, value in options(argv) for word in re.findall(r"[\w.]+", value or "")}
+
+    def texts(value: Any) -> Iterator[str]:
+        if isinstance(value, str):
+            yield value
+        for item in value.values() if isinstance(value, dict) else ():
+            yield from texts(item)
+        for item in value if isinstance(value, list) else ():
+            yield from texts(item)
+
+    return given.union(*(texts(read_config(path)) for path in config_paths(argv)))
+
+
+def expand_configs(argv: list[str]) -> list[str]:
+    """Returns the arguments, one word for each option, with the path of every `--config` file found
+    and its keys checked.
+
+    The name of a strategy is its class where options of it are given: a name takes none. It may be
+    a file's; in front of its class an option would be the class before's.
+
+    Raises:
+        ValueError: a config is not readable, or options are given to a name without a class.
+        FileNotFoundError: a config does not exist.
+    """
+    out: list[str] = []
+    for word in one_word_each(argv):
+        name, _, value = word.partition("=")
+        if name == "--config" and value:
+            read_config(path := find_config(value))
+            out.append(f"--config={path}")
+        elif name not in LOCAL_RANK:
+            out.append(word)
+    of_strategy = [word for word in out if word.startswith(f"{STRATEGY}.")]
+    chosen = given_value(out, STRATEGY.removeprefix("--")) if of_strategy else None
+    if not isinstance(chosen, str) or "." in chosen or not chosen.islower():
+        return out
+    if chosen not in STRATEGY_CLASSES:
+        check_strategy(chosen, [*START_METHODS])
+        raise ValueError(
+            f"{of_strategy[0].partition('=')[0]}: the strategy `{chosen}` takes no options by its "
+            f"name; {', '.join(STRATEGY_CLASSES)} do. Or give a class: ddp_spawn is {STRATEGY}="
+            f"{STRATEGY_CLASSES['ddp']} {STRATEGY}.start_method=spawn."
+        )
+    others = [w for w in out if not w.startswith((f"{STRATEGY}.", f"{STRATEGY}="))]
+    return [*others, f"{STRATEGY}={STRATEGY_CLASSES[chosen]}", *of_strategy]
+
+
+def find_own_classes(argv: list[str]) -> None:
+    """Lets Python find the classes of the working folder that the command line or a YAML of the
+    user names, as `python -m` would; nothing there hides an installed package.
+
+    Args:
+        argv: a command's options, as typed.
+    """
+    here = Path.cwd()
+    words = {value for _, value in options(argv) if value}
+    with contextlib.suppress(ValueError):  # of a config, which is read again and refused then
+        words |= given_words(argv)
+    for word in words:
+        top = word.partition(".")[0]
+        is_path = re.fullmatch(r"[A-Za-z_]\w*(\.\w+)+", word)
+        if is_path and ((here / f"{top}.py").is_file() or (here / top).is_dir()):
+            sys.path += [str(here)] * (str(here) not in sys.path)
+
+
 def places_of(argv: list[str], text: str) -> list[str]:
     """Returns the options and lines of config files whose value stands in a text, at most three.
 
@@ -413,20 +404,20 @@ def places_of(argv: list[str], text: str) -> list[str]:
         text: such as a library's message, which knows the value and not where it comes from.
     """
     found: dict[str, tuple[str, Any]] = {}
-    for option, value, _ in _tokens(argv):
-        if option == "--config" and value and "\n" not in value:
+    for option, value in options(argv):
+        if option == "config" and value:
             path = find_config(value)
             for key, inner in flat(read_config(path)):
                 place = f"{key} in {short_name(path)}:{line_of(path, key)}"
                 found[key.replace("init_args.", "")] = place, inner
         elif value is not None:
-            found[option.removeprefix("--").replace("init_args.", "")] = f"{option}={value}", value
+            found[option.replace("init_args.", "")] = f"--{option}={value}", value
     words = {_plain(word) for word in re.findall(r"[^\s,;:=()'\"\[\]]+", text)}
     near = {key: place for key, (place, value) in found.items() if _plain(value) in words}
     named = [place for key, place in near.items() if key.rpartition(".")[2] in text]
     # Another value may well be a small number or a word of the language.
-    told = [place for key, place in near.items() if len(_plain(found[key][1])) > len("9.0")]
-    return (named or told)[:3]
+    others = [place for key, place in near.items() if len(_plain(found[key][1])) > len("9.0")]
+    return (named or others)[:3]
 
 
 def _plain(value: Any) -> str:
@@ -438,57 +429,26 @@ def _plain(value: Any) -> str:
         return text
 
 
-def line_of(path: Path, key: str) -> int:
-    """Returns the 1-based line where a YAML file first names a key (its last dotted part), or 1."""
-    last = key.rsplit(".", 1)[-1]
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if line.strip().removeprefix("- ").startswith((f"{last}:", f"{last}+:")):
-            return number
-    return 1
+def join_groups(argv: list[str]) -> list[str]:
+    """Returns the arguments with the options of one group in one: --data.plan={"seed": 1, …}.
 
-
-def config_paths(argv: list[str]) -> list[Path]:
-    """Returns the config files of the command line that exist, in order."""
-    values = [v for option, v, _ in _tokens(argv) if option == "--config" and v and "\n" not in v]
-    return [Path(v) for v in values if Path(v).is_file()]
-
-
-def given_words(argv: list[str]) -> set[str]:
-    """Returns every text in the config files, and every word of the options' values."""
-
-    def words(value: Any) -> Iterator[str]:
-        if isinstance(value, str):
-            yield value
-        for item in value.values() if isinstance(value, dict) else ():
-            yield from words(item)
-        for item in value if isinstance(value, list) else ():
-            yield from words(item)
-
-    typed = [word for _, value, _ in _tokens(argv) for word in re.findall(r"[\w.]+", value or "")]
-    return {*typed, *(word for path in config_paths(argv) for word in words(read_config(path)))}
-
-
-def given_option(argv: list[str], key: str) -> str | None:
-    """Returns what the options alone say for a dotted key (the last one wins), or None."""
-    given = [value for option, value, _ in _tokens(argv) if option == f"--{key}"]
-    return given[-1] if given else None
-
-
-def given_value(argv: list[str], key: str) -> Any:
-    """Returns what files and options say for a dotted key (the last one wins), or None.
-
-    Args:
-        argv: arguments as expand_configs returns them.
-        key: such as trainer.default_root_dir.
+    Of several options such as --data.plan.seed, the parser of a plain dict keeps the last alone.
     """
-    found: Any = None
-    for option, value, _ in _tokens(argv):
-        if option == "--config" and value:
-            is_text = "\n" in value
-            node: Any = load_yaml(value, option) if is_text else read_config(Path(value))
-            for part in key.split("."):
-                node = node.get(part) if isinstance(node, dict) else None
-            found = node if node is not None else found
-        elif option == f"--{key}" and value is not None:
-            found = load_yaml(value, option)
-    return found
+    out: list[str] = []
+    groups: dict[str, Any] = {}
+    for word in one_word_each(argv):
+        option, _, value = word.partition("=")
+        outer, *inner = option.split(".") if option.startswith("--") else [option]
+        names = [f"{outer}.{inner[0]}", *inner[1:]] if inner else []
+        is_whole = value == "null" or value[:1] + value[-1:] == "{}"
+        if value and (len(names) > 1 or (names and is_whole)):
+            node = groups
+            for name in names[:-1]:
+                if not isinstance(node.setdefault(name, {}), dict):
+                    node[name] = {}
+                node = node[name]
+            node[names[-1]] = load_yaml(value, option)
+        else:
+            groups.pop(names[0] if names else "", None)
+            out.append(word)
+    return [*out, *(f"{group}={json.dumps(values)}" for group, values in groups.items())]

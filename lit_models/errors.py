@@ -23,17 +23,20 @@ from lit_models.config_files import (
     did_you_mean,
     given_option,
     line_of,
-    migrated,
     near_names,
+    options,
     places_of,
 )
 
 LINES, COLUMNS = 24, 80
 USAGE, RUN = 2, 1
-MESSAGE_LINES = 12  # of a library's error
-KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "NoneType": "null"}
 READER_GONE = 128 + 13  # SIGPIPE, as of any program whose reader has seen enough
-OWN_PACKAGES = ("lit_models", "datamodules")
+MESSAGE_LINES = 12  # of a library's error
+ROOT = Path(__file__).resolve().parents[1]
+OWN_PACKAGES = (ROOT / "lit_models", ROOT / "datamodules")
+MIGRATION = Path(__file__).with_name("migration.md")  # read for hints, too
+EVERY_FLAG = "Flags of other programs, one by one: lit_models/migration.md."
+KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "NoneType": "null"}
 CLASS_SOURCES = {
     "model": ["lit_models"],
     "data": ["datamodules"],
@@ -43,7 +46,6 @@ CLASS_SOURCES = {
     "optimizer": ["torch.optim"],
     "lr_scheduler": ["torch.optim.lr_scheduler"],
 }
-EVERY_FLAG = "Flags of other programs, one by one: lit_models/migration.md."
 OTHER_FOLDER = "choose another --trainer.default_root_dir or --data.predict_output"
 STORAGE_ERRORS = {
     errno.EACCES: f"this user may not write there; {OTHER_FOLDER}",
@@ -54,6 +56,7 @@ STORAGE_ERRORS = {
     errno.EFBIG: "the file-size limit is reached; raise `ulimit -f`, go on with --ckpt_path auto",
     errno.ENOTDIR: "a part of this path is a file; choose another path",
     errno.EISDIR: "this is a folder, a file is needed",
+    errno.ENAMETOOLONG: "this file system has no names so long; choose another path",
 }
 
 
@@ -73,186 +76,6 @@ def screen(message: str, title: str = "error") -> str:
     if len(lines) > LINES - 1:
         lines = [*lines[: LINES - 2], "… (more with UNISONO_TRACEBACK=1)"]
     return "\n".join(lines)
-
-
-class OneScreenErrors:
-    """Mixed into a jsonargparse parser: errors without the usage text, with the nearest name."""
-
-    takes_dashes = False  # in the names of its options
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Prints the message and leaves with status 2.
-
-        Raises:
-            SystemExit: always.
-        """
-        if os.environ.get("UNISONO_TRACEBACK") == "1" and ex is not None:
-            traceback.print_exception(ex)
-        say(screen(explain(message, getattr(ex, "subcommand_parser", None) or self)))
-        raise SystemExit(USAGE)
-
-
-def explain(message: str, parser: Any) -> str:
-    """Returns a parser's message with the nearest valid name and without its internal types."""
-    for pattern, answer in (
-        (r"unrecognized arguments: (.+)", _unknown_options),
-        (r"Option '([^']+)' is not accepted", _unknown_key),
-        (r"does not accept (?:nested )?option '([^']+)'", _unknown_key),
-        (r'Parser key "([^"]+)":(.+)', _bad_value),
-        (r"argument (\S+): expected one argument", _no_value),
-        (r"the following arguments are required: (.+)", _lacking),
-    ):
-        if match := re.search(pattern, message, flags=re.DOTALL):
-            return answer(match, parser)
-    return message
-
-
-def _unknown_options(match: re.Match[str], parser: Any) -> str:
-    words = [w for w in match[1].split() if w.startswith("-")] or match[1].split()
-    wrong = words[0].split("=")[0]
-    if not wrong.startswith("-"):
-        if here := migrated(wrong):
-            return f"`{wrong}` is no option. Here: {here}\n{EVERY_FLAG}"
-        hint = did_you_mean([f"--config {wrong}"]) if wrong.endswith((".yaml", ".yml")) else ""
-        return f"`{wrong}` is no option.{hint} Options are written --name=value."
-    name = wrong.lstrip("-")
-    # The parser of a class knows its own options alone: what stood before them is on the line.
-    given = next((a.split("=")[0] for a in sys.argv if a.split("=")[0].endswith(f".{name}")), wrong)
-    return _unknown_name(name, valid_keys(parser), given.removesuffix(name))
-
-
-def _unknown_key(match: re.Match[str], parser: Any) -> str:
-    place = ""
-    for path in config_paths(sys.argv[1:]):
-        last = match[1].rsplit(".", 1)[-1]
-        if re.search(rf"^\s*(- )?{re.escape(last)}\+?:", path.read_text(encoding="utf-8"), re.M):
-            place = f"{path}:{line_of(path, last)}: "
-    return place + _unknown_name(match[1], valid_keys(parser), "")
-
-
-def _unknown_name(wrong: str, valid: list[str], prefix: str) -> str:
-    group, _, last = wrong.rpartition(".")
-    if (not group or group in valid) and (here := migrated(last)):
-        return f"there is no option `{prefix}{wrong}`. Here: {here}\n{EVERY_FLAG}"
-    family = [k for k in valid if k.rpartition(".")[0] == group] or valid
-    starts = [k for k in family if k.rpartition(".")[2].startswith(last)]
-    # The options of a class that is still to be named are unknown: a wrong group keeps its last.
-    groups = near_names(group, valid)[:1] if group and group not in valid else []
-    starts = [f"{g}.{last}" for g in groups] + starts
-    near = list(dict.fromkeys(starts + near_names(wrong, family) + near_names(wrong, valid)))
-    near = near or [k for k in family if k.rpartition(".")[2].startswith(last[:3])][:1]
-    text = f"there is no option `{prefix}{wrong}`.{did_you_mean([prefix + k for k in near[:3]])}"
-    if not near:
-        text += "\nThe options are: " + ", ".join(prefix + k for k in family[:25])
-    return text + "\nOptions are written in full. --print_config shows every key and its value."
-
-
-def valid_keys(parser: Any) -> list[str]:
-    """Returns the dotted names that a parser accepts."""
-    usage = re.findall(r"--([A-Za-z_][\w.]*)", parser.format_usage())
-    return sorted({*usage, *parser.get_defaults(skip_validation=True).keys()})
-
-
-def _bad_value(match: re.Match[str], parser: Any) -> str:
-    key, detail = match[1], match[2].strip()
-    given = re.search(r"(?:Given value|Got value): (.+)", detail)
-    value = given[1].strip() if given else ""
-    typed = re.findall(r"Expected an? <class '([\w.]+)'>", detail)
-    kinds = [KINDS.get(name, name.rpartition(".")[2]) for name in typed]
-    is_number = "a number" in kinds or "a whole number" in kinds
-    if not is_number and re.search("dot import path|has no attribute|No module named", detail):
-        named = re.search(r"class_path '([^']+)'", detail)
-        return unknown_class(key, named[1] if named else value)
-    if wrong_base := re.search(r"not correspond to a subclass of (\w+)", detail):
-        return f"{key}: {value} is no {wrong_base[1]}. Name a class of that kind." + _sources(key)
-    option, way_out = _option_and_way_out(key, parser)
-    if literals := _literals(detail):
-        near = [n for n in near_names(value, literals) if n != value]
-        choices = ", ".join(literals)
-        return f"{option} must be one of {choices}, got {value}.{did_you_mean(near)}"
-    kinds = [
-        f"options of {name}" for name in re.findall(r"valid subclass of (\w+)", detail)
-    ] + kinds
-    kinds = kinds or re.findall(r"Expected an? ([^.,\n]+)", detail)
-    if "a number" in kinds and "a whole number" in kinds:
-        kinds.remove("a whole number")
-    if kinds and value:
-        kinds = list(dict.fromkeys(kinds))
-        return f"{option} must be {' or '.join(kinds)}, got {value}.{way_out}"
-    if key in GROUPS and (text := given_option(sys.argv, key)):
-        return f"--{key} must be a YAML file or a mapping of options, got {text}."
-    return f"{option}: {detail}"
-
-
-def _option_and_way_out(key: str, parser: Any) -> tuple[str, str]:
-    """Returns a key as it is typed, and for an option of a command where it is explained."""
-    # The parser of a class knows its own options alone: what stood before them is on the line.
-    given = (a.split("=")[0].removeprefix("--") for a in sys.argv)
-    key = next((name for name in given if name.endswith(f".{key}")), key)
-    if "." in key or not getattr(parser, "takes_dashes", False):
-        return key, ""
-    return f"--{key.replace('_', '-')}", f" `{parser.prog} --help` says what it is."
-
-
-def _no_value(match: re.Match[str], parser: Any) -> str:
-    return f"{match[1]} needs a value: {match[1]}=VALUE."
-
-
-def _lacking(match: re.Match[str], parser: Any) -> str:
-    names = [name.rpartition(".")[2] for name in match[1].split(", ")]
-    return (
-        f"the command line lacks {', '.join(names)}: give the config of a run with --config, or "
-        f"name a class with --{names[0]}=CLASS."
-    )
-
-
-def _literals(detail: str) -> list[str]:
-    inner = re.findall(r"Literal\[([^\]]+)\]", detail)
-    values = [v.strip().strip("'\"") for part in inner for v in part.split(",")]
-    if not values:
-        enum = re.search(r"Expected a member of .*?\{([^}]+)\}", detail)
-        values = [v.strip() for v in enum[1].split(",")] if enum else []
-    return list(dict.fromkeys(values))
-
-
-def unknown_class(key: str, name: str) -> str:
-    """Returns the message for a class that cannot be imported, with the nearest that can."""
-    module, _, last = name.rpartition(".")
-    sources = list(dict.fromkeys([*([module] if module else []), *_modules_for(key)]))
-    candidates: list[str] = []
-    for source in sources:
-        candidates += [f"{source}.{n}" for n in _public_classes(source, key)]
-    near = near_names(name, candidates)
-    near += [c for n in near_names(last, [c.rpartition(".")[2] for c in candidates])
-             for c in candidates if c.endswith(f".{n}") and c not in near]  # fmt: skip
-    return (
-        f"{key}: there is no class `{name}`.{did_you_mean(near[:3])}\n"
-        "A class is named by its import path, such as lit_models.LitOccupationCoder."
-        + ("" if near else _sources(key))
-    )
-
-
-def _modules_for(key: str) -> list[str]:
-    for prefix, modules in CLASS_SOURCES.items():
-        if key == prefix or key.startswith(f"{prefix}.") or key.endswith(f".{prefix}"):
-            return modules
-    return []
-
-
-def _sources(key: str) -> str:
-    lines = [f"{m}: {', '.join(_public_classes(m, key))}" for m in _modules_for(key)]
-    return "".join(f"\nKnown in {line}" for line in lines if not line.endswith(": "))
-
-
-def _public_classes(module: str, key: str) -> list[str]:
-    try:
-        loaded = importlib.import_module(module)
-    except ModuleNotFoundError:
-        return []
-    exported = getattr(loaded, "__all__", None)
-    names = exported or [n for n, value in vars(loaded).items() if isinstance(value, type)]
-    ending = "DataModule" if key == "data" and exported else ""
-    return [n for n in names if n[:1].isupper() and n.endswith(ending)]
 
 
 def say(line: str) -> None:
@@ -281,7 +104,7 @@ def run_guarded(run: Callable[[], Any]) -> int:
             return READER_GONE
         if getattr(error, "is_echo", False):
             return RUN  # another rank has said what happened
-        notes, what = getattr(error, "__notes__", []), one_screen(error) or foreign(error)
+        notes, what = getattr(error, "__notes__", []), one_screen(error) or _foreign(error)
         is_lost = getattr(error, "is_lost", False)  # then the run knows more than the error
         message = "\n".join([*notes, what] if is_lost else [what, *notes])
         if os.environ.get("UNISONO_TRACEBACK") == "1":
@@ -291,37 +114,6 @@ def run_guarded(run: Callable[[], Any]) -> int:
         say(screen(message, "error" if is_first_process() else f"error on rank {rank}"))
         return USAGE if isinstance(error, UsageError) else RUN
     return status if isinstance(status, int) else 0
-
-
-def foreign(error: Exception) -> str:
-    """Returns the message of an error of a library, or of a bug: what, at hand, the traceback."""
-    text = str(error).strip()
-    if type(error).__name__ == "ProcessRaisedException":  # a traceback, whose end is the error
-        starts = [found.start() for found in re.finditer(r"^[\w.]+: ", text, flags=re.MULTILINE)]
-        text = text[starts[-1] if starts else 0 :]
-    else:
-        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    lines = text.splitlines()
-    lines = [*lines[:MESSAGE_LINES], *(["…"] if len(lines) > MESSAGE_LINES else [])]
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    own = [frame.f_locals for frame in reversed(frames) if is_own_file(frame.f_code.co_filename)]
-    with suppress(ValueError, OSError):  # of a config that is gone or changed meanwhile
-        if places := places_of(sys.argv[1:], text):
-            lines.append(f"The value is that of {' or '.join(places)}; change it there.")
-    runs = Path(getattr(error, "run_folder", "runs"))
-    folder = next((f for f in (runs, runs.parent) if f.is_dir() and f != Path()), None)
-    paths = [[v for v in names.values() if isinstance(v, Path) and v.exists()] for names in own]
-    at_hand = next((found[-1] for found in paths if found), runs)
-    if at_hand not in (runs, runs.parent) and str(at_hand) not in text:
-        lines.append(f"It read or wrote {at_hand}: is that whole, and of this version?")
-    shown = "UNISONO_TRACEBACK=1 shows where it was raised."
-    if folder is not None:
-        with suppress(OSError):  # a disk that is full may be the error itself
-            with (folder / "error.txt").open("a", encoding="utf-8") as file:
-                file.write(f"{datetime.now().isoformat(' ', 'seconds')} {shlex.join(sys.argv)}\n")
-                traceback.print_exception(error, file=file)
-            shown = f"Its traceback is in {folder / 'error.txt'}"
-    return "\n".join([*lines, shown])
 
 
 def is_reader_gone() -> bool:
@@ -336,43 +128,227 @@ def is_reader_gone() -> bool:
 
 
 def one_screen(error: BaseException) -> str | None:
-    """Returns the message to show for an error, or None where the traceback is the message."""
+    """Returns the message of an error that says all, or `None` for one of a library."""
     if isinstance(error, UsageError) or type(error).__name__ == "MisconfigurationException":
         return str(error)
     if isinstance(error, OSError) and error.errno in STORAGE_ERRORS:
-        where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
-        return f"{where}{error.strerror}: {_way_out(error)}."
-    if type(error).__name__ == "ProcessRaisedException":
-        return _from_child(str(error))
+        path, way_out = error.filename, STORAGE_ERRORS[error.errno]
+        if error.errno == errno.EACCES and os.path.isfile(path) and not os.access(path, os.R_OK):
+            way_out = "this user may not read it; change its rights or name another file"
+        return f"{os.fsdecode(path)}: {error.strerror}: {way_out}." if path else (
+            f"{error.strerror}: {way_out}."
+        )  # fmt: skip
+    if type(error).__name__ == "ProcessRaisedException":  # with the traceback of a spawned process
+        text = str(error)
+        files = re.findall(r'^  File "([^"]+)", line \d+', text, flags=re.MULTILINE)
+        last = list(re.finditer(r"^(?:[\w.]+\.)?(\w+): ", text, flags=re.MULTILINE))
+        shown = ("ValueError", "FileNotFoundError", "OSError", "RuntimeError")
+        is_ours = files and _is_own_file(files[-1]) and last and last[-1][1] in shown
+        return text[last[-1].end() :] if is_ours else None
     if isinstance(error, ModuleNotFoundError) and "wandb" in str(error):
         return "Weights & Biases is an extra: pip install 'unisono[wandb]', or -e '.[wandb]' here."
     if isinstance(error, (ValueError, OSError, RuntimeError, FloatingPointError)):
         frames = traceback.extract_tb(error.__traceback__)
-        if frames and is_own_file(frames[-1].filename):
+        if frames and _is_own_file(frames[-1].filename):
             return str(error)
     # The parser wraps what a constructor raises.
     return one_screen(error.__cause__) if error.__cause__ is not None else None
 
 
-def _way_out(error: OSError) -> str:
-    name = error.filename
-    is_closed = isinstance(name, str) and os.path.isfile(name) and not os.access(name, os.R_OK)
-    if error.errno == errno.EACCES and is_closed:
-        return "this user may not read it; change its rights or name another file"
-    return STORAGE_ERRORS[error.errno or 0]
+def _is_own_file(filename: str) -> bool:
+    return any(Path(filename).is_relative_to(package) for package in OWN_PACKAGES)
 
 
-def is_own_file(filename: str) -> bool:
-    """Returns whether a source file belongs to this project's packages."""
-    root = Path(__file__).resolve().parents[1]
-    return any(Path(filename).is_relative_to(root / package) for package in OWN_PACKAGES)
+def _foreign(error: Exception) -> str:
+    """Returns the message of an error of a library, or of a bug: what, at hand, the traceback."""
+    text = str(error).strip()
+    if type(error).__name__ == "ProcessRaisedException":  # a traceback, whose end is the error
+        starts = [found.start() for found in re.finditer(r"^[\w.]+: ", text, flags=re.MULTILINE)]
+        text = text[starts[-1] if starts else 0 :]
+    else:
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    lines = text.splitlines()
+    lines = [*lines[:MESSAGE_LINES], *(["…"] if len(lines) > MESSAGE_LINES else [])]
+    with suppress(ValueError, OSError):  # of a config that is gone or changed meanwhile
+        if places := places_of(sys.argv[1:], text):
+            lines.append(f"The value is that of {' or '.join(places)}; change it there.")
+    runs = Path(getattr(error, "run_folder", "runs"))
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    own = [frame.f_locals for frame in reversed(frames) if _is_own_file(frame.f_code.co_filename)]
+    paths = [[v for v in names.values() if isinstance(v, Path) and v.exists()] for names in own]
+    at_hand = next((found[-1] for found in paths if found), runs)
+    if at_hand not in (runs, runs.parent) and str(at_hand) not in text:
+        lines.append(f"It read or wrote {at_hand}: is that whole, and of this version?")
+    shown = "UNISONO_TRACEBACK=1 shows where it was raised."
+    folder = next((f for f in (runs, runs.parent) if f.is_dir() and f != Path()), None)
+    if folder is not None:
+        with suppress(OSError):  # a disk that is full may be the error itself
+            with (folder / "error.txt").open("a", encoding="utf-8") as file:
+                file.write(f"{datetime.now().isoformat(' ', 'seconds')} {shlex.join(sys.argv)}\n")
+                traceback.print_exception(error, file=file)
+            shown = f"Its traceback is in {folder / 'error.txt'}"
+    return "\n".join([*lines, shown])
 
 
-def _from_child(text: str) -> str | None:
-    """Returns the message of an error raised in a spawned process, from its printed traceback."""
-    files = re.findall(r'^  File "([^"]+)", line \d+', text, flags=re.MULTILINE)
-    last = list(re.finditer(r"^(?:[\w.]+\.)?(\w+): ", text, flags=re.MULTILINE))
-    shown = {"ValueError", "FileNotFoundError", "OSError", "RuntimeError"}
-    if files and is_own_file(files[-1]) and last and last[-1][1] in shown:
-        return text[last[-1].end() :]
+class OneScreenErrors:
+    """Mixed into a jsonargparse parser: errors without the usage text, with the nearest name."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Prints the message and leaves with status 2.
+
+        Raises:
+            SystemExit: always.
+        """
+        if os.environ.get("UNISONO_TRACEBACK") == "1" and ex is not None:
+            traceback.print_exception(ex)
+        say(screen(_explained(message, getattr(ex, "subcommand_parser", None) or self)))
+        raise SystemExit(USAGE)
+
+
+def _explained(message: str, parser: Any) -> str:
+    """Returns a parser's message with the nearest option or value; which ones they are stands in
+    its text alone."""
+    if found := re.search(r"unrecognized arguments: (.+)", message, flags=re.DOTALL):
+        words = found[1].split()
+        wrong = next((w for w in words if w.startswith("-")), words[0]).partition("=")[0]
+        if not wrong.startswith("-"):
+            return bare_word(wrong)
+        name = wrong.lstrip("-")
+        # The parser of a class knows its own options alone: what stood before them is on the line.
+        typed = (f"--{option}" for option, _ in options(sys.argv[1:]))
+        whole = next((word for word in typed if word.endswith(f".{name}")), wrong)
+        return unknown_option(name, _keys_of(parser), whole.removesuffix(name))
+    if found := re.search(r"(?:^Option|accept (?:nested )?option) '([^']+)'", message):
+        last, place = found[1].rpartition(".")[2], ""
+        for path in config_paths(sys.argv[1:]):
+            if re.search(rf"^\s*(- )?{re.escape(last)}\+?:", path.read_text("utf-8"), re.M):
+                place = f"{path}:{line_of(path, last)}: "
+        return place + unknown_option(found[1], _keys_of(parser))
+    if found := re.search(r'Parser key "([^"]+)":(.+)', message, flags=re.DOTALL):
+        return _bad_value(found[1], found[2].strip())
+    if found := re.search(r"argument (\S+): expected one argument", message):
+        return f"{found[1]} needs a value: {found[1]}=VALUE."
+    if found := re.search(r"the following arguments are required: (.+)", message):
+        names = [name.rpartition(".")[2] for name in found[1].split(", ")]
+        return (
+            f"the command line lacks {', '.join(names)}: give the config of a run with --config, "
+            f"or name a class with --{names[0]}=CLASS."
+        )
+    return message
+
+
+def _keys_of(parser: Any) -> list[str]:
+    usage = re.findall(r"--([A-Za-z_][\w.]*)", parser.format_usage())
+    return sorted({*usage, *parser.get_defaults(skip_validation=True).keys()})
+
+
+def migrated(name: str) -> str | None:
+    """Returns what does here what a flag or key of another program does there, or `None`.
+
+    Args:
+        name: as it was typed, such as --learning-rate=0.1 or num_gpus=4.
+    """
+    asked = name.strip("-").partition("=")[0].lower().replace("-", "_")
+    for line in MIGRATION.read_text(encoding="utf-8").splitlines():
+        flags, _, here = line.strip("| ").partition(" | ")
+        known = re.findall(r"`-*([\w-]+)(?:\(\))?`", flags.lower().replace("-", "_"))
+        if here and asked in (flag.strip("_") for flag in known):
+            return here.replace("`", "")
     return None
+
+
+def bare_word(wrong: str) -> str:
+    """Returns the message for a word that is neither an option nor the value of one."""
+    if here := migrated(wrong):
+        return f"`{wrong}` is no option. Here: {here}\n{EVERY_FLAG}"
+    hint = did_you_mean([f"--config {wrong}"]) if wrong.endswith((".yaml", ".yml")) else ""
+    return f"`{wrong}` is no option.{hint} Options are written --name=value."
+
+
+def unknown_option(name: str, valid: list[str], prefix: str = "") -> str:
+    """Returns the message for an option that there is not, with the nearest that there is.
+
+    Args:
+        name: dotted, without dashes.
+        valid: such names.
+        prefix: stands before them on the command line.
+    """
+    group, _, last = name.rpartition(".")
+    if (not group or group in valid) and (here := migrated(last)):
+        return f"there is no option `{prefix}{name}`. Here: {here}\n{EVERY_FLAG}"
+    family = [k for k in valid if k.rpartition(".")[0] == group] or valid
+    # The options of a class that is still to be named are unknown: a wrong group keeps its last.
+    near = [f"{g}.{last}" for g in near_names(group, valid)[:1] if group not in valid]
+    near += [k for k in family if k.rpartition(".")[2].startswith(last)]
+    near = list(dict.fromkeys(near + near_names(name, family) + near_names(name, valid)))
+    near = near or [k for k in family if k.rpartition(".")[2].startswith(last[:3])][:1]
+    text = f"there is no option `{prefix}{name}`.{did_you_mean([prefix + k for k in near[:3]])}"
+    if not near:
+        text += "\nThe options are: " + ", ".join(prefix + k for k in family[:25])
+    return text
+
+
+def _bad_value(key: str, detail: str) -> str:
+    """Returns the message for a value that is none of its type, a wrong class or no choice."""
+    given = re.search(r"(?:Given value|Got value): (.+)", detail)
+    value = given[1].strip() if given else ""
+    typed = re.findall(r"Expected an? <class '([\w.]+)'>", detail)
+    kinds = [KINDS.get(name, name.rpartition(".")[2]) for name in typed]
+    is_class = re.search("dot import path|has no attribute|No module named", detail)
+    if is_class and not {"int", "float"} & set(typed):
+        named = re.search(r"class_path '([^']+)'", detail)
+        return unknown_class(key, named[1] if named else value)
+    if wrong_base := re.search(r"not correspond to a subclass of (\w+)", detail):
+        return f"{key}: {value} is no {wrong_base[1]}. Name a class of that kind.{_sources(key)}"
+    key = next((o for o, _ in options(sys.argv[1:]) if o.endswith(f".{key}")), key)
+    choices = re.findall(r"Literal\[([^\]]+)\]", detail)
+    choices += re.findall(r"Expected a member of .*?\{([^}]+)\}", detail)
+    words = list(dict.fromkeys(w.strip(" '\"") for part in choices for w in part.split(",")))
+    if words:
+        near = [n for n in near_names(value, words) if n != value]
+        return f"{key} must be one of {', '.join(words)}, got {value}.{did_you_mean(near)}"
+    kinds = [f"options of {name}" for name in re.findall(r"subclass of (\w+)", detail)] + kinds
+    kinds = list(dict.fromkeys(kinds or re.findall(r"Expected an? ([^.,\n]+)", detail)))
+    if "a number" in kinds and "a whole number" in kinds:
+        kinds.remove("a whole number")
+    if kinds and value:
+        return f"{key} must be {' or '.join(kinds)}, got {value}."
+    if key in GROUPS and (text := given_option(sys.argv, key)):
+        return f"--{key} must be a YAML file or a mapping of options, got {text}."
+    return f"{key}: {detail}"
+
+
+def unknown_class(key: str, name: str) -> str:
+    """Returns the message for a class that cannot be imported, with the nearest that can."""
+    module, _, last = name.rpartition(".")
+    sources = dict.fromkeys([*([module] if module else []), *_modules_for(key)])
+    paths = [f"{source}.{n}" for source in sources for n in _public_classes(source, key)]
+    names = near_names(last, [path.rpartition(".")[2] for path in paths])
+    near = near_names(name, paths)
+    near += [p for n in names for p in paths if p.endswith(f".{n}") and p not in near]
+    return (
+        f"{key}: there is no class `{name}`.{did_you_mean(near[:3])}\n"
+        "A class is named by its import path, such as lit_models.LitOccupationCoder."
+        + ("" if near else _sources(key))
+    )
+
+
+def _modules_for(key: str) -> list[str]:
+    found = (m for k, m in CLASS_SOURCES.items() if f"{key}.".startswith(f"{k}."))
+    return next(found, CLASS_SOURCES.get(key.rpartition(".")[2], []))
+
+
+def _sources(key: str) -> str:
+    lines = [f"{m}: {', '.join(_public_classes(m, key))}" for m in _modules_for(key)]
+    return "".join(f"\nKnown in {line}" for line in lines if not line.endswith(": "))
+
+
+def _public_classes(module: str, key: str) -> list[str]:
+    try:
+        loaded = importlib.import_module(module)
+    except ModuleNotFoundError:
+        return []
+    exported = getattr(loaded, "__all__", None)
+    names = exported or [n for n, value in vars(loaded).items() if isinstance(value, type)]
+    ending = "DataModule" if key == "data" and exported else ""
+    return [n for n in names if n[:1].isupper() and n.endswith(ending)]

@@ -15,7 +15,7 @@ from typing import Any
 
 MODULES = (
     "datamodules.occupations.datamodule",
-    "lit_models.launch",
+    "lit_models.cli",
     "lit_models.occupation_coder.module",
 )
 _CAPABILITY_VERSION_3 = 0x20080522

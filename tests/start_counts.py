@@ -120,7 +120,7 @@ def forked(answer: Callable[[], Any], path: Path) -> int:
 
 def main(folder: Path) -> None:
     """Asks all questions, the cheap ones side by side."""
-    importlib.import_module("lit_models.launch")
+    importlib.import_module("lit_models.cli")
     at_start = sorted(sys.modules)
     from tests.distributed.launch import free_port
 

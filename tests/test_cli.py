@@ -18,8 +18,15 @@ from datamodules import CodeSystem
 from lit_models.commands.chain import chain
 from lit_models.commands.doctor import doctor
 from lit_models.commands.submit import submit
-from lit_models.config_files import MIGRATION, flat, migrated
-from lit_models.errors import UsageError, one_screen, run_guarded, screen
+from lit_models.config_files import flat
+from lit_models.errors import (
+    MIGRATION,
+    UsageError,
+    migrated,
+    one_screen,
+    run_guarded,
+    screen,
+)
 from lit_models.training.callbacks import LastCheckpoint
 from lit_models.training.optim import WarmupDecay
 from lit_models.training.strategies import FullyShardedStrategy, ReplicatedStrategy

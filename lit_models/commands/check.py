@@ -17,7 +17,7 @@ def check(run_options: list[str] | None = None) -> int:
     from rich.console import Console
 
     from datamodules.files.audit import WIDTH
-    from lit_models.commands._run_config import built_part, parsed
+    from lit_models.cli import built_part, parsed
 
     config = parsed(run_options or [], needs_model=False)
     module = built_part(config, "data", LightningDataModule)

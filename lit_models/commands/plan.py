@@ -163,8 +163,7 @@ def forecast_of(run_options: list[str], counts: list[int]) -> Forecast:
     """
     from lightning.pytorch import seed_everything
 
-    from lit_models.commands._run_config import built, parsed
-    from lit_models.launch import silence_noise
+    from lit_models.cli import built, parsed, silence_noise
 
     config = parsed(run_options)
     trainer, seed = config.get("trainer") or {}, config.get("seed_everything")

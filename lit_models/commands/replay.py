@@ -104,9 +104,8 @@ def _from_config(run: Path, trust: bool) -> tuple[Path, Any, Any, dict[str, Any]
     from lightning.pytorch import seed_everything
 
     from datamodules.core.planned import PlannedDataModule
-    from lit_models.commands._run_config import built, newest_config
-    from lit_models.config_files import read_config
-    from lit_models.launch import silence_noise
+    from lit_models.cli import built, silence_noise
+    from lit_models.config_files import newest_config, read_config
     from lit_models.training.exact import ExactModule
     from lit_models.training.hyperparameters import StoredClasses
 

@@ -127,8 +127,7 @@ def read_run(folder: Path, now_s: float) -> RunRecord:
         UsageError: no such folder, or no ledger in it.
         ValueError: a damaged line in the ledger that is not the last.
     """
-    from lit_models.commands._run_config import newest_config
-    from lit_models.config_files import read_config
+    from lit_models.config_files import newest_config, read_config
     from lit_models.training.lineage import read_ledger, surviving
 
     if not folder.is_dir():

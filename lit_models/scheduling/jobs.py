@@ -99,7 +99,7 @@ def submit_run(job: Job, resources: Resources, stages: Sequence[str], verb: str)
         UsageError: the job would be refused, by SLURM or by the run's own parser.
         RuntimeError: sbatch is not here, or refuses.
     """
-    from lit_models.launch import run_root
+    from lit_models.cli import run_root
     from lit_models.scheduling.acceptance import check_run
 
     check_options(job.options, resources, verb, stages)

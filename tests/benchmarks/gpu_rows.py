@@ -21,7 +21,7 @@ from datamodules.text.texts import BlockDataset
 from lit_models import LitCausalLM
 from lit_models.causal_lm.building import ComputationOptions
 from lit_models.causal_lm.lora import LoraOptions
-from lit_models.commands._run_config import built
+from lit_models.cli import built
 from lit_models.config_files import find_config
 from lit_models.training.callbacks import default_callbacks
 from lit_models.training.loggers import default_loggers

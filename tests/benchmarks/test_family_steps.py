@@ -27,7 +27,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer, seed_everythin
 
 from datamodules.core.loader import PlannedLoader
 from datamodules.core.planned import PlannedDataModule
-from lit_models.commands._run_config import built
+from lit_models.cli import built
 from lit_models.config_files import find_config
 from lit_models.training.callbacks import default_callbacks
 from lit_models.training.callbacks.progress import ProgressLine

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_models.checkpoint_values import changes
+from lit_models.cli import changes
 from lit_models.commands.export import export_checkpoint
 from tests.causal_lm.test_resume import SHAPE, TEXT
 

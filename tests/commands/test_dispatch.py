@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from lit_models.__main__ import tell_where_it_crashes
-from lit_models.commands import command_files, run_command, summaries
-from lit_models.commands._arguments import by_place, check_words, with_underscores
+from lit_models.commands import arguments_of, command_files, run_command, summaries
 from lit_models.config_files import join_groups
 
 Unisono = Callable[..., tuple[int, str]]
@@ -41,14 +40,28 @@ def test_help_is_shown_wherever_it_is_asked_for(unisono: Unisono, given: str) ->
     assert f"usage: unisono {given.split()[0]}" in output
 
 
-def limited(run: Path, time_limit_h: float = 1.0, seed: int = 1) -> None:
+def limited(
+    run_options: list[str] | None = None,
+    time_limit_h: float | None = 1.0,
+    line: list[str] | None = None,
+    json: bool = False,
+) -> None:
     """With an underscore."""
 
 
-def test_own_options_are_taken_with_dashes_too() -> None:
-    given = ["--time-limit-h", "2", "--seed=time-limit-h", "--a.time-limit-h=1", "time-limit-h"]
-    assert with_underscores(given, limited) == ["--time_limit_h", *given[1:]]
-    assert with_underscores(["--time-limit-h=a-b=c"], limited) == ["--time_limit_h=a-b=c"]
+@pytest.mark.parametrize(
+    ("given", "values"),
+    [
+        ("--time-limit-h 2", {"time_limit_h": 2.0}),
+        ("--time_limit_h=null --json", {"time_limit_h": None, "json": True}),
+        ("--json=false --line a --line=b=c", {"json": False, "line": ["a", "b=c"]}),
+        ("--line=[a,b]", {"line": ["a", "b"]}),
+        ("--a.time-limit-h=1 --seed 2 --json", {"json": True, "run_options": 3}),
+    ],
+)
+def test_options_of_a_command_are_read_by_their_types(given: str, values: dict) -> None:
+    rest = given.split()[: values.pop("run_options", 0)]  # as they were typed
+    assert arguments_of(given.split(), limited) == {"run_options": rest, **values}
 
 
 @pytest.mark.parametrize(
@@ -94,8 +107,7 @@ def read(ckpt: Path, *, to: Path, fast: bool = False) -> None:
     ["x.ckpt --to=y", "--ckpt x.ckpt --to=y", "--to=y --ckpt=x.ckpt", "--to=y --ckpt x.ckpt"],
 )
 def test_what_has_a_place_can_be_named(given: str) -> None:
-    assert sorted(by_place(given.split(), read)) == ["--to=y", "x.ckpt"]
-    assert by_place(given.split(), read)[0] == "x.ckpt"
+    assert arguments_of(given.split(), read) == {"ckpt": Path("x.ckpt"), "to": Path("y")}
 
 
 @pytest.mark.parametrize(
@@ -110,10 +122,7 @@ def test_what_has_a_place_can_be_named(given: str) -> None:
 )
 def test_a_command_says_what_it_lacks_and_what_has_no_place(given: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        check_words(given.split(), read)
-    check_words(["a", "--to", "y"], read)
-    check_words(["--too=y"], read)  # left to the parser, which names the nearest
-    check_words(["--help"], read)
+        arguments_of(given.split(), read)
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lit_models.commands._arguments import with_words
+from lit_models.commands import arguments_of
 from lit_models.commands.report import (
     MOST_STRETCHES,
     chart,
@@ -352,13 +352,15 @@ def test_two_folders_on_the_command_line(
 def test_only_words_after_the_required_ones_get_a_name() -> None:
     def function(run: Path, other: Path | None = None, *, to: Path | None = None) -> None: ...
 
-    assert with_words(["a", "b"], function) == ["a", "--other=b"]
-    assert with_words(["--to", "x", "a", "b"], function) == ["--to", "x", "a", "--other=b"]
-    assert with_words(["--run=a", "b"], function) == ["--run=a", "--other=b"]
+    both = {"run": Path("a"), "other": Path("b")}
+    assert arguments_of(["a", "b"], function) == both
+    assert arguments_of(["--to", "x", "a", "b"], function) == {**both, "to": Path("x")}
+    assert arguments_of(["--run=a", "b"], function) == both
 
     def without(devices: int = 1) -> None: ...
 
-    assert with_words(["b"], without) == ["b"]
+    with pytest.raises(ValueError, match="`b` is no option"):
+        arguments_of(["b"], without)
 
 
 def test_a_real_run_shows_its_command_and_code(toy_config: Path, unisono: Unisono) -> None:

@@ -13,8 +13,7 @@ from lightning.pytorch import Callback, Trainer
 from torch import nn
 
 from datamodules.tokenizers.codes import CodeBook
-from lit_models.cli import UnisonoCLI
-from lit_models.launch import launch
+from lit_models.cli import UnisonoCLI, launch
 from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.optim import WarmupDecay
 from tests.toy import ledger_lines

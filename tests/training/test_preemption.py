@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from lightning.pytorch import Callback
 
-from lit_models.launch import FORWARDED, forward_signals
+from lit_models.cli import FORWARDED, forward_signals
 from lit_models.training.callbacks import Ledger, Preemption
 from lit_models.training.ledger import ledger_of
 from tests.toy import LitToy, ToyData, toy_trainer

@@ -25,8 +25,8 @@ from lit_models.causal_lm.attention import Documents
 from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.lora import LoraOptions, add_lora, lora_recipe
 from lit_models.causal_lm.network import Decoder
+from lit_models.cli import parsed_options
 from lit_models.config_files import expand_configs
-from lit_models.scheduling.acceptance import ParsedCLI
 from lit_models.training import rules, status, strategies
 from lit_models.training.callbacks import ExactDropout
 from lit_models.training.callbacks.topology import print_banner
@@ -40,7 +40,6 @@ from lit_models.training.rules import (
     check,
     complete_rendezvous,
 )
-from lit_models.training.run_folder import Run
 from lit_models.training.sharding import Split, check_tensor_plan, planned_layers
 from lit_models.training.strategies import (
     FullyShardedStrategy,
@@ -229,8 +228,7 @@ def test_the_parsed_strategy_has_the_option(in_file, given, tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text(f"trainer: {{max_epochs: 3, strategy: {in_file or 'auto'}}}\n")
     parts = ["--model=tests.toy.LitToy", "--data=tests.toy.ToyData"]
-    argv = expand_configs(["--config", str(path), *given, *parts])
-    trainer = ParsedCLI(["fit", *argv], Run("runs")).config["fit"].trainer
+    trainer = parsed_options(["fit", "--config", str(path), *given, *parts]).trainer
     assert trainer.strategy.class_path == STRATEGY_CLASSES["fsdp"]
     assert trainer.strategy.init_args.tensor_parallel_size == 2
     assert trainer.max_epochs == 3
