@@ -5,6 +5,7 @@ micro-batches. `exact_mean` undoes both, and divides by the counts of the whole 
 which the plan knows beforehand and every batch carries: no communication is needed.
 """
 
+import atexit
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -34,7 +35,7 @@ from lit_models.training.ledger import Ledger, StepRecord
 from lit_models.training.metrics import LossSum, in_float32
 from lit_models.training.optim import follow_rates, gradients
 from lit_models.training.sharding import Split, clip_to_norm
-from lit_models.training.strategies import register_fsdp
+from lit_models.training.strategies import leave_group, register_fsdp
 
 __all__ = ["ExactModule", "LossSum", "share_of_step"]
 register_fsdp()
@@ -175,6 +176,7 @@ class ExactModule(LightningModule):
         """
         if self._trainer is not None:
             AtomicCheckpointIO.install(self.trainer)
+            atexit.register(leave_group)  # for strategies that are Lightning's own, too
         for module in self.modules():
             if isinstance(module, Metric):
                 module.reset()

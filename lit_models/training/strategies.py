@@ -518,7 +518,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         inner, outer = self._split_and_mesh(module)
         options = {"mesh": inner, "offload_policy": offload}
         self._frees = self._frees_after_forward(module)
-        self._check_recomputing(module)
+        self.check_recomputing(module)
         separate_frozen(blocks)
         for block in blocks:
             if self.activation_checkpointing:
@@ -577,7 +577,8 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
             )
         return self.reshard_after_forward
 
-    def _check_recomputing(self, module: LightningModule) -> None:
+    def check_recomputing(self, module: LightningModule) -> None:
+        """Refuse to compute blocks again that keep a growing cache."""
         if self.activation_checkpointing and not getattr(module, "may_recompute_blocks", True):
             raise ValueError(
                 f"activation_checkpointing is true, but {type(module).__name__} keeps a growing "

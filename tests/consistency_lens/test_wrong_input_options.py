@@ -94,8 +94,8 @@ def test_a_run_with_too_long_explanations_ends_before_it_begins(tmp_path: Path) 
 def test_blocks_that_are_computed_again_are_refused() -> None:
     strategy = FullyShardedStrategy(activation_checkpointing=True)
     with pytest.raises(ValueError, match=r"LitConsistencyLens keeps a growing cache .* leave it"):
-        strategy._check_recomputing(lens())
-    FullyShardedStrategy()._check_recomputing(lens())
+        strategy.check_recomputing(lens())
+    FullyShardedStrategy().check_recomputing(lens())
 
 
 def test_a_layer_below_0_and_two_subjects_are_refused() -> None:
