@@ -37,6 +37,7 @@ LOST = (
     "Connection reset by peer",
     "Broken pipe",
     "Timed out waiting",
+    "Application timeout",
     "Connection refused",
     "NCCL",
     "Socket Timeout",
@@ -399,11 +400,11 @@ class FailureReport(Callback):
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Say what failed where, on the rank that failed first."""
+        self._end_watch()
         ended = "it was killed, or it hangs"
         if isinstance(trainer.strategy, ManagedProcesses):
             ended = trainer.strategy.ended_children() or ended
             trainer.strategy.unwatch_children()
-        self._end_watch()
         if not isinstance(exception, Exception):
             return
         run = Path(trainer.default_root_dir)

@@ -5,6 +5,7 @@ python -m tests.distributed.toy_run FOLDER --devices 2 --strategy ddp [--kill_at
 
 import argparse
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -48,7 +49,10 @@ class SignalledAt(Callback):
 
 
 class FailsAt(Callback):
-    """The last rank raises an error of its own, or hangs; `stall`: all of them do."""
+    """The last rank raises an error, hangs, is stopped or loses a loader worker.
+
+    Where it is to `stall`, all of them hang.
+    """
 
     def __init__(self, step: int, how: str) -> None:
         self.step, self.how = step, how
@@ -58,6 +62,10 @@ class FailsAt(Callback):
         if trainer.global_step == self.step and is_mine:
             if self.how == "raise":
                 raise LookupError("a word that no dictionary has")
+            if self.how == "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            elif self.how == "lose a worker":
+                multiprocessing.active_children()[0].kill()
             self.hang_for_ever()
 
     def hang_for_ever(self):
