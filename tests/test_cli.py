@@ -420,7 +420,7 @@ def test_a_callback_of_the_config_replaces_the_default_of_its_kind(
 ) -> None:
     status, output = unisono(
         "fit", "--config=toy.yaml",
-        "--trainer.callbacks+=lit_models.training.callbacks.LastCheckpoint",
+        "--trainer.callbacks+=lit_models.training.LastCheckpoint",
         "--trainer.callbacks.every_n_steps=3", "--trainer.callbacks.every_epoch=false",
         "--trainer.logger=false",
     )  # fmt: skip

@@ -5,14 +5,34 @@ from typing import Any
 
 from lit_models import late_names
 
-__all__ = ["AveragedWeights", "ExactModule", "LossSum", "NonFinite", "default_callbacks", "status"]
-
 _HOME = {
     "AveragedWeights": "lit_models.training.optim",
+    "BestCheckpoint": "lit_models.training.checkpoints",
+    "BitwiseSum": "lit_models.training.bitwise",
+    "ExactDropout": "lit_models.training.dropout",
     "ExactModule": "lit_models.training.exact",
+    "FailureReport": "lit_models.training.faults",
+    "LastCheckpoint": "lit_models.training.checkpoints",
+    "Ledger": "lit_models.training.ledger",
     "LossSum": "lit_models.training.metrics",
     "NonFinite": "lit_models.training.faults",
+    "Preemption": "lit_models.training.faults",
     "default_callbacks": "lit_models.training.callbacks",
     "status": "lit_models.training.run_facts",
 }
+__all__ = [
+    "AveragedWeights",
+    "BestCheckpoint",
+    "BitwiseSum",
+    "ExactDropout",
+    "ExactModule",
+    "FailureReport",
+    "LastCheckpoint",
+    "Ledger",
+    "LossSum",
+    "NonFinite",
+    "Preemption",
+    "default_callbacks",
+    "status",
+]
 __getattr__: Callable[[str], Any] = late_names(__name__, _HOME)

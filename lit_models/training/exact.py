@@ -25,15 +25,19 @@ from datamodules.core.checkpoint_recipe import checkpoint_to_load
 from datamodules.core.planned import PlannedDataModule
 from lit_models.training.checkpoints import (
     AtomicCheckpointIO,
+    LastCheckpoint,
     load_part,
     read_checkpoint,
     take_averaged,
 )
 from lit_models.training.export import Layout, load_exported
+from lit_models.training.faults import FailureReport, NonFinite
 from lit_models.training.hyperparameters import UNTRUSTED, plain_hyperparameters
 from lit_models.training.ledger import Ledger, StepRecord
+from lit_models.training.memory import Rehearsal
 from lit_models.training.metrics import LossSum, in_float32
 from lit_models.training.optim import follow_rates, gradients
+from lit_models.training.run_folder import RunFolder
 from lit_models.training.sharding import Split, clip_to_norm
 from lit_models.training.strategies import leave_group, register_fsdp
 
@@ -148,10 +152,6 @@ class ExactModule(LightningModule):
 
     def own_callbacks(self) -> list[Callback]:
         """Return what a run of this module always has; a family adds its own to these."""
-        from lit_models.training.callbacks import FailureReport, LastCheckpoint, NonFinite
-        from lit_models.training.memory import Rehearsal
-        from lit_models.training.run_folder import RunFolder
-
         own: list[Callback] = [RunFolder(), Ledger(), Rehearsal()]
         if self.trainer.state.fn == "fit":
             own += [NonFinite(), FailureReport()]
@@ -180,8 +180,14 @@ class ExactModule(LightningModule):
         for module in self.modules():
             if isinstance(module, Metric):
                 module.reset()
-        if stage == "fit" and not self.may_accumulate:
-            self._check_accumulation()
+        accumulation = self._trainer.accumulate_grad_batches if self._trainer is not None else 1
+        if stage == "fit" and accumulation > 1 and not self.may_accumulate:
+            raise ValueError(
+                f"the step is cut into {accumulation} micro-batches, but the loss of "
+                f"{type(self).__name__} couples all samples of a step. Leave "
+                "data.micro_batch_size and trainer.accumulate_grad_batches out, and save memory "
+                "inside the step (encode_chunk of a retriever), or lower data.global_batch_size."
+            )
         clip = self._trainer.gradient_clip_val if self._trainer is not None else None
         if clip is not None and not clip >= 0:
             raise ValueError(
@@ -253,10 +259,10 @@ class ExactModule(LightningModule):
         self.step_record.add(batch["sample_id"], batch["weight"], terms, share)
         # Finite gradients of a loss that is not would hide it from the ranks whose loss is: zero
         # times a finite number is zero, times any other it is NaN.
-        told = share.detach() * 0 + 1
-        replicas = self._num_replicas() if self.averages_replicas else 1
-        factor = replicas * self.trainer.accumulate_grad_batches
-        return share * told * factor if factor > 1 else share * told
+        finite_or_nan = share.detach() * 0 + 1
+        sampler = getattr(self.trainer.strategy, "distributed_sampler_kwargs", None) or {}
+        replicas = sampler.get("num_replicas", 1) if self.averages_replicas else 1
+        return share * finite_or_nan * (replicas * self.trainer.accumulate_grad_batches)
 
     def configure_gradient_clipping(
         self,
@@ -279,7 +285,7 @@ class ExactModule(LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Rewrite Lightning's progress: it counts micro-batches, whose number may now differ.
 
-        Whoever does not go on with the training takes the averaged weights, if there are any.
+        A checkpoint that is evaluated or exported gives its averaged weights, if it has any.
         """
         if self._trainer is None or self.trainer.state.fn != "fit":
             take_averaged(checkpoint)
@@ -309,7 +315,7 @@ class ExactModule(LightningModule):
         `ddp_spawn` builds the network in its children alone, and hands the weights to a parent
         that has none.
         """
-        if state_dict and not self._is_built():
+        if state_dict and next(self.parameters(), None) is None:
             self._early_weights = dict(state_dict)
             return _IncompatibleKeys([], [])
         return super().load_state_dict(state_dict, strict=strict, assign=assign)
@@ -417,23 +423,6 @@ class ExactModule(LightningModule):
         """Return the weights that `init_from` takes; a family whose shapes follow the data
         overrides it."""
         return checkpoint["state_dict"]
-
-    def _check_accumulation(self) -> None:
-        accumulation = self.trainer.accumulate_grad_batches
-        if accumulation > 1:
-            raise ValueError(
-                f"the step is cut into {accumulation} micro-batches, but the loss of "
-                f"{type(self).__name__} couples all samples of a step. Leave "
-                "data.micro_batch_size and trainer.accumulate_grad_batches out, and save memory "
-                "inside the step (encode_chunk of a retriever), or lower data.global_batch_size."
-            )
-
-    def _is_built(self) -> bool:
-        return next(self.parameters(), None) is not None
-
-    def _num_replicas(self) -> int:
-        sampler = getattr(self.trainer.strategy, "distributed_sampler_kwargs", None)
-        return sampler["num_replicas"] if sampler else 1
 
 
 def share_of_step(

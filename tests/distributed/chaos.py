@@ -55,7 +55,7 @@ def command(folder: Path, family: str, devices: int, strategy: str) -> list[str]
         *("--ckpt_path=auto", f"--trainer.default_root_dir={folder}", "--trainer.precision=64"),
         *(f"--trainer.max_epochs={EPOCHS}", f"--trainer.limit_train_batches={STEPS_PER_EPOCH}"),
         *(f"--trainer.devices={devices}", f"--trainer.strategy={strategy}"),
-        "--trainer.callbacks+=lit_models.training.callbacks.LastCheckpoint",
+        "--trainer.callbacks+=lit_models.training.LastCheckpoint",
         "--trainer.callbacks.every_n_steps=7",
         *CALM.get(family, ()),
     ]

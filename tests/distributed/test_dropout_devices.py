@@ -18,7 +18,7 @@ LAYOUTS = {
     "ddp": ("--trainer.devices=2", "--trainer.strategy=ddp"),
 }
 SAVING = (
-    "--trainer.callbacks+=lit_models.training.callbacks.LastCheckpoint",
+    "--trainer.callbacks+=lit_models.training.LastCheckpoint",
     "--trainer.callbacks.every_n_steps=6",
     "--trainer.callbacks.every_epoch=false",  # max_steps ends an epoch, too, for good
 )

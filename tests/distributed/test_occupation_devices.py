@@ -161,7 +161,7 @@ def test_losses_agree_over_strategies_and_accumulation(
 
 def kill_at(step, folder, tables, *options):
     """Run until the ledger shows a step, then SIGKILL every process of the run."""
-    every = "--trainer.callbacks+=lit_models.training.callbacks.LastCheckpoint"
+    every = "--trainer.callbacks+=lit_models.training.LastCheckpoint"
     saving = [every, "--trainer.callbacks.every_n_steps=4"]
     process = subprocess.Popen(
         [sys.executable, *arguments("fit", folder, tables, *options), *saving],
