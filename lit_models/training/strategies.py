@@ -67,7 +67,7 @@ from lit_models.training.sharding import (
 
 # A rank that waits so long for another waits for ever: the run ends instead of hanging.
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
-BACKENDS = ("gloo", "nccl", "mpi")
+Backend = Literal["gloo", "nccl", "mpi"]
 PORT_TAKEN = ("EADDRINUSE", "address already in use")
 EVALUATION_STEPS = ("validation_step", "test_step", "predict_step")
 CHILD_ENDS_S = 1.0
@@ -117,7 +117,7 @@ class ManagedProcesses(ParallelStrategy):
         """Form the process group.
 
         Raises:
-            ValueError: the backend is not for this device.
+            ValueError: the backend is not for this device or not in this torch.
             RuntimeError: the port of the rendezvous belongs to another program.
         """
         backend, kind = self.process_group_backend, self.root_device.type  # type: ignore[attr-defined]
@@ -125,6 +125,12 @@ class ManagedProcesses(ParallelStrategy):
             raise ValueError(
                 f"process_group_backend is nccl, which joins GPUs, but the run is on {kind}; use "
                 "gloo, or leave it out and the device decides."
+            )
+        if backend == "mpi" and not dist.is_mpi_available():
+            raise ValueError(
+                f"process_group_backend is mpi, but torch {torch.__version__} was built without "
+                "MPI. Use gloo (CPU) or nccl (GPU), leave it out and the device decides, or build "
+                "torch from source on a machine with MPI."
             )
         try:
             super().setup_environment()
@@ -204,25 +210,6 @@ class ManagedProcesses(ParallelStrategy):
                 child.join()
 
 
-def check_backend(backend: str | None) -> None:
-    """Refuse a backend that this torch does not have, before any process starts.
-
-    Raises:
-        ValueError: there is no such backend here.
-    """
-    if backend not in (None, *BACKENDS):
-        raise ValueError(
-            f"process_group_backend must be one of {', '.join(BACKENDS)}, got {backend}; leave it "
-            "out and the device decides."
-        )
-    if backend == "mpi" and not dist.is_mpi_available():
-        raise ValueError(
-            f"process_group_backend is mpi, but torch {torch.__version__} was built without MPI. "
-            "Use gloo (CPU) or nccl (GPU), leave it out and the device decides, or build torch "
-            "from source on a machine with MPI."
-        )
-
-
 def is_stopped(pid: int) -> bool:
     """Return whether a live process is stopped, as by Ctrl-Z or SIGSTOP; known on Linux alone."""
     path = Path(f"/proc/{pid}/stat")
@@ -259,7 +246,7 @@ class ReplicatedStrategy(ManagedProcesses, DDPStrategy):
 
     def __init__(
         self,
-        process_group_backend: str | None = None,
+        process_group_backend: Backend | None = None,
         timeout: timedelta = COLLECTIVE_TIMEOUT,
         start_method: Literal["popen", "spawn", "fork"] = "popen",
         find_unused_parameters: bool = False,
@@ -268,12 +255,10 @@ class ReplicatedStrategy(ManagedProcesses, DDPStrategy):
         bucket_cap_mb: float | None = None,
         static_graph: bool = False,
     ) -> None:
-        check_backend(process_group_backend)
         super().__init__(
             process_group_backend=process_group_backend,
             timeout=timeout,
             start_method=start_method,
-            static_graph=static_graph,
         )
         self.timeout, self.broadcast_buffers = timeout, broadcast_buffers
         self.strategy_name = "ddp" if start_method == "popen" else f"ddp_{start_method}"
@@ -358,7 +343,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         activation_checkpointing: bool = False,
         cpu_offload: bool = False,
         sharded_checkpoint: bool = False,
-        process_group_backend: str | None = None,
+        process_group_backend: Backend | None = None,
         timeout: timedelta = COLLECTIVE_TIMEOUT,
     ) -> None:
         super().__init__(
@@ -367,7 +352,6 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
             process_group_backend=process_group_backend,
             timeout=timeout,
         )
-        check_backend(process_group_backend)
         sizes = {"replicate_size": replicate_size, "tensor_parallel_size": tensor_parallel_size}
         for name, size in sizes.items():
             if size < 1:
