@@ -206,9 +206,9 @@ class PairDataset(PlannedDataset):
         else:
             asked, rest = self._own_pair(kind, number, rng)
             answer, known, negatives = number, np.array([number]), []
-            query = self.encoding.ids_once(asked)
+            query = self.encoding.ids(asked)  # drawn again in a later epoch
             whole = self.tokens.documents
-            text = whole[number] if rest is None else self.encoding.ids_once(rest)
+            text = whole[number] if rest is None else self.encoding.ids(rest)
         others = [self.tokens.documents[other] for other in negatives]
         missing = self.num_negatives - len(negatives)
         texts = [framing.single(self._kept(ids, rng)) for ids in (text, *others)]

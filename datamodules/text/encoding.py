@@ -157,7 +157,7 @@ def padded(rows: Sequence[Framed]) -> dict[str, torch.Tensor]:
     }
 
 
-KEPT_TEXTS = 200_000
+KEPT_BYTES = 128 << 20  # of the texts that a process remembers
 ROWS_VERSION = 1  # of how texts become rows of tokens
 TEXTS_AT_ONCE = 1024
 
@@ -174,13 +174,15 @@ class TextEncoding:
         self.limits = TextLimits(**recipe["text"])
         self.framing = Framing.of(self.tokenizer, self.limits)
         self._known: dict[str, np.ndarray] = {}
+        self._num_bytes = 0
 
     def ids(self, text: str) -> np.ndarray:
         """Return the token ids of a text, [n] int64, whole and without marks."""
         ids = self._known.get(text)
         if ids is None:
             ids = self.ids_once(text)
-            if len(self._known) < KEPT_TEXTS:
+            self._num_bytes += len(text) + ids.nbytes
+            if self._num_bytes < KEPT_BYTES:
                 self._known[text] = ids
         return ids
 
@@ -188,17 +190,9 @@ class TextEncoding:
         """Return the same as `ids`, of a text that does not come again: nothing is kept."""
         return self.tokenizer.encode(self.limits.normalised(text))
 
-    def ids_of(self, texts: Sequence[str], continues: bool = False) -> list[np.ndarray]:
-        """Return the same as `ids_once` of several texts.
-
-        Args:
-            texts: any.
-            continues: they go on behind another text and a blank, which their tokens begin with.
-        """
-        known = [self.limits.normalised(text) for text in texts]
-        if continues:
-            known = [f" {text}" if text else "" for text in known]
-        return self.tokenizer.encode_batch(known, continues)
+    def ids_of(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Return the same as `ids_once` of several texts."""
+        return self.tokenizer.encode_batch([self.limits.normalised(text) for text in texts])
 
     @cached_property
     def digest(self) -> str:

@@ -86,21 +86,6 @@ def spells(backend: Tokenizer, character: str) -> bool:
     return character in backend.decode(backend.encode(character, add_special_tokens=False).ids)
 
 
-def cuts_at_blanks(backend: Tokenizer) -> bool:
-    """Whether no token of a pipeline goes over a blank, from one word into the next."""
-    model = json.loads(backend.to_str())["model"]
-    if model["type"] == "BPE" and not model["merges"]:  # single characters or bytes
-        return True
-    if backend.pre_tokenizer is None:
-        return False
-    text, blanks = "One two. Three", f" {SPACE_MARK}"
-    if backend.normalizer is not None:
-        text = backend.normalizer.normalize_str(text)
-    places = (place for _, place in backend.pre_tokenizer.pre_tokenize_str(text))
-    words = (text[start:end].strip(blanks) for start, end in places)
-    return not any(set(blanks) & set(word) for word in words)
-
-
 def words_of(text: str) -> list[str]:
     """Return what stands between white space."""
     return WORD.findall(text)
