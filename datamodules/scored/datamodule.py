@@ -1,11 +1,17 @@
-"""Texts with what people said of them become planned batches for the scorer."""
+"""ScoredTextDataModule: texts with labels as planned batches for the scorer.
+
+Shapes: B texts in the micro-batch, C chunks, W labels of a row.
+"""
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import torch
 
 from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.core.store import cache_root
@@ -13,27 +19,192 @@ from datamodules.files.audit import Audit, AuditPart, MakeModel, text_key
 from datamodules.files.rows import BadRows, hand_over_rejected
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, SplitOptions, stem_key
 from datamodules.files.tables import expand_files, output_like, own_files_hint
-from datamodules.scored.batches import (
-    ChunkOptions,
-    ScoredTextDataset,
-    chunk_facts,
-    kept_texts,
+from datamodules.scored import demo
+from datamodules.scored.labels import LabelOptions, LabelReader, label_text, trained_heads
+from datamodules.scored.splits import Division, statistics
+from datamodules.scored.store import (
+    SUFFIXES,
+    RowReader,
+    ScoredStore,
+    StoreRequest,
+    TextColumns,
+    check_output,
+    open_store,
+    write_scored,
 )
-from datamodules.scored.labels import LabelOptions, LabelReader, trained_heads
-from datamodules.scored.output import check_output, write_scored
-from datamodules.scored.rows import SUFFIXES, RowReader, TextColumns
-from datamodules.scored.splits import (
-    FoldOptions,
-    check_files,
-    parts_of,
-    rows_of,
-    statistics,
-    trained_facts,
+from datamodules.text.encoding import (
+    EncodedTextDataModule,
+    Framed,
+    Framing,
+    TextEncoding,
+    kept_tokens,
+    padded,
 )
-from datamodules.scored.store import ScoredStore, StoreRequest, open_store
-from datamodules.text.encoding import EncodedTextDataModule, TextEncoding
+from datamodules.text.store import ReadTokens, TokenRows, Tokens
 
 Files = str | list[str] | None
+SHOWN = 300  # characters of a text in a description
+
+
+@dataclass(frozen=True)
+class ChunkOptions:
+    """How a text that is longer than `text.max_length` is cut.
+
+    Args:
+        most: chunks of a text that are read; what follows them is cut.
+        stride: tokens from the beginning of a chunk to that of the next; none lets chunks touch
+            without overlap.
+
+    Raises:
+        ValueError: a number below 1.
+    """
+
+    most: int = 1
+    stride: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.most < 1:
+            raise ValueError(f"chunks.most must be at least 1, got {self.most}.")
+        if self.stride is not None and self.stride < 1:
+            raise ValueError(f"chunks.stride must be at least 1, got {self.stride}.")
+        if self.stride is not None and self.most == 1:
+            raise ValueError(
+                f"chunks.stride {self.stride} has no effect on single chunks; raise chunks.most."
+            )
+
+    def stride_in(self, framing: Framing) -> int:
+        """Return the tokens from the beginning of a chunk to that of the next.
+
+        Raises:
+            ValueError: chunks would leave out what stands between them.
+        """
+        room = framing.limits.max_length - framing.num_marks
+        if self.stride is not None and self.stride > room:
+            raise ValueError(
+                f"chunks.stride is {self.stride}, and a chunk holds {room} tokens (text.max_length "
+                f"{framing.limits.max_length} less {framing.num_marks} marks): it must be at most "
+                "that, or tokens between chunks would be read by none. Lower chunks.stride, or "
+                "raise text.max_length."
+            )
+        return room if self.stride is None else self.stride
+
+    def longest(self, framing: Framing) -> int:
+        """Return the tokens of a text that stand in its chunks."""
+        room = framing.limits.max_length - framing.num_marks
+        return room + (self.most - 1) * self.stride_in(framing)
+
+
+class ScoredExample(NamedTuple):
+    """One text: its chunks, and the numbers of its labels [W], NaN = missing."""
+
+    chunks: list[Framed]
+    labels: np.ndarray
+
+
+class ScoredTextDataset(PlannedDataset):
+    """Texts of a store; a sample is a row, or in prediction a distinct text.
+
+    Args:
+        store: of the texts.
+        encoding: of the texts.
+        chunks: how long ones are cut.
+        rows: [n] rows of the store; none takes each distinct text once, without labels.
+
+    Raises:
+        ValueError: the stride is longer than a chunk.
+    """
+
+    def __init__(
+        self,
+        store: ScoredStore,
+        encoding: TextEncoding,
+        chunks: ChunkOptions,
+        rows: np.ndarray | None = None,
+    ) -> None:
+        self.store, self.encoding, self.chunks = store, encoding, chunks
+        self.stride = chunks.stride_in(encoding.framing)
+        self.texts = np.arange(store.num_texts) if rows is None else store.text_of_row[rows]
+        self.has_labels = rows is not None
+        self.tokens: Tokens
+        if rows is None:  # each comes once
+            self.tokens, self.row_of = ReadTokens(encoding.ids_once, store.text), self.texts
+        else:
+            self.tokens, self.row_of = kept_texts(store, encoding, chunks, self.texts)
+        self.rows = rows
+        # Bytes say enough about tokens to put texts of like length together.
+        longest = encoding.limits.max_length * chunks.most
+        self.lengths = np.minimum(store.num_bytes[self.texts] + 2, longest)
+        content = hashlib.sha256(np.ascontiguousarray(self.texts).tobytes()).hexdigest()[:16]
+        facts = f"{chunks.most}-{chunks.stride}"
+        self.fingerprint = f"{store.fingerprint}-{content}-{encoding.digest}-{facts}"
+        is_labelled = ~np.isnan(store.labels if rows is None else store.labels[rows])
+        self.target_counts = {
+            name: is_labelled[:, store.columns_of(name)].sum(1) for name in store.heads
+        }
+        # Of a head with one number for each text, that column; of others, all of theirs.
+        columns = {name: store.columns_of(name) for name in store.heads}
+        self.columns: dict[str, slice | int] = {
+            name: of if store.heads[name]["kind"] == "multilabel" else of.start
+            for name, of in columns.items()
+        }
+
+    def example(self, sample_id: int, epoch: int) -> ScoredExample:
+        """Return one text, the same in every epoch."""
+        ids = self.tokens[self.row_of[sample_id]]
+        chunks = self.encoding.framing.chunks(ids, self.stride, self.chunks.most)
+        return ScoredExample(chunks, self._labels(sample_id))
+
+    def collate(self, examples: list[ScoredExample]) -> dict[str, object]:
+        """Return the padded batch."""
+        batch: dict[str, object] = padded([chunk for e in examples for chunk in e.chunks])
+        del batch["segment_ids"]  # a single text is all one segment
+        sizes = torch.tensor([len(example.chunks) for example in examples])
+        batch["chunk_of"] = torch.arange(len(examples)).repeat_interleave(sizes)
+        if not self.has_labels:
+            return batch
+        return {**batch, **self._targets(np.stack([example.labels for example in examples]))}
+
+    def _targets(self, labels: np.ndarray) -> dict[str, dict[str, torch.Tensor]]:
+        """Return what heads learn from labels [B, W], NaN = missing."""
+        numbers = torch.from_numpy(labels)
+        is_there = ~numbers.isnan()
+        values = numbers.nan_to_num(nan=0.0).float()  # masked, wherever it is read
+        targets, known = {}, {}
+        for name, columns in self.columns.items():
+            # Whole in memory, as a copy to a GPU from pinned memory needs it.
+            targets[name] = values[:, columns].contiguous()
+            known[name] = is_there[:, columns].contiguous()
+        return {"targets": targets, "is_labelled": known}
+
+    def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
+        """Return the beginning of the text, and its labels by their names."""
+        text = self.store.text(int(self.texts[sample_id]))[:SHOWN]
+        numbers, columns_of = self._labels(sample_id), self.store.columns_of
+        shown = {name: numbers[columns_of(name)] for name in self.store.heads}
+        return {"text": text, **{n: label_text(self.store.heads[n], x) for n, x in shown.items()}}
+
+    def _labels(self, sample_id: int) -> np.ndarray:
+        if self.rows is None:
+            return np.zeros(0)
+        return self.store.labels[self.rows[sample_id]]
+
+
+def kept_texts(
+    store: ScoredStore, encoding: TextEncoding, chunks: ChunkOptions, texts: np.ndarray
+) -> tuple[TokenRows, np.ndarray]:
+    """Return the tokens of texts, tokenised once into the cache, and the row of each, [n] int64.
+
+    Args:
+        store: of the texts.
+        encoding: of the texts.
+        chunks: how long ones are cut; what is in no chunk is not kept.
+        texts: [n] their numbers; some may be there several times.
+    """
+    distinct, rows = np.unique(texts, return_inverse=True)
+    chosen = hashlib.sha256(distinct.tobytes()).hexdigest()
+    facts = ["scored", store.fingerprint, chosen]
+    read = partial(map, store.text, distinct.tolist())
+    return kept_tokens(facts, encoding, read, chunks.longest(encoding.framing)), rows
 
 
 class ScoredTextDataModule(EncodedTextDataModule):
@@ -68,18 +239,29 @@ class ScoredTextDataModule(EncodedTextDataModule):
         num_folds: int | None = None,
         stratify_by: str | None = None,
         split: SplitOptions | None = None,
-        chunks: ChunkOptions = ChunkOptions(),  # noqa: B008 - frozen
+        chunks: ChunkOptions = ChunkOptions(),
         on_bad_rows: Literal["error", "reject"] = "error",
         **encoded: Any,
     ) -> None:
         super().__init__(**encoded)
         self.files: dict[str, Files] = dict((files or {}).items())
         self.predict_output, self.columns, self.heads = predict_output, columns, heads
-        self.folds = FoldOptions(fold, num_folds, stratify_by)
-        self.split, self.chunks = split or SplitOptions(), chunks
+        self.division = Division(split or SplitOptions(), fold, num_folds, stratify_by)
+        self.chunks = chunks
         self.on_bad_rows = on_bad_rows
         self._stores: dict[Path, ScoredStore] = {}
-        check_files(self.files, self.folds)
+        if unknown := set(self.files) - {*PART_NAMES, "predict"}:
+            raise ValueError(
+                f"data.files names {', '.join(sorted(unknown))}; the parts are train, validation, "
+                "test and predict."
+            )
+        if fold is not None and (self.files.get("validation") or self.files.get("test")):
+            raise ValueError(
+                "data.fold divides the training files, and data.files names validation or test "
+                "files too; leave one of them out."
+            )
+        if not self.files.get("train") and self.files.get("validation"):
+            raise ValueError("data.files names validation without train; name both.")
 
     def prepare_data(self) -> None:
         """Read the files and make the tokenizer, in the cache; copies the rejected rows."""
@@ -93,7 +275,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
         """Make the tokens of the stage's texts in the cache."""
         if stage != "predict":
             store, chunks = self._open(stage, recipe), ChunkOptions(**recipe["chunks"])
-            rows = self._rows(stage, store, recipe)
+            rows = self.division.rows_of(stage, store, recipe["split"])
             kept_texts(store, encoding, chunks, store.text_of_row[rows])
 
     def build(self, stage: Stage) -> PlannedDataset:
@@ -105,27 +287,31 @@ class ScoredTextDataModule(EncodedTextDataModule):
         assert self.encoding is not None
         assert self.recipe is not None
         store, chunks = self._open(stage, self.recipe), ChunkOptions(**self.recipe["chunks"])
-        rows = None if stage == "predict" else self._rows(stage, store, self.recipe)
+        rows = (
+            None
+            if stage == "predict"
+            else self.division.rows_of(stage, store, self.recipe["split"])
+        )
         return ScoredTextDataset(store, self.encoding, chunks, rows)
 
     def training_texts(self) -> Iterator[str]:
         """Yield the texts of the training part."""
         store = self._open("fit", None)
-        rows = np.flatnonzero(self._parts(store) == TRAIN)
+        rows = np.flatnonzero(self.division.parts(store) == TRAIN)
         for number in np.unique(store.text_of_row[rows]).tolist():
             yield store.text(number)
 
     def texts_digest(self) -> str:
         store = self._open("fit", None)
-        parts = self._parts(store)
+        parts = self.division.parts(store)
         return hashlib.sha256(store.fingerprint.encode() + parts.tobytes()).hexdigest()[:32]
 
     def recipe_facts(self) -> dict[str, Any]:
         """Return the heads with the statistics of the training part, and how texts are cut."""
         store = self._open("fit", None)
-        parts = self._parts(store)
-        facts = {"heads": statistics(store, parts), "chunks": chunk_facts(self.chunks)}
-        return {**facts, "split": trained_facts(store, parts, self.folds, self.split)}
+        parts = self.division.parts(store)
+        facts = {"heads": statistics(store, parts), "chunks": asdict(self.chunks)}
+        return {**facts, "split": self.division.trained_facts(store)}
 
     def audit(self, make_model: MakeModel | None = None) -> Audit:
         """Return what is in the files, and what is wrong with them, whatever the model."""
@@ -211,8 +397,6 @@ class ScoredTextDataModule(EncodedTextDataModule):
         files = [(part, path) for part in (TRAIN, VALIDATION, TEST) for path in self._paths(part)]
         columns, heads = self.columns, self.heads
         if not files:
-            from datamodules.scored import demo  # made only where it is asked for
-
             files = [(TRAIN, demo.demo_file(cache_root()))]
             columns, heads = demo.COLUMNS, heads or demo.HEADS
         if recipe is not None:
@@ -226,12 +410,6 @@ class ScoredTextDataModule(EncodedTextDataModule):
         if (folder := request.folder()) not in self._stores:
             self._stores[folder] = open_store(request)
         return self._stores[folder]
-
-    def _parts(self, store: ScoredStore) -> np.ndarray:
-        return parts_of(store, self.folds, self.split)
-
-    def _rows(self, stage: Stage, store: ScoredStore, recipe: dict[str, Any]) -> np.ndarray:
-        return rows_of(stage, store, self.folds, self.split, recipe["split"])
 
     def _paths(self, part: int) -> list[Path]:
         name = PART_NAMES[part]

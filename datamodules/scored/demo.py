@@ -15,7 +15,7 @@ from typing import Any
 from datamodules.core.store import digest_of, made_once
 from datamodules.demo import Documented, documented, sources_digest
 from datamodules.scored.labels import LabelOptions
-from datamodules.scored.rows import TextColumns
+from datamodules.scored.store import TextColumns
 
 FILE = "documentation.jsonl"
 VERSION = 1

@@ -1,4 +1,4 @@
-"""What a head learns: cells of a table become numbers, and their classes get an order.
+"""Labels of heads: cells of a table become numbers, and predictions columns of a table.
 
 A cell that is empty (or NA, null, none) is a missing label: NaN, never 0.
 """
@@ -12,10 +12,10 @@ import numpy as np
 
 log = logging.getLogger(__name__)
 Kind = Literal["regression", "ordinal", "binary", "multiclass", "multilabel"]
-KINDS = ("regression", "ordinal", "binary", "multiclass", "multilabel")
 MISSING = ("", "na", "n/a", "nan", "null", "none")
 NO, YES = ("0", "false", "no"), ("1", "true", "yes")
 MOST_LEVELS = 100
+DIGITS = 6  # of a prediction
 
 
 class LabelError(ValueError):
@@ -34,9 +34,9 @@ class LabelOptions:
         kind: `regression` of a number; `ordinal` for levels with an order; `binary` for 0/1,
             true/false, yes/no; `multiclass` for one of several names; `multilabel` for several at
             once: a column of 0/1 each, or one column of names that `separator` cuts.
-        columns: of the table; none is the name of the head.
+        columns: of the table; `None` is the name of the head.
         classes: names of the classes; those of `ordinal` in their order, the two of `binary` with
-            the positive one last. None takes those of the data: for `ordinal` the whole numbers
+            the positive one last. `None` takes those of the data: for `ordinal` the whole numbers
             from the smallest to the largest.
         separator: between the names in one cell of a `multilabel` head. The separator alone is
             the empty set, an empty cell a missing label.
@@ -52,10 +52,6 @@ class LabelOptions:
 
     def __post_init__(self) -> None:
         several = isinstance(self.columns, list) and len(self.columns) > 1
-        if self.kind not in KINDS:
-            raise ValueError(
-                f'a head\'s kind must be one of {", ".join(KINDS)}, got "{self.kind}".'
-            )
         if several and self.kind != "multilabel":
             raise ValueError(
                 f"a {self.kind} head has one column, got {self.columns}; declare a head for each."
@@ -70,9 +66,6 @@ class LabelOptions:
                 "a multilabel head needs several columns of 0/1, or one column with a separator "
                 "and the names of its classes."
             )
-        self._check_classes(several)
-
-    def _check_classes(self, several: bool) -> None:
         if self.classes is None:
             return
         if self.kind == "regression" or several:
@@ -89,20 +82,10 @@ class LabelOptions:
         return [self.columns] if isinstance(self.columns, str) else list(self.columns)
 
     def facts(self, name: str) -> dict[str, Any]:
-        """Return plain values from which `from_facts` makes the same options."""
-        return {
-            "kind": self.kind,
-            "columns": self.columns_of(name),
-            "classes": self.classes,
-            "separator": self.separator,
-        }
-
-    @classmethod
-    def from_facts(cls, facts: dict[str, Any]) -> "LabelOptions":
-        """Return the options with which a model was trained, classes of the data included."""
-        several = len(facts["columns"]) > 1
-        classes = None if several else facts["classes"]
-        return cls(facts["kind"], list(facts["columns"]), classes, facts["separator"])
+        """Return plain values, from which `trained_heads` makes the same options."""
+        columns = self.columns_of(name)
+        kept = {"classes": self.classes, "separator": self.separator}
+        return {"kind": self.kind, "columns": columns, **kept}
 
 
 class LabelReader:
@@ -116,20 +99,15 @@ class LabelReader:
     def __init__(self, name: str, options: LabelOptions) -> None:
         self.name, self.options = name, options
         self.columns = options.columns_of(name)
+        self.width = len(options.classes or self.columns) if options.kind == "multilabel" else 1
         self.is_open = options.classes is None and options.kind in ("ordinal", "multiclass")
         self._ids = {c: float(i) for i, c in enumerate(options.classes or [])}
         # A trained head names 0 and 1 itself.
         self.is_switch = options.kind == "binary" and options.classes in (None, ["0", "1"])
-        self.has_numbers = options.kind == "ordinal" and all(map(_is_whole, self._ids))
+        are_whole = all(name.lstrip("-").isdecimal() for name in self._ids)
+        self.has_numbers = options.kind == "ordinal" and are_whole
         if self.is_switch:
             self._ids = {**dict.fromkeys(NO, 0.0), **dict.fromkeys(YES, 1.0)}
-
-    @property
-    def width(self) -> int:
-        """Numbers of one row."""
-        if self.options.kind != "multilabel":
-            return 1
-        return len(self.options.classes or self.columns)
 
     def parse(self, cells: list[str]) -> list[float]:
         """Return the numbers of one row, NaN where the label is missing.
@@ -137,14 +115,16 @@ class LabelReader:
         Raises:
             LabelError: a cell breaks a rule.
         """
-        kind = self.options.kind
-        if kind == "multilabel" and self.options.separator is None:
+        kind, separator = self.options.kind, self.options.separator
+        if kind == "multilabel" and separator is None:
             return [self._switch(cell.strip()) for cell in cells]
         cell = cells[0].strip()
         if cell.lower() in MISSING and cell not in self._ids:
             return [math.nan] * self.width
         if kind == "multilabel":
-            return self._set(cell)
+            parts = [part.strip() for part in cell.split(separator) if part.strip()]
+            ids = {int(self._class(part)) for part in parts}
+            return [float(i in ids) for i in range(self.width)]
         if kind == "regression" or (kind == "ordinal" and self.is_open):
             return [self._number(cell)]
         return [self._class(cell)]
@@ -167,25 +147,22 @@ class LabelReader:
             )  # fmt: skip
         if kind == "regression":
             return values, None
-        if kind == "multilabel":
-            return values, list(self.options.classes or self.columns)
-        if kind == "binary":
-            return values, list(self.options.classes or ("0", "1"))
+        if kind in ("multilabel", "binary"):
+            own = self.columns if kind == "multilabel" else ["0", "1"]
+            return values, list(self.options.classes or own)
         if not self.is_open:
             return values, list(self._ids)
         known = values[~np.isnan(values)]
-        if np.unique(known).size < 2:
+        if (count := np.unique(known).size) < 2:
             raise ValueError(
-                f'head "{self.name}": its column holds {np.unique(known).size} different labels; '
-                "it needs two or more, or the names of its classes in the option classes."
+                f'head "{self.name}": its column holds {count} different labels; it needs two or '
+                "more, or the names of its classes in the option classes."
             )
-        if kind == "ordinal":
-            return self._levels(values, int(known.min()), int(known.max()))
-        names = sorted(self._ids)
-        new = {self._ids[name]: float(names.index(name)) for name in names}
-        return np.array([[new.get(v, v) for v in row] for row in values.tolist()]), names
-
-    def _levels(self, values: np.ndarray, low: int, high: int) -> tuple[np.ndarray, list[str]]:
+        if kind == "multiclass":
+            names = sorted(self._ids)
+            new = {self._ids[name]: float(names.index(name)) for name in names}
+            return np.array([[new.get(v, v) for v in row] for row in values.tolist()]), names
+        low, high = int(known.min()), int(known.max())
         if high - low >= MOST_LEVELS:
             raise ValueError(
                 f'head "{self.name}": levels from {low} to {high} are more than {MOST_LEVELS}; '
@@ -225,12 +202,6 @@ class LabelReader:
             return float(key in YES)
         raise LabelError(cell, f'head "{self.name}": must be 0 or 1; or leave it empty.')
 
-    def _set(self, cell: str) -> list[float]:
-        assert self.options.separator is not None
-        found = [part.strip() for part in cell.split(self.options.separator) if part.strip()]
-        ids = {int(self._class(part)) for part in found}
-        return [float(i in ids) for i in range(self.width)]
-
 
 def _plain(cell: str) -> str:
     """Return a whole number as it is written shortest, 1.0 as 1; anything else as it is."""
@@ -239,10 +210,6 @@ def _plain(cell: str) -> str:
     except ValueError:
         return cell
     return str(int(value)) if value.is_integer() else cell
-
-
-def _is_whole(name: str) -> bool:
-    return name.lstrip("-").isdecimal()
 
 
 def trained_heads(
@@ -255,23 +222,19 @@ def trained_heads(
     """
     heads = {}
     for name, facts in trained.items():
-        own = (given or {}).get(name)
+        own, columns = (given or {}).get(name), list(facts["columns"])
         if own is None:
-            heads[name] = LabelOptions.from_facts(facts)
+            classes = None if len(columns) > 1 else facts["classes"]
+            heads[name] = LabelOptions(facts["kind"], columns, classes, facts["separator"])
             continue
         if own.kind != facts["kind"]:
             raise ValueError(
                 f"data.heads.{name} is {own.kind}, the model was trained with {facts['kind']}; "
                 "take the model's."
             )
-        heads[name] = _with_classes(own, facts["classes"])
+        is_free = own.classes is None and own.kind in ("ordinal", "multiclass")
+        heads[name] = replace(own, classes=facts["classes"]) if is_free else own
     return heads
-
-
-def _with_classes(options: LabelOptions, classes: list[str] | None) -> LabelOptions:
-    """Return the options with the classes that a model was trained with."""
-    is_free = options.classes is None and options.kind in ("ordinal", "multiclass")
-    return replace(options, classes=classes) if is_free else options
 
 
 def label_text(facts: dict[str, Any], labels: np.ndarray) -> str:
@@ -288,3 +251,36 @@ def label_text(facts: dict[str, Any], labels: np.ndarray) -> str:
     if facts["kind"] in ("ordinal", "multiclass"):
         return " ".join(str(facts["classes"][int(number)]) for number in numbers)
     return " ".join(f"{number:g}" for number in numbers)
+
+
+def scores_of(name: str, facts: dict[str, Any], values: np.ndarray) -> dict[str, list[Any]]:
+    """Return the columns of one head: the number, level, class or probability, and what is sure.
+
+    Args:
+        name: of the head.
+        facts: from the recipe.
+        values: [n, P] of `predict_step`.
+    """
+    kind, classes = facts["kind"], facts["classes"]
+    rounded = np.round(values.astype(np.float64), DIGITS)
+    if kind == "regression":
+        return {f"predicted_{name}": rounded[:, 0].tolist()}
+    if kind == "binary":
+        return {f"probability_{name}": rounded[:, 0].tolist()}
+    if kind == "multilabel":
+        columns = zip(classes, rounded.T, strict=True)
+        return {f"probability_{name}_{label}": column.tolist() for label, column in columns}
+    if kind == "multiclass":
+        return {
+            f"predicted_{name}": [classes[i] for i in values.argmax(1)],
+            f"probability_{name}": rounded.max(1).tolist(),
+        }
+    # Levels that are whole numbers in a row keep their scale; names count from 0.
+    lowest = int(classes[0]) if classes[0].lstrip("-").isdigit() else 0
+    if classes != [str(lowest + i) for i in range(len(classes))]:
+        lowest = 0
+    expected = (values.astype(np.float64) * np.arange(len(classes))).sum(1)
+    return {
+        f"predicted_{name}": [classes[i] for i in np.floor(expected + 0.5).astype(int)],
+        f"expected_{name}": np.round(expected + lowest, DIGITS).tolist(),
+    }

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from datamodules.core.batches import ScoredTextBatch
-from datamodules.scored.batches import ChunkOptions
+from datamodules.scored.datamodule import ChunkOptions
 from datamodules.text.encoding import TextEncoding, padded
 from lit_models.seo.base import EncodedTextModule
 from lit_models.seo.encoders import Pooling, TextEncoder

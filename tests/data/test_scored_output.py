@@ -8,10 +8,14 @@ import pytest
 from datamodules import ScoredTextDataModule
 from datamodules.demo import Documented
 from datamodules.scored.demo import demo_row
-from datamodules.scored.labels import LabelOptions
-from datamodules.scored.output import check_output, scores_of, write_scored
-from datamodules.scored.rows import TextColumns
-from datamodules.scored.store import StoreRequest, open_store
+from datamodules.scored.labels import LabelOptions, scores_of
+from datamodules.scored.store import (
+    StoreRequest,
+    TextColumns,
+    check_output,
+    open_store,
+    write_scored,
+)
 
 
 @pytest.fixture(autouse=True)

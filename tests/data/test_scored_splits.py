@@ -7,10 +7,9 @@ import pytest
 
 from datamodules import ScoredTextDataModule, SplitOptions
 from datamodules.core.planned import LoaderOptions
-from datamodules.scored.batches import ChunkOptions
+from datamodules.scored.datamodule import ChunkOptions
 from datamodules.scored.labels import LabelOptions, trained_heads
-from datamodules.scored.rows import TextColumns
-from datamodules.scored.store import StoreRequest, open_store
+from datamodules.scored.store import StoreRequest, TextColumns, open_store
 from datamodules.text.encoding import TextLimits
 
 HEADS = {"y": LabelOptions("binary")}

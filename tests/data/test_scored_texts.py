@@ -10,12 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from datamodules import ScoredTextDataModule, SplitOptions
-from datamodules.scored.batches import ChunkOptions
-from datamodules.scored.folds import folds_of, strata_of
+from datamodules.scored.datamodule import ChunkOptions
 from datamodules.scored.labels import LabelOptions, LabelReader, label_text
-from datamodules.scored.rows import TextColumns
-from datamodules.scored.splits import FoldOptions, check_split, parts_of, split_facts
-from datamodules.scored.store import ScoredStore, StoreRequest, open_store
+from datamodules.scored.splits import Division, folds_of, strata_of
+from datamodules.scored.store import ScoredStore, StoreRequest, TextColumns, open_store
 
 HEADS = {
     "grade": LabelOptions("regression"),
@@ -105,7 +103,6 @@ def test_a_wrong_cell_is_named_with_file_line_value_and_rule(tmp_path, head, cel
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kind": "rating"}, 'kind must be one of .*, got "rating"'),
         ({"kind": "binary", "columns": ["a", "b"]}, "a binary head has one column"),
         ({"kind": "binary", "separator": ";"}, 'separator ";" has no effect on this binary head'),
         ({"kind": "multilabel"}, "needs several columns of 0/1, or one column with a separator"),
@@ -179,14 +176,12 @@ def test_each_row_is_the_test_of_one_fold_and_validation_leaves_it_alone(tmp_pat
             columns=TextColumns(group="site"), split=SplitOptions(0.2, 0.1),
         )  # fmt: skip
         store = open_store(data.store_request("fit", None))
-        parts = parts_of(store, data.folds, data.split)
+        parts = data.division.parts(store)
         tests.append(np.flatnonzero(parts == 2))
         if fold:  # a model of the first fold was trained with rows of this one
-            first, now = (
-                split_facts(store, f, data.split) for f in (FoldOptions(0, 3), data.folds)
-            )
+            first = Division(data.division.split, 0, 3).trained_facts(store)
             with pytest.raises(ValueError, match=f"division of these rows .fold: 0 -> {fold}"):
-                check_split(first, now, np.zeros(0, np.uint64))
+                data.division.rows_of("test", store, first)
         groups = [set(store.keys[parts == part].tolist()) for part in (0, 1, 2)]
         assert not groups[0] & groups[1] | groups[0] & groups[2] | groups[1] & groups[2]
         assert min(map(len, groups)) > 2

@@ -10,7 +10,7 @@ import torch
 
 from datamodules import ScoredTextDataModule, SplitOptions, TokenizerOptions
 from datamodules.core.planned import LoaderOptions, PlannedDataModule
-from datamodules.scored.batches import ChunkOptions
+from datamodules.scored.datamodule import ChunkOptions
 from datamodules.scored.labels import LabelOptions
 from datamodules.search.candidates import CandidateOptions, GroupOptions
 from datamodules.text.encoding import TextLimits
