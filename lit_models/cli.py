@@ -465,7 +465,7 @@ def brief_help(argv: list[str]) -> str:
     return "\n".join([*lines, "", more])
 
 
-class _ParsedCLI(UnisonoCLI):
+class ParsedCLI(UnisonoCLI):
     """Parses a command line as its run does, and does nothing with it."""
 
     def before_instantiate_classes(self) -> None:
@@ -481,7 +481,7 @@ class _ParsedCLI(UnisonoCLI):
         """Train nothing."""
 
 
-class _ParsedStage(_ParsedCLI):
+class _ParsedStage(ParsedCLI):
     """The same for a stage whose beginning an earlier one has still to write."""
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -508,7 +508,7 @@ def parsed_options(argv: list[str], needs_model: bool = True, is_stage: bool = F
     """
     with usage_errors():
         argv = [argv[0], *config_files.expand_configs(argv[1:])]
-    kind = _ParsedStage if is_stage else _ParsedCLI
+    kind = _ParsedStage if is_stage else ParsedCLI
     return kind(argv, Run("runs"), UnisonoParser if needs_model else _DataParser).options
 
 
@@ -554,7 +554,13 @@ def usage_errors() -> Iterator[None]:
     try:
         yield
     except (ValueError, FileNotFoundError) as error:
-        raise UsageError(str(error)) from error
+        reason = getattr(error, "strerror", None)  # the system's, of a folder that cannot be made
+        text = (
+            f"{getattr(error, 'filename', '')}: {reason}; choose another path."
+            if reason
+            else str(error)
+        )
+        raise UsageError(text) from error
 
 
 def missing_kinds(defaults: list[Any], named: list[Any]) -> list[Any]:

@@ -299,7 +299,8 @@ def _bad_value(key: str, detail: str) -> str:
         named = re.search(r"class_path '([^']+)'", detail)
         return unknown_class(key, named[1] if named else value)
     if wrong_base := re.search(r"not correspond to a subclass of (\w+)", detail):
-        return f"{key}: {value} is no {wrong_base[1]}. Name a class of that kind.{_sources(key)}"
+        known = _named(_known_classes(key))
+        return f"{key}: {value} is no {wrong_base[1]}. Name a class of that kind.{known}"
     key = next((o for o, _ in options(sys.argv[1:]) if o.endswith(f".{key}")), key)
     choices = re.findall(r"Literal\[([^\]]+)\]", detail)
     choices += re.findall(r"Expected a member of .*?\{([^}]+)\}", detail)
@@ -321,34 +322,33 @@ def _bad_value(key: str, detail: str) -> str:
 def unknown_class(key: str, name: str) -> str:
     """Returns the message for a class that cannot be imported, with the nearest that can."""
     module, _, last = name.rpartition(".")
-    sources = dict.fromkeys([*([module] if module else []), *_modules_for(key)])
-    paths = [f"{source}.{n}" for source in sources for n in _public_classes(source, key)]
-    names = near_names(last, [path.rpartition(".")[2] for path in paths])
-    near = near_names(name, paths)
-    near += [p for n in names for p in paths if p.endswith(f".{n}") and p not in near]
+    known = _known_classes(key, module)
+    near = near_names(name, known)
+    names = near_names(last, [path.rpartition(".")[2] for path in known])
+    near += [path for n in names for path in known if path.endswith(f".{n}") and path not in near]
     return (
         f"{key}: there is no class `{name}`.{did_you_mean(near[:3])}\n"
         "A class is named by its import path, such as lit_models.LitOccupationCoder."
-        + ("" if near else _sources(key))
+        + ("" if near else _named(_known_classes(key)))
     )
 
 
-def _modules_for(key: str) -> list[str]:
-    found = (m for k, m in CLASS_SOURCES.items() if f"{key}.".startswith(f"{k}."))
-    return next(found, CLASS_SOURCES.get(key.rpartition(".")[2], []))
+def _known_classes(key: str, module: str = "") -> list[str]:
+    """Returns the import paths of classes that are usual for a key, after those of a module."""
+    usual = [m for k, m in CLASS_SOURCES.items() if f"{key}.".startswith(f"{k}.")]
+    usual = usual or [CLASS_SOURCES.get(key.rpartition(".")[2], [])]
+    paths = []
+    for home in dict.fromkeys([*([module] if module else []), *usual[0]]):
+        try:
+            loaded = importlib.import_module(home)
+        except ModuleNotFoundError:
+            continue  # the named module is what is wrong, which the message says
+        exported = getattr(loaded, "__all__", None)
+        names = exported or [n for n, value in vars(loaded).items() if isinstance(value, type)]
+        ending = "DataModule" if key == "data" and exported else ""
+        paths += [f"{home}.{n}" for n in names if n[:1].isupper() and n.endswith(ending)]
+    return paths
 
 
-def _sources(key: str) -> str:
-    lines = [f"{m}: {', '.join(_public_classes(m, key))}" for m in _modules_for(key)]
-    return "".join(f"\nKnown in {line}" for line in lines if not line.endswith(": "))
-
-
-def _public_classes(module: str, key: str) -> list[str]:
-    try:
-        loaded = importlib.import_module(module)
-    except ModuleNotFoundError:
-        return []
-    exported = getattr(loaded, "__all__", None)
-    names = exported or [n for n, value in vars(loaded).items() if isinstance(value, type)]
-    ending = "DataModule" if key == "data" and exported else ""
-    return [n for n in names if n[:1].isupper() and n.endswith(ending)]
+def _named(paths: list[str]) -> str:
+    return f"\nKnown: {', '.join(paths)}." if paths else ""

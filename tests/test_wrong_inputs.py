@@ -128,6 +128,10 @@ WRONG: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
         [*FIT, "--trainer.default_root_dir=train.csv/x"], {},
         "trainer.default_root_dir train.csv/x: train.csv is a file; name a folder",
     ),
+    "a folder that cannot be made": (
+        [*FIT, "--trainer.default_root_dir=/proc/none/x"], {},
+        "/proc/none: No such file or directory; choose another path",
+    ),
     "a damaged checkpoint": (
         [*FIT, "--ckpt_path=cut.ckpt"], {"cut.ckpt": "CUT"},
         "cut.ckpt is damaged: it is cut short.*--ckpt_path auto, which takes the newest sound",
