@@ -5,10 +5,10 @@ import json
 import logging
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,8 +18,17 @@ NUM_IN_FULL = 3  # more rows than this get one line each
 COLUMNS = 80
 REJECTED_FILE = "rejected.csv"
 OnBadRows = Literal["error", "reject", "collect"]
-
+T = TypeVar("T")
 log = logging.getLogger(__name__)
+PARQUET_SUFFIXES = (".parquet", ".pq")
+JSON_SUFFIXES = (".jsonl", ".ndjson")
+LIST_SUFFIX = ".json"  # one list of all rows, as ShareGPT and Alpaca came
+SUFFIXES = (*JSON_SUFFIXES, LIST_SUFFIX, *PARQUET_SUFFIXES)
+ROWS_PER_BATCH = 1024
+BLANK = b"\xef\xbb\xbf \t\r\n"  # a byte order mark and spaces
+HALF_RULE = (
+    "is half of a surrogate pair, which no text in UTF-8 can hold; write the whole character."
+)
 
 
 class BadRow(NamedTuple):
@@ -128,17 +137,6 @@ def hand_over_rejected(cache_folder: Path, run_folder: Path) -> int:
     return count
 
 
-PARQUET_SUFFIXES = (".parquet", ".pq")
-JSON_SUFFIXES = (".jsonl", ".ndjson")
-LIST_SUFFIX = ".json"  # one list of all rows, as ShareGPT and Alpaca came
-SUFFIXES = (*JSON_SUFFIXES, LIST_SUFFIX, *PARQUET_SUFFIXES)
-ROWS_PER_BATCH = 1024
-BLANK = b"\xef\xbb\xbf \t\r\n"  # a byte order mark and spaces
-HALF_RULE = (
-    "is half of a surrogate pair, which no text in UTF-8 can hold; write the whole character."
-)
-
-
 class JsonRow(NamedTuple):
     """One row: the file, its line (jsonl) or row (json, parquet) from 1, its values by name."""
 
@@ -187,6 +185,29 @@ def read_json_rows(
             position += len(content)
             if content.strip():
                 yield JsonRow(path, line, _parsed(path, line, content))
+
+
+class RowFault(Exception):
+    """kind, value and rule of a bad row."""
+
+
+def sound_rows(path: Path, make: Callable[[JsonRow], T], bad_rows: BadRows) -> Iterator[T]:
+    """Yield what is made of the sound rows of one file; the others go to `bad_rows`.
+
+    Args:
+        path: see `read_json_rows`.
+        make: raises `RowFault` where a row breaks a rule.
+        bad_rows: takes the rows that do.
+
+    Raises:
+        ValueError: the file cannot be read as rows.
+    """
+    for row in read_json_rows(path):
+        try:
+            yield make(row)
+        except RowFault as fault:
+            kind, value, rule = fault.args
+            bad_rows.add(BadRow(str(row.file), row.line, value, rule, kind))
 
 
 def half_character(text: str) -> str | None:

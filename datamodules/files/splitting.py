@@ -30,8 +30,6 @@ STATUS_WORDS: dict[str, tuple[str, ...]] = {
     "ca": ("difunt", "jubilat", "difunta"),
     "fi": ("entinen", "kuollut", "vainaja"),
 }
-
-
 TRAIN, VALIDATION, TEST = range(3)
 PART_NAMES = ("train", "validation", "test")
 PART_ALIASES = {
@@ -40,6 +38,13 @@ PART_ALIASES = {
     "test": TEST,
 }
 MAX_SHARE = 0.9
+_LETTERS = str.maketrans({"æ": "ae", "ø": "o", "œ": "oe", "ß": "ss", "ł": "l", "đ": "d", "ð": "d"})
+_NOT_IN_WORDS = re.compile("[\u0300-\u036f]")
+_APOSTROPHES = "'`\u00b4\u2018\u2019"
+_PUNCTUATION = {
+    **{i: " " for i in range(0x3100) if unicodedata.category(chr(i))[0] in "PSZC"},
+    **dict.fromkeys(map(ord, _APOSTROPHES), None),
+}
 
 
 @dataclass
@@ -187,11 +192,4 @@ def _draw(
     return np.where(rank < num_test[stratum], TEST, parts).astype(np.int8)
 
 
-_LETTERS = str.maketrans({"æ": "ae", "ø": "o", "œ": "oe", "ß": "ss", "ł": "l", "đ": "d", "ð": "d"})
-_NOT_IN_WORDS = re.compile("[\u0300-\u036f]")
-_APOSTROPHES = "'`\u00b4\u2018\u2019"
-_PUNCTUATION = {
-    **{i: " " for i in range(0x3100) if unicodedata.category(chr(i))[0] in "PSZC"},
-    **dict.fromkeys(map(ord, _APOSTROPHES), None),
-}
 _STATUS_STEMS = frozenset(_fold(word) for words in STATUS_WORDS.values() for word in words)

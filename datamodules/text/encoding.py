@@ -21,6 +21,12 @@ from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOption
 from datamodules.tokenizers.wanted import model_options
 
 DOCUMENT = 1  # segment; that of a query or an only text is 0
+KEPT_BYTES = 128 << 20  # of the texts that a process remembers
+ROWS_VERSION = 1  # of how texts become rows of tokens
+TEXTS_AT_ONCE = 1024
+RECIPE_KEY = "text_encoder_recipe"
+MODULES = "LitTextScorer, LitRanker or LitRetriever"
+TOKENIZER_FILE = "tokenizer.json"
 
 
 @dataclass(frozen=True)
@@ -157,11 +163,6 @@ def padded(rows: Sequence[Framed]) -> dict[str, torch.Tensor]:
     }
 
 
-KEPT_BYTES = 128 << 20  # of the texts that a process remembers
-ROWS_VERSION = 1  # of how texts become rows of tokens
-TEXTS_AT_ONCE = 1024
-
-
 class TextEncoding:
     """Turns texts into token ids as a recipe says; each process remembers those it has seen.
 
@@ -223,11 +224,6 @@ def kept_tokens(
                 writer.add(ids[:most] for ids in encoding.ids_of(some))
 
     return TokenRows(made_once(cache_root() / "token_rows" / key, make), "texts")
-
-
-RECIPE_KEY = "text_encoder_recipe"
-MODULES = "LitTextScorer, LitRanker or LitRetriever"
-TOKENIZER_FILE = "tokenizer.json"
 
 
 class EncodedTextDataModule(PlannedDataModule):

@@ -26,9 +26,10 @@ from datamodules.files.rows import (
     BadRow,
     BadRows,
     JsonRow,
+    RowFault,
     half_character,
-    read_json_rows,
     read_rejected,
+    sound_rows,
 )
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, keyed_hashes
 from datamodules.text.splitting import Fragments, TextSplit, cuts_of
@@ -43,6 +44,13 @@ SHAPES = (
     '{"conversations": [{"from": "human", "value": "…"}, …]} or {"instruction": "…", "input": "…", '
     '"output": "…"}'
 )
+TrainOn = Literal["answers", "all"]
+STORE_VERSION = 3
+ROWS_PER_BATCH = 1024
+COLUMNS = {"tokens": None, "is_trained": bool} | {
+    **{"starts": np.int64, "sizes": np.int64, "keys": np.uint64},
+    **{"files": np.int32, "lines": np.int64},
+}  # of a part, with the type of each; that of tokens depends on the vocabulary
 
 
 class Instruction(NamedTuple):
@@ -78,22 +86,13 @@ class Instruction(NamedTuple):
         return [self.prompt, self.completion]
 
 
-class _Fault(Exception):
-    """kind, value and rule of a bad row."""
-
-
 def read_instructions(path: Path, bad_rows: BadRows) -> Iterator[Instruction]:
     """Yield the sound samples of one file; the others go to `bad_rows`.
 
     Raises:
         ValueError: the file cannot be read as rows.
     """
-    for row in read_json_rows(path):
-        try:
-            yield _checked(row)
-        except _Fault as fault:
-            kind, value, rule = fault.args
-            bad_rows.add(BadRow(str(row.file), row.line, value, rule, kind))
+    return sound_rows(path, _checked, bad_rows)
 
 
 def as_messages(values: dict[str, Any]) -> dict[str, Any]:
@@ -115,48 +114,46 @@ def as_messages(values: dict[str, Any]) -> dict[str, Any]:
     if turns is None:
         return values
     if isinstance(turns, list):
+        turns = [*turns]
         if values.get("system"):
-            turns = [{"role": "system", "content": values["system"]}, *turns]
-        turns = [_turn(turn) for turn in turns]
+            turns.insert(0, {"role": "system", "content": values["system"]})
+        for place, turn in enumerate(turns):
+            if isinstance(turn, dict) and "from" in turn and "role" not in turn:  # of ShareGPT
+                others = {name: turn[name] for name in turn if name not in ("from", "value")}
+                role = SHARE_GPT_ROLES.get(str(turn["from"]), turn["from"])
+                turns[place] = {"role": role, "content": turn.get("value"), **others}
     return {**values, "messages": turns}
-
-
-def _turn(turn: Any) -> Any:
-    """Return a turn of ShareGPT as a message; a message as it is."""
-    if not isinstance(turn, dict) or "from" not in turn or "role" in turn:
-        return turn
-    others = {name: value for name, value in turn.items() if name not in ("from", "value")}
-    role = SHARE_GPT_ROLES.get(str(turn["from"]), turn["from"])
-    return {"role": role, "content": turn.get("value"), **others}
 
 
 def _checked(row: JsonRow) -> Instruction:
     values = as_messages({name: value for name, value in row.values.items() if value is not None})
     read = [values.get(name) for name in ("messages", "prompt", "completion")]
     if (half := half_character(json.dumps(read, ensure_ascii=False, default=str))) is not None:
-        raise _Fault("half character", half, f'"{half}" {HALF_RULE}')
+        raise RowFault("half character", half, f'"{half}" {HALF_RULE}')
     if "messages" in values:
         return Instruction(str(row.file), row.line, "", "", _messages(values["messages"]))
     for name in ("prompt", "completion"):
         if name not in values:
             keys = ", ".join(values) or "nothing"
-            raise _Fault("keys", keys, f'the row has no "{name}"; a row must be {SHAPES}.')
+            raise RowFault("keys", keys, f'the row has no "{name}"; a row must be {SHAPES}.')
         if not isinstance(values[name], str):
-            raise _Fault(
+            raise RowFault(
                 "keys", str(values[name]), f'"{name}" must be a text; write chats as "messages".'
             )
     if not values["completion"].strip():
-        raise _Fault("empty answer", values["prompt"], _empty("the completion"))
+        raise RowFault("empty answer", values["prompt"], _empty("the completion"))
     return Instruction(str(row.file), row.line, values["prompt"], values["completion"])
 
 
 def _messages(messages: Any) -> tuple[dict[str, Any], ...]:
     if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
-        raise _Fault("messages", str(messages), f'"messages" must be a list of objects: {SHAPES}.')
+        raise RowFault(
+            "messages", str(messages), f'"messages" must be a list of objects: {SHAPES}.'
+        )
     checked = tuple(_message(message, place) for place, message in enumerate(messages, start=1))
     if not any(message["role"] == ASSISTANT for message in checked):
         roles = ", ".join(message["role"] for message in checked) or "no message"
-        raise _Fault(
+        raise RowFault(
             "no answer", roles, 'no message has the role "assistant": nothing could be learnt; '
             "add its answer."
         )  # fmt: skip
@@ -167,25 +164,22 @@ def _message(message: dict[str, Any], place: int) -> dict[str, Any]:
     message = {name: value for name, value in message.items() if value is not None}
     role, content = message.get("role"), message.get("content", "")
     if role not in ROLES:
-        raise _Fault(
+        raise RowFault(
             "role", str(role), f'message {place} has the role "{role}"; it must be one of '
             f"{', '.join(ROLES)}."
         )  # fmt: skip
     if not isinstance(content, str):
-        raise _Fault("content", str(content), f'"content" of message {place} must be a text.')
+        raise RowFault("content", str(content), f'"content" of message {place} must be a text.')
     is_call = role == ASSISTANT and message.get("tool_calls")
     if "content" not in message and not is_call:
-        raise _Fault("content", str(message), f'message {place} has no "content"; add it.')
+        raise RowFault("content", str(message), f'message {place} has no "content"; add it.')
     if role == ASSISTANT and not content.strip() and not is_call:
-        raise _Fault("empty answer", content, _empty(f"the answer in message {place}"))
+        raise RowFault("empty answer", content, _empty(f"the answer in message {place}"))
     return {**message, "content": content}
 
 
 def _empty(what: str) -> str:
     return f"{what} is empty: only end-of-text could be learnt; fill it in, or delete the row."
-
-
-TrainOn = Literal["answers", "all"]
 
 
 class MarkedText(NamedTuple):
@@ -343,14 +337,6 @@ class Marker:
             ids = np.append(ids, self.tokenizer.end_id)
             is_trained = np.append(is_trained, text.is_end_trained)
         return TrainedTokens(ids, is_trained, is_inside)
-
-
-STORE_VERSION = 3
-ROWS_PER_BATCH = 1024
-COLUMNS = {"tokens": None, "is_trained": bool} | {
-    **{"starts": np.int64, "sizes": np.int64, "keys": np.uint64},
-    **{"files": np.int32, "lines": np.int64},
-}  # of a part, with the type of each; that of tokens depends on the vocabulary
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,9 @@ from datamodules.tokenizers.wanted import model_options, options_of_model
 TooLong = Literal["cut", "leave_out", "error"]
 Layout = Literal["packed", "documents"]
 LONG_WAY_OUT = "Raise it, or set data.too_long to cut (drops the beginning) or leave_out."
+log = logging.getLogger(__name__)
+Files = str | list[str] | None
+TOKENS_AT_ONCE = 1 << 24
 
 
 class Loss(NamedTuple):
@@ -186,11 +189,6 @@ class InstructionDataset(RowDataset):
         return Piece(
             tokens[:-1], np.where(self.part.is_trained[start + 1 : end], tokens[1:], IGNORED)
         )
-
-
-log = logging.getLogger(__name__)
-Files = str | list[str] | None
-TOKENS_AT_ONCE = 1 << 24
 
 
 class InstructionDataModule(LanguageModelDataModule):

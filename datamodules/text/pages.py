@@ -1,28 +1,13 @@
 """Pages with a title or a description as planned batches for a model that writes them."""
 
 import json
-import re
-from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
-
-from datamodules.files.html import parsed, visible_lines
-from datamodules.files.rows import (
-    HALF_RULE,
-    BadRow,
-    BadRows,
-    JsonRow,
-    half_character,
-    read_json_rows,
-)
-
-if TYPE_CHECKING:
-    from selectolax.lexbor import LexborHTMLParser
 import logging
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -31,6 +16,15 @@ from datamodules.core.batches import IGNORED
 from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.core.store import cache_root, digest_of, made_once
 from datamodules.files.audit import Audit, MakeModel
+from datamodules.files.html import parsed, visible_lines
+from datamodules.files.rows import (
+    HALF_RULE,
+    BadRows,
+    JsonRow,
+    RowFault,
+    half_character,
+    sound_rows,
+)
 from datamodules.files.splitting import PART_NAMES, TEST, VALIDATION
 from datamodules.files.tables import own_files_hint
 from datamodules.text.instruction_store import (
@@ -58,12 +52,20 @@ from datamodules.text.prompts import (
 )
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 
+if TYPE_CHECKING:
+    from selectolax.lexbor import LexborHTMLParser
+
 Target = Literal["title", "description"]
 TARGETS = ("title", "description")
 COLUMNS = ("html", "text", *TARGETS, "query", "url")
 SHAPES = '{"html": "<html>…", "query": "…"} or {"text": "…", "title": "…", "description": "…"}'
 WORD = re.compile(r"\w+")
 SEPARATORS = re.compile(r"\s+[|–—·»:/<>~•-]+\s+")  # of the parts of a title
+PAGES_VERSION = 1  # of how pages become prompts
+LINES, PLACES = "texts.jsonl", "starts.npy"
+Records = dict[str, Callable[[JsonRow, str], Any]]
+WRITTEN_COLUMNS = ("snippet", "num_characters", "finish_reason", "page_tokens_cut")
+log = logging.getLogger(__name__)
 
 
 class WriterPage(NamedTuple):
@@ -100,25 +102,24 @@ class PagePrompt(NamedTuple):
     shrinks: tuple[int, int]
 
 
-class _Fault(Exception):
-    """kind, value and rule of a bad row."""
-
-
 def read_pages(path: Path, target: Target, bad_rows: BadRows) -> Iterator[WriterPage]:
     """Yield the sound pages of one file that have a target; the others go to `bad_rows`.
 
     Raises:
         ValueError: the file cannot be read as rows.
     """
-    for row in read_json_rows(path):
-        try:
-            page = _page(row, target)
-            if not page.target:
-                raise _Fault("no target", page.text[:60], _without(target))
-            yield page
-        except _Fault as fault:
-            kind, value, rule = fault.args
-            bad_rows.add(BadRow(str(row.file), row.line, value, rule, kind))
+
+    def taught(row: JsonRow) -> WriterPage:
+        page = _page(row, target)
+        if not page.target:
+            rule = (
+                f'the page has no {target}, neither as "{target}" nor in its html: nothing could '
+                "be learnt; fill it in."
+            )
+            raise RowFault("no target", page.text[:60], rule)
+        return page
+
+    return sound_rows(path, taught, bad_rows)
 
 
 def page_of(row: JsonRow, target: Target) -> WriterPage:
@@ -129,7 +130,7 @@ def page_of(row: JsonRow, target: Target) -> WriterPage:
     """
     try:
         return _page(row, target)
-    except _Fault as fault:
+    except RowFault as fault:
         raise ValueError(f"{row.place}: {fault.args[2]}") from fault
 
 
@@ -151,7 +152,7 @@ def _page(row: JsonRow, target: Target) -> WriterPage:
     values = _texts(row)
     if not values["html"] and not values["text"]:
         keys = ", ".join(row.values) or "nothing"
-        raise _Fault("no page", keys, f'the row has no "html" and no "text"; write {SHAPES}.')
+        raise RowFault("no page", keys, f'the row has no "html" and no "text"; write {SHAPES}.')
     given = {name: _line(values[name]) for name in (*TARGETS, "query")}
     if values["text"]:  # somebody has taken it out of the HTML already
         lines = [_line(line) for line in values["text"].splitlines()]
@@ -163,7 +164,7 @@ def _page(row: JsonRow, target: Target) -> WriterPage:
     kept = [line for line in without_target(lines, wanted) if line]
     if not kept:
         rule = f"the page has no visible text besides its {target}; leave the row out."
-        raise _Fault("empty page", (values["text"] or values["html"])[:60], rule)
+        raise RowFault("empty page", (values["text"] or values["html"])[:60], rule)
     num_removed = sum(map(bool, lines)) - len(kept)
     title = given["title"] if target != "title" else ""
     place = (str(row.file), row.line)
@@ -174,9 +175,9 @@ def _texts(row: JsonRow) -> dict[str, str]:
     values = {name: row.values.get(name) for name in COLUMNS}
     for name, value in values.items():
         if value is not None and not isinstance(value, str):
-            raise _Fault("type", str(value), f'"{name}" must be a text, got {value!r}.')
+            raise RowFault("type", str(value), f'"{name}" must be a text, got {value!r}.')
     if (half := half_character(json.dumps(values, ensure_ascii=False))) is not None:
-        raise _Fault("half character", half, f'"{half}" {HALF_RULE}')
+        raise RowFault("half character", half, f'"{half}" {HALF_RULE}')
     return {name: (value or "").strip() for name, value in values.items()}
 
 
@@ -197,17 +198,6 @@ def _line(text: str) -> str:
 def _folded(text: str) -> str:
     """Return the words alone, without case."""
     return " ".join(WORD.findall(text.casefold()))
-
-
-def _without(target: Target) -> str:
-    return (
-        f'the page has no {target}, neither as "{target}" nor in its html: nothing could be '
-        "learnt; fill it in."
-    )
-
-
-PAGES_VERSION = 1  # of how pages become prompts
-LINES, PLACES = "texts.jsonl", "starts.npy"
 
 
 @dataclass(frozen=True)
@@ -425,10 +415,6 @@ def prompt_of(piece: Piece) -> np.ndarray:
     return piece.input_ids[: int(np.argmax(piece.labels != IGNORED)) + 1]
 
 
-Records = dict[str, Callable[[JsonRow, str], Any]]
-WRITTEN_COLUMNS = ("snippet", "num_characters", "finish_reason", "page_tokens_cut")
-
-
 def write_snippets(
     rows: Iterable[JsonRow],
     results: dict[str, np.ndarray],
@@ -461,9 +447,6 @@ def write_snippets(
         return (snippet, len(snippet), reason, int(num_cut[number]), *more)
 
     write_rows(rows, added, (*WRITTEN_COLUMNS, *records), len(results["num_tokens"]), path)
-
-
-log = logging.getLogger(__name__)
 
 
 class PagesDataModule(InstructionDataModule):

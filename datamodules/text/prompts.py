@@ -25,6 +25,12 @@ from datamodules.tokenizers.text_tokenizer import TextTokenizer
 
 ROWS_AT_ONCE = 1024
 DEFAULT_COLUMNS = ("prompt", "messages")
+FINISH_REASONS = ("end", "stop", "length", "positions")
+NO_TOKEN = -1
+COMPLETED = ("completion_ids", "num_tokens", "num_characters", "finish_reason")
+COMPLETED_COLUMNS = ("completion", "num_tokens", "finish_reason", "prompt_tokens_cut")
+SCORED = ("scores", "num_tokens", "is_greedy")
+SCORED_COLUMNS = (*SCORED, "best", "prompt_tokens_cut")
 
 
 @dataclass(frozen=True)
@@ -92,17 +98,63 @@ def read_prompts(request: PromptRequest) -> Iterator[list[Prompt]]:
         ValueError: a row lacks what the mode needs, a value is of a wrong type, or a text is
             longer than the network's positions.
     """
+    tokenizer, limit = request.tokenizer, request.max_positions
+
+    def encoded(texts: list[tuple[JsonRow, str]]) -> list[list[int]]:
+        """Return the tokens of texts that stand in rows; an error names the row."""
+        try:
+            return [ids.tolist() for ids in tokenizer.encode_batch([text for _, text in texts])]
+        except ValueError:
+            for row, text in texts:
+                with _at(row):
+                    tokenizer.encode(text)
+            raise
+
+    def check_cut(text: _Text, what: str, size: int) -> None:
+        if not request.cuts:
+            raise ValueError(
+                f"{text.row.place}: {what} has {size} tokens and the network {limit} positions; "
+                "shorten it, or cut its beginning with model.generation.context=recent."
+            )
+
+    def prompt(text: _Text, ids: list[int]) -> Prompt:
+        ids = begun(ids, text.is_chat, tokenizer)
+        if limit is None or len(ids) <= limit:
+            return Prompt(ids, 0, 0)
+        check_cut(text, "the prompt", len(ids))
+        kept = recent(ids, limit, request.max_new_tokens)
+        return Prompt(kept, 0, len(ids) - len(kept))
+
+    def choice(text: _Text, prompt: list[int], joint: list[int]) -> Prompt:
+        num_rated = joint_tokens(prompt, joint)
+        ids = begun(joint, text.is_chat, tokenizer)
+        if num_rated == len(ids):  # the first token, too, needs one to follow
+            ids = [tokenizer.end_id, *ids]
+        if not num_rated:
+            raise ValueError(
+                f"{text.row.place}: a continuation adds no token to the prompt; write what "
+                "follows it."
+            )
+        if limit is None or len(ids) - 1 <= limit:
+            return Prompt(ids, num_rated, 0)
+        check_cut(text, "prompt and continuation", len(ids) - 1)
+        if num_rated > limit:
+            raise ValueError(
+                f"{text.row.place}: the continuation has {num_rated} tokens and the network "
+                f"{limit} positions; shorten it."
+            )
+        return Prompt(ids[-limit - 1 :], num_rated, len(ids) - limit - 1)
+
     texts = (_text(row, request) for row in request.rows())
     while some := list(islice(texts, ROWS_AT_ONCE)):
-        prompts = _encoded(request.tokenizer, [(text.row, text.prompt) for text in some])
+        prompts = encoded([(text.row, text.prompt) for text in some])
         if request.mode == "generate":
-            for text, ids in zip(some, prompts, strict=True):
-                yield [_prompt(text, ids, request)]
+            yield from ([prompt(text, ids)] for text, ids in zip(some, prompts, strict=True))
             continue
-        both = [(text.row, text.prompt + choice) for text in some for choice in text.choices]
-        joint = iter(_encoded(request.tokenizer, both))
+        both = [(text.row, text.prompt + more) for text in some for more in text.choices]
+        joint = iter(encoded(both))
         for text, ids in zip(some, prompts, strict=True):
-            yield [_choice(text, ids, next(joint), request) for _ in text.choices]
+            yield [choice(text, ids, next(joint)) for _ in text.choices]
 
 
 def prompt_tokens(tokenizer: TextTokenizer, prompts: Sequence[str]) -> list[list[int]]:
@@ -132,15 +184,14 @@ def recent(tokens: list[int], max_positions: int, num_new: int) -> list[int]:
     return tokens[-max(max_positions // 2, max_positions - num_new, 1) :]
 
 
-def _encoded(tokenizer: TextTokenizer, texts: list[tuple[JsonRow, str]]) -> list[list[int]]:
-    """Return the tokens of texts that stand in rows; an error names the row."""
-    try:
-        return [ids.tolist() for ids in tokenizer.encode_batch([text for _, text in texts])]
-    except ValueError:
-        for row, text in texts:
-            with _at(row):
-                tokenizer.encode(text)
-        raise
+def begun(ids: list[int], is_chat: bool, tokenizer: TextTokenizer) -> list[int]:
+    """Return the tokens of a text with what a document begins with: the begin-of-text token where
+    the tokenizer has one, as in training; a chat begins as its template writes it. A prompt
+    without any token begins with the end-of-text token, which is what stands before a document."""
+    if ids and (is_chat or tokenizer.begin_id is None):
+        return ids
+    begin = tokenizer.end_id if tokenizer.begin_id is None else tokenizer.begin_id
+    return [begin, *ids]
 
 
 @contextmanager
@@ -152,118 +203,59 @@ def _at(row: JsonRow) -> Iterator[None]:
         raise ValueError(f"{row.place}: {error}") from error
 
 
-def _prompt(text: _Text, ids: list[int], request: PromptRequest) -> Prompt:
-    ids, limit = begun(ids, text.is_chat, request.tokenizer), request.max_positions
-    if limit is None or len(ids) <= limit:
-        return Prompt(ids, 0, 0)
-    _check_cut(text, "the prompt", len(ids), request)
-    kept = recent(ids, limit, request.max_new_tokens)
-    return Prompt(kept, 0, len(ids) - len(kept))
-
-
-def _choice(text: _Text, prompt: list[int], joint: list[int], request: PromptRequest) -> Prompt:
-    num_rated = joint_tokens(prompt, joint)
-    ids, limit = begun(joint, text.is_chat, request.tokenizer), request.max_positions
-    if num_rated == len(ids):  # the first token, too, needs one to follow
-        ids = [request.tokenizer.end_id, *ids]
-    if not num_rated:
-        raise ValueError(
-            f"{text.row.place}: a continuation adds no token to the prompt; write what follows it."
-        )
-    if limit is None or len(ids) - 1 <= limit:
-        return Prompt(ids, num_rated, 0)
-    _check_cut(text, "prompt and continuation", len(ids) - 1, request)
-    if num_rated > limit:
-        raise ValueError(
-            f"{text.row.place}: the continuation has {num_rated} tokens and the network {limit} "
-            "positions; shorten it."
-        )
-    return Prompt(ids[-limit - 1 :], num_rated, len(ids) - limit - 1)
-
-
-def begun(ids: list[int], is_chat: bool, tokenizer: TextTokenizer) -> list[int]:
-    """Return the tokens of a text with what a document begins with."""
-    if ids and (is_chat or tokenizer.begin_id is None):
-        return ids
-    begin = tokenizer.end_id if tokenizer.begin_id is None else tokenizer.begin_id
-    return [begin, *ids]
-
-
-def _check_cut(text: _Text, what: str, size: int, request: PromptRequest) -> None:
-    if not request.cuts:
-        raise ValueError(
-            f"{text.row.place}: {what} has {size} tokens and the network {request.max_positions} "
-            "positions; shorten it, or cut its beginning with model.generation.context=recent."
-        )
-
-
 def _text(row: JsonRow, request: PromptRequest) -> _Text:
     json_line(row, row.values)  # what cannot be written is said now, not after hours of prediction
-    values = row.values if request.column else as_messages(row.values)
-    column = request.column or _column(row, values)
+    values, column = row.values if request.column else as_messages(row.values), request.column
+    names = ", ".join(f'"{name}"' for name in row.values) or "no value"
+    if column is None:
+        named = [name for name in DEFAULT_COLUMNS if name in values]
+        held = [name for name in named if values[name] is not None] or named
+        if len(held) != 1:
+            raise ValueError(
+                f'{row.place}: the row has {"both" if held else "neither"} of "prompt" and '
+                f'"messages" (it has {names}); name the column with --data.prompt_column.'
+            )
+        column = held[0]
     if column not in values:
         raise ValueError(
-            f'{row.place}: the row has no "{column}" (it has {_names(row)}); name the column with '
+            f'{row.place}: the row has no "{column}" (it has {names}); name the column with '
             "--data.prompt_column."
         )
-    value = values[column]
+    value: Any = values[column]
+    choices: Any = []
     if isinstance(value, list):
         value = as_messages({"conversations": value})["messages"]
-    choices = _choices(row) if request.mode == "score" else []
+    if request.mode == "score":
+        choices = row.values.get("choices")
+        if choices is None:
+            choices = row.values.get("continuation")
+            choices = [choices] if isinstance(choices, str) else choices
+        is_list = isinstance(choices, list) and choices
+        if not is_list or not all(isinstance(choice, str) for choice in choices):
+            raise ValueError(
+                f'{row.place}: mode score needs "choices", a list of texts, or "continuation", a '
+                f"text; the row has {names if choices is None else _shown(choices)}."
+            )
     if isinstance(value, str):
         return _Text(row, value + request.separator, False, choices)
-    return _Text(row, _rendered(row, column, value, request.tokenizer), True, choices)
-
-
-def _column(row: JsonRow, values: dict[str, Any]) -> str:
-    named = [name for name in DEFAULT_COLUMNS if name in values]
-    held = [name for name in named if values[name] is not None] or named
-    if len(held) == 1:
-        return held[0]
-    how_many = "both" if held else "neither"
-    raise ValueError(
-        f'{row.place}: the row has {how_many} of "prompt" and "messages" (it has {_names(row)}); '
-        "name the column with --data.prompt_column."
-    )
-
-
-def _rendered(row: JsonRow, column: str, value: Any, tokenizer: TextTokenizer) -> str:
-    is_chat = isinstance(value, list) and value and all(map(_is_message, value))
-    if not is_chat:
+    if not isinstance(value, list) or not value or not all(map(_is_message, value)):
         raise ValueError(
             f'{row.place}: "{column}" is {_shown(value)}; it must be a text, or a list of messages '
             'such as [{"role": "user", "content": "…"}].'
         )
-    if tokenizer.chat_template is None:
+    if request.tokenizer.chat_template is None:
         raise ValueError(
             f'{row.place}: "{column}" holds messages, but the tokenizer has no chat template; '
             "write the prompt as a text, or use a model that was trained on chats."
         )
     with _at(row):
-        return tokenizer.render(value, add_generation_prompt=True)
+        return _Text(row, request.tokenizer.render(value, True), True, choices)
 
 
 def _is_message(value: Any) -> bool:
     return isinstance(value, dict) and all(
         isinstance(value.get(key), str) for key in ("role", "content")
     )
-
-
-def _choices(row: JsonRow) -> list[str]:
-    value: Any = row.values.get("choices")
-    if value is None:
-        value = row.values.get("continuation")
-        value = [value] if isinstance(value, str) else value
-    if not isinstance(value, list) or not value or not all(isinstance(v, str) for v in value):
-        raise ValueError(
-            f'{row.place}: mode score needs "choices", a list of texts, or "continuation", a text; '
-            f"the row has {_shown(value) if value is not None else _names(row)}."
-        )
-    return value
-
-
-def _names(row: JsonRow) -> str:
-    return ", ".join(f'"{name}"' for name in row.values) or "no value"
 
 
 def _shown(value: Any) -> str:
@@ -303,7 +295,10 @@ class PromptDataset(PlannedDataset):
         self.num_rated = np.array(rated)  # [P]
         self.num_cut = np.maximum.reduceat(np.array(cut), self.offsets[:-1])
         self.lengths = np.add.reduceat(np.array(lengths), self.offsets[:-1])
-        self.fingerprint = self._digest(request.mode)
+        content = hashlib.sha256(json.dumps(request.mode).encode())
+        for values in (self.tokens, self.text_offsets, self.offsets, self.num_rated):
+            content.update(values.tobytes())
+        self.fingerprint = content.hexdigest()[:32]
         self.target_counts = {}
 
     def example(self, sample_id: int, epoch: int) -> list[Prompt]:
@@ -318,12 +313,6 @@ class PromptDataset(PlannedDataset):
     def _text(self, number: int) -> Prompt:
         start, end = self.text_offsets[number : number + 2]
         return Prompt(self.tokens[start:end].tolist(), int(self.num_rated[number]), 0)
-
-    def _digest(self, mode: str) -> str:
-        content = hashlib.sha256(json.dumps(mode).encode())
-        for values in (self.tokens, self.text_offsets, self.offsets, self.num_rated):
-            content.update(values.tobytes())
-        return content.hexdigest()[:32]
 
 
 class ChoiceDataset(PromptDataset):
@@ -343,7 +332,13 @@ class ChoiceDataset(PromptDataset):
 
     def collate(self, examples: list[list[Prompt]]) -> dict[str, Tensor]:
         """Return the texts as documents, several in a row, and which document each choice is."""
-        texts = [_piece(prompt) for prompts in examples for prompt in prompts]
+        texts = []
+        for prompt in chain.from_iterable(examples):
+            ids = np.array(prompt.ids)
+            labels = ids[1:].copy()
+            labels[: len(labels) - prompt.num_rated] = IGNORED
+            texts.append(Piece(ids[:-1], labels))
+        counts = np.array([len(prompts) for prompts in examples])
         sizes = np.array([len(piece.labels) for piece in texts])
         order, offsets = best_fit(sizes, int(sizes.max()))
         rows = [[texts[i] for i in order[a:b]] for a, b in pairwise(offsets)]
@@ -351,8 +346,8 @@ class ChoiceDataset(PromptDataset):
         document_of = np.empty(len(texts), np.int64)
         document_of[order] = np.arange(len(texts))
         choices = np.full((len(examples), self.most_choices), -1)
-        choices[np.arange(self.most_choices) < _sizes(examples)[:, None]] = document_of
-        sample_of_text = np.repeat(np.arange(len(examples)), _sizes(examples))
+        choices[np.arange(self.most_choices) < counts[:, None]] = document_of
+        sample_of_text = np.repeat(np.arange(len(examples)), counts)
         samples = torch.from_numpy(sample_of_text[order])  # of each document
         batch["sample_index"] = samples[batch["document_ids"].clamp(min=0)]
         return {**batch, "choice_documents": torch.from_numpy(choices)}
@@ -377,25 +372,6 @@ def padded_prompts(rows: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Return input_ids [B, S], padded at the right, and lengths [B]."""
     input_ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
     return input_ids, torch.tensor([len(row) for row in rows])
-
-
-def _piece(prompt: Prompt) -> Piece:
-    ids = np.array(prompt.ids)
-    labels = ids[1:].copy()
-    labels[: len(labels) - prompt.num_rated] = IGNORED
-    return Piece(ids[:-1], labels)
-
-
-def _sizes(examples: list[list[Prompt]]) -> np.ndarray:
-    return np.array([len(prompts) for prompts in examples])
-
-
-FINISH_REASONS = ("end", "stop", "length", "positions")
-NO_TOKEN = -1
-COMPLETED = ("completion_ids", "num_tokens", "num_characters", "finish_reason")
-COMPLETED_COLUMNS = ("completion", "num_tokens", "finish_reason", "prompt_tokens_cut")
-SCORED = ("scores", "num_tokens", "is_greedy")
-SCORED_COLUMNS = (*SCORED, "best", "prompt_tokens_cut")
 
 
 def completion_text(tokenizer: TextTokenizer, ids: np.ndarray, num_characters: int) -> str:

@@ -23,6 +23,15 @@ ABBREVIATIONS = frozenset(
 )
 # Of these some end sentences as often as not: they do where a capital follows.
 MAY_END = frozenset({"etc", "al", "inc", "ltd", "co", "corp", "u.s", "u.k", "a.m", "p.m", "no"})
+KEPT_STEMS = 1 << 17
+_WORD = re.compile(r"\w+")
+# Words that ask or connect, without which a query means the same.
+_ENGLISH = """
+a an and are as at be but by for from had has have he her his i if in into is it its it no not of on
+or our she so such that the their then there these they this to was we were what when where which
+who will with you your
+"""
+STOPWORDS = {"english": frozenset(_ENGLISH.split())}
 
 
 def words_of(text: str) -> list[str]:
@@ -65,17 +74,6 @@ def _is_end(line: str, start: int, end: re.Match[str], has_capitals: bool) -> bo
         # "No. 5" and "fig. 2" go on; "etc. The" and "Inc. It" end.
         return last in MAY_END and follows.isupper()
     return not goes_on
-
-
-KEPT_STEMS = 1 << 17
-_WORD = re.compile(r"\w+")
-# Words that ask or connect, without which a query means the same.
-_ENGLISH = """
-a an and are as at be but by for from had has have he her his i if in into is it its it no not of on
-or our she so such that the their then there these they this to was we were what when where which
-who will with you your
-"""
-STOPWORDS = {"english": frozenset(_ENGLISH.split())}
 
 
 def check_languages(stemmer: str | None, stopwords: str | None) -> None:

@@ -23,6 +23,8 @@ from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOption
 from datamodules.tokenizers.wanted import model_options, options_of_model
 
 Layout = Literal["blocks", "packed", "documents"]
+Files = str | list[str] | None
+Demo = Literal["documentation", "stories"]
 
 
 class TokenDataset(RowDataset):
@@ -127,10 +129,6 @@ def cut_into_pieces(stream: TokenStream, longest: int) -> tuple[np.ndarray, np.n
     starts = np.repeat(stream.starts, counts) + before
     sizes = np.minimum(longest, np.repeat(stream.num_positions, counts) - before)
     return starts, sizes
-
-
-Files = str | list[str] | None
-Demo = Literal["documentation", "stories"]
 
 
 class TextDataModule(LanguageModelDataModule):
