@@ -72,6 +72,10 @@ class Proof:
     checkpoints: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
+    def add(self, status: Status, text: str) -> None:
+        """Add a finding."""
+        self.findings.append(Finding(status, text))
+
     @property
     def status(self) -> Status:
         """Return the gravest status."""
@@ -200,16 +204,6 @@ def plan_of(run: Path) -> dict[str, Any]:
     return plan
 
 
-def _lengths_of(run: Path) -> np.ndarray:
-    path = run / "plan_lengths.npy"
-    try:
-        return np.load(path, mmap_mode="r")
-    except (OSError, ValueError, EOFError) as error:
-        raise ValueError(
-            f"{path} cannot be read ({error}); copy the whole run folder again."
-        ) from error
-
-
 def surviving(rows: list[dict[str, Any]]) -> tuple[dict[int, dict[str, Any]], list[str]]:
     """Return step -> line of the lineage that led to the final weights, and what was discarded."""
     lineage: dict[int, dict[str, Any]] = {}
@@ -265,7 +259,13 @@ def verify_run(run: Path) -> Proof:
         ValueError: a damaged ledger or plan.
     """
     rows, _ = read_ledger(run / "ledger.jsonl")
-    plan, lengths = plan_of(run), _lengths_of(run)
+    plan, path = plan_of(run), run / "plan_lengths.npy"
+    try:
+        lengths = np.load(path, mmap_mode="r")
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(
+            f"{path} cannot be read ({error}); copy the whole run folder again."
+        ) from error
     try:
         request = PlanRequest(**plan["request"])
         plan["digest"], plan["repeats_first_epoch"]
@@ -280,12 +280,10 @@ def verify_run(run: Path) -> Proof:
     _check_epochs(proof, lineage, left_out(rows), plan, request, lengths)
     _check_checkpoints(proof, run, rows)
     if not rows or rows[-1].get("event") not in ("ended", "stopped"):
-        proof.findings.append(
-            Finding(
-                Status.CUT,
-                "the last attempt has no end: it runs, it was killed, or the ledger's last lines "
-                "are missing",
-            )
+        proof.add(
+            Status.CUT,
+            "the last attempt has no end: it runs, it was killed, or the ledger's last lines are "
+            "missing",
         )
     return proof
 
@@ -294,12 +292,10 @@ def _check_chain(proof: Proof, rows: list[dict[str, Any]]) -> None:
     before = ""
     for number, row in enumerate(rows, 1):
         if row.get("hash") != chained(row, before):
-            proof.findings.append(
-                Finding(
-                    Status.EDITED,
-                    f"line {number} of the ledger: its hash is not that of its values and the line "
-                    "before; it was edited, or lines before it were taken out",
-                )
+            proof.add(
+                Status.EDITED,
+                f"line {number} of the ledger: its hash is not that of its values and the line "
+                "before; it was edited, or lines before it were taken out",
             )
         before = str(row.get("hash"))
 
@@ -312,18 +308,18 @@ def _check_order(proof: Proof, rows: list[dict[str, Any]]) -> None:
             begin = row["resumed_from_step"]
             if begin > last:
                 text = f"steps are missing: attempt {row['attempt']} went on from step {begin}"
-                proof.findings.append(Finding(Status.MISSING, f"{text}, the last is {last}"))
+                proof.add(Status.MISSING, f"{text}, the last is {last}")
             if row["attempt"] != attempt + 1:
                 text = f"attempt {row['attempt']} follows attempt {attempt}"
-                proof.findings.append(Finding(Status.MISSING, text))
+                proof.add(Status.MISSING, text)
             last, attempt = begin, row["attempt"]
         elif "event" not in row:
             step, text = row["step"], f"attempt {row['attempt']}: step {row['step']}"
             if step <= last:
-                proof.findings.append(Finding(Status.DOUBLED, f"{text} follows step {last}"))
+                proof.add(Status.DOUBLED, f"{text} follows step {last}")
             elif step > last + 1:
                 text = f"steps are missing: {text} follows step {last}"
-                proof.findings.append(Finding(Status.MISSING, text))
+                proof.add(Status.MISSING, text)
             last = step
 
 
@@ -336,7 +332,7 @@ def _check_plan(
     starts: list[dict[str, Any]],
 ) -> None:
     if request.digest() != plan["digest"]:
-        proof.findings.append(Finding(Status.DENIED, "plan.json does not match its own digest"))
+        proof.add(Status.DENIED, "plan.json does not match its own digest")
     found = plan_hash(plan["request"], plan["repeats_first_epoch"], lengths)
     counted = {line["attempt"] for line in lineage.values()} or {
         row["attempt"] for row in starts[-1:]
@@ -346,7 +342,7 @@ def _check_plan(
             continue
         if row["plan_digest"] != plan["digest"] or row.get("plan_hash", found) != found:
             text = f"attempt {row['attempt']} followed another plan than plan.json and its lengths"
-            proof.findings.append(Finding(Status.DENIED, text))
+            proof.add(Status.DENIED, text)
 
 
 def _check_epochs(
@@ -368,27 +364,27 @@ def _check_epochs(
             step = line["step_in_epoch"]
             where = f"epoch {epoch}, step {step}"
             if step in seen:
-                proof.findings.append(Finding(Status.DOUBLED, f"{where}: twice"))
+                proof.add(Status.DOUBLED, f"{where}: twice")
                 continue
             seen.add(step)
             if number in unapplied:
                 text = f"step {number}: {unapplied[number]}; {line['samples']} samples are not in"
-                proof.findings.append(Finding(Status.NOT_APPLIED, f"{text} the weights"))
+                proof.add(Status.NOT_APPLIED, f"{text} the weights")
             else:
                 steps, samples = steps + 1, samples + line["samples"]
             _check_step(proof, where, line, made.step_ids(step) if step < made.num_steps else [])
         gaps = set(range(max(seen) + 1)) - seen
         if gaps:
             text = f"epoch {epoch}: steps are missing, the first of {len(gaps)} is {min(gaps)}"
-            proof.findings.append(Finding(Status.MISSING, text))
+            proof.add(Status.MISSING, text)
         use = EpochUse(epoch, steps, made.num_steps, samples, request.num_samples)
         proof.epochs.append(use)
         proof.num_steps, proof.num_samples = proof.num_steps + steps, proof.num_samples + samples
     if any(use.num_steps < use.planned_steps for use in proof.epochs):
         text = "not every epoch is whole: the counts above are all that was used"
-        proof.findings.append(Finding(Status.CUT, text))
+        proof.add(Status.CUT, text)
     if not lineage:
-        proof.findings.append(Finding(Status.CUT, "the ledger holds no step"))
+        proof.add(Status.CUT, "the ledger holds no step")
 
 
 def _check_step(proof: Proof, where: str, line: dict[str, Any], ids: Any) -> None:
@@ -398,10 +394,10 @@ def _check_step(proof: Proof, where: str, line: dict[str, Any], ids: Any) -> Non
             f"{where}: used {line['samples']} samples with digest {line['digest']}, planned "
             f"{len(ids)} with {digest}"
         )
-        proof.findings.append(Finding(Status.DENIED, text))
+        proof.add(Status.DENIED, text)
     if "planned_targets" in line:
         text = f"{where}: the loss counted {line.get('targets')} targets, planned"
-        proof.findings.append(Finding(Status.DENIED, f"{text} {line['planned_targets']}"))
+        proof.add(Status.DENIED, f"{text} {line['planned_targets']}")
 
 
 def _check_checkpoints(proof: Proof, run: Path, rows: list[dict[str, Any]]) -> None:
@@ -419,7 +415,7 @@ def _check_checkpoints(proof: Proof, run: Path, rows: list[dict[str, Any]]) -> N
                 raise ValueError(f"{path.name} is damaged: {fault}")
             content = read_checkpoint(path, mmap=True)
         except (ValueError, OSError) as error:
-            proof.findings.append(Finding(Status.CHECKPOINT, str(error)))
+            proof.add(Status.CHECKPOINT, str(error))
             continue
         step = content.get("global_step")
         name = f"{path.name} (step {step})"
@@ -429,12 +425,12 @@ def _check_checkpoints(proof: Proof, run: Path, rows: list[dict[str, Any]]) -> N
             lacks = isinstance(step, int) and step > last
             text = f"{name}: the ledger lacks the line it was saved at; its last step is {last}"
             status = Status.MISSING if lacks else Status.CHECKPOINT
-            proof.findings.append(Finding(status, text))
+            proof.add(status, text)
             continue
         differences = _differences(content, rows[: place + 1])
         if differences:
             text = f"{name} is not what the ledger says: {'; '.join(differences)}"
-            proof.findings.append(Finding(Status.CHECKPOINT, text))
+            proof.add(Status.CHECKPOINT, text)
         else:
             proof.checkpoints.append(name)
 
@@ -482,7 +478,7 @@ class Start:
     """Where the weights come from.
 
     Attributes:
-        checkpoint: None for the untrained network.
+        checkpoint: `None` for the untrained network.
         step: of the checkpoint, or 0.
         damaged: names of checkpoints that were passed over.
         num_older: updates between these weights and the step's own.
@@ -500,7 +496,7 @@ def find_step(run: Path, step: int, attempt: int | None = None) -> LedgerStep:
     Args:
         run: a run folder.
         step: optimizer step, from 1.
-        attempt: from 1; none takes the one that led to the final weights.
+        attempt: from 1; `None` takes the one that led to the final weights.
 
     Raises:
         FileNotFoundError: no such run, or it has no ledger.
@@ -512,12 +508,17 @@ def find_step(run: Path, step: int, attempt: int | None = None) -> LedgerStep:
     starts = {row["attempt"]: row for row in rows if "resumed_from_step" in row}
     lineage, _ = surviving(rows)
     lines = [row for row in rows if "digest" in row]
+    own = [row for row in lines if row["attempt"] == attempt]
     chosen = lineage.get(step)
     if attempt is not None:
-        own = [row for row in lines if row["attempt"] == attempt]
         chosen = next((row for row in own if row["step"] == step), None)
     if chosen is None:
-        raise ValueError(_no_step(run, step, attempt, lines, sorted(lineage)))
+        where = f"{run}" if attempt is None else f"attempt {attempt} of {run}"
+        steps = sorted(lineage) if attempt is None else [row["step"] for row in own]
+        range_ = f"it has steps {min(steps)} to {max(steps)}" if steps else "it has no step at all"
+        others = sorted({row["attempt"] for row in lines if row["step"] == step})
+        hint = f"; attempt {others[0]} has it, use --attempt={others[0]}" if others else ""
+        raise ValueError(f"{where} has no step {step}: {range_}{hint}.")
     before: list[dict[str, Any]] = []
     for row in rows[: next(place for place, row in enumerate(rows) if row is chosen)]:
         if "resumed_from_step" in row:
@@ -526,18 +527,6 @@ def find_step(run: Path, step: int, attempt: int | None = None) -> LedgerStep:
     is_discarded = lineage.get(step) is not chosen
     why = "" if is_discarded else left_out(rows).get(step, "")
     return LedgerStep(chosen, starts[chosen["attempt"]], is_discarded, before, why)
-
-
-def _no_step(
-    run: Path, step: int, attempt: int | None, lines: list[dict[str, Any]], lineage: list[int]
-) -> str:
-    where = f"attempt {attempt} of {run}" if attempt is not None else f"{run}"
-    own = [row["step"] for row in lines if attempt in (None, row["attempt"])]
-    own = lineage if attempt is None else own
-    range_ = f"it has steps {min(own)} to {max(own)}" if own else "it has no step at all"
-    others = sorted({row["attempt"] for row in lines if row["step"] == step})
-    hint = f"; attempt {others[0]} has it, use --attempt={others[0]}" if others else ""
-    return f"{where} has no step {step}: {range_}{hint}."
 
 
 def find_start(run: Path, found: LedgerStep, advance: bool = False) -> Start:

@@ -1,4 +1,4 @@
-"""Muon on matrices that two processes share, against whole ones, for tests/training/test_muon.py.
+"""Muon on matrices that two processes share, against whole ones, for tests/training/test_optim.py.
 
 python -m tests.distributed.muon_run FOLDER
 """

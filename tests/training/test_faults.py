@@ -1,0 +1,366 @@
+"""Faults of a run: signals that come again, steps that are not finite, ranks that are silent."""
+
+import json
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+
+from lit_models.cli import FORWARDED, forward_signals
+from lit_models.training.callbacks import (
+    FailureReport,
+    LastCheckpoint,
+    Ledger,
+    NonFinite,
+    Preemption,
+    default_callbacks,
+)
+from lit_models.training.faults import PHASE, Watch
+from lit_models.training.ledger import ledger_of
+from lit_models.training.lineage import Status, verify_run
+from tests.toy import LitToy, ToyData, toy_trainer
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:SIGUSR1. the run saves and stops"),
+    pytest.mark.filterwarnings("ignore:.*its update was not applied"),
+]
+
+
+USR1 = signal.SIGUSR1
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """What this process does with signals is restored: one that is ignored is so in all it
+    starts."""
+    before = {signum: signal.signal(signum, signal.SIG_DFL) for signum in FORWARDED}
+    yield
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
+
+
+class InStep(Callback):
+    """Does something in the third step."""
+
+    def __init__(self, action: Any) -> None:
+        self.action = action
+
+    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step == 2:
+            self.action(trainer)
+
+
+def warn(_: Any) -> None:
+    signal.raise_signal(USR1)
+
+
+def stop_as_another_rank(trainer: Any) -> None:
+    ledger_of(trainer).wants_stop = True  # the vector does not say whose wish it is
+
+
+def fail_after_warning(_: Any) -> None:
+    signal.raise_signal(USR1)
+    raise RuntimeError("a broken step")
+
+
+@pytest.mark.parametrize("action", [warn, stop_as_another_rank])
+def test_a_run_that_stops_ignores_the_warnings_that_follow(tmp_path: Path, action: Any) -> None:
+    trainer = toy_trainer(tmp_path, callbacks=[Ledger(), Preemption(), InStep(action)])
+    trainer.fit(LitToy(), ToyData())
+    assert 3 <= trainer.global_step <= 5
+    assert signal.getsignal(USR1) is signal.SIG_IGN
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_failure_after_the_warning_keeps_its_status(tmp_path: Path) -> None:
+    callbacks = [Ledger(), Preemption(), InStep(fail_after_warning)]
+    with pytest.raises(RuntimeError, match="a broken step"):
+        toy_trainer(tmp_path, callbacks=callbacks).fit(LitToy(), ToyData())
+    assert signal.getsignal(USR1) is signal.SIG_IGN
+
+
+def test_a_run_that_heard_nothing_gives_back_what_was_there(tmp_path: Path) -> None:
+    seen: list[int] = []
+    before = lambda signum, _: seen.append(signum)  # noqa: E731 - compared below
+    signal.signal(USR1, before)
+    trainer = toy_trainer(tmp_path, max_epochs=1, callbacks=[Ledger(), Preemption()])
+    trainer.fit(LitToy(), ToyData())
+    assert signal.getsignal(USR1) is before
+    assert seen == []
+
+
+def test_a_warning_that_was_handed_on_to_ranks_ends_nobody_once_they_are_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[tuple[int, int]] = []
+    children = [SimpleNamespace(pid=7, daemon=False)]
+    monkeypatch.setattr(multiprocessing, "active_children", lambda: children)
+    monkeypatch.setattr(os, "kill", lambda *what: sent.append(what))
+    passed_on = forward_signals()
+    assert passed_on == set()
+    signal.raise_signal(USR1)
+    children.clear()
+    signal.raise_signal(USR1)
+    assert (sent, passed_on) == ([(7, USR1)], {USR1})
+    signal.raise_signal(signal.SIGTERM)
+    assert sent == [(7, USR1), (os.getpid(), signal.SIGTERM)]
+
+
+def test_a_warning_before_there_is_a_run_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda *what: sent.append(what))
+    forward_signals()
+    signal.raise_signal(USR1)
+    assert sent == [(os.getpid(), USR1)]
+    assert signal.getsignal(USR1) is signal.SIG_DFL
+
+
+OPTIMIZERS = {
+    "sgd": partial(torch.optim.SGD, lr=0.01, momentum=0.9, weight_decay=0.1),
+    "adamw": partial(torch.optim.AdamW, lr=0.01),
+    "adamw fused": partial(torch.optim.AdamW, lr=0.01, fused=True),
+    "adam amsgrad": partial(torch.optim.Adam, lr=0.01, amsgrad=True),
+    "adagrad": partial(torch.optim.Adagrad, lr=0.01),
+    "adadelta": partial(torch.optim.Adadelta, lr=0.01),
+    "adamax": partial(torch.optim.Adamax, lr=0.01),
+    "asgd": partial(torch.optim.ASGD, lr=0.01),
+    "nadam": partial(torch.optim.NAdam, lr=0.01),
+    "radam": partial(torch.optim.RAdam, lr=0.01),
+    "rmsprop": partial(torch.optim.RMSprop, lr=0.01, momentum=0.9),
+    "rprop": partial(torch.optim.Rprop, lr=0.01),
+}
+
+
+class PlantedData(ToyData):
+    """Toy sequences of which one sample holds a NaN."""
+
+    planted = 17
+
+    def build(self, stage):
+        dataset = super().build(stage)
+        if stage == "train":
+            dataset.values[self.planted] = dataset.values[self.planted].copy()
+            dataset.values[self.planted][0] = float("nan")
+        return dataset
+
+
+class States(Callback):
+    """Keeps weights and optimizer state after every step."""
+
+    def __init__(self):
+        self.after = {}
+
+    def on_train_batch_end(self, trainer, pl_module, *_):
+        weights = {n: p.detach().clone() for n, p in pl_module.named_parameters()}
+        moments = [
+            {k: torch.as_tensor(v).clone() for k, v in state.items() if v is not None}
+            for state in trainer.optimizers[0].state.values()
+        ]
+        self.after[trainer.global_step] = (weights, moments)
+
+
+def planted_step(data):
+    """Return the step, from 1, whose batch holds the planted sample."""
+    plan = data.plan("train", 0)
+    return 1 + next(s for s in range(plan.num_steps) if data.planted in plan.step_ids(s))
+
+
+def fit(folder, optimizer, policy, **options):
+    states, data, module = States(), PlantedData(), LitToy(optimizer)
+    callbacks = [c for c in default_callbacks() if not isinstance(c, (NonFinite, LastCheckpoint))]
+    callbacks += [NonFinite(policy), LastCheckpoint(every_n_steps=1, every_epoch=False), states]
+    options = {"max_epochs": 1, "limit_val_batches": 0, "callbacks": callbacks, **options}
+    toy_trainer(folder, **options).fit(module, data)
+    return states.after, planted_step(data)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_skipped_step_changes_neither_weights_nor_moments(tmp_path, name):
+    after, step = fit(tmp_path, OPTIMIZERS[name], "skip")
+    assert 1 < step < max(after)
+    (weights, moments), (new_weights, new_moments) = after[step - 1], after[step]
+    for parameter, value in weights.items():
+        assert torch.equal(new_weights[parameter], value)
+        assert torch.isfinite(after[max(after)][0][parameter]).all()
+        assert not torch.equal(after[step + 1][0][parameter], value)
+    for old, new in zip(moments, new_moments, strict=True):
+        assert old.keys() == new.keys()
+        assert all(torch.equal(new[key], old[key]) for key in old)
+    proof = verify_run(tmp_path)
+    assert proof.status == Status.NOT_APPLIED
+    assert f"step {step}: its update was not applied; 8 samples are not in" in proof.faults[0]
+    assert [use.num_samples for use in proof.epochs] == [50 - 8]
+
+
+def test_a_callback_of_a_script_stands_before_the_ledger_and_skips_too(tmp_path):
+    states, data = States(), PlantedData()
+    options = {"max_epochs": 1, "limit_val_batches": 0, "callbacks": [NonFinite("skip"), states]}
+    toy_trainer(tmp_path, **options).fit(LitToy(), data)
+    step = planted_step(data)
+    (weights, _), (new_weights, _) = states.after[step - 1], states.after[step]
+    assert all(torch.equal(new_weights[name], value) for name, value in weights.items())
+    lines = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
+    (event,) = [line for line in lines if line.get("event") == "not_applied"]
+    assert (event["step"], data.planted in event["sample_ids"]) == (step, True)
+    (line,) = [line for line in lines if line.get("step") == step and "digest" in line]
+    assert not line["is_finite"]
+
+
+def test_a_skipped_step_has_nothing_to_clip(tmp_path):
+    after, step = fit(tmp_path, OPTIMIZERS["adamw"], "skip", gradient_clip_val=1.0)
+    weights = after[step - 1][0]
+    assert all(torch.equal(after[step][0][name], value) for name, value in weights.items())
+
+
+def test_the_run_stops_and_names_the_sample(tmp_path):
+    with pytest.raises(FloatingPointError) as error:
+        fit(tmp_path, OPTIMIZERS["adamw"], "stop")
+    assert "Samples: " in str(error.value)
+    assert "unisono replay" in str(error.value)
+    events = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
+    (event,) = [e for e in events if e.get("event") == "not_applied"]
+    assert PlantedData.planted in event["sample_ids"]
+    assert f"step {event['step']}:" in str(error.value)
+
+
+def test_a_rollback_takes_weights_and_moments_of_the_newest_checkpoint(tmp_path):
+    after, step = fit(tmp_path, OPTIMIZERS["adamw"], "rollback")
+    lines = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
+    (event,) = [line for line in lines if line.get("event") == "rolled_back"]
+    assert event["to_step"] == step  # saved after the step that was not applied
+    weights, new = after[step - 1][0], after[step + 1][0]  # the step behind it is undone as well
+    assert all(torch.equal(new[name], value) for name, value in weights.items())
+    assert len(after) == 7
+    proof = verify_run(tmp_path)
+    undone = [f"step {n}: {why}" for n, why in ((step, "its update"), (step + 1, "rolled back to"))]
+    assert [fault.startswith(text) for fault, text in zip(proof.faults, undone, strict=True)]
+    assert proof.num_steps == 5
+
+
+def test_too_many_skipped_steps_stop_the_run(tmp_path):
+    callbacks = [*[c for c in default_callbacks() if not isinstance(c, NonFinite)]]
+    callbacks.append(NonFinite("skip", most_skipped=1))
+    trainer = toy_trainer(tmp_path, max_epochs=3, limit_val_batches=0, callbacks=callbacks)
+    with pytest.raises(FloatingPointError, match="1 of 1 left out so far"):
+        trainer.fit(LitToy(), PlantedData())
+
+
+LONG_S = 3600.0
+
+
+class Watched:
+    """A watch with an ordinary limit of 0.2 s; `statuses` are those it would have ended with."""
+
+    def __init__(self, run: Path, **phases_s: float) -> None:
+        self.statuses: list[int] = []
+        self.watch = Watch(run, 3, 0.2, phases_s, self.statuses.append)
+
+    def silent_in(self, place: dict[str, Any], seconds: float, until_ended: bool = False) -> bool:
+        """Whether it ends a rank that is silent in a place; waits no longer than needed."""
+        self.watch.beat = (time.monotonic(), place)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not (until_ended and self.statuses):
+            time.sleep(0.02)
+        self.watch.beat = (time.monotonic(), {PHASE: "checkpoint"})
+        return bool(self.statuses)
+
+
+def test_a_named_phase_outlives_the_ordinary_limit_and_another_place_does_not(tmp_path, capfd):
+    watched = Watched(tmp_path, checkpoint=LONG_S)
+    stack = tmp_path / "stacks" / "rank-3.txt"
+    assert not watched.silent_in({"step": 4, PHASE: "checkpoint"}, 0.6)
+    assert not stack.exists()
+    assert watched.silent_in({"step": 5, PHASE: "evaluation_end"}, 30, until_ended=True)
+    assert 'last: {"step": 5, "phase": "evaluation_end"}' in stack.read_text()
+    assert "silent_in" in stack.read_text()
+    watched.watch.is_over.set()
+    watched = Watched(tmp_path, checkpoint=LONG_S)
+    assert watched.silent_in({"step": 6}, 30, until_ended=True)
+    assert set(watched.statuses) == {1}
+    watched.watch.is_over.set()
+    said = "in {'step': 6}: it hangs, or waits for a rank that does; it ends."
+    assert said in capfd.readouterr().err
+
+
+def test_a_named_phase_ends_by_its_own_limit(tmp_path):
+    watched = Watched(tmp_path, checkpoint=0.5)
+    begin = time.monotonic()
+    assert watched.silent_in({PHASE: "checkpoint"}, 30, until_ended=True)
+    assert time.monotonic() - begin > 0.5
+    watched.watch.is_over.set()
+
+
+class Phases(Callback):
+    """Sees what the watch knows at each moment; it comes after the report."""
+
+    def __init__(self, report: FailureReport) -> None:
+        self.report = report
+        self.seen: list[tuple[str, str | None]] = []
+
+    def _see(self, hook: str) -> None:
+        watch = self.report._watch
+        assert watch is not None
+        assert watch.beat is not None
+        self.seen.append((hook, watch.beat[1].get(PHASE)))
+
+    def on_fit_start(self, trainer, pl_module):
+        self.report._watch = Watch(Path(trainer.default_root_dir), 0, LONG_S)
+
+    def on_train_batch_start(self, *_):
+        self._see("batch")
+
+    def on_train_batch_end(self, *_):
+        self._see("batch")
+
+    def on_validation_batch_start(self, *_):
+        self._see("batch")
+
+    def on_validation_epoch_end(self, *_):
+        self._see("evaluation")
+
+    def on_save_checkpoint(self, *_):
+        self._see("save")
+
+
+def test_checkpoints_and_the_end_of_an_evaluation_are_phases_until_the_next_batch(tmp_path):
+    report = FailureReport()
+    phases = Phases(report)
+    callbacks = [Ledger(), report, phases, LastCheckpoint(every_n_steps=2)]
+    toy_trainer(tmp_path, callbacks=callbacks, max_epochs=2, num_sanity_val_steps=0).fit(
+        LitToy(), ToyData()
+    )
+    assert set(phases.seen) == {
+        ("batch", None), ("evaluation", "evaluation_end"), ("save", "checkpoint"),
+    }  # fmt: skip
+    assert report._watch is None
+
+
+def test_limits_that_would_be_none_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="timeout_s must be above 0, got 0"):
+        FailureReport(timeout_s=0)
+    strategy = SimpleNamespace(timeout=timedelta(seconds=600))
+    facts = {"global_rank": 0, "is_global_zero": True, "default_root_dir": str(tmp_path)}
+    facts |= {"training": True, "global_step": 0, "current_epoch": 0}
+    trainer = SimpleNamespace(strategy=strategy, world_size=2, **facts)
+    for timeout_s, seconds, message in (
+        (60, 30, "gives checkpoint 30 s, less than the 60 s of what is not slow; raise it"),
+        (60, 900, "ranks that wait for it end after the 600 s of trainer.strategy.timeout"),
+    ):
+        report = FailureReport(timeout_s, {"checkpoint": seconds})
+        with pytest.raises(ValueError, match=message):
+            report.setup(trainer, LitToy(), "fit")
+    report = FailureReport(60, {"checkpoint": 600})
+    report.setup(trainer, LitToy(), "fit")
+    report.on_train_batch_start(trainer, LitToy(), {}, 0)
+    assert (report._watch.timeout_s, report._watch.slow_phases_s) == (60, {"checkpoint": 600})
+    report.teardown(trainer, LitToy(), "fit")
