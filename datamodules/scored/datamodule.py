@@ -25,8 +25,8 @@ from datamodules.scored.splits import Division, statistics
 from datamodules.scored.store import (
     SUFFIXES,
     RowReader,
+    ScoredRequest,
     ScoredStore,
-    StoreRequest,
     TextColumns,
     check_output,
     open_store,
@@ -380,7 +380,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
         named = {part: [path] for part, path in files}
         return own_files_hint(command, named, "data.files.predict")
 
-    def store_request(self, stage: str, recipe: dict[str, Any] | None) -> StoreRequest:
+    def store_request(self, stage: str, recipe: dict[str, Any] | None) -> ScoredRequest:
         """Return what is read and how.
 
         Args:
@@ -393,7 +393,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
         """
         if stage == "predict":
             paths = [(TEST, path) for path in self._predict_paths()]
-            return StoreRequest(tuple(paths), self.columns, {}, self.on_bad_rows)
+            return ScoredRequest(tuple(paths), self.columns, {}, self.on_bad_rows)
         files = [(part, path) for part in (TRAIN, VALIDATION, TEST) for path in self._paths(part)]
         columns, heads = self.columns, self.heads
         if not files:
@@ -403,7 +403,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
             heads = trained_heads(recipe["heads"], heads)
         if not heads:
             raise ValueError("data.heads is empty: name what is learnt, and in which column.")
-        return StoreRequest(tuple(files), columns, heads, self.on_bad_rows)
+        return ScoredRequest(tuple(files), columns, heads, self.on_bad_rows)
 
     def _open(self, stage: str, recipe: dict[str, Any] | None) -> ScoredStore:
         request = self.store_request(stage, recipe)

@@ -150,7 +150,7 @@ def _cell_text(value: Any, separator: str | None) -> str:
 
 
 @dataclass(frozen=True)
-class StoreRequest:
+class ScoredRequest:
     """All that the arrays depend on.
 
     Args:
@@ -238,7 +238,7 @@ class ScoredStore:
         raise KeyError(head)
 
 
-def open_store(request: StoreRequest) -> ScoredStore:
+def open_store(request: ScoredRequest) -> ScoredStore:
     """Return the arrays of these files, made where the cache lacks them.
 
     Raises:
@@ -247,7 +247,7 @@ def open_store(request: StoreRequest) -> ScoredStore:
     return ScoredStore(made_once(request.folder(), lambda folder: _write(request, folder)))
 
 
-def _write(request: StoreRequest, folder: Path) -> None:
+def _write(request: ScoredRequest, folder: Path) -> None:
     bad_rows = BadRows(request.on_bad_rows)
     heads = [LabelReader(name, options) for name, options in request.heads.items()]
     reader, width = RowReader(request.columns, heads, bad_rows), sum(head.width for head in heads)

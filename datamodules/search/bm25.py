@@ -85,19 +85,33 @@ class Bm25:
         with (self.folder / "terms.txt").open(encoding="utf-8") as file:
             return {line.rstrip("\n"): number for number, line in enumerate(file)}
 
-    def search(self, queries: Sequence[str], k: int) -> Iterator[Hits]:
-        """Yield the best k documents of these queries, or all if they are fewer; some at a time."""
+    def search(
+        self, queries: Sequence[str], k: int, among: np.ndarray | None = None
+    ) -> Iterator[Hits]:
+        """Yield the best k documents of these queries, or all if they are fewer; some at a time.
+
+        Args:
+            queries: any texts.
+            k: at least 1.
+            among: [D] ascending, the documents that are searched; `None` searches all.
+        """
         if k < 1:
             raise ValueError(f"k must be 1 or more, got {k}.")
-        k = min(k, self.num_documents)
+        k = min(k, self.num_documents if among is None else len(among))
         scores = np.zeros(self.num_documents, np.float64)
         for first in range(0, len(queries), QUERIES_PER_CHUNK):
             chunk = queries[first : first + QUERIES_PER_CHUNK]
             hits = Hits(np.full((len(chunk), k), -1, np.int64), np.zeros((len(chunk), k), "f4"))
             for row, query in enumerate(chunk):
-                best = self._best(query, k, scores)
-                hits.documents[row, : len(best)] = best
-                hits.scores[row, : len(best)] = scores[best]
+                scores.fill(0.0)
+                for postings, impacts in self._postings(query):
+                    scores[postings] += impacts
+                own = scores if among is None else scores[among]
+                worst = np.partition(own, len(own) - k)[len(own) - k]
+                matching = np.flatnonzero(own >= worst if worst > 0 else own)
+                best = matching[np.argsort(-own[matching], kind="stable")][:k]
+                hits.documents[row, : len(best)] = best if among is None else among[best]
+                hits.scores[row, : len(best)] = own[best]
             yield hits
 
     def scores(self, query: str, documents: np.ndarray) -> np.ndarray:
@@ -107,15 +121,6 @@ class Bm25:
             place = np.minimum(np.searchsorted(postings, documents), len(postings) - 1)
             found += np.where(postings[place] == documents, impacts[place], 0)
         return found
-
-    def _best(self, query: str, k: int, scores: np.ndarray) -> np.ndarray:
-        """Return the best documents of one query; `scores` is then that of every document."""
-        scores.fill(0.0)
-        for postings, impacts in self._postings(query):
-            scores[postings] += impacts
-        worst = np.partition(scores, len(scores) - k)[len(scores) - k]
-        matching = np.flatnonzero(scores >= worst if worst > 0 else scores)
-        return matching[np.argsort(-scores[matching], kind="stable")][:k]
 
     def _postings(self, query: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield the documents of each of its words, ascending, and what it adds to their scores."""

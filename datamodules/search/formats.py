@@ -67,7 +67,7 @@ class CollectionFiles:
         return {part: files for part, files in named.items() if files}
 
 
-class Layout(NamedTuple):
+class FileLayout(NamedTuple):
     """Names of the files of a format in their folder, and how a line of text is written.
 
     Source: https://github.com/beir-cellar/beir; https://microsoft.github.io/msmarco/Datasets.
@@ -80,8 +80,8 @@ class Layout(NamedTuple):
 
 
 LAYOUTS = {
-    "beir": Layout("jsonl", "corpus.jsonl", "queries.jsonl", ("qrels/*.tsv",)),
-    "msmarco": Layout("tsv", "collection.tsv", "queries*.tsv", ("*qrels*.tsv", "*qrels*.txt")),
+    "beir": FileLayout("jsonl", "corpus.jsonl", "queries.jsonl", ("qrels/*.tsv",)),
+    "msmarco": FileLayout("tsv", "collection.tsv", "queries*.tsv", ("*qrels*.tsv", "*qrels*.txt")),
 }
 
 
@@ -109,7 +109,7 @@ class LinesReader:
         ValueError: it is not clear what a file holds.
     """
 
-    def __init__(self, layout: Layout, folder: str | None, files: CollectionFiles) -> None:
+    def __init__(self, layout: FileLayout, folder: str | None, files: CollectionFiles) -> None:
         self.kind = layout.kind
         self.folder = Path(folder).expanduser() if folder else None
         self.documents = self._files(files.documents, "documents", (layout.documents,))

@@ -7,7 +7,7 @@ equal scores by document id, the last first.
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -107,33 +107,8 @@ class JudgedQueries:
         return documents[(grades > RELEVANT_ABOVE) == are_relevant]
 
 
-class Queries(Protocol):
-    """Texts with ids, by their place 0 … len - 1.
-
-    Attributes:
-        indices: [Q] int64, their numbers where they are from.
-    """
-
-    indices: np.ndarray
-
-    @property
-    def digest(self) -> str:
-        """Tells these queries from others of the same collection."""
-        ...
-
-    def __len__(self) -> int: ...
-
-    def id(self, place: int) -> str:
-        """Return the id of a query."""
-        ...
-
-    def text(self, place: int) -> str:
-        """Return the text of a query."""
-        ...
-
-
 class CollectionQueries:
-    """Some queries of a collection.
+    """Some queries of a collection, by their place 0 … len - 1.
 
     Args:
         collection: that has them.
@@ -145,21 +120,25 @@ class CollectionQueries:
 
     @property
     def digest(self) -> str:
+        """Tells these queries from others of the same collection."""
         return numbers_digest(self.indices)
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def id(self, place: int) -> str:
+        """Return the id of a query."""
         return self.collection.query_id(int(self.indices[place]))
 
     def text(self, place: int) -> str:
+        """Return the text of a query."""
         return self.collection.query(int(self.indices[place]))
 
 
 class FileQueries:
     """The queries of a file, in its order: jsonl with _id and text, tsv with id and text, a table
     (.csv, .xlsx) with query and perhaps id, or lines of text (.txt); without ids by their number.
+    They are asked for as those of `CollectionQueries`.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -200,6 +179,9 @@ class FileQueries:
 
     def text(self, place: int) -> str:
         return self.records[place].text
+
+
+Queries = CollectionQueries | FileQueries
 
 
 def numbers_digest(numbers: np.ndarray) -> str:

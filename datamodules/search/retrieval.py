@@ -359,13 +359,8 @@ class TextsDataset(PlannedDataset):
         query = self.queries.text(sample_id)
         if self._bm25 is None:
             self._bm25 = open_bm25(self.collection, self.bm25_options)
-        if len(self.documents) == self.collection.num_documents:
-            (hits,) = self._bm25.search([query], self.depth)
-            return TextExample(framed, True, index, *judged, hits.documents[0], hits.scores[0])
-        scores = self._bm25.scores(query, self.documents)
-        return TextExample(
-            framed, True, index, *judged, *best_of(scores, self.documents, self.depth)
-        )
+        (hits,) = self._bm25.search([query], self.depth, self.documents)
+        return TextExample(framed, True, index, *judged, hits.documents[0], hits.scores[0])
 
     def collate(self, examples: list[TextExample]) -> dict[str, torch.Tensor]:
         """Return the padded batch; widths of judgements do not depend on it."""
@@ -393,21 +388,6 @@ class TextsDataset(PlannedDataset):
             return {"query": self.queries.id(sample_id)}
         number = int(self.documents[sample_id - len(self.queries)])
         return {"document": self.collection.document_id(number)}
-
-
-def best_of(scores: np.ndarray, documents: np.ndarray, depth: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the best of some documents [depth] and their scores, as a search of all would.
-
-    Args:
-        scores: [D], 0 where a document shares no word.
-        documents: [D] numbers, ascending.
-        depth: how many; -1 and 0 behind the last.
-    """
-    order = np.argsort(-scores, kind="stable")[:depth]
-    best = order[scores[order] > 0]
-    found, values = np.full(depth, NO_DOCUMENT, np.int64), np.zeros(depth, np.float32)
-    found[: len(best)], values[: len(best)] = documents[best], scores[best]
-    return found, values
 
 
 def chosen_documents(

@@ -10,7 +10,7 @@ from datamodules.demo import Documented
 from datamodules.scored.demo import demo_row
 from datamodules.scored.labels import LabelOptions, scores_of
 from datamodules.scored.store import (
-    StoreRequest,
+    ScoredRequest,
     TextColumns,
     check_output,
     open_store,
@@ -26,7 +26,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_scored_table_holds_every_row_and_a_rejected_one_without_scores(tmp_path) -> None:
     path, out = tmp_path / "mine.csv", tmp_path / "out.csv"
     path.write_text("text,quality\nhello,7\n ,8\nworld,9\nhello,1\n")
-    request = StoreRequest(((2, path),), TextColumns(), {}, "reject")
+    request = ScoredRequest(((2, path),), TextColumns(), {}, "reject")
     store = open_store(request)
     facts = {"quality": {"kind": "ordinal", "classes": ["bad", "good"]}}
     write_scored(store, facts, {"quality": np.array([[0.2, 0.8], [0.9, 0.1]])}, out)
@@ -43,7 +43,7 @@ def test_a_scored_table_holds_every_row_and_a_rejected_one_without_scores(tmp_pa
         check_output([path], tmp_path / "out.jsonl")
     path.write_bytes("text;quality\nhello;7\nwør;8\n".encode("cp1252"))
     in_greek = {"quality": {"kind": "ordinal", "classes": ["κακό", "good"]}}
-    one = open_store(StoreRequest(((2, path),), TextColumns(), {}, "reject"))
+    one = open_store(ScoredRequest(((2, path),), TextColumns(), {}, "reject"))
     write_scored(one, in_greek, {"quality": np.array([[0.9, 0.1]] * 2)}, tmp_path / "greek.csv")
     assert "wør;8;κακό;0.1" in (tmp_path / "greek.csv").read_text(encoding="utf-8")
     path.write_text("text,quality\nhello,7\n")

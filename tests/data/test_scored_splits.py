@@ -9,7 +9,7 @@ from datamodules import ScoredTextDataModule, SplitOptions
 from datamodules.core.planned import LoaderOptions
 from datamodules.scored.datamodule import ChunkOptions
 from datamodules.scored.labels import LabelOptions, trained_heads
-from datamodules.scored.store import StoreRequest, TextColumns, open_store
+from datamodules.scored.store import ScoredRequest, TextColumns, open_store
 from datamodules.text.encoding import TextLimits
 
 HEADS = {"y": LabelOptions("binary")}
@@ -101,7 +101,7 @@ def test_trained_levels_and_switches_are_read_as_numbers(tmp_path) -> None:
     }
     path = tmp_path / "mine.csv"
     path.write_text("text,level,sold,old,cheap\na,1.0,1.0,0.0,1.0\nb,3,no,1,0\nc,2.0,0.0,,no\n")
-    request = StoreRequest(((0, path),), TextColumns(), heads)
+    request = ScoredRequest(((0, path),), TextColumns(), heads)
     store = open_store(request)
     assert store.heads["level"]["classes"] == ["1", "2", "3"]
     expected = [[0, 1, 0, 1], [2, 0, 1, 0], [1, 0, np.nan, 0]]
@@ -109,9 +109,9 @@ def test_trained_levels_and_switches_are_read_as_numbers(tmp_path) -> None:
     path.write_text(path.read_text().replace("b,3,no", "b,3.0,False"))
     for given in (heads, None):  # declared again, or of the checkpoint alone
         again = open_store(
-            StoreRequest(((0, path),), TextColumns(), trained_heads(store.heads, given))
+            ScoredRequest(((0, path),), TextColumns(), trained_heads(store.heads, given))
         )
         np.testing.assert_array_equal(again.labels, expected)
     path.write_text("text,level,sold,old,cheap\na,4.0,1,0,1\n")
     with pytest.raises(ValueError, match=r'"4.0": head "level": must be one of 1, 2, 3; or'):
-        open_store(StoreRequest(((0, path),), TextColumns(), trained_heads(store.heads, heads)))
+        open_store(ScoredRequest(((0, path),), TextColumns(), trained_heads(store.heads, heads)))

@@ -13,7 +13,7 @@ from datamodules import ScoredTextDataModule, SplitOptions
 from datamodules.scored.datamodule import ChunkOptions
 from datamodules.scored.labels import LabelOptions, LabelReader, label_text
 from datamodules.scored.splits import Division, folds_of, strata_of
-from datamodules.scored.store import ScoredStore, StoreRequest, TextColumns, open_store
+from datamodules.scored.store import ScoredRequest, ScoredStore, TextColumns, open_store
 
 HEADS = {
     "grade": LabelOptions("regression"),
@@ -37,7 +37,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def opened(path: Path, heads=HEADS, **columns) -> ScoredStore:
-    return open_store(StoreRequest(((0, path),), TextColumns(**columns), heads))
+    return open_store(ScoredRequest(((0, path),), TextColumns(**columns), heads))
 
 
 def as_csv(rows: list[dict], mark: str) -> str:

@@ -7,7 +7,7 @@ import torch
 from datamodules.search.bm25 import Bm25Options, open_bm25
 from datamodules.search.collection import CollectionRequest, Judgements, open_collection
 from datamodules.search.queries import JudgedQueries
-from datamodules.search.retrieval import best_of, chosen_documents
+from datamodules.search.retrieval import chosen_documents
 from lit_models.seo.retrieval_metrics import (
     EncodedTexts,
     RetrievalEvaluation,
@@ -116,8 +116,8 @@ def test_bm25_over_some_documents_is_its_search_without_the_others(tmp_path) -> 
         query = collection.query(number)
         (hits,) = index.search([query], collection.num_documents)
         expected = [d for d in hits.documents[0].tolist() if d in set(documents.tolist())]
-        best, _ = best_of(index.scores(query, documents), documents, 10)
-        assert [d for d in best.tolist() if d >= 0] == expected[:10]
+        (best,) = index.search([query], 10, among=documents)
+        assert [d for d in best.documents[0].tolist() if d >= 0] == expected[:10]
 
 
 def test_queries_without_judgements_have_none() -> None:
