@@ -7,11 +7,16 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 
 import pytest
 import torch
+import torch.distributed as dist
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import Callback
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from lit_models.training import checkpoints
 from lit_models.training.callbacks import BestCheckpoint, LastCheckpoint, Ledger, NonFinite
@@ -20,6 +25,7 @@ from lit_models.training.checkpoints import (
     BackgroundWriter,
     Part,
     copied,
+    cut,
     damage,
     newest_checkpoint,
     prepare,
@@ -237,6 +243,37 @@ def test_parts_are_put_together_and_tied_tensors_stay_one(tmp_path):
         "meta.pt",
         *(f"shard-0000{number}-model-00001-of-00001.safetensors" for number in (1, 2)),
     ]
+
+
+def test_four_ranks_cut_and_write_what_one_reads_whole(tmp_path):
+    """Uneven rows, a rank without any, copies, columns, and rows that are split twice."""
+    rows, few = torch.arange(15.0, dtype=torch.float64).reshape(5, 3), torch.ones(1, 2)
+    table = torch.arange(24.0).reshape(4, 6)
+    path = tmp_path / "last.ckpt"
+    prepare(path)
+    for rank in (3, 2, 1, 0):  # rank 0 waits for the others
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=4)
+        try:
+            line, square = init_device_mesh("cpu", (4,)), init_device_mesh("cpu", (2, 2))
+            sharded = partial(distribute_tensor, src_data_rank=None)
+            weight = sharded(rows, line, [Shard(0)])
+            weights = {
+                "weight": weight,
+                "tied": weight,
+                "few": sharded(few, line, [Shard(0)]),
+                "hybrid": sharded(table, square, [Replicate(), Shard(1)]),
+                "twice": sharded(table, square, [Shard(0), Shard(0)]),
+                "whole": torch.tensor(3),
+            }
+            part = cut({"state_dict": weights, "global_step": 4}, is_first=rank == 0)
+            AtomicCheckpointIO().save_checkpoint(copied(part), path, Part(rank, 4))
+        finally:
+            dist.destroy_process_group()
+    found = read_checkpoint(path)["state_dict"]
+    assert found["tied"].data_ptr() == found["weight"].data_ptr()
+    expected = {"weight": rows, "few": few, "hybrid": table, "twice": table}
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
 
 
 def test_ranks_write_at_the_same_time(tmp_path, monkeypatch):
