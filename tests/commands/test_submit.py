@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_models.scheduling.resources import usable_nodelist
+from lit_models.commands.submit import Resources, gpus_of_nodes, machines_for, seconds
 
 Unisono = Callable[..., tuple[int, str]]
 JOB = Path("jobs/toy/job.sh")
@@ -64,7 +64,7 @@ def commands(script: Path) -> str:
         ("--nodelist=n1 --wrap=x", "--nodelist='n1 .*' must be one word"),
         ("--name=mine\ntouch witness", "a job's name has letters"),
         ("--scripts=jobs/a\ntouch witness", "the job's path has a line break: 'jobs/a"),
-        ("--time-limit=24:00:00\n", "the job's time_limit has a line break|is no time"),
+        ("--time-limit=24:00:00\n", "--time-limit=.* must be one word"),
     ],
 )
 def test_no_value_begins_a_line_of_the_script(submit, option: str, message: str) -> None:
@@ -86,7 +86,7 @@ def test_a_script_says_what_was_asked_for(submit) -> None:
     activate = ["--activate", "module load cuda", "--activate=source 'my env/bin/activate'"]
     status, output = submit("--name=mine", *GPUS, *PLACE, *activate, "--trainer.max_epochs=3")
     assert status == 0, output
-    assert "wrote jobs/mine/job.sh, jobs/mine/torchrun.sh for 2 nodes x 4 GPUs" in output
+    assert "wrote jobs/mine/torchrun.sh for 2 nodes x 4 GPUs" in output
     assert "sbatch --parsable jobs/mine/job.sh" in output
     assert directives(Path("jobs/mine/job.sh")) == DIRECTIVES
     text = commands(Path("jobs/mine/job.sh"))
@@ -182,6 +182,10 @@ def test_other_scripts_are_never_overwritten(submit) -> None:
         (["--trainer.accelerator=gpu"], "trainer.accelerator=gpu in a job without GPUs: add --gpu"),
         (["--name=bash"], "and is none of bash, interactive, in which Lightning does not see"),
         (["--verb=train"], "--verb must be one of fit, validate, test, predict, got train"),
+        (
+            ["--nodelist=n[1-4]"],
+            "--nodelist=n[1-4] for one node: SLURM reads a list as all of them",
+        ),
         (["--stage=a:2"], "--stage=a:2: only a chain has stages"),
         (["--trainer.strategy=dpp"], "there is no strategy `dpp`. Did you mean ddp"),
         (
@@ -200,9 +204,54 @@ def test_a_job_that_would_not_run_is_refused_before_it_is_written(
     assert not Path("jobs").exists()
 
 
-def test_a_node_list_for_one_node_is_ignored_with_the_reason(submit) -> None:
-    status, output = submit("--nodelist=n[1-4]")
-    assert status == 0
-    assert "--nodelist=n[1-4] is ignored: the job has one node" in output
-    assert not any("nodelist" in line for line in directives(JOB))
-    assert (usable_nodelist("n1", 1), usable_nodelist("n1,n2", 2)) == (("n1", ""), ("n1,n2", ""))
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--scripts=toy.yaml"], "toy.yaml is no folder: name a folder for the scripts with --scr"),
+        (["--scripts", "toy.yaml/a/b"], "toy.yaml is no folder: name a folder for the scripts"),
+        ([], "logs is no folder: SLURM opens the logs in this folder; move that file away."),
+    ],
+)
+def test_a_file_where_a_folder_is_needed_is_refused(
+    submit, options: list[str], message: str
+) -> None:
+    if not options:
+        Path("logs").touch()
+    status, output = submit(*options)
+    assert (status, message in output) == (2, True), output
+    assert not Path("jobs").exists()
+
+
+@pytest.mark.parametrize("options", [["--dry-run"], ["toy.yaml"], ["--trainer.max_epochs=3"]])
+def test_without_a_run_the_way_out_is_named(
+    unisono: Unisono, toy_config: Path, options: list[str]
+) -> None:
+    status, output = unisono("submit", *options)
+    assert status == 2
+    assert "`unisono submit` needs a run: give its config with --config FILE" in " ".join(
+        output.split()
+    )
+
+
+def test_a_run_without_a_config_is_one(unisono: Unisono, toy_config: Path) -> None:
+    run = ["--model=tests.toy.LitToy", "--data=tests.toy.ToyData", "--name=toy"]
+    optimizer = "--model.optimizer=torch.optim.SGD"
+    status, output = unisono("submit", "--dry-run", *run, optimizer)
+    assert status == 0, output
+
+
+def test_times_are_read_as_sbatch_reads_them() -> None:
+    times = {"90": 5400, "90:30": 5430, "24:00:00": 86400, "2-12": 216000, "1-02:03:04": 93784}
+    assert {text: seconds(text) for text in times} == times
+    with pytest.raises(ValueError, match="--time-limit=0:30 is 30 s, and SLURM counts whole min"):
+        seconds("0:30")
+    with pytest.raises(ValueError, match="--save-ahead-s=70000 must be .* at most 65535"):
+        Resources(save_ahead_s=70000)
+
+
+def test_the_gpus_of_nodes_and_the_nodes_for_gpus() -> None:
+    assert gpus_of_nodes("(null)\ngpu:a100:8(S:0-1),shard:16\ngpu:4\n") == 8
+    assert gpus_of_nodes("gpu:a100:2,gpu:h100:4") == 6
+    assert gpus_of_nodes("(null)\n") == 0
+    found = [machines_for(n, 8) for n in (1, 8, 12, 16, 13)]
+    assert found == [(1, 1), (1, 8), (2, 6), (2, 8), (13, 1)]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from lit_models.commands import submit
 from lit_models.commands.chain import (
     Record,
     check_outputs,
@@ -39,7 +40,6 @@ echo $((70 + n))
 """
 
 SCANCEL = '#!/bin/bash\necho "$@" > cancelled\n'
-SQUEUE = "#!/bin/bash\ncat reason.txt 2>/dev/null || echo Priority\n"
 
 
 @pytest.fixture(name="chain")
@@ -52,7 +52,6 @@ def chain_call(
     Path("most.txt").write_text("3")
     for name, text in (
         ("sbatch", SBATCH),
-        ("squeue", SQUEUE),
         ("scancel", SCANCEL),
     ):
         Path(name).write_text(text)
@@ -177,3 +176,34 @@ def test_a_chain_that_would_not_run_is_refused(chain, options: list[str], messag
     assert status == 2
     assert message in output
     assert not Path("jobs").exists()
+
+
+def test_where_sbatch_refuses_one_job_none_is_left(chain) -> None:
+    Path("most.txt").write_text("2")
+    status, output = chain()
+    assert status == 1
+    assert "sbatch refuses the job: sbatch: error: no such account. The script is" in output
+    assert "The jobs before it are taken back: 70, 71." in output
+    assert Path("cancelled").read_text() == "70 71\n"
+
+
+def test_where_sinfo_is_silent_the_usual_number_is_taken_and_said(
+    chain, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(submit, "ANSWERS_WITHIN_S", 0.2)
+    # Takes longer than a test waits, and leaves no process that would hold its output open.
+    Path("sinfo").write_text("#!/bin/bash\nexec sleep 20\n")
+    Path("sinfo").chmod(0o755)
+    assert submit.gpus_per_machine(None) == submit.NODE_GPUS
+    words = " ".join(capfd.readouterr().err.split())
+    assert "warning: sinfo did not answer within 0.2 s: 8 GPUs on a node are assumed" in words
+
+
+def test_without_sbatch_the_way_out_is_named(
+    unisono: Unisono, toy_config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    status, output = unisono("submit", "--config", "toy.yaml")
+    assert status == 1
+    assert "there is no sbatch on this machine" in " ".join(output.split())
+    assert Path("jobs/toy/torchrun.sh").exists()

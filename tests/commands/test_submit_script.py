@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_models.scheduling.jobs import Job, torchrun_text
-from lit_models.scheduling.resources import Resources
-from lit_models.scheduling.scripts import job_script
+from lit_models.commands.submit import Resources, Script, python_of
 
 SRUN = """#!/bin/bash
 # Ends with $STATUS after $SECONDS_LONG, or as $HEARD tells it once it has heard a signal.
@@ -39,10 +37,9 @@ class Node:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        names = {"title": "A job.", "path": "job.sh", "name": "toy"}
-        names["run_folder"] = "toy_$SLURM_JOB_ID"
+        script = Script(Resources(), "toy", "A job.", ['srun "$run"'], [], "toy_$SLURM_JOB_ID")
         activate = ["touch begun; sleep $ACTIVATION_S"]
-        self.write("job.sh", job_script(Resources(), names, activate, ['srun "$run"']))
+        self.write("job.sh", script.text(Path("job.sh"), activate))
         for name, content in (("srun", SRUN), ("squeue", SQUEUE), ("scontrol", SCONTROL),
                               ("python", PYTHON), ("sleep", SLEEP)):  # fmt: skip
             self.write(name, content)
@@ -173,9 +170,9 @@ def test_torchrun_without_unisono_says_so_too(
     (tmp_path / "python").write_text(PYTHON)
     (tmp_path / "python").chmod(0o755)
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
-    words = ["fit", "--config=toy.yaml"]
+    script = Script(Resources(), "a", "A job.", [python_of(activate), "-m"], [], is_torchrun=True)
     path = tmp_path / "torchrun.sh"
-    path.write_text(torchrun_text(Job([], activate=activate), Resources(), path, "a", words, None))
+    path.write_text(script.text(path, activate))
     environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "NO_UNISONO": "1"}
     done = subprocess.run(
         ["bash", str(path)], cwd=tmp_path, env=environ, capture_output=True, text=True

@@ -1,0 +1,130 @@
+#!/bin/bash
+# {{ title }}
+{% if is_torchrun %}
+# Written by `unisono submit`, for machines without SLURM. From the folder where that was called,
+# which all machines share:
+#   bash {{ path }}{% if nodes > 1 %} FIRST_MACHINE [PORT]   (on each machine){% endif +%}
+# The same command again goes on where the run was.
+{% for line in activate %}
+{{ line }}
+{% endfor %}
+{% if activate %}
+
+{% endif %}
+{{ python }} -c 'import lit_models' || {
+{% if activate %}
+  echo "there is no unisono on $(uname -n): these lines find another Python; mend the ones above, or --activate of submit" >&2
+{% else %}
+  echo "there is no unisono on $(uname -n): install it there, or give unisono submit the lines that find it with --activate" >&2
+{% endif %}
+  exit 1
+}
+
+# Restarted ranks would else read the addresses of those before them, and half the restarts fail.
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+
+{% if nodes > 1 %}
+first=${1:?give the name or the address of the first machine} port=${2:-29400}
+{% endif %}
+{{ command }}
+{% else %}
+# Written by `unisono submit`. Submit it from the folder where that was called:
+#   sbatch {{ path }}
+#SBATCH --job-name={{ name }}
+{% if partition %}
+#SBATCH --partition={{ partition }}
+{% endif %}
+{% if account %}
+#SBATCH --account={{ account }}
+{% endif %}
+#SBATCH --nodes={{ nodes }}
+{% if nodelist %}
+#SBATCH --nodelist={{ nodelist }}
+{% endif %}
+#SBATCH --ntasks-per-node={{ tasks_per_node }}
+{% if gpus_per_node %}
+#SBATCH --gpus-per-node={{ gpus_per_node }}
+{% endif %}
+{% if cpus_per_task %}
+#SBATCH --cpus-per-task={{ cpus_per_task }}
+{% endif %}
+{% if is_alone %}
+#SBATCH --exclusive
+{% endif %}
+#SBATCH --time={{ time_limit }}
+#SBATCH --signal=B:USR1@{{ save_ahead_s }}
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=logs/train_%j.out
+#SBATCH --error=logs/train_%j.err
+
+# SLURM's warning ahead of the time limit comes to this script alone, which passes it on, and again
+# every ten seconds: srun loses what comes before its tasks are there, and a run that has heard it
+# takes no further notice. A cancelled job gets TERM, as all its processes do: the script stays until
+# the run has saved.
+step= signals=0 asked=no run= again=
+pass_on() {
+  signals=$((signals + 1)) asked=yes
+  [ -n "$step" ] && kill -USR1 "$step" 2>/dev/null || return
+  [ -n "$again" ] || { repeat >/dev/null 2>&1 & again=$!; }
+}
+repeat() {
+  while sleep 10 && kill -USR1 "$step"; do :; done
+}
+trap pass_on USR1
+trap 'signals=$((signals + 1))' TERM
+
+# 75: the run was asked to stop and has saved. Above 128: the warning came before it could hear it.
+finish() {
+  [ -z "$again" ] || kill "$again" 2>/dev/null
+  if [ $1 = 75 ] || { [ $asked = yes ] && [ $1 -gt 128 ]; }; then
+    for try in 1 2 3 4 5; do
+      state=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T) && break
+      state=unknown
+      sleep 5
+    done
+    if [ "$state" = RUNNING ]; then # not one that was cancelled
+      echo "job $SLURM_JOB_ID ended with status $1 and is requeued: it goes on"
+      scontrol requeue "$SLURM_JOB_ID" && exit
+    elif [ "$state" = unknown ]; then
+      there=${run:+, with --trainer.default_root_dir=$run}
+      echo "job $SLURM_JOB_ID ended with status $1 and is not requeued: squeue does not say" \
+        "whether it was cancelled. To go on, call unisono submit as before$there" >&2
+    fi
+  fi
+  exit $1
+}
+
+{% for line in activate %}
+{{ line }}
+{% endfor %}
+{% if activate %}
+
+{% endif %}
+{{ python }} -c 'import lit_models' || {
+{% if activate %}
+  echo "there is no unisono on $(uname -n): these lines find another Python; mend the ones above, or --activate of submit" >&2
+{% else %}
+  echo "there is no unisono on $(uname -n): install it there, or give unisono submit the lines that find it with --activate" >&2
+{% endif %}
+  exit 1
+}
+
+{% if run_folder %}
+run={{ run_folder }} # the same however often the job is requeued
+{% endif %}
+[ $signals = 0 ] || finish 138 # too late to start
+
+{{ command }} &
+step=$!
+[ $asked = no ] || pass_on # it came in between
+
+# A signal ends `wait` early: the run's own status is that of a `wait` that none disturbed.
+while
+  before=$signals
+  wait "$step"
+  status=$?
+  [ $signals != $before ]
+do :; done
+finish $status
+{% endif %}
