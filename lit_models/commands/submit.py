@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lit_models.errors import OneScreenErrors, UsageError, say, screen
+from lit_models.errors import UsageError, say, screen
 
 TEMPLATES = Path(__file__).parent / "templates"
 LOGS = Path("logs")  # the template names it
@@ -374,13 +374,8 @@ def chain_scripts(
         UsageError: the chain, a stage or its number of devices is wrong, or a run would be refused.
         ValueError: what lies in the chain's folder was made from something else.
     """
-    from jsonargparse import ArgumentParser
-
     from lit_models import config_files
-    from lit_models.commands import chain
-
-    class ChainParser(OneScreenErrors, ArgumentParser):
-        takes_dashes = True
+    from lit_models.commands import arguments_of, chain
 
     if verb != "fit":
         raise UsageError(f"--verb={verb}: the stages of a chain have verbs of their own.")
@@ -393,11 +388,8 @@ def chain_scripts(
     for key in ("launcher", "stages"):
         if config_files.given_option(options, key) is not None:
             raise UsageError(f"--{key} is set by the job; leave it out.")
-    parser = ChainParser(prog="unisono submit")
-    parser.add_argument("--config", action="config")
-    parser.add_function_arguments(chain.chain)
     try:
-        given = parser.parse_args(config_files.join_groups(options))
+        given = {**(chain.chain.__kwdefaults__ or {}), **arguments_of(options, chain.chain)}
         devices = devices_of(counts, list(given["stages"] or {}))
         changes = {key: dict(values) for key, values in (given["change"] or {}).items()}
         machines: dict[str, Resources] = {}

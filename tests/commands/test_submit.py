@@ -222,7 +222,7 @@ def test_a_file_where_a_folder_is_needed_is_refused(
     assert not Path("jobs").exists()
 
 
-@pytest.mark.parametrize("options", [["--dry-run"], ["toy.yaml"], ["--trainer.max_epochs=3"]])
+@pytest.mark.parametrize("options", [["--dry-run"], ["--trainer.max_epochs=3"]])
 def test_without_a_run_the_way_out_is_named(
     unisono: Unisono, toy_config: Path, options: list[str]
 ) -> None:
