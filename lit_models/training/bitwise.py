@@ -24,6 +24,7 @@ from lit_models.training.dropout import DrawGuard, ExactDropout, dropout_rate
 from lit_models.training.exact import ExactModule
 from lit_models.training.strategies import strategy_name
 
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 Gradients = list[Tensor | None]  # one per parameter; None where no loss has reached it
 
 
@@ -230,7 +231,7 @@ def check_network(network: nn.Module, is_keyed: bool) -> None:
             "follow each process's generator; add --exact_dropout=true, or set it to 0."
         )
     for name, module in network.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        if isinstance(module, BATCH_NORMS):
             raise ValueError(
                 f"exactness: bitwise: {name} ({type(module).__name__}) keeps running statistics, "
                 "which each process takes from its own samples; use LayerNorm or GroupNorm."

@@ -18,6 +18,14 @@ from datamodules.core.planned import PlannedDataModule
 from lit_models.training.ledger import hash_ids
 
 _MIX_1, _MIX_2 = -1640531535, -2048144777  # odd; 2654435761 and 2246822519 as signed (xxHash32)
+DROPOUTS = (
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+)
 _CHANNELS = -1  # the axis of a site's table of channels
 
 
@@ -240,13 +248,13 @@ def _unkeyable_rate(module: nn.Module) -> float:
     if isinstance(module, nn.RReLU):
         return module.upper - module.lower
     is_plain = type(module) in (nn.Dropout, KeyedDropout)
-    is_dropout = isinstance(module, nn.modules.dropout._DropoutNd)
+    is_dropout = isinstance(module, DROPOUTS)
     return module.p if is_dropout and not is_plain else 0.0
 
 
 def dropout_rate(network: nn.Module) -> float:
     """Return the highest rate of any dropout in a network."""
-    rates = [m.p for m in network.modules() if isinstance(m, nn.modules.dropout._DropoutNd)]
+    rates = [m.p for m in network.modules() if isinstance(m, DROPOUTS)]
     return max([0.0, *rates, *(_unkeyable_rate(module) for module in network.modules())])
 
 

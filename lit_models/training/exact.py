@@ -17,7 +17,6 @@ from typing import Any, ClassVar, Self
 import torch
 from lightning.pytorch import Callback, LightningModule
 from torch import Tensor, nn
-from torch.nn.modules.module import _IncompatibleKeys
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
@@ -317,7 +316,7 @@ class ExactModule(LightningModule):
         """
         if state_dict and next(self.parameters(), None) is None:
             self._early_weights = dict(state_dict)
-            return _IncompatibleKeys([], [])
+            return super().load_state_dict({}, strict=False)
         return super().load_state_dict(state_dict, strict=strict, assign=assign)
 
     def configure_model_from(self) -> None:

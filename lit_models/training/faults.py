@@ -65,7 +65,10 @@ class Preemption(Callback):
         """Take the signals over from Lightning, before the data is read."""
         if stage != "fit" or threading.current_thread() is not threading.main_thread():
             return
-        silence_lightning(trainer)
+        # Lightning's own handling: a broadcast and a wait in every micro-batch, another broadcast
+        # inside its handler. The names are private; a test pins them.
+        trainer._signal_connector.register_signal_handlers = lambda: None
+        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
         for signum in (*REQUEUE_SIGNALS, signal.SIGINT):
             self._before[signum] = signal.signal(signum, self._note)
 
@@ -110,14 +113,6 @@ class Preemption(Callback):
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
         self._before = {}
-
-
-def silence_lightning(trainer: Trainer) -> None:
-    """Switch off Lightning's own handling: a broadcast and a wait in every micro-batch, another
-    broadcast inside its handler. The names are private; a test pins them.
-    """
-    trainer._signal_connector.register_signal_handlers = lambda: None
-    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
 
 
 class NonFinite(Callback):

@@ -364,3 +364,16 @@ def test_limits_that_would_be_none_are_refused(tmp_path):
     report.on_train_batch_start(trainer, LitToy(), {}, 0)
     assert (report._watch.timeout_s, report._watch.slow_phases_s) == (60, {"checkpoint": 600})
     report.teardown(trainer, LitToy(), "fit")
+
+
+def test_names_of_libraries_that_are_private_are_still_there(tmp_path):
+    trainer = toy_trainer(tmp_path, callbacks=[])
+    assert callable(trainer._signal_connector.register_signal_handlers)
+    loop = trainer.fit_loop.epoch_loop
+    assert callable(loop._broadcast_sigterm_tensor)
+    assert loop._skip_next_val is False  # set by the ledger, which ends a run without validation
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.AdamW([weight], fused=True)
+    assert optimizer._step_supports_amp_scaling
+    constant = torch.optim.lr_scheduler.ConstantLR(optimizer)
+    assert torch.optim.lr_scheduler.SequentialLR(optimizer, [constant], [])._schedulers
