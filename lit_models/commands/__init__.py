@@ -73,7 +73,7 @@ def help_of(name: str, function: Callable[..., Any]) -> str:
     defaults = [p for p in own if _is_free(p)]
     lines += ["", "Defaults:"] if defaults else []
     for p in defaults:
-        value = str(p.default).lower() if p.default in (True, False) else p.default
+        value = str(p.default).lower() if isinstance(p.default, bool) else p.default
         lines.append(f"  --{p.name.replace('_', '-')}={'null' if value is None else value}")
     return "\n".join(lines)
 
@@ -118,7 +118,7 @@ def arguments_of(argv: list[str], function: Callable[..., Any]) -> dict[str, Any
                 raise ValueError(f"{option} needs a value: {option}=VALUE.")
             given = _converted(option, value if is_assigned else "true", own[name], function)
             is_repeated = list[str] in _types(own[name]) and isinstance(given, str)
-            values[name] = [*values.get(name, []), given] if is_repeated else given
+            values[name] = [*(values.get(name) or []), given] if is_repeated else given
         elif group in mappings:
             values[group] = {**(values.get(group) or {}), inner: load_yaml(value, option)}
         elif name == "config" and mappings:
@@ -154,9 +154,11 @@ def _is_free(parameter: Parameter) -> bool:
 def _converted(option: str, text: str, own: Parameter, function: Callable[..., Any]) -> Any:
     """Returns the value of an option; raises ValueError where it is none of its types."""
     kinds, names, choices = _types(own), [], []
+    if NoneType in kinds and text == "null":
+        return None
+    if dict in kinds or (list[str] in kinds and text.startswith("[")):
+        return load_yaml(text, option)
     for kind in kinds:
-        if kind is NoneType and text == "null":
-            return None
         if kind is bool and text.lower() in TRUTH:
             return TRUTH[text.lower()]
         if kind in NUMBERS and re.fullmatch(NUMBERS[kind], text):
@@ -164,9 +166,7 @@ def _converted(option: str, text: str, own: Parameter, function: Callable[..., A
         if kind in (str, Path):
             return kind(text)
         if kind == list[str]:
-            return load_yaml(text, option) if text.startswith("[") else text
-        if kind is dict:
-            return load_yaml(text, option)
+            return text
         if get_origin(kind) is Literal:
             if text in get_args(kind):
                 return text

@@ -44,6 +44,7 @@ def limited(
     run_options: list[str] | None = None,
     time_limit_h: float | None = 1.0,
     line: list[str] | None = None,
+    only: str | list[str] | None = None,
     json: bool = False,
 ) -> None:
     """With an underscore."""
@@ -55,7 +56,8 @@ def limited(
         ("--time-limit-h 2", {"time_limit_h": 2.0}),
         ("--time_limit_h=null --json", {"time_limit_h": None, "json": True}),
         ("--json=false --line a --line=b=c", {"json": False, "line": ["a", "b=c"]}),
-        ("--line=[a,b]", {"line": ["a", "b"]}),
+        ("--line=[a,b] --only [x]", {"line": ["a", "b"], "only": ["x"]}),
+        ("--only=x --line=null", {"only": ["x"], "line": None}),
         ("--a.time-limit-h=1 --seed 2 --json", {"json": True, "run_options": 3}),
     ],
 )
