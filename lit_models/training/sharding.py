@@ -64,7 +64,7 @@ def check_tensor_plan(module: nn.Module, plan: dict[str, Split], size: int) -> N
                 f"{asked} {name} is a {type(layer).__name__}, and only plain linear layers can be "
                 "split. Leave out what has changed it, such as model.lora, or tensor_parallel_size."
             )
-    if any(part._compiled_call_impl is not None for part in module.modules()):
+    if any(getattr(part, "is_compiled", False) for part in module.modules()):
         raise ValueError(
             f"{asked} blocks are compiled, which does not know split layers; set "
             "model.computation.compile to false, or leave tensor_parallel_size out."

@@ -79,7 +79,7 @@ NONE_UNUSED = "find_unused_parameters=True was specified in DDP constructor"
 
 def register_fsdp() -> None:
     """Give the name `fsdp` to the class here, for scripts: Lightning's own refuses the CPU."""
-    names = FSDPStrategy._registered_strategies  # which the trainer refuses on a CPU
+    names = FSDPStrategy.get_registered_strategies()  # which the trainer refuses on a CPU
     if "fsdp" in names:
         names.remove("fsdp")
     StrategyRegistry.register("fsdp", FullyShardedStrategy, override=True)
