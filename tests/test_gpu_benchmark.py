@@ -29,7 +29,6 @@ LINE = {
     "seconds": 2.0,
     "padding_share": 0.03,
     "mfu": 0.5,
-    "matmul_share": None,
     "split": {"data": 0.01, "forward": 1.19, "communication": None, "other": 0.8},
 }
 FOUND: dict[str, Any] = {

@@ -1,6 +1,7 @@
 """Datasets with random access by sample id, and the loader of one replica's micro-batches."""
 
 import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -182,6 +183,9 @@ class PlannedLoader:
         micro_batches: called at the first `next`; yields the micro-batches to fetch.
         length: micro-batches of a whole epoch, whatever the position.
         loader_options: keyword arguments of the DataLoader.
+
+    Attributes:
+        wait_s: seconds that were waited for batches so far.
     """
 
     def __init__(
@@ -193,6 +197,7 @@ class PlannedLoader:
     ) -> None:
         self.dataset = dataset
         self._length = length
+        self.wait_s = 0.0
         self._loader = DataLoader(
             _Collated(dataset),
             batch_sampler=_MicroBatchSampler(micro_batches),
@@ -204,4 +209,11 @@ class PlannedLoader:
         return self._length
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        yield from self._loader
+        batches, end = iter(self._loader), object()
+        while True:
+            begun = time.perf_counter()
+            batch: Any = next(batches, end)
+            self.wait_s += time.perf_counter() - begun
+            if batch is end:
+                return
+            yield batch

@@ -18,6 +18,8 @@ _HOME = {
     "NonFinite": "lit_models.training.faults",
     "Preemption": "lit_models.training.faults",
     "default_callbacks": "lit_models.training.callbacks",
+    "Rehearsal": "lit_models.training.memory",
+    "Throughput": "lit_models.training.throughput",
     "status": "lit_models.training.run_facts",
 }
 __all__ = [
@@ -32,6 +34,8 @@ __all__ = [
     "LossSum",
     "NonFinite",
     "Preemption",
+    "Rehearsal",
+    "Throughput",
     "default_callbacks",
     "status",
 ]

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from lit_models.training.throughput.peaks import peak_of
+from lit_models.training.throughput import peak_of
 from tests.benchmarks.figure_tables import show
 from tests.benchmarks.figures import FILE, Figures, machine
 from tests.benchmarks.gpu_figures import Limits, add_row, add_shakespeare, beside

@@ -97,10 +97,9 @@ def _shares(found: dict[str, Any], limits: Limits) -> dict[str, list[float]]:
             if limit is not None:
                 shares[unit] = [value / limit for value in used]
         return shares
-    for unit, column in ((OF_CEILING, "matmul_share"), ("MFU", "mfu")):
-        values = [line[column] for line in found["lines"]]
-        if values and None not in values:
-            shares[unit] = values
+    values = [line.get("mfu") for line in found["lines"]]
+    if values and None not in values:
+        shares["MFU"] = values
     return shares
 
 

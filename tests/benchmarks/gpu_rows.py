@@ -25,8 +25,7 @@ from lit_models.cli import built
 from lit_models.config_files import find_config
 from lit_models.training.callbacks import default_callbacks
 from lit_models.training.loggers import default_loggers
-from lit_models.training.throughput.flops import matmul_ceiling
-from lit_models.training.throughput.journal import FILE_NAME
+from lit_models.training.throughput import FILE_NAME
 from tests.benchmarks.gpu_sizes import Size
 from tests.benchmarks.language_model_runs import RaggedData, adamw
 from tests.distributed.launch import ROOT
@@ -189,6 +188,18 @@ class EqualBlocks(RaggedData):
         return BlockDataset(self.stream, "random", self.context_length, self.tokenizer, seed=None)
 
 
+def matmul_ceiling(device: torch.device, dtype: torch.dtype, size: int = 8192) -> float:
+    """Return the FLOP/s of a product of two square matrices, the best of twenty rounds."""
+    a, best = torch.randn(size, size, device=device).to(dtype), float("inf")
+    for _ in range(20):
+        torch.cuda.synchronize(device)
+        start = time.perf_counter()
+        torch.mm(a, a)
+        torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - start)
+    return 2 * size**3 / best
+
+
 def language_model(size: Size, compiles: bool, folder: Path) -> Found:
     """Pre-train, or train adapters, as the command line does."""
     seed_everything(0, verbose=False)
@@ -228,7 +239,6 @@ def ceilings(is_small: bool, folder: Path) -> dict[str, float]:
     """Return what the device does at most: FLOP/s of a matrix product in bfloat16, and bytes/s
     that a copy within its memory reads and writes."""
     product = matmul_ceiling(device(), torch.bfloat16)
-    assert product is not None  # nothing else is on the device
     source = torch.ones(FEW_FLOATS if is_small else COPIED_FLOATS, device=device())
     target, seconds = torch.empty_like(source), []
     for _ in range(10):

@@ -32,7 +32,7 @@ from lit_models.config_files import find_config
 from lit_models.training.callbacks import default_callbacks
 from lit_models.training.callbacks.progress import ProgressLine
 from lit_models.training.loggers import default_loggers
-from lit_models.training.throughput.journal import FILE_NAME
+from lit_models.training.throughput import FILE_NAME
 from tests.benchmarks.figures import Aim, Figures
 
 CONFIGS = {  # family -> config, and turns, an even number: 15 to 70 s of steps

@@ -5,13 +5,13 @@ from lightning.pytorch import Callback
 from lit_models.training.bitwise import BitwiseSum
 from lit_models.training.callbacks.error_table import ErrorTable
 from lit_models.training.callbacks.predictions import PredictionWriter
-from lit_models.training.callbacks.throughput import Throughput
 from lit_models.training.checkpoints import BestCheckpoint, LastCheckpoint
 from lit_models.training.dropout import ExactDropout
 from lit_models.training.faults import FailureReport, NonFinite, Preemption
 from lit_models.training.ledger import Ledger
 from lit_models.training.memory import Rehearsal
 from lit_models.training.optim import AveragedWeights
+from lit_models.training.throughput import Throughput
 
 __all__ = [
     "AveragedWeights",

@@ -1,0 +1,246 @@
+"""Throughput: samples, tokens, seconds, the wait for data, and the use of a GPU.
+
+Rank 0 appends a line per log interval to `throughput.jsonl`; samples and tokens are those of all
+ranks, from the plan. No step waits for a device or another rank.
+"""
+
+import json
+import time
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor, nn
+from torch.utils.flop_counter import (
+    FlopCounterMode,
+    sdpa_backward_flop_count,
+    sdpa_flop_count,
+)
+
+from datamodules.core.planned import PlannedDataModule
+from lit_models.blocks import rounds_to_float32
+from lit_models.training.ledger import complete_lines, ledger_of
+
+FILE_NAME = "throughput.jsonl"
+# Dense TFLOP/s of the tensor cores with sums in float32, and of float32 without them, by the whole
+# name of a GPU: a laptop's, a slice's or a cut-down model's differs, and so does what it can do.
+# NVIDIA's sheets give most of these with structured sparsity, which is twice as much. Sources:
+# Lightning's `fabric/utilities/throughput.py`, which cites the sheets; glennklockwood.com/garden;
+# hmc-tech.com; archive-lib.hpctech.co.jp; waredb.com. What no sheet confirmed was left out.
+_H100_SXM = {"bf16": 989.4, "fp16": 989.4, "tf32": 494.7, "fp32": 66.9}
+_A100 = {"bf16": 312.0, "fp16": 312.0, "tf32": 156.0, "fp32": 19.5}
+_V100_SXM, _V100_PCIE = {"fp16": 125.0, "fp32": 15.7}, {"fp16": 112.0, "fp32": 14.0}
+PEAKS: dict[str, dict[str, float]] = {
+    "NVIDIA B200": {"bf16": 2250.0, "fp16": 2250.0, "tf32": 1125.0, "fp32": 75.0},
+    "NVIDIA H200": _H100_SXM,
+    "NVIDIA H100 80GB HBM3": _H100_SXM,
+    "NVIDIA H100 PCIe": {"bf16": 756.5, "fp16": 756.5, "tf32": 378.0, "fp32": 51.0},
+    "NVIDIA H100 NVL": {"bf16": 835.5, "fp16": 835.5, "tf32": 417.5, "fp32": 60.0},
+    "NVIDIA A100-SXM4-40GB": _A100,
+    "NVIDIA A100-SXM4-80GB": _A100,
+    "NVIDIA A100-PCIE-40GB": _A100,
+    "NVIDIA A100 80GB PCIe": _A100,
+    "NVIDIA A40": {"bf16": 149.7, "fp16": 149.7, "tf32": 74.8, "fp32": 37.4},
+    "NVIDIA A10": {"bf16": 125.0, "fp16": 125.0, "tf32": 62.5, "fp32": 31.2},
+    "NVIDIA L4": {"bf16": 121.0, "fp16": 121.0, "tf32": 60.0, "fp32": 30.3},
+    "NVIDIA L40": {"bf16": 181.0, "fp16": 181.0, "tf32": 90.5, "fp32": 90.5},
+    "NVIDIA L40S": {"bf16": 362.0, "fp16": 362.0, "tf32": 183.0, "fp32": 91.6},
+    "Tesla V100-SXM2-16GB": _V100_SXM,
+    "Tesla V100-SXM2-32GB": _V100_SXM,
+    "Tesla V100-PCIE-16GB": _V100_PCIE,
+    "Tesla V100-PCIE-32GB": _V100_PCIE,
+    "Tesla T4": {"fp16": 65.0, "fp32": 8.1},
+    "NVIDIA GeForce RTX 4090": {"bf16": 165.2, "fp16": 165.2, "tf32": 82.6, "fp32": 82.6},
+}
+
+# Operations that torch's table lacks are run decomposed under a count, where they can be, and would
+# round otherwise.
+NOT_DECOMPOSED = {
+    torch.ops.aten.silu_backward: lambda *args, **kwargs: 0,
+    torch.ops.aten.mish_backward: lambda *args, **kwargs: 0,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: (
+        lambda q, k, v, *args, **kwargs: sdpa_flop_count(q, k, v)
+    ),
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: (
+        lambda grad, q, k, v, *args, **kwargs: sdpa_backward_flop_count(grad, q, k, v)
+    ),
+}
+
+
+def peak_of(name: str, precision: str) -> float | None:
+    """Return the dense peak of a GPU in FLOP/s; `None` where it is unknown.
+
+    Args:
+        name: as `torch.cuda.get_device_name` gives it.
+        precision: `trainer.precision`.
+    """
+    kinds = {"bf16": "bf16", "16": "fp16"}
+    kind = kinds.get(precision.removesuffix("-true").removesuffix("-mixed"), precision)
+    if precision.startswith("32"):
+        kind = "fp32" if rounds_to_float32() else "tf32"
+    tera = PEAKS.get(name, {}).get(kind)
+    return None if tera is None else tera * 1e12
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Return whether any part runs by torch.compile, in place or wrapped."""
+    # What a wrapper holds is its `_orig_mod`; its class would import the compiler: seconds.
+    parts = list(module.modules())
+    return any(p._compiled_call_impl is not None or hasattr(p, "_orig_mod") for p in parts)
+
+
+class Throughput(Callback):
+    """Writes a line per log interval to `throughput.jsonl` of the run folder and to the loggers.
+
+    `mfu` is the share of the device's peak that useful tokens take: the arithmetic of the first
+    micro-batch is counted by torch as it runs, recomputation left out. What is compiled is not
+    counted: the compiler leaves code that it first meets under a count uncompiled.
+
+    Args:
+        peak_flops: of a device in the run's precision, dense, in FLOP/s; `None` takes it from a
+            table of GPUs.
+    """
+
+    def __init__(self, peak_flops: float | None = None) -> None:
+        self.peak_flops = peak_flops
+        self.flops_per_position: float | None = None
+        self._counter: FlopCounterMode | None = None  # during the first micro-batch
+        self._forward_flops = 0
+        self._file: IO[str] | None = None  # on rank 0, while it trains
+        self._totals = dict.fromkeys(("data", "evaluation", "steps"), 0.0)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clock."""
+        if trainer.fast_dev_run or not trainer.is_global_zero:
+            return
+        folder = Path(trainer.default_root_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        complete_lines(folder / FILE_NAME)
+        self._file = open(folder / FILE_NAME, "a", encoding="utf-8")  # noqa: SIM115
+        self._attempt = getattr(ledger_of(trainer), "attempt", 1)  # it begins before this
+        self._seen_step = trainer.global_step
+        device, self._peak = trainer.strategy.root_device, self.peak_flops
+        if self._peak is None and device.type == "cuda":
+            self._peak = peak_of(torch.cuda.get_device_name(device), str(trainer.precision))
+        self._counts = self._peak is not None and not is_compiled(pl_module)
+        self._begin(trainer)
+
+    def _begin(self, trainer: Trainer) -> None:
+        self._begun, self._evaluation_s = time.perf_counter(), 0.0
+        self._steps: list[tuple[int, int]] = []  # epoch and step in it
+        self._tokens = self._positions = 0  # of rank 0
+        # Of today's loader: each `fit` makes one.
+        self._loader_before = getattr(trainer.train_dataloader, "wait_s", 0.0)
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if self._file is not None and self._counts:
+            self._counts = False
+            self._counter = FlopCounterMode(display=False, custom_mapping=NOT_DECOMPOSED)
+            self._counter.__enter__()
+
+    def on_before_backward(
+        self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
+    ) -> None:
+        if self._counter is not None:
+            self._forward_flops = self._counter.get_total_flops()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self._file is None:
+            return
+        load = batch.get("load") if isinstance(batch, dict) else None
+        counter = self._stop_counting()
+        if load is not None:
+            self._tokens += load["tokens"]
+            self._positions += load["positions"]
+            if counter is not None and load["positions"]:
+                # A backward pass needs at most twice its forward; what is more is recomputed.
+                backward = counter.get_total_flops() - self._forward_flops
+                flops = self._forward_flops + min(backward, 2 * self._forward_flops)
+                self.flops_per_position = flops / load["positions"] or None
+        step = trainer.global_step
+        if step == self._seen_step:
+            return  # in the middle of an accumulation
+        self._seen_step = step
+        epoch = 0 if trainer.overfit_batches else trainer.current_epoch
+        self._steps.append((epoch, batch["step_index"] if load is not None else 0))
+        if step % trainer.log_every_n_steps == 0:
+            self._write(trainer)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._evaluation_begun = time.perf_counter()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._file is not None:
+            self._evaluation_s += time.perf_counter() - self._evaluation_begun
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write what is left."""
+        if self._file is not None and self._steps:
+            self._write(trainer)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say where the time went, after the last line of the progress."""
+        total = sum(self._totals.values())
+        if trainer.is_global_zero and total and trainer.progress_bar_callback is not None:
+            shares = sorted(((s / total, name) for name, s in self._totals.items()), reverse=True)
+            words = ", ".join(f"{name} {100 * share:.0f} %" for share, name in shares)
+            trainer.progress_bar_callback.print(f"time: {words}")
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        self.teardown(trainer, pl_module, "fit")  # Lightning tears nothing down then
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._stop_counting()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _stop_counting(self) -> FlopCounterMode | None:
+        counter, self._counter = self._counter, None
+        if counter is not None:
+            counter.__exit__(None, None, None)
+        return counter
+
+    def _write(self, trainer: Trainer) -> None:
+        """Add the line of the interval that ends here, and begin the next."""
+        assert self._file is not None
+        seconds = max(time.perf_counter() - self._begun, 1e-9)
+        loader: Any = trainer.train_dataloader
+        data_s = getattr(loader, "wait_s", 0.0) - self._loader_before
+        steps_s = max(0.0, seconds - data_s - self._evaluation_s)
+        split = {"data": data_s, "evaluation": self._evaluation_s, "steps": steps_s}
+        line: dict[str, Any] = {
+            "attempt": self._attempt,
+            "step": trainer.global_step,
+            "steps": len(self._steps),
+            "seconds": round(seconds, 6),
+            "split": {name: round(value, 6) for name, value in split.items()},
+        }
+        if isinstance(trainer.datamodule, PlannedDataModule) and self._positions:
+            lengths = trainer.datamodule.datasets["train"].lengths
+            plans = {e: trainer.datamodule.plan("train", e) for e in {e for e, _ in self._steps}}
+            ids = [plans[epoch].step_ids(step) for epoch, step in self._steps]
+            tokens_per_s = sum(int(lengths[part].sum()) for part in ids) / seconds
+            line["samples_per_s"] = round(sum(map(len, ids)) / seconds, 3)
+            line["tokens_per_s"] = round(tokens_per_s, 3)
+            line["padding_share"] = round(1 - self._tokens / self._positions, 6)
+            if self._peak is not None and self.flops_per_position is not None:
+                peak = self._peak * trainer.world_size
+                line["mfu"] = round(tokens_per_s * self.flops_per_position / peak, 4)
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+        figures = {f"throughput/{name}_seconds": value for name, value in line["split"].items()}
+        for name in line.keys() - {"attempt", "step", "split"}:
+            figures[f"throughput/{name}"] = line[name]
+        for logger in trainer.loggers:
+            logger.log_metrics(figures, trainer.global_step)
+        for name, value in split.items():
+            self._totals[name] += value
+        self._begin(trainer)
