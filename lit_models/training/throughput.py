@@ -54,18 +54,20 @@ PEAKS: dict[str, dict[str, float]] = {
     "NVIDIA GeForce RTX 4090": {"bf16": 165.2, "fp16": 165.2, "tf32": 82.6, "fp32": 82.6},
 }
 
-# Operations that torch's table lacks are run decomposed under a count, where they can be, and would
-# round otherwise.
-NOT_DECOMPOSED = {
-    torch.ops.aten.silu_backward: lambda *args, **kwargs: 0,
-    torch.ops.aten.mish_backward: lambda *args, **kwargs: 0,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: (
+# A count runs decomposed what can be and is not named here, such as these, which would then round
+# otherwise. Attention on a CPU is in none of torch's tables.
+_aten = torch.ops.aten
+WHOLE: dict[Any, Any] = {
+    _aten.silu_backward: lambda *args, **kwargs: 0,
+    _aten.mish_backward: lambda *args, **kwargs: 0,
+    _aten._scaled_dot_product_flash_attention_for_cpu: (
         lambda q, k, v, *args, **kwargs: sdpa_flop_count(q, k, v)
     ),
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: (
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward: (
         lambda grad, q, k, v, *args, **kwargs: sdpa_backward_flop_count(grad, q, k, v)
     ),
 }
+WHOLE |= {operation.default: count for operation, count in WHOLE.items()}
 
 
 def peak_of(name: str, precision: str) -> float | None:
@@ -138,7 +140,7 @@ class Throughput(Callback):
     ) -> None:
         if self._file is not None and self._counts:
             self._counts = False
-            self._counter = FlopCounterMode(display=False, custom_mapping=NOT_DECOMPOSED)
+            self._counter = FlopCounterMode(display=False, custom_mapping=WHOLE)
             self._counter.__enter__()
 
     def on_before_backward(
