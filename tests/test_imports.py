@@ -17,6 +17,7 @@ SOURCES = sorted(
 NETWORK_FILES = (
     "network.py",
     "lens.py",
+    "networks.py",
     "subject.py",
     "loss.py",
     "losses.py",

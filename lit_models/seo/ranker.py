@@ -12,17 +12,17 @@ from datamodules.core.batches import RankingBatch
 from datamodules.search.datamodule import TERM
 from datamodules.text.encoding import TextEncoding, padded
 from lit_models.seo.base import EncodedTextModule
-from lit_models.seo.cross_encoder import CrossEncoder, even_parts, places_of_pairs
 from lit_models.seo.encoders import Pooling, TextEncoder
 from lit_models.seo.losses import RankingLoss, summed
-from lit_models.seo.query_values import QueryValues
-from lit_models.seo.ranking_metrics import (
+from lit_models.seo.metrics import (
     Gain,
+    QueryValues,
     RankedQueries,
     RankingMetrics,
     first_relevant,
     rank_queries,
 )
+from lit_models.seo.networks import CrossEncoder, even_parts, places_of_pairs
 from lit_models.training.callbacks.board_samples import evaluating
 from lit_models.training.dropout import keyed_texts, keys_in
 from lit_models.training.exact import LossSum
@@ -98,7 +98,7 @@ class LitRanker(EncodedTextModule):
         return CrossEncoder(encoder, self.pooling, self.adds_prior, self.loss.reads_offset)
 
     def own_callbacks(self) -> list[Callback]:
-        from lit_models.seo.ranking_table import RankingTable
+        from lit_models.seo.tables import RankingTable
 
         return [*super().own_callbacks(), RankingTable()]
 

@@ -15,21 +15,24 @@ from datamodules.search.retrieval import EncodedCollection
 from datamodules.text.encoding import TextEncoding
 from lit_models.blocks import layer_depths
 from lit_models.seo.base import EncodedTextModule
-from lit_models.seo.biencoder import BiEncoder, Towers
-from lit_models.seo.contrastive import TemperatureOptions, in_batch_loss
 from lit_models.seo.encoders import Pooling, TextEncoder
-from lit_models.seo.feedback import Feedback, searched
-from lit_models.seo.fusion import CHOSEN_WEIGHT, Fusion, weight_of
-from lit_models.seo.ranking_metrics import measure
-from lit_models.seo.retrieval_metrics import (
+from lit_models.seo.losses import TemperatureOptions, in_batch_loss
+from lit_models.seo.metrics import measure
+from lit_models.seo.networks import BiEncoder, Towers
+from lit_models.seo.search import (
+    CHOSEN_WEIGHT,
     DEFAULT_METRICS,
+    Feedback,
+    Found,
+    Fusion,
     RetrievalEvaluation,
+    Vectors,
     best_weight,
     deepest,
+    searched,
+    weight_of,
 )
-from lit_models.seo.retrieval_run import write_run
-from lit_models.seo.retrieval_table import RetrievalTable
-from lit_models.seo.search import Found, Vectors
+from lit_models.seo.tables import RetrievalTable, write_run
 from lit_models.training.exact import LossSum
 
 

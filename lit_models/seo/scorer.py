@@ -14,10 +14,8 @@ from datamodules.scored.datamodule import ChunkOptions
 from datamodules.text.encoding import TextEncoding, padded
 from lit_models.seo.base import EncodedTextModule
 from lit_models.seo.encoders import Pooling, TextEncoder
-from lit_models.seo.heads import Head, HeadOptions, baseline, said
-from lit_models.seo.measures import BASELINE_NAMES
-from lit_models.seo.scorer_metrics import HeadMetrics, WeightedLoss
-from lit_models.seo.text_scorer import PREFIX, TextScorer
+from lit_models.seo.metrics import BASELINE_NAMES, HeadMetrics, WeightedLoss
+from lit_models.seo.networks import PREFIX, Head, HeadOptions, TextScorer, baseline, said
 from lit_models.training.callbacks.board_samples import evaluating
 from lit_models.training.exact import LossSum
 from lit_models.training.metrics import SampleResult, SumCount

@@ -10,10 +10,15 @@ from datamodules.core.batches import SnippetBatch
 from datamodules.text.pages import TARGETS, PagePromptDataset, PagePrompts, Records, Target
 from lit_models.causal_lm.generation import Completions, GenerationOptions, generate
 from lit_models.causal_lm.module import LitCausalLM
-from lit_models.seo.best_of import BestOf, best
-from lit_models.seo.page_records import onpage_record
 from lit_models.seo.ranker import LitRanker
-from lit_models.seo.snippets import SnippetMetrics, written_text, written_texts
+from lit_models.seo.snippets import (
+    BestOf,
+    SnippetMetrics,
+    best,
+    onpage_record,
+    written_text,
+    written_texts,
+)
 from lit_models.training.metrics import SampleResult
 
 

@@ -26,9 +26,9 @@ from datamodules.search.collection import CollectionRequest
 from datamodules.search.retrieval import EncodedCollection, no_search
 from datamodules.text.encoding import TextLimits
 from lit_models import LitRetriever
-from lit_models.seo.biencoder import BiEncoder
-from lit_models.seo.contrastive import TemperatureOptions
 from lit_models.seo.encoders import TransformerEncoder
+from lit_models.seo.losses import TemperatureOptions
+from lit_models.seo.networks import BiEncoder
 from lit_models.seo.search import search
 from lit_models.training.callbacks import PredictionWriter
 from tests.toy import toy_trainer

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from datamodules.core.plan import hash_ids
-from lit_models.seo.ranking_metrics import paired_bootstrap
+from lit_models.seo.metrics import paired_bootstrap
 from tests.benchmarks.figures import Figures
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.real_data]

@@ -124,7 +124,7 @@ def test_options_out_of_range_are_refused(collection: Collection) -> None:
 @pytest.mark.real_data
 @pytest.mark.skipif(not CRANFIELD.exists(), reason="needs ../shared/data/cranfield")
 def test_cranfield_has_the_known_figures() -> None:
-    from lit_models.seo.ranking_metrics import ndcg, rank_queries, reciprocal_rank
+    from lit_models.seo.metrics import ndcg, rank_queries, reciprocal_rank
 
     collection = open_collection(CollectionRequest("beir", str(CRANFIELD)))
     judged = collection.judgements(VALIDATION)

@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from lit_models.seo.bag_encoder import BagEncoder
-from lit_models.seo.encoders import pooled
+from lit_models.seo.encoders import BagEncoder, pooled
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import torch
 
 from lit_models.causal_lm.generation import Completions, GenerationOptions
 from lit_models.commands.export import export_checkpoint
-from lit_models.seo.best_of import BestOf, best
+from lit_models.seo.snippets import BestOf, best
 from lit_models.seo.writer import LitSnippetWriter
 from tests.seo.pages import pages_of, predict, write_pages, writer
 from tests.seo.small_collection import ranker, ranking_data, relevance_files

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from lit_models.seo.biencoder import BiEncoder
-from lit_models.seo.contrastive import TemperatureOptions
 from lit_models.seo.encoders import Pooling, TransformerEncoder
+from lit_models.seo.losses import TemperatureOptions
+from lit_models.seo.networks import BiEncoder
 from lit_models.training.dropout import SampleKeys, key_dropout, release_dropout
 
 ROWS, POSITIONS = 12, 9

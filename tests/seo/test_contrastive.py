@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lit_models.seo.contrastive import Temperature, TemperatureOptions, in_batch_loss
+from lit_models.seo.losses import Temperature, TemperatureOptions, in_batch_loss
 
 ONE, HALF = torch.ones(()), torch.tensor(0.5, dtype=torch.float64)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lit_models.seo.heads import Head, HeadOptions, baseline, said
+from lit_models.seo.networks import Head, HeadOptions, baseline, said
 
 REGRESSION = {"kind": "regression", "classes": None, "mean": 10.0, "std": 2.0}
 LEVELS = {"kind": "ordinal", "classes": ["a", "b", "c", "d"], "shares": [0.1, 0.2, 0.3, 0.4]}

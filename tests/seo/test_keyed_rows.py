@@ -6,11 +6,9 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from lit_models.seo.cross_encoder import CrossEncoder, places_of_pairs
 from lit_models.seo.encoders import TransformerEncoder
-from lit_models.seo.heads import Head
+from lit_models.seo.networks import CrossEncoder, Head, TextScorer, places_of_pairs
 from lit_models.seo.ranker import LitRanker
-from lit_models.seo.text_scorer import TextScorer
 from lit_models.training.dropout import SampleKeys, key_dropout
 
 SIZES = (3, 1, 2)  # rows of each sample

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lit_models.seo.ranking_metrics import (
+from lit_models.seo.metrics import (
     RankedQueries,
     RankingMetrics,
     first_relevant,

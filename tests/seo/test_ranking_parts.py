@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from datamodules.search.candidates import CandidateOptions, GroupOptions
-from lit_models.seo.cross_encoder import even_parts
+from lit_models.seo.networks import even_parts
 from lit_models.training.dropout import SampleKeys, key_dropout
 from tests.seo.small_collection import ranker, ranking_data, relevance_files
 

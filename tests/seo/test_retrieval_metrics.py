@@ -8,7 +8,7 @@ from datamodules.search.bm25 import Bm25Options, open_bm25
 from datamodules.search.collection import CollectionRequest, Judgements, open_collection
 from datamodules.search.queries import JudgedQueries
 from datamodules.search.retrieval import chosen_documents
-from lit_models.seo.retrieval_metrics import (
+from lit_models.seo.search import (
     EncodedTexts,
     RetrievalEvaluation,
     best_weight,

@@ -19,8 +19,8 @@ from datamodules.search.retrieval import EncodedCollection
 from datamodules.text.encoding import RECIPE_KEY
 from lit_models import LitRetriever
 from lit_models.commands.export import export_checkpoint
-from lit_models.seo.fusion import Fusion
-from lit_models.seo.retrieval_table import table
+from lit_models.seo.search import Fusion
+from lit_models.seo.tables import table
 from tests.causal_lm.events import texts_of
 from tests.distributed.seo_retriever import adamw, retriever
 from tests.seo.retrieval_collection import SIZES

@@ -10,7 +10,7 @@ from datamodules.files.splitting import TEST
 from datamodules.search.queries import read_run
 from datamodules.text.encoding import RECIPE_KEY
 from lit_models import LitRetriever
-from lit_models.seo.fusion import CHOSEN_WEIGHT, WEIGHTS, Fusion
+from lit_models.seo.search import CHOSEN_WEIGHT, WEIGHTS, Fusion
 from tests.distributed.seo_retriever import retriever
 from tests.seo.test_retriever import plain_ndcg
 from tests.toy import toy_trainer

@@ -9,8 +9,7 @@ import torch
 
 from lit_models import LitTextScorer
 from lit_models.commands.export import export_checkpoint
-from lit_models.seo.heads import HeadOptions
-from lit_models.seo.text_scorer import pooled_chunks
+from lit_models.seo.networks import HeadOptions, pooled_chunks
 from tests.distributed.seo_family import HEADS, SMALL_ENCODER, adamw, scored_texts, text_scorer
 from tests.toy import toy_trainer
 

@@ -9,8 +9,7 @@ import torch
 from scipy import stats
 from sklearn import metrics as sk
 
-from lit_models.seo.measures import measures
-from lit_models.seo.scorer_metrics import HeadMetrics, WeightedLoss
+from lit_models.seo.metrics import HeadMetrics, WeightedLoss, measures
 from lit_models.training.metrics import LossSum
 
 RNG = np.random.default_rng(0)

@@ -1,22 +1,135 @@
-"""The retriever beside BM25 on the same queries: a table, and a file in the run folder."""
+"""Tables of a test, and the run of a prediction."""
 
+import csv
 import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from lit_models.seo.ranking_metrics import first_relevant, paired_bootstrap
-from lit_models.seo.retrieval_metrics import BM25, OWN, RetrievalEvaluation
+from datamodules.search.bm25 import Hits, open_bm25
+from datamodules.search.datamodule import NUM_FOUND
+from datamodules.search.queries import Ranking
+from datamodules.search.queries import write_run as write_rankings
+from datamodules.search.retrieval import (
+    RUN_FILE,
+    EncodedCollection,
+    RetrievalDataModule,
+    TextsDataset,
+)
+from lit_models.seo.metrics import first_relevant, paired_bootstrap
+from lit_models.seo.search import BM25, OWN, Feedback, Found, RetrievalEvaluation, fused, searched
 from lit_models.training.callbacks.board_samples import boards
 from lit_models.training.callbacks.error_table import MOST_ON_BOARD, as_markdown, write_table
 
+TITLES = {"ranker": "ranker", "first": "first stage", "bm25": "BM25"}
+SEED = 0  # of the bootstrap: the same values give the same intervals
+ByQuery = dict[str, dict[str, np.ndarray]]
+
+
+class RankingTable(Callback):
+    """Shows and writes the metrics of a test's queries, and how sure the differences are.
+
+    ranking.json: queries, their number; systems, system -> metric -> mean; differences, baseline
+    -> metric -> mean, low and high of the ranker less the baseline, with a 95 % interval of a
+    paired bootstrap over queries. ranking_queries.csv: query, system and its metrics.
+    """
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        source = trainer.datamodule.datasets["test"].source
+        metrics = list(pl_module.test_metrics)
+        found: ByQuery = {}
+        for system in ("ranker", *source.first.names):  # collectives: on every rank
+            ids, values = pl_module.tested[system].compute()
+            found[system] = dict(zip(metrics, values.cpu().numpy().T, strict=True))
+        if not trainer.is_global_zero:
+            return
+        names = [source.queries.id(place) for place in ids.tolist()]
+        content = summary(found)
+        folder = Path(trainer.default_root_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(content, indent=1) + "\n"
+        (folder / "ranking.json").write_text(text, encoding="utf-8")
+        write_queries(folder / "ranking_queries.csv", names, found)
+        console = Console(highlight=False)
+        console.print(means_table(content))
+        for baseline in content["differences"]:
+            console.print(differences_table(content, baseline))
+
+
+def summary(found: ByQuery) -> dict[str, Any]:
+    """Return the content of ranking.json.
+
+    Args:
+        found: system -> metric -> value of each query [N], the ranker's first.
+    """
+    own, *baselines = found
+    return {
+        "queries": len(next(iter(found[own].values()))),
+        "systems": {
+            system: {metric: float(values.mean()) for metric, values in metrics.items()}
+            for system, metrics in found.items()
+        },
+        "differences": {
+            baseline: {
+                metric: dict(
+                    zip(
+                        ("mean", "low", "high"),
+                        paired_bootstrap(values, found[baseline][metric], SEED),
+                        strict=True,
+                    )
+                )
+                for metric, values in found[own].items()
+            }
+            for baseline in baselines
+        },
+    }
+
+
+def write_queries(path: Path, names: list[str], found: ByQuery) -> None:
+    """Write one row per query and system, with numbers that are read back as they are."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["query", "system", *next(iter(found.values()))])
+        for place, name in enumerate(names):
+            for system, metrics in found.items():
+                values = (repr(float(values[place])) for values in metrics.values())
+                writer.writerow([name, system, *values])
+
+
+def means_table(content: dict[str, Any]) -> Table:
+    """Return the means of all systems, at most 80 columns wide."""
+    shown = _table(f"means over {content['queries']} queries")
+    shown.add_column("")
+    for metric in content["systems"]["ranker"]:
+        shown.add_column(metric, justify="right")
+    for system, values in content["systems"].items():
+        shown.add_row(TITLES[system], *(f"{value:.4f}" for value in values.values()))
+    return shown
+
+
+def differences_table(content: dict[str, Any], baseline: str) -> Table:
+    """Return the differences to one baseline and their intervals, at most 80 columns wide."""
+    shown = _table(f"ranker less {TITLES[baseline]}, 95 % interval")
+    for name in ("metric", "difference", "from", "to"):
+        shown.add_column(name, justify="left" if name == "metric" else "right")
+    for metric, values in content["differences"][baseline].items():
+        shown.add_row(metric, *(f"{values[name]:+.4f}" for name in ("mean", "low", "high")))
+    return shown
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", box=None, pad_edge=False)
+
+
 WIDTH = 80
-SEED = 0  # of the bootstrap
 NUM_WORST, MOST_ERRORS, SHOWN_DOCUMENTS = 12, 1000, 3
 
 
@@ -202,3 +315,76 @@ def _named(per_query: dict[str, dict[str, Tensor]], names: list[str]) -> dict[st
         }
         for system, metrics in per_query.items()
     }
+
+
+TAG, FOUND_FILE = "unisono", "found.csv"
+QUERIES_AT_ONCE = 8192  # each chunk reads the whole matrix once more
+
+
+def write_run(
+    encoded: EncodedCollection,
+    data: RetrievalDataModule,
+    fusion_weight: float | None,
+    device: torch.device,
+    feedback: Feedback | None = None,
+) -> None:
+    """Write the best documents of each query into the folder of encoded texts; where people ask,
+    as a table, too.
+
+    Args:
+        encoded: of the data's collection.
+        data: with the options of the run and of BM25.
+        fusion_weight: of BM25; none leaves it out.
+        device: where products are computed.
+        feedback: how queries are moved before they search.
+    """
+    rankings = _rankings(encoded, data, fusion_weight, device, feedback)
+    best: list[Ranking] = []
+
+    def noted() -> Iterator[Ranking]:
+        for ranking in rankings:
+            if data.shows_found:
+                documents, scores = ranking.documents[:NUM_FOUND], ranking.scores[:NUM_FOUND]
+                best.append(Ranking(ranking.query, documents, scores))
+            yield ranking
+
+    write_rankings(encoded.folder / RUN_FILE, noted(), TAG)
+    if data.shows_found:
+        dataset = data.datasets["predict"]
+        assert isinstance(dataset, TextsDataset)
+        data.write_found(encoded.folder / FOUND_FILE, best, dataset.queries)
+
+
+def _rankings(
+    encoded: EncodedCollection,
+    data: RetrievalDataModule,
+    fusion_weight: float | None,
+    device: torch.device,
+    feedback: Feedback | None,
+) -> Iterator[Ranking]:
+    names = encoded.query_ids
+    bm25 = (
+        None
+        if data.bm25 is None or fusion_weight is None
+        else open_bm25(data.collection, data.bm25)
+    )
+    depth = data.predict_depth if bm25 is None else max(data.predict_depth, data.bm25_depth)
+    ids, dataset = encoded.document_ids, data.datasets["predict"]
+    assert isinstance(dataset, TextsDataset)
+    for start in range(0, len(names), QUERIES_AT_ONCE):
+        chunk = names[start : start + QUERIES_AT_ONCE]
+        queries = encoded.queries[start : start + QUERIES_AT_ONCE]
+        found = searched(np.asarray(queries), encoded.documents, depth, device, feedback)
+        if bm25 is not None and fusion_weight is not None:
+            texts = [dataset.queries.text(place) for place in range(start, start + len(chunk))]
+            found = _with_bm25(found, bm25.search(texts, data.bm25_depth), fusion_weight)
+        for name, rows, scores in zip(chunk, found.documents, found.scores, strict=True):
+            kept = rows[rows >= 0][: data.predict_depth].tolist()
+            yield Ranking(name, [ids[row] for row in kept], scores[: len(kept)].tolist())
+
+
+def _with_bm25(found: Found, hits: Iterable[Hits], weight: float) -> Found:
+    """Fuse as evaluation does. Rows of the matrix are numbers of documents: all are encoded."""
+    documents, scores = zip(*hits, strict=True)
+    first, first_scores = (torch.from_numpy(np.concatenate(part)) for part in (documents, scores))
+    return Found(*fused(found.documents, found.scores, first, first_scores, weight))

@@ -1,0 +1,452 @@
+"""Networks around a text encoder: bi-encoder, cross-encoder, and the heads of a scorer.
+
+Shapes: R rows, P pairs, B texts or queries, C chunks, T positions, D hidden, W width of vectors,
+L levels, classes or labels.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from datamodules.core.batches import ScoredTextBatch
+from datamodules.text.encoding import TextEncoding, padded
+from lit_models.seo.encoders import Pooling, TextEncoder, pooled
+from lit_models.seo.losses import Temperature, TemperatureOptions
+from lit_models.training.dropout import keyed_texts
+from lit_models.training.metrics import LossSum
+
+Towers = Literal["shared", "two"]
+TEXTS_AT_ONCE = 64
+
+
+class BiEncoder(nn.Module):
+    """One encoder for queries and documents, or one for each that begin alike.
+
+    Args:
+        encoder: of documents, and of queries where the tower is shared.
+        towers: one or two.
+        pooling: how a row becomes one vector.
+        dimensions: W, by a projection; none keeps the encoder's width.
+        temperature: of the loss.
+    """
+
+    def __init__(
+        self,
+        encoder: TextEncoder,
+        towers: Towers,
+        pooling: Pooling,
+        dimensions: int | None,
+        temperature: TemperatureOptions,
+    ) -> None:
+        super().__init__()
+        self.encoder, self.pooling = encoder, pooling
+        self.query_encoder = copy.deepcopy(encoder) if towers == "two" else None
+        self.project = (
+            nn.Identity()
+            if dimensions is None
+            else nn.Linear(encoder.width, dimensions, bias=False)
+        )
+        self.temperature = Temperature(temperature)
+
+    def towers(self) -> list[TextEncoder]:
+        """Return the encoders."""
+        return [self.encoder] if self.query_encoder is None else [self.encoder, self.query_encoder]
+
+    def encode(self, input_ids: Tensor, attention_mask: Tensor, is_query: bool) -> Tensor:
+        """Return unit vectors [R, W] of queries or of documents [R, T]."""
+        tower = self.query_encoder if is_query and self.query_encoder is not None else self.encoder
+        vectors = tower.vectors_of(input_ids, attention_mask, how=self.pooling)
+        return F.normalize(self.project(vectors), dim=-1)
+
+    def encode_texts(
+        self, texts: Sequence[str], is_query: bool, encoding: TextEncoding, device: torch.device
+    ) -> Tensor:
+        """Return unit vectors [n, W] of texts in their order, on the device."""
+        frame = encoding.framing.query if is_query else encoding.framing.single
+        parts = []
+        order = sorted(range(len(texts)), key=lambda n: len(texts[n]))
+        for start in range(0, len(order), TEXTS_AT_ONCE):
+            chosen = order[start : start + TEXTS_AT_ONCE]
+            rows = padded([frame(encoding.ids_once(texts[n])) for n in chosen])
+            ids, mask = (rows[k].to(device) for k in ("input_ids", "attention_mask"))
+            parts.append(self.encode(ids, mask, is_query))
+        if not parts:
+            return torch.zeros(0, 0, device=device)
+        return torch.cat(parts)[torch.tensor(order, device=device).argsort()]
+
+    def encode_mixed(self, input_ids: Tensor, attention_mask: Tensor, is_query: Tensor) -> Tensor:
+        """Return unit vectors [R, W] of rows that are queries or not, is_query [R] bool."""
+        if self.query_encoder is None:
+            return self.encode(input_ids, attention_mask, False)
+        rows, parts = [], []
+        for kind, chosen in (
+            (True, is_query.nonzero()[:, 0]),
+            (False, (~is_query).nonzero()[:, 0]),
+        ):
+            if len(chosen):
+                rows.append(chosen)
+                parts.append(self.encode(input_ids[chosen], attention_mask[chosen], kind))
+        return torch.cat(parts)[torch.cat(rows).argsort()]
+
+    def encode_samples(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        is_query: bool,
+        num_samples: int,
+        chunk: int | None,
+    ) -> Tensor:
+        """Return unit vectors [R, W] for a training step.
+
+        Args:
+            input_ids, attention_mask: [R, T]; the texts of a sample lie side by side.
+            is_query: what they are.
+            num_samples: in the micro-batch, a divisor of R.
+            chunk: rows whose activations are in memory at a time, those of others are computed
+                again in the backward pass; none keeps all. Every device makes as many calls.
+
+        Source: of the idea, Gao et al. 2021, "Scaling deep contrastive learning batch size under
+        memory limited setup"; here autograd repeats the chunks, so that it stays one backward pass.
+        """
+        per_sample = len(input_ids) // num_samples
+        row = torch.arange(len(input_ids), device=input_ids.device)
+        sample, text = row // per_sample, row % per_sample + (0 if is_query else 1)
+
+        def encoded(part: slice) -> Tensor:
+            with keyed_texts(self, sample[part], text[part]):
+                return self.encode(input_ids[part], attention_mask[part], is_query)
+
+        return _in_chunks(encoded, len(input_ids), chunk)
+
+
+def _in_chunks(encoded: Callable[[slice], Tensor], num_rows: int, chunk: int | None) -> Tensor:
+    if chunk is None:
+        return encoded(slice(0, num_rows))
+    parts = [slice(start, start + chunk) for start in range(0, num_rows, chunk)]
+    return torch.cat([checkpoint(encoded, part, use_reentrant=False) for part in parts])
+
+
+class CrossEncoder(nn.Module):
+    """A query and a document in one row, to one score.
+
+    Args:
+        encoder: of the rows.
+        pooling: how a row becomes one vector.
+        adds_prior: add the first stage's score times a learned weight. The network then begins
+            with the first stage's order: its own part of the score is 0.
+        has_offset: whether the loss can learn what is added to all scores alike. Where only
+            differences count, its gradient would be nothing but rounding.
+    """
+
+    def __init__(
+        self,
+        encoder: TextEncoder,
+        pooling: Pooling,
+        adds_prior: bool = False,
+        has_offset: bool = False,
+    ) -> None:
+        super().__init__()
+        self.encoder, self.pooling = encoder, pooling
+        # Without it the bias of the encoder's last norm would only move all scores alike.
+        self.dense = nn.Linear(encoder.width, encoder.width)
+        self.score = nn.Linear(encoder.width, 1, bias=has_offset)
+        self.prior_weight: nn.Parameter | None = None
+        if adds_prior:
+            for parameter in self.score.parameters():
+                nn.init.zeros_(parameter)
+            self.prior_weight = nn.Parameter(torch.ones(1))
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        segment_ids: Tensor,
+        parts: Sequence["Part"] | None = None,
+    ) -> Tensor:
+        """Return scores [P] of rows [P, T].
+
+        Args:
+            input_ids, attention_mask, segment_ids: of a RankingBatch.
+            parts: of the rows, computed one after the other; none computes all at once.
+        """
+        rows = (input_ids, attention_mask, segment_ids)
+        if parts is None:
+            return self._scores(*rows)
+        return torch.cat(
+            [self._scores(*(t[first:end, :width] for t in rows)) for first, end, width in parts]
+        )
+
+    def candidates(self, pairs: Tensor, index: Tensor, prior: Tensor) -> Tensor:
+        """Return scores [B, K], -inf where there is no candidate.
+
+        Args:
+            pairs: [P] scores of rows.
+            index: [B, K] int64, row of each candidate; -1 = none.
+            prior: [B, K] score of the first stage.
+        """
+        scores = pairs[index.clamp(min=0)]
+        if self.prior_weight is not None:
+            scores = scores + self.prior_weight * prior.to(scores)
+        return scores.masked_fill(index < 0, -torch.inf)
+
+    def _scores(self, input_ids: Tensor, attention_mask: Tensor, segment_ids: Tensor) -> Tensor:
+        hidden = self.encoder(input_ids, attention_mask, segment_ids)
+        vector = pooled(hidden, attention_mask, self.pooling)
+        return self.score(torch.tanh(self.dense(vector))).squeeze(-1)
+
+
+class Part(NamedTuple):
+    """Rows from one to before another, and the tokens of the longest."""
+
+    first: int
+    end: int
+    width: int
+
+
+def even_parts(lengths: np.ndarray, number: int) -> list[Part]:
+    """Return rows in parts of like sizes, one after the other.
+
+    Args:
+        lengths: [P] tokens of each row.
+        number: of parts, at most P.
+    """
+    bounds = [len(lengths) * place // number for place in range(number + 1)]
+    return [Part(a, b, int(lengths[a:b].max())) for a, b in pairwise(bounds)]
+
+
+def places_of_pairs(index: Tensor, num_pairs: int) -> tuple[Tensor, Tensor]:
+    """Return the query of each row, and which of its candidates it is, [P] int64 each.
+
+    Args:
+        index: [B, K] int64, row of each candidate; -1 = none.
+        num_pairs: P.
+    """
+    queries, width = index.shape
+    # What is no candidate goes to one more row, so that nothing waits for the device.
+    row = index.where(index >= 0, num_pairs).flatten()
+    place = index.new_zeros(num_pairs + 1)
+    place[row] = torch.arange(queries * width, device=index.device)
+    return place[:-1] // width, place[:-1] % width
+
+
+LossName = Literal["mse", "huber", "mae", "cumulative", "cross_entropy"]
+LOSSES: dict[str, tuple[LossName, ...]] = {  # of each kind, the default first
+    "regression": ("mse", "huber", "mae"),
+    "ordinal": ("cumulative", "cross_entropy"),
+    "binary": ("cross_entropy",),
+    "multiclass": ("cross_entropy",),
+    "multilabel": ("cross_entropy",),
+}
+SMALLEST_GAP = 1e-3  # between thresholds, so that every level keeps a probability
+
+
+@dataclass(frozen=True)
+class HeadOptions:
+    """How a head is learnt.
+
+    Args:
+        loss: regression: `mse`, `huber` (from one standard deviation on) or `mae`, of labels in
+            standard deviations of the training rows; ordinal: `cumulative` or `cross_entropy`; the
+            others `cross_entropy`. None takes the first of these.
+        weight: factor of the loss; 0 reports the head without training it.
+
+    Raises:
+        ValueError: a negative weight.
+    """
+
+    loss: LossName | None = None
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.weight < 0:
+            raise ValueError(f"a head's weight must be 0 or more, got {self.weight}.")
+
+    def loss_of(self, name: str, kind: str) -> LossName:
+        """Return the loss of a head of this name and kind.
+
+        Raises:
+            ValueError: the kind has no such loss.
+        """
+        loss = self.loss or LOSSES[kind][0]
+        if loss not in LOSSES[kind]:
+            raise ValueError(
+                f'model.heads.{name}: loss "{loss}" does not fit a {kind} head; take '
+                f"{' or '.join(LOSSES[kind])}."
+            )
+        return loss
+
+
+class Head(nn.Module):
+    """A vector to numbers, one number or one per level, class or label.
+
+    Args:
+        facts: of the recipe: `kind`, `classes`, and of a regression `mean` and `std`.
+        loss: one that fits the kind.
+        width: D.
+    """
+
+    def __init__(self, facts: dict[str, Any], loss: LossName, width: int) -> None:
+        super().__init__()
+        self.kind, self.loss_name = facts["kind"], loss
+        self.mean, self.std = facts.get("mean", 0.0), facts.get("std", 1.0)
+        levels = len(facts["classes"] or ())
+        if loss == "cumulative":
+            # Thresholds take the place of the bias.
+            self.output = nn.Linear(width, 1, bias=False)
+            start = torch.linspace(-1.0, 1.0, levels - 1) * (levels - 2) / 2
+            self.first = nn.Parameter(start[:1].clone())
+            self.gaps = nn.Parameter(torch.full((levels - 2,), 0.5))
+        else:
+            size = levels if self.kind in ("ordinal", "multiclass", "multilabel") else 1
+            self.output = nn.Linear(width, size)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """Return [B, P] of vectors [B, D]: a value in standard deviations, logits, or of
+        `cumulative` log-probabilities of the levels."""
+        scores = self.output(vectors)
+        return self._log_levels(scores) if self.loss_name == "cumulative" else scores
+
+    def loss(self, outputs: Tensor, target: Tensor, is_labelled: Tensor, weight: Tensor) -> LossSum:
+        """Return the loss over the labels that are there.
+
+        Args:
+            outputs: [B, P] of `forward`.
+            target: [B], or [B, L] of a multilabel head; any number where there is no label.
+            is_labelled: bool, as target.
+            weight: [B], 0 for a filler.
+        """
+        counted = is_labelled * (weight if target.dim() == 1 else weight[:, None])
+        # Zero times a gradient that is no number would be one that is none.
+        losses = self._losses(outputs, target.to(outputs.dtype).where(counted > 0, 0.0))
+        return LossSum.of(losses, counted)
+
+    def loss_of_texts(self, outputs: Tensor, target: Tensor, is_labelled: Tensor) -> Tensor:
+        """Return the mean loss over the labels of each text [B], 0 where it has none; arguments as
+        for `loss`."""
+        losses = self._losses(outputs, target.to(outputs.dtype).where(is_labelled, 0.0))
+        known = is_labelled.to(losses.dtype).reshape(len(losses), -1)
+        return (losses.reshape(known.shape) * known).sum(1) / known.sum(1).clamp(min=1)
+
+    def prediction(self, outputs: Tensor) -> Tensor:
+        """Return [B, P] float64: a regression's value in the unit of its labels, else the
+        probabilities of the positive class, of the levels, classes or labels."""
+        outputs = outputs.double()
+        if self.kind == "regression":
+            return outputs * self.std + self.mean
+        if self.kind in ("binary", "multilabel"):
+            return outputs.sigmoid()
+        return outputs.softmax(-1)
+
+    def _losses(self, outputs: Tensor, target: Tensor) -> Tensor:
+        if self.kind in ("ordinal", "multiclass"):
+            return F.cross_entropy(outputs, target.long(), reduction="none")
+        if self.kind == "multilabel":
+            return F.binary_cross_entropy_with_logits(outputs, target, reduction="none")
+        single = outputs.squeeze(-1)
+        if self.kind == "binary":
+            return F.binary_cross_entropy_with_logits(single, target, reduction="none")
+        scaled = (target - self.mean) / self.std
+        if self.loss_name == "mse":
+            return (single - scaled) ** 2
+        if self.loss_name == "huber":
+            return F.huber_loss(single, scaled, reduction="none")
+        return (single - scaled).abs()
+
+    def _log_levels(self, scores: Tensor) -> Tensor:
+        """Log-probabilities [B, L] of proportional odds: P(level <= k) = sigmoid(threshold k -
+        score), thresholds ascending (McCullagh 1980, Regression Models for Ordinal Data)."""
+        steps = F.softplus(self.gaps) + SMALLEST_GAP
+        distance = torch.cat([self.first, self.first + steps.cumsum(0)]) - scores  # [B, L - 1]
+        # sigmoid(b) - sigmoid(a) = sigmoid(b) sigmoid(-a) (1 - exp(a - b)), without cancellation
+        lowest, highest = F.logsigmoid(distance[:, :1]), F.logsigmoid(-distance[:, -1:])
+        between = F.logsigmoid(distance[:, 1:]) + F.logsigmoid(-distance[:, :-1])
+        return torch.cat([lowest, between + torch.log(-torch.expm1(-steps)), highest], 1)
+
+
+def baseline(facts: dict[str, Any]) -> Tensor:
+    """Return what `Head.prediction` would be [P] float64 for someone who has read no text: the
+    mean of the training labels, or the shares of classes."""
+    if facts["kind"] == "regression":
+        return torch.tensor([facts["mean"]], dtype=torch.float64)
+    shares = torch.tensor(facts["shares"], dtype=torch.float64)
+    return shares[1:] if facts["kind"] == "binary" else shares
+
+
+def said(facts: dict[str, Any], prediction: Sequence[float]) -> str:
+    """Return the prediction [P] of one text in words: the likeliest level or class, the labels that
+    are likelier than not, or the number itself."""
+    if facts["kind"] in ("regression", "binary"):
+        return f"{prediction[0]:.3g}"
+    classes = [str(name) for name in facts["classes"]]
+    if facts["kind"] == "multilabel":
+        return " ".join(n for n, p in zip(classes, prediction, strict=True) if p > 0.5)
+    return classes[max(range(len(classes)), key=lambda place: prediction[place])]
+
+
+PREFIX = "head_"  # of module names: a head may be called as a method of nn.Module is
+
+
+class TextScorer(nn.Module):
+    """A text, in one chunk or several, to the outputs of all heads.
+
+    Args:
+        encoder: of the chunks.
+        pooling: how the tokens of a chunk become one vector.
+        chunk_pooling: how the chunks of a text do.
+        heads: by name.
+        learns_weights: one log-variance per head is learnt.
+    """
+
+    def __init__(
+        self,
+        encoder: TextEncoder,
+        pooling: Pooling,
+        chunk_pooling: Pooling,
+        heads: dict[str, Head],
+        learns_weights: bool,
+    ) -> None:
+        super().__init__()
+        self.encoder, self.pooling, self.chunk_pooling = encoder, pooling, chunk_pooling
+        self.heads = nn.ModuleDict({PREFIX + name: head for name, head in heads.items()})
+        self.log_variances = nn.ParameterDict(
+            {PREFIX + name: nn.Parameter(torch.zeros(1)) for name in heads if learns_weights}
+        )
+
+    def forward(self, batch: ScoredTextBatch) -> dict[str, Tensor]:
+        """Return head -> outputs [B, P]."""
+        ids, mask = batch["input_ids"], batch["attention_mask"]
+        chunk_of = batch["chunk_of"]
+        row = torch.arange(len(chunk_of), device=chunk_of.device)
+        place = row - torch.searchsorted(chunk_of, chunk_of)  # among the chunks of the text
+        with keyed_texts(self, chunk_of, place):
+            chunks = self.encoder.vectors_of(ids, mask, how=self.pooling)
+        vectors = pooled_chunks(chunks, chunk_of, len(batch["weight"]), self.chunk_pooling)
+        return {name.removeprefix(PREFIX): head(vectors) for name, head in self.heads.items()}
+
+
+def pooled_chunks(chunks: Tensor, chunk_of: Tensor, num_texts: int, how: Pooling) -> Tensor:
+    """Return one vector per text [B, D].
+
+    Args:
+        chunks: [C, D].
+        chunk_of: [C] int64, text of each, ascending; every text has one at least.
+        num_texts: B.
+        how: the mean or the maximum over chunks, or the first chunk's.
+    """
+    # [B, C, D] only where there are several: the usual text is one chunk.
+    if len(chunks) == num_texts:
+        return chunks
+    is_of = chunk_of == torch.arange(num_texts, device=chunk_of.device)[:, None]  # [B, C]
+    if how == "first":
+        return chunks[is_of.byte().argmax(1)]
+    if how == "mean":  # as a product, whose order of addition is fixed on a GPU too
+        return (is_of.to(chunks) @ chunks) / is_of.sum(1, keepdim=True)
+    return chunks.masked_fill(~is_of[..., None], -torch.inf).amax(1)
