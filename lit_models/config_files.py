@@ -9,7 +9,6 @@ import contextlib
 import copy
 import difflib
 import functools
-import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -427,28 +426,3 @@ def _plain(value: Any) -> str:
         return str(float(text))
     except ValueError:
         return text
-
-
-def join_groups(argv: list[str]) -> list[str]:
-    """Returns the arguments with the options of one group in one: --data.plan={"seed": 1, …}.
-
-    Of several options such as --data.plan.seed, the parser of a plain dict keeps the last alone.
-    """
-    out: list[str] = []
-    groups: dict[str, Any] = {}
-    for word in one_word_each(argv):
-        option, _, value = word.partition("=")
-        outer, *inner = option.split(".") if option.startswith("--") else [option]
-        names = [f"{outer}.{inner[0]}", *inner[1:]] if inner else []
-        is_whole = value == "null" or value[:1] + value[-1:] == "{}"
-        if value and (len(names) > 1 or (names and is_whole)):
-            node = groups
-            for name in names[:-1]:
-                if not isinstance(node.setdefault(name, {}), dict):
-                    node[name] = {}
-                node = node[name]
-            node[names[-1]] = load_yaml(value, option)
-        else:
-            groups.pop(names[0] if names else "", None)
-            out.append(word)
-    return [*out, *(f"{group}={json.dumps(values)}" for group, values in groups.items())]

@@ -16,7 +16,6 @@ from typing import Any, Literal, get_args, get_origin
 from lit_models.config_files import (
     did_you_mean,
     find_config,
-    join_groups,
     line_of,
     load_yaml,
     near_names,
@@ -100,12 +99,13 @@ def arguments_of(argv: list[str], function: Callable[..., Any]) -> dict[str, Any
     values: dict[str, Any] = {}
     words: list[str] = []
     rest: list[str] = []
-    left = join_groups(argv) if mappings else list(argv)
+    left = list(argv)
     while left:
         typed = [left.pop(0)]
         option, is_assigned, value = typed[0].partition("=")
-        name = option.removeprefix("--").replace("-", "_")
-        group, _, inner = name.partition(".")
+        group, dot, inner = option.removeprefix("--").partition(".")
+        group = group.replace("-", "_")
+        name = f"{group}{dot}{inner}"
         if not option.startswith("-"):
             words.append(typed[0])
             continue
@@ -120,7 +120,12 @@ def arguments_of(argv: list[str], function: Callable[..., Any]) -> dict[str, Any
             is_repeated = list[str] in _types(own[name]) and isinstance(given, str)
             values[name] = [*(values.get(name) or []), given] if is_repeated else given
         elif group in mappings:
-            values[group] = {**(values.get(group) or {}), inner: load_yaml(value, option)}
+            node = values
+            *groups, last = name.split(".")
+            for key in groups:
+                node[key] = dict(node[key]) if isinstance(node.get(key), dict) else {}
+                node = node[key]
+            node[last] = load_yaml(value, option)
         elif name == "config" and mappings:
             values |= _of_config(find_config(value), own, function)
         elif takes_run:

@@ -11,7 +11,6 @@ import pytest
 
 from lit_models.__main__ import tell_where_it_crashes
 from lit_models.commands import arguments_of, command_files, run_command, summaries
-from lit_models.config_files import join_groups
 
 Unisono = Callable[..., tuple[int, str]]
 ROOT = Path(__file__).parents[2]
@@ -139,19 +138,21 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "joined"),
+    ("given", "values"),
     [
-        ("--data.a.b=1 --data.a.c=x", ['--data.a={"b": 1, "c": "x"}']),
-        ("--data.a=null --data.a.b=1", ['--data.a={"b": 1}']),
-        ("--data.a.b=1 --data.a=null", ["--data.a=null"]),
-        ("--data.a.b=null --data.a.b.c=1", ['--data.a={"b": {"c": 1}}']),
-        ("--data.a=null --data.a=x", ["--data.a=x"]),
-        ('--data.a={"b":1} --data.a.c=2', ['--data.a={"b": 1, "c": 2}']),
-        ("--run=x --data.a=: --data.b", ["--run=x", "--data.a=:", "--data.b"]),
+        ("--data.a.b=1 --data.a.c x", {"a": {"b": 1, "c": "x"}}),
+        ("--data.a=null --data.a.b=1", {"a": {"b": 1}}),
+        ("--data.a.b=1 --data.a=null", {"a": None}),
+        ("--data.a.b=null --data.a.b.c=1", {"a": {"b": {"c": 1}}}),
+        ("--data.a=null --data.a=x", {"a": "x"}),
+        ('--data.a={"b":1} --data.a.c=2', {"a": {"b": 1, "c": 2}}),
+        ('--data.a=1 --data={"b-c":2} --data.d-e=3', {"b-c": 2, "d-e": 3}),
     ],
 )
-def test_options_of_a_group_are_joined_in_their_order(given: str, joined: list[str]) -> None:
-    assert join_groups(given.split()) == joined
+def test_options_of_a_group_are_joined_in_their_order(given: str, values: dict) -> None:
+    def function(data: dict | None = None) -> None: ...
+
+    assert arguments_of(given.split(), function) == {"data": values}
 
 
 def test_a_crash_in_native_code_says_where() -> None:
