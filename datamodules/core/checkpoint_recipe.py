@@ -35,7 +35,7 @@ class ToldConnector(_CheckpointConnector):
 
 
 def checkpoint_to_load(trainer: Any) -> str | None:
-    """Return the checkpoint of a trainer's call (`ckpt_path`), none without one."""
+    """Return the checkpoint of a trainer's call (`ckpt_path`), `None` without one."""
     path = getattr(trainer, "ckpt_path", None)
     return None if path is None else str(path)
 

@@ -24,7 +24,7 @@ class PlannedDataset(ABC):
     Attributes:
         lengths: [N] integers, positions of each sample before augmentation.
         fingerprint: hex digest of the content that the plan depends on.
-        target_counts: term -> [N] number of targets of each sample; none for one per sample.
+        target_counts: term -> [N] number of targets of each sample; `None` for one per sample.
         is_padded: whether samples of a micro-batch are padded to the longest of them.
     """
 
@@ -127,22 +127,18 @@ def collated(dataset: PlannedDataset, batch: MicroBatch) -> dict[str, Any]:
             f"collate of {type(dataset).__name__} returns {taken}: the plan fills in "
             f"{', '.join(sorted(RESERVED))} itself, and a dataset must not; rename its key."
         )
+    used = batch.ids[batch.weights > 0]
     return {
         **own,
         "sample_id": torch.from_numpy(batch.ids.astype(np.int64)),
         "weight": torch.from_numpy(batch.weights.copy()),
         "step_index": batch.step,
-        "num_targets": _num_targets(dataset, batch),
+        "num_targets": {
+            term: len(used) if counts is None else int(counts[used].sum())
+            for term, counts in dataset.target_counts.items()
+        },
         "load": load_of(dataset, batch),
         "step_denominators": batch.denominators,
-    }
-
-
-def _num_targets(dataset: PlannedDataset, batch: MicroBatch) -> dict[str, int]:
-    used = batch.ids[batch.weights > 0]
-    return {
-        term: len(used) if counts is None else int(counts[used].sum())
-        for term, counts in dataset.target_counts.items()
     }
 
 

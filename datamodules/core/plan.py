@@ -74,11 +74,11 @@ class PlanOptions:
     """How an epoch is cut into steps.
 
     Args:
-        seed: key of the order and of all augmentation; none takes `seed_everything`, else 0.
+        seed: key of the order and of all augmentation; `None` takes `seed_everything`, else 0.
         bucket_window: global batches whose samples are sorted by length together; 1 switches
             sorting off, more gives less padding and less shuffling.
         global_batch_tokens: cut steps by a budget of padded positions instead of a number of
-            samples; none cuts by number.
+            samples; `None` cuts by number.
     """
 
     seed: int | None = None

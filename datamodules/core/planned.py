@@ -207,7 +207,7 @@ class PlannedDataModule(LightningDataModule):
 
     @property  # type: ignore[override]
     def trainer(self) -> Any:
-        """The trainer, none without one; Lightning sets it at the beginning of each call."""
+        """The trainer, `None` without one; Lightning sets it at the beginning of each call."""
         return self._trainer
 
     @trainer.setter
@@ -413,19 +413,19 @@ class PlannedDataModule(LightningDataModule):
         """Return all that the plan of a stage depends on."""
         dataset = self.datasets[stage]
         is_training = stage == "train"
+        # A prediction batch must not know the device count, or its file would.
+        of_devices = stage != "predict"
         return PlanRequest(
             fingerprint=dataset.fingerprint,
             num_samples=len(dataset.lengths),
-            global_batch_size=self._global_batch_size(stage),
+            global_batch_size=(
+                self.batching.global_batch_size if of_devices else self.global_batch_size
+            ),
             seed=self.seed if is_training else 0,
             bucket_window=self.plan_options.bucket_window,
             global_batch_tokens=self.plan_options.global_batch_tokens if is_training else None,
             shuffle=stage != "predict",
         )
-
-    def _global_batch_size(self, stage: Stage) -> int:
-        # A prediction batch must not know the device count, or its file would.
-        return self.global_batch_size if stage == "predict" else self.batching.global_batch_size
 
     def _replicas(self) -> tuple[int, int]:
         """Return (number of replicas, this one)."""

@@ -82,9 +82,8 @@ def _remembered(path: Path, digest: str, root: Path) -> str:
 
 
 def content_digest(path: Path) -> str:
-    """Return the hex digest of a file's content, which is read."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:32]
+    """Return half of the hex digest of a file's content, which is read."""
+    return sha256_of(path)[:32]
 
 
 def made_once(folder: Path, make: Callable[[Path], None]) -> Path:

@@ -74,7 +74,7 @@ class Framing:
     """Marks and lengths.
 
     Args:
-        begin_id: token before a text; none where the tokenizer has no such mark.
+        begin_id: token before a text; `None` where the tokenizer has no such mark.
         separator_id: token behind each text.
         limits: how much of a text is seen.
     """
@@ -213,7 +213,7 @@ def kept_tokens(
         facts: plain JSON that tells these texts from all others.
         encoding: of the texts.
         texts: yields them, where they are not kept yet.
-        most: tokens of one text that are kept, its first; none keeps all.
+        most: tokens of one text that are kept, its first; `None` keeps all.
     """
     key = digest_of([ROWS_VERSION, *facts, encoding.digest, most])
 
@@ -232,7 +232,7 @@ class EncodedTextDataModule(PlannedDataModule):
     After `setup`, `recipe` holds what a checkpoint must keep to read a text in the same way.
 
     Args:
-        tokenizer: of the texts; none takes that of a pretrained encoder, else bytes.
+        tokenizer: of the texts; `None` takes that of a pretrained encoder, else bytes.
         text: how much of a text is seen; a checkpoint's own win over these.
         planned: batch sizes, plan and loader, see `PlannedDataModule`.
     """
@@ -311,7 +311,7 @@ class EncodedTextDataModule(PlannedDataModule):
         return {"tokenizer": self._new_tokenizer().to_dict(), **limits, **self.recipe_facts()}
 
     def _trained_recipe(self, stage: str) -> dict[str, Any] | None:
-        """Return the recipe of the model that is evaluated; none in training.
+        """Return the recipe of the model that is evaluated; `None` in training.
 
         Raises:
             FileNotFoundError: there is no such checkpoint.

@@ -242,7 +242,7 @@ class Marker:
         train_on: answers only, or all.
         separator: between a prompt and its completion.
         max_prompt: tokens of a prompt, its beginning included, from which on it loses the end of
-            what shrinks; none cuts nothing.
+            what shrinks; `None` cuts nothing.
     """
 
     def __init__(

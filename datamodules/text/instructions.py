@@ -198,9 +198,9 @@ class InstructionDataModule(LanguageModelDataModule):
         train_files: jsonl, json or parquet; a path, a pattern, or several. A row has prompt and
             completion, messages with role and content, conversations with from and value
             (ShareGPT), or instruction, input and output (Alpaca).
-        validation_files: none divides the training files.
+        validation_files: `None` divides the training files.
         test_files: as validation_files.
-        tokenizer: how text becomes tokens; none takes that of a pretrained model, else bytes. A
+        tokenizer: how text becomes tokens; `None` takes that of a pretrained model, else bytes. A
             checkpoint's own wins in evaluation. Chats need one with a chat template.
         context_length: most positions of a row.
         layout: `packed` fills rows with whole samples that do not see each other, `documents`

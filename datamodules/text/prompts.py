@@ -40,10 +40,10 @@ class PromptRequest:
     Args:
         files: jsonl, json or parquet.
         tokenizer: of the model.
-        column: of the prompt, a text or messages; none takes `prompt` or `messages`.
+        column: of the prompt, a text or messages; `None` takes `prompt` or `messages`.
         separator: stands behind a prompt that is a text.
         mode: `generate`, or `score` for rows with choices or a continuation.
-        max_positions: most positions of the network; none for no limit.
+        max_positions: most positions of the network; `None` for no limit.
         max_new_tokens: that will be generated.
         cuts: whether a text that is too long loses its beginning; else it is an error.
         given: rows instead of those of files.

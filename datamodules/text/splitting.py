@@ -65,7 +65,7 @@ def without_text(stage: str, split: TextSplit | None, num_documents: int) -> str
 
     Args:
         stage: train, validation or test.
-        split: how the training files are divided; none where they are not.
+        split: how the training files are divided; `None` where they are not.
         num_documents: of training.
     """
     start, option = f"no text is for {stage}", f"data.split.{stage}_share"
@@ -115,7 +115,7 @@ def cuts_of(fragments: Fragments, split: TextSplit | None) -> np.ndarray:
 
     Args:
         fragments: all of them.
-        split: how those of the training files are divided; none keeps every part as it is.
+        split: how those of the training files are divided; `None` keeps every part as it is.
     """
     size, part = fragments.characters, fragments.part
     if split is not None and split.by == "documents":

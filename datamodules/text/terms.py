@@ -95,7 +95,7 @@ def terms_by(stemmer: str | None, stopwords: str | None) -> Callable[[str], list
 
     Args:
         stemmer: language of a Snowball stemmer, such as english; none compares whole words.
-        stopwords: language whose commonest words are passed over; none keeps all.
+        stopwords: language whose commonest words are passed over; `None` keeps all.
 
     Raises:
         ValueError: as `check_languages`.

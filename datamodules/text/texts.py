@@ -81,7 +81,7 @@ class BlockDataset(TokenDataset):
         fingerprint: of the store and the part.
         context_length: positions of a block; the last one may be shorter.
         tokenizer: that of the stream, for `describe`.
-        seed: key of the places; none always cuts from the beginning (evaluation).
+        seed: key of the places; `None` always cuts from the beginning (evaluation).
     """
 
     def __init__(
@@ -138,9 +138,9 @@ class TextDataModule(LanguageModelDataModule):
 
     Args:
         train_files: txt, jsonl or parquet; a path, a pattern or a folder, or several.
-        validation_files: none divides the training files.
+        validation_files: `None` divides the training files.
         test_files: as validation_files; with validation files and none here, nothing is tested.
-        tokenizer: how text becomes tokens; none takes that of a pretrained model, else bytes. A
+        tokenizer: how text becomes tokens; `None` takes that of a pretrained model, else bytes. A
             checkpoint's own wins in evaluation.
         context_length: most positions of a row; longer documents are cut into pieces.
         layout: `packed` fills rows with whole documents that do not see each other, `blocks` cuts
