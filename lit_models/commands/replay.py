@@ -1,35 +1,122 @@
 """Rebuild one optimizer step of a run on one device."""
 
+import contextlib
+import itertools
 import json
+import logging
 import math
-from dataclasses import asdict
-from functools import partial
+import re
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal
 
-if TYPE_CHECKING:
-    from rich.console import Console
+import numpy as np
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from lightning.pytorch.plugins.environments import LightningEnvironment
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor, nn
 
-    from lit_models.training.lineage import LedgerStep, Start
-    from lit_models.training.probe import Fault
-    from lit_models.training.replay import Replay
+from datamodules.core.loader import collated
+from datamodules.core.plan import MicroBatch, iterate_micro_batches
+from datamodules.core.planned import PlannedDataModule
+from lit_models.training.exact import ExactModule, share_of_step
+from lit_models.training.faults import NonFinite
+from lit_models.training.lineage import (
+    LedgerStep,
+    Start,
+    check_data,
+    find_start,
+    find_step,
+    plan_of,
+    read_ledger,
+    surviving,
+)
 
 WIDTH = 80
 NUM_IDS_SHOWN = 8
 NUM_FAULTS_SHOWN = 5
 LABEL, WORDS, NUMBER = 11, 12, 9  # columns
 WARN = "yellow"
+# What of a run's trainer decides what a step computes; devices, loggers and callbacks do not.
+TRAINER_KEYS = (
+    *("max_epochs", "max_steps", "limit_train_batches", "overfit_batches", "precision"),
+    *("gradient_clip_val", "gradient_clip_algorithm"),
+)
+
+Forward = Callable[[dict[str, Any]], Tensor]  # batch -> its share of the step's loss
 
 
-class Replayed(NamedTuple):
-    """A step that was made again, where its weights came from, and the run's config and seed."""
+@dataclass
+class Fault:
+    """A tensor that is not finite.
 
-    run: Path
-    found: "LedgerStep"
-    start: "Start"
-    result: "Replay"
-    config_file: Path
-    seed: int | None
+    Attributes:
+        module: name of the module that it belongs to.
+        kind: weight, input, output, loss or gradient.
+        tensor: which one of that kind; empty where there is one.
+        holds: nan, inf or -inf.
+        count: how many of its values.
+        size: of all its values.
+        samples: ids of the samples in which it is the first one.
+    """
+
+    module: str
+    kind: str
+    tensor: str
+    holds: str
+    count: int
+    size: int
+    samples: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class SampleLoss:
+    """One sample by itself.
+
+    Attributes:
+        sample_id: index in the split.
+        terms: name -> mean over the sample's own targets; none where it has none.
+        share: what it adds to the loss of the step.
+    """
+
+    sample_id: int
+    terms: dict[str, float | None]
+    share: float
+
+
+@dataclass
+class Replay:
+    """What a step did.
+
+    Attributes:
+        samples: losses of each sample by itself, in the order of the plan.
+        descriptions: of each sample, name -> text.
+        loss: of the step.
+        grad_norms: block -> norm of its gradient.
+        grad_norm: of the whole gradient, before clipping.
+        faults: what is not finite in the forward passes, then in the gradient.
+        weights_step: optimizer steps that the weights have behind them.
+        dropout: the largest probability in the network; replay switches dropout off.
+        way: largest relative difference to the ledger's losses on the way; none without steps.
+    """
+
+    samples: list[SampleLoss] = field(default_factory=list)
+    descriptions: list[dict[str, str]] = field(default_factory=list)
+    loss: float = math.nan
+    grad_norms: dict[str, float] = field(default_factory=dict)
+    grad_norm: float = math.nan
+    faults: list[Fault] = field(default_factory=list)
+    weights_step: int = 0
+    dropout: float = 0.0
+    way: float | None = None
 
 
 def replay(
@@ -58,52 +145,44 @@ def replay(
     Returns:
         1 where something is not finite, else 0.
     """
-    from rich.console import Console
-
-    _check_output(samples, json)
-    done = _replayed(Path(run), step, attempt, advance, accelerator, trust_checkpoint)
-    console = Console(width=WIDTH, highlight=False)
-    _say(console, "config", done.config_file.name)
-    _show_start(console, done, advance)
-    _show_samples(console, done.result, samples)
-    _show_result(console, done.found, done.result)
-    if json is not None:
-        _write(Path(json), _everything(done))
-        _say(console, "written", str(json))
-    return 1 if done.result.faults else 0
-
-
-def _check_output(samples: int, json: Path | None) -> None:
+    run = Path(run)
     if samples < 0:
         raise ValueError(f"--samples must be 0 or more, got {samples}.")
     if json is not None and not Path(json).absolute().parent.is_dir():
         raise FileNotFoundError(f"--json {json}: there is no folder {Path(json).parent}; make it.")
-
-
-def _replayed(
-    run: Path, step: int, attempt: int | None, advance: bool, accelerator: str, trust: bool
-) -> Replayed:
-    import tempfile
-
-    from lit_models.training.lineage import find_start, find_step
-    from lit_models.training.replay import replay as replay_step
-
     found = find_step(run, step, attempt)
     start = find_start(run, found, advance)
-    advance = advance and start.num_older > 0
-    config_file, module, data, trainer_values, seed = _from_config(run, trust)
+    path, module, data, trainer_values, seed = _from_config(run, trust_checkpoint)
+    is_advanced = advance and start.num_older > 0
     with tempfile.TemporaryDirectory() as folder:
         result = replay_step(
-            found, start, module, data, run, Path(folder), trainer_values, advance, accelerator
+            *(found, start, module, data, run, Path(folder), trainer_values),
+            is_advanced,
+            accelerator,
         )
-    return Replayed(run, found, start, result, config_file, seed)
+    console = Console(width=WIDTH, highlight=False)
+    _say(console, "config", path.name)
+    _show_start(console, found, start, result, seed, advance)
+    _show_samples(console, result, samples)
+    _show_result(console, found, result)
+    if json is not None:
+        content = {
+            "run": str(run),
+            "ledger": found.line,
+            "is_discarded": found.is_discarded,
+            "config": str(path),
+            "checkpoint": None if start.checkpoint is None else str(start.checkpoint),
+            "checkpoint_step": start.step,
+            "damaged_checkpoints": start.damaged,
+            **asdict(result),
+        }
+        Path(json).write_text(_json_text(content), encoding="utf-8")
+        _say(console, "written", str(json))
+    return 1 if result.faults else 0
 
 
 def _from_config(run: Path, trust: bool) -> tuple[Path, Any, Any, dict[str, Any], int | None]:
     """Return the config's path, module, data, trainer's values and seed."""
-    from lightning.pytorch import seed_everything
-
-    from datamodules.core.planned import PlannedDataModule
     from lit_models.cli import built, silence_noise
     from lit_models.config_files import newest_config, read_config
     from lit_models.training.exact import ExactModule
@@ -131,11 +210,21 @@ def _from_config(run: Path, trust: bool) -> tuple[Path, Any, Any, dict[str, Any]
     return path, module, data, config.get("trainer") or {}, seed
 
 
-def _show_start(console: "Console", done: Replayed, advance: bool) -> None:
-    found, start, result = done.found, done.start, done.result
-    line, way = found.line, result.way
-    to_train = start.num_older
-    say = partial(_say, console)
+def _show_start(
+    console: Console,
+    found: LedgerStep,
+    start: Start,
+    result: Replay,
+    seed: int | None,
+    advance: bool,
+) -> None:
+    line, way, to_train = found.line, result.way, start.num_older
+
+    steps = f"{to_train} step{'s' * (to_train != 1)}"
+
+    def say(label: str, text: str, style: str = "") -> None:
+        _say(console, label, text, style)
+
     say(
         "step",
         f"{line['step']}: step {line['step_in_epoch']} of epoch {line['epoch']}, attempt "
@@ -150,15 +239,15 @@ def _show_start(console: "Console", done: Replayed, advance: bool) -> None:
     if start.checkpoint is not None:
         say("checkpoint", f"{start.checkpoint.name} of step {start.step}")
     else:
-        how = "no seed: not the run's own" if done.seed is None else f"seed {done.seed}"
+        how = "no seed: not the run's own" if seed is None else f"seed {seed}"
         say("checkpoint", f"none before it: the untrained network ({how})")
     if to_train and advance:
         agree = "" if way is None else f"; their losses: within {way:.1e} of the ledger's"
-        say("advanced", f"trained {_steps(to_train)} to it{agree}")
+        say("advanced", f"trained {steps} to it{agree}")
     elif to_train:
         say(
             "weights",
-            f"{_steps(to_train)} older than the step's own, so losses differ from the ledger's; "
+            f"{steps} older than the step's own, so losses differ from the ledger's; "
             "--advance trains the steps between",
             WARN,
         )
@@ -170,15 +259,8 @@ def _show_start(console: "Console", done: Replayed, advance: bool) -> None:
         )
 
 
-def _steps(count: int) -> str:
-    return f"{count} step{'s' * (count != 1)}"
-
-
-def _say(console: "Console", label: str, text: str, style: str = "") -> None:
+def _say(console: Console, label: str, text: str, style: str = "") -> None:
     """Print one line; what does not fit goes on below its text."""
-    from rich.table import Table
-    from rich.text import Text
-
     row = Table.grid(padding=(0, 1))
     row.add_column(width=LABEL)
     row.add_column(overflow="fold")
@@ -186,9 +268,7 @@ def _say(console: "Console", label: str, text: str, style: str = "") -> None:
     console.print(row)
 
 
-def _show_samples(console: "Console", result: "Replay", most: int) -> None:
-    from rich.table import Table
-
+def _show_samples(console: Console, result: Replay, most: int) -> None:
     names = list(result.descriptions[0])
     terms = list(result.samples[0].terms)
     rows = sorted(
@@ -213,21 +293,10 @@ def _show_samples(console: "Console", result: "Replay", most: int) -> None:
         console.print(f"… and {len(rows) - most} more with smaller shares (--samples, --json)")
 
 
-def _show_result(console: "Console", found: "LedgerStep", result: "Replay") -> None:
-    _show_loss(console, found, result)
-    _show_gradient(console, found, result)
-    _show_faults(console, result)
-
-
-def _show_loss(console: "Console", found: "LedgerStep", result: "Replay") -> None:
+def _show_result(console: Console, found: LedgerStep, result: Replay) -> None:
     total = sum(loss.share for loss in result.samples)
     _say(console, "loss", f"{result.loss:.10g}, {_beside(result.loss, found.line['loss'])}")
     _say(console, "", f"{total:.10g}, sum of the shares of the samples by themselves")
-
-
-def _show_gradient(console: "Console", found: "LedgerStep", result: "Replay") -> None:
-    from rich.table import Table
-
     table = Table(width=WIDTH, title="gradient", title_justify="left", title_style="bold")
     table.add_column("block", overflow="ellipsis", no_wrap=True, ratio=1)
     table.add_column("norm", justify="right", no_wrap=True)
@@ -237,18 +306,8 @@ def _show_gradient(console: "Console", found: "LedgerStep", result: "Replay") ->
     ledger = found.line["grad_norm"]
     beside = "the ledger has none" if ledger is None else _beside(result.grad_norm, ledger)
     _say(console, "grad norm", f"{result.grad_norm:.10g}, {beside}")
-
-
-def _beside(value: float, ledger: float) -> str:
-    from lit_models.training.replay import relative
-
-    return f"ledger {ledger:.10g}, relative difference {relative(value, ledger):.1e}"
-
-
-def _show_faults(console: "Console", result: "Replay") -> None:
     if not result.faults:
         _say(console, "finite", "all losses, weights, activations and gradients", "green")
-        return
     for place, fault in enumerate(result.faults[:NUM_FAULTS_SHOWN]):
         title = "not finite" if place == 0 else "also"
         _say(console, title, fault_line(fault, len(result.samples)), "red")
@@ -256,7 +315,11 @@ def _show_faults(console: "Console", result: "Replay") -> None:
         _say(console, "", f"… and {len(result.faults) - NUM_FAULTS_SHOWN} more")
 
 
-def fault_line(fault: "Fault", num_samples: int) -> str:
+def _beside(value: float, ledger: float) -> str:
+    return f"ledger {ledger:.10g}, relative difference {relative(value, ledger):.1e}"
+
+
+def fault_line(fault: Fault, num_samples: int) -> str:
     """Return a fault in words: where, what, in which samples."""
     where = f"the loss itself ({fault.tensor}), after finite outputs"
     if fault.module:
@@ -277,35 +340,428 @@ def _number(value: float | None) -> str:
 
 def _plain(text: str) -> str:
     """Text that rich prints as it is, control characters made visible."""
-    from rich.markup import escape
-
     return escape("".join(c if c.isprintable() else "�" for c in text))
 
 
-def _everything(done: Replayed) -> dict[str, Any]:
-    start = done.start
-    return {
-        "run": str(done.run),
-        "ledger": done.found.line,
-        "is_discarded": done.found.is_discarded,
-        "config": str(done.config_file),
-        "checkpoint": None if start.checkpoint is None else str(start.checkpoint),
-        "checkpoint_step": start.step,
-        "damaged_checkpoints": start.damaged,
-        **asdict(done.result),
-    }
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(_as_json(content), indent=1) + "\n", encoding="utf-8")
-
-
-def _as_json(value: Any) -> Any:
+def _json_text(content: dict[str, Any]) -> str:
     """JSON has no NaN: numbers that are not finite become words."""
-    if isinstance(value, dict):
-        return {key: _as_json(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_as_json(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [plain(item) for item in value]
+        return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(plain(content), indent=1) + "\n"
+
+
+def replay_step(
+    found: LedgerStep,
+    start: Start,
+    module: ExactModule,
+    data: PlannedDataModule,
+    run: Path,
+    folder: Path,
+    trainer_values: dict[str, Any],
+    advance: bool = False,
+    accelerator: str = "auto",
+) -> Replay:
+    """Run one step again.
+
+    Args:
+        found: the step.
+        start: where the weights come from.
+        module: built from the run's config, right after the seed was set.
+        data: built from the run's config.
+        run: the run folder; only read.
+        folder: takes what a Trainer writes.
+        trainer_values: the `trainer` key of the run's config.
+        advance: train the steps between the weights and the step first.
+        accelerator: cpu, gpu or auto.
+
+    Raises:
+        ValueError: the data are not those that the step was trained with.
+        RuntimeError: training ends before the step.
+    """
+    follow_one_device(data, found, run, trainer_values)
+    if not module.may_accumulate:
+        data.micro_batch_size = "auto"  # the whole step, whose samples the loss couples
+    at_step = AtStep(found, run, advance)
+    with quiet():
+        trainer = one_device_trainer(trainer_values, found, folder, accelerator)
+        trainer.callbacks.append(at_step)
+        trainer.fit(module, data, ckpt_path=start.checkpoint, weights_only=True)
+    return at_step.result(trainer.global_step, folder)
+
+
+def one_device_trainer(
+    trainer_values: dict[str, Any], found: LedgerStep, folder: Path, accelerator: str
+) -> Trainer:
+    """Return a trainer that computes steps as the run's did, and keeps nothing."""
+    given = {k: v for k, v in trainer_values.items() if k in TRAINER_KEYS and v is not None}
+    return Trainer(
+        **(given | budget(given, found)),
+        callbacks=[NonFinite("skip", most_skipped=sys.maxsize)],  # as in the run, if it went on
+        accelerator=accelerator,
+        devices=1,
+        plugins=[LightningEnvironment()],  # one process, whatever the launcher
+        default_root_dir=str(folder),
+        limit_val_batches=0,
+        num_sanity_val_steps=0,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+
+
+def budget(given: dict[str, Any], found: LedgerStep) -> dict[str, int]:
+    """Return the run's limits of training, where they end before a step of an earlier attempt."""
+    needs = {"max_epochs": found.line["epoch"] + 1, "max_steps": found.line["step"]}
+    return {name: max(given[name], n) for name, n in needs.items() if given.get(name, -1) >= 0}
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep back what Lightning says about a training: here it is none."""
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        for start in (
+            "Be aware that when using `ckpt_path`, callbacks",  # those that save
+            "You're resuming from a checkpoint that ended before the epoch ended",
+            ".*does not have many workers",
+            "The number of training batches",
+            "GPU available but not used",
+        ):
+            warnings.filterwarnings("ignore", message=start)
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
+
+
+def follow_one_device(
+    data: PlannedDataModule, found: LedgerStep, run: Path, trainer_values: dict[str, Any]
+) -> None:
+    """Give the datamodule the run's global batch, and its micro-batch, so that it fits again."""
+    request = plan_of(run)["request"]
+    accumulation = trainer_values.get("accumulate_grad_batches") or 1
+    # The devices of a tensor group share a micro-batch; ledgers without the number know no groups.
+    slots = found.start.get("num_replicas", found.start["world_size"]) * accumulation
+    micro = data.batch_size or data.micro_batch_size
+    data.global_batch_size = request["global_batch_size"]
+    if micro == "auto" or accumulation > 1:
+        micro = rehearsed_size(run) or math.ceil(data.global_batch_size / slots)
+    data.batch_size, data.micro_batch_size = None, micro
+
+
+def rehearsed_size(run: Path) -> int | None:
+    """Return the micro-batch that `auto` found for a run, None where nothing was rehearsed."""
+    path = run / "topology.json"
+    if not path.exists():
+        return None
+    found = json.loads(path.read_text(encoding="utf-8"))["plan"].get("rehearsal")
+    return found["micro_batch_size"] if found else None
+
+
+class AtStep(Callback):
+    """Looks at one step before it is trained, then stops.
+
+    Args:
+        found: the step.
+        run: its run folder.
+        advance: wait until the weights are those of the step; else look at once.
+    """
+
+    def __init__(self, found: LedgerStep, run: Path, advance: bool) -> None:
+        self.found, self.run, self.advance = found, run, advance
+        self.seen: Replay | None = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Check the data before any weight is read."""
+        check_data(trainer.datamodule, self.found, self.run, self._epoch(trainer))
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._look_if_due(trainer, pl_module)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._look_if_due(trainer, pl_module)
+
+    def result(self, last_step: int, folder: Path) -> Replay:
+        """Return what was seen, after a training.
+
+        Args:
+            last_step: optimizer steps that it did.
+            folder: its own, with the ledger of the way.
+
+        Raises:
+            RuntimeError: it ended before the step.
+        """
+        if self.seen is None:
+            raise RuntimeError(
+                f"training ended after step {last_step}, before step {self.found.line['step']}; "
+                "look at the nearest checkpoint's weights with --advance=false."
+            )
+        return replace(self.seen, way=_way(self.run, folder))
+
+    def _look_if_due(self, trainer: Trainer, module: LightningModule) -> None:
+        is_there = trainer.global_step == self.found.line["step"] - 1
+        if self.seen is not None or not (is_there or not self.advance):
+            return
+        assert isinstance(module, ExactModule)
+        trainer.should_stop = True
+        module.eval()  # for good: no step follows
+        step = self.found.line["step_in_epoch"]
+        self.seen = looked_at(trainer, module, self._epoch(trainer), step)
+
+    def _epoch(self, trainer: Trainer) -> int:
+        return 0 if trainer.overfit_batches > 0 else self.found.line["epoch"]
+
+
+def looked_at(trainer: Trainer, module: ExactModule, epoch: int, step: int) -> Replay:
+    """Return what one step of the plan does with the weights as they are; they stay so.
+
+    Args:
+        trainer: attached to the module and a planned datamodule.
+        module: in eval mode.
+        epoch: of the plan.
+        step: in the epoch.
+    """
+    precision, data = trainer.precision_plugin, trainer.datamodule
+    dataset = data.datasets["train"]
+
+    def ready(micro_batch: MicroBatch) -> dict[str, Any]:
+        batch = precision.convert_input(collated(dataset, micro_batch))
+        return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+
+    def forward(batch: dict[str, Any]) -> Tensor:
+        with precision.train_step_context():
+            return share_of_step(module.training_terms(batch), batch, module.term_weights())
+
+    parts = list(micro_batches(data, epoch, step))
+    module.on_train_batch_start(ready(parts[0]), step * len(parts))  # it belongs to the step
+    ids = data.plan("train", epoch).step_ids(step)
+    singles = [_single(int(i), parts[0]) for i in ids]
+    out = Replay(weights_step=trainer.global_step, dropout=highest_dropout(module))
+    with torch.no_grad(), FaultSearch(module) as search:
+        for single in singles:
+            with precision.train_step_context():
+                loss = sample_loss(module, ready(single))
+            search.end_sample(loss)
+            out.samples.append(loss)
+            out.descriptions.append(dataset.describe(loss.sample_id, epoch))
+    out.faults = search.all_faults()
+    with torch.enable_grad():
+        out.loss, fault = gradients(module, map(ready, parts), forward)
+        out.grad_norms = gradient_norms(module)
+        out.grad_norm = math.sqrt(sum(norm**2 for norm in out.grad_norms.values()))
+        if fault is not None:
+            for single in singles:
+                if gradients(module, iter([ready(single)]), forward)[1] is not None:
+                    fault.samples.append(int(single.ids[0]))
+            out.faults.append(fault)
+    module.zero_grad(set_to_none=True)
+    return out
+
+
+def micro_batches(data: PlannedDataModule, epoch: int, step: int) -> Iterator[MicroBatch]:
+    """Return the micro-batches of one step on one device."""
+    dataset, batching = data.datasets["train"], data.batching
+    plan, counts = data.plan("train", epoch), dataset.target_counts
+    dealt = iterate_micro_batches(plan, dataset.lengths, counts, batching, 1, 0, epoch, step)
+    return itertools.islice(dealt, batching.accumulate_grad_batches)
+
+
+def _single(sample_id: int, part: MicroBatch) -> MicroBatch:
+    """One sample of a step as a micro-batch of its own."""
+    ids, weights = np.array([sample_id]), np.ones(1, np.float32)
+    return MicroBatch(part.epoch, part.step, ids, weights, part.denominators)
+
+
+def _way(run: Path, folder: Path) -> float | None:
+    """Return the largest relative difference to the ledger's losses of the steps on the way."""
+    made = [row for row in read_ledger(folder / "ledger.jsonl")[0] if "loss" in row]
+    lineage, _ = surviving(read_ledger(run / "ledger.jsonl")[0])
+    then = {step: row["loss"] for step, row in lineage.items()}
+    pairs = [(row["loss"], then[row["step"]]) for row in made if row["step"] in then]
+    return max((relative(new, old) for new, old in pairs), default=None)
+
+
+def relative(new: float, old: float) -> float:
+    """Return the difference of two values relative to the second."""
+    if new == old or (math.isnan(new) and math.isnan(old)):
+        return 0.0
+    return abs(new - old) / abs(old) if old else math.inf
+
+
+def sample_loss(module: ExactModule, batch: dict[str, Any]) -> SampleLoss:
+    """Return the losses of a batch of one sample."""
+    terms = module.training_terms(batch)
+    share = share_of_step(terms, batch, module.term_weights())
+    means = {
+        name: float(total) / float(count) if float(count) else None
+        for name, (total, count) in terms.items()
+    }
+    return SampleLoss(int(batch["sample_id"][0]), means, float(share))
+
+
+class FaultSearch:
+    """Search of forward passes for the first tensor with NaN or +inf, sample by sample.
+
+    -inf is what masks are made of: it counts in the loss alone.
+
+    Args:
+        module: whose submodules are watched while this is used as a context.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.faults: dict[tuple[str, str, str], Fault] = {}
+        self._names = {part: name for name, part in module.named_modules()}
+        self._weights = {part: fault for part in self._names if (fault := self._bad_weight(part))}
+        self._first: Fault | None = None
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> "FaultSearch":
+        for part in self._names:
+            self._handles.append(part.register_forward_pre_hook(self._before, with_kwargs=True))
+            self._handles.append(
+                part.register_forward_hook(lambda part, args, out: self._look(part, "output", out))
+            )
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def end_sample(self, loss: SampleLoss) -> None:
+        """Note what the pass of one sample showed, and begin the next."""
+        first, self._first = self._first, None
+        if first is None and not math.isfinite(loss.share):
+            wrong = [name for name, v in loss.terms.items() if v is not None and v - v != 0]
+            first = Fault("", "loss", " ".join(wrong), str(loss.share), 1, 1)
+        if first is not None:
+            place = (first.module, first.kind, first.tensor)
+            self.faults.setdefault(place, first).samples.append(loss.sample_id)
+
+    def all_faults(self) -> list[Fault]:
+        """Return the first tensors of samples, then other weights, without samples."""
+        seen = list(self.faults.values())
+        return [*seen, *(weight for weight in self._weights.values() if weight not in seen)]
+
+    def _before(self, part: nn.Module, args: Any, kwargs: Any) -> None:
+        self._first = self._first or self._weights.get(part)
+        is_one = len(args) == 1 and not kwargs
+        self._look(part, "input", args[0] if is_one else {**dict(enumerate(args)), **kwargs})
+
+    def _look(self, part: nn.Module, kind: str, values: Any) -> None:
+        for label, tensor in _tensors(values):
+            if self._first is None:
+                fault = _fault(self._names[part] or type(part).__name__, kind, label, tensor)
+                self._first = fault if fault and fault.holds != "-inf" else None
+
+    def _bad_weight(self, part: nn.Module) -> Fault | None:
+        own = [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]
+        for name, tensor in own:
+            fault = _fault(self._names[part] or type(part).__name__, "weight", name, tensor)
+            if fault is not None and (fault.holds != "-inf" or isinstance(tensor, nn.Parameter)):
+                return fault  # a buffer of -inf is a mask
+        return None
+
+
+def gradients(
+    module: ExactModule, batches: Iterator[dict[str, Any]], forward: Forward
+) -> tuple[float, Fault | None]:
+    """Leave the gradient of a step in the parameters; return its loss, and the first gradient on
+    the way back that is not finite.
+
+    Args:
+        module: whose gradients are cleared before.
+        batches: micro-batches of the step.
+        forward: gives the share of a micro-batch in the loss.
+    """
+    first: list[Fault] = []
+
+    def note(name: str, grad: Tensor) -> None:
+        fault = None if first else _fault(block_of(name), "gradient", name, grad)
+        first.extend([fault] if fault else [])
+
+    handles = [
+        parameter.register_hook(lambda grad, name=name: note(name, grad))
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad
+    ]
+    module.zero_grad(set_to_none=True)
+    total = 0.0
+    try:
+        for batch in batches:
+            share = forward(batch)
+            share.backward()
+            total += float(share.detach())
+    finally:
+        for handle in handles:
+            handle.remove()
+    return total, first[0] if first else None
+
+
+def gradient_norms(module: nn.Module) -> dict[str, float]:
+    """Return the gradient norm of each block: a numbered layer, or a module above its weights."""
+    squares: dict[str, float] = {}
+    for name, parameter in module.named_parameters():
+        if parameter.grad is not None:
+            block = block_of(name)
+            norm = float(parameter.grad.double().norm())
+            squares[block] = squares.get(block, 0.0) + norm**2
+    return {block: math.sqrt(square) for block, square in squares.items()}
+
+
+def block_of(name: str) -> str:
+    """Return the block of a parameter: up to the first number of its name, else at most three
+    steps down and never the parameter itself."""
+    numbered = re.match(r"(.*?\.\d+)\.", name)
+    if numbered:
+        return numbered[1]
+    steps = name.split(".")
+    return ".".join(steps[:-1][:3]) or name
+
+
+def highest_dropout(module: nn.Module) -> float:
+    """Return the largest dropout probability in a network; 0 where there is none."""
+    kinds = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+    return max((m.p for m in module.modules() if isinstance(m, kinds)), default=0.0)
+
+
+def _fault(module: str, kind: str, label: str, tensor: Tensor) -> Fault | None:
+    if not (tensor.is_floating_point() or tensor.is_complex()) or not tensor.numel():
+        return None
+    tensor = tensor.detach()
+    bad = ~torch.isfinite(tensor)
+    count = int(bad.sum())
+    if not count:
+        return None
+    holds = "-inf"
+    if bool(torch.isnan(tensor).any()):
+        holds = "nan"
+    elif bool((tensor.real == math.inf).any()):
+        holds = "inf"
+    return Fault(module, kind, label, holds, count, tensor.numel())
+
+
+def _tensors(values: Any, label: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield (name, tensor) of all tensors in nested dicts, and sequences."""
+    if isinstance(values, Tensor):
+        yield label, values
+        return
+    if isinstance(values, tuple) and hasattr(values, "_asdict"):
+        values = values._asdict()
+    elif isinstance(values, list | tuple):
+        values = dict(enumerate(values))
+    if isinstance(values, dict) or hasattr(values, "items"):
+        for name, value in values.items():
+            yield from _tensors(value, f"{label}.{name}".lstrip("."))

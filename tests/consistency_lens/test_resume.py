@@ -4,9 +4,9 @@ import pytest
 import torch
 from lightning.pytorch import seed_everything
 
+from lit_models.commands.replay import replay_step
 from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.lineage import Start, find_step, verify_run
-from lit_models.training.replay import replay
 from tests.consistency_lens.small_lens import documents, fitted, lens
 from tests.toy import ledger_lines
 
@@ -55,7 +55,9 @@ def test_a_step_of_a_lens_is_replayed(whole, tmp_path, step):
     found = find_step(whole, step)
     values = {"max_epochs": 9, "max_steps": STEPS, "precision": "64-true"}
     seed_everything(1, verbose=False)
-    result = replay(found, Start(None, 0, []), lens(), data, whole, tmp_path, values, advance=True)
+    result = replay_step(
+        found, Start(None, 0, []), lens(), data, whole, tmp_path, values, advance=True
+    )
     assert result.loss == pytest.approx(found.line["loss"], rel=1e-10)
     assert result.grad_norm == pytest.approx(found.line["grad_norm"], rel=1e-9)
     assert len(result.samples) == 16

@@ -26,13 +26,13 @@ from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.lora import LoraOptions, add_lora, lora_recipe
 from lit_models.causal_lm.network import Decoder
 from lit_models.cli import parsed_options
+from lit_models.commands.replay import follow_one_device
 from lit_models.config_files import expand_configs
 from lit_models.training import rules, status, strategies
 from lit_models.training.callbacks import ExactDropout
 from lit_models.training.callbacks.topology import print_banner
 from lit_models.training.ledger import tells_samples, without_samples
 from lit_models.training.lineage import LedgerStep
-from lit_models.training.replay import follow_one_device
 from lit_models.training.rules import (
     STRATEGY_CLASSES,
     Machine,

@@ -1,12 +1,18 @@
-"""The first tensor that is not finite, found sample by sample; masks of -inf are none."""
+"""The first tensor that is not finite, found sample by sample; -inf is what masks are made of."""
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lit_models.commands.replay import (
+    FaultSearch,
+    block_of,
+    gradients,
+    highest_dropout,
+    sample_loss,
+)
 from lit_models.training.exact import ExactModule, LossSum
-from lit_models.training.probe import FaultSearch, block_of, gradients, highest_dropout, sample_loss
 
 
 class Halves(ExactModule):
@@ -27,11 +33,6 @@ class Halves(ExactModule):
 class Invert(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return 1 / x
-
-
-class Logarithm(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.log()
 
 
 class Masked(nn.Module):
@@ -76,20 +77,6 @@ def test_the_first_bad_output_is_named_with_its_samples():
 def test_what_goes_wrong_after_the_modules_is_the_losss_own():
     faults = search(one(3, 2.0, float("nan")), one(4, 2.0), one(6, 1.0, float("inf")))
     assert faults == [("", "loss", "sum", "nan", 1, [3, 6])]
-
-
-def test_minus_infinity_counts_where_sound_samples_have_none():
-    class Log(Halves):
-        def __init__(self) -> None:
-            super().__init__()
-            self.network = nn.ModuleDict({"log": Logarithm()})
-
-    module = Log()
-    with FaultSearch(module) as found:
-        for batch in (one(1, 1.0), one(2, 0.0)):
-            found.end_sample(sample_loss(module, batch))
-    (fault,) = found.all_faults()
-    assert (fault.module, fault.holds, fault.samples) == ("network.log", "-inf", [2])
 
 
 def test_a_bad_weight_that_no_sample_meets_is_listed_too():
