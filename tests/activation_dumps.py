@@ -11,7 +11,7 @@ from datamodules import ActivationDumpDataModule, TokenizerOptions
 from datamodules.activations.documents import PositionRule
 from datamodules.activations.store import ActivationStore
 from lit_models import LitSubject
-from lit_models.causal_lm.decoder_config import DecoderConfig
+from lit_models.causal_lm.network import DecoderConfig
 from lit_models.consistency_lens.subject import SubjectOptions
 from lit_models.training.callbacks.predictions import PredictionWriter
 

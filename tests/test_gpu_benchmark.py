@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lit_models.causal_lm.decoder_config import DecoderConfig
+from lit_models.causal_lm.network import DecoderConfig
 from tests.benchmarks import gpu
 from tests.benchmarks.figures import Aim, Figures
 from tests.benchmarks.gpu import (

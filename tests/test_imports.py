@@ -24,11 +24,8 @@ NETWORK_FILES = (
     "encoders.py",
     "decoding.py",
     "generation.py",
-    "attention.py",
-    "cache.py",
-    "rotary.py",
-    "sampling.py",
-    "scoring.py",
+    "pretrained.py",
+    "adapters.py",
 )
 
 

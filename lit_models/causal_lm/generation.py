@@ -1,6 +1,7 @@
-"""Texts from prompts: batched, with a cache, seeded per prompt.
+"""Generation of texts from prompts, seeded per prompt, and probabilities of given continuations.
 
-Shapes: B prompts, S positions of the longest, N tokens at most, V vocabulary.
+Shapes: B prompts or samples, S positions of the longest, N tokens at most or labels of all rows,
+V vocabulary, R rows, T positions, D hidden, C choices.
 """
 
 from collections.abc import Sequence
@@ -11,18 +12,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.core.batches import ChoiceBatch, PromptBatch
+from datamodules.core.batches import IGNORED, ChoiceBatch, PromptBatch
 from datamodules.core.plan import rng_for
 from datamodules.text.prompts import FINISH_REASONS, NO_TOKEN, recent
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
-from lit_models.causal_lm.cache import DecoderReader, PretrainedReader, Reader
-from lit_models.causal_lm.isolation import as_written
-from lit_models.causal_lm.network import Decoder
-from lit_models.causal_lm.pretrained import Network, Recipe, recipe_of
-from lit_models.causal_lm.sampling import draw
-from lit_models.causal_lm.transformers_model import position_limit, trained_positions
+from lit_models.causal_lm.network import as_written
+from lit_models.causal_lm.pretrained import (
+    Network,
+    Recipe,
+    learned_positions,
+    recipe_of,
+    trained_positions,
+)
 
 Context = Literal["whole", "recent"]
+POSITIONS_AT_ONCE = 1024
 END, STOP, LENGTH, POSITIONS = range(len(FINISH_REASONS))
 
 
@@ -109,8 +113,6 @@ def complete(
         ValueError: see `generate`.
     """
     if options.mode == "score":
-        from lit_models.causal_lm.scoring import score
-
         return score(network, batch)._asdict()  # type: ignore[arg-type]
     ids, lengths = batch["input_ids"], batch["lengths"]  # type: ignore[typeddict-item]
     return generate(network, tokenizer, ids, lengths, batch["sample_id"], options)._asdict()
@@ -141,7 +143,7 @@ def generate(
         RuntimeError: the network returns logits that are not finite.
     """
     limit = most_positions(recipe_of(network), options.context)
-    stops = _Stops(tokenizer, options.stop)
+    stops = Stops(tokenizer, options.stop)
     keys = [int(i) for i in sample_ids]
     prompts = [
         row[:length] for row, length in zip(input_ids.tolist(), lengths.tolist(), strict=True)
@@ -151,13 +153,6 @@ def generate(
     with as_written(network):
         _complete_rows(_Reading(network, input_ids.device), rows, tokenizer.vocab_size)
     return _completions(rows, tokenizer, options.max_new_tokens, input_ids.device)
-
-
-def reader_of(network: Network) -> Reader:
-    """Return what reads with a network and its cache."""
-    if isinstance(network, Decoder):
-        return DecoderReader(network)
-    return PretrainedReader(network.model)
 
 
 def most_positions(recipe: Recipe, context: Context) -> int | None:
@@ -170,11 +165,7 @@ def most_positions(recipe: Recipe, context: Context) -> int | None:
         recipe: of the network, see `pretrained`.
         context: see `GenerationOptions`.
     """
-    config, is_recent = recipe["config"], context == "recent"
-    if recipe["kind"] == "own":
-        ends = is_recent or config["positions"] == "learned"
-        return config["max_positions"] if ends else None
-    return trained_positions(config) if is_recent else position_limit(config)
+    return trained_positions(recipe) if context == "recent" else learned_positions(recipe)
 
 
 def check_lengths(lengths: Sequence[int], limit: int | None, options: GenerationOptions) -> None:
@@ -197,7 +188,7 @@ def check_lengths(lengths: Sequence[int], limit: int | None, options: Generation
         )
 
 
-class _Stops:
+class Stops:
     """What ends a completion: tokens, and texts that are looked for in what is decoded."""
 
     def __init__(self, tokenizer: TextTokenizer, stop: Sequence[str]) -> None:
@@ -229,7 +220,7 @@ class _Row:
         key: int,
         options: GenerationOptions,
         limit: int | None,
-        stops: _Stops,
+        stops: Stops,
     ) -> None:
         self.options, self.limit, self.stops = options, limit, stops
         self.uniforms = rng_for(options.seed, 0, key).random(options.max_new_tokens)
@@ -269,28 +260,33 @@ class _Row:
 
 
 class _Reading:
-    """The rows that a network reads at the moment, and the logits of what follows them."""
+    """The rows that a network reads at the moment, and the logits of what follows them.
+
+    Rows end together, padded at the left, and each position is read once.
+    """
 
     def __init__(self, network: Network, device: torch.device) -> None:
-        self.reader = reader_of(network)
-        self.device = device
+        self.network, self.device = network, device
         self.rows: list[_Row] = []
 
     def begin(self, rows: list[_Row]) -> Tensor:
         """Read the contexts of these rows, and return logits [rows, V]."""
-        self.rows = rows
-        longest = max(len(row.context) for row in rows)
-        padded = [row.context + [0] * (longest - len(row.context)) for row in rows]
-        lengths = torch.tensor([len(row.context) for row in rows], device=self.device)
+        self.rows, self.cache = rows, self.network.new_cache()
+        sizes = [len(row.context) for row in rows]
+        width = max(sizes)
         room = max(len(row.context) + row.num_left for row in rows)
-        if rows[0].limit is not None:
-            room = min(room, rows[0].limit)
+        limit = rows[0].limit
+        self.last = (room if limit is None else min(room, limit)) - 1
         for row in rows:
             row.is_moved = False
-        return self.reader.prompts(torch.tensor(padded, device=self.device), lengths, room)
+        ids = torch.tensor([[0] * (width - len(row.context)) + row.context for row in rows])
+        self.lengths = torch.tensor(sizes, device=self.device)
+        places = torch.arange(width, device=self.device) - (width - self.lengths)[:, None]
+        self.mask = places >= 0 if min(sizes) < width else None
+        return self._read(ids.to(self.device), places.clamp(min=0))
 
     def go_on(self, tokens: Tensor) -> Tensor | None:
-        """Read the tokens [rows] that the rows have taken; return logits, or none at the end."""
+        """Read the tokens [rows] that the rows have taken; return logits, or `None` at the end."""
         going = [i for i, row in enumerate(self.rows) if row.reason is None]
         if not going:
             return None
@@ -299,9 +295,20 @@ class _Reading:
         # Dropping rows copies the cache: worth it where half of them are finished.
         if 2 * len(going) <= len(self.rows):
             index = torch.tensor(going, device=self.device)
-            self.reader.keep(index)
+            self.cache.batch_select_indices(index)
             self.rows, tokens = [self.rows[i] for i in going], tokens[index]
-        return self.reader.token(tokens)
+            self.lengths = self.lengths[index]
+            self.mask = None if self.mask is None else self.mask[index]
+        # Rows that are finished go on until they are dropped, at the last place if need be.
+        places = self.lengths.clamp(max=self.last)[:, None]
+        self.lengths = self.lengths + 1
+        if self.mask is not None:
+            self.mask = torch.cat([self.mask, torch.ones_like(places, dtype=torch.bool)], dim=1)
+        return self._read(tokens[:, None], places)
+
+    def _read(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+        hidden = self.network(input_ids, position_ids, None, True, self.cache, mask=self.mask)
+        return self.network.head(hidden[:, -1])  # type: ignore[operator]
 
 
 def _complete_rows(reading: _Reading, rows: list[_Row], vocab_size: int) -> None:
@@ -332,3 +339,120 @@ def _completions(
     counts = [len(row.ids) for row in rows]
     columns = (counts, characters, [row.reason for row in rows])
     return Completions(ids.to(device), *(torch.tensor(c, device=device) for c in columns))
+
+
+def draw(
+    logits: Tensor, uniforms: Tensor, temperature: float, top_k: int | None, top_p: float
+) -> Tensor:
+    """Return one token per row [R] int64: the most probable at temperature 0, else a drawn one.
+
+    The distribution and its sums are float64, and a token is the place of its row's number in
+    them: a draw depends on nothing but its own row.
+
+    Args:
+        logits: [R, V].
+        uniforms: [R] float64 in [0, 1), of each row.
+        temperature: divides the logits.
+        top_k: draw among the most probable tokens only; none for all.
+        top_p: draw among the fewest tokens with this share of the probability.
+
+    Raises:
+        RuntimeError: a logit is not finite.
+    """
+    if not torch.isfinite(logits).all():
+        raise RuntimeError(
+            "the network returns logits that are not finite; its weights are damaged, or the "
+            "precision is too low for them: try trainer.precision=32-true."
+        )
+    if temperature == 0:
+        return logits.argmax(1)
+    probabilities, tokens = filtered(logits, temperature, top_k, top_p)
+    sums = probabilities.cumsum(1)  # [R, V]
+    total = sums[:, -1:]
+    places = torch.searchsorted(sums, uniforms[:, None] * total, right=True)
+    # Rounding may put a number at the very end, where tokens of probability 0 may stand.
+    order = torch.arange(logits.shape[1], device=logits.device)
+    last = (order * (probabilities > 0)).amax(1, keepdim=True)
+    places = torch.minimum(places, last)
+    return (places if tokens is None else tokens.gather(1, places))[:, 0]
+
+
+def filtered(
+    logits: Tensor, temperature: float, top_k: int | None, top_p: float
+) -> tuple[Tensor, Tensor | None]:
+    """Return what is drawn from: probabilities [R, V] float64, 0 for what is left out, and the
+    tokens that they belong to, the most probable first; none where they stand in their order.
+
+    `top_p` counts shares of what `top_k` leaves. Equal tokens are taken in their order.
+
+    Source: Fan et al. 2018 (top-k); Holtzman et al. 2020, section 3.1 (nucleus).
+    """
+    probabilities = (logits.double() / temperature).softmax(1)
+    if top_k is None and top_p == 1:
+        return probabilities, None
+    probabilities, tokens = probabilities.sort(dim=1, descending=True, stable=True)
+    if top_k is not None:
+        probabilities[:, top_k:] = 0
+    before = probabilities.cumsum(1) - probabilities  # share of the tokens before each
+    total = probabilities.sum(1, keepdim=True)
+    return probabilities * (before < top_p * total), tokens
+
+
+class Scores(NamedTuple):
+    """What a model says of each choice.
+
+    Args:
+        scores: [B, C] float64, natural logarithm of the probability of the continuation after its
+            prompt; NaN where the sample has fewer choices.
+        num_tokens: [B, C] int64, tokens of the continuation; 0 where there is none.
+        is_greedy: [B, C] bool, whether each of its tokens is the most probable one.
+    """
+
+    scores: Tensor
+    num_tokens: Tensor
+    is_greedy: Tensor
+
+
+@torch.no_grad()
+def score(network: Network, batch: ChoiceBatch) -> Scores:
+    """Return the scores of all choices of a batch.
+
+    A continuation's tokens are the labels of its document; the datamodule decides which they are,
+    see `datamodules.text.prompts.joint_tokens`.
+
+    Args:
+        network: in eval mode.
+        batch: documents of prompt and continuation.
+    """
+    inputs = [batch[name] for name in ("input_ids", "position_ids", "document_ids")]
+    hidden = network(*inputs, batch["has_single_documents"])
+    is_label = batch["labels"] != IGNORED  # [R, T]
+    labels, documents = batch["labels"][is_label], batch["document_ids"][is_label]
+    nats, best = _log_probabilities(network, hidden[is_label], labels)
+    num_documents = int(batch["document_ids"].max()) + 1
+    sums, counts, hits = (
+        torch.zeros(num_documents, dtype=torch.float64, device=nats.device) for _ in range(3)
+    )
+    sums.index_add_(0, documents, nats)
+    counts.index_add_(0, documents, torch.ones_like(nats))
+    hits.index_add_(0, documents, best.double())
+    choices = batch["choice_documents"]
+    there, places = choices >= 0, choices.clamp(min=0)
+    return Scores(
+        sums[places].masked_fill(~there, torch.nan),
+        (counts[places] * there).long(),
+        (hits == counts)[places] & there,
+    )
+
+
+def _log_probabilities(network: Network, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the log-probability of each label [N] float64, and whether it is the greatest."""
+    nats, best = [], []
+    pairs = zip(hidden.split(POSITIONS_AT_ONCE), labels.split(POSITIONS_AT_ONCE), strict=True)
+    for some, wanted in pairs:
+        logits: Tensor = network.head(some)  # type: ignore[operator]
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        own = logits.gather(1, wanted[:, None])[:, 0]
+        nats.append(own.double() - logits.logsumexp(1).double())
+        best.append(logits.argmax(1) == wanted)
+    return torch.cat(nats), torch.cat(best)

@@ -1,18 +1,19 @@
-"""The loss of a language model as sums and counts over target tokens, logits never held whole.
+"""Loss of a language model, its logits never held whole, and its exact metrics.
 
 Shapes: R rows, T positions, N positions with a target, D hidden, V vocabulary.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from datamodules.core.batches import IGNORED, TERM, TextBatch
-from lit_models.training.metrics import LossSum
+from lit_models.training.metrics import LossSum, SumCount
 
 PLAIN = "nats"
 # Where `chunk_size` is auto, the logits of one chunk take up to so much; on a CPU a chunk is also
@@ -287,3 +288,63 @@ def _chunk_size(options: LossOptions, weight: Tensor) -> int:
     row_bytes = weight.shape[0] * torch.finfo(_softmax_dtype(weight.dtype)).bits // 8
     rows = max(1, (CHUNK_BYTES if on_cpu else CHUNK_BYTES_ON_GPU) // row_bytes)
     return min(rows, CHUNK_ROWS_ON_CPU) if on_cpu else rows
+
+
+class Perplexity(SumCount):
+    """The exponential of the mean nats per token."""
+
+    def compute(self) -> Tensor:
+        """Return the perplexity, [] float64; infinity where it is beyond all numbers."""
+        return super().compute().exp()
+
+
+class BitsPerByte(SumCount):
+    """Bits per UTF-8 byte of the text that the targets spell: comparable over tokenizers."""
+
+    def compute(self) -> Tensor:
+        """Return the bits per byte, [] float64."""
+        return super().compute() / math.log(2)
+
+
+class TextMetrics(nn.ModuleDict):
+    """The metrics of one split, by the name that they are logged under.
+
+    Args:
+        byte_lengths: [V] bytes that each token spells; none where the tokenizer does not say, and
+            there are no bits per byte.
+    """
+
+    def __init__(self, byte_lengths: Tensor | None) -> None:
+        super().__init__({"loss": SumCount(), "perplexity": Perplexity()})
+        self.register_buffer("byte_lengths", byte_lengths, persistent=False)
+        if byte_lengths is not None:
+            self["bits_per_byte"] = BitsPerByte()
+
+    def add_batch(self, nats: LossSum, batch: TextBatch) -> None:
+        """Add one batch.
+
+        Args:
+            nats: sum over its targets that count, and their number.
+            batch: whose labels they are.
+        """
+        for name in ("loss", "perplexity"):
+            self[name].update(*nats)
+        if "bits_per_byte" in self:
+            labels = batch["labels"]
+            weights = batch["weight"][batch["sample_index"]] * (labels != IGNORED)
+            spelled = self.byte_lengths[labels.clamp(min=0)]  # [R, T]
+            self["bits_per_byte"].update(nats.total, (spelled * weights).double().sum())
+
+
+def byte_table(byte_lengths: Any, vocab_size: int) -> Tensor | None:
+    """Return the lengths [V] int64 for a vocabulary that may be larger than the tokenizer's.
+
+    Args:
+        byte_lengths: [tokenizer's size] integers, or none.
+        vocab_size: V.
+    """
+    if byte_lengths is None:
+        return None
+    table = torch.zeros(vocab_size, dtype=torch.int64)
+    table[: len(byte_lengths)] = torch.as_tensor(byte_lengths)
+    return table

@@ -1,7 +1,7 @@
 """Language models as a LightningModule. Batch: TextBatch."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -11,19 +11,41 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
 from datamodules.core.batches import ChoiceBatch, PromptBatch, TextBatch
+from datamodules.core.store import digest_of
 from datamodules.text.prompts import ChoiceDataset, PromptDataset, PromptRequest, completion_text
 from datamodules.tokenizers.chat_template import Message
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from datamodules.tokenizers.wanted import TEXT_RECIPE_KEY
-from lit_models.causal_lm import building
-from lit_models.causal_lm.building import ComputationOptions, NetworkRequest
-from lit_models.causal_lm.decoder_config import DecoderConfig
-from lit_models.causal_lm.exported_model import model_layout, restored_weights
+from lit_models.causal_lm.adapters import (
+    LoraOptions,
+    adapted_recipe,
+    add_lora,
+    check_precision,
+    freeze,
+    load_adapter,
+    lora_recipe,
+    with_adapters,
+)
+from lit_models.causal_lm.export import model_layout, restored_weights
 from lit_models.causal_lm.generation import GenerationOptions, complete, most_positions
-from lit_models.causal_lm.lora import LoraOptions, check_precision, with_adapters
-from lit_models.causal_lm.loss import PLAIN, LossOptions, language_model_loss, sample_nats
-from lit_models.causal_lm.metrics import TextMetrics, byte_table
-from lit_models.causal_lm.presets import named_network
+from lit_models.causal_lm.loss import (
+    PLAIN,
+    LossOptions,
+    TextMetrics,
+    byte_table,
+    language_model_loss,
+    sample_nats,
+)
+from lit_models.causal_lm.network import DecoderConfig, check_isolation, named_network
+from lit_models.causal_lm.pretrained import (
+    Network,
+    Recipe,
+    check_recipe,
+    load_network,
+    network_from_config,
+    own_recipe,
+    read_recipe,
+)
 from lit_models.training.callbacks.board_samples import evaluating
 from lit_models.training.exact import ExactModule, LossSum
 from lit_models.training.export import Layout
@@ -31,6 +53,39 @@ from lit_models.training.metrics import SampleResult
 from lit_models.training.optim import configured, parameter_groups
 
 PROMPTS_AT_ONCE = 32
+# What a config.json tells beside the function.
+NO_FUNCTION = {
+    *("architectures", "auto_map", "dtype", "torch_dtype", "transformers_version", "use_cache"),
+    *("initializer_range", "bos_token_id", "eos_token_id", "pad_token_id"),
+}
+
+
+@dataclass(frozen=True)
+class ComputationOptions:
+    """How a network is computed; the result is the same but for rounding.
+
+    Args:
+        compile: compile each block.
+        activation_checkpointing: keep only the inputs of blocks for the backward pass.
+    """
+
+    compile: bool = False
+    activation_checkpointing: bool = False
+
+
+@dataclass(frozen=True)
+class NetworkRequest:
+    """The network that the user asks for.
+
+    Args:
+        config: of a network from scratch.
+        pretrained: folder of a model, instead of it.
+        lora: adapters on it.
+    """
+
+    config: DecoderConfig
+    pretrained: str | None = None
+    lora: LoraOptions | None = None
 
 
 class LitCausalLM(ExactModule):
@@ -45,7 +100,7 @@ class LitCausalLM(ExactModule):
         lora: adapters on named layers; everything else stands still.
         freeze: parameters that stand still, by patterns of their names.
         generation: what prediction does with prompts.
-        computation: compiling, recomputing, and who computes a pretrained model.
+        computation: compiling and recomputing blocks.
         lr_scaling: how the rate follows a global batch that grows with the devices.
         base_global_batch_size: the global batch for which the rate was chosen.
         init_from: checkpoint to take weights from.
@@ -73,12 +128,9 @@ class LitCausalLM(ExactModule):
         self.save_hyperparameters()
         self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
         self.loss, self.generation = loss or LossOptions(), generation or GenerationOptions()
-        self.request = NetworkRequest(
-            named_network(network) if isinstance(network, str) else network,
-            pretrained,
-            lora,
-            computation or ComputationOptions(),
-        )
+        config = named_network(network) if isinstance(network, str) else network
+        self.request = NetworkRequest(config, pretrained, lora)
+        self.computation = computation or ComputationOptions()
         self.init_from = init_from
         self.recipe: Any = None  # a dict of plain values, from the data or a checkpoint
         self.is_trained = False  # whether a checkpoint's weights are to come
@@ -104,10 +156,15 @@ class LitCausalLM(ExactModule):
         if self.recipe is None:
             trained = data.model_recipe()
             self.is_trained, facts = trained is not None, (data.tokenizer, data.context_length)
-            self.recipe = building.recipe_of_run(self.request, trained, *facts, stage == "fit")
+            if trained is None:
+                self.recipe = new_recipe(self.request, *facts)
+            elif stage == "fit":
+                self.recipe = continued_recipe(self.request, trained, *facts)
+            else:
+                self.recipe = trained
         check_precision(self.recipe["lora"], self.trainer.precision)
         if stage != "predict":
-            building.check_data(self.recipe, data.tokenizer, data.context_length)
+            check_data(self.recipe, data.tokenizer, data.context_length)
 
     def configure_model(self) -> None:
         if self.recipe is None:
@@ -117,10 +174,14 @@ class LitCausalLM(ExactModule):
             if not self.is_trained:
                 self.configure_model_from()
         if self.trainer.state.fn == "fit" and not self.is_ready:
-            building.make_ready(self.network, self.request.computation, self.hparams.freeze or [])
+            check_isolation(self.network)
+            if self.hparams.freeze:
+                freeze(self.network, self.hparams.freeze)
+            if self.computation.activation_checkpointing:
+                self.network.recompute_blocks()
             self.is_ready = True
-        if self.request.computation.compile:
-            building.compile_once(self.network)
+        if self.computation.compile and not self.network.is_compiled:
+            self.network.compile_blocks()
 
     def forward(self, batch: TextBatch) -> Tensor:
         """Return the hidden states [R, T, D]."""
@@ -191,8 +252,8 @@ class LitCausalLM(ExactModule):
         return torch.cat([done["scores"][:, 0] for done in self._answers(dataset, chosen)])
 
     def max_positions(self, recipe: dict[str, Any] | None) -> int | None:
-        """Return the most positions in prediction, or none; without a recipe of `pretrained`."""
-        network = recipe["network"] if recipe else building.pretrained_recipe(self.request)
+        """Return the most positions in prediction, or `None`; without a recipe of `pretrained`."""
+        network = recipe["network"] if recipe else read_recipe(str(self.request.pretrained))
         return most_positions(network, self.generation.context)
 
     def configure_optimizers(self) -> Any:
@@ -204,12 +265,17 @@ class LitCausalLM(ExactModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
-        trained = building.stored_recipe(checkpoint)
+        trained = checkpoint.get(TEXT_RECIPE_KEY)
+        if trained is None:
+            raise ValueError(
+                "the checkpoint holds no text recipe: it is of another family; give one of "
+                "LitCausalLM."
+            )
         if self.network is None:
             self.recipe = trained
             self._build(None)
         else:
-            building.check_same(trained, self.recipe)
+            check_same(trained, self.recipe)
 
     def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
         """Return the weights that `init_from` takes, and new adapters where it has none.
@@ -217,7 +283,7 @@ class LitCausalLM(ExactModule):
         Raises:
             ValueError: the checkpoint is of other tokens, or has adapters and this run none.
         """
-        building.check_start(str(self.init_from), checkpoint.get(TEXT_RECIPE_KEY), self.recipe)
+        check_start(str(self.init_from), checkpoint.get(TEXT_RECIPE_KEY), self.recipe)
         return with_adapters(self, checkpoint["state_dict"])
 
     @classmethod
@@ -230,7 +296,7 @@ class LitCausalLM(ExactModule):
     def restored_weights(
         cls, folder: Path, stored: dict[str, Tensor], extra: dict[str, Any]
     ) -> dict[str, Tensor]:
-        return restored_weights(folder, stored, extra[TEXT_RECIPE_KEY])
+        return restored_weights(stored, extra[TEXT_RECIPE_KEY])
 
     def _asked(self, rows: list[dict[str, Any]], options: GenerationOptions) -> PromptRequest:
         limit = self.max_positions(self.recipe)
@@ -251,7 +317,7 @@ class LitCausalLM(ExactModule):
                 yield {name: values.cpu() for name, values in done.items()}
 
     def _build(self, request: NetworkRequest | None) -> None:
-        self.network = building.new_network(request, self.recipe)
+        self.network = new_network(request, self.recipe)
         table = byte_table(self.tokenizer.byte_lengths(), self.network.head.weight.shape[0])
         self.val_metrics, self.test_metrics = TextMetrics(table), TextMetrics(table)
 
@@ -262,3 +328,235 @@ class LitCausalLM(ExactModule):
         for name, metric in metrics.items():
             self.log(f"{split}/{name}", metric, on_step=False, on_epoch=True)
         return SampleResult(of_sample, {})
+
+
+def new_recipe(
+    request: NetworkRequest,
+    tokenizer: TextTokenizer,
+    context_length: int,
+    network: Recipe | None = None,
+) -> Recipe:
+    """Return what a checkpoint keeps, so that it can be read without any other file.
+
+    Args:
+        request: of the user.
+        tokenizer: of the data.
+        context_length: positions of the longest document.
+        network: its recipe; `None` has it made of the request.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        ValueError: data and network do not fit each other, or a target of LoRA fits no layer.
+    """
+    if network is None and request.pretrained is not None:
+        network = read_recipe(request.pretrained)
+    elif network is None:
+        size = request.config.vocab_size or tokenizer.vocab_size
+        network = own_recipe(replace(request.config, vocab_size=size))
+    check_recipe(network, context_length, tokenizer.vocab_size)
+    recipe: Recipe = {"tokenizer": tokenizer.to_dict(), "network": network, "lora": None}
+    if request.lora is not None:
+        if request.lora.adapter is not None and request.pretrained is None:
+            raise ValueError(
+                f"model.lora.adapter {request.lora.adapter} goes on a trained base; name its "
+                "folder with model.pretrained."
+            )
+        with torch.device("meta"):
+            bare = network_from_config(network)
+        recipe["lora"] = lora_recipe(bare, request.lora, request.pretrained)
+        if request.lora.adapter is not None:
+            recipe["lora"] = adapted_recipe(bare, recipe["lora"], request.lora.adapter)
+    return recipe
+
+
+def continued_recipe(
+    request: NetworkRequest, trained: Recipe, tokenizer: TextTokenizer, context_length: int
+) -> Recipe:
+    """Return the recipe of a training that goes on: today's options with the checkpoint's weights.
+
+    All weights come from the checkpoint, so that folders may have gone.
+
+    Args:
+        request: of the user.
+        trained: the checkpoint's recipe.
+        tokenizer: of the data.
+        context_length: positions of the longest document.
+
+    Raises:
+        ValueError: the options make another function, or as `new_recipe`.
+    """
+    folder, lora = request.pretrained, request.lora
+    has_gone = folder is not None and not Path(folder).expanduser().exists()
+    network = trained["network"] if has_gone else None
+    if lora is not None and lora.adapter is not None:
+        request = replace(request, lora=replace(lora, adapter=None))
+    recipe = new_recipe(request, tokenizer, context_length, network)
+    if request.lora is not lora and trained["lora"]:  # an adapter's layers may have other sizes
+        same = all(trained["lora"][name] == recipe["lora"][name] for name in ("rank", "alpha"))
+        if same and trained["lora"]["layers"].keys() == recipe["lora"]["layers"].keys():
+            recipe["lora"]["layers"] = trained["lora"]["layers"]
+    check_same(trained, recipe)
+    return recipe
+
+
+def check_start(init_from: str, trained: Recipe | None, recipe: Recipe) -> None:
+    """Refuse weights of a checkpoint that mean something else here.
+
+    Args:
+        init_from: where they come from.
+        trained: recipe that they were trained by; none in a checkpoint of another family.
+        recipe: of this run.
+
+    Raises:
+        ValueError: the checkpoint is of other tokens or of another function, or has adapters and
+            this run none.
+    """
+    if trained is None:
+        return
+    if not _same_tokens(trained, recipe["tokenizer"]):
+        raise ValueError(
+            f"model.init_from {init_from} was trained with another tokenizer than that of the "
+            "data; `unisono export` it, and give the folder as model.pretrained instead."
+        )
+    if trained["lora"] and not recipe["lora"]:
+        raise ValueError(
+            f"model.init_from {init_from} was trained with LoRA, and this run has none; `unisono "
+            "export` merges it: give that folder."
+        )
+    changed = differences(trained, recipe, is_start=True)
+    if changed:
+        raise ValueError(
+            f"model.init_from {init_from} was trained with other options, with which its weights "
+            f"mean something else: {'; '.join(changed)}. Take the checkpoint's."
+        )
+
+
+def check_same(trained: Recipe, recipe: Recipe) -> None:
+    """Refuse a checkpoint of other tokens or of another function than the network's.
+
+    Args:
+        trained: the checkpoint's recipe.
+        recipe: by which the network is built.
+
+    Raises:
+        ValueError: it is.
+    """
+    if not _same_tokens(trained, recipe["tokenizer"]):
+        raise ValueError(
+            "the checkpoint was trained with another tokenizer than that of the data; take the "
+            "data and data.tokenizer of its run."
+        )
+    changed = differences(trained, recipe)
+    if changed:
+        raise ValueError(
+            "the checkpoint was trained with other options, with which its weights mean something "
+            f"else: {'; '.join(changed)}. Leave them out to take the checkpoint's, or begin a new "
+            "run."
+        )
+
+
+def check_data(recipe: Recipe, tokenizer: TextTokenizer, context_length: int) -> None:
+    """Refuse data that a trained model cannot take.
+
+    Args:
+        recipe: of the model.
+        tokenizer: of the data.
+        context_length: positions of the longest document.
+
+    Raises:
+        ValueError: they are other tokens, or documents are longer than learned positions.
+    """
+    if not _same_tokens(recipe, tokenizer.to_dict()):
+        raise ValueError(
+            "the model was trained with another tokenizer than that of the data; set "
+            "data.tokenizer to the one of its training, or `unisono export` the model and give "
+            "the folder as model.pretrained."
+        )
+    check_recipe(recipe["network"], context_length, tokenizer.vocab_size)
+
+
+def _same_tokens(recipe: Recipe, tokenizer: dict[str, Any]) -> bool:
+    return digest_of(recipe["tokenizer"]) == digest_of(tokenizer)
+
+
+def new_network(request: NetworkRequest | None, recipe: Recipe) -> Network:
+    """Return the network that a run starts from: pretrained, or with random weights.
+
+    Args:
+        request: of the user; `None` where all weights come from a checkpoint.
+        recipe: of the run.
+
+    Raises:
+        FileNotFoundError: a file of the pretrained model or of the adapter is missing.
+        ValueError: one of them is damaged.
+    """
+    lora, adapter = recipe["lora"], None
+    if request is None or request.pretrained is None:
+        network: Network = network_from_config(recipe["network"])
+    else:
+        # What will stand still in fewer bits is read with those of its files: half the memory on
+        # the way for most folders, and the same values.
+        is_short = lora is not None and lora["base_dtype"] != "float32"
+        network = load_network(request.pretrained, None if is_short else torch.float32)
+        adapter = request.lora.adapter if request.lora is not None else None
+    if lora:
+        add_lora(network, lora)
+        if adapter is not None:
+            load_adapter(network, lora, adapter)
+    return network
+
+
+def differences(trained: Recipe, recipe: Recipe, is_start: bool = False) -> list[str]:
+    """Return "network.num_heads 2 there and 4 here" for each option that changes the function.
+
+    Rates of dropout may differ, and so may max_positions of rotary positions.
+
+    Args:
+        trained: of the checkpoint.
+        recipe: of this run.
+        is_start: a training begins with the weights: adapters may be added, the precision of
+            what stands still may be another, and a head may leave the embedding.
+    """
+    there, here = _network_facts(trained["network"]), _network_facts(recipe["network"])
+    if is_start and there.get("network.tied") and there.keys() == here.keys():
+        there["network.tied"] = here["network.tied"]
+    if trained["lora"] or not is_start:
+        lora = recipe["lora"] or {}
+        layers = lora.get("layers", {})
+        if is_start and trained["lora"]:
+            layers = {n: size for n, size in layers.items() if n in trained["lora"]["layers"]}
+        there |= _lora_facts(trained["lora"] or {}, (trained["lora"] or {}).get("layers", {}))
+        here |= _lora_facts(lora, layers)
+        if is_start:
+            there["lora.base_dtype"] = here["lora.base_dtype"]
+    names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
+    return [f"{name} {there.get(name)} there and {here.get(name)} here" for name in names]
+
+
+def _network_facts(network: Recipe) -> dict[str, Any]:
+    facts = {"kind": network["kind"], **network["config"]}
+    if network["kind"] == "own":
+        config = DecoderConfig(**network["config"])
+        facts |= {"num_kv_heads": config.kv_heads, "feed_forward": config.inner_size}
+        facts["rope_scaling"] = config.rope_scaling  # of a checkpoint it is a dict
+        facts.pop("max_positions" if config.positions == "rotary" else "rope_theta")
+    return {f"network.{name}": value for name, value in facts.items() if _matters(name)}
+
+
+def _matters(name: str) -> bool:
+    is_rate = "dropout" in name or name.endswith("pdrop")
+    return not is_rate and not name.startswith("_") and name not in NO_FUNCTION
+
+
+def _lora_facts(lora: Recipe, layers: dict[str, list[float]]) -> dict[str, Any]:
+    return {
+        "lora.layers": sorted(layers),
+        "lora.rank": _one_or_all([layers[name][0] for name in sorted(layers)]),
+        "lora.alpha": _one_or_all([layers[name][1] for name in sorted(layers)]),
+        "lora.base_dtype": lora.get("base_dtype"),
+        "lora.dora": lora.get("dora", False),
+    }
+
+
+def _one_or_all(values: list[float]) -> Any:
+    return values[0] if len(set(values)) == 1 else values

@@ -1,10 +1,15 @@
-"""A compact decoder that covers GPT-2 and Llama, written once.
+"""A decoder that covers GPT-2 and Llama, and attention in which documents of a row are apart.
 
-Shapes: R rows, T positions, D hidden, H heads, G key and value heads, K head size, V vocabulary.
+Shapes: R rows, T positions, S positions so far, D hidden, H heads, G key and value heads, K head
+size, V vocabulary.
 """
 
-from collections.abc import Callable
-from typing import Any
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,13 +17,342 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lit_models.blocks import rotate
-from lit_models.causal_lm.attention import Documents, attend, documents_of
-from lit_models.causal_lm.cache import GrowingCache, KeyValueCache
-from lit_models.causal_lm.decoder_config import DecoderConfig
-from lit_models.causal_lm.rotary import frequencies, rotations
 from lit_models.training.sharding import Split
 
 INITIAL_STD = 0.02
+_SIZES = ("vocab_size", "max_positions", "hidden_size", "num_layers", "num_heads")
+_POSITIVE = (*_SIZES, "num_kv_heads", "feed_forward", "norm_eps", "rope_theta")
+DOCUMENT_LENGTHS = (3, 4)  # of the row of the self-test, and a padding position after them
+TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3}  # of the largest value
+HALF_TOLERANCE = 0.1
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How Llama 3.1 slows down slow rotations, so that a longer context turns no further.
+
+    Frequencies that turn less than `low_freq_factor` times in the original context are divided by
+    `factor`, those that turn more than `high_freq_factor` times are kept, with a slope between.
+
+    Args:
+        factor: by how much the slow ones are slowed down, from 1.
+        low_freq_factor: turns in the original context below which a frequency is slow.
+        high_freq_factor: turns above which it is fast, more than low_freq_factor.
+        original_max_position_embeddings: positions of the original context.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+    def __post_init__(self) -> None:
+        if self.factor < 1 or self.original_max_position_embeddings < 1:
+            raise ValueError(
+                f"rope_scaling: factor {self.factor} and original_max_position_embeddings "
+                f"{self.original_max_position_embeddings} must be at least 1; leave rope_scaling "
+                "out to keep the frequencies."
+            )
+        if not 0 < self.low_freq_factor < self.high_freq_factor:
+            raise ValueError(
+                f"rope_scaling: low_freq_factor {self.low_freq_factor} must be positive and below "
+                f"high_freq_factor {self.high_freq_factor}; Llama 3.1 has 1 and 4."
+            )
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """The shape of a decoder.
+
+    Args:
+        vocab_size: rows of the embedding; `None` takes the tokenizer's.
+        max_positions: longest document that it is made for. Learned positions end there; rotary
+            ones go on, at contexts that it was not trained for.
+        hidden_size: D.
+        num_layers: blocks.
+        num_heads: H.
+        num_kv_heads: G, a divisor of H; `None` is H.
+        feed_forward: inner width of the feed-forward part; `None` is 4 D, or 8/3 D for swiglu.
+        norm: RMSNorm or LayerNorm.
+        norm_eps: its epsilon.
+        positions: rotary, or a learned table of max_positions rows.
+        rope_theta: base of the rotary frequencies.
+        rope_scaling: the longer contexts of Llama 3.1, or `None`.
+        activation: swiglu, or gelu in its tanh form.
+        bias: of linear layers and LayerNorm; keys have none, since with learned positions it
+            changes nothing.
+        tied: the head shares the embedding's weights.
+        dropout: after embedding, attention and feed-forward, 0 to below 1.
+
+    Raises:
+        ValueError: a size or a rate is out of its range, or sizes do not fit each other.
+    """
+
+    vocab_size: int | None = None
+    max_positions: int = 1024
+    hidden_size: int = 256
+    num_layers: int = 4
+    num_heads: int = 4
+    num_kv_heads: int | None = None
+    feed_forward: int | None = None
+    norm: Literal["rms", "layer"] = "rms"
+    norm_eps: float = 1e-5
+    positions: Literal["rotary", "learned"] = "rotary"
+    rope_theta: float = 10_000.0
+    rope_scaling: RopeScaling | None = None
+    activation: Literal["swiglu", "gelu"] = "swiglu"
+    bias: bool = False
+    tied: bool = True
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rope_scaling, dict):  # of a checkpoint's plain values
+            object.__setattr__(self, "rope_scaling", RopeScaling(**self.rope_scaling))
+        for name in _POSITIVE:
+            size = getattr(self, name)
+            if size is not None and size <= 0:
+                raise ValueError(f"{name} must be positive, got {size}.")
+        width, heads = self.hidden_size, self.num_heads
+        if width % heads:
+            raise ValueError(
+                f"hidden_size {width} must be a multiple of num_heads {heads}; change one of them."
+            )
+        if heads % self.kv_heads:
+            raise ValueError(
+                f"num_kv_heads {self.kv_heads} must divide num_heads {heads}: as many query heads "
+                "share each; change one of them."
+            )
+        if self.positions == "rotary" and self.head_size % 2:
+            raise ValueError(
+                f"rotary positions turn pairs: hidden_size / num_heads must be even, got {width} / "
+                f"{heads} = {self.head_size}; change one of them or take positions: learned."
+            )
+        if self.rope_scaling is not None and self.positions == "learned":
+            raise ValueError(
+                "rope_scaling needs positions: rotary; leave it out with learned ones."
+            )
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be 0 to below 1, got {self.dropout}.")
+
+    @property
+    def head_size(self) -> int:
+        """K."""
+        return self.hidden_size // self.num_heads
+
+    @property
+    def kv_heads(self) -> int:
+        """G."""
+        return self.num_kv_heads or self.num_heads
+
+    @property
+    def inner_size(self) -> int:
+        """Inner width of the feed-forward part."""
+        if self.feed_forward is not None:
+            return self.feed_forward
+        if self.activation == "gelu":
+            return 4 * self.hidden_size
+        return -(-8 * self.hidden_size // 3 // 8) * 8
+
+
+PRESETS = {
+    "gpt2-124m": DecoderConfig(
+        vocab_size=50_257,
+        hidden_size=768,
+        num_layers=12,
+        num_heads=12,
+        norm="layer",
+        positions="learned",
+        activation="gelu",
+        bias=True,
+    ),
+    "llama-tiny": DecoderConfig(hidden_size=64, num_layers=2, num_heads=4, num_kv_heads=2),
+    "shakespeare-cpu": DecoderConfig(max_positions=64, hidden_size=128, num_layers=4, num_heads=4),
+    "shakespeare-gpu": DecoderConfig(
+        max_positions=256, hidden_size=384, num_layers=6, num_heads=6, dropout=0.2
+    ),
+    "1b": DecoderConfig(
+        max_positions=2048,
+        hidden_size=2048,
+        num_layers=16,
+        num_heads=32,
+        num_kv_heads=8,
+        feed_forward=8192,
+        rope_theta=500_000.0,
+    ),
+}
+
+
+def named_network(name: str) -> DecoderConfig:
+    """Return the preset of this name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if name not in PRESETS:
+        raise ValueError(f'network "{name}" is no preset; choose one of {", ".join(PRESETS)}.')
+    return PRESETS[name]
+
+
+class Documents(NamedTuple):
+    """Which positions may see each other, found once per batch and used by every layer.
+
+    Args:
+        sizes: positions of each document, row after row, padding counted as documents of its own;
+            `None` where a mask is used.
+        mask: [R, 1, T, S] bool, true where a position sees another; `None` where every row is one
+            document.
+        past: of the layer, puts the keys and values before these in front of them (generation).
+    """
+
+    sizes: list[int] | None = None
+    mask: Tensor | None = None
+    past: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+
+
+def documents_of(
+    document_ids: Tensor, are_single: bool = False, as_mask: bool = False
+) -> Documents:
+    """Return which positions see each other.
+
+    On a CPU documents are computed one by one, which costs no more than their own positions; on a
+    GPU a mask says the same without asking the device for numbers.
+
+    Args:
+        document_ids: [R, T] int64, ascending in a row; -1 = padding, at its end.
+        are_single: each row holds one document and at most padding after it. A document does not
+            see what comes after it, so that causal attention over the row is enough: the fastest
+            kernels take no mask.
+        as_mask: a mask on a CPU too.
+    """
+    if are_single:
+        return Documents()
+    if as_mask or document_ids.device.type != "cpu":
+        length = document_ids.shape[1]
+        causal = torch.ones(length, length, dtype=torch.bool, device=document_ids.device).tril()
+        same = document_ids[:, None, :, None] == document_ids[:, None, None, :]
+        return Documents(mask=same & causal)
+    number = torch.arange(len(document_ids), device=document_ids.device)
+    rows = number[:, None] * (document_ids.max() + 2)  # no id in two rows
+    _, sizes = torch.unique_consecutive((document_ids + rows).flatten(), return_counts=True)
+    if len(sizes) == len(document_ids):
+        return Documents()
+    return Documents(sizes=sizes.tolist())
+
+
+class KeyValueCache:
+    """Keys and values [R, G, S, K] that each layer has read; they grow by concatenation, and
+    gradients pass through them. After the first call one position follows at a time."""
+
+    def __init__(self, num_layers: int) -> None:
+        self.layers: list[tuple[Tensor, Tensor] | None] = [None] * num_layers
+
+    def extended(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep keys and values [R, G, T, K] of new positions and return all so far."""
+        past = self.layers[layer]
+        if past is not None:
+            keys, values = torch.cat([past[0], keys], 2), torch.cat([past[1], values], 2)
+        self.layers[layer] = keys, values
+        return keys, values
+
+    def batch_select_indices(self, rows: Tensor) -> None:
+        """Forget all rows but these, [r] int64."""
+        self.layers = [past and (past[0][rows], past[1][rows]) for past in self.layers]
+
+
+def visible(mask: Tensor, num_new: int) -> Tensor:
+    """Return what the newest T positions see [R, 1, T, S] bool: themselves, and what precedes them
+    and is no padding.
+
+    Args:
+        mask: [R, S] bool, false at padding.
+        num_new: T.
+    """
+    places = torch.arange(mask.shape[1], device=mask.device)
+    new = places[-num_new:, None]
+    return (mask[:, None, None, :] & (places < new)) | (places == new)
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, documents: Documents, scale: float | None = None
+) -> Tensor:
+    """Return the attention's output [R, H, T, K].
+
+    Args:
+        q: [R, H, T, K].
+        k: [R, H or fewer, T, K]; fewer heads are each used by several of q.
+        v: as k.
+        documents: of the batch.
+        scale: of the scores; `None` takes one over the root of K.
+    """
+    if documents.past is not None:
+        k, v = documents.past(k, v)
+    if documents.mask is not None:
+        k, v = _one_each(q, k, v)
+        return F.scaled_dot_product_attention(q, k, v, documents.mask, scale=scale)
+    if documents.sizes is None:
+        return _causal(q, k, v, scale)
+    # Split, not sliced: the backward pass of a slice makes a whole tensor of zeros for each.
+    each = zip(*(_one_row(x).split(documents.sizes, dim=2) for x in (q, k, v)), strict=True)
+    # Heads last but one, as the next layer reads them: no further copy.
+    attended = torch.cat([_causal(a, b, c, scale).transpose(1, 2) for a, b, c in each], dim=1)
+    return attended[0].unflatten(0, (len(q), q.shape[2])).transpose(1, 2)
+
+
+def _one_row(x: Tensor) -> Tensor:
+    """Return x [R, H, T, K] with its rows one after the other, [1, H, R T, K]."""
+    return x.transpose(0, 1).flatten(1, 2)[None]
+
+
+def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
+    is_half = v.dtype in (torch.bfloat16, torch.float16)
+    if q.device.type != "cpu" and not is_half:
+        k, v = _one_each(q, k, v)
+    grouped = k.shape[1] != q.shape[1]
+    is_causal = q.shape[2] == k.shape[2]  # else one position, which sees all before it
+    return F.scaled_dot_product_attention(
+        q, k, v, is_causal=is_causal, scale=scale, enable_gqa=grouped
+    )
+
+
+def _one_each(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Return k and v with a head for each of q.
+
+    On a GPU only the flash kernel, which takes half precision and no mask, shares heads; in its
+    place comes one that keeps all scores [R, H, T, T].
+    """
+    share = q.shape[1] // k.shape[1]
+    if share == 1:
+        return k, v
+    return k.repeat_interleave(share, dim=1), v.repeat_interleave(share, dim=1)
+
+
+def frequencies(
+    head_size: int, theta: float, scaling: RopeScaling | None, device: torch.device
+) -> Tensor:
+    """Return the angle per position of each pair [K / 2] in radians, float64."""
+    exponents = torch.arange(0, head_size, 2, dtype=torch.float64, device=device) / head_size
+    fast = theta**-exponents
+    if scaling is None:
+        return fast
+    turns = scaling.original_max_position_embeddings * fast / (2 * math.pi)
+    width = scaling.high_freq_factor - scaling.low_freq_factor
+    kept = ((turns - scaling.low_freq_factor) / width).clamp(0, 1)
+    return kept * fast + (1 - kept) * fast / scaling.factor
+
+
+def rotations(position_ids: Tensor, frequency: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return cosine and sine [R, 1, T, K / 2] of the angle of each position and frequency.
+
+    Args:
+        position_ids: [R, T] int64.
+        frequency: [K / 2] float64, of `frequencies`.
+        dtype: of the result; the angles are float64.
+    """
+    angles = (position_ids.unsqueeze(-1) * frequency).unsqueeze(1)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 class Attention(nn.Module):
@@ -160,26 +494,37 @@ class Decoder(nn.Module):
         for layer in self.layers:
             layer.compile(backend=backend)
 
+    def new_cache(self) -> KeyValueCache:
+        """Return an empty cache for `forward`."""
+        return KeyValueCache(len(self.layers))
+
     def forward(
         self,
         input_ids: Tensor | None,
         position_ids: Tensor,
-        document_ids: Tensor,
+        document_ids: Tensor | None,
         has_single_documents: bool = False,
-        cache: KeyValueCache | GrowingCache | None = None,
+        cache: KeyValueCache | None = None,
         inputs_embeds: Tensor | None = None,
+        mask: Tensor | None = None,
     ) -> Tensor:
         """Return the hidden states [R, T, D] from which `head` makes logits.
 
         Args:
-            input_ids: [R, T] int64; none where `inputs_embeds` are given.
+            input_ids: [R, T] int64; `None` where `inputs_embeds` are given.
             position_ids: [R, T] int64, from 0 in every document.
-            document_ids: [R, T] int64, ascending in a row, -1 = padding.
+            document_ids: [R, T] int64, ascending in a row, -1 = padding; `None` with a cache.
             has_single_documents: no row holds two documents, see `documents_of`.
-            cache: of generation, where every row is one document; `position_ids` go on from it.
+            cache: of `new_cache`, where every row is one document; `position_ids` go on from it.
             inputs_embeds: [R, T, D], rows of `embedding` or anything else in their place.
+            mask: [R, S] bool, with a cache: false at padding, which stands before each row.
         """
-        documents = documents_of(document_ids, has_single_documents, self.is_compiled)
+        if document_ids is not None:
+            documents = documents_of(document_ids, has_single_documents, self.is_compiled)
+        else:
+            documents = Documents(
+                mask=None if mask is None else visible(mask, position_ids.shape[1])
+            )
         hidden = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds  # [R, T, D]
         rotation = None
         if self.positions is None:
@@ -189,7 +534,7 @@ class Decoder(nn.Module):
         hidden = self.dropout(hidden)
         for index, layer in enumerate(self.layers):
             if cache is not None:
-                documents = Documents(None, cache.places.mask, cache.layers[index])
+                documents = documents._replace(past=partial(cache.extended, index))
             hidden = layer(hidden, rotation, documents)
         return self.norm(hidden)
 
@@ -217,3 +562,89 @@ def _norm(config: DecoderConfig) -> nn.Module:
     if config.norm == "rms":
         return nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
     return nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.bias)
+
+
+@contextmanager
+def as_written(network: Any) -> Iterator[None]:
+    """Run a compiled network as it is written: every new length would compile it once more."""
+    if not network.is_compiled:  # what says so would import the compiler
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def check_isolation(network: Any) -> None:
+    """Refuse a network in which a document sees its neighbours in the row, or what follows.
+
+    A leak does not stop a training: the loss is only a little too low, and wrong. Two documents in
+    a row must have the hidden states that each has alone, and those of one token must have no
+    gradient in the embeddings of the other document or of tokens that follow. Modes, gradients and
+    random numbers stay as they are, and nothing is compiled for the few tokens of this test.
+
+    Args:
+        network: a `Decoder` or a `PretrainedDecoder`, whole, on any device.
+
+    Raises:
+        RuntimeError: it leaks.
+    """
+    weight = network.embedding.weight
+    places = [torch.arange(length) for length in DOCUMENT_LENGTHS]
+    positions = torch.cat([*places, torch.zeros(1, dtype=torch.long)])
+    ids = torch.tensor([n for n, size in enumerate(DOCUMENT_LENGTHS) for _ in range(size)] + [-1])
+    tokens = (torch.arange(len(ids)) * 5 + 1) % weight.shape[0]  # all differ where there are enough
+    packed = [x[None].to(weight.device) for x in (tokens, positions, ids)]  # [1, T] each
+    modes = {module: module.training for module in network.modules()}
+    devices = [weight.device] if weight.device.type == "cuda" else []
+    network.eval()
+    try:
+        with torch.random.fork_rng(devices), as_written(network), torch.enable_grad():
+            leak = _leak(network, packed)
+    finally:
+        for module, was_training in modes.items():
+            module.training = was_training
+    if leak is not None:
+        model = type(getattr(network, "model", network)).__name__
+        raise RuntimeError(
+            f"{model} lets a token see what it must not: {leak} (in a self-test with two documents "
+            "in one row). Its loss would be wrong. Take a model with full causal attention, such "
+            "as Llama, Qwen or GPT-2, or a newer version of transformers."
+        )
+
+
+def _leak(network: Any, packed: list[Tensor]) -> str | None:
+    """Return what a token sees that it must not. Args: token, position and document ids [1, T]."""
+    leaves: list[Tensor] = []
+
+    def catch(module: nn.Module, given: Any, embedded: Tensor) -> Tensor:
+        leaves.append(embedded.detach().requires_grad_())
+        return leaves[-1]
+
+    hook = network.embedding.register_forward_hook(catch)
+    try:
+        hidden = network(*packed)  # [1, T, D]
+    finally:
+        hook.remove()
+    # Sums and squares of normed states are constant: each channel gets a weight of its own.
+    probe = hidden[0] @ torch.arange(hidden.shape[-1], device=hidden.device).cos().to(hidden)  # [T]
+
+    def seen(of: Tensor) -> Tensor:
+        """Return which tokens a number depends on [T] bool; NaN counts as dependence."""
+        return torch.autograd.grad(of, leaves[0], retain_graph=True)[0][0].ne(0).any(-1)
+
+    start = 0
+    for length in DOCUMENT_LENGTHS:
+        end = start + length
+        tokens, positions, ids = (x[:, start:end] for x in packed)
+        with torch.no_grad():
+            alone = network(tokens, positions, ids - ids[:, :1])
+        apart = float((alone - hidden.detach()[:, start:end]).abs().max() / alone.abs().max())
+        if not apart <= TOLERANCES.get(hidden.dtype, HALF_TOLERANCE):
+            return f"hidden states differ by {apart:.2g} of the largest one"
+        reached = seen(probe[start:end].sum())
+        if reached[:start].any() or reached[end:].any():
+            return "a token's hidden state depends on another document of its row"
+        if seen(probe[end - 2])[end - 1]:
+            return "a token's hidden state depends on one that follows it"
+        start = end
+    return None

@@ -1,38 +1,172 @@
-"""Networks out of folders: GPT-2 and Llama as the own decoder, any other causal language model by
-transformers, both with one interface.
+"""Networks out of folders in the Hugging Face layout, and recipes of networks.
 
 A recipe describes a network without its weights, in plain values that a checkpoint keeps:
 {"kind": "own", "config": fields of DecoderConfig} or {"kind": "transformers", "config": content of
 config.json}. So a checkpoint is loaded where the folder has gone.
 
-Shapes: R rows, T positions, D hidden, V vocabulary.
+transformers is imported inside functions: it takes seconds.
+Shapes: R rows, T positions, S positions so far, D hidden, V vocabulary.
 """
 
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
+from inspect import signature
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from lit_models.causal_lm.decoder_config import DecoderConfig, check_context
-from lit_models.causal_lm.layout_configs import decoder_config, obstacle
-from lit_models.causal_lm.layouts import read_hugging_face
-from lit_models.causal_lm.model_folders import read_config, weight_files
-from lit_models.causal_lm.network import Decoder
-from lit_models.causal_lm.transformers_model import (
-    PretrainedDecoder,
-    built_model,
-    check_is_causal,
-    loaded_model,
-    position_limit,
-    vocab_size_of,
-)
+from lit_models.causal_lm.network import Decoder, DecoderConfig, attend, documents_of
 
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+PICKLED = ("*.bin", "*.pt", "*.pth")
 LARGE_LOGIT, HEAD_TOLERANCE = 1000.0, 0.02
+PACKED = "unisono_packed"  # name of our attention in transformers
+# Whose attention is that of `attend`, but for sliding windows, which stay transformers' own.
+PACKED_TYPES = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
 
-Backend = Literal["auto", "own", "transformers"]
+Content = dict[str, Any]  # of a config.json
 Recipe = dict[str, Any]
+
+
+class PretrainedDecoder(nn.Module):
+    """A causal language model of transformers with the interface of `Decoder`.
+
+    Documents of a row are told apart by our attention where the model's is plain, otherwise by
+    transformers itself, from positions that begin again. Older versions and some models do not:
+    `check_isolation` finds out.
+
+    Args:
+        model: of a ...ForCausalLM class.
+        content: of its config.json, as it is exported.
+
+    Attributes:
+        is_compiled: whether the blocks are.
+
+    Raises:
+        ValueError: the model takes no positions, or does not say where its hidden states are.
+    """
+
+    def __init__(self, model: Any, content: Content) -> None:
+        super().__init__()
+        if model.base_model is model:
+            raise ValueError(
+                f"{type(model).__name__} does not say which part of it makes the hidden states "
+                "(base_model), so they are out of reach; take another class, such as Llama or Qwen."
+            )
+        if "position_ids" not in signature(model.base_model.forward).parameters:
+            raise ValueError(
+                f"{type(model).__name__} takes no position_ids, so documents of one row cannot be "
+                "told apart; take a model with rotary or learned positions, such as Llama or GPT-2."
+            )
+        self.model = model.train()  # it comes in evaluation mode, and Lightning keeps modes
+        self.content, self.is_compiled = content, False
+        self.is_packed = model.config.model_type in PACKED_TYPES
+        if self.is_packed:
+            _register_attention()
+            model.set_attn_implementation(PACKED)
+        # A token of padding is often a text's end as well, which must learn; padding itself is in
+        # no loss.
+        self.embedding.padding_idx = None
+
+    @property
+    def embedding(self) -> nn.Module:
+        return self.model.get_input_embeddings()
+
+    @property
+    def head(self) -> nn.Module:
+        return self.model.get_output_embeddings()
+
+    def blocks(self) -> list[nn.Module]:
+        """Return the repeated layers from the lowest to the highest.
+
+        Raises:
+            RuntimeError: the model does not keep its layers in one list.
+        """
+        count = self.model.config.get_text_config().num_hidden_layers
+        for module in self.model.base_model.modules():
+            if isinstance(module, nn.ModuleList) and len(module) == count:
+                return list(module)
+        raise RuntimeError(
+            f"{type(self.model).__name__} has no list of {count} layers, so its blocks are not "
+            "known; train it without fsdp, compilation and recomputed blocks."
+        )
+
+    def recompute_blocks(self) -> None:
+        """As `Decoder.recompute_blocks`."""
+        name = "activation_checkpointing_enable"
+        if hasattr(self.model, name):
+            getattr(self.model, name)({"use_reentrant": False})
+        else:  # before transformers 5.20
+            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+
+    def compile_blocks(self, backend: str | Callable[..., Any] = "inductor") -> None:
+        """Compile each block in place, which leaves names and parameters as they are."""
+        self.is_compiled = True
+        for block in self.blocks():
+            block.compile(backend=backend)
+
+    def new_cache(self) -> Any:
+        """Return an empty cache for `forward`."""
+        from transformers import DynamicCache
+
+        return DynamicCache(config=self.model.config)
+
+    def forward(
+        self,
+        input_ids: Tensor | None,
+        position_ids: Tensor | None,
+        document_ids: Tensor | None,
+        has_single_documents: bool = False,
+        cache: Any = None,
+        inputs_embeds: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """Return the hidden states [R, T, D] from which `head` makes logits.
+
+        Args:
+            input_ids: [R, T] int64; `None` where `inputs_embeds` are given.
+            position_ids: [R, T] int64, from 0 in every document, 0 at padding.
+            document_ids: [R, T] int64, ascending in a row, -1 = padding; `None` with a cache.
+            has_single_documents: no row holds two documents, so that no mask is needed.
+            cache: of `new_cache`, where every row is one document.
+            inputs_embeds: [R, T, D], rows of `embedding` or anything else in their place.
+            mask: [R, S] bool, with a cache: false at padding, which stands before each row.
+        """
+        more: dict[str, Any] = {}
+        if self.is_packed and document_ids is not None:
+            more["documents"] = documents_of(document_ids, has_single_documents, self.is_compiled)
+        output = self.model.base_model(
+            input_ids=input_ids,
+            inputs_embeds=inputs_embeds,
+            position_ids=None if has_single_documents and cache is None else position_ids,
+            attention_mask=None if mask is None else mask.long(),
+            past_key_values=cache,
+            use_cache=cache is not None,
+            **more,
+        )
+        return output.last_hidden_state
+
+
+def _register_attention() -> None:
+    """Make `attend` an attention of transformers, by its public interface."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import sdpa_mask
+
+    def packed(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **options: Any) -> Any:
+        documents = options.pop("documents", None)
+        if documents is None or options.get("sliding_window") or options.get("dropout"):
+            return sdpa_attention_forward(module, q, k, v, mask, **options)
+        return attend(q, k, v, documents, options.get("scaling")).transpose(1, 2), None
+
+    AttentionInterface.register(PACKED, packed)
+    AttentionMaskInterface.register(PACKED, sdpa_mask)
+
+
 Network = Decoder | PretrainedDecoder
 
 
@@ -48,21 +182,38 @@ def recipe_of(network: Network) -> Recipe:
     return {"kind": "transformers", "config": network.content}
 
 
-def read_recipe(folder: str | Path, backend: Backend = "auto") -> Recipe:
+def read_recipe(folder: str | Path) -> Recipe:
     """Return the recipe of a model's folder, from its config.json alone.
-
-    Args:
-        folder: local, in the Hugging Face layout.
-        backend: who computes it; auto takes the own decoder where that can.
 
     Raises:
         FileNotFoundError: there is no such folder or no config.json in it.
-        ValueError: config.json is damaged, or the backend cannot compute the model.
+        ValueError: config.json is damaged, transformers has no causal language model of its type,
+            or its weights are quantised.
     """
+    from transformers import __version__
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
     content = read_config(folder)
-    if backend == "own" or (backend == "auto" and obstacle(content) is None):
-        return own_recipe(decoder_config(content, str(folder)))
-    check_is_causal(content, str(folder))
+    kind = content["model_type"]
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise ValueError(
+            f'{folder} has model_type "{kind}", of which transformers {__version__} has no causal '
+            "language model, and code from model folders is not run; give another model, or "
+            "install a version that has it."
+        )
+    if content.get("quantization_config"):
+        raise ValueError(
+            f"{folder} holds quantised weights, which are not trained here; give the folder that "
+            "they were made from."
+        )
+    try:
+        model_config(content)
+    except Exception as error:  # of many kinds, such as a TypeError for a size in words
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"transformers {__version__} refuses config.json of {folder}: {reason[:300]}; "
+            "copy or download it again."
+        ) from error
     return {"kind": "transformers", "config": content}
 
 
@@ -77,18 +228,18 @@ def check_recipe(recipe: Recipe, context_length: int, vocab_size: int) -> None:
     Raises:
         ValueError: documents are longer than learned positions, or tokens are without embedding.
     """
+    limit = learned_positions(recipe)
+    if limit is not None and context_length > limit:
+        raise ValueError(
+            f"context_length {context_length} is longer than the network's {limit} learned "
+            f"positions; lower data.context_length to {limit} or less, raise max_positions for a "
+            "network from scratch, or take one with rotary positions."
+        )
+    config = recipe["config"]
     if recipe["kind"] == "own":
-        config = DecoderConfig(**recipe["config"])
-        check_context(config, context_length)
-        size = config.vocab_size or vocab_size
+        size = config["vocab_size"] or vocab_size
     else:
-        limit = position_limit(recipe["config"])
-        if limit is not None and context_length > limit:
-            raise ValueError(
-                f"context_length {context_length} is longer than the model's {limit} positions; "
-                f"lower data.context_length to {limit} or less, or take a model with rotary ones."
-            )
-        size = vocab_size_of(recipe["config"])
+        size = model_config(config).get_text_config().vocab_size
     if vocab_size > size:
         raise ValueError(
             f"the tokenizer has {vocab_size} tokens and the network embeds {size}; take the "
@@ -97,11 +248,21 @@ def check_recipe(recipe: Recipe, context_length: int, vocab_size: int) -> None:
 
 
 def learned_positions(recipe: Recipe) -> int | None:
-    """Return how many positions a network can tell apart; none where they have no table."""
-    if recipe["kind"] != "own":
-        return position_limit(recipe["config"])
-    config = DecoderConfig(**recipe["config"])
-    return config.max_positions if config.positions == "learned" else None
+    """Return how many positions a network can tell apart; `None` where they have no table."""
+    config = recipe["config"]
+    if recipe["kind"] == "own":
+        return config["max_positions"] if config["positions"] == "learned" else None
+    text = model_config(config).get_text_config()
+    is_rotary = getattr(text, "rope_parameters", None) or getattr(text, "rope_theta", None)
+    return None if is_rotary else getattr(text, "max_position_embeddings", None)
+
+
+def trained_positions(recipe: Recipe) -> int | None:
+    """Return the longest context that a network was made for; `None` where nothing names one."""
+    if recipe["kind"] == "own":
+        return recipe["config"]["max_positions"]
+    text = model_config(recipe["config"]).get_text_config()
+    return getattr(text, "max_position_embeddings", None)
 
 
 def network_from_config(recipe: Recipe) -> Network:
@@ -114,7 +275,12 @@ def network_from_config(recipe: Recipe) -> Network:
     if kind == "own" and config is not None:
         return Decoder(DecoderConfig(**config))
     if kind == "transformers" and config is not None:
-        return PretrainedDecoder(built_model(config), config)
+        from transformers import AutoModelForCausalLM
+
+        options = {"dtype": torch.float32, "trust_remote_code": False}
+        return PretrainedDecoder(
+            AutoModelForCausalLM.from_config(model_config(config), **options), config
+        )
     raise ValueError(
         f'a network\'s recipe has kind "own" or "transformers" and a config, got {kind!r}; load '
         "the checkpoint with the version that wrote it."
@@ -122,34 +288,84 @@ def network_from_config(recipe: Recipe) -> Network:
 
 
 def load_network(
-    folder: str | Path, backend: Backend = "auto", dtype: torch.dtype | None = torch.float32
-) -> Network:
+    folder: str | Path, dtype: torch.dtype | None = torch.float32
+) -> PretrainedDecoder:
     """Return the network of a model's folder with its weights, on the CPU, in training mode.
 
     Dropout is 0, whatever config.json says: `exact_dropout` and LoRA have their own.
 
     Args:
         folder: config.json and safetensors.
-        backend: as in `read_recipe`.
-        dtype: of the weights; none keeps that of the files.
+        dtype: of the weights; `None` keeps that of the files.
 
     Raises:
         FileNotFoundError: the folder or one of its files is missing.
         ValueError: a file is damaged, does not fit the others, or the model is of a kind that
             cannot be computed here.
     """
-    recipe = read_recipe(folder, backend)
-    if recipe["kind"] == "own":
-        config, weights = read_hugging_face(folder, dtype)
-        with torch.device("meta"):
-            decoder = Decoder(config)
-        decoder.load_state_dict(weights, assign=True)
-        decoder.tie_head()
-        return decoder
+    content = read_recipe(folder)["config"]
     weight_files(folder)  # refuses pickles
-    network = PretrainedDecoder(loaded_model(folder, recipe["config"], dtype), recipe["config"])
+    network = PretrainedDecoder(loaded_model(folder, content, dtype), content)
+    is_tied = network.head.weight is network.embedding.weight
+    if network.model.config.get_text_config().tie_word_embeddings and not is_tied:
+        raise ValueError(
+            f"{folder} says tie_word_embeddings, but its lm_head.weight differs from the "
+            "embedding; set tie_word_embeddings to false in its config.json."
+        )
     check_head(network, str(folder))
     return network
+
+
+def loaded_model(
+    folder: str | Path,
+    content: Content,
+    dtype: torch.dtype | None,
+    auto_class: str = "AutoModelForCausalLM",
+    may_lack: str | None = None,
+) -> Any:
+    """Return a model of transformers with the weights of its folder, without dropout.
+
+    Args:
+        folder: with safetensors.
+        content: of its config.json.
+        dtype: of the weights; `None` keeps that of the files.
+        auto_class: name of the class of transformers that chooses the model's.
+        may_lack: beginning of the names of weights that the caller does not use.
+
+    Raises:
+        ValueError: weights are missing or of the wrong shape, or a file is damaged.
+    """
+    import transformers
+    from safetensors import SafetensorError
+
+    with _without_bars():
+        try:
+            model, report = getattr(transformers, auto_class).from_pretrained(
+                str(folder),
+                config=model_config(content),
+                dtype=dtype or "auto",
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are refused below, in fewer words
+            )
+        except SafetensorError as error:
+            raise ValueError(
+                f"the weights of {folder} are damaged ({error}); copy or download them again."
+            ) from error
+    missing = sorted(report["missing_keys"])
+    faults = [f"lacks {n}" for n in missing if may_lack is None or not n.startswith(may_lack)]
+    faults += [f"has another shape of {names}" for names in sorted(report["mismatched_keys"])]
+    if may_lack is None:  # else there may be heads that the caller has no use for, too
+        faults += [f"has the unknown {name}" for name in sorted(report["unexpected_keys"])]
+    if faults:
+        raise ValueError(
+            f"{folder} does not hold the {type(model).__name__} of its config.json: it "
+            f"{', '.join(faults[:3])} ({len(faults)} faults in all); both must be of one model, "
+            "download or copy it again."
+        )
+    return model
 
 
 @torch.no_grad()
@@ -181,3 +397,108 @@ def check_head(network: PretrainedDecoder, source: str) -> None:
 
 def _enlarged(logits: Tensor) -> Tensor:
     return logits * (LARGE_LOGIT / logits.abs().max())
+
+
+def model_config(content: Content) -> Any:
+    """Return transformers' configuration, with every dropout at 0."""
+    from transformers import CONFIG_MAPPING
+
+    config = CONFIG_MAPPING[content["model_type"]].from_dict(dict(content))
+    for name, value in config.to_dict().items():
+        is_rate = "dropout" in name or name.endswith("pdrop")
+        if is_rate and isinstance(value, float | int):
+            setattr(config, name, 0.0)
+    return config
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Progress bars of every rank would lie over each other."""
+    from transformers.utils import logging
+
+    were_shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if were_shown:
+            logging.enable_progress_bar()
+
+
+def read_config(folder: str | Path) -> Content:
+    """Return the content of a folder's config.json.
+
+    Raises:
+        FileNotFoundError: there is no such folder, or no config.json in it.
+        ValueError: the file is damaged or names no model type.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f'"{folder}" is no folder; models are read from local ones. Download it first, such '
+            f"as with: hf download {folder} --local-dir models/{folder.name}"
+        )
+    content = _read_json(folder / CONFIG)
+    if not isinstance(content.get("model_type"), str):
+        raise ValueError(
+            f"{folder / CONFIG} names no model_type, so it is no model of transformers; give a "
+            "folder that save_pretrained or hf download made."
+        )
+    return content
+
+
+def weight_files(folder: str | Path) -> list[Path]:
+    """Return the safetensors files of a folder.
+
+    Raises:
+        FileNotFoundError: there are none, or one that the index names is missing.
+        ValueError: the weights are pickled, or the index is damaged.
+    """
+    folder = Path(folder)
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    if (folder / INDEX).is_file():
+        return _indexed_files(folder)
+    pickled = sorted(path.name for pattern in PICKLED for path in folder.glob(pattern))
+    if pickled:
+        raise ValueError(
+            f"{folder} holds its weights as {pickled[0]}, a pickle, which can run any code when it "
+            "is read: only safetensors are. Take a revision with model.safetensors, or convert it "
+            "where you trust it (from_pretrained, then save_pretrained, of transformers)."
+        )
+    raise FileNotFoundError(
+        f"{folder} holds no {WEIGHTS} and no {INDEX}; copy or download the model's weights."
+    )
+
+
+def _indexed_files(folder: Path) -> list[Path]:
+    places = _read_json(folder / INDEX).get("weight_map")
+    if not isinstance(places, dict) or not all(
+        isinstance(name, str) and Path(name).name == name for name in places.values()
+    ):
+        raise ValueError(
+            f"{folder / INDEX} has no weight_map of file names beside it; download it again."
+        )
+    files = [folder / name for name in sorted(set(places.values()))]
+    missing = [path.name for path in files if not path.is_file()]
+    if missing:
+        raise FileNotFoundError(
+            f"{folder} lacks {len(missing)} of {len(files)} files that its index names "
+            f"({', '.join(missing[:3])}); copy or download them."
+        )
+    return files
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"{path} is missing: {path.parent} is no model in the Hugging Face layout; give a "
+            "folder that save_pretrained or hf download made."
+        ) from error
+    except ValueError as error:  # no JSON, or no UTF-8
+        raise ValueError(f"{path} is damaged ({error}); copy or download it again.") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds no object; copy or download it again.")
+    return content

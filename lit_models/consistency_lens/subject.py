@@ -17,20 +17,18 @@ from torch import Tensor, nn
 from datamodules.activations.store import SubjectFacts
 from datamodules.core.batches import ActivationBatch
 from datamodules.core.store import cache_root, digest_of, file_digest
-from lit_models.causal_lm.cache import GrowingCache
-from lit_models.causal_lm.decoder_config import DecoderConfig
-from lit_models.causal_lm.lora import LoraOptions, add_lora, lora_recipe
-from lit_models.causal_lm.model_folders import read_config, weight_files
-from lit_models.causal_lm.network import Decoder
+from lit_models.causal_lm.adapters import LoraOptions, add_lora, lora_recipe
+from lit_models.causal_lm.network import Decoder, DecoderConfig
 from lit_models.causal_lm.pretrained import (
-    Backend,
     Network,
     Recipe,
     check_recipe,
     load_network,
     network_from_config,
     own_recipe,
+    read_config,
     read_recipe,
+    weight_files,
 )
 from lit_models.training.exact import float32_on
 
@@ -61,20 +59,18 @@ class Continuation:
     def __init__(self, network: Network) -> None:
         self.network = network
         self.cache: Any = None
+        self.end = 0
 
     def read(self, inputs_embeds: Tensor) -> Tensor:
         """Return the hidden states [R, T, D] of the next positions; T is 1 after the first call."""
         rows, length = inputs_embeds.shape[:2]
-        if isinstance(self.network, Decoder):
-            self.cache = self.cache or GrowingCache(len(self.network.blocks()))
-            positions = self.cache.advance(length, inputs_embeds.device).expand(rows, length)
-            documents = torch.zeros_like(positions)
-            return self.network(None, positions, documents, True, self.cache, inputs_embeds)
         if self.cache is None:
-            from transformers import DynamicCache
-
-            self.cache = DynamicCache(config=self.network.model.config)
-        return self.network(None, None, None, True, self.cache, inputs_embeds)
+            self.cache = self.network.new_cache()
+        places = torch.arange(self.end, self.end + length, device=inputs_embeds.device)
+        self.end += length
+        return self.network(
+            None, places.expand(rows, length), None, True, self.cache, inputs_embeds
+        )
 
 
 Edit = Callable[[Tensor], Tensor]
@@ -132,7 +128,6 @@ class SubjectOptions:
         network: shape of a subject with random weights, instead of a folder.
         random_weights: take the folder's shape and tokenizer, and no weights: a control.
         seed: of random weights, which are drawn in float32 on the host; their digest is kept.
-        backend: who computes a model from a folder, see `LitCausalLM`.
 
     Raises:
         ValueError: neither or both of path and network, or a negative layer.
@@ -143,7 +138,6 @@ class SubjectOptions:
     network: DecoderConfig | None = None
     random_weights: bool = False
     seed: int = 0
-    backend: Backend = "auto"
 
     def __post_init__(self) -> None:
         if (self.path is None) == (self.network is None):
@@ -240,7 +234,7 @@ def subject_recipe(options: SubjectOptions, vocab_size: int) -> Recipe:
         ValueError: it holds nothing that can be computed.
     """
     if options.path is not None:
-        return read_recipe(options.path, options.backend)
+        return read_recipe(options.path)
     assert options.network is not None
     config = {**vars(options.network), "vocab_size": options.network.vocab_size or vocab_size}
     return own_recipe(DecoderConfig(**config))
@@ -263,7 +257,7 @@ def load_subject(
     """
     check_recipe(recipe, context_length, size)
     if options.path is not None and not options.random_weights:
-        return load_network(options.path, options.backend)
+        return load_network(options.path)
     return _random_network(options.seed, recipe)
 
 

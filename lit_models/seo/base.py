@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from datamodules.text.encoding import RECIPE_KEY
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from lit_models.blocks import layer_depths
-from lit_models.causal_lm.freezing import freeze as freeze_by_name
-from lit_models.causal_lm.lora import (
+from lit_models.causal_lm.adapters import (
     LoraOptions,
     add_lora,
     check_precision,
@@ -21,7 +20,8 @@ from lit_models.causal_lm.lora import (
     lora_recipe,
     with_adapters,
 )
-from lit_models.causal_lm.model_folders import read_config, weight_files
+from lit_models.causal_lm.adapters import freeze as freeze_by_name
+from lit_models.causal_lm.pretrained import read_config, weight_files
 from lit_models.seo.encoders import (
     PretrainedEncoder,
     TextEncoder,

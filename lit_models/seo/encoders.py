@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lit_models.blocks import EncoderLayer, rotary_table
-from lit_models.causal_lm.transformers_model import loaded_model, model_config
+from lit_models.causal_lm.pretrained import loaded_model, model_config
 
 Pooling = Literal["mean", "first", "max"]
 POOLER = "pooler."  # weights of a pretrained head that nothing here uses

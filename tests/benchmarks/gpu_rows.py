@@ -19,8 +19,8 @@ from lightning.pytorch.callbacks import Checkpoint
 from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.text.texts import BlockDataset
 from lit_models import LitCausalLM
-from lit_models.causal_lm.building import ComputationOptions
-from lit_models.causal_lm.lora import LoraOptions
+from lit_models.causal_lm.adapters import LoraOptions
+from lit_models.causal_lm.module import ComputationOptions
 from lit_models.cli import built
 from lit_models.config_files import find_config
 from lit_models.training.callbacks import default_callbacks

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from lit_models.causal_lm.network import Decoder, DecoderConfig
-from lit_models.causal_lm.presets import PRESETS
+from lit_models.causal_lm.network import PRESETS, Decoder, DecoderConfig
 from tests.distributed.launch import ROOT
 
 SHAKESPEARE = ROOT.parent / "shared" / "data" / "shakespeare" / "input.txt"

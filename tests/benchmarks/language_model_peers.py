@@ -17,9 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lit_models.causal_lm.attention import Documents
-from lit_models.causal_lm.network import Decoder
-from lit_models.causal_lm.rotary import frequencies, rotations
+from lit_models.causal_lm.network import Decoder, Documents, frequencies, rotations
 
 WARM_UP = 3
 RAGGED = {"hidden_size": 256, "num_layers": 4, "num_heads": 4, "feed_forward": 688}

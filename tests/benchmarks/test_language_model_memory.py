@@ -11,8 +11,7 @@ import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
 
 from lit_models import LitCausalLM
-from lit_models.causal_lm.network import Decoder, DecoderConfig
-from lit_models.causal_lm.presets import PRESETS
+from lit_models.causal_lm.network import PRESETS, Decoder, DecoderConfig
 from lit_models.training.memory import GIB
 from tests.benchmarks.figures import Aim, Figures
 from tests.benchmarks.language_model_peers import plain_loop

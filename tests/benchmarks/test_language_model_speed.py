@@ -10,8 +10,7 @@ from lightning.pytorch import seed_everything
 
 from datamodules import TextDataModule, TextSplit, TokenizerOptions
 from lit_models import LitCausalLM
-from lit_models.causal_lm.network import Decoder, DecoderConfig
-from lit_models.causal_lm.presets import PRESETS
+from lit_models.causal_lm.network import PRESETS, Decoder, DecoderConfig
 from lit_models.training.optim import WarmupDecay
 from tests.benchmarks.figures import Aim, Figures
 from tests.benchmarks.language_model_peers import WARM_UP, median_ms, plain_loop

@@ -10,8 +10,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from lit_models.causal_lm.decoder_config import DecoderConfig
-from lit_models.causal_lm.network import Decoder
+from lit_models.causal_lm.network import Decoder, DecoderConfig
 from lit_models.consistency_lens.lens import Explanation, Verbalizer
 from lit_models.consistency_lens.subject import BaseOptions, copy_of
 from tests.benchmarks.figures import Aim, Figures

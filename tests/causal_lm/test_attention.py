@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_models.causal_lm.attention import Documents, attend, documents_of, has_single_documents
+from lit_models.causal_lm.network import Documents, attend, documents_of
 
 ROWS = [[0, 0, 0, 1, 1, 2, -1, -1], [3, 3, 3, 3, 3, 3, 3, 3], [4, 5, 5, 5, 5, 5, 5, -1]]
 
@@ -62,16 +62,3 @@ def test_single_documents_need_no_mask():
     whole, apart = attend(q, k, v, Documents()), attend(q, k, v, documents_of(ids))
     torch.testing.assert_close(whole * real, apart * real, rtol=0, atol=1e-12)
     assert whole.isfinite().all()
-
-
-@pytest.mark.parametrize(
-    ("ids", "answer"),
-    [
-        ([[0, 0], [1, 1]], True),
-        ([[0, -1], [1, 1]], True),
-        ([[0, 0, 1], [2, 2, 2]], False),
-        ([[0, 1, -1]], False),
-    ],
-)
-def test_single_documents_are_told_from_packed_ones(ids, answer):
-    assert has_single_documents(torch.tensor(ids)) is answer

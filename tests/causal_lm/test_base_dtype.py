@@ -3,16 +3,11 @@
 import pytest
 import torch
 
-from lit_models.causal_lm import building
-from lit_models.causal_lm.building import (
-    ComputationOptions,
-    NetworkRequest,
-    new_network,
-    pretrained_recipe,
-)
-from lit_models.causal_lm.decoder_config import DecoderConfig
-from lit_models.causal_lm.lora import LoraOptions, check_precision, lora_recipe
-from lit_models.causal_lm.pretrained import load_network, network_from_config
+from lit_models.causal_lm import module
+from lit_models.causal_lm.adapters import LoraOptions, check_precision, lora_recipe
+from lit_models.causal_lm.module import NetworkRequest, new_network
+from lit_models.causal_lm.network import DecoderConfig
+from lit_models.causal_lm.pretrained import load_network, network_from_config, read_recipe
 from tests.causal_lm.folders import packed_logits, saved
 from tests.causal_lm.test_finetune import fit
 
@@ -22,11 +17,11 @@ from tests.causal_lm.test_finetune import fit
 def test_a_base_in_bfloat16_is_that_of_the_way_by_float32(tmp_path, kind, stored, monkeypatch):
     saved(tmp_path, kind).to(stored).save_pretrained(tmp_path)
     lora = LoraOptions(["*"], 2, base_dtype="bfloat16", dora=True)
-    request = NetworkRequest(DecoderConfig(), str(tmp_path), lora, ComputationOptions())
-    network = pretrained_recipe(request)
+    request = NetworkRequest(DecoderConfig(), str(tmp_path), lora)
+    network = read_recipe(tmp_path)
     found = []
-    for load in (load_network, lambda folder, backend, dtype: load_network(folder, backend)):
-        monkeypatch.setattr(building, "load_network", load)
+    for load in (load_network, lambda folder, dtype: load_network(folder)):
+        monkeypatch.setattr(module, "load_network", load)
         with torch.device("meta"):
             bare = network_from_config(network)
         torch.manual_seed(1)

@@ -5,10 +5,13 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from lit_models.causal_lm.decoder_config import DecoderConfig, check_context
-from lit_models.causal_lm.network import Decoder
-from lit_models.causal_lm.presets import PRESETS, named_network
-from lit_models.causal_lm.rotary import RopeScaling
+from lit_models.causal_lm.network import (
+    PRESETS,
+    Decoder,
+    DecoderConfig,
+    RopeScaling,
+    named_network,
+)
 
 SMALL = DecoderConfig(vocab_size=31, hidden_size=16, num_layers=2, num_heads=4, num_kv_heads=2)
 LEARNED = DecoderConfig(vocab_size=31, max_positions=16, hidden_size=16, positions="learned")
@@ -61,13 +64,6 @@ def test_presets_have_their_sizes(name, vocab_size, count):
 def test_sizes_that_do_not_fit_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         replace(SMALL, **changes)
-
-
-def test_a_context_beyond_learned_positions_is_refused():
-    check_context(LEARNED, 16)
-    check_context(SMALL, 17)  # rotary
-    with pytest.raises(ValueError, match="context_length 17 is longer than the network's 16"):
-        check_context(LEARNED, 17)
 
 
 def test_an_unknown_preset_is_refused():

@@ -10,21 +10,19 @@ from torch import Tensor, nn
 from lit_models.causal_lm.adapters import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
-    adapted_recipe,
-    load_adapter,
-    read_adapter,
-)
-from lit_models.causal_lm.lora import (
     LoraLinear,
     LoraOptions,
+    adapted_recipe,
     add_lora,
+    load_adapter,
     lora_layers,
     lora_recipe,
     merged_weights,
+    read_adapter,
     with_adapters,
 )
 from lit_models.causal_lm.network import Decoder
-from tests.causal_lm.test_adapters import adapt, llama, own_gpt2, own_llama, write
+from tests.causal_lm.test_adapters import adapt, llama, write
 from tests.causal_lm.test_lora import CONFIG, decoder, gpt2, outputs, with_lora
 
 NETWORKS = [decoder, gpt2]
@@ -130,9 +128,6 @@ def test_a_row_of_zeros_stays_one_without_nan():
     [
         (gpt2, ["c_attn", "mlp.c_proj"]),
         (llama, ["q_proj", "down_proj"]),
-        (own_llama, ["*"]),
-        (own_gpt2, ["q_proj", "v_proj", "o_proj"]),
-        (own_gpt2, ["*"]),
     ],
 )
 def test_an_adapter_that_was_written_is_read_as_it_was(make, targets, tmp_path):
@@ -150,31 +145,15 @@ def test_an_adapter_that_was_written_is_read_as_it_was(make, targets, tmp_path):
         assert torch.equal(a, b), name
 
 
-def test_a_fused_layer_has_the_lengths_of_its_parts(tmp_path):
-    network = own_gpt2()
-    recipe = adapt(network, ["q_proj", "v_proj"], dora=True)
-    layers = read_adapter(write(tmp_path / "a", trained(network), recipe)).layers
-    merged = merged_weights(network, network.state_dict())
-    for block in range(2):
-        found = layers[f"transformer.h.{block}.attn.c_attn"]
-        attention = network.layers[block].attention
-        base = torch.cat([getattr(attention, f"{part}_proj").weight for part in "qkv"])
-        direction = base + found.alpha / len(found.a) * found.b @ found.a
-        rows = found.magnitude[:, None] * direction / direction.norm(dim=1, keepdim=True)
-        names = [f"layers.{block}.attention.{part}_proj.weight" for part in "qkv"]
-        torch.testing.assert_close(rows, torch.cat([merged[name] for name in names]))
-        assert torch.equal(merged[names[1]], attention.k_proj.weight)
-
-
 def test_an_adapter_with_lengths_is_no_adapter_without(tmp_path):
-    network = own_llama()
+    network = llama()
     folder = write(tmp_path / "a", network, adapt(network, ["q_proj"], dora=True))
     options = LoraOptions(["q_proj"], rank=2, alpha=6.0)
     message = (
         r"has rank 2, alpha 6, dora on 2 layers \(q_proj\), but lora asks for rank 2, alpha 6 "
     )
     with pytest.raises(ValueError, match=message):
-        adapted_recipe(own_llama(), lora_recipe(own_llama(), options), folder)
+        adapted_recipe(llama(), lora_recipe(llama(), options), folder)
     config = folder / ADAPTER_CONFIG
     config.write_text(config.read_text().replace('"use_dora": true', '"use_dora": false'))
     with pytest.raises(ValueError, match=f"{ADAPTER_WEIGHTS} is no LoRA .* holds or lacks .*lora_"):

@@ -14,10 +14,10 @@ from datamodules.text.splitting import TextSplit
 from datamodules.text.texts import TextDataModule
 from datamodules.tokenizers.chat_template import TEMPLATES
 from datamodules.tokenizers.trained import byte_tokenizer
-from lit_models.causal_lm.decoder_config import DecoderConfig
-from lit_models.causal_lm.lora import LoraOptions
+from lit_models.causal_lm.adapters import LoraOptions
 from lit_models.causal_lm.loss import LossOptions
 from lit_models.causal_lm.module import LitCausalLM
+from lit_models.causal_lm.network import DecoderConfig
 from lit_models.commands.export import export_checkpoint
 from lit_models.training.callbacks import ExactDropout, default_callbacks
 from tests.causal_lm.folders import saved

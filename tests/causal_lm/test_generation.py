@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from datamodules.core.plan import rng_for
-from lit_models.causal_lm.generation import GenerationOptions, most_positions, reader_of
+from lit_models.causal_lm.generation import GenerationOptions, draw, most_positions
 from lit_models.causal_lm.pretrained import recipe_of
-from lit_models.causal_lm.sampling import draw
 from tests.causal_lm.tiny import (
     PROMPTS,
     TOKENIZER,
@@ -76,10 +75,10 @@ def test_half_precision_has_a_cache_too(make):
     network, text = make().float(), list(range(60, 76))
     exact = next_logits(network, text)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        reader = reader_of(network)
-        reader.prompts(torch.tensor([text[:-4]]), torch.tensor([12]), 16)
-        for token in text[-4:]:
-            logits = reader.token(torch.tensor([token]))
+        cache, ids = network.new_cache(), torch.tensor([text])
+        for part in (slice(0, 12), *(slice(n, n + 1) for n in range(12, 16))):
+            places = torch.arange(16)[None, part]
+            logits = network.head(network(ids[:, part], places, None, True, cache))[:, -1]
     assert torch.nn.functional.cosine_similarity(logits[0].float(), exact, dim=0) > 0.999
 
 

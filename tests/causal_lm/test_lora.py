@@ -5,11 +5,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from lit_models.causal_lm.freezing import freeze
-from lit_models.causal_lm.lora import (
+from lit_models.causal_lm.adapters import (
     LoraLinear,
     LoraOptions,
     add_lora,
+    freeze,
     lora_recipe,
     merged_weights,
     target_layers,

@@ -10,8 +10,7 @@ import torch
 from datamodules.text.instructions import InstructionDataModule
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions
 from datamodules.tokenizers.trained import byte_tokenizer
-from lit_models.causal_lm.building import ComputationOptions
-from lit_models.causal_lm.lora import LoraOptions
+from lit_models.causal_lm.adapters import LoraOptions
 from lit_models.causal_lm.module import LitCausalLM
 from lit_models.training.ledger import Ledger
 from tests.causal_lm.folders import saved
@@ -22,16 +21,15 @@ from tests.toy import ledger_lines, toy_trainer
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize(("backend", "is_known"), [("own", False), ("transformers", True)])
-def test_a_checkpoint_outlives_the_folder_that_it_began_with(tmp_path, backend, is_known):
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_checkpoint_outlives_the_folder_that_it_began_with(tmp_path, is_known):
     base = tmp_path / "base"
     saved(base, "Llama", vocab_size=257)
     saved_tokenizer(byte_tokenizer(), base)
     lora = LoraOptions(["q_proj"], 2, 16.0)
 
     def tuned() -> LitCausalLM:
-        computation = ComputationOptions(backend=backend)
-        return LitCausalLM(SGD, pretrained=str(base), lora=lora, computation=computation)
+        return LitCausalLM(SGD, pretrained=str(base), lora=lora)
 
     whole = torch.load(run(tmp_path / "whole", tuned(), steps=2), weights_only=True)
     half = run(tmp_path / "half", tuned())

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from lit_models.causal_lm.metrics import TextMetrics, byte_table
+from lit_models.causal_lm.loss import TextMetrics, byte_table
 from lit_models.training.metrics import LossSum
 
 

@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 
 from lit_models.blocks import rotate
-from lit_models.causal_lm.decoder_config import DecoderConfig
-from lit_models.causal_lm.network import Decoder
-from lit_models.causal_lm.rotary import frequencies, rotations
+from lit_models.causal_lm.network import Decoder, DecoderConfig, frequencies, rotations
 from lit_models.training.dropout import SampleKeys, key_dropout, release_dropout
 
 SMALL = DecoderConfig(

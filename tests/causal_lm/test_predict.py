@@ -12,9 +12,9 @@ from datamodules.text.splitting import TextSplit
 from datamodules.text.texts import TextDataModule
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions
 from datamodules.tokenizers.trained import byte_tokenizer
-from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.generation import GenerationOptions
 from lit_models.causal_lm.module import LitCausalLM
+from lit_models.causal_lm.network import DecoderConfig
 from lit_models.training.callbacks.predictions import PredictionWriter
 from lit_models.training.ledger import Ledger
 from tests.causal_lm.folders import saved

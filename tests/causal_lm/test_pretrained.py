@@ -1,21 +1,28 @@
 """Models of transformers as networks: packed rows, recipes without folders, what is refused."""
 
 import json
+import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from datamodules.tokenizers.trained import character_tokenizer
 from datamodules.tokenizers.wanted import TEXT_RECIPE_KEY
-from lit_models.causal_lm.exported_model import model_layout
-from lit_models.causal_lm.model_folders import CONFIG
-from lit_models.causal_lm.network import Decoder
+from lit_models.causal_lm.export import model_layout
+from lit_models.causal_lm.network import DecoderConfig
 from lit_models.causal_lm.pretrained import (
+    CONFIG,
     PretrainedDecoder,
+    check_recipe,
     load_network,
+    network_from_config,
+    own_recipe,
+    read_recipe,
     recipe_of,
 )
 from tests.causal_lm.folders import (
+    LLAMA3_ROPE,
     made,
     packed_logits,
     ragged_logits,
@@ -30,7 +37,7 @@ KINDS = ("GPT2", "Llama", "Qwen2", "Qwen3")
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_documents_have_the_logits_that_transformers_gives_each(tmp_path, kind):
     model = saved(tmp_path, kind, **({"head_dim": 4} if kind == "Qwen3" else {}))
-    network = load_network(tmp_path, "transformers")
+    network = load_network(tmp_path)
     assert isinstance(network, PretrainedDecoder)
     assert all(module.training for module in network.modules())
     assert worst_difference(packed_logits(network), ragged_logits(model)) < 1e-5
@@ -44,30 +51,26 @@ def test_packed_documents_have_the_logits_that_transformers_gives_each(tmp_path,
     torch.testing.assert_close(masked[ids >= 0], single[ids >= 0], rtol=1e-4, atol=1e-5)
 
 
-def test_auto_takes_the_own_decoder_where_it_can(tmp_path):
-    for kind, network_class in (
-        ("GPT2", Decoder),
-        ("Llama", Decoder),
-        ("Qwen2", PretrainedDecoder),
-    ):
-        model = saved(tmp_path / kind, kind)
-        network = load_network(tmp_path / kind)
-        assert type(network) is network_class
-        assert network.training
-        assert worst_difference(packed_logits(network), ragged_logits(model)) < 1e-5
-    saved(tmp_path / "wide", "Llama", head_dim=8)
-    assert type(load_network(tmp_path / "wide")) is PretrainedDecoder
-    with pytest.raises(ValueError, match="has head_dim 8"):
-        load_network(tmp_path / "wide", "own")
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("Llama", {"rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": True}),
+        ("Llama", {"head_dim": 8, "attention_bias": True}),
+        ("GPT2", {"tie_word_embeddings": False, "scale_attn_by_inverse_layer_idx": True}),
+        ("Mistral", {"sliding_window": 3}),
+    ],
+)
+def test_variants_are_computed_as_transformers_does(tmp_path, kind, options):
+    model = saved(tmp_path, kind, **options)
+    assert worst_difference(packed_logits(load_network(tmp_path)), ragged_logits(model)) < 1e-5
 
 
 @pytest.mark.parametrize("kind", ["GPT2", "Qwen2"])
-@pytest.mark.parametrize("backend", ["auto", "transformers"])
-def test_an_exported_network_is_one_of_transformers(tmp_path, kind, backend):
+def test_an_exported_network_is_one_of_transformers(tmp_path, kind):
     from transformers import AutoModelForCausalLM
 
     saved(tmp_path / "base", kind)
-    network = load_network(tmp_path / "base", backend)
+    network = load_network(tmp_path / "base")
     with torch.no_grad():
         network.embedding.weight[3] += 1
     tokenizer = character_tokenizer(iter(["some text"]))
@@ -77,12 +80,12 @@ def test_an_exported_network_is_one_of_transformers(tmp_path, kind, backend):
     written(tmp_path / "new", json.loads(layout.texts[CONFIG]), layout.weights)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "new").eval()
     assert worst_difference(packed_logits(network), ragged_logits(model)) < 1e-5
-    again = load_network(tmp_path / "new", backend)
+    again = load_network(tmp_path / "new")
     assert all(
         torch.equal(*pair)
         for pair in zip(packed_logits(network), packed_logits(again), strict=True)
     )
-    if kind == "GPT2" and backend == "transformers":
+    if kind == "GPT2":
         assert {m.p for m in network.modules() if isinstance(m, torch.nn.Dropout)} == {0.0}
         assert model.config.resid_pdrop == 0.1  # as the base has it
 
@@ -157,24 +160,115 @@ def test_models_that_cannot_be_trained_are_refused(tmp_path, kind, values, messa
     assert len(str(caught.value)) < 700
 
 
-def test_damaged_weights_are_refused(tmp_path):
-    saved(tmp_path, "Qwen2")
-    path = tmp_path / "model.safetensors"
-    content = path.read_bytes()
-    path.write_bytes(content[: len(content) // 2])
-    with pytest.raises(ValueError, match="are damaged"):
-        load_network(tmp_path)
-    path.rename(tmp_path / "pytorch_model.bin")
-    with pytest.raises(ValueError, match="a pickle"):
-        load_network(tmp_path)
-
-
 def test_weights_may_be_sharded(tmp_path):
     model = saved(tmp_path, "Qwen2", max_shard_size="4KB")
     network = load_network(tmp_path)
     assert worst_difference(packed_logits(network), ragged_logits(model)) < 1e-5
 
 
-def test_a_hub_name_says_what_to_do():
-    with pytest.raises(FileNotFoundError, match="hf download Qwen/Qwen3-0.6B --local-dir models/Q"):
-        load_network("Qwen/Qwen3-0.6B")
+def damage(folder, fault):
+    weights = load_file(folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    if fault == "no config":
+        (folder / "config.json").unlink()
+    elif fault == "no json":
+        (folder / "config.json").write_text("{")
+    elif fault == "a list":
+        (folder / "config.json").write_text("[]")
+    elif fault == "foreign":
+        (folder / "config.json").write_text('{"class_path": "x"}')
+    elif fault == "pickle":
+        (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    elif fault == "nothing":
+        (folder / "model.safetensors").unlink()
+    elif fault == "torn":
+        content = (folder / "model.safetensors").read_bytes()
+        (folder / "model.safetensors").write_bytes(content[: len(content) // 2])
+    elif fault in ("no shard", "outside"):
+        (folder / "model.safetensors").unlink()
+        name = "../a.safetensors" if fault == "outside" else "a.safetensors"
+        index = {"weight_map": {"transformer.wte.weight": name}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    elif fault == "other size":
+        (folder / "config.json").write_text(json.dumps({**config, "n_positions": 13}))
+    else:
+        change = {"lacking": weights.pop, "unknown": lambda name: weights.update(new=weights[name])}
+        change.get(fault, lambda name: weights.update({"lm_head.weight": weights[name] + 1}))(
+            "transformer.wte.weight"
+        )
+        save_file({k: v.clone() for k, v in weights.items()}, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "message"),
+    [
+        ("no config", FileNotFoundError, "config.json is missing: .* is no model in the Hugging"),
+        ("no json", ValueError, "config.json is damaged"),
+        ("a list", ValueError, "config.json holds no object"),
+        ("foreign", ValueError, "names no model_type"),
+        ("pickle", ValueError, "pytorch_model.bin, a pickle, which can run any code"),
+        ("nothing", FileNotFoundError, "holds no model.safetensors and no"),
+        ("torn", ValueError, "the weights of .* are damaged"),
+        ("no shard", FileNotFoundError, r"lacks 1 of 1 files that its index names \(a.safetens"),
+        ("outside", ValueError, "has no weight_map of file names beside it"),
+        ("other size", ValueError, "has another shape of .*wpe"),
+        ("lacking", ValueError, "lacks transformer.wte.weight"),
+        ("unknown", ValueError, "has the unknown new"),
+        ("untied head", ValueError, "says tie_word_embeddings, but its lm_head.weight differs"),
+    ],
+)
+def test_damaged_and_foreign_folders_are_refused(tmp_path, fault, error, message):
+    saved(tmp_path, "GPT2")
+    damage(tmp_path, fault)
+    with pytest.raises(error, match=message) as caught:
+        load_network(tmp_path)
+    assert len(str(caught.value)) < 700
+
+
+def test_a_hub_name_is_told_from_a_folder():
+    with pytest.raises(FileNotFoundError, match="hf download org/tiny --local-dir models/tiny"):
+        load_network("org/tiny")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_recipe_rebuilds_the_network_where_the_folder_has_gone(tmp_path, tied):
+    saved(tmp_path / "base", "Llama", tie_word_embeddings=tied)
+    recipe = json.loads(json.dumps(read_recipe(tmp_path / "base")))
+    assert recipe["kind"] == "transformers"
+    network = load_network(tmp_path / "base")
+    assert (network.head.weight is network.embedding.weight) == tied
+    shutil.rmtree(tmp_path / "base")
+    again = network_from_config(recipe)
+    again.load_state_dict(network.state_dict())
+    assert worst_difference(packed_logits(network), packed_logits(again)) == 0
+    names = [name for name, _ in network.named_parameters()]
+    assert names == [name for name, _ in again.named_parameters()]
+
+
+def test_a_recipe_gives_names_and_shapes_without_memory(tmp_path):
+    saved(tmp_path, "Llama")
+    with torch.device("meta"):
+        bare = network_from_config(read_recipe(tmp_path))
+    network = load_network(tmp_path)
+    shapes = {name: p.shape for name, p in network.named_parameters()}
+    assert {name: p.shape for name, p in bare.named_parameters()} == shapes
+    assert all(p.is_meta for p in bare.parameters())
+
+
+def test_data_that_does_not_fit_is_refused(tmp_path):
+    check_recipe(own_recipe(DecoderConfig()), 10_000, 300)  # rotary, and it takes the tokenizer's
+    saved(tmp_path, "GPT2")
+    learned = DecoderConfig(vocab_size=29, max_positions=12, positions="learned", norm="layer")
+    for recipe in (read_recipe(tmp_path), own_recipe(learned)):
+        check_recipe(recipe, 12, 29)
+        with pytest.raises(ValueError, match="context_length 13 is longer than the network's 12 l"):
+            check_recipe(recipe, 13, 29)
+        with pytest.raises(ValueError, match="the tokenizer has 30 tokens and the network embeds"):
+            check_recipe(recipe, 12, 30)
+    saved(tmp_path, "Qwen2")
+    check_recipe(read_recipe(tmp_path), 10_000, 29)
+
+
+def test_a_recipe_of_another_kind_is_refused():
+    with pytest.raises(ValueError, match='kind "own" or "transformers" and a config, got \'x\''):
+        network_from_config({"kind": "x", "config": {}})

@@ -11,9 +11,9 @@ from lightning.pytorch import seed_everything
 from datamodules.text.splitting import TextSplit
 from datamodules.text.texts import TextDataModule
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions
-from lit_models.causal_lm.decoder_config import DecoderConfig
-from lit_models.causal_lm.lora import LoraOptions
+from lit_models.causal_lm.adapters import LoraOptions
 from lit_models.causal_lm.module import LitCausalLM
+from lit_models.causal_lm.network import DecoderConfig
 from lit_models.training.ledger import Ledger
 from tests.toy import toy_trainer
 

@@ -8,10 +8,8 @@ from torch import nn
 
 from datamodules.core.plan import rng_for
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
-from lit_models.causal_lm.decoder_config import DecoderConfig
-from lit_models.causal_lm.generation import GenerationOptions
-from lit_models.causal_lm.network import Decoder
-from lit_models.causal_lm.sampling import draw, filtered
+from lit_models.causal_lm.generation import GenerationOptions, draw, filtered
+from lit_models.causal_lm.network import Decoder, DecoderConfig
 from tests.causal_lm.tiny import TOKENIZER, completed
 
 
@@ -57,7 +55,7 @@ class Recites(Decoder):
         self.tokens, self.vocabulary = tokens, vocabulary
         self.layers, self.head = nn.ModuleList(), nn.Identity()
 
-    def forward(self, input_ids, position_ids, *_):
+    def forward(self, input_ids, position_ids, *_, **__):
         nexts = torch.tensor(self.tokens)[position_ids]
         return nn.functional.one_hot(nexts, self.vocabulary).double()
 

@@ -48,10 +48,6 @@ def test_an_evaluation_refuses_another_function_than_its_checkpoints(data, uniso
         assert len(output.splitlines()) <= 24
     status, output = unisono("validate", *evaluate, *LORA, "--model.lora.alpha=16")
     assert status == 0, output
-    backend = "--model.computation.backend=transformers"
-    status, output = unisono("validate", *evaluate, backend)
-    assert status == 1
-    assert "model.computation.backend is transformers, but the checkpoint's" in output
     export_checkpoint(Path("run/checkpoints/last.ckpt"), Path("export"))
     status, output = unisono("validate", *data, *QUIET, "--ckpt_path=export", *LORA)
     assert status == 0, output

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from datamodules import InstructionDataModule, TextDataModule
-from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.module import LitCausalLM
+from lit_models.causal_lm.network import DecoderConfig
 from lit_models.training.callbacks import ExactDropout, default_callbacks
 from tests.toy import toy_trainer
 

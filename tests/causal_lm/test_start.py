@@ -4,13 +4,10 @@ import pytest
 import torch
 
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions
-from lit_models.causal_lm import building
-from lit_models.causal_lm.building import ComputationOptions
-from lit_models.causal_lm.decoder_config import DecoderConfig
-from lit_models.causal_lm.isolation import check_isolation
-from lit_models.causal_lm.lora import LoraOptions
-from lit_models.causal_lm.module import LitCausalLM
-from lit_models.causal_lm.network import Decoder
+from lit_models.causal_lm import module as module_file
+from lit_models.causal_lm.adapters import LoraOptions
+from lit_models.causal_lm.module import ComputationOptions, LitCausalLM
+from lit_models.causal_lm.network import Decoder, DecoderConfig, check_isolation
 from tests.causal_lm.test_resume import LORA, SGD, SHAPE, model, run
 from tests.toy import ledger_lines
 
@@ -32,7 +29,7 @@ def isolation_tests(monkeypatch):
     """The networks that were tested."""
     tested = []
     monkeypatch.setattr(
-        building, "check_isolation", lambda n: (tested.append(n), check_isolation(n))
+        module_file, "check_isolation", lambda n: (tested.append(n), check_isolation(n))
     )
     return tested
 

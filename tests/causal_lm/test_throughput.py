@@ -10,10 +10,8 @@ from lightning.pytorch import Callback, seed_everything
 
 from datamodules.text.splitting import TextSplit
 from datamodules.text.texts import TextDataModule
-from lit_models.causal_lm.building import ComputationOptions
-from lit_models.causal_lm.decoder_config import DecoderConfig
-from lit_models.causal_lm.module import LitCausalLM
-from lit_models.causal_lm.network import Decoder
+from lit_models.causal_lm.module import ComputationOptions, LitCausalLM
+from lit_models.causal_lm.network import Decoder, DecoderConfig
 from lit_models.training.callbacks import Throughput, default_callbacks
 from lit_models.training.memory import Rehearsal
 from tests.toy import toy_trainer

@@ -5,10 +5,9 @@ from torch import Tensor, nn
 
 from datamodules.text.prompts import FINISH_REASONS, completion_text
 from datamodules.tokenizers.trained import byte_tokenizer
-from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.generation import generate
-from lit_models.causal_lm.network import Decoder
-from lit_models.causal_lm.transformers_model import PretrainedDecoder
+from lit_models.causal_lm.network import Decoder, DecoderConfig
+from lit_models.causal_lm.pretrained import PretrainedDecoder
 
 TOKENIZER = byte_tokenizer()
 SHAPE = {"vocab_size": 257, "hidden_size": 32, "num_layers": 2, "num_heads": 4}

@@ -21,8 +21,8 @@ from datamodules.activations.documents import PositionRule
 from datamodules.core.planned import LoaderOptions
 from datamodules.tokenizers.text_tokenizer import TokenizerOptions
 from lit_models import LitConsistencyLens
-from lit_models.causal_lm.decoder_config import DecoderConfig
-from lit_models.causal_lm.lora import LoraOptions
+from lit_models.causal_lm.adapters import LoraOptions
+from lit_models.causal_lm.network import DecoderConfig
 from lit_models.consistency_lens.lens import LensOptions
 from lit_models.consistency_lens.loss import LensLosses, LossWeight
 from lit_models.consistency_lens.subject import BaseOptions, SubjectOptions

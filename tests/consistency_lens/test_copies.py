@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lit_models.causal_lm.lora import LoraOptions
+from lit_models.causal_lm.adapters import LoraOptions
 from lit_models.consistency_lens.lens import Lens, LensOptions
 from lit_models.consistency_lens.recipe import stored_recipe
 from lit_models.consistency_lens.subject import BaseOptions

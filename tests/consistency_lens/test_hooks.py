@@ -4,9 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_models.causal_lm.attention import Documents
-from lit_models.causal_lm.network import Decoder
-from lit_models.causal_lm.rotary import rotations
+from lit_models.causal_lm.network import Decoder, Documents, rotations
 from lit_models.consistency_lens.subject import Subject
 from tests.consistency_lens.tiny import NETWORKS, activations, documents, network_of
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lit_models.causal_lm.transformers_model import PretrainedDecoder
+from lit_models.causal_lm.pretrained import PretrainedDecoder
 from lit_models.consistency_lens.subject import PatchedSubject, Subject
 from tests.causal_lm.folders import VOCAB, made
 

@@ -53,8 +53,8 @@ QUICK = {
     ("kind", "config", "options"),
     [
         ("GPT2", "gpt2_frozen", ["--model.lens.injection=added"]),
-        ("GPT2", "gpt2_unfrozen", ["--model.subject.backend=transformers"]),
-        ("Llama", "simplestories", ["--model.subject.backend=transformers"]),
+        ("GPT2", "gpt2_unfrozen", []),
+        ("Llama", "simplestories", []),
         ("Qwen2", "simplestories", ["--model.teacher.rare=1", "--model.lens.injection=embedding"]),
     ],
 )

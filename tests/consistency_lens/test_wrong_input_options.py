@@ -8,7 +8,7 @@ import pytest
 from datamodules import ActivationDataModule, ActivationDumpDataModule, TextSplit, TokenizerOptions
 from datamodules.activations.documents import PositionRule
 from lit_models import LitSubject
-from lit_models.causal_lm.decoder_config import DecoderConfig
+from lit_models.causal_lm.network import DecoderConfig
 from lit_models.causal_lm.pretrained import own_recipe
 from lit_models.consistency_lens.lens import LensOptions
 from lit_models.consistency_lens.recipe import check_explanations

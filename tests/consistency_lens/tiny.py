@@ -6,10 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_models.causal_lm.decoder_config import DecoderConfig
-from lit_models.causal_lm.network import Decoder
-from lit_models.causal_lm.pretrained import Network
-from lit_models.causal_lm.transformers_model import PretrainedDecoder
+from lit_models.causal_lm.network import Decoder, DecoderConfig
+from lit_models.causal_lm.pretrained import Network, PretrainedDecoder
 from lit_models.consistency_lens.lens import (
     Explanation,
     Lens,

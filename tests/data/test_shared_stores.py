@@ -22,7 +22,7 @@ from datamodules import (
 )
 from datamodules.core.planned import PlannedDataset
 from datamodules.search.collection import CollectionRequest
-from lit_models.causal_lm.decoder_config import DecoderConfig
+from lit_models.causal_lm.network import DecoderConfig
 from lit_models.consistency_lens.subject import SubjectOptions
 from tests.activation_dumps import dumped, stories
 from tests.occupation_tables import module as occupation_module

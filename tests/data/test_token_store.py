@@ -23,7 +23,7 @@ from datamodules.text.store import TokenStream, open_token_store
 from datamodules.tokenizers.spelling import without_first_space
 from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions, make_tokenizer
 from datamodules.tokenizers.trained import byte_tokenizer, character_tokenizer
-from lit_models.causal_lm.generation import _Stops
+from lit_models.causal_lm.generation import Stops
 from tests.text_corpora import request, same, text_file, texts_of
 
 END, ROOT = 256, Path(__file__).parents[2]
@@ -351,7 +351,7 @@ def test_a_completion_keeps_the_space_before_its_first_word(kind):
     assert tokenizer.decode_continuation([2 + 0xC3]) == "\ufffd"
     ids = np.array([WORD, TAIL, -1])
     assert completion_text(tokenizer, ids, 4) == " hen"
-    assert _Stops(tokenizer, ["n"]).position_in([WORD, TAIL]) == 3  # of " hen"
+    assert Stops(tokenizer, ["n"]).position_in([WORD, TAIL]) == 3  # of " hen"
 
 
 @pytest.mark.parametrize("tokenizer", [byte_tokenizer(), character_tokenizer(iter(["日本 \n"]))])

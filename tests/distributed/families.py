@@ -16,9 +16,9 @@ from datamodules.core.planned import LoaderOptions, PlannedDataModule
 from datamodules.occupations.rows import Columns
 from datamodules.tokenizers.trained import byte_tokenizer
 from lit_models import LitCausalLM, LitConsistencyLens, LitOccupationCoder
-from lit_models.causal_lm.decoder_config import DecoderConfig
+from lit_models.causal_lm.adapters import LoraOptions
 from lit_models.causal_lm.generation import GenerationOptions
-from lit_models.causal_lm.lora import LoraOptions
+from lit_models.causal_lm.network import DecoderConfig
 from lit_models.consistency_lens.lens import LensOptions
 from lit_models.consistency_lens.subject import SubjectOptions
 from lit_models.occupation_coder.encoders import CanineEncoder, CharacterEncoder

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.causal_lm.test_exported_model import GPT2, LLAMA, logits
 
 from datamodules.tokenizers.trained import byte_tokenizer
 from lit_models import LitCausalLM
 from lit_models.commands.export import export_checkpoint
-from tests.causal_lm.test_exported_model import GPT2, LLAMA, logits
 from tests.distributed.launch import run
 from tests.distributed.text_gradient import write_documents
 from tests.text_corpora import saved_tokenizer
@@ -50,22 +50,21 @@ def fit(folder: Path, name: str, targets: list[str], *options: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("kind", "backend", "strategy", "targets", "dora"),
+    ("kind", "strategy", "targets", "dora"),
     [
-        ("gpt2", "own", "fsdp", ["q_proj", "v_proj"], True),
+        ("llama", "fsdp", ["q_proj", "v_proj"], True),
         *(
             pytest.param(*case, marks=pytest.mark.soak)
             for case in (
-                ("gpt2", "own", "fsdp", ["q_proj", "v_proj"], False),
-                ("llama", "own", "ddp", ["*"], False),
-                ("gpt2", "transformers", "ddp", ["c_attn"], True),
-                ("llama", "transformers", "fsdp", ["q_proj", "v_proj"], False),
+                ("gpt2", "fsdp", ["c_attn"], False),
+                ("llama", "ddp", ["*"], False),
+                ("gpt2", "ddp", ["c_attn"], True),
             )
         ),
     ],
 )
 def test_a_model_is_tuned_on_two_devices_and_read_by_transformers(
-    kind, backend, strategy, targets, dora, tmp_path
+    kind, strategy, targets, dora, tmp_path
 ):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -73,7 +72,6 @@ def test_a_model_is_tuned_on_two_devices_and_read_by_transformers(
     make_model(tmp_path / "base", kind)
     options = [
         f"--model.pretrained={tmp_path / 'base'}",
-        f"--model.computation.backend={backend}",
         f"--model.lora.dora={str(dora).lower()}",
     ]
     two = ["--trainer.devices=2", f"--trainer.strategy={strategy}"]

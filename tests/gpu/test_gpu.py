@@ -15,8 +15,8 @@ import torch.distributed as dist
 from lightning.pytorch import Callback, seed_everything
 from torch import nn
 
-from lit_models.causal_lm.building import ComputationOptions
 from lit_models.causal_lm.generation import GenerationOptions
+from lit_models.causal_lm.module import ComputationOptions
 from lit_models.training.callbacks import BitwiseSum, default_callbacks
 from lit_models.training.dropout import SampleKeys, key_dropout
 from lit_models.training.strategies import FullyShardedStrategy

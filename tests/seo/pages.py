@@ -9,8 +9,8 @@ import torch
 from lightning.pytorch import seed_everything
 
 from datamodules import PagesDataModule, PlanOptions, TokenizerOptions
-from lit_models.causal_lm.decoder_config import DecoderConfig
 from lit_models.causal_lm.generation import GenerationOptions
+from lit_models.causal_lm.network import DecoderConfig
 from lit_models.seo.writer import LitSnippetWriter
 from lit_models.training.callbacks.predictions import PredictionWriter
 from tests.toy import toy_trainer

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lit_models import LitRanker
-from lit_models.causal_lm.lora import LoraOptions
+from lit_models.causal_lm.adapters import LoraOptions
 from lit_models.commands.export import export_checkpoint
 from lit_models.seo.encoders import PretrainedEncoder
 from lit_models.training.checkpoints import read_checkpoint

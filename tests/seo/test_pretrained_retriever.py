@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from datamodules.text.encoding import TextEncoding
 from lit_models import LitRetriever
-from lit_models.causal_lm.lora import LoraOptions
+from lit_models.causal_lm.adapters import LoraOptions
 from tests.distributed.seo_retriever import adamw, retriever
 from tests.seo.retrieval_collection import WORDS, write_collection
 from tests.toy import toy_trainer

@@ -9,7 +9,7 @@ import torch
 
 from datamodules.text.encoding import RECIPE_KEY
 from lit_models import LitTextScorer
-from lit_models.causal_lm.lora import LoraOptions
+from lit_models.causal_lm.adapters import LoraOptions
 from lit_models.seo.base import start_weights
 from lit_models.seo.encoders import TransformerEncoder
 from tests.distributed.seo_family import SMALL_ENCODER, adamw, scored_texts, text_scorer

@@ -238,7 +238,7 @@ def test_a_datamodule_is_not_made_of_a_checkpoint() -> None:
 
 def test_a_model_folders_own_code_is_not_run(tmp_path: Path) -> None:
     from datamodules.tokenizers.pretrained import _backend
-    from lit_models.causal_lm.transformers_model import built_model
+    from lit_models.causal_lm.pretrained import network_from_config
 
     code = {"AutoTokenizer": ["mine.T", None], "AutoModelForCausalLM": "mine.M"}
     (tmp_path / "mine.py").write_text(f"open({str(tmp_path / 'witness')!r}, 'w')")
@@ -249,6 +249,8 @@ def test_a_model_folders_own_code_is_not_run(tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"trust_remote_code|does not recognize|mine"):
         _backend(tmp_path)
     with pytest.raises(KeyError):
-        built_model({**config, "_name_or_path": str(tmp_path)})
+        network_from_config(
+            {"kind": "transformers", "config": {**config, "_name_or_path": str(tmp_path)}}
+        )
     assert not (tmp_path / "witness").exists()
     assert os.listdir(tmp_path)

@@ -21,10 +21,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 
 from datamodules.core.planned import share_seed
-from lit_models.causal_lm.attention import Documents
-from lit_models.causal_lm.decoder_config import DecoderConfig
-from lit_models.causal_lm.lora import LoraOptions, add_lora, lora_recipe
-from lit_models.causal_lm.network import Decoder
+from lit_models.causal_lm.adapters import LoraOptions, add_lora, lora_recipe
+from lit_models.causal_lm.network import Decoder, DecoderConfig, Documents
 from lit_models.cli import parsed_options
 from lit_models.commands.replay import follow_one_device
 from lit_models.config_files import expand_configs

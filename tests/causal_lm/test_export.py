@@ -1,6 +1,7 @@
 """A checkpoint of a language model becomes a folder that transformers reads alone, and back."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,20 @@ from torch import Tensor, nn
 
 from datamodules.tokenizers.trained import byte_tokenizer
 from datamodules.tokenizers.wanted import TEXT_RECIPE_KEY
-from lit_models.causal_lm.adapters import adapted_recipe, load_adapter
-from lit_models.causal_lm.exported_model import model_layout, restored_weights
-from lit_models.causal_lm.lora import LoraOptions, add_lora, lora_recipe
-from lit_models.causal_lm.network import DecoderConfig
-from lit_models.causal_lm.pretrained import network_from_config, own_recipe
+from lit_models.causal_lm.adapters import (
+    LoraOptions,
+    adapted_recipe,
+    add_lora,
+    load_adapter,
+    lora_recipe,
+)
+from lit_models.causal_lm.export import hugging_face_files, model_layout, restored_weights
+from lit_models.causal_lm.network import Decoder, DecoderConfig, RopeScaling
+from lit_models.causal_lm.pretrained import load_network, network_from_config, own_recipe
 from lit_models.commands.export import export_checkpoint
 from lit_models.training.exact import ExactModule
 from lit_models.training.export import load_exported
+from tests.causal_lm.folders import packed_logits, ragged_logits, worst_difference, written
 from tests.causal_lm.test_lora import trained
 from tests.toy import LitToy, ToyData, toy_trainer
 
@@ -57,7 +64,7 @@ class LitTiny(ExactModule):
 
     @classmethod
     def restored_weights(cls, folder, stored, extra):
-        return restored_weights(folder, stored, extra[TEXT_RECIPE_KEY])
+        return restored_weights(stored, extra[TEXT_RECIPE_KEY])
 
 
 def checkpoint(path: Path, kind: str, has_lora: bool = True, **options: Any) -> nn.Module:
@@ -142,7 +149,7 @@ def test_unisono_json_says_where_the_folder_comes_from(tmp_path):
     assert {"config.json", "model.safetensors", "tokenizer.json"} < files
 
 
-@pytest.mark.parametrize("kind", list(NETWORKS))
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "own llama"])
 def test_an_adapter_alone_goes_on_where_it_was(kind, tmp_path):
     network = checkpoint(tmp_path / "a.ckpt", kind)
     done = export_checkpoint(tmp_path / "a.ckpt", tmp_path / "lora", adapter=True)
@@ -152,14 +159,23 @@ def test_an_adapter_alone_goes_on_where_it_was(kind, tmp_path):
     )
     base = network_from_config(NETWORKS[kind])
     base.load_state_dict(network.state_dict(), strict=False)
+    if kind.startswith("own"):
+        written(tmp_path / "base", *hugging_face_files(base.config, base.state_dict()))
+        base = load_network(tmp_path / "base")
     options = LoraOptions(TARGETS.get(kind, ["*"]), rank=2, alpha=6.0)
     recipe = adapted_recipe(base, lora_recipe(base, options, "there/tiny"), tmp_path / "lora")
     add_lora(base, recipe)
     load_adapter(base, recipe, tmp_path / "lora")
     ids = torch.arange(12)[None]
-    assert torch.equal(logits(base.eval(), ids), logits(network, ids))
+    torch.testing.assert_close(logits(base.eval(), ids), logits(network, ids))
     with pytest.raises(ValueError, match="holds an adapter alone, without the weights of its base"):
         load_exported(tmp_path / "lora")
+
+
+def test_queries_keys_and_values_of_an_own_gpt2_are_no_layers_of_peft(tmp_path):
+    checkpoint(tmp_path / "a.ckpt", "own gpt2")
+    with pytest.raises(ValueError, match="PEFT has no place for these adapters; leave --adapter"):
+        export_checkpoint(tmp_path / "a.ckpt", tmp_path / "lora", adapter=True)
 
 
 def test_the_command_says_who_reads_what_it_wrote(tmp_path, unisono):
@@ -227,3 +243,55 @@ def test_an_adapter_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(ValueError, match="a LitToy has no adapters; leave --adapter out"):
         export_checkpoint(toy, tmp_path / "lora", class_path="tests.toy.LitToy", adapter=True)
     assert not (tmp_path / "lora").exists()
+
+
+OWN = {
+    "gpt2": DecoderConfig(
+        norm="layer", positions="learned", activation="gelu", bias=True, dropout=0.1
+    ),
+    "gpt2-no-bias": DecoderConfig(norm="layer", positions="learned", activation="gelu"),
+    "llama": DecoderConfig(num_kv_heads=1, tied=False, rope_theta=50.0),
+    "llama-bias": DecoderConfig(bias=True, rope_scaling=RopeScaling(4.0, 1.0, 2.0, 8)),
+}
+TINY = {"vocab_size": 29, "max_positions": 16, "hidden_size": 16, "num_layers": 2, "num_heads": 2}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_an_own_network_gives_its_logits_in_transformers_and_is_read_back(tmp_path, name):
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    network = Decoder(replace(OWN[name], **TINY))
+    for parameter in network.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    config, weights = hugging_face_files(network.config, network.state_dict())
+    written(tmp_path, config, weights)
+    model, report = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report.values())
+    assert {t: w.shape for t, w in model.state_dict().items() if t in weights} == {
+        t: w.shape for t, w in weights.items()
+    }
+    logits = packed_logits(network)
+    assert worst_difference(logits, ragged_logits(model.eval())) < 1e-5
+    restored = restored_weights(weights, {"network": own_recipe(network.config)})
+    assert restored.keys() == {f"network.{n}" for n in network.state_dict()}
+    assert all(torch.equal(restored[f"network.{n}"], t) for n, t in network.state_dict().items())
+    assert worst_difference(packed_logits(load_network(tmp_path)), logits) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"norm": "layer"}, "norm layer with positions rotary"),
+        ({"positions": "learned"}, "norm rms with positions learned"),
+        ({"activation": "gelu"}, "activation gelu"),
+        (
+            {"norm": "layer", "positions": "learned", "activation": "gelu", "num_kv_heads": 1},
+            "1 key heads for 2",
+        ),
+    ],
+)
+def test_shapes_that_neither_layout_has_are_refused(options, message):
+    network = Decoder(DecoderConfig(**TINY, **options))
+    with pytest.raises(ValueError, match=f"neither layout of transformers has .*{message}"):
+        hugging_face_files(network.config, network.state_dict())

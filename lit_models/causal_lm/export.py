@@ -1,0 +1,300 @@
+"""A language model's checkpoint as a folder of transformers, or its adapter as one of PEFT.
+
+The own decoder is written as the GPT-2 or Llama that computes the same; `unisono` reads it back by
+the recipe that the folder keeps. Shapes: D hidden.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from datamodules.tokenizers.text_tokenizer import TextTokenizer
+from datamodules.tokenizers.wanted import TEXT_RECIPE_KEY
+from lit_models.causal_lm.adapters import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    adapter_files,
+    add_lora,
+    merged_weights,
+)
+from lit_models.causal_lm.network import Decoder, DecoderConfig
+from lit_models.causal_lm.pretrained import CONFIG, Network, network_from_config
+from lit_models.training.export import Layout
+
+NETWORK, MODEL = "network.", "model."  # where LitCausalLM and PretrainedDecoder keep theirs
+REPLACED = ("network", "pretrained", "lora", "freeze")  # which the recipe of the folder replaces
+# Part of an own name -> part of theirs.
+GPT2_NAMES = {
+    "embedding": "transformer.wte",
+    "positions": "transformer.wpe",
+    "layers": "transformer.h",
+    "attention_norm": "ln_1",
+    "attention": "attn",
+    "q_proj": "c_attn",
+    "k_proj": "c_attn",
+    "v_proj": "c_attn",
+    "o_proj": "c_proj",
+    "feed_forward_norm": "ln_2",
+    "feed_forward": "mlp",
+    "up_proj": "c_fc",
+    "down_proj": "c_proj",
+    "norm": "transformer.ln_f",
+    "head": "lm_head",
+}
+LLAMA_NAMES = {
+    "embedding": "model.embed_tokens",
+    "layers": "model.layers",
+    "attention_norm": "input_layernorm",
+    "attention": "self_attn",
+    "feed_forward_norm": "post_attention_layernorm",
+    "feed_forward": "mlp",
+    "norm": "model.norm",
+    "head": "lm_head",
+}
+FUSED = ("q_proj", "k_proj", "v_proj")  # side by side in GPT-2's c_attn
+
+
+def model_layout(
+    content: Mapping[str, Any], weights: Mapping[str, Tensor], adapter: bool = False
+) -> Layout:
+    """Return the files of a folder that transformers reads alone, LoRA merged.
+
+    Args:
+        content: of a checkpoint of LitCausalLM.
+        weights: of the module.
+        adapter: the adapter alone instead, as PEFT reads it.
+
+    Raises:
+        ValueError: transformers has no model of the own decoder's shape, or there is no adapter
+            that PEFT can put on it.
+    """
+    recipe = content[TEXT_RECIPE_KEY]
+    network = described_network(recipe)
+    own = {n.removeprefix(NETWORK): t for n, t in weights.items() if n.startswith(NETWORK)}
+    if adapter:
+        return _adapter_layout(network, recipe, own)
+    merged = merged_weights(network, own)
+    if isinstance(network, Decoder):
+        config, stored = hugging_face_files(network.config, merged)
+    else:
+        twins = _twins(network)
+        stored = {n.removeprefix(MODEL): t for n, t in merged.items() if n not in twins}
+        dtype = next(t.dtype for t in stored.values() if t.is_floating_point())
+        config = {name: value for name, value in network.content.items() if name != "dtype"}
+        config["architectures"] = [type(network.model).__name__]
+        config["torch_dtype"] = str(dtype).removeprefix("torch.")  # which every version reads
+    tokenizer = TextTokenizer.from_dict(recipe["tokenizer"])
+    config |= _special_ids(config, tokenizer)
+    return Layout(
+        stored,
+        {CONFIG: _text(config), **tokenizer.hugging_face_files()},
+        values={"extra": {TEXT_RECIPE_KEY: {**recipe, "lora": None}}},
+        replaced=REPLACED,
+        reader='transformers: AutoModelForCausalLM.from_pretrained("{folder}")',
+    )
+
+
+def restored_weights(stored: Mapping[str, Tensor], recipe: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the weights of LitCausalLM from a folder of `model_layout`.
+
+    Args:
+        stored: tensors of the folder.
+        recipe: of the folder.
+    """
+    network = described_network(recipe)
+    if isinstance(network, Decoder):
+        weights = _own_weights(network, stored)
+    else:
+        weights = {f"{MODEL}{name}": tensor for name, tensor in stored.items()}
+        weights |= {twin: weights[name] for twin, name in _twins(network).items()}
+    return {f"{NETWORK}{name}": tensor for name, tensor in weights.items()}
+
+
+def described_network(recipe: Mapping[str, Any]) -> Network:
+    """Return the network of a recipe with its adapters, without values (on the meta device)."""
+    with torch.device("meta"):
+        network = network_from_config(recipe["network"])
+        if recipe.get("lora"):
+            add_lora(network, recipe["lora"])
+    return network
+
+
+def hugging_face_files(
+    config: DecoderConfig, weights: Mapping[str, Tensor]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return what config.json and model.safetensors of a GPT-2 or Llama folder hold.
+
+    Biases that the layout has and the decoder has not are zeros.
+
+    Args:
+        config: of the decoder; its vocab_size is known.
+        weights: its state_dict, whole tensors.
+
+    Raises:
+        ValueError: neither layout can express the shape.
+    """
+    kind = layout_of(config)
+    has_bias = config.bias or kind == "gpt2"
+    with torch.device("meta"):
+        shapes = {
+            name: tensor.shape
+            for name, tensor in Decoder(replace(config, bias=has_bias)).state_dict().items()
+        }
+    like = weights["embedding.weight"]
+    parts: dict[str, list[Tensor]] = defaultdict(list)  # of a stored tensor, in their order
+    for name, shape in shapes.items():
+        if config.tied and name == "head.weight":
+            continue
+        if name.endswith("v_proj.bias"):  # after those of the keys, which the own decoder has not
+            parts[stored_name(kind, name.replace("v_proj", "k_proj"))].append(like.new_zeros(shape))
+        weight = weights[name] if name in weights else like.new_zeros(shape)
+        is_transposed = kind == "gpt2" and name.endswith("_proj.weight")  # for its Conv1D
+        parts[stored_name(kind, name)].append(
+            weight.detach().T if is_transposed else weight.detach()
+        )
+    stored = {name: torch.cat(tensors, dim=-1) for name, tensors in parts.items()}
+    return _content(config, kind, str(like.dtype).removeprefix("torch.")), stored
+
+
+def stored_name(kind: str, name: str) -> str:
+    """Return what a layout calls a part of the own decoder. Args: kind, `gpt2` or `llama`."""
+    names = GPT2_NAMES if kind == "gpt2" else LLAMA_NAMES
+    return ".".join(names.get(part, part) for part in name.split("."))
+
+
+def layout_of(config: DecoderConfig) -> str:
+    """Return the model type of transformers that can express a shape.
+
+    Raises:
+        ValueError: none can.
+    """
+    options = (config.norm, config.positions, config.activation)
+    if options == ("layer", "learned", "gelu") and config.kv_heads == config.num_heads:
+        return "gpt2"
+    if options == ("rms", "rotary", "swiglu"):
+        return "llama"
+    raise ValueError(
+        f"neither layout of transformers has norm {config.norm} with positions "
+        f"{config.positions}, activation {config.activation} and {config.kv_heads} key heads for "
+        f"{config.num_heads}: GPT-2 is layer, learned, gelu and as many key heads, Llama rms, "
+        "rotary, swiglu and any number; train one of these to export it."
+    )
+
+
+def _own_weights(decoder: Decoder, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights of an own decoder from those of `hugging_face_files`."""
+    kind = layout_of(decoder.config)
+    weights = {}
+    for name in decoder.state_dict():
+        is_tied = decoder.config.tied and name == "head.weight"
+        tensor = stored[stored_name(kind, "embedding.weight" if is_tied else name)]
+        layer = name.split(".")[-2]
+        if kind == "gpt2" and layer in FUSED:
+            tensor = tensor.chunk(len(FUSED), dim=-1)[FUSED.index(layer)]
+        if kind == "gpt2" and name.endswith("_proj.weight"):
+            tensor = tensor.T
+        weights[name] = tensor.contiguous()
+    return weights
+
+
+def _content(config: DecoderConfig, kind: str, dtype: str) -> dict[str, Any]:
+    """Return the content of config.json; the tokenizer's ids are not known here."""
+    shared = {
+        "model_type": kind,
+        "vocab_size": config.vocab_size,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "tie_word_embeddings": config.tied,
+        "torch_dtype": dtype,
+    }
+    if kind == "gpt2":
+        return shared | {
+            "architectures": ["GPT2LMHeadModel"],
+            "n_positions": config.max_positions,
+            "n_embd": config.hidden_size,
+            "n_layer": config.num_layers,
+            "n_head": config.num_heads,
+            "n_inner": config.inner_size,
+            "activation_function": "gelu_new",
+            "layer_norm_epsilon": config.norm_eps,
+            "embd_pdrop": config.dropout,
+            "resid_pdrop": config.dropout,
+            "attn_pdrop": 0.0,
+        }
+    scaling = config.rope_scaling
+    return shared | {
+        "architectures": ["LlamaForCausalLM"],
+        "max_position_embeddings": config.max_positions,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.kv_heads,
+        "intermediate_size": config.inner_size,
+        "hidden_act": "silu",
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": None if scaling is None else {"rope_type": "llama3", **asdict(scaling)},
+        "attention_bias": config.bias,
+        "mlp_bias": config.bias,
+    }
+
+
+def _twins(network: Network) -> dict[str, str]:
+    """Return name -> name of the weight that it is tied to."""
+    first: dict[int, str] = {}
+    names = network.named_parameters(remove_duplicate=False)
+    pairs = ((name, first.setdefault(id(parameter), name)) for name, parameter in names)
+    return {name: original for name, original in pairs if name != original}
+
+
+def _special_ids(config: Mapping[str, Any], tokenizer: TextTokenizer) -> dict[str, Any]:
+    """Return the ids with which texts of this tokenizer begin and end."""
+    ends = config.get("eos_token_id")
+    is_one_of_several = isinstance(ends, list) and tokenizer.end_id in ends
+    padding = dict(tokenizer.special_tokens).get("pad_token")
+    return {
+        "eos_token_id": ends if is_one_of_several else tokenizer.end_id,
+        "bos_token_id": tokenizer.begin_id,
+        "pad_token_id": None if padding is None else tokenizer.backend.token_to_id(padding),
+    }
+
+
+def _adapter_layout(
+    network: Network, recipe: Mapping[str, Any], weights: Mapping[str, Tensor]
+) -> Layout:
+    lora = recipe.get("lora")
+    if not lora:
+        raise ValueError(
+            "the checkpoint was trained without LoRA and has no adapter; leave --adapter out to "
+            "export the whole model."
+        )
+    names = {name: name.removeprefix(MODEL) for name in lora["layers"]}
+    if isinstance(network, Decoder):
+        kind = layout_of(network.config)
+        names = {name: stored_name(kind, name) for name in names}
+        if kind == "gpt2" and any(name.endswith(FUSED) for name in lora["layers"]):
+            raise ValueError(
+                "queries, keys and values are one layer in transformers' GPT-2 and three here, so "
+                "PEFT has no place for these adapters; leave --adapter out to export the whole "
+                "model, and train adapters on it with model.pretrained."
+            )
+    config, stored = adapter_files(network, lora, weights, names)
+    if isinstance(network, Decoder):
+        config["fan_in_fan_out"] = kind == "gpt2"  # its Conv1D
+    return Layout(
+        stored,
+        {ADAPTER_CONFIG: _text(config)},
+        reader='PEFT: PeftModel.from_pretrained(model, "{folder}"), or --model.lora.adapter='
+        "{folder}",
+        weights_file=ADAPTER_WEIGHTS,
+        is_whole=False,
+    )
+
+
+def _text(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
