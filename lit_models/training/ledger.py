@@ -172,8 +172,8 @@ class HostCopy:
 
     Args:
         vector: [n] float64, which a collective may still be summing.
-        work: that collective; none where there is none.
-        last: [] one more number, such as the gradient's norm; none leaves it out.
+        work: that collective; `None` where there is none.
+        last: [] one more number, such as the gradient's norm; `None` leaves it out.
     """
 
     def __init__(self, vector: Tensor, work: dist.Work | None, last: Tensor | None) -> None:
@@ -284,7 +284,18 @@ class Ledger(Callback):
         if trainer.global_step == self.steps_done or record is None:
             return
         self.steps_done = trainer.global_step
-        facts, norm = self._facts(trainer, batch), record.grad_norm
+        now, before = time.perf_counter(), self._clock
+        self._clock = now
+        facts = {
+            "epoch": trainer.current_epoch,
+            "step": trainer.global_step,
+            "step_in_epoch": int(batch["step_index"]),
+            "attempt": self.attempt,
+            "learning_rate": self._learning_rate,
+            "seconds": round(now - before, 6),
+            "world_size": trainer.world_size,
+        }
+        norm = record.grad_norm
         vector = record.vector(self.wants_stop, self.wants_save, self.steps_done)
         if not tells_samples(trainer):
             vector = without_samples(vector)
@@ -344,19 +355,6 @@ class Ledger(Callback):
             self._file.close()
             self._file = None
 
-    def _facts(self, trainer: Trainer, batch: Any) -> dict[str, Any]:
-        now = time.perf_counter()
-        seconds, self._clock = now - self._clock, now
-        return {
-            "epoch": trainer.current_epoch,
-            "step": trainer.global_step,
-            "step_in_epoch": int(batch["step_index"]),
-            "attempt": self.attempt,
-            "learning_rate": self._learning_rate,
-            "seconds": round(seconds, 6),
-            "world_size": trainer.world_size,
-        }
-
     def _finish(self, trainer: Trainer) -> None:
         """Read the pending vector; every rank does so at the same step."""
         if self._pending is None:
@@ -365,19 +363,24 @@ class Ledger(Callback):
         self._pending = None
         numbers, norm = copy.read()
         summary = read_vector(numbers, term_names)
-        self.latest = _line(facts, summary, norm)
+        self.latest = {
+            **facts,
+            "digest": summary.digest,
+            "samples": summary.num_samples,
+            "targets": {name: count for name, (_, count) in summary.terms.items()},
+            "loss": summary.loss,
+            "terms": {name: total / max(1.0, n) for name, (total, n) in summary.terms.items()},
+            "grad_norm": norm,
+            "is_finite": summary.is_finite,
+        }
         self.save_now = summary.save
-        if summary.stop:
-            self._stop(trainer)
+        if summary.stop:  # at this step, with a checkpoint and without a validation before it
+            self.is_stopping = self.save_now = trainer.should_stop = True
+            trainer.fit_loop.epoch_loop._skip_next_val = True
         if self._file is not None:
             self._append(self.latest | _denied(trainer, self.latest))
         if trainer.is_global_zero and facts["step"] % log_interval(trainer) == 0:
             _log(trainer, self.latest)
-
-    def _stop(self, trainer: Trainer) -> None:
-        """End the run at this step, with a checkpoint and without a validation before it."""
-        self.is_stopping = self.save_now = trainer.should_stop = True
-        trainer.fit_loop.epoch_loop._skip_next_val = True
 
     def note(self, event: dict[str, Any]) -> None:
         """Append what happened beside the steps.
@@ -412,20 +415,6 @@ def is_distributed() -> bool:
 def tells_samples(trainer: Trainer) -> bool:
     """Return whether this rank's samples count: of a tensor group, one rank tells of them."""
     return not getattr(trainer.strategy, "repeats_samples", False)
-
-
-def _line(facts: dict[str, Any], summary: StepSummary, norm: float | None) -> dict[str, Any]:
-    terms = {n: {"sum": total, "count": count} for n, (total, count) in summary.terms.items()}
-    return {
-        **facts,
-        "digest": summary.digest,
-        "samples": summary.num_samples,
-        "targets": {name: term["count"] for name, term in terms.items()},
-        "loss": summary.loss,
-        "terms": {name: t["sum"] / max(1.0, t["count"]) for name, t in terms.items()},
-        "grad_norm": norm,
-        "is_finite": summary.is_finite,
-    }
 
 
 def log_interval(trainer: Trainer) -> int:
