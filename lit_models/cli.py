@@ -709,8 +709,9 @@ def changes(then: dict[str, Any], now: dict[str, Any]) -> Iterator[tuple[str, An
 
 
 def _are_same(one: Any, other: Any) -> bool:
-    """Whether two values are equal; a tuple equals the list that it was saved as."""
-    return json.dumps(one, default=str) == json.dumps(other, default=str)
+    """Whether two values are equal; a tuple equals the list that it was saved as, 2.0 equals 2."""
+    old, new = (json.loads(json.dumps(value, default=str)) for value in (one, other))
+    return bool(old == new)
 
 
 def launch(argv: list[str]) -> int:
