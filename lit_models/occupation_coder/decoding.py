@@ -1,30 +1,127 @@
 """Codes from a trained network: flat, greedy, beam and mixed decoding, all within the code book.
 
-Shapes: B batch, K blocks, L symbols of a block, V symbols, C codes, W beams, N candidate sets.
+Temperatures make both heads' probabilities honest. The nats of the true codes are summed at a fixed
+set of them while validating; the best, refined by a parabola, is kept. Sums over records are exact
+on any number of devices, and no logits are stored.
+
+Shapes: B batch, K blocks, L symbols of a block, T positions, V symbols, C codes, W beams,
+N candidate sets, O orders.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torchmetrics import Metric
 
+from lit_models.occupation_coder.loss import all_orders, best_orders, flat_nats
 from lit_models.occupation_coder.network import (
+    BEGIN,
+    EMPTY,
+    NONE,
+    PAD,
     BlockDecoder,
     Cache,
     Memory,
     OccupationNetwork,
     widened,
 )
-from lit_models.occupation_coder.scoring import (
-    code_probability,
-    flat_set_log_probability,
-    legal_log_softmax,
-    set_probability,
-)
-from lit_models.occupation_coder.trie import BEGIN, EMPTY, NONE, PAD
+
+_ROWS_AT_ONCE = 4096  # hypotheses scored in one pass: bounds the memory of 120 orders per record
+
+
+def set_probability(
+    decoder: BlockDecoder, memory: Memory, candidates: Tensor, temperature: float = 1.0
+) -> Tensor:
+    """Probability of each set, summed over the orders of its codes [B, N]; 0 for the empty set.
+
+    Args:
+        decoder: writes the codes.
+        memory: of B records.
+        candidates: distinct codes [B, N, K], NONE on the right.
+        temperature: divides the logits.
+    """
+    num_sets = candidates.shape[1]
+    code_ids = candidates.flatten(0, 1)
+    num_codes = (code_ids >= 0).sum(1)
+    probability = widened(memory.hidden).new_zeros(len(code_ids))
+    for size in range(1, code_ids.shape[1] + 1):
+        sets = (num_codes == size).nonzero().squeeze(1)
+        for some in sets.split(max(1, _ROWS_AT_ONCE // math.factorial(size))):
+            if len(some) == 0:
+                continue
+            orders = all_orders(code_ids[some, :size])  # [R, O, size]
+            records = memory.select(some // num_sets)
+            steps = step_log_probability(decoder, records, orders.flatten(0, 1), temperature)
+            probability[some] = steps.sum(1).view(len(some), -1).exp().sum(1)
+    return probability.view(-1, num_sets)
+
+
+def code_probability(
+    decoder: BlockDecoder, memory: Memory, code_ids: Tensor, temperature: float = 1.0
+) -> Tensor:
+    """Probability of each code given the ones before it [B, K], 0 where there is none.
+
+    Args:
+        decoder: writes the codes.
+        memory: of B records.
+        code_ids: [B, K], NONE on the right.
+        temperature: divides the logits.
+    """
+    trie = decoder.trie
+    steps = step_log_probability(decoder, memory, code_ids, temperature)
+    size = code_ids.shape[1] * trie.block_size
+    steps = F.pad(steps, (0, max(0, size - steps.shape[1])))[:, :size]
+    per_code = steps.view(len(code_ids), -1, trie.block_size).sum(-1)
+    return per_code.exp() * (code_ids >= 0)
+
+
+def step_log_probability(
+    decoder: BlockDecoder, memory: Memory, code_ids: Tensor, temperature: float = 1.0
+) -> Tensor:
+    """Log-probability of each symbol among the legal ones [B x O, T], 0 beyond the last.
+
+    Args:
+        decoder: writes the codes.
+        memory: of B records.
+        code_ids: codes in order [B x O, K], NONE on the right.
+        temperature: divides the logits.
+    """
+    most_codes = int((code_ids >= 0).sum(1).max()) if len(code_ids) else 0
+    targets = decoder.trie.targets(code_ids[:, :most_codes])
+    legal = decoder.trie.legal_targets(code_ids, targets.shape[1])
+    steps = legal_log_softmax(decoder(targets, memory), legal, temperature)
+    chosen = steps.gather(-1, targets.clamp(min=0)[..., None]).squeeze(-1)
+    return torch.where(targets == NONE, 0.0, chosen)
+
+
+def flat_set_log_probability(logits: Tensor, candidates: Tensor) -> Tensor:
+    """Log-probability of sets under independent codes, given that there is a code [B, N].
+
+    Args:
+        logits: [B, C].
+        candidates: [B, N, K], NONE where there is no code; -inf for the empty set.
+    """
+    dtype, logits = (
+        logits.dtype,
+        logits.double(),
+    )  # a sum over the whole code book loses digits in float32
+    nothing = F.logsigmoid(-logits).sum(1, keepdim=True)
+    is_code = candidates >= 0
+    chosen = logits.gather(1, candidates.clamp(min=0).flatten(1)).view(candidates.shape)
+    log_probability = nothing + (chosen * is_code).sum(-1)
+    something = torch.log(-torch.expm1(nothing.clamp(max=-1e-12)))
+    return (log_probability - something).masked_fill(~is_code.any(-1), -math.inf).to(dtype)
+
+
+def legal_log_softmax(logits: Tensor, legal: Tensor, temperature: float) -> Tensor:
+    """Log-probabilities over the legal symbols, -inf elsewhere [..., V]."""
+    return (logits / temperature).masked_fill(~legal, -math.inf).log_softmax(-1)
+
 
 Method = Literal["flat", "greedy", "beam", "mixed"]
 MOST_BEAMS, WIDENING = 320, 4  # of `likeliest_sets`, and how many times as many a round has
@@ -450,3 +547,88 @@ def _widen(values: Tensor, size: int, fill: float) -> Tensor:
 
 def _widen_sets(sets: Tensor, num_sets: int) -> Tensor:
     return torch.nn.functional.pad(sets, (0, 0, 0, num_sets - sets.shape[1]), value=NONE)
+
+
+TERMS = ("seq2seq", "flat")  # each has a temperature
+LOWEST, HIGHEST, NUM_TEMPERATURES = 0.35, 5.0, 13
+
+
+class TemperatureSearch(Metric):
+    """Weighted nats at each temperature; `compute` gives the best temperature."""
+
+    full_state_update = False
+    nats: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        zeros = torch.zeros(NUM_TEMPERATURES, dtype=torch.float64)
+        self.add_state("nats", zeros, dist_reduce_fx="sum")
+
+    def set_dtype(self, dst_type: torch.dtype | str) -> "TemperatureSearch":
+        """Keeps float64 whatever the precision of the module."""
+        return self
+
+    def update(self, nats: Tensor, weight: Tensor) -> None:
+        """Adds records. Args: nats [B, temperatures], weight [B]."""
+        nats = nats.double().masked_fill((weight == 0)[:, None], 0.0)
+        self.nats = self.nats + (nats * weight.double()[:, None]).sum(0)
+
+    def compute(self) -> Tensor:
+        """Temperature of the fewest nats, [] float64; 1 before any record."""
+        if not self.nats.any():
+            return torch.ones((), dtype=torch.float64)
+        steps = temperatures().log()
+        best = int(self.nats.argmin().clamp(1, NUM_TEMPERATURES - 2))
+        below, at, above = self.nats[best - 1 : best + 2].unbind()
+        bend = below - 2 * at + above
+        shift = (0.5 * (below - above) / bend).clamp(-1, 1) if bend > 0 else torch.zeros_like(at)
+        return (steps[best] + shift.cpu() * (steps[1] - steps[0])).exp()
+
+
+def temperatures() -> Tensor:
+    """The temperatures tried, evenly spaced in their logarithm [NUM_TEMPERATURES] float64."""
+    ends = torch.tensor([LOWEST, HIGHEST], dtype=torch.float64).log()
+    return torch.linspace(*ends.tolist(), NUM_TEMPERATURES, dtype=torch.float64).exp()
+
+
+def given_temperature(given: Mapping[str, float]) -> dict[str, float]:
+    """Return the temperature of each head, 1 where none is given.
+
+    Raises:
+        ValueError: of a head that there is not, or not above 0.
+    """
+    for name, value in given.items():
+        if name not in TERMS:
+            raise ValueError(f"temperature has {name!r}; its names are {' and '.join(TERMS)}.")
+        if not 0 < value < math.inf:
+            raise ValueError(
+                f"temperature.{name} must be a number above 0, got {value}; 1 changes nothing."
+            )
+    return {**dict.fromkeys(TERMS, 1.0), **given}
+
+
+@torch.no_grad()
+def nats_by_temperature(
+    network: OccupationNetwork, memory: Memory, flat_logits: Tensor, batch: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    """Nats of the true codes, "seq2seq" (in their best order) and "flat" [B, temperatures].
+
+    Args:
+        network: in eval mode.
+        memory: of B records.
+        flat_logits: [B, C].
+        batch: `code_ids` [B, K], NONE where there is no code, and its `num_with_codes`.
+    """
+    trie = network.trie
+    code_ids = batch["code_ids"]
+    ordered = best_orders(network.decoder, memory, code_ids, batch["num_with_codes"])
+    targets = trie.targets(ordered)
+    logits = network.decoder(targets, memory)
+    legal = trie.legal_targets(ordered, targets.shape[1])
+    seq2seq, flat = [], []
+    for temperature in temperatures().tolist():
+        steps = legal_log_softmax(logits, legal, temperature)
+        chosen = steps.gather(-1, targets.clamp(min=0)[..., None]).squeeze(-1)
+        seq2seq.append(-torch.where(targets == NONE, 0.0, chosen).sum(1))
+        flat.append(flat_nats(flat_logits / temperature, code_ids))
+    return {"seq2seq": torch.stack(seq2seq, 1), "flat": torch.stack(flat, 1)}

@@ -1,8 +1,10 @@
 """The occupation coder as a LightningModule. Batch: OccupationBatch."""
 
-from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Literal, NamedTuple
 
+import numpy as np
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
@@ -11,38 +13,201 @@ from torch import Tensor, nn
 
 from datamodules.core.batches import OccupationBatch
 from datamodules.core.checkpoint_recipe import checkpoint_to_load
+from datamodules.occupations.batches import padded_texts
+from datamodules.occupations.languages import language_code
+from datamodules.tokenizers.characters import TextNormalisation, encode
 from datamodules.tokenizers.codes import CodeBook
 from lit_models.blocks import layer_depths
-from lit_models.occupation_coder.building import (
-    DecoderFactory,
-    EncoderFactory,
-    class_weights,
-    new_network,
-)
-from lit_models.occupation_coder.calibration import (
+from lit_models.occupation_coder.decoding import (
     TERMS,
+    Decoded,
+    DecodingOptions,
     TemperatureSearch,
+    answers,
+    decode,
     given_temperature,
     nats_by_temperature,
 )
-from lit_models.occupation_coder.coding import CodedText, TextCoder
-from lit_models.occupation_coder.decoding import Decoded, DecodingOptions, answers, decode
-from lit_models.occupation_coder.encoders import CharacterEncoder
-from lit_models.occupation_coder.figures import OccupationFigures
-from lit_models.occupation_coder.freezing import freeze_encoder, language_rows
+from lit_models.occupation_coder.encoders import (
+    CharacterEncoder,
+    Encoder,
+    freeze_encoder,
+    language_rows,
+)
 from lit_models.occupation_coder.linear import refuse_other_features, solve
-from lit_models.occupation_coder.loss import LossOptions, occupation_losses, record_losses
+from lit_models.occupation_coder.loss import (
+    LossOptions,
+    check_num_codes,
+    linear_examples,
+    occupation_losses,
+    record_losses,
+    row_weights,
+)
 from lit_models.occupation_coder.metrics import (
     ConfusedPairs,
     LossMetrics,
+    OccupationFigures,
     OccupationMetrics,
     set_scores,
 )
-from lit_models.occupation_coder.network import BlockDecoder, Memory
-from lit_models.occupation_coder.row_weights import linear_examples, row_weights
+from lit_models.occupation_coder.network import BlockDecoder, CodeTrie, Memory, OccupationNetwork
 from lit_models.training.exact import ExactModule, LossSum
 from lit_models.training.metrics import SampleResult
 from lit_models.training.optim import configured, parameter_groups
+
+EncoderFactory = Callable[[int], Encoder]  # number of languages -> encoder
+DecoderFactory = Callable[
+    [int, CodeTrie], BlockDecoder
+]  # width of the memory, code book -> decoder
+
+
+def new_network(
+    book: CodeBook,
+    num_languages: int,
+    encoder_factory: EncoderFactory,
+    decoder_factory: DecoderFactory,
+    loss: LossOptions,
+) -> OccupationNetwork:
+    """Return an untrained network.
+
+    Args:
+        book: the codes that it writes.
+        num_languages: the unknown one included.
+        encoder_factory: see `LitOccupationCoder`.
+        decoder_factory: see `LitOccupationCoder`.
+        loss: says how its flat head is trained.
+
+    Raises:
+        ValueError: more codes per record than can be matched in all their orders.
+    """
+    trie = CodeTrie.from_code_book(book)
+    check_num_codes(trie)
+    encoder = encoder_factory(num_languages)
+    decoder = decoder_factory(encoder.width, trie)
+    return OccupationNetwork(encoder, decoder, loss.flat_dropout, loss.linear)
+
+
+def class_weights(book: CodeBook, weights: Mapping[str, float]) -> Tensor:
+    """Return the weight of each code's presence in the flat loss [C].
+
+    Args:
+        book: of C codes.
+        weights: code -> weight; 1 where not given.
+
+    Raises:
+        ValueError: a code that the book has not.
+    """
+    found = torch.ones(len(book.codes))
+    for code, weight in weights.items():
+        found[book.index(code)] = weight
+    return found
+
+
+TEXTS_AT_ONCE = 256
+
+
+class CodedText(NamedTuple):
+    """Codes of one text, the likeliest first, with their descriptions and probabilities.
+
+    With `k_best`, `next_sets` are the next sets of codes with their probabilities; with
+    `probabilities`, that is the flat head's probability of every code.
+    """
+
+    text: str
+    codes: list[str]
+    descriptions: list[str]
+    confidences: list[float]
+    set_confidence: float
+    is_truncated: bool
+    next_sets: Sequence[tuple[list[str], float]] = ()
+    probabilities: dict[str, float] | None = None
+
+
+class TextCoder:
+    """Codes texts with a LitOccupationCoder outside a trainer.
+
+    Args:
+        module: with its network built.
+        recipe: of its checkpoint.
+        options: fields of the module's DecodingOptions that shall differ.
+
+    Raises:
+        RuntimeError: the module has no network yet.
+    """
+
+    def __init__(self, module: Any, recipe: dict[str, Any] | None, options: dict[str, Any]) -> None:
+        if recipe is None or module.network is None:
+            raise RuntimeError(
+                "this LitOccupationCoder has not been trained: load one with "
+                "LitOccupationCoder.load_from_checkpoint(path), or fit it first."
+            )
+        self.module, self.recipe = module, recipe
+        self.options = replace(module.decoding, **options)
+        self.book = CodeBook.from_dict(recipe["code_book"])
+
+    def code(
+        self, texts: Sequence[str], language: str | Sequence[str] | None = None
+    ) -> list[CodedText]:
+        """Return one result per text, in order; arguments as in `LitOccupationCoder.code`.
+
+        Raises:
+            ValueError: a single string instead of a list, or not one language per text.
+        """
+        if isinstance(texts, str):
+            raise ValueError(f"texts must be a list of texts, got one string: write [{texts!r}].")
+        language_ids = self._language_ids(language, len(texts))
+        normalise = TextNormalisation.from_dict(self.recipe["normalisation"])
+        encoded = [encode(normalise(text), self.recipe["max_length"]) for text in texts]
+        order = sorted(range(len(texts)), key=lambda i: len(encoded[i].code_points))
+        results: dict[int, CodedText] = {}
+        was_training = self.module.training
+        self.module.eval()
+        for start in range(0, len(order), TEXTS_AT_ONCE):
+            rows = order[start : start + TEXTS_AT_ONCE]
+            decoded = self._decode([encoded[i].code_points for i in rows], language_ids[rows])
+            for place, index in enumerate(rows):
+                found = {name: values[place].tolist() for name, values in decoded.items()}
+                results[index] = self._result(texts[index], found, encoded[index].is_truncated)
+        self.module.train(was_training)
+        return [results[i] for i in range(len(texts))]
+
+    def _language_ids(self, language: str | Sequence[str] | None, count: int) -> np.ndarray:
+        default = self.recipe.get("default_language") or "unk"
+        given = default if language is None else language
+        names = [given] * count if isinstance(given, str) else list(given)
+        if len(names) != count:
+            raise ValueError(
+                f"language has {len(names)} names for {count} texts: give one for all, or one each."
+            )
+        known = {name: index for index, name in enumerate(self.recipe["languages"])}
+        return np.array([known.get(language_code(name, "unk"), 0) for name in names], np.int64)
+
+    @torch.inference_mode()
+    def _decode(self, texts: list[np.ndarray], language_ids: np.ndarray) -> dict[str, Tensor]:
+        module = self.module
+        batch = {**padded_texts(texts), "language_id": torch.from_numpy(language_ids)}
+        batch = {name: value.to(module.device) for name, value in batch.items()}
+        found = module.answers(*module(batch), self.options)
+        return {name: values.cpu() for name, values in found.items()}
+
+    def _result(self, text: str, found: dict[str, Any], is_truncated: bool) -> CodedText:
+        ids = [code_id for code_id in found["code_ids"] if code_id >= 0]
+        following = zip(found.get("next_ids", ()), found.get("next_confidence", ()), strict=True)
+        probabilities = found.get("probabilities")
+        return CodedText(
+            text,
+            self._codes(ids),
+            [self.book.descriptions[i] for i in ids],
+            found["code_confidence"][: len(ids)],
+            found["set_confidence"],
+            is_truncated,
+            [(self._codes(codes), p) for codes, p in following if codes[0] >= 0],
+            probabilities and dict(zip(self.book.codes, probabilities, strict=True)),
+        )
+
+    def _codes(self, ids: Sequence[int]) -> list[str]:
+        return [self.book.codes[i] for i in ids if i >= 0]
+
 
 RECIPE_KEY = "occupation_recipe"
 REVIEW_BELOW = 0.5

@@ -17,8 +17,7 @@ from datamodules.occupations.batches import padded_texts
 from datamodules.tokenizers.characters import TextNormalisation, encode
 from lit_models.occupation_coder.decoding import Decoded, DecodingOptions, decode
 from lit_models.occupation_coder.loss import occupation_losses
-from lit_models.occupation_coder.network import OccupationNetwork
-from lit_models.occupation_coder.trie import BEGIN, PAD
+from lit_models.occupation_coder.network import BEGIN, PAD, OccupationNetwork
 
 PADDED_LENGTH = 128
 ONE = {"seq2seq": 1.0, "flat": 1.0}

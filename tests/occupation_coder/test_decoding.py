@@ -10,21 +10,24 @@ from lit_models.occupation_coder.decoding import (
     DecodingOptions,
     answers,
     beam_search,
+    code_probability,
     decode,
     decode_flat,
+    flat_set_log_probability,
     greedy,
     likeliest_sets,
     repeats,
-)
-from lit_models.occupation_coder.encoders import CharacterEncoder
-from lit_models.occupation_coder.network import BlockDecoder, Memory, OccupationNetwork
-from lit_models.occupation_coder.scoring import (
-    code_probability,
-    flat_set_log_probability,
     set_probability,
     step_log_probability,
 )
-from lit_models.occupation_coder.trie import NONE, CodeTrie
+from lit_models.occupation_coder.encoders import CharacterEncoder
+from lit_models.occupation_coder.network import (
+    NONE,
+    BlockDecoder,
+    CodeTrie,
+    Memory,
+    OccupationNetwork,
+)
 
 END = 2
 TABLE = [[4, 4, 5], [4, 5, END], [5, 4, 4], [5, 4, 5]]

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from lit_models.blocks import layer_depths
-from lit_models.occupation_coder.encoders import CanineEncoder, CharacterEncoder
-from lit_models.occupation_coder.freezing import freeze_encoder
+from lit_models.occupation_coder.encoders import CanineEncoder, CharacterEncoder, freeze_encoder
 from tests.causal_lm.folders import saved_canine
 
 

@@ -8,13 +8,14 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from datamodules.tokenizers.code_systems import named_code_system
 from datamodules.tokenizers.codes import CodeBook
-from lit_models.occupation_coder.figures import (
+from lit_models.occupation_coder.metrics import (
+    CalibrationBins,
+    ConfusedPairs,
     OccupationFigures,
     confused_table,
     coverage_figure,
     reliability_figure,
 )
-from lit_models.occupation_coder.metrics import CalibrationBins, ConfusedPairs
 
 CODES = ["01110", "58340"]
 

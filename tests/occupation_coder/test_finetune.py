@@ -13,7 +13,7 @@ from torch import Tensor
 from datamodules import demo
 from datamodules.core.store import cache_root
 from lit_models.cli import launch
-from lit_models.occupation_coder.freezing import language_rows
+from lit_models.occupation_coder.encoders import language_rows
 from lit_models.training.checkpoints import read_checkpoint
 
 SMALL = {"width": 64, "num_layers": 1, "feed_forward": 128}

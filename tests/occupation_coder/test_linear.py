@@ -16,10 +16,13 @@ from lit_models.occupation_coder.linear import (
     LinearOptions,
     solve,
 )
-from lit_models.occupation_coder.loss import LossOptions, occupation_losses
-from lit_models.occupation_coder.network import BlockDecoder, OccupationNetwork
-from lit_models.occupation_coder.row_weights import linear_examples, row_weights
-from lit_models.occupation_coder.trie import NONE, CodeTrie
+from lit_models.occupation_coder.loss import (
+    LossOptions,
+    linear_examples,
+    occupation_losses,
+    row_weights,
+)
+from lit_models.occupation_coder.network import NONE, BlockDecoder, CodeTrie, OccupationNetwork
 from tests.occupation_coder.test_loss import batch_of
 
 TABLE = [[4, 4], [4, 5], [5, 4], [5, 5]]

@@ -16,8 +16,7 @@ from lit_models.occupation_coder.loss import (
     pack_left,
     sequence_nats,
 )
-from lit_models.occupation_coder.network import BlockDecoder, Memory
-from lit_models.occupation_coder.trie import NONE, CodeTrie
+from lit_models.occupation_coder.network import NONE, BlockDecoder, CodeTrie, Memory
 
 TABLE = [[4, 4], [4, 5], [5, 4], [5, 5]]
 

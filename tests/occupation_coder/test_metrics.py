@@ -7,9 +7,7 @@ import torch
 
 from datamodules.tokenizers.code_systems import named_code_system
 from datamodules.tokenizers.codes import CodeBook
-from lit_models.occupation_coder.building import class_weights
-from lit_models.occupation_coder.calibration import TemperatureSearch, temperatures
-from lit_models.occupation_coder.decoding import Decoded
+from lit_models.occupation_coder.decoding import Decoded, TemperatureSearch, temperatures
 from lit_models.occupation_coder.metrics import (
     CalibrationBins,
     ConfusedPairs,
@@ -17,6 +15,7 @@ from lit_models.occupation_coder.metrics import (
     OccupationMetrics,
     set_scores,
 )
+from lit_models.occupation_coder.module import class_weights
 
 NONE = -100
 CODES = ["01110", "01120", "01210", "58340"]

@@ -3,10 +3,16 @@
 import pytest
 import torch
 
-from lit_models.occupation_coder.encoders import CharacterEncoder, NgramTable
-from lit_models.occupation_coder.network import BlockDecoder, Memory, OccupationNetwork
-from lit_models.occupation_coder.ngrams import frame
-from lit_models.occupation_coder.trie import BEGIN, EMPTY, NONE, CodeTrie
+from lit_models.occupation_coder.encoders import CharacterEncoder, NgramTable, frame
+from lit_models.occupation_coder.network import (
+    BEGIN,
+    EMPTY,
+    NONE,
+    BlockDecoder,
+    CodeTrie,
+    Memory,
+    OccupationNetwork,
+)
 
 TABLE = [[4, 4, 5], [4, 5, 2], [5, 4, 4], [5, 4, 5]]
 

@@ -7,13 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lit_models.occupation_coder.encoders import SPACE, ngram_keys, within_words
 from lit_models.occupation_coder.linear import (
     LinearHead,
     LinearOptions,
+    TitleHeads,
     refuse_other_features,
 )
-from lit_models.occupation_coder.ngrams import SPACE, ngram_keys, within_words
-from lit_models.occupation_coder.title_heads import TitleHeads
 
 ENDS = ["and", "of", "at", "from", "&", ",", "(", ")"]
 

@@ -4,7 +4,7 @@ import torch
 
 from datamodules.tokenizers.code_systems import named_code_system
 from datamodules.tokenizers.codes import CodeBook
-from lit_models.occupation_coder.trie import EMPTY, END, NONE, CodeTrie
+from lit_models.occupation_coder.network import EMPTY, END, NONE, CodeTrie
 
 A, B = 4, 5
 
