@@ -1,7 +1,7 @@
 """Text encoders of the coder, their character n-grams, and the fine-tuning of a trained one.
 
-Shapes: B batch, S characters of the longest text, P = S + 2 positions, D hidden, H heads, G sizes of
-n-grams.
+Shapes: B batch, S characters of the longest text, P = S + 2 positions, D hidden, H heads, G sizes
+of n-grams.
 """
 
 from collections.abc import Sequence
