@@ -261,6 +261,7 @@ def record_of(row: dict[str, Any]) -> TextRecord:
         "title": "" if row.get("title") is None else row["title"],
         "text": "" if row.get("text", 0) is None else row.get("text"),
     }
+    values["url"] = row["url"] if isinstance(row.get("url"), str) else ""
     for name, value in values.items():
         if not isinstance(value, str):
             shown = f'has no "{name}"' if value is None else f'has a "{name}" that is no text'
@@ -271,9 +272,7 @@ def record_of(row: dict[str, Any]) -> TextRecord:
             )
         if half := half_character(value):
             raise LineError(half, f"it {HALF_RULE}")
-    url = row.get("url")
-    address = url if isinstance(url, str) else ""
-    return TextRecord(values[key], values["title"], values["text"], address)
+    return TextRecord(*values.values())
 
 
 def decoded(raw: bytes) -> str:
@@ -294,12 +293,12 @@ def decoded(raw: bytes) -> str:
 
 def cut_judgement(text: str) -> tuple[str, str, str]:
     """Cut a line of judgements: query, document and grade with tabs, or TREC's four columns."""
-    values = text.split()
-    if len(values) == 4:
-        return values[0], values[2], values[3]
     values = text.split("\t")
-    if len(values) == 3:
+    if len(values) == 3:  # an id may hold a blank
         return values[0], values[1], values[2]
+    trec = text.split()
+    if len(trec) == 4:
+        return trec[0], trec[2], trec[3]
     raise LineError(
         text,
         f"the line has {len(values)} columns, and must have 3 with tabs between them (query, "

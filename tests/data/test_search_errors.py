@@ -65,6 +65,10 @@ def test_a_wrong_judgement_is_named(tmp_path: Path, row: str, message: str) -> N
             "corpus.jsonl:4: .*the line is no JSON .*; every line must be one JSON object",
         ),
         ('{"_id": "d4", "text": "\\ud83d"}', r"corpus.jsonl:4: .*is half of a surrogate pair"),
+        (
+            '{"_id": "d4", "text": "x", "url": "\\ud83d"}',
+            "corpus.jsonl:4: .*is half of a surrogate pair",
+        ),
     ],
 )
 def test_a_wrong_document_is_named(tmp_path: Path, line: str, message: str) -> None:

@@ -219,3 +219,10 @@ def test_pages_need_a_folder(tmp_path: Path) -> None:
     for options in ({"folder": str(tmp_path), "files": files}, {"files": files}):
         with pytest.raises(ValueError, match="format pages reads data.collection.folder"):
             CollectionRequest("pages", **options).reader()
+
+
+def test_an_id_with_a_blank_is_no_column_of_trec(tmp_path: Path) -> None:
+    folder = write_msmarco(tmp_path)
+    write_lines(folder / "queries.train.tsv", "1 0\twhat is lift")
+    write_lines(folder / "qrels.train.tsv", "1 0\t0\t2")
+    assert judged(opened("msmarco", folder), TRAIN) == [("1 0", "0", 2)]
