@@ -40,14 +40,8 @@ from lit_models.errors import (
     say,
     screen,
 )
-from lit_models.training import bitwise, rules
+from lit_models.training import bitwise, default_callbacks, rules
 from lit_models.training.bitwise import BitwiseSum
-from lit_models.training.callbacks import default_callbacks
-from lit_models.training.callbacks.error_table import ErrorTable
-from lit_models.training.callbacks.predictions import PredictionWriter
-from lit_models.training.callbacks.progress import ProgressLine
-from lit_models.training.callbacks.run_config import RunConfig
-from lit_models.training.callbacks.topology import Topology
 from lit_models.training.checkpoints import (
     checkpoint_to_use,
     is_sharded,
@@ -61,13 +55,17 @@ from lit_models.training.faults import REPEATED_WITHIN_S, REQUEUE_SIGNALS, Preem
 from lit_models.training.hyperparameters import StoredClasses
 from lit_models.training.ledger import Ledger, ledger_of
 from lit_models.training.lineage import stop_reason
-from lit_models.training.loggers import default_loggers
 from lit_models.training.memory import Rehearsal, StateCheck, StrategyChoice, choose_strategy
-from lit_models.training.run_folder import (
+from lit_models.training.predictions import ErrorTable, PredictionWriter
+from lit_models.training.run import (
     WORDS,
+    ProgressLine,
     Run,
+    RunConfig,
+    Topology,
     check_writable,
     decide,
+    default_loggers,
     locked,
     settle,
     withdraw,

@@ -13,7 +13,7 @@ from datamodules.activations.store import ActivationStore
 from lit_models import LitSubject
 from lit_models.causal_lm.network import DecoderConfig
 from lit_models.consistency_lens.subject import SubjectOptions
-from lit_models.training.callbacks.predictions import PredictionWriter
+from lit_models.training.predictions import PredictionWriter
 
 PETS, PLACES = ("owl", "cat", "dog", "hen"), ("hill", "town", "farm")
 RULE = PositionRule(min_position=2, per_document=3)

@@ -66,7 +66,7 @@ def of_training(folder: Path, counter: Any, **options: Any) -> dict[str, int]:
     """Returns what a counter found in a toy training."""
     from lightning.pytorch import Callback
 
-    from lit_models.training.callbacks import default_callbacks
+    from lit_models.training import default_callbacks
     from tests.toy import LitToy, ToyData, toy_trainer
 
     class Counted(Callback):

@@ -27,7 +27,7 @@ from lit_models.errors import (
     run_guarded,
     screen,
 )
-from lit_models.training.callbacks import LastCheckpoint
+from lit_models.training import LastCheckpoint
 from lit_models.training.optim import WarmupDecay
 from lit_models.training.strategies import FullyShardedStrategy, ReplicatedStrategy
 

@@ -11,8 +11,8 @@ from datamodules.text.prompts import completion_text, prompt_batch, prompt_token
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from lit_models.causal_lm.generation import GenerationOptions, check_lengths, most_positions
 from lit_models.causal_lm.pretrained import recipe_of
-from lit_models.training.callbacks.board_samples import BoardSamples, boards, evaluating
 from lit_models.training.ledger import ledger_of
+from lit_models.training.predictions import BoardSamples, boards, evaluating
 
 OPTIONS = GenerationOptions(max_new_tokens=200, temperature=0.8, context="recent")
 

@@ -55,10 +55,10 @@ from lit_models.consistency_lens.subject import (
     load_subject,
     tokenizer_folder,
 )
-from lit_models.training.callbacks.board_samples import evaluating
 from lit_models.training.exact import ExactModule, LossSum
 from lit_models.training.metrics import SampleResult, SumCount
 from lit_models.training.optim import budgeted_steps, configured, parameter_groups
+from lit_models.training.predictions import evaluating
 
 COUNTED_AT_ONCE = 1 << 22  # tokens
 

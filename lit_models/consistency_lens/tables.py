@@ -31,7 +31,7 @@ from lit_models.consistency_lens.controls import (
 )
 from lit_models.consistency_lens.metrics import FidelityTable, Settled
 from lit_models.consistency_lens.recipe import TRAINED_ON, Recipe, training_digest
-from lit_models.training.callbacks.board_samples import BoardSamples, boards, evaluating
+from lit_models.training.predictions import BoardSamples, boards, evaluating
 
 TOLD_NOTE = "the reconstructor is told the current token (lens.gives_current_token)"
 IS_RANDOM = "the subject has random weights"

@@ -23,10 +23,10 @@ from lit_models.seo.metrics import (
     rank_queries,
 )
 from lit_models.seo.networks import CrossEncoder, even_parts, places_of_pairs
-from lit_models.training.callbacks.board_samples import evaluating
 from lit_models.training.dropout import keyed_texts, keys_in
 from lit_models.training.exact import LossSum
 from lit_models.training.metrics import SampleResult, SumCount
+from lit_models.training.predictions import evaluating
 
 RANKER, SYSTEMS = "ranker", ("ranker", "first", "bm25")
 

@@ -26,8 +26,7 @@ from datamodules.search.retrieval import (
 )
 from lit_models.seo.metrics import first_relevant, paired_bootstrap
 from lit_models.seo.search import BM25, OWN, Feedback, Found, RetrievalEvaluation, fused, searched
-from lit_models.training.callbacks.board_samples import boards
-from lit_models.training.callbacks.error_table import MOST_ON_BOARD, as_markdown, write_table
+from lit_models.training.predictions import MOST_ON_BOARD, as_markdown, boards, write_table
 
 TITLES = {"ranker": "ranker", "first": "first stage", "bm25": "BM25"}
 SEED = 0  # of the bootstrap: the same values give the same intervals

@@ -17,15 +17,17 @@ _HOME = {
     "LossSum": "lit_models.training.metrics",
     "NonFinite": "lit_models.training.faults",
     "Preemption": "lit_models.training.faults",
-    "default_callbacks": "lit_models.training.callbacks",
+    "ErrorTable": "lit_models.training.predictions",
+    "PredictionWriter": "lit_models.training.predictions",
     "Rehearsal": "lit_models.training.memory",
     "Throughput": "lit_models.training.throughput",
-    "status": "lit_models.training.run_facts",
+    "status": "lit_models.training.run",
 }
 __all__ = [
     "AveragedWeights",
     "BestCheckpoint",
     "BitwiseSum",
+    "ErrorTable",
     "ExactDropout",
     "ExactModule",
     "FailureReport",
@@ -33,6 +35,7 @@ __all__ = [
     "Ledger",
     "LossSum",
     "NonFinite",
+    "PredictionWriter",
     "Preemption",
     "Rehearsal",
     "Throughput",
@@ -40,3 +43,10 @@ __all__ = [
     "status",
 ]
 __getattr__: Callable[[str], Any] = late_names(__name__, _HOME)
+
+
+def default_callbacks() -> list[Any]:
+    """Return what every run has; one that the user's configuration names replaces its equal."""
+    names = ["Ledger", "Throughput", "NonFinite", "Preemption", "Rehearsal", "FailureReport"]
+    names += ["LastCheckpoint", "BestCheckpoint", "PredictionWriter", "ErrorTable"]
+    return [__getattr__(name)() for name in names]

@@ -36,7 +36,7 @@ from lit_models.training.ledger import Ledger, StepRecord
 from lit_models.training.memory import Rehearsal
 from lit_models.training.metrics import LossSum, in_float32
 from lit_models.training.optim import follow_rates, gradients
-from lit_models.training.run_folder import RunFolder
+from lit_models.training.run import RunFolder
 from lit_models.training.sharding import Split, clip_to_norm
 from lit_models.training.strategies import leave_group, register_fsdp
 

@@ -16,7 +16,7 @@ from datamodules import ActivationDumpDataModule
 from datamodules.activations.documents import PositionRule
 from lit_models import LitSubject
 from lit_models.consistency_lens.subject import SubjectOptions
-from lit_models.training.callbacks.predictions import PredictionWriter
+from lit_models.training.predictions import PredictionWriter
 
 BATCH, LONGEST, LAYER = 32, 256, 3
 RULE = PositionRule(min_position=6, per_document=4)

@@ -23,8 +23,8 @@ from lit_models.causal_lm.adapters import LoraOptions
 from lit_models.causal_lm.module import ComputationOptions
 from lit_models.cli import built
 from lit_models.config_files import find_config
-from lit_models.training.callbacks import default_callbacks
-from lit_models.training.loggers import default_loggers
+from lit_models.training import default_callbacks
+from lit_models.training.run import default_loggers
 from lit_models.training.throughput import FILE_NAME
 from tests.benchmarks.gpu_sizes import Size
 from tests.benchmarks.language_model_runs import RaggedData, adamw

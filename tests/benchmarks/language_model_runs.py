@@ -17,9 +17,8 @@ from datamodules.text.texts import TokenDataset
 from datamodules.tokenizers.text_tokenizer import TextTokenizer
 from datamodules.tokenizers.trained import byte_tokenizer
 from lit_models import LitCausalLM
-from lit_models.training.callbacks import default_callbacks
-from lit_models.training.callbacks.progress import ProgressLine
-from lit_models.training.loggers import default_loggers
+from lit_models.training import default_callbacks
+from lit_models.training.run import ProgressLine, default_loggers
 from tests.benchmarks.language_model_peers import LONGEST
 
 ROOT = Path(__file__).parents[2]

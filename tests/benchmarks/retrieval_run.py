@@ -30,7 +30,7 @@ from lit_models.seo.encoders import TransformerEncoder
 from lit_models.seo.losses import TemperatureOptions
 from lit_models.seo.networks import BiEncoder
 from lit_models.seo.search import search
-from lit_models.training.callbacks import PredictionWriter
+from lit_models.training import PredictionWriter
 from tests.toy import toy_trainer
 
 DEPTH = 100

@@ -11,7 +11,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
 
-from lit_models.training.callbacks import LastCheckpoint, Ledger
+from lit_models.training import LastCheckpoint, Ledger
 from tests.benchmarks.figures import Aim, Figures
 from tests.benchmarks.test_training_overhead import BATCH, Ours, RowsData
 

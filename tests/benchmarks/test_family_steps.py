@@ -29,9 +29,8 @@ from datamodules.core.loader import PlannedLoader
 from datamodules.core.planned import PlannedDataModule
 from lit_models.cli import built
 from lit_models.config_files import find_config
-from lit_models.training.callbacks import default_callbacks
-from lit_models.training.callbacks.progress import ProgressLine
-from lit_models.training.loggers import default_loggers
+from lit_models.training import default_callbacks
+from lit_models.training.run import ProgressLine, default_loggers
 from lit_models.training.throughput import FILE_NAME
 from tests.benchmarks.figures import Aim, Figures
 

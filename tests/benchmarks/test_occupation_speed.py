@@ -22,7 +22,7 @@ from lit_models.occupation_coder.decoding import DecodingOptions
 from lit_models.occupation_coder.encoders import CharacterEncoder
 from lit_models.occupation_coder.module import LitOccupationCoder
 from lit_models.occupation_coder.network import BlockDecoder, OccupationNetwork
-from lit_models.training.callbacks import default_callbacks
+from lit_models.training import default_callbacks
 from tests.benchmarks import occupation_peers as peers
 from tests.benchmarks.figures import Aim
 from tests.toy import ledger_lines

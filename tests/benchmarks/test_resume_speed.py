@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 
 from datamodules.core.planned import PlannedDataset, Stage
-from lit_models.training.callbacks import default_callbacks
+from lit_models.training import default_callbacks
 from lit_models.training.checkpoints import AtomicCheckpointIO
 from tests.benchmarks.figures import Aim, Figures
 from tests.benchmarks.test_training_overhead import Ours, Rows, RowsData

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from datamodules.core.planned import PlannedDataModule, PlannedDataset, Stage
-from lit_models.training.callbacks import default_callbacks
+from lit_models.training import default_callbacks
 from lit_models.training.exact import ExactModule, LossSum
 from lit_models.training.optim import configured, parameter_groups
 from tests.benchmarks.figures import Aim, Figures

@@ -11,8 +11,8 @@ from datamodules.text.texts import TextDataModule
 from datamodules.tokenizers.wanted import TEXT_RECIPE_KEY
 from lit_models.causal_lm.module import LitCausalLM
 from lit_models.commands.export import export_checkpoint
-from lit_models.training.callbacks.predictions import PredictionWriter
 from lit_models.training.checkpoints import AtomicCheckpointIO, Part, prepare, read_checkpoint
+from lit_models.training.predictions import PredictionWriter
 from tests.causal_lm.test_resume import SGD, model, run
 from tests.toy import toy_trainer
 

@@ -19,7 +19,7 @@ from lit_models.causal_lm.loss import LossOptions
 from lit_models.causal_lm.module import LitCausalLM
 from lit_models.causal_lm.network import DecoderConfig
 from lit_models.commands.export import export_checkpoint
-from lit_models.training.callbacks import ExactDropout, default_callbacks
+from lit_models.training import ExactDropout, default_callbacks
 from tests.causal_lm.folders import saved
 from tests.text_corpora import saved_tokenizer
 from tests.toy import ledger_lines, toy_trainer

@@ -15,8 +15,8 @@ from datamodules.tokenizers.trained import byte_tokenizer
 from lit_models.causal_lm.generation import GenerationOptions
 from lit_models.causal_lm.module import LitCausalLM
 from lit_models.causal_lm.network import DecoderConfig
-from lit_models.training.callbacks.predictions import PredictionWriter
 from lit_models.training.ledger import Ledger
+from lit_models.training.predictions import PredictionWriter
 from tests.causal_lm.folders import saved
 from tests.causal_lm.tiny import completed
 from tests.text_corpora import saved_tokenizer

@@ -10,7 +10,7 @@ import torch
 from datamodules import InstructionDataModule, TextDataModule
 from lit_models.causal_lm.module import LitCausalLM
 from lit_models.causal_lm.network import DecoderConfig
-from lit_models.training.callbacks import ExactDropout, default_callbacks
+from lit_models.training import ExactDropout, default_callbacks
 from tests.toy import toy_trainer
 
 SHAPE = {"max_positions": 16, "hidden_size": 16, "num_layers": 1, "num_heads": 2}

@@ -12,7 +12,7 @@ from datamodules.text.splitting import TextSplit
 from datamodules.text.texts import TextDataModule
 from lit_models.causal_lm.module import ComputationOptions, LitCausalLM
 from lit_models.causal_lm.network import Decoder, DecoderConfig
-from lit_models.training.callbacks import Throughput, default_callbacks
+from lit_models.training import Throughput, default_callbacks
 from lit_models.training.memory import Rehearsal
 from tests.toy import toy_trainer
 

@@ -24,7 +24,7 @@ from lit_models.commands.report import (
     thinned,
 )
 from lit_models.errors import UsageError
-from lit_models.training.provenance import code_facts, command_line
+from lit_models.training.run import code_facts, command_line
 from tests.commands.run_folders import (
     CONFIG,
     METRICS,

@@ -16,7 +16,7 @@ from lit_models.consistency_lens.lens import Lens, LensOptions
 from lit_models.consistency_lens.loss import LensLosses, LossWeight, TeacherText
 from lit_models.consistency_lens.module import LitConsistencyLens
 from lit_models.consistency_lens.subject import Subject, SubjectOptions
-from lit_models.training.callbacks import default_callbacks
+from lit_models.training import default_callbacks
 from tests.toy import toy_trainer
 
 V, D, LENGTH = 12, 16, 10

@@ -26,7 +26,7 @@ from lit_models.causal_lm.network import DecoderConfig
 from lit_models.consistency_lens.lens import LensOptions
 from lit_models.consistency_lens.loss import LensLosses, LossWeight
 from lit_models.consistency_lens.subject import BaseOptions, SubjectOptions
-from lit_models.training.callbacks import default_callbacks
+from lit_models.training import default_callbacks
 from lit_models.training.sharding import whole
 from tests.distributed.lens_family import story_files
 from tests.toy import toy_trainer

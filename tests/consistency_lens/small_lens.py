@@ -14,7 +14,7 @@ from lit_models import LitConsistencyLens
 from lit_models.consistency_lens.lens import LensOptions
 from lit_models.consistency_lens.loss import LensLosses, LossWeight
 from lit_models.consistency_lens.subject import SubjectOptions
-from lit_models.training.callbacks import default_callbacks
+from lit_models.training import default_callbacks
 from lit_models.training.checkpoints import LastCheckpoint
 from tests.distributed.lens_family import LENS_SUBJECT, lens_documents, story_files
 from tests.text_corpora import saved_tokenizer

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from lit_models.training.callbacks import BitwiseSum, ExactDropout, LastCheckpoint, Ledger
+from lit_models.training import BitwiseSum, ExactDropout, LastCheckpoint, Ledger
 from tests.toy import LitToy, ToyData, toy_trainer
 
 STEPS, CHUNKS, SIZE = 20, 8, 16

@@ -21,7 +21,7 @@ from lit_models.causal_lm.module import LitCausalLM
 from lit_models.causal_lm.network import DecoderConfig
 from lit_models.causal_lm.samples import Samples
 from lit_models.errors import run_guarded
-from lit_models.training.callbacks import default_callbacks
+from lit_models.training import default_callbacks
 from tests.toy import toy_trainer
 
 PROMPTS = ["a", "", "longer than the others", "a", "b c", "d e f", "ghi", "abc", "x", "a b"]

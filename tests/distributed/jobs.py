@@ -16,7 +16,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer, seed_everythin
 from lightning.pytorch.strategies import StrategyRegistry
 from torch.distributed.tensor import DTensor
 
-from lit_models.training.callbacks import (
+from lit_models.training import (
     AveragedWeights,
     ExactDropout,
     NonFinite,

@@ -18,8 +18,8 @@ from datamodules import ActivationDumpDataModule
 from datamodules.core.loader import LoaderOptions
 from lit_models import LitSubject
 from lit_models.consistency_lens.loss import LensLosses, LossWeight
-from lit_models.training.callbacks import default_callbacks
-from lit_models.training.callbacks.predictions import PredictionWriter
+from lit_models.training import default_callbacks
+from lit_models.training.predictions import PredictionWriter
 from tests.distributed.jobs import run_job
 from tests.distributed.lens_family import LENS_SUBJECT, consistency_lens, lens_documents
 from tests.toy import toy_trainer

@@ -17,7 +17,7 @@ from lightning.pytorch import Callback, seed_everything
 from lightning.pytorch.strategies import StrategyRegistry
 from torch import nn
 
-from lit_models.training.callbacks import default_callbacks
+from lit_models.training import default_callbacks
 from lit_models.training.exact import LossSum
 from lit_models.training.strategies import ReplicatedStrategy
 from tests.toy import LitToy, ToyData, toy_trainer

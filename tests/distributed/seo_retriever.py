@@ -17,7 +17,7 @@ from datamodules.text.encoding import TextLimits
 from lit_models import LitRetriever
 from lit_models.seo.encoders import TransformerEncoder
 from lit_models.seo.search import Fusion
-from lit_models.training.callbacks import ExactDropout
+from lit_models.training import ExactDropout
 from lit_models.training.exact import ExactModule
 
 adamw = partial(torch.optim.AdamW, lr=0.01)

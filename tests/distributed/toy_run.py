@@ -18,7 +18,7 @@ import torch.distributed as dist
 from lightning.pytorch import Callback
 
 from lit_models.errors import run_guarded
-from lit_models.training.callbacks import default_callbacks
+from lit_models.training import default_callbacks
 from lit_models.training.checkpoints import LastCheckpoint
 from lit_models.training.strategies import ReplicatedStrategy, replicated
 from tests.toy import LitToy, ToyData, toy_trainer

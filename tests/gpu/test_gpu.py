@@ -17,7 +17,7 @@ from torch import nn
 
 from lit_models.causal_lm.generation import GenerationOptions
 from lit_models.causal_lm.module import ComputationOptions
-from lit_models.training.callbacks import BitwiseSum, default_callbacks
+from lit_models.training import BitwiseSum, default_callbacks
 from lit_models.training.dropout import SampleKeys, key_dropout
 from lit_models.training.strategies import FullyShardedStrategy
 from tests.distributed.families import FAMILIES, PRETRAINED, SPECIAL, Family

@@ -12,7 +12,7 @@ from datamodules import PagesDataModule, PlanOptions, TokenizerOptions
 from lit_models.causal_lm.generation import GenerationOptions
 from lit_models.causal_lm.network import DecoderConfig
 from lit_models.seo.writer import LitSnippetWriter
-from lit_models.training.callbacks.predictions import PredictionWriter
+from lit_models.training.predictions import PredictionWriter
 from tests.toy import toy_trainer
 
 NETWORK = DecoderConfig(max_positions=48, hidden_size=64, num_layers=2, num_heads=2)

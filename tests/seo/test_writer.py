@@ -9,7 +9,7 @@ import torch
 from lit_models.causal_lm.generation import GenerationOptions
 from lit_models.commands.export import export_checkpoint
 from lit_models.seo.writer import LitSnippetWriter
-from lit_models.training.callbacks import ErrorTable, Ledger
+from lit_models.training import ErrorTable, Ledger
 from tests.seo.pages import pages_of, predict, write_pages, writer
 from tests.toy import toy_trainer
 

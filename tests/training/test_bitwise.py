@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from datamodules.core.plan import deal, turn_order
+from lit_models.training import BitwiseSum, ExactDropout, LastCheckpoint, Ledger
 from lit_models.training.bitwise import Cut, TreeSum, check_cut, check_network, check_run, pinned
-from lit_models.training.callbacks import BitwiseSum, ExactDropout, LastCheckpoint, Ledger
 from tests.toy import LitToy, ToyData, ledger_lines, toy_trainer
 
 CHUNKS = 16

@@ -18,8 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from lit_models.training import checkpoints
-from lit_models.training.callbacks import BestCheckpoint, LastCheckpoint, Ledger, NonFinite
+from lit_models.training import BestCheckpoint, LastCheckpoint, Ledger, NonFinite, checkpoints
 from lit_models.training.checkpoints import (
     AtomicCheckpointIO,
     BackgroundWriter,

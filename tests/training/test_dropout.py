@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lit_models.training.callbacks import ExactDropout, LastCheckpoint, Ledger
+from lit_models.training import ExactDropout, LastCheckpoint, Ledger
 from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.dropout import (
     KeyedDropout,

@@ -11,9 +11,10 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
-from lit_models.training.callbacks import ErrorTable, Ledger, error_table
-from lit_models.training.callbacks.error_table import as_table, distinct, rows_of, worst_of
+from lit_models.training import ErrorTable, Ledger
+from lit_models.training import predictions as error_table
 from lit_models.training.metrics import SampleResult
+from lit_models.training.predictions import as_table, distinct, rows_of, worst_of
 from tests.toy import LitToy, ToyData, toy_trainer
 
 

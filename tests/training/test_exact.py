@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.plugins import HalfPrecision
 
-from lit_models.training.callbacks import Ledger, default_callbacks
+from lit_models.training import Ledger, default_callbacks
 from lit_models.training.exact import LossSum, rescale_progress, share_of_step
 from tests.toy import LitToy, ToyData, ToySequences, ledger_lines, toy_trainer
 

@@ -17,7 +17,7 @@ import torch
 from lightning.pytorch import Callback
 
 from lit_models.cli import FORWARDED, forward_signals
-from lit_models.training.callbacks import (
+from lit_models.training import (
     FailureReport,
     LastCheckpoint,
     Ledger,

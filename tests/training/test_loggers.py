@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_models.training.loggers import AppendingCSVLogger, default_loggers
+from lit_models.training.run import AppendingCSVLogger, default_loggers
 
 
 def rows(path: Path) -> list[dict[str, str]]:

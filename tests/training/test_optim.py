@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import Callback
 from torch import Tensor, nn
 
-from lit_models.training.callbacks import AveragedWeights, LastCheckpoint, default_callbacks
+from lit_models.training import AveragedWeights, LastCheckpoint, default_callbacks
 from lit_models.training.checkpoints import AVERAGED, read_checkpoint
 from lit_models.training.optim import (
     MuonAdamW,

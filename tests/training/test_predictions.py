@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from lightning.pytorch import Callback
 
-from lit_models.training.callbacks.predictions import PredictionWriter, merged
 from lit_models.training.optim import parameter_groups
+from lit_models.training.predictions import PredictionWriter, merged
 from tests.toy import LitToy, ToyData, toy_trainer
 
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from lit_models.training.callbacks import progress
-from lit_models.training.callbacks.progress import ProgressLine, total_steps
-from lit_models.training.callbacks.topology import print_banner
+from lit_models.training import run as progress
+from lit_models.training.run import ProgressLine, print_banner, total_steps
 
 PLAN = {
     "global_batch_size": 64,

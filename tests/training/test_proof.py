@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lit_models.commands.verify import verify
-from lit_models.training.callbacks import LastCheckpoint, Ledger
-from lit_models.training.callbacks.topology import Topology
+from lit_models.training import LastCheckpoint, Ledger
 from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.lineage import Status, chained, verify_run
+from lit_models.training.run import Topology
 from tests.toy import LitToy, ToyData, toy_trainer
 
 STEPS = 14  # 2 epochs of 7

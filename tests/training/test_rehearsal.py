@@ -21,12 +21,11 @@ from datamodules.core.plan import (
     make_plan,
     smaller_shares,
 )
-from lit_models.training import memory
-from lit_models.training.callbacks import ExactDropout, default_callbacks
-from lit_models.training.callbacks.topology import Topology
+from lit_models.training import ExactDropout, default_callbacks, memory
 from lit_models.training.checkpoints import LastCheckpoint, read_checkpoint
 from lit_models.training.memory import DeviceMeter, Rehearsal, heaviest_ids, largest_that_fits
 from lit_models.training.optim import WarmupDecay
+from lit_models.training.run import Topology
 from tests.toy import LitToy, ToyData, ledger_lines, toy_trainer
 
 BASE, PER_POSITION = 100, 10  # bytes of the hand-made memory

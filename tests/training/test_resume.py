@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, SequentialLR
 
 from datamodules.core.planned import PlannedDataModule
 from lit_models.commands.verify import verify
-from lit_models.training.callbacks import LastCheckpoint, Ledger
+from lit_models.training import LastCheckpoint, Ledger
 from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.lineage import Status, verify_run
 from lit_models.training.optim import WarmupDecay

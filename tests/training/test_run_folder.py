@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 from lightning.pytorch import Trainer
 
-from lit_models.training import run_folder
-from lit_models.training.callbacks import (
+from lit_models.training import (
     FailureReport,
     LastCheckpoint,
     Ledger,
     NonFinite,
     default_callbacks,
 )
-from lit_models.training.run_folder import (
+from lit_models.training import run as run_folder
+from lit_models.training.run import (
     Run,
     RunFolder,
     check_writable,

@@ -26,9 +26,7 @@ from lit_models.causal_lm.network import Decoder, DecoderConfig, Documents
 from lit_models.cli import parsed_options
 from lit_models.commands.replay import follow_one_device
 from lit_models.config_files import expand_configs
-from lit_models.training import rules, status, strategies
-from lit_models.training.callbacks import ExactDropout
-from lit_models.training.callbacks.topology import print_banner
+from lit_models.training import ExactDropout, rules, status, strategies
 from lit_models.training.ledger import tells_samples, without_samples
 from lit_models.training.lineage import LedgerStep
 from lit_models.training.rules import (
@@ -38,6 +36,7 @@ from lit_models.training.rules import (
     check,
     complete_rendezvous,
 )
+from lit_models.training.run import print_banner
 from lit_models.training.sharding import Split, check_tensor_plan, planned_layers
 from lit_models.training.strategies import (
     FullyShardedStrategy,

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from lit_models.training.callbacks import LastCheckpoint, Ledger, Throughput, default_callbacks
+from lit_models.training import LastCheckpoint, Ledger, Throughput, default_callbacks
 from lit_models.training.checkpoints import read_checkpoint
-from lit_models.training.loggers import AppendingCSVLogger
+from lit_models.training.run import AppendingCSVLogger
 from lit_models.training.throughput import PEAKS, is_compiled, peak_of
 from tests.toy import LitToy, ToyData, ToySequences, toy_trainer
 

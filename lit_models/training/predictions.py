@@ -1,0 +1,472 @@
+"""Predictions and the table of errors of an evaluation; texts for TensorBoard.
+
+Shapes: B samples, A numbers of all answers, K samples that are kept.
+"""
+
+import csv
+import hashlib
+import json
+import math
+import os
+import shutil
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from rich.console import Console
+from torch import Tensor, nn
+
+from datamodules.files.tables import naming
+from lit_models.training.exact import ExactModule
+from lit_models.training.ledger import is_distributed, tells_samples
+from lit_models.training.metrics import SampleResult
+
+PART_BATCHES = 32
+
+
+class PredictionWriter(Callback):
+    """Writes what `predict_step` returns, and lets the datamodule turn it into the user's file.
+
+    Each rank writes parts, atomically, that hold whole batches of the plan. The batches do not
+    depend on the device count, so a killed prediction goes on with any number of devices. At the
+    end rank 0 checks that each sample is there exactly once and calls
+    `datamodule.write_predictions(results, path)`.
+
+    Args:
+        part_batches: batches that one part file holds; a kill loses at most so many per device.
+    """
+
+    def __init__(self, part_batches: int = PART_BATCHES) -> None:
+        if part_batches < 1:
+            raise ValueError(f"part_batches must be at least 1, got {part_batches}.")
+        self.part_batches = part_batches
+        self._rows: list[dict[str, np.ndarray]] = []
+        self._batches: list[int] = []
+        self._folder: Path | None = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuse to overwrite, or to leave samples out, before any work is done."""
+        if stage != "predict":
+            return
+        _check_limit(trainer)
+        output = trainer.datamodule.predict_output_path
+        if output.exists():
+            raise ValueError(
+                f"{output} exists and is not overwritten; move it away, or name another file "
+                "with --data.predict_output."
+            )
+        trainer.datamodule.find_done_batches = lambda: self.done_batches(trainer, pl_module)
+
+    def done_batches(self, trainer: Trainer, pl_module: LightningModule) -> frozenset[int]:
+        """Return the batches that an interrupted prediction with the same weights has written.
+
+        Asked on every rank when the loader is made: the weights are loaded, nothing is written.
+        """
+        self._folder = _parts_folder(trainer, pl_module)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        done: set[int] = set()
+        for path in sorted(self._folder.glob("part-*.npz")):
+            with np.load(path, allow_pickle=False) as part:
+                done |= set(part["batches"].tolist())
+        return frozenset(done)
+
+    def on_predict_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Keep the rows of a batch; a filler batch, which only keeps ranks in step, is dropped, and
+        one that another rank of a tensor group has, too."""
+        if float(batch["weight"][0]) == 0 or not tells_samples(trainer):
+            return
+        rows = {name: as_array(value) for name, value in outputs.items()}
+        self._rows.append({"sample_id": batch["sample_id"].cpu().numpy(), **rows})
+        self._batches.append(int(batch["step_index"]))
+        if len(self._batches) >= self.part_batches:
+            self._flush()
+
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Merge on rank 0, after the last collective: no rank waits, however long it takes."""
+        self._flush()
+        trainer.strategy.barrier("predictions")
+        if trainer.is_global_zero and self._folder is not None:
+            num_samples = len(trainer.datamodule.datasets["predict"].lengths)
+            results = merged(self._folder, num_samples)
+            trainer.datamodule.write_predictions(results, trainer.datamodule.predict_output_path)
+            shutil.rmtree(self._folder)
+            Console(highlight=False).print(
+                f"{num_samples} inputs predicted, written to "
+                f"{trainer.datamodule.predict_output_path}",
+                soft_wrap=True,
+            )
+
+    def _flush(self) -> None:
+        if not self._batches or self._folder is None:
+            return
+        names = self._rows[0]
+        arrays: dict[str, Any] = {
+            name: np.concatenate([row[name] for row in self._rows]) for name in names
+        }
+        target = self._folder / f"part-{self._batches[0]:09d}.npz"
+        unfinished = target.with_suffix(f".{os.getpid()}.unfinished")
+        try:
+            with naming(target), open(unfinished, "wb") as file:
+                np.savez(file, batches=np.array(self._batches), **arrays)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(unfinished, target)
+        finally:
+            unfinished.unlink(missing_ok=True)
+        self._rows, self._batches = [], []
+
+
+def _check_limit(trainer: Trainer) -> None:
+    """Refuse a limit below the batches of the plan: the file has a row for each sample.
+
+    Raises:
+        ValueError: the trainer's `limit_predict_batches` leaves samples out.
+    """
+    limit, data = trainer.limit_predict_batches, trainer.datamodule
+    num_batches = data.plan("predict", 0).num_steps
+    per_device = math.ceil(num_batches / data.num_replicas)
+    if limit < (per_device if isinstance(limit, int) else 1.0):
+        raise ValueError(
+            f"limit_predict_batches is {limit} per device, and the predictions have "
+            f"{num_batches} batches, {per_device} per device: each input must get a row. Leave "
+            "the limit (and fast_dev_run) out, or name a file of fewer rows."
+        )
+
+
+def as_array(value: torch.Tensor) -> np.ndarray:
+    """Return a tensor as an array; numpy has no bfloat16, whose values float32 holds exactly."""
+    value = value.cpu()
+    return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+
+
+def _parts_folder(trainer: Trainer, pl_module: LightningModule) -> Path:
+    """Return the folder of parts, named by all that a prediction depends on."""
+    output = trainer.datamodule.predict_output_path
+    facts = [
+        trainer.datamodule.request("predict").digest(),
+        dict(pl_module.hparams),
+        getattr(pl_module, "recipe", None),
+        str(trainer.precision),
+    ]
+    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+    # Whole weights: sharded ones are whole on rank 0 alone, which tells the others.
+    strategy = trainer.strategy
+    weights = getattr(strategy, "whole_state_dict", strategy.lightning_module_state_dict)()
+    for name, value in weights.items():
+        key.update(name.encode())
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        key.update(flat.view(torch.uint8).numpy().tobytes())
+    digest = trainer.strategy.broadcast(key.hexdigest()[:12])
+    return output.with_name(f".{output.name}.{digest}.parts")
+
+
+def merged(folder: Path, num_samples: int) -> dict[str, np.ndarray]:
+    """Return name -> [N, …] results in the order of sample ids, on disk beside the parts.
+
+    Raises:
+        RuntimeError: a sample is missing or there twice.
+    """
+    results: dict[str, np.ndarray] = {}
+    times = np.zeros(num_samples, np.int32)
+    for path in sorted(folder.glob("part-*.npz")):
+        with np.load(path, allow_pickle=False) as part:
+            ids = part["sample_id"]
+            np.add.at(times, ids, 1)
+            for name in part.files:
+                if name in ("batches", "sample_id"):
+                    continue
+                values = part[name]
+                if name not in results:
+                    shape = (num_samples, *values.shape[1:])
+                    results[name] = array_on_disk(folder / f"{name}.merged", shape, values.dtype)
+                results[name][ids] = values
+    if not (times == 1).all():
+        raise RuntimeError(
+            f"{folder}: {int((times == 0).sum())} samples have no prediction and "
+            f"{int((times > 1).sum())} have several; remove this folder and predict again."
+        )
+    return results
+
+
+def array_on_disk(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Return an array of zeros that lives in a file, so that it may be larger than memory.
+
+    Raises:
+        OSError: the disk has no room for it; a mapped file would find out by a bus error.
+    """
+    num_bytes = math.prod(shape) * dtype.itemsize
+    with naming(path), open(path, "wb") as file:
+        if num_bytes:
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
+    return np.memmap(path, dtype, "r+", shape=shape) if num_bytes else np.zeros(shape, dtype)
+
+
+MOST_BATCHES = 64  # kept before they are looked at: a step does no more than keep what it said
+MOST_ON_BOARD = 12  # rows in TensorBoard, and of a validation's table
+# Losses are rounded to 1 part in so many: batches of other sizes compute them with other last
+# digits. Two that lie on both sides of an edge of this grid still differ, by a whole step of it.
+PARTS = 4096.0
+MOST_CHARACTERS = 2000  # of a text
+MOST_ON_BOARD_CHARACTERS = 200
+# What families call the three things that a reader looks for.
+COLUMNS = {
+    **dict.fromkeys(("text", "query"), "input"),
+    **dict.fromkeys(("codes", "candidates", "trained on", "goes on"), "truth"),
+    **dict.fromkeys(("given", "first relevant", "written", "explanation"), "answer"),
+}
+LAST = ("confidence", "seen in training", "sample", "loss")
+HEADS = 4  # columns before the answers: loss, sample id, confidence, seen
+NOBODY = -torch.inf
+
+
+class ErrorTable(Callback):
+    """Writes `errors-test.csv` after a test, `errors-val.csv` after each validation.
+
+    A row is a sample: what data and model say of it (input, truth, answer), the model's confidence
+    and whether the text was in the training data where a family knows them, its number in the split
+    and its loss; the largest loss first. Where a family says which answers are wrong, these alone
+    are listed. The first rows stand in TensorBoard too. Tables are nearly always the same on any
+    number of devices, see `PARTS`. A module whose evaluation steps return no `SampleResult` has no
+    such file.
+
+    Args:
+        most: rows of a test's table; 0 writes nothing. A validation's has at most 12.
+
+    Raises:
+        ValueError: a negative number.
+    """
+
+    def __init__(self, most: int = 1000) -> None:
+        if most < 0:
+            raise ValueError(f"most must be 0 or more, got {most}; 0 writes no table of errors.")
+        self.most = most
+        self._number = 0  # of rows of this evaluation
+        self._batches: list[tuple[SampleResult, Tensor, Tensor]] = []
+        self._worst: Tensor | None = None  # [K, 4 + A] of `worst_of`
+        self._sizes: dict[str, int] = {}  # of each answer
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._batches, self._worst, self._number = [], None, min(self.most, MOST_ON_BOARD)
+
+    def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._batches, self._worst, self._number = [], None, self.most
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if self._number and isinstance(outputs, SampleResult) and not trainer.sanity_checking:
+            self._batches.append((outputs, batch["sample_id"], batch["weight"]))
+            if len(self._batches) == MOST_BATCHES:
+                self._sift()
+
+    on_test_batch_end = on_validation_batch_end
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._finish(trainer, pl_module, "val", "validation")
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._finish(trainer, pl_module, "test", "test")
+
+    def _sift(self) -> None:
+        """Leave the worst of what was kept, on the device where it is."""
+        answers = self._batches[0][0].answers
+        self._sizes = {name: values[0].numel() for name, values in answers.items()}
+        found = [rows_of(*kept) for kept in self._batches]
+        found += [] if self._worst is None else [self._worst]
+        self._worst, self._batches = worst_of(torch.cat(found), self._number), []
+
+    def _finish(self, trainer: Trainer, module: LightningModule, split: str, stage: str) -> None:
+        if self._batches:
+            self._sift()
+        if self._worst is None:
+            return  # on all ranks: each has as many batches
+        rows, self._worst = self._worst, None
+        if is_distributed():
+            gathered = module.all_gather(rows).flatten(0, 1)  # type: ignore[union-attr]
+            rows = worst_of(gathered, self._number * trainer.world_size)
+        if not trainer.is_global_zero or trainer.fast_dev_run:
+            return
+        assert isinstance(module, ExactModule)
+        dataset = trainer.datamodule.datasets[stage]  # type: ignore[attr-defined]
+        samples = []
+        for loss, number, confidence, seen, *values in distinct(rows, self._number):
+            said = {n: [values.pop(0) for _ in range(size)] for n, size in self._sizes.items()}
+            texts = {**dataset.describe(int(number), 0), **module.in_words(said)}
+            sure = "" if math.isnan(confidence) else f"{confidence:.3g}"
+            known = (sure, {1.0: "yes", 0.0: "no"}.get(seen, ""))
+            samples.append((texts, (*known, str(int(number)), f"{loss:.3g}")))
+        table = as_table(samples)
+        path = Path(trainer.default_root_dir) / f"errors-{split}.csv"
+        write_table(path, table)
+        text = as_markdown(table[: MOST_ON_BOARD + 1])
+        for board in boards(trainer):
+            board.experiment.add_text(f"{split}/errors", text, trainer.global_step)
+        if split == "test":
+            print(f"errors: {path} ({len(table) - 1} samples, the largest loss first)")
+
+
+def rows_of(result: SampleResult, sample_id: Tensor, weight: Tensor) -> Tensor:
+    """Return [B, 4 + A] float64: loss, rounded to 1 part in PARTS, sample id, confidence, seen,
+    answers; NaN where a family does not know. A filler, of weight 0, and an answer that is right
+    have minus infinity as loss and as id."""
+    is_nobody = weight == 0
+    if result.is_wrong is not None:
+        is_nobody = is_nobody | ~result.is_wrong
+    mantissa, exponent = torch.frexp(result.loss.detach().double())
+    loss = torch.ldexp((mantissa * PARTS).round() / PARTS, exponent)
+    unknown = torch.full_like(loss, torch.nan)
+    heads = [values.masked_fill(is_nobody, NOBODY) for values in (loss, sample_id.double())]
+    for values in (result.confidence, result.is_seen):
+        heads.append(unknown if values is None else values.detach().double())
+    answers = [v.detach().double().reshape(len(v), -1) for v in result.answers.values()]
+    return torch.cat([torch.stack(heads, dim=1), *answers], dim=1)
+
+
+def worst_of(rows: Tensor, number: int) -> Tensor:
+    """Return [K, 4 + A]: the rows with the largest losses, those that are no number first, of equal
+    ones those with the smaller sample ids; filled up with minus infinity.
+
+    Args:
+        rows: [B, 4 + A] of `rows_of`.
+        number: K.
+    """
+    rows = rows[rows[:, 1].argsort(stable=True)]
+    rows = rows[rows[:, 0].argsort(descending=True, stable=True)][:number]
+    return F.pad(rows, (0, 0, 0, number - len(rows)), value=NOBODY)
+
+
+def distinct(rows: Tensor, number: int) -> list[list[float]]:
+    """Return the first rows of so many samples, without fillers: ranks that share a replica have
+    each seen the same."""
+    found: dict[float, list[float]] = {}
+    for row in rows.tolist():
+        if row[1] >= 0:
+            found.setdefault(row[1], row)
+    return list(found.values())[:number]
+
+
+def as_table(samples: Sequence[tuple[dict[str, str], tuple[str, ...]]]) -> list[list[str]]:
+    """Return the head and the rows of a table: texts, then `LAST` without what nobody knows; what
+    not all samples have is in one column, each text after its name.
+
+    Args:
+        samples: texts of a sample, name -> text, and its values of `LAST`.
+    """
+    first = samples[0][0] if samples else {}
+    names = [name for name in first if all(name in texts for texts, _ in samples)]
+    rows = []
+    for texts, last in samples:
+        more = "; ".join(f"{n}: {text}" for n, text in texts.items() if n not in names)
+        words = [*(texts[name] for name in names), more]
+        rows.append([*(_shortened(word, MOST_CHARACTERS) for word in words), *last])
+    heads = [*(COLUMNS.get(name, name) for name in names), "more", *LAST]
+    always = {*range(len(names)), heads.index("sample"), heads.index("loss")}
+    kept = [i for i in range(len(heads)) if i in always or any(row[i] for row in rows)]
+    return [[row[i] for i in kept] for row in (heads, *rows)]
+
+
+def as_markdown(table: list[list[str]]) -> str:
+    """Return a table as Markdown; cells are shortened."""
+
+    def cell(text: str) -> str:
+        return _shortened(" ".join(text.replace("|", "/").split()), MOST_ON_BOARD_CHARACTERS)
+
+    cells = [[cell(text) for text in row] for row in table]
+    lines = [f"| {' | '.join(row)} |" for row in cells]
+    return "\n".join([lines[0], "|---" * len(table[0]) + "|", *lines[1:]])
+
+
+def write_table(path: Path, table: list[list[str]]) -> None:
+    """Write a csv, replacing the file as a whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(table)
+    os.replace(temporary, path)
+
+
+def _shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
+class BoardSamples(Callback):
+    """Calls `sample` every few optimizer steps, where a TensorBoardLogger takes what it writes.
+
+    Args:
+        every_n_steps: optimizer steps between samples.
+
+    Raises:
+        ValueError: an interval below 1; at the start of training, no logger that takes text.
+    """
+
+    def __init__(self, every_n_steps: int) -> None:
+        if every_n_steps < 1:
+            raise ValueError(f"every_n_steps must be at least 1, got {every_n_steps}.")
+        self.every_n_steps = every_n_steps
+        self._seen_step = 0
+
+    @property
+    def needs_board(self) -> bool:
+        """Whether there is nowhere else to write."""
+        return True
+
+    @abstractmethod
+    def sample(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
+        """Write to `boards(trainer)` on rank 0; every rank calls it, which may be a collective."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._seen_step = trainer.global_step
+        name = type(self).__name__
+        if self.needs_board and not (trainer.fast_dev_run or boards(trainer)):
+            raise ValueError(
+                f"{name} has nowhere to write: the trainer has no TensorBoardLogger. Give it one, "
+                f"or leave {name} out."
+            )
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        step = trainer.global_step
+        if step == self._seen_step:
+            return  # in the middle of an accumulation
+        self._seen_step = step
+        if step % self.every_n_steps == 0 and boards(trainer):
+            self.sample(trainer, pl_module, step)
+
+
+def boards(trainer: Trainer) -> list[TensorBoardLogger]:
+    """Return the loggers that take text."""
+    return [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Put a module into eval mode, and each of its parts back into its own mode."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode

@@ -1,0 +1,909 @@
+"""Run folder: its choice and lock, the facts of a run, banner, loggers and progress.
+
+The launching process chooses the folder and hands the choice to its children by an environment
+variable. Under srun or torchrun, where nobody launches, the first rank writes it to a claim file
+that is named by the launch and that the others wait for.
+"""
+
+from __future__ import annotations
+
+import csv
+import errno
+import hashlib
+import json
+import os
+import platform
+import re
+import shlex
+import socket
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, is_dataclass
+from datetime import timedelta
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, TextIO
+
+import lightning
+import torch
+import torch.distributed as dist
+from filelock import SoftFileLock, Timeout
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.cli import SaveConfigCallback
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
+from rich.console import Console
+from rich.table import Table
+
+from datamodules.core.checkpoint_recipe import checkpoint_to_load
+from lit_models.training.checkpoints import newest_checkpoint
+from lit_models.training.ledger import Ledger
+from lit_models.training.memory import most_resident_bytes
+from lit_models.training.strategies import strategy_name
+
+HANDED_DOWN = "UNISONO_RUN"
+LEDGER = "ledger.jsonl"
+LOCK, LOCK_JOB = ".lock", ".lock-job"  # process id and host; job id and restarts, under SLURM
+WORDS = ("last", "best", "hpc", "registry")  # what Lightning knows instead of a path
+CLAIM_TIMEOUT_S = 120.0
+_held: dict[Path, tuple[SoftFileLock, list[Path]]] = {}  # by this process; folders that it made
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where a run writes and what it starts from.
+
+    Attributes:
+        folder: the run folder.
+        ckpt_path: a checkpoint, or None for a fresh start.
+        notice: one line for the user, or "".
+    """
+
+    folder: str
+    ckpt_path: str | None = None
+    notice: str = ""
+
+
+def decide(
+    verb: str,
+    root: Path,
+    ckpt_path: str | None,
+    newest: Callable[[Path], Path | None],
+    is_asked: bool = False,
+) -> Run:
+    """Returns the run that a command line means; reads the disk, writes nothing.
+
+    Args:
+        verb: fit, validate, test or predict.
+        root: trainer.default_root_dir, such as runs/demo.
+        ckpt_path: a path, a word that Lightning knows, "auto" or None.
+        newest: returns the newest sound checkpoint of a run folder, or None.
+        is_asked: the command line names the root itself, no file does; an evaluation writes there,
+            wherever its checkpoint lies.
+
+    Raises:
+        FileNotFoundError: the checkpoint does not exist, or `auto` finds none for an evaluation.
+        ValueError: the root is a file.
+    """
+    there = next((p for p in (root, *root.parents) if p.exists()), None)
+    if there is not None and not there.is_dir():
+        raise ValueError(f"trainer.default_root_dir {root}: {there} is a file; name a folder.")
+    if ckpt_path == "auto":
+        return _from_newest(verb, root, newest)
+    if ckpt_path is not None and ckpt_path not in WORDS:
+        path = Path(ckpt_path)
+        if not path.exists():
+            raise FileNotFoundError(
+                f"--ckpt_path {ckpt_path}: there is no such checkpoint. --ckpt_path auto takes the "
+                f"newest of {root}, if there is one."
+            )
+        home = run_of(path)
+        if verb != "fit" and is_asked and not _is_of(path, home, root):
+            return Run(str(root), ckpt_path)
+        if verb != "fit" and home is not None and not os.access(home, os.W_OK):
+            return Run(str(root), ckpt_path, f"{home} is read-only: this one writes to {root}")
+        if home is not None and (verb != "fit" or home.resolve() in _resolved(siblings(root))):
+            return Run(str(home), ckpt_path)
+    if verb != "fit":
+        return Run(str(root), ckpt_path)
+    folder, notice = free_folder(root)
+    return Run(str(folder), ckpt_path, notice)
+
+
+def _from_newest(verb: str, root: Path, newest: Callable[[Path], Path | None]) -> Run:
+    for folder in reversed(siblings(root)):
+        found = newest(folder)
+        if found is not None:
+            does = "resumes from" if verb == "fit" else "uses"
+            return Run(str(folder), str(found), f"--ckpt_path auto {does} {found}")
+    if verb != "fit":
+        raise FileNotFoundError(
+            f"--ckpt_path auto: no sound checkpoint in {root} or a later run of that name. Train "
+            "first with `unisono fit`, or name a file: --ckpt_path runs/NAME/checkpoints/last.ckpt"
+        )
+    begun = [folder for folder in siblings(root) if (folder / LEDGER).exists()]
+    if begun and not any((begun[-1] / "checkpoints").glob("*.ckpt")):
+        # It was killed before its first checkpoint: the same run begins again, with one ledger.
+        return Run(str(begun[-1]), None, f"--ckpt_path auto: {begun[-1]} begins again")
+    folder, notice = free_folder(root)
+    fresh = "--ckpt_path auto found no sound checkpoint: a fresh start"
+    return Run(str(folder), None, f"{fresh}; {notice}" if notice else fresh)
+
+
+def siblings(root: Path) -> list[Path]:
+    """Returns the run folders <name>, <name>-2, <name>-3 … that exist, oldest first."""
+    pattern = re.compile(re.escape(root.name) + r"-(\d+)")
+    numbered = [(1, root)] if root.is_dir() else []
+    if root.parent.is_dir():
+        for path in root.parent.iterdir():
+            match = pattern.fullmatch(path.name)
+            if match and int(match[1]) > 1 and path.is_dir():
+                numbered.append((int(match[1]), path))
+    return [path for _, path in sorted(numbered)]
+
+
+def holds_run(folder: Path) -> bool:
+    """Returns whether a run has begun in a folder; one of plain Lightning keeps no ledger."""
+    return (folder / LEDGER).exists() or any((folder / "checkpoints").glob("*.ckpt"))
+
+
+def free_folder(root: Path) -> tuple[Path, str]:
+    """Returns the first of <name>, <name>-2, … that holds no run, and what to tell the user."""
+    folder, number = root, 1
+    while holds_run(folder):
+        number += 1
+        folder = root.with_name(f"{root.name}-{number}")
+    if number == 1:
+        return root, ""
+    return folder, f"{root} holds a run already: this one writes to {folder}"
+
+
+def check_writable(folder: Path) -> None:
+    """Raises PermissionError unless files can be made in a run folder that may not exist yet."""
+    there = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+
+
+def locked(choose: Callable[[], Run], environ: Mapping[str, str] = os.environ) -> Run:
+    """Returns the run that is chosen, whose folder no other process writes until `release`.
+
+    The lock of a process of this host that is gone is taken over, and that of an earlier start of
+    the same SLURM job.
+
+    Args:
+        choose: decides; called again under the lock for a new run, as another may have begun.
+        environ: of this process.
+
+    Raises:
+        OSError: this user may not write there.
+        RuntimeError: another process holds the folder.
+    """
+    run = choose()
+    while True:
+        _lock(Path(run.folder), environ)
+        again = choose() if run.ckpt_path is None else run
+        if again.folder == run.folder:
+            return again
+        release(Path(run.folder))
+        run = again
+
+
+def _lock(folder: Path, environ: Mapping[str, str]) -> None:
+    check_writable(folder)
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    # A moment, in which another one that has just taken it writes who it is.
+    lock = SoftFileLock(folder / LOCK, timeout=0.5, thread_local=False)
+    job, restarts = environ.get("SLURM_JOB_ID"), int(environ.get("SLURM_RESTART_COUNT") or 0)
+    try:
+        if job and _text(folder / LOCK_JOB) in {f"{job} {n}" for n in range(restarts)}:
+            (folder / LOCK).unlink(missing_ok=True)  # a requeued job has ended before it starts
+        lock.acquire()
+    except Timeout:
+        holder = _text(folder / LOCK).splitlines()
+        process, host = holder[:2] if len(holder) > 1 else ("unknown", "an unknown host")
+        raise RuntimeError(
+            f"{folder} is in use: process {process} on {host} trains there, and two runs in one "
+            "folder would mix their steps. Wait for it or stop it, or give another "
+            f"--trainer.default_root_dir. If that process is gone, remove {folder / LOCK}."
+        ) from None
+    if job:
+        (folder / LOCK_JOB).write_text(f"{job} {restarts}", encoding="utf-8")
+    _held[folder] = lock, made
+
+
+def release(folder: Path) -> None:
+    """Gives a run folder free, if this process holds it; one that it made for nothing goes."""
+    if folder not in _held:
+        return
+    lock, made = _held.pop(folder)
+    (folder / LOCK_JOB).unlink(missing_ok=True)
+    lock.release()
+    for path in made:
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def run_of(checkpoint: Path) -> Path | None:
+    """Returns the run folder that a checkpoint lies in, or None."""
+    for folder in checkpoint.parents[:3]:
+        if holds_run(folder):
+            return folder
+    return None
+
+
+def _is_of(checkpoint: Path, home: Path | None, root: Path) -> bool:
+    """Whether a checkpoint lies in the root, or in a later run of that name."""
+    is_inside = root.resolve() in checkpoint.resolve().parents
+    return is_inside or (home is not None and home.resolve() in _resolved(siblings(root)))
+
+
+def _resolved(paths: list[Path]) -> set[Path]:
+    return {path.resolve() for path in paths}
+
+
+def settle(
+    choose: Callable[[], Run], environ: dict[str, str] | os._Environ[str], claims: Path
+) -> Run:
+    """Returns the same run on every rank; `choose` runs in one process only.
+
+    Args:
+        choose: decides; called by the launching process or by the first rank.
+        environ: the environment; children started later inherit the choice through it.
+        claims: a folder that all ranks see.
+    """
+    if HANDED_DOWN in environ and int(environ.get("LOCAL_RANK") or 0) > 0:
+        return Run(**json.loads(environ[HANDED_DOWN]))
+    claim = claim_path(environ, claims)
+    if claim is None:
+        run = choose()
+    else:
+        rank = int(environ.get("RANK") or environ.get("SLURM_PROCID") or environ["NODE_RANK"])
+        run = write_claim(claim, choose) if rank == 0 else wait_for_claim(claim)
+    environ[HANDED_DOWN] = json.dumps(asdict(run))
+    return run
+
+
+def claim_path(environ: Mapping[str, str], claims: Path) -> Path | None:
+    """Returns the claim file of one srun, torchrun or several-node launch, None for others."""
+    names: tuple[str, ...]
+    parent = ""
+    if "TORCHELASTIC_RUN_ID" in environ and int(environ.get("WORLD_SIZE") or 1) > 1:
+        names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
+        if environ.get("WORLD_SIZE") == environ.get("LOCAL_WORLD_SIZE"):
+            parent = str(os.getppid())  # a static launch uses one id and port again and again
+    elif "SLURM_STEP_ID" in environ and int(environ.get("SLURM_NTASKS") or 1) > 1:
+        names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+    elif "NODE_RANK" in environ and "MASTER_ADDR" in environ:
+        names = ("MASTER_ADDR", "MASTER_PORT")
+    else:
+        return None
+    launch = "|".join([*(f"{name}={environ.get(name, '')}" for name in names), parent])
+    return claims / f".launch-{hashlib.sha256(launch.encode()).hexdigest()[:16]}.json"
+
+
+def write_claim(claim: Path, choose: Callable[[], Run]) -> Run:
+    """Decides and publishes the choice, or the error, in one atomic step."""
+    claim.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        run = choose()
+        content: dict[str, Any] = {"run": asdict(run)}
+    except Exception as error:
+        content = {"error": str(error)}
+        raise
+    finally:
+        temporary = claim.with_suffix(f".{os.getpid()}")
+        temporary.write_text(json.dumps({**content, "time_s": time.time()}), encoding="utf-8")
+        temporary.replace(claim)
+    return run
+
+
+def wait_for_claim(claim: Path, timeout_s: float = CLAIM_TIMEOUT_S) -> Run:
+    """Returns the first rank's choice.
+
+    A claim that is older than ten minutes belongs to an earlier launch with the same name.
+
+    Raises:
+        RuntimeError: the first rank failed, or did not answer in time.
+    """
+    begin = time.time()
+    while time.time() - begin < timeout_s:
+        if claim.exists():
+            content = json.loads(claim.read_text(encoding="utf-8"))
+            if content["time_s"] > begin - 600:
+                if "error" in content:
+                    raise RuntimeError(f"the first rank could not start: {content['error']}")
+                return Run(**content["run"])
+        time.sleep(0.1)
+    raise RuntimeError(
+        f"the first rank did not choose a run folder within {timeout_s:.0f} s ({claim}). Do all "
+        "nodes see the same working folder, and did the first rank start?"
+    )
+
+
+def withdraw(environ: dict[str, str] | os._Environ[str], claims: Path, is_over: bool) -> None:
+    """Forgets the choice and gives its folder free: the next command in this process decides anew.
+
+    Args:
+        environ: the environment that `settle` wrote to.
+        claims: the folder given to `settle`.
+        is_over: the run ended well, so no rank can still be waiting for the claim.
+    """
+    environ.pop(HANDED_DOWN, None)
+    for folder in list(_held):
+        release(folder)
+    claim = claim_path(environ, claims)
+    if is_over and claim is not None:
+        claim.unlink(missing_ok=True)
+
+
+class RunFolder(Callback):
+    """Gives a training of a script a folder and its lock, as the command's have.
+
+    The folder is the trainer's `default_root_dir`, or the first of NAME-2, NAME-3, … where that
+    holds a run; without one given it is runs/SCRIPT. A checkpoint of the run goes on in its folder.
+
+    Raises:
+        RuntimeError: on all ranks: another process holds the folder, or it cannot be made.
+    """
+
+    def __init__(self) -> None:
+        self.run: Run | None = None  # of the first training with this trainer
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit" or trainer.fast_dev_run or HANDED_DOWN in os.environ:
+            return
+        run, fault = None, ""
+        if trainer.is_global_zero:
+            try:
+                run = locked(partial(self._choose, trainer))
+            except (OSError, RuntimeError, ValueError) as error:
+                fault = str(error)
+        run, fault = trainer.strategy.broadcast((run, fault))
+        if fault:
+            raise RuntimeError(fault)
+        if self.run is None and run.notice:
+            rank_zero_info(run.notice)
+        self.run = run
+        trainer._default_root_dir = run.folder  # it has no public setter
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        self.teardown(trainer, pl_module, "fit")
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if self.run is not None and trainer.is_global_zero:
+            release(Path(self.run.folder))
+
+    def _choose(self, trainer: Trainer) -> Run:
+        root, ckpt_path = Path(trainer.default_root_dir), checkpoint_to_load(trainer)
+        if self.run is not None or ckpt_path in WORDS:
+            return Run(str(root), ckpt_path)
+        if root.resolve() == Path.cwd():
+            root = Path("runs") / (Path(sys.argv[0]).stem.strip("-") or "script")
+        return decide("fit", root, ckpt_path, newest_checkpoint)
+
+
+def status(trainer: Trainer) -> dict[str, Any]:
+    """Returns what a trainer runs on, and how much memory it took so far.
+
+    Every rank calls it, in a callback or after a fit: it is a collective where there is a process
+    group. After `ddp_spawn` the calling process has none, and knows of itself alone.
+
+    Args:
+        trainer: one that has been given a module.
+
+    Returns:
+        plain values: strategy, process_group_backend's `backend`, `rendezvous`, `world_size`,
+        `tensor_parallel_size`, `num_nodes`, `host_rank_device` and `memory` of each rank in the
+        order of ranks, `plan` (the batches), `exactness`, `learning_rates`, `precision`,
+        `versions`.
+    """
+    here = f"{socket.gethostname()}:{trainer.global_rank}:{trainer.strategy.root_device}"
+    ranks: list[Any] = [(here, memory(trainer.strategy.root_device))]
+    backend = rendezvous = None
+    if dist.is_available() and dist.is_initialized():
+        mine, ranks = ranks[0], [None] * dist.get_world_size()
+        dist.all_gather_object(ranks, mine)
+        backend = dist.get_backend()
+        rendezvous = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    rates = [group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups]
+    return {
+        "strategy": strategy_name(trainer.strategy),
+        "backend": backend,
+        "rendezvous": rendezvous,
+        "world_size": trainer.world_size,
+        "tensor_parallel_size": getattr(trainer.strategy, "tensor_parallel_size", 1),
+        "num_nodes": trainer.num_nodes,
+        "host_rank_device": [place for place, _ in ranks],
+        "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "memory": [used for _, used in ranks],
+        "precision": str(trainer.precision),
+        "learning_rates": rates,
+        "lr_scale": float(getattr(trainer.lightning_module, "lr_scale", 1.0)),
+        "plan": plan_facts(trainer),
+        "exactness": exactness_facts(trainer),
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "lightning": lightning.__version__,
+        },
+    }
+
+
+def exactness_facts(trainer: Trainer) -> dict[str, Any]:
+    """Returns what callbacks do for sameness beyond the gradient of the one big batch."""
+    facts: dict[str, Any] = {"level": "gradient", "exact_dropout": False}
+    for callback in trainer.callbacks:
+        facts |= getattr(callback, "exactness_facts", {})
+    return facts
+
+
+def memory(device: torch.device) -> dict[str, int | None]:
+    """Returns the most bytes that this process has held: in the host's memory, by tensors on a
+    GPU, and by torch's allocator there (None on a CPU)."""
+    on_gpu = device.type == "cuda"
+    return {
+        "resident_bytes": most_resident_bytes(),
+        "allocated_bytes": torch.cuda.max_memory_allocated(device) if on_gpu else None,
+        "reserved_bytes": torch.cuda.max_memory_reserved(device) if on_gpu else None,
+    }
+
+
+def plan_facts(trainer: Trainer) -> dict[str, Any]:
+    """Returns the plan's figures, or what a plain datamodule lets one know."""
+    data = getattr(trainer, "datamodule", None)
+    has_plan = "train" in getattr(data, "datasets", {"train": None})
+    facts = getattr(data, "plan_facts", None) if has_plan else None
+    if facts is None:
+        return {
+            "accumulate_grad_batches": trainer.accumulate_grad_batches,
+            "batches_per_epoch": str(trainer.num_training_batches),
+        }
+    return asdict(facts) if is_dataclass(facts) and not isinstance(facts, type) else dict(facts)
+
+
+PACKAGES = ("datamodules", "lit_models")
+
+
+def command_line() -> str:
+    """Return the command line of this process, as one would type it."""
+    program = Path(sys.argv[0])
+    is_own = program.name == "unisono" or program.parts[-2:] == ("lit_models", "__main__.py")
+    return shlex.join([*(["unisono"] if is_own else ["python", str(program)]), *sys.argv[1:]])
+
+
+def code_facts() -> dict[str, str]:
+    """Return the version of the package, and a digest of its source files' names and bytes."""
+    root = Path(__file__).resolve().parents[2]
+    digest = hashlib.sha256()
+    for path in sorted(p for package in PACKAGES for p in (root / package).rglob("*.py")):
+        digest.update(f"{path.relative_to(root).as_posix()}\n".encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    try:
+        number = version("unisono")
+    except PackageNotFoundError:  # run from a checkout that was never installed
+        number = "of unknown version"
+    return {"version": number, "digest": digest.hexdigest()[:16]}
+
+
+def monitored(trainer: Trainer) -> dict[str, str] | None:
+    """Return name and mode of the metric by which the best checkpoint is chosen."""
+    for callback in trainer.checkpoint_callbacks:
+        if getattr(callback, "monitor", None):
+            return {"name": callback.monitor, "mode": callback.mode}
+    return None
+
+
+class Topology(Callback):
+    """Writes `topology.json` and prints the start banner: the devices, then the plan.
+
+    Args:
+        fallback: what was asked for and is not there, in the words of `training/rules.py`.
+        warnings: the other lines of that check.
+    """
+
+    def __init__(self, fallback: str | None = None, warnings: list[str] | None = None) -> None:
+        self.fallback = fallback
+        self.warnings = warnings or []
+        self.facts: dict[str, Any] = {}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.facts = {
+            **status(trainer),
+            "fallback": self.fallback,
+            "warnings": self.warnings,
+            "command": command_line(),
+            "code": code_facts(),
+            "monitor": monitored(trainer),
+            "num_parameters": sum(p.numel() for p in pl_module.parameters()),
+            "num_trained": sum(p.numel() for p in pl_module.parameters() if p.requires_grad),
+            "is_over": False,
+        }
+        self._write(trainer)
+        if trainer.is_global_zero:
+            print_banner(self.facts, trainer.default_root_dir)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write it again: only now is it known how much memory the run took, and that it ended."""
+        self.facts |= {"memory": status(trainer)["memory"], "is_over": True}
+        self._write(trainer)
+
+    def _write(self, trainer: Trainer) -> None:
+        if not trainer.is_global_zero:
+            return
+        folder = Path(trainer.default_root_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = folder / "topology.json.tmp"
+        temporary.write_text(json.dumps(self.facts, indent=1) + "\n", encoding="utf-8")
+        os.replace(temporary, folder / "topology.json")
+
+
+def rehearsed_words(rehearsal: dict[str, Any] | None) -> str:
+    """Returns what the rehearsal measured, in brackets; nothing where there was none."""
+    if rehearsal is None:
+        return ""
+    return f" (auto, {rehearsal['peak_gib']:.2f}/{rehearsal['memory_gib']:.2f} GiB)"
+
+
+def print_banner(facts: dict[str, Any], folder: str) -> None:
+    """Prints the devices and then the plan, a line each."""
+    table = Table.grid(padding=(0, 2))
+    world = facts["world_size"]
+    places = ", ".join(facts["host_rank_device"][:4]) + (" …" if world > 4 else "")
+    backend = f", {facts['backend']}" if facts["backend"] else ""
+    table.add_row("run", folder)
+    size = facts.get("tensor_parallel_size", 1)
+    split = f", tensor parallel {size}" if size > 1 else ""
+    table.add_row("devices", f"{world} ({facts['strategy']}{split}{backend}, {facts['precision']})")
+    table.add_row("host:rank:device", places)
+    for name, label in (("rendezvous",) * 2, ("visible_devices", "visible GPUs")):
+        if facts.get(name):
+            table.add_row(label, facts[name])
+    if "num_parameters" in facts:
+        trained = facts["num_trained"]
+        learn = "all of them learn" if trained == facts["num_parameters"] else f"{trained:,} learn"
+        table.add_row("parameters", f"{facts['num_parameters']:,}, {learn}")
+    plan = _plan_lines(facts["plan"], "devices" if size == 1 else "tensor groups")
+    for label, text in [*plan, *_exactness_lines(facts["exactness"])]:
+        table.add_row(label, text)
+    rates = sorted(set(facts["learning_rates"]), reverse=True)
+    shown = ", ".join(f"{rate:.3g}" for rate in rates[:3])
+    table.add_row("learning rate", f"{shown} at this step, scaled by {facts['lr_scale']:g}")
+    if facts["fallback"]:
+        table.add_row("fallback", facts["fallback"])
+    Console(stderr=False, highlight=False).print(table)
+
+
+def _plan_lines(plan: dict[str, Any], replicas: str) -> list[tuple[str, str]]:
+    """Returns label and text of each line on the batches; replicas have samples of their own."""
+    if "global_batch_size" not in plan:
+        return [("accumulation", str(plan["accumulate_grad_batches"]))]
+    batch = (
+        f"{plan['global_batch_size']} = {plan['num_replicas']} {replicas} x "
+        f"{plan['micro_batch_size']} x {plan['accumulate_grad_batches']} accumulated"
+        f"{rehearsed_words(plan.get('rehearsal'))}"
+    )
+    epoch = f"{counts(plan)}, {plan['padding_share']:.1%} padding, plan {plan['plan_digest'][:12]}"
+    return [("global batch", batch), ("epoch", epoch)]
+
+
+def counts(plan: dict[str, Any]) -> str:
+    """Return "8 of 129 steps, 1,024 of 16,499 samples", the limits of a run counted in."""
+    steps, samples = f"{plan['steps_per_epoch']:,}", f"{plan['samples_per_epoch']:,}"
+    if plan["steps_per_epoch"] < plan["planned_steps"]:
+        steps = f"{steps} of {plan['planned_steps']:,}"
+        samples = f"{samples} of {plan['num_samples']:,}"
+    return f"{steps} steps, {samples} samples"
+
+
+def _exactness_lines(exactness: dict[str, Any]) -> list[tuple[str, str]]:
+    lines = []
+    if exactness["level"] == "bitwise":
+        text = (
+            f"bitwise: {exactness['num_chunks']} chunks a step, {exactness['num_threads']} "
+            f"thread(s), {exactness['gradient_copies']} x the gradients"
+        )
+        lines.append(("exactness", text))
+    if exactness["exact_dropout"]:
+        lines.append(("dropout", "keyed by seed, epoch and sample"))
+    return lines
+
+
+class RunConfig(SaveConfigCallback):
+    """Writes `config.yaml`; one that differs from those already there is `config-2.yaml`, …
+
+    Lightning's own refuses to start in a folder that has one, or replaces it. It is written when
+    the run begins: a start that fails leaves none.
+    """
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Write nothing yet."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.already_saved or not trainer.is_global_zero:
+            return
+        folder = Path(trainer.default_root_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        text = self.parser.dump(self.config, skip_none=False)
+        verb = trainer.state.fn.value if trainer.state.fn else "fit"
+        stem = "config" if verb == "fit" else f"config-{verb}"
+        version, path = 1, folder / f"{stem}.yaml"
+        while path.exists() and path.read_text(encoding="utf-8") != text:
+            version += 1
+            path = folder / f"{stem}-{version}.yaml"
+        path.write_text(text, encoding="utf-8")
+        self.already_saved = True
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn != "fit":  # not in the trial before a training
+            self.on_train_start(trainer, pl_module)
+
+    on_test_start = on_predict_start = on_validation_start
+
+
+class AppendingCSVLogger(Logger):
+    """Appends rows of metrics to `metrics.csv`; Lightning's own deletes the file on reopening.
+
+    Args:
+        folder: the run folder.
+        resumed_step: steps that the checkpoint holds; rows from there on run again, and go.
+    """
+
+    def __init__(self, folder: str, resumed_step: int | None = None) -> None:
+        super().__init__()
+        self.folder = Path(folder)
+        self.resumed_step = resumed_step
+        self._columns: list[str] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def version(self) -> str:
+        return ""
+
+    @property
+    def save_dir(self) -> str:
+        return str(self.folder)
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self.folder / "metrics.csv"
+
+    @rank_zero_only
+    def log_hyperparams(self, params: dict[str, Any] | Namespace, *_: Any, **__: Any) -> None:
+        """Does nothing: config.yaml holds them."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Appends one row; a new metric becomes a new column."""
+        row: dict[str, Any] = {"step": "" if step is None else step, **metrics}
+        if self._columns is None:
+            self._columns = self._reopen()
+        new = sorted(set(row) - set(self._columns))
+        if new:
+            self._columns += new
+            self._rewrite(self._read())
+        with self.path.open("a", newline="", encoding="utf-8") as file:
+            csv.DictWriter(file, self._columns, restval="").writerow(row)
+
+    def _reopen(self) -> list[str]:
+        """Returns the columns of the file as an earlier run left it, replayed rows removed."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        rows = self._read()
+        self._columns = list(rows[0]) if rows else ["step", "epoch"]
+        # Written anew in any case: a kill may have cut the last row short.
+        self._rewrite([r for r in rows if self.resumed_step is None or not self._runs_again(r)])
+        return self._columns
+
+    def _runs_again(self, row: dict[str, str]) -> bool:
+        """Returns whether the resumed run will write this row once more.
+
+        Ledger and Throughput number steps from 1, Lightning the rows of an evaluation from 0.
+        """
+        assert self.resumed_step is not None
+        if not row["step"].isdigit() or int(row["step"]) < self.resumed_step:
+            return False
+        is_of_done_step = row.get("train/loss") or row.get("throughput/seconds")
+        return int(row["step"]) > self.resumed_step or not is_of_done_step
+
+    def _read(self) -> list[dict[str, str]]:
+        if not self.path.exists():
+            return []
+        try:
+            with self.path.open(newline="", encoding="utf-8") as file:
+                reader = csv.DictReader(file, restval="")
+                if "step" not in (reader.fieldnames or ["step"]):
+                    raise ValueError("no column step")
+                # A row that a kill cut short has None where values are missing.
+                return [row for row in reader if None not in row]
+        except (ValueError, csv.Error) as error:
+            raise ValueError(
+                f"{self.path} is damaged ({error}); only the run writes it. Move it away, and the "
+                "run goes on with a new one."
+            ) from error
+
+    def _rewrite(self, rows: list[dict[str, str]]) -> None:
+        assert self._columns is not None
+        temporary = self.path.with_suffix(".csv.tmp")
+        with temporary.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, self._columns, restval="")
+            writer.writeheader()
+            writer.writerows(rows)
+        os.replace(temporary, self.path)
+
+
+def default_loggers(folder: str, resumed_step: int | None = None) -> list[Logger]:
+    """Returns the loggers of a run folder: metrics.csv and tensorboard/.
+
+    Args:
+        folder: the run folder.
+        resumed_step: steps that the checkpoint holds; later ones run again and replace their rows.
+    """
+    purge = {} if resumed_step is None else {"purge_step": resumed_step + 1}
+    board = TensorBoardLogger(folder, name="tensorboard", version="", **purge)
+    return [AppendingCSVLogger(folder, resumed_step), board]
+
+
+class ProgressLine(ProgressBar):
+    """Writes `epoch 1/3  step 40/939  loss 2.31  812 rows/s  0:01:42 left`.
+
+    A metric is read only when a line is written, so that a GPU is not made to wait each step.
+
+    Args:
+        interval_s: seconds between lines where the output is no terminal.
+        terminal_interval_s: seconds between updates of the line on a terminal.
+        stream: where to write; standard output where None.
+    """
+
+    def __init__(
+        self,
+        interval_s: float = 10.0,
+        terminal_interval_s: float = 0.5,
+        stream: TextIO | None = None,
+    ) -> None:
+        super().__init__()
+        self.interval_s = interval_s
+        self.terminal_interval_s = terminal_interval_s
+        self._stream = stream
+        self._is_enabled = True
+        self._begin = self._last = 0.0
+        self._first_step = 0
+        self._batches = 0
+        self._width = 0
+        self._validated = ""
+
+    def disable(self) -> None:
+        self._is_enabled = False
+
+    def enable(self) -> None:
+        self._is_enabled = True
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._begin = self._last = time.monotonic()
+        self._first_step = trainer.global_step
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        if self._is_due():
+            self._write(self.train_line(trainer))
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._write(self.train_line(trainer), is_last=True)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._batches = 0
+        self._last = self._last or time.monotonic()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep the newest figure of the monitored metric."""
+        name = getattr(pl_module, "monitor", "val/loss")
+        if name in trainer.callback_metrics and not trainer.sanity_checking:
+            self._validated = f"{name} {float(trainer.callback_metrics[name]):.4g}"
+
+    on_test_start = on_predict_start = on_validation_start
+
+    def on_validation_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        self._evaluated("validation", sum_of(trainer.num_val_batches))
+
+    def on_test_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        self._evaluated("test", sum_of(trainer.num_test_batches))
+
+    def on_predict_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        self._evaluated("predict", sum_of(trainer.num_predict_batches))
+
+    def train_line(self, trainer: Trainer) -> str:
+        """Returns the line as it is now."""
+        step, total = trainer.global_step, total_steps(trainer)
+        seconds = max(time.monotonic() - self._begin, 1e-9)
+        done = step - self._first_step
+        epochs = f"/{trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
+        steps = f"/{total}" if total else ""
+        # Not `current_epoch`, which Lightning counts up before training has ended.
+        epoch = max(1, trainer.fit_loop.epoch_progress.current.started)
+        parts = [f"epoch {epoch}{epochs}", f"step {step}{steps}"]
+        loss = latest_loss(trainer)
+        if loss is not None:
+            parts.append(f"loss {float(loss):.4g}")
+        if self._validated:
+            parts.append(self._validated)
+        if done > 0:
+            parts.append(f"{done * rows_per_step(trainer) / seconds:,.0f} rows/s")
+        if done > 0 and total:
+            left = timedelta(seconds=round((total - step) * seconds / done))
+            took = timedelta(seconds=round(seconds))
+            parts.append(f"{left} left" if step < total else f"took {took}")
+        return "  ".join(parts)
+
+    def _evaluated(self, what: str, total: float) -> None:
+        self._batches += 1
+        if self._is_due():
+            self._write(f"{what} batch {self._batches}/{total:.0f}")
+
+    def _is_due(self) -> bool:
+        if not self._is_enabled:
+            return False
+        interval = self.terminal_interval_s if self._out.isatty() else self.interval_s
+        return time.monotonic() - self._last >= interval
+
+    @property
+    def _out(self) -> TextIO:
+        # Not kept: a spawned process inherits this object, but not the stream.
+        return self._stream or sys.stdout
+
+    def _write(self, line: str, is_last: bool = False) -> None:
+        if not self._is_enabled:
+            return
+        self._last = time.monotonic()
+        if self._out.isatty():
+            self._out.write("\r" + line.ljust(self._width) + ("\n" if is_last else ""))
+            self._width = 0 if is_last else len(line)
+        else:
+            self._out.write(line + "\n")
+        self._out.flush()
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        if self._is_enabled:
+            print(*args, file=self._out, **kwargs)
+
+
+def sum_of(batches: Any) -> float:
+    """Returns the batches of all dataloaders together."""
+    return float(sum(batches)) if isinstance(batches, list) else float(batches)
+
+
+def latest_loss(trainer: Trainer) -> float | None:
+    """Returns the loss of the whole last step, from the ledger, or what the module logged."""
+    ledger = next((c for c in trainer.callbacks if isinstance(c, Ledger)), None)
+    if ledger is not None and ledger.latest:
+        return float(ledger.latest["loss"])
+    logged = trainer.callback_metrics.get("train/loss")
+    return None if logged is None else float(logged)
+
+
+def rows_per_step(trainer: Trainer) -> int:
+    """Returns the rows that one optimizer step learns from, over all devices; 1 if unknown."""
+    batching = getattr(getattr(trainer, "datamodule", None), "batching", None)
+    return int(getattr(batching, "global_batch_size", 1))
+
+
+def total_steps(trainer: Trainer) -> int | None:
+    """Returns the optimizer steps of the whole run, or None where it has no known end."""
+    limits = [trainer.max_steps] if (trainer.max_steps or -1) > 0 else []
+    batches = trainer.num_training_batches
+    if (trainer.max_epochs or -1) > 0 and batches != float("inf"):
+        steps = -(-int(batches) // trainer.accumulate_grad_batches)
+        limits.append(steps * int(trainer.max_epochs or 0))
+    return min(limits) if limits else None
