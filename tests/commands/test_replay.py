@@ -292,7 +292,7 @@ def test_a_damaged_checkpoint_is_passed_over(run: Path, replayed) -> None:
 
 def test_steps_around_a_rollback_are_those_of_the_run(tmp_path, monkeypatch, unisono, replayed):
     """Sample 3 spoils step 4, which is noticed behind step 5: both are undone, step 6 follows 3."""
-    callbacks = "lit_models.training.callbacks"
+    callbacks = "lit_models.training"
     options = [f"--trainer.callbacks+={callbacks}.NonFinite", "--trainer.callbacks.policy=rollback"]
     options += [f"--trainer.callbacks+={callbacks}.LastCheckpoint"]
     options += ["--trainer.callbacks.every_n_steps=3", "--trainer.callbacks.every_epoch=false"]
