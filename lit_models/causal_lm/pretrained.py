@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_models.causal_lm.network import Decoder, DecoderConfig, attend, documents_of
+from lit_models.training.sharding import Split
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.pt", "*.pth")
@@ -94,6 +95,22 @@ class PretrainedDecoder(nn.Module):
             f"{type(self.model).__name__} has no list of {count} layers, so its blocks are not "
             "known; train it without fsdp, compilation and recomputed blocks."
         )
+
+    def tensor_plan(self) -> dict[str, Split]:
+        """As `Decoder.tensor_plan`; empty where layers are named otherwise than Llama's."""
+        config = self.model.config
+        if not self.is_packed or config.model_type == "gpt2":
+            return {}
+        heads = "num_heads", config.num_attention_heads
+        groups = "num_kv_heads", config.num_key_value_heads
+        inner = "feed_forward", config.intermediate_size
+        return {
+            "model.model.layers.*.self_attn.q_proj": Split("columns", *heads),
+            "model.model.layers.*.self_attn.[kv]_proj": Split("columns", *groups),
+            "model.model.layers.*.self_attn.o_proj": Split("rows", *heads),
+            "model.model.layers.*.mlp.[ug]*_proj": Split("columns", *inner),
+            "model.model.layers.*.mlp.down_proj": Split("rows", *inner),
+        }
 
     def recompute_blocks(self) -> None:
         """As `Decoder.recompute_blocks`."""
