@@ -163,10 +163,6 @@ class TokenRows:
     def __getitem__(self, number: int) -> np.ndarray:
         return self.tokens[self.starts[number] : self.starts[number + 1]]
 
-    def between(self, first: int, end: int) -> np.ndarray:
-        """Return the tokens of successive texts, one after the other, without that at `end`."""
-        return self.tokens[self.starts[first] : self.starts[end]]
-
 
 class TokenRowsWriter:
     """Writes rows of tokens, in a `with` block.
