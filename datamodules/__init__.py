@@ -6,13 +6,13 @@ from typing import Any
 _HOME = {
     "RankingDataModule": "datamodules.search.ranking",
     "RetrievalDataModule": "datamodules.search.retrieval",
-    "HISCO": "datamodules.tokenizers.code_systems",
-    "OCC1950": "datamodules.tokenizers.code_systems",
+    "HISCO": "datamodules.tokenizers.codes",
+    "OCC1950": "datamodules.tokenizers.codes",
     "ActivationDataModule": "datamodules.activations.datamodule",
     "ActivationDumpDataModule": "datamodules.activations.dump",
     "Augmentation": "datamodules.occupations.augmentation",
     "CodeBookOptions": "datamodules.occupations.store",
-    "CodeSystem": "datamodules.tokenizers.code_systems",
+    "CodeSystem": "datamodules.tokenizers.codes",
     "Columns": "datamodules.occupations.rows",
     "InstructionDataModule": "datamodules.text.instructions",
     "LoaderOptions": "datamodules.core.planned",
@@ -26,7 +26,7 @@ _HOME = {
     "TextDataModule": "datamodules.text.texts",
     "TextOptions": "datamodules.occupations.store",
     "TextSplit": "datamodules.text.splitting",
-    "TokenizerOptions": "datamodules.tokenizers.text_tokenizer",
+    "TokenizerOptions": "datamodules.tokenizers.text",
 }
 
 __all__ = [

@@ -7,7 +7,7 @@ import numpy as np
 from datamodules.files.splitting import TEST, TRAIN, VALIDATION
 from datamodules.text.splitting import TextSplit
 from datamodules.text.store import TokenRequest
-from datamodules.tokenizers.text_tokenizer import TokenizerOptions
+from datamodules.tokenizers.text import TokenizerOptions
 
 NO_SPLIT = TextSplit(0.0)
 

@@ -21,7 +21,7 @@ from datamodules.files.audit import Audit, MakeModel
 from datamodules.files.splitting import PART_NAMES, TEST
 from datamodules.text.prompts import check_output
 from datamodules.text.store import TokenStore
-from datamodules.tokenizers.wanted import options_of_model
+from datamodules.tokenizers.text import options_of_model
 
 OF_THE_DUMP = (
     *("train_files", "validation_files", "test_files", "tokenizer", "split"),

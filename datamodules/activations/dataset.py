@@ -19,7 +19,7 @@ from datamodules.core.plan import hash_ids
 from datamodules.files.splitting import PART_NAMES
 from datamodules.files.tables import naming
 from datamodules.text.prompts import new_json_file
-from datamodules.tokenizers.text_tokenizer import TextTokenizer
+from datamodules.tokenizers.text import TextTokenizer
 
 AROUND = 8  # tokens before and after the one that is shown
 MARGIN = 4  # more that are decoded: no character has more bytes, and so none has more tokens

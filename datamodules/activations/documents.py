@@ -30,8 +30,7 @@ from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
 from datamodules.text.splitting import TextSplit
 from datamodules.text.store import TokenRequest, TokenStore, open_token_store
 from datamodules.text.texts import cut_into_pieces
-from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions
-from datamodules.tokenizers.wanted import model_options
+from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, model_options
 
 SEEDS_APART = 1_000_003  # more than positions of a document
 

@@ -38,7 +38,7 @@ from datamodules.files.audit import Audit, MakeModel
 from datamodules.files.splitting import PART_NAMES, TRAIN
 from datamodules.files.tables import naming
 from datamodules.text.store import TokenStore
-from datamodules.tokenizers.wanted import options_of_model
+from datamodules.tokenizers.text import options_of_model
 
 CHUNK = 4096  # activations that are summed at once; another value moves the last bits
 

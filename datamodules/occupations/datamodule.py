@@ -36,8 +36,13 @@ from datamodules.occupations.store import (
     encoding_digest,
     open_store,
 )
-from datamodules.tokenizers.code_systems import CodeSystem, named_code_system
-from datamodules.tokenizers.codes import CodeBook, build_code_book, lost_zero_suspects
+from datamodules.tokenizers.codes import (
+    CodeBook,
+    CodeSystem,
+    build_code_book,
+    lost_zero_suspects,
+    named_code_system,
+)
 
 log = logging.getLogger(__name__)
 RECIPE_KEY = "occupation_recipe"

@@ -11,8 +11,7 @@ from datamodules.files.splitting import parse_part
 from datamodules.files.tables import RowBatch, Table, TableOptions
 from datamodules.occupations.languages import UNKNOWN, language_code
 from datamodules.tokenizers.characters import TextNormalisation
-from datamodules.tokenizers.code_systems import MOST_CODES
-from datamodules.tokenizers.codes import CodeBook, CodeSystem
+from datamodules.tokenizers.codes import MOST_CODES, CodeBook, CodeSystem
 
 NO_CODE_MARKS = ("", "na", "n/a", "nan", "null", "none")
 

@@ -17,8 +17,12 @@ from datamodules.core.planned import PlannedDataModule, Stage
 from datamodules.core.store import cache_root, digest_of, made_once
 from datamodules.text.store import TokenRows, TokenRowsWriter
 from datamodules.text.terms import check_languages, terms_by
-from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions, make_tokenizer
-from datamodules.tokenizers.wanted import model_options
+from datamodules.tokenizers.text import (
+    TextTokenizer,
+    TokenizerOptions,
+    make_tokenizer,
+    model_options,
+)
 
 DOCUMENT = 1  # segment; that of a query or an only text is 0
 KEPT_BYTES = 128 << 20  # of the texts that a process remembers

@@ -34,7 +34,7 @@ from datamodules.files.rows import (
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, keyed_hashes
 from datamodules.text.splitting import Fragments, TextSplit, cuts_of
 from datamodules.text.store import TokenisedFolder, token_dtype
-from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions, make_tokenizer
+from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, make_tokenizer
 
 ASSISTANT = "assistant"
 ROLES = ("system", "user", ASSISTANT, "tool")

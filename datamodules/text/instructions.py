@@ -23,8 +23,7 @@ from datamodules.text.instruction_store import (
 from datamodules.text.language_model import LanguageModelDataModule, trained_pieces
 from datamodules.text.packing import Piece, RowDataset
 from datamodules.text.splitting import TextSplit
-from datamodules.tokenizers.text_tokenizer import TokenizerOptions
-from datamodules.tokenizers.wanted import model_options, options_of_model
+from datamodules.tokenizers.text import TokenizerOptions, model_options, options_of_model
 
 TooLong = Literal["cut", "leave_out", "error"]
 Layout = Literal["packed", "documents"]

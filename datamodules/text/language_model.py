@@ -26,8 +26,14 @@ from datamodules.text.prompts import (
     write_scores,
 )
 from datamodules.text.store import TokenisedFolder
-from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions, make_tokenizer
-from datamodules.tokenizers.wanted import TEXT_RECIPE_KEY, model_options, trained_tokenizer
+from datamodules.tokenizers.text import (
+    TEXT_RECIPE_KEY,
+    TextTokenizer,
+    TokenizerOptions,
+    make_tokenizer,
+    model_options,
+    trained_tokenizer,
+)
 
 log = logging.getLogger(__name__)
 Files = str | list[str] | None

@@ -50,7 +50,7 @@ from datamodules.text.prompts import (
     read_rows,
     write_rows,
 )
-from datamodules.tokenizers.text_tokenizer import TextTokenizer
+from datamodules.tokenizers.text import TextTokenizer
 
 if TYPE_CHECKING:
     from selectolax.lexbor import LexborHTMLParser

@@ -21,7 +21,7 @@ from datamodules.files.rows import HALF_RULE, JSON_SUFFIXES, JsonRow, half_chara
 from datamodules.files.tables import free_names, naming, new_text_file
 from datamodules.text.instruction_store import as_messages
 from datamodules.text.packing import Piece, best_fit, padded_rows
-from datamodules.tokenizers.text_tokenizer import TextTokenizer
+from datamodules.tokenizers.text import TextTokenizer
 
 ROWS_AT_ONCE = 1024
 DEFAULT_COLUMNS = ("prompt", "messages")

@@ -33,7 +33,7 @@ from datamodules.core.store import (
 from datamodules.files.documents import Fragment, Reading, read_section, sections_of
 from datamodules.files.splitting import PART_NAMES, TRAIN
 from datamodules.text.splitting import Fragments, TextSplit, cuts_of
-from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions, make_tokenizer
+from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, make_tokenizer
 
 log = logging.getLogger("lightning.pytorch.datamodules")  # Lightning shows its own at this level
 STORE_VERSION = 3

@@ -19,8 +19,12 @@ from datamodules.text.language_model import LanguageModelDataModule, trained_pie
 from datamodules.text.packing import Piece, RowDataset
 from datamodules.text.splitting import TextSplit, without_text
 from datamodules.text.store import TokenRequest, TokenStore, TokenStream, open_token_store
-from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions
-from datamodules.tokenizers.wanted import model_options, options_of_model
+from datamodules.tokenizers.text import (
+    TextTokenizer,
+    TokenizerOptions,
+    model_options,
+    options_of_model,
+)
 
 Layout = Literal["blocks", "packed", "documents"]
 Files = str | list[str] | None

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from datamodules.tokenizers.text_tokenizer import TextTokenizer
-from datamodules.tokenizers.wanted import TEXT_RECIPE_KEY
+from datamodules.tokenizers.text import TEXT_RECIPE_KEY, TextTokenizer
 from lit_models.causal_lm.adapters import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,

@@ -15,7 +15,7 @@ from torch import Tensor
 from datamodules.core.batches import IGNORED, ChoiceBatch, PromptBatch
 from datamodules.core.plan import rng_for
 from datamodules.text.prompts import FINISH_REASONS, NO_TOKEN, recent
-from datamodules.tokenizers.text_tokenizer import TextTokenizer
+from datamodules.tokenizers.text import TextTokenizer
 from lit_models.causal_lm.network import as_written
 from lit_models.causal_lm.pretrained import (
     Network,

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from datamodules.core.batches import ChoiceBatch, PromptBatch, TextBatch
 from datamodules.core.store import digest_of
 from datamodules.text.prompts import ChoiceDataset, PromptDataset, PromptRequest, completion_text
-from datamodules.tokenizers.chat_template import Message
-from datamodules.tokenizers.text_tokenizer import TextTokenizer
-from datamodules.tokenizers.wanted import TEXT_RECIPE_KEY
+from datamodules.tokenizers.pipelines import Message
+from datamodules.tokenizers.text import TEXT_RECIPE_KEY, TextTokenizer
 from lit_models.causal_lm.adapters import (
     LoraOptions,
     adapted_recipe,

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from datamodules.text.prompts import completion_text, prompt_batch, prompt_tokens
-from datamodules.tokenizers.text_tokenizer import TextTokenizer
+from datamodules.tokenizers.text import TextTokenizer
 from lit_models.causal_lm.generation import GenerationOptions, check_lengths, most_positions
 from lit_models.causal_lm.pretrained import recipe_of
 from lit_models.training.ledger import ledger_of

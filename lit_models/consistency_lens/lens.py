@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from datamodules.activations.store import ActivationStatistics
 from datamodules.core.batches import ActivationBatch
-from datamodules.tokenizers.text_tokenizer import TextTokenizer
+from datamodules.tokenizers.text import TextTokenizer
 from lit_models.causal_lm.pretrained import Network
 from lit_models.consistency_lens.subject import (
     BaseOptions,

@@ -21,7 +21,7 @@ from datamodules.activations.store import (
 from datamodules.core.batches import ActivationBatch
 from datamodules.files.splitting import TRAIN
 from datamodules.text.prompts import prompt_tokens
-from datamodules.tokenizers.text_tokenizer import TextTokenizer
+from datamodules.tokenizers.text import TextTokenizer
 from lit_models.consistency_lens.controls import (
     CONTROLS,
     Baselines,

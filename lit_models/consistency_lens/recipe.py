@@ -14,7 +14,7 @@ from lightning.pytorch import Trainer
 from datamodules.activations.datamodule import ActivationDataModule
 from datamodules.activations.store import ActivationStore
 from datamodules.files.splitting import TRAIN
-from datamodules.tokenizers.text_tokenizer import TextTokenizer
+from datamodules.tokenizers.text import TextTokenizer
 from lit_models.causal_lm.adapters import check_precision
 from lit_models.causal_lm.pretrained import check_recipe, learned_positions
 from lit_models.consistency_lens.lens import LensOptions

@@ -10,7 +10,7 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
 from datamodules.text.encoding import RECIPE_KEY
-from datamodules.tokenizers.text_tokenizer import TextTokenizer
+from datamodules.tokenizers.text import TextTokenizer
 from lit_models.blocks import layer_depths
 from lit_models.causal_lm.adapters import (
     LoraOptions,

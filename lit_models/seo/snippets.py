@@ -15,7 +15,7 @@ from torchmetrics import Metric
 from datamodules.files.rows import JsonRow
 from datamodules.text.prompts import completion_text
 from datamodules.text.terms import sentences_of
-from datamodules.tokenizers.text_tokenizer import TextTokenizer
+from datamodules.tokenizers.text import TextTokenizer
 from lit_models.causal_lm.generation import Completions, GenerationOptions
 from lit_models.seo.onpage import (
     LONGEST_DESCRIPTION,

@@ -14,8 +14,7 @@ from datamodules.core.planned import PlannedDataModule, PlannedDataset, Stage
 from datamodules.text.language_model import LanguageModelDataModule
 from datamodules.text.store import TokenStream, token_dtype
 from datamodules.text.texts import TokenDataset
-from datamodules.tokenizers.text_tokenizer import TextTokenizer
-from datamodules.tokenizers.trained import byte_tokenizer
+from datamodules.tokenizers.text import TextTokenizer, byte_tokenizer
 from lit_models import LitCausalLM
 from lit_models.training import default_callbacks
 from lit_models.training.run import ProgressLine, default_loggers

@@ -8,7 +8,7 @@ import torch
 from datamodules.core.checkpoint_recipe import read_recipe
 from datamodules.occupations.datamodule import RECIPE_KEY
 from datamodules.text.texts import TextDataModule
-from datamodules.tokenizers.wanted import TEXT_RECIPE_KEY
+from datamodules.tokenizers.text import TEXT_RECIPE_KEY
 from lit_models.causal_lm.module import LitCausalLM
 from lit_models.commands.export import export_checkpoint
 from lit_models.training.checkpoints import AtomicCheckpointIO, Part, prepare, read_checkpoint

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from datamodules.tokenizers.trained import byte_tokenizer
-from datamodules.tokenizers.wanted import TEXT_RECIPE_KEY
+from datamodules.tokenizers.text import TEXT_RECIPE_KEY, byte_tokenizer
 from lit_models.causal_lm.adapters import (
     LoraOptions,
     adapted_recipe,

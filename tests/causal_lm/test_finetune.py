@@ -12,8 +12,8 @@ from lightning.pytorch import seed_everything
 
 from datamodules.text.splitting import TextSplit
 from datamodules.text.texts import TextDataModule
-from datamodules.tokenizers.chat_template import TEMPLATES
-from datamodules.tokenizers.trained import byte_tokenizer
+from datamodules.tokenizers.pipelines import TEMPLATES
+from datamodules.tokenizers.text import byte_tokenizer
 from lit_models.causal_lm.adapters import LoraOptions
 from lit_models.causal_lm.loss import LossOptions
 from lit_models.causal_lm.module import LitCausalLM

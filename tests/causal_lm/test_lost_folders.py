@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from datamodules.text.instructions import InstructionDataModule
-from datamodules.tokenizers.text_tokenizer import TokenizerOptions
-from datamodules.tokenizers.trained import byte_tokenizer
+from datamodules.tokenizers.text import TokenizerOptions, byte_tokenizer
 from lit_models.causal_lm.adapters import LoraOptions
 from lit_models.causal_lm.module import LitCausalLM
 from lit_models.training.ledger import Ledger

@@ -10,8 +10,7 @@ from lightning.pytorch import seed_everything
 from datamodules.text.instructions import InstructionDataModule
 from datamodules.text.splitting import TextSplit
 from datamodules.text.texts import TextDataModule
-from datamodules.tokenizers.text_tokenizer import TokenizerOptions
-from datamodules.tokenizers.trained import byte_tokenizer
+from datamodules.tokenizers.text import TokenizerOptions, byte_tokenizer
 from lit_models.causal_lm.generation import GenerationOptions
 from lit_models.causal_lm.module import LitCausalLM
 from lit_models.causal_lm.network import DecoderConfig

@@ -7,8 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from datamodules.tokenizers.trained import character_tokenizer
-from datamodules.tokenizers.wanted import TEXT_RECIPE_KEY
+from datamodules.tokenizers.text import TEXT_RECIPE_KEY, character_tokenizer
 from lit_models.causal_lm.export import model_layout
 from lit_models.causal_lm.network import DecoderConfig
 from lit_models.causal_lm.pretrained import (

@@ -10,7 +10,7 @@ from lightning.pytorch import seed_everything
 
 from datamodules.text.splitting import TextSplit
 from datamodules.text.texts import TextDataModule
-from datamodules.tokenizers.text_tokenizer import TokenizerOptions
+from datamodules.tokenizers.text import TokenizerOptions
 from lit_models.causal_lm.adapters import LoraOptions
 from lit_models.causal_lm.module import LitCausalLM
 from lit_models.causal_lm.network import DecoderConfig

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, decoders, models
 from torch import nn
 
 from datamodules.core.plan import rng_for
-from datamodules.tokenizers.text_tokenizer import TextTokenizer
+from datamodules.tokenizers.text import TextTokenizer
 from lit_models.causal_lm.generation import GenerationOptions, draw, filtered
 from lit_models.causal_lm.network import Decoder, DecoderConfig
 from tests.causal_lm.tiny import TOKENIZER, completed

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models
 from datamodules.core.loader import collated
 from datamodules.core.plan import MicroBatch
 from datamodules.text.prompts import ChoiceDataset, PromptRequest, joint_tokens
-from datamodules.tokenizers.text_tokenizer import TextTokenizer
+from datamodules.tokenizers.text import TextTokenizer
 from lit_models.causal_lm.generation import GenerationOptions, complete, score
 from tests.causal_lm.tiny import (
     TOKENIZER,

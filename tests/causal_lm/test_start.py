@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from datamodules.tokenizers.text_tokenizer import TokenizerOptions
+from datamodules.tokenizers.text import TokenizerOptions
 from lit_models.causal_lm import module as module_file
 from lit_models.causal_lm.adapters import LoraOptions
 from lit_models.causal_lm.module import ComputationOptions, LitCausalLM

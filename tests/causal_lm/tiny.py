@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from datamodules.text.prompts import FINISH_REASONS, completion_text
-from datamodules.tokenizers.trained import byte_tokenizer
+from datamodules.tokenizers.text import byte_tokenizer
 from lit_models.causal_lm.generation import generate
 from lit_models.causal_lm.network import Decoder, DecoderConfig
 from lit_models.causal_lm.pretrained import PretrainedDecoder

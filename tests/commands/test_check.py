@@ -157,7 +157,7 @@ def test_text_and_instructions_are_audited_by_the_same_command(tmp_path, capsys)
 
 
 def test_a_pretrained_model_brings_the_tokenizer_that_counts(tmp_path, capsys):
-    from datamodules.tokenizers.trained import bpe_tokenizer
+    from datamodules.tokenizers.text import bpe_tokenizer
 
     folder = tmp_path / "model"
     saved_tokenizer(bpe_tokenizer(["A hen sat on a mat. "], 261), folder)

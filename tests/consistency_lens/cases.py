@@ -9,7 +9,7 @@ from torch import nn
 
 from datamodules.activations.datamodule import ActivationDataModule
 from datamodules.activations.store import statistics_of
-from datamodules.tokenizers.text_tokenizer import TokenizerOptions
+from datamodules.tokenizers.text import TokenizerOptions
 from lit_models.causal_lm.network import Decoder, DecoderConfig
 from lit_models.consistency_lens.controls import Baselines, Case, EvaluationOptions
 from lit_models.consistency_lens.lens import Lens, LensOptions

@@ -19,7 +19,7 @@ from torch import Tensor
 from datamodules import ActivationDataModule
 from datamodules.activations.documents import PositionRule
 from datamodules.core.planned import LoaderOptions
-from datamodules.tokenizers.text_tokenizer import TokenizerOptions
+from datamodules.tokenizers.text import TokenizerOptions
 from lit_models import LitConsistencyLens
 from lit_models.causal_lm.adapters import LoraOptions
 from lit_models.causal_lm.network import DecoderConfig

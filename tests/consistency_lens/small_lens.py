@@ -9,7 +9,7 @@ from lightning.pytorch import Trainer, seed_everything
 
 from datamodules import ActivationDataModule
 from datamodules.core.loader import LoaderOptions
-from datamodules.tokenizers.trained import byte_tokenizer
+from datamodules.tokenizers.text import byte_tokenizer
 from lit_models import LitConsistencyLens
 from lit_models.consistency_lens.lens import LensOptions
 from lit_models.consistency_lens.loss import LensLosses, LossWeight

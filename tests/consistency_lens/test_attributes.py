@@ -3,7 +3,7 @@
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from datamodules.activations.documents import NONE, first_tokens
-from datamodules.tokenizers.text_tokenizer import TextTokenizer
+from datamodules.tokenizers.text import TextTokenizer
 
 
 def sentence_piece() -> TextTokenizer:

@@ -9,8 +9,12 @@ from hypothesis import strategies as st
 from lightning.pytorch import seed_everything
 
 from datamodules.activations.dataset import AROUND, context_of, token_texts, write_explanations
-from datamodules.tokenizers.text_tokenizer import TokenizerOptions
-from datamodules.tokenizers.trained import bpe_tokenizer, byte_tokenizer, word_tokenizer
+from datamodules.tokenizers.text import (
+    TokenizerOptions,
+    bpe_tokenizer,
+    byte_tokenizer,
+    word_tokenizer,
+)
 from tests.consistency_lens.cases import data_of, module_of, trainer_of
 
 TEXT = "naïve 日本語 🙂🙃 text, and more: ça va? "

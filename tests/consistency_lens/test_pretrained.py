@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-from datamodules.tokenizers.trained import byte_tokenizer
+from datamodules.tokenizers.text import byte_tokenizer
 from tests.causal_lm.folders import saved
 from tests.distributed.lens_family import story_files
 from tests.text_corpora import saved_tokenizer

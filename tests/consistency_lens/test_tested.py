@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import seed_everything
 
 from datamodules.text.splitting import TextSplit
-from datamodules.tokenizers.text_tokenizer import TokenizerOptions
+from datamodules.tokenizers.text import TokenizerOptions
 from lit_models.causal_lm.pretrained import network_from_config as drawn
 from lit_models.consistency_lens import subject
 from lit_models.consistency_lens.controls import EvaluationOptions

@@ -11,7 +11,7 @@ import pytest
 from datamodules.activations.documents import NONE, DocumentFacts, document_facts, group_names
 from datamodules.files.documents import Reading
 from datamodules.text.store import TokenStore, open_token_store
-from datamodules.tokenizers.text_tokenizer import TokenizerOptions
+from datamodules.tokenizers.text import TokenizerOptions
 from tests.text_corpora import request, text_file
 
 WORDS = TokenizerOptions(kind="words")

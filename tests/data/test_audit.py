@@ -21,7 +21,7 @@ from datamodules.files.audit import WIDTH, Audit, AuditPart
 from datamodules.search.collection import CollectionRequest, QuerySplit
 from datamodules.text.language_model import trained_pieces
 from datamodules.text.packing import Piece
-from datamodules.tokenizers.trained import byte_tokenizer
+from datamodules.tokenizers.text import byte_tokenizer
 from lit_models.commands.check import check
 from tests.search_collections import TEST, TRAIN, write_beir, write_qrels
 

@@ -1,6 +1,6 @@
 import pytest
 
-from datamodules.tokenizers.code_systems import HISCO, OCC1950, CodeSystem, named_code_system
+from datamodules.tokenizers.codes import HISCO, OCC1950, CodeSystem, named_code_system
 
 LEVELS = CodeSystem(level_separator=",")
 

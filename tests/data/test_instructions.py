@@ -19,8 +19,7 @@ from datamodules import InstructionDataModule, PlanOptions, TextSplit, Tokenizer
 from datamodules.core.batches import IGNORED
 from datamodules.text.instruction_store import Instruction, Marker, open_instruction_store
 from datamodules.text.instructions import InstructionDataset
-from datamodules.tokenizers.text_tokenizer import TextTokenizer, make_tokenizer
-from datamodules.tokenizers.trained import bpe_tokenizer, byte_tokenizer
+from datamodules.tokenizers.text import TextTokenizer, bpe_tokenizer, byte_tokenizer, make_tokenizer
 from tests.text_corpora import saved_tokenizer
 
 CHATML = (

@@ -21,8 +21,7 @@ from datamodules.text.prompts import (
     write_completions,
     write_scores,
 )
-from datamodules.tokenizers.text_tokenizer import TextTokenizer
-from datamodules.tokenizers.trained import byte_tokenizer, character_tokenizer
+from datamodules.tokenizers.text import TextTokenizer, byte_tokenizer, character_tokenizer
 
 TOKENIZER = byte_tokenizer()
 BEGIN = TOKENIZER.begin_id

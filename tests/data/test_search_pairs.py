@@ -27,7 +27,7 @@ from datamodules.search.retrieval import (
     drawn_sentence,
 )
 from datamodules.text.encoding import TextEncoding
-from datamodules.tokenizers.text_tokenizer import TokenizerOptions, make_tokenizer
+from datamodules.tokenizers.text import TokenizerOptions, make_tokenizer
 from tests.seo.retrieval_collection import SIZES, write_collection
 
 LIMITS = {"max_length": 24, "max_query_length": 8, "lower_case": True}

@@ -13,7 +13,7 @@ from datamodules.search.collection import Collection, CollectionRequest, open_co
 from datamodules.search.datamodule import kept_collection
 from datamodules.text.encoding import TextEncoding
 from datamodules.text.store import TokenRows, TokenRowsWriter
-from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions, make_tokenizer
+from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, make_tokenizer
 from tests.seo.retrieval_collection import write_collection
 
 LIMITS = {"max_length": 12, "max_query_length": 5, "lower_case": True}

@@ -21,7 +21,7 @@ from datamodules.files.splitting import TEST, TRAIN, VALIDATION
 from datamodules.text.packing import Piece, best_fit, one_row, padded_rows
 from datamodules.text.store import TokenStream
 from datamodules.text.texts import BlockDataset, TokenDataset, cut_into_pieces
-from datamodules.tokenizers.text_tokenizer import make_tokenizer
+from datamodules.tokenizers.text import make_tokenizer
 from tests.text_corpora import TEXTS, text_file, text_module, text_rows, texts_of
 
 

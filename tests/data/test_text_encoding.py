@@ -6,7 +6,7 @@ import torch
 
 from datamodules.text.encoding import Framing, TextLimits, padded
 from datamodules.text.terms import terms_by
-from datamodules.tokenizers.text_tokenizer import TokenizerOptions, make_tokenizer
+from datamodules.tokenizers.text import TokenizerOptions, make_tokenizer
 
 
 @pytest.mark.parametrize("begin_id", [None, 9])

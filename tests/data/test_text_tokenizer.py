@@ -8,8 +8,13 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions, make_tokenizer
-from datamodules.tokenizers.trained import bpe_tokenizer, byte_tokenizer
+from datamodules.tokenizers.text import (
+    TextTokenizer,
+    TokenizerOptions,
+    bpe_tokenizer,
+    byte_tokenizer,
+    make_tokenizer,
+)
 from tests.text_corpora import saved_tokenizer
 
 TEXTS = [

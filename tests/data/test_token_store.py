@@ -20,9 +20,14 @@ from datamodules.files.splitting import TEST, TRAIN, VALIDATION
 from datamodules.text.prompts import completion_text
 from datamodules.text.splitting import Fragments, TextSplit, cuts_of
 from datamodules.text.store import TokenStream, open_token_store
-from datamodules.tokenizers.spelling import without_first_space
-from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions, make_tokenizer
-from datamodules.tokenizers.trained import byte_tokenizer, character_tokenizer
+from datamodules.tokenizers.pipelines import without_first_space
+from datamodules.tokenizers.text import (
+    TextTokenizer,
+    TokenizerOptions,
+    byte_tokenizer,
+    character_tokenizer,
+    make_tokenizer,
+)
 from lit_models.causal_lm.generation import Stops
 from tests.text_corpora import request, same, text_file, texts_of
 

@@ -7,7 +7,7 @@ import torch
 
 from datamodules import TokenizerOptions
 from datamodules.files.splitting import TRAIN, VALIDATION
-from datamodules.tokenizers.text_tokenizer import make_tokenizer
+from datamodules.tokenizers.text import make_tokenizer
 from tests.text_corpora import TEXTS, saved_tokenizer, text_file, text_module, text_rows
 
 CHARACTERS = TokenizerOptions(kind="characters")

@@ -5,8 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datamodules.tokenizers.text_tokenizer import TextTokenizer, TokenizerOptions, make_tokenizer
-from datamodules.tokenizers.trained import word_tokenizer
+from datamodules.tokenizers.text import (
+    TextTokenizer,
+    TokenizerOptions,
+    make_tokenizer,
+    word_tokenizer,
+)
 from tests.text_corpora import saved_tokenizer
 
 TEXTS = ["the fox sat . then it ran ,", "a fox\n\tsaw\u2003Søren the \x1c .", "<unk> 日本 😀"]

@@ -12,7 +12,7 @@ import torch
 from datamodules import ActivationDataModule
 from datamodules.activations.documents import PositionRule
 from datamodules.core.planned import LoaderOptions, PlannedDataModule
-from datamodules.tokenizers.text_tokenizer import TokenizerOptions
+from datamodules.tokenizers.text import TokenizerOptions
 from lit_models import LitConsistencyLens
 from lit_models.causal_lm.network import DecoderConfig
 from lit_models.consistency_lens.lens import LensOptions

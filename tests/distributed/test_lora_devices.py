@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.causal_lm.test_exported_model import GPT2, LLAMA, logits
 
-from datamodules.tokenizers.trained import byte_tokenizer
+from datamodules.tokenizers.text import byte_tokenizer
 from lit_models import LitCausalLM
 from lit_models.commands.export import export_checkpoint
 from tests.distributed.launch import run

@@ -6,8 +6,7 @@ import pytest
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from datamodules.tokenizers.code_systems import named_code_system
-from datamodules.tokenizers.codes import CodeBook
+from datamodules.tokenizers.codes import CodeBook, named_code_system
 from lit_models.occupation_coder.metrics import (
     CalibrationBins,
     ConfusedPairs,

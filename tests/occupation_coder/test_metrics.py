@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from datamodules.tokenizers.code_systems import named_code_system
-from datamodules.tokenizers.codes import CodeBook
+from datamodules.tokenizers.codes import CodeBook, named_code_system
 from lit_models.occupation_coder.decoding import Decoded, TemperatureSearch, temperatures
 from lit_models.occupation_coder.metrics import (
     CalibrationBins,

@@ -2,8 +2,7 @@
 
 import torch
 
-from datamodules.tokenizers.code_systems import named_code_system
-from datamodules.tokenizers.codes import CodeBook
+from datamodules.tokenizers.codes import CodeBook, named_code_system
 from lit_models.occupation_coder.network import EMPTY, END, NONE, CodeTrie
 
 A, B = 4, 5

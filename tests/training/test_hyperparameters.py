@@ -237,7 +237,7 @@ def test_a_datamodule_is_not_made_of_a_checkpoint() -> None:
 
 
 def test_a_model_folders_own_code_is_not_run(tmp_path: Path) -> None:
-    from datamodules.tokenizers.pretrained import _backend
+    from datamodules.tokenizers.text import _backend
     from lit_models.causal_lm.pretrained import network_from_config
 
     code = {"AutoTokenizer": ["mine.T", None], "AutoModelForCausalLM": "mine.M"}

@@ -1,21 +1,28 @@
-"""Text to tokens and back: one class around a `tokenizers` pipeline, whichever way it was made."""
+"""Tokenizers of texts: bytes, words, trained on a run's texts, or a model's own."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Encoding, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from datamodules.core.checkpoint_recipe import checkpoint_to_load, read_recipe
 from datamodules.core.store import cache_root, digest_of, file_digest
-from datamodules.tokenizers.chat_template import Message, Renderer, named_template
-from datamodules.tokenizers.hugging_face import files_of
-from datamodules.tokenizers.spelling import (
+from datamodules.tokenizers.pipelines import (
+    CONFIG_FILE,
+    PIPELINE_FILE,
+    Message,
+    Renderer,
     anchor,
     byte_lengths,
+    files_of,
     may_drop,
+    named_template,
     spells,
     whole_words,
     without_first_space,
@@ -299,8 +306,6 @@ class TokenizerOptions:
         if self.kind in SMALLEST:
             facts["vocab_size"] = self.vocab_size or DEFAULT_VOCAB_SIZE
         if self.path is not None:
-            from datamodules.tokenizers.pretrained import tokenizer_files
-
             root = cache_root()
             facts["path"] = [[f.name, file_digest(f, root)] for f in tokenizer_files(self.path)]
         if self.chat_template is not None:
@@ -321,16 +326,310 @@ def make_tokenizer(options: TokenizerOptions, texts: Iterator[str]) -> TextToken
     """
     template = None if options.chat_template is None else named_template(options.chat_template)
     if options.path is not None:
-        from datamodules.tokenizers.pretrained import folder_tokenizer  # it needs this class
-
         return folder_tokenizer(Path(options.path).expanduser(), template)
-    from datamodules.tokenizers import trained
-
     if options.kind == "characters":
-        return trained.character_tokenizer(texts, template)
+        return character_tokenizer(texts, template)
     vocab_size = options.vocab_size or DEFAULT_VOCAB_SIZE
     if options.kind == "words":
-        return trained.word_tokenizer(texts, vocab_size, template, options.min_count)
+        return word_tokenizer(texts, vocab_size, template, options.min_count)
     if options.kind == "bpe":
-        return trained.bpe_tokenizer(texts, vocab_size, template)
-    return trained.byte_tokenizer(template)
+        return bpe_tokenizer(texts, vocab_size, template)
+    return byte_tokenizer(template)
+
+
+SPECIAL_FILE = "special_tokens_map.json"
+TEMPLATE_FILE = "chat_template.jinja"
+MODEL_FILES = ("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model")
+NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+def folder_tokenizer(folder: Path, chat_template: str | None = None) -> TextTokenizer:
+    """Return the tokenizer of a folder.
+
+    Args:
+        folder: with tokenizer.json, or files from which transformers builds it.
+        chat_template: wins over that of the folder.
+
+    Raises:
+        FileNotFoundError: there is no such folder, or no tokenizer in it.
+        ValueError: its files are damaged, or name no end-of-text token.
+    """
+    tokenizer_files(str(folder))
+    config = {**_json(folder / SPECIAL_FILE), **_json(folder / CONFIG_FILE)}
+    backend = _backend(folder)
+    backend.no_truncation()  # tokenizer.json may hold both, and would cut texts in silence
+    backend.no_padding()
+    special = {name: _content(config[name]) for name in NAMES if config.get(name)}
+    end = "eos_token" if "eos_token" in special else "sep_token"  # BERT has the latter alone
+    if end not in special:
+        raise ValueError(
+            f"{folder} names no end-of-text token, which ends documents and answers; add "
+            f'"eos_token" to its {CONFIG_FILE}, a token of the vocabulary.'
+        )
+    ids = {name: backend.token_to_id(token) for name, token in special.items()}
+    end_id = ids[end]
+    if end_id is None:
+        raise ValueError(
+            f'{folder}: the end-of-text token "{special[end]}" of {CONFIG_FILE} is not '
+            f"in the vocabulary; name one that is."
+        )
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    # A template writes them into the text, where they must be found.
+    backend.add_special_tokens(
+        [t for n, t in special.items() if ids[n] is not None and t not in known]
+    )
+    return TextTokenizer(
+        backend,
+        end_id,
+        ids.get("bos_token"),
+        chat_template or _template(folder, config),
+        tuple((name, token) for name, token in special.items() if ids[name] is not None),
+    )
+
+
+def tokenizer_files(path: str) -> list[Path]:
+    """Return the files of a folder on which its tokenizer depends.
+
+    Raises:
+        FileNotFoundError: there is no such folder, or no tokenizer in it.
+    """
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"tokenizer.path: {folder} is no folder; name the local folder of a Hugging Face "
+            "tokenizer. Nothing is downloaded."
+        )
+    vocabulary = [folder / name for name in (PIPELINE_FILE, *MODEL_FILES)]
+    if not any(file.is_file() for file in vocabulary):
+        raise FileNotFoundError(
+            f"tokenizer.path: {folder} holds no tokenizer ({PIPELINE_FILE}, "
+            f"{', '.join(MODEL_FILES)}); copy its files there."
+        )
+    others = [folder / name for name in (CONFIG_FILE, SPECIAL_FILE, TEMPLATE_FILE)]
+    return [file for file in (*vocabulary, *others) if file.is_file()]
+
+
+def _backend(folder: Path) -> Tokenizer:
+    path = folder / PIPELINE_FILE
+    if not path.is_file():
+        from transformers import AutoTokenizer
+
+        made = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        if not hasattr(made, "backend_tokenizer"):
+            raise ValueError(
+                f"{folder}: transformers reads it as a {type(made).__name__} without a fast "
+                f"pipeline; save one with a {PIPELINE_FILE}."
+            )
+        return made.backend_tokenizer
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception
+        raise ValueError(
+            f"{path} cannot be read by the tokenizers library ({error}); copy it again."
+        ) from error
+
+
+def _template(folder: Path, config: dict[str, Any]) -> str | None:
+    path = folder / TEMPLATE_FILE
+    if path.is_file():
+        return path.read_text("utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):  # several by name
+        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    return template
+
+
+def _content(token: str | dict[str, Any]) -> str:
+    return token["content"] if isinstance(token, dict) else token
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is no JSON in UTF-8 ({error}); copy it again.") from error
+
+
+END_OF_TEXT = "<|endoftext|>"
+UNKNOWN_WORD = "<|unknown|>"
+
+
+def byte_tokenizer(chat_template: str | None = None) -> TextTokenizer:
+    """Return the tokenizer whose tokens are the 256 bytes of UTF-8, and end-of-text."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE({symbol: i for i, symbol in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    return _with_end(backend, chat_template)
+
+
+def character_tokenizer(texts: Iterable[str], chat_template: str | None = None) -> TextTokenizer:
+    """Return the tokenizer whose tokens are the characters of these texts, and end-of-text.
+
+    Raises:
+        ValueError: there is no text.
+    """
+    alphabet: set[str] = set()
+    for text in texts:
+        alphabet.update(text)
+    if not alphabet:
+        raise ValueError(_no_text("characters"))
+    backend = Tokenizer(models.BPE({symbol: i for i, symbol in enumerate(sorted(alphabet))}, []))
+    backend.decoder = decoders.Fuse()
+    return _with_end(backend, chat_template)
+
+
+def word_tokenizer(
+    texts: Iterable[str],
+    vocab_size: int,
+    chat_template: str | None = None,
+    min_count: int | None = None,
+) -> TextTokenizer:
+    """Return the tokenizer whose tokens are the words of these texts, and end-of-text.
+
+    A word is what stands between white space; a decoded text has one space between two words.
+
+    Args:
+        texts: any number, read once.
+        vocab_size: the most tokens, end-of-text included.
+        chat_template: see `TextTokenizer`.
+        min_count: words of fewer texts, and unknown ones, become one token of their own; none
+            keeps all words and refuses unknown ones.
+
+    Raises:
+        ValueError: there is no word, or there are more than vocab_size.
+    """
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(set(words_of(text.replace(END_OF_TEXT, " "))))
+        if min_count is None and len(counts) >= vocab_size:
+            raise ValueError(_too_many_words(vocab_size, "data.tokenizer.min_count"))
+    words = sorted(word for word, count in counts.items() if count >= (min_count or 1))
+    if not words:
+        raise ValueError(_no_text("words"))
+    if len(words) + 2 > vocab_size and min_count is not None:
+        raise ValueError(_too_many_words(vocab_size, f"data.tokenizer.min_count {min_count}"))
+    vocabulary = {word: i for i, word in enumerate(words)}
+    # No word is empty: without a token for the unknown, such a word is refused.
+    unknown = "" if min_count is None else UNKNOWN_WORD
+    if unknown:
+        vocabulary[unknown] = len(vocabulary)
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token=unknown))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return _with_end(backend, chat_template, unknown)
+
+
+def bpe_tokenizer(
+    texts: Iterable[str], vocab_size: int, chat_template: str | None = None
+) -> TextTokenizer:
+    """Return the tokenizer of the most frequent byte pairs of these texts, and end-of-text.
+
+    Texts are cut into words as GPT-2 does it; the same texts in any order give the same tokens.
+
+    Args:
+        texts: any number, read once.
+        vocab_size: end-of-text included; fewer tokens where the texts have no more pairs.
+        chat_template: see `TextTokenizer`.
+
+    Raises:
+        ValueError: there is no text.
+
+    Source: Sennrich, Haddow, Birch 2016; bytes as in Radford et al. 2019, section 2.2.
+    """
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - 1,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    num_characters = 0
+
+    def counted() -> Iterable[str]:
+        nonlocal num_characters
+        for text in texts:
+            num_characters += len(text)
+            yield text
+
+    backend.train_from_iterator(counted(), trainer)
+    if not num_characters:
+        raise ValueError(_no_text("bpe"))
+    return _with_end(backend, chat_template)
+
+
+def _with_end(backend: Tokenizer, chat_template: str | None, unknown: str = "") -> TextTokenizer:
+    backend.add_special_tokens([END_OF_TEXT, *([unknown] if unknown else [])])
+    end_id = backend.token_to_id(END_OF_TEXT)
+    assert end_id is not None
+    special = [(name, END_OF_TEXT) for name in ("bos_token", "eos_token", "pad_token")]
+    special += [("unk_token", unknown)] if unknown else []
+    return TextTokenizer(backend, end_id, end_id, chat_template, tuple(special))
+
+
+def _too_many_words(vocab_size: int, option: str) -> str:
+    return (
+        f"the training text has more different words than there is room for beside the special "
+        f"tokens in tokenizer.vocab_size {vocab_size}; raise it, raise {option}, which makes rare "
+        "words unknown, or use data.tokenizer.kind bpe, which spells rare words in pieces."
+    )
+
+
+def _no_text(kind: str) -> str:
+    return (
+        f"tokenizer.kind {kind} takes its vocabulary from the training text, and there is none; "
+        "name files with data.train_files, or use tokenizer.kind bytes."
+    )
+
+
+TEXT_RECIPE_KEY = "text_recipe"
+
+
+def trained_tokenizer(trainer: Any) -> TextTokenizer | None:
+    """Return the tokenizer with which the model of an evaluation was trained; none if unknown.
+
+    Raises:
+        FileNotFoundError: there is no such checkpoint.
+        ValueError: the checkpoint is damaged, or of another family.
+    """
+    if trainer is None:
+        return None
+    recipe = getattr(trainer.lightning_module, "recipe", None)
+    if path := checkpoint_to_load(trainer):
+        recipe = read_recipe(Path(path), TEXT_RECIPE_KEY, "text", "LitCausalLM")
+    return TextTokenizer.from_dict(recipe["tokenizer"]) if recipe else None
+
+
+def model_options(trainer: Any, given: TokenizerOptions | None) -> TokenizerOptions:
+    """Return the options of the tokenizer for training.
+
+    Args:
+        trainer: whose module may bring a tokenizer, the folder that `wanted_tokenizer()` returns.
+        given: by the user; none takes the model's, else bytes. A chat template alone joins the
+            model's tokenizer.
+
+    Raises:
+        ValueError: the user's tokenizer is not the model's.
+    """
+    return options_of_model(getattr(trainer, "lightning_module", None), given)
+
+
+def options_of_model(model: Any, given: TokenizerOptions | None) -> TokenizerOptions:
+    """Return the options of the tokenizer with which a model is trained, see `model_options`."""
+    wanted = getattr(model, "wanted_tokenizer", None)
+    folder = wanted() if wanted is not None else None
+    if folder is None:
+        return given or TokenizerOptions()
+    if given is None:
+        return TokenizerOptions(kind="folder", path=str(folder))
+    if given == TokenizerOptions(chat_template=given.chat_template) != TokenizerOptions():
+        return replace(given, kind="folder", path=str(folder))
+    if given.path is None or Path(given.path).resolve() != Path(folder).resolve():
+        named = given.path or f"kind {given.kind}"
+        raise ValueError(
+            f"data.tokenizer is {named}, and the pretrained model in {folder} was trained with "
+            "its own; leave data.tokenizer out (null), but for its chat_template."
+        )
+    return given

@@ -1,15 +1,38 @@
-"""What the tokens of a `tokenizers` pipeline spell: bytes of each; characters and words that have
-none.
+"""Pipelines of the tokenizers library: their files, what their tokens spell, chats as text.
 
-A pipeline is read as the JSON that its tokenizer.json holds.
+A pipeline is read as the JSON that its tokenizer.json holds. Chats are rendered by Jinja templates
+of the Hugging Face kind, as transformers does it.
 """
 
 import json
 import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer, pre_tokenizers
+
+PIPELINE_FILE = "tokenizer.json"
+CONFIG_FILE = "tokenizer_config.json"
+
+
+def files_of(
+    backend: Tokenizer, special_tokens: dict[str, str], chat_template: str | None
+) -> dict[str, str]:
+    """Return file name -> content, see `TextTokenizer.hugging_face_files`."""
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        **special_tokens,
+    }
+    if chat_template is not None:
+        config["chat_template"] = chat_template
+    return {
+        PIPELINE_FILE: backend.to_str(pretty=True) + "\n",
+        CONFIG_FILE: json.dumps(config, indent=2, ensure_ascii=False) + "\n",
+    }
+
 
 SPACE_MARK = "▁"  # of SentencePiece
 SEQUENCES = ("normalizers", "pretokenizers", "decoders")
@@ -136,3 +159,74 @@ def _steps(step: dict[str, Any] | None) -> list[dict[str, Any]]:
         return [step]
     inner = next(step[name] for name in SEQUENCES if name in step)
     return [part for each in inner for part in _steps(each)]
+
+
+Message = Mapping[str, Any]  # role and content, and what else a template reads
+
+TEMPLATES = {
+    "plain": (
+        "{% for message in messages %}"
+        "{{ message.role + ':\\n' + message.content }}"
+        "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}"
+        "{{ '\\n\\n' }}"
+        "{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant:\\n' }}{% endif %}"
+    )
+}
+
+
+def named_template(name: str) -> str:
+    """Return a built-in template, or the content of a file.
+
+    Raises:
+        FileNotFoundError: it is neither.
+    """
+    if name in TEMPLATES:
+        return TEMPLATES[name]
+    path = Path(name).expanduser()
+    if not path.is_file():
+        raise FileNotFoundError(
+            f'tokenizer.chat_template: "{name}" is no file and none of the built-in templates '
+            f"({', '.join(TEMPLATES)}); name a Jinja file."
+        )
+    return path.read_text("utf-8")
+
+
+class Renderer:
+    """A compiled template. It runs in transformers' sandbox: templates come from strangers.
+
+    Args:
+        template: Jinja text.
+        special_tokens: name -> token, which the template may use.
+    """
+
+    def __init__(self, template: str, special_tokens: dict[str, str]) -> None:
+        from tokenizers import Tokenizer, models
+        from transformers import PreTrainedTokenizerFast
+
+        # Rendering reads the special tokens and no vocabulary.
+        self._tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=Tokenizer(models.BPE()), chat_template=template, **special_tokens
+        )
+
+    def __call__(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
+        """Return the text of a chat.
+
+        Raises:
+            ValueError: the template is wrong, or refuses these messages.
+        """
+        from jinja2 import TemplateError
+
+        try:
+            text = self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+            )
+        except (TemplateError, TypeError) as error:
+            raise ValueError(
+                f"the chat template refuses these messages ({error}); correct them, or name "
+                "another template with data.tokenizer.chat_template."
+            ) from error
+        assert isinstance(text, str)
+        return text
