@@ -22,9 +22,10 @@ CODE_MINE = [
     "--data.predict_files=mine.csv",
 ]  # fmt: skip
 RESUME = [*FIT, "--ckpt_path=auto", "--trainer.max_steps=4", "--trainer.max_epochs=2"]
-# A resumed run adds lines to the first, replaces those of steps that run again in the second, and
-# says in the third what it runs on.
-LEDGER, METRICS = "runs/mine/ledger.jsonl", "runs/mine/metrics.csv"
+# A resumed run adds lines to the first two, replaces those of steps that run again in the third,
+# and says in the fourth what it runs on.
+LEDGER, THROUGHPUT = "runs/mine/ledger.jsonl", "runs/mine/throughput.jsonl"
+METRICS = "runs/mine/metrics.csv"
 TOPOLOGY = "runs/mine/topology.json"
 
 
@@ -138,7 +139,8 @@ def test_refused_storage_is_one_screen_and_what_was_there_is_whole(outcomes, nam
     assert len(shown.splitlines()) <= 24
     assert max(map(len, shown.splitlines())) <= 80
     assert after[LEDGER].startswith(before[LEDGER])
-    kept = before.keys() - {LEDGER, METRICS, TOPOLOGY}
+    assert after[THROUGHPUT].startswith(before[THROUGHPUT])
+    kept = before.keys() - {LEDGER, THROUGHPUT, METRICS, TOPOLOGY}
     assert {path: after.get(path) for path in kept} == {path: before[path] for path in kept}
     new = " ".join(after.keys() - before.keys())
     assert not re.search(r"unfinished|\.tmp|coded\.csv( |$)|\.ckpt", new), new
