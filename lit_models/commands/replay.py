@@ -400,8 +400,15 @@ def one_device_trainer(
 ) -> Trainer:
     """Return a trainer that computes steps as the run's did, and keeps nothing."""
     given = {k: v for k, v in trainer_values.items() if k in TRAINER_KEYS and v is not None}
+    # The run's limits may end before a step of an earlier attempt.
+    for name, needed in (
+        ("max_epochs", found.line["epoch"] + 1),
+        ("max_steps", found.line["step"]),
+    ):
+        if given.get(name, -1) >= 0:
+            given[name] = max(given[name], needed)
     return Trainer(
-        **(given | budget(given, found)),
+        **given,
         callbacks=[NonFinite("skip", most_skipped=sys.maxsize)],  # as in the run, if it went on
         accelerator=accelerator,
         devices=1,
@@ -414,12 +421,6 @@ def one_device_trainer(
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-
-
-def budget(given: dict[str, Any], found: LedgerStep) -> dict[str, int]:
-    """Return the run's limits of training, where they end before a step of an earlier attempt."""
-    needs = {"max_epochs": found.line["epoch"] + 1, "max_steps": found.line["step"]}
-    return {name: max(given[name], n) for name, n in needs.items() if given.get(name, -1) >= 0}
 
 
 @contextlib.contextmanager
@@ -456,17 +457,12 @@ def follow_one_device(
     micro = data.batch_size or data.micro_batch_size
     data.global_batch_size = request["global_batch_size"]
     if micro == "auto" or accumulation > 1:
-        micro = rehearsed_size(run) or math.ceil(data.global_batch_size / slots)
+        path, rehearsal = run / "topology.json", None
+        if path.exists():
+            rehearsal = json.loads(path.read_text(encoding="utf-8"))["plan"].get("rehearsal")
+        micro = math.ceil(data.global_batch_size / slots)
+        micro = rehearsal["micro_batch_size"] if rehearsal else micro
     data.batch_size, data.micro_batch_size = None, micro
-
-
-def rehearsed_size(run: Path) -> int | None:
-    """Return the micro-batch that `auto` found for a run, None where nothing was rehearsed."""
-    path = run / "topology.json"
-    if not path.exists():
-        return None
-    found = json.loads(path.read_text(encoding="utf-8"))["plan"].get("rehearsal")
-    return found["micro_batch_size"] if found else None
 
 
 class AtStep(Callback):
@@ -545,10 +541,21 @@ def looked_at(trainer: Trainer, module: ExactModule, epoch: int, step: int) -> R
         with precision.train_step_context():
             return share_of_step(module.training_terms(batch), batch, module.term_weights())
 
-    parts = list(micro_batches(data, epoch, step))
+    plan, batching = data.plan("train", epoch), data.batching
+    counts = dataset.target_counts
+    dealt = iterate_micro_batches(plan, dataset.lengths, counts, batching, 1, 0, epoch, step)
+    parts = list(itertools.islice(dealt, batching.accumulate_grad_batches))
     module.on_train_batch_start(ready(parts[0]), step * len(parts))  # it belongs to the step
-    ids = data.plan("train", epoch).step_ids(step)
-    singles = [_single(int(i), parts[0]) for i in ids]
+    singles = [  # each sample as a micro-batch of its own
+        MicroBatch(
+            epoch=parts[0].epoch,
+            step=parts[0].step,
+            ids=np.array([int(i)]),
+            weights=np.ones(1, np.float32),
+            denominators=parts[0].denominators,
+        )
+        for i in plan.step_ids(step)
+    ]
     out = Replay(weights_step=trainer.global_step, dropout=highest_dropout(module))
     with torch.no_grad(), FaultSearch(module) as search:
         for single in singles:
@@ -569,20 +576,6 @@ def looked_at(trainer: Trainer, module: ExactModule, epoch: int, step: int) -> R
             out.faults.append(fault)
     module.zero_grad(set_to_none=True)
     return out
-
-
-def micro_batches(data: PlannedDataModule, epoch: int, step: int) -> Iterator[MicroBatch]:
-    """Return the micro-batches of one step on one device."""
-    dataset, batching = data.datasets["train"], data.batching
-    plan, counts = data.plan("train", epoch), dataset.target_counts
-    dealt = iterate_micro_batches(plan, dataset.lengths, counts, batching, 1, 0, epoch, step)
-    return itertools.islice(dealt, batching.accumulate_grad_batches)
-
-
-def _single(sample_id: int, part: MicroBatch) -> MicroBatch:
-    """One sample of a step as a micro-batch of its own."""
-    ids, weights = np.array([sample_id]), np.ones(1, np.float32)
-    return MicroBatch(part.epoch, part.step, ids, weights, part.denominators)
 
 
 def _way(run: Path, folder: Path) -> float | None:
