@@ -288,10 +288,12 @@ class Rehearsal(Callback):
 
     def _load(self, trainer: Trainer, module: LightningModule, size: int, meter: Meter) -> float:
         """Return the largest share of memory over ranks; infinite where it ran out."""
+        data = trainer.datamodule
+        whole = math.ceil(data.global_batch_size / data.num_replicas)
         meter.start()
         try:
-            for batch in heaviest_batches(trainer.datamodule, size):
-                _try_batch(trainer, module, batch, is_accumulated=size < self._share(trainer))
+            for batch in heaviest_batches(data, size):
+                _try_batch(trainer, module, batch, is_accumulated=size < whole)
             load = meter.peak_bytes() / meter.capacity_bytes
         except torch.OutOfMemoryError:
             load = math.inf  # outside of this block nothing holds the tensors of the forward pass
@@ -306,11 +308,6 @@ class Rehearsal(Callback):
             )
         self.loads[size] = largest_over_ranks(load, trainer.strategy.root_device)
         return self.loads[size]
-
-    @staticmethod
-    def _share(trainer: Trainer) -> int:
-        data = trainer.datamodule
-        return math.ceil(data.global_batch_size / data.num_replicas)
 
     def _too_large(self, data: PlannedDataModule, capacity_gib: float, size: int) -> str:
         lengths, load = data.datasets["train"].lengths, self.loads[size]

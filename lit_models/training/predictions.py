@@ -211,8 +211,9 @@ def array_on_disk(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.nda
     """
     num_bytes = math.prod(shape) * dtype.itemsize
     with naming(path), open(path, "wb") as file:
-        if num_bytes:
+        if num_bytes and hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file.fileno(), 0, num_bytes)
+        file.truncate(num_bytes)
     return np.memmap(path, dtype, "r+", shape=shape) if num_bytes else np.zeros(shape, dtype)
 
 

@@ -1,25 +1,48 @@
-"""What a state takes of a device by hand, and the strategy that follows."""
+"""What a state takes of a device, the strategy that follows, and `micro_batch_size: auto`."""
 
+import json
+import math
 import resource
 import subprocess
 import sys
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from lightning.pytorch import LightningModule
-from torch import nn
+from lightning.pytorch import LightningModule, seed_everything
+from torch import Tensor, nn
+from torchmetrics.aggregation import SumMetric
 
+from datamodules.core.plan import (
+    PlanOptions,
+    PlanRequest,
+    deal,
+    derive_batching,
+    make_plan,
+    smaller_shares,
+)
+from lit_models.training import ExactDropout, default_callbacks
+from lit_models.training.checkpoints import LastCheckpoint, read_checkpoint
 from lit_models.training.memory import (
     GIB,
+    DeviceMeter,
+    Rehearsal,
     StateCheck,
     choose_strategy,
+    heaviest_ids,
+    largest_that_fits,
     most_resident_bytes,
     state_bytes,
 )
+from lit_models.training.optim import WarmupDecay
 from lit_models.training.rules import Settings, Verdict
+from lit_models.training.run import Topology
 from tests.distributed.jobs import bytes_here
-from tests.toy import LitToy, ToyData, toy_trainer
+from tests.toy import LitToy, ToyData, ledger_lines, toy_trainer
 
 MIB = 2**20
 TWO = Verdict("cuda", 2, 2, 2)
@@ -112,3 +135,255 @@ def test_the_memory_of_the_program_that_started_a_process_is_not_counted():
     unit = 1 if sys.platform == "darwin" else 1024
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     assert most_resident_bytes() == pytest.approx(most, rel=0.5)
+
+
+BASE, PER_POSITION = 100, 10  # bytes of the hand-made memory
+
+
+class Noisy(LitToy):
+    """The toy with dropout, running statistics, a metric and a record of shapes."""
+
+    def configure_model(self) -> None:
+        super().configure_model()
+        if not hasattr(self, "noise"):
+            self.noise, self.seen = nn.Dropout(0.5), SumMetric()
+            self.register_buffer("running_mean", torch.zeros((), dtype=torch.float64))
+        self.shapes: list[tuple[int, ...]] = []
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
+        self.shapes.append(tuple(batch["values"].shape))
+        self.seen.update(batch["weight"].sum())
+        self.running_mean.lerp_(batch["values"].mean(), 0.1)
+        batch["values"] = self.noise(batch["values"])
+        self.log("train/rows", float(len(batch["weight"])))
+        return super().training_step(batch, batch_idx)
+
+
+class HandMade:
+    """A device whose memory holds a given number of positions."""
+
+    def __init__(self, module: Noisy, capacity_bytes: int) -> None:
+        self.module, self.capacity_bytes = module, capacity_bytes
+        self.tried: list[int] = []
+
+    def start(self) -> None:
+        self.before = len(self.module.shapes)
+
+    def peak_bytes(self) -> int:
+        shapes = self.module.shapes[self.before :]
+        self.tried.append(max(rows for rows, _ in shapes))
+        return BASE + PER_POSITION * max(math.prod(shape) for shape in shapes)
+
+
+class TooLong(Noisy):
+    """A network whose memory ends at a number of positions."""
+
+    most = 20
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
+        if batch["values"].numel() > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return super().training_step(batch, batch_idx)
+
+
+def fit(
+    folder: Path, data: ToyData, module: Noisy | None = None, most: int = 20, **options: Any
+) -> tuple[Noisy, Any]:
+    """Train with the hand-made memory; return the module and the meter."""
+    module = module or Noisy(lr_scheduler=partial(WarmupDecay, warmup=3))
+    resume, first = options.pop("resume", None), options.pop("first", [])
+    meter = HandMade(module, BASE + PER_POSITION * most)
+    own = [c for c in default_callbacks() if not isinstance(c, Rehearsal | LastCheckpoint)]
+    callbacks = [*first, *own]
+    callbacks += [LastCheckpoint(every_n_steps=5, every_epoch=False), Topology()]
+    callbacks.append(Rehearsal(meter))
+    seed_everything(1, verbose=False)
+    trainer = toy_trainer(folder, callbacks=callbacks, **options)
+    trainer.fit(module, data, ckpt_path=resume)
+    return module, meter
+
+
+def test_shares_are_halved_down_to_one_and_their_batching_makes_the_global_batch():
+    assert smaller_shares(1, 24) == [1, 2, 3, 6, 12, 24]
+    assert smaller_shares(2, 10) == [1, 2, 3, 5]
+    for size in smaller_shares(3, 64):
+        batching = derive_batching(3, 64, size)
+        assert 3 * batching.micro_batch_size * batching.accumulate_grad_batches >= 64
+        assert batching.micro_batch_size <= size
+
+
+def test_the_largest_that_fits_is_found_without_trying_what_clearly_does_not():
+    tried = []
+
+    def load(size: int) -> float:
+        tried.append(size)
+        return 0.2 + 0.05 * size
+
+    assert largest_that_fits([1, 2, 4, 8, 16, 32, 64], load) == 16
+    assert tried == [1, 2, 4, 8, 16]  # 32 would take 1.8
+    assert largest_that_fits([1, 2, 4, 8], lambda size: 0.1 if size < 4 else math.inf) == 2
+    assert largest_that_fits([1, 2], lambda size: 1.1) is None
+    assert largest_that_fits([1, 2], lambda size: 0.5) == 2
+
+
+def widths(plan: Any, lengths: np.ndarray, replicas: int, micros: int) -> list[tuple[int, int]]:
+    return [
+        (len(ids), int(lengths[ids].max()))
+        for step in range(plan.num_steps)
+        for replica in range(replicas)
+        for ids, _ in deal(plan.step_ids(step), lengths, replicas, replica, micros)
+    ]
+
+
+@pytest.mark.parametrize("tokens", [None, 60])
+@pytest.mark.parametrize(("replicas", "micros"), [(1, 1), (2, 3)])
+def test_no_batch_of_any_epoch_is_longer_or_wider_than_the_heaviest(tokens, replicas, micros):
+    lengths = np.random.default_rng(0).integers(1, 30, 101)
+    request = PlanRequest("x", 101, 16, 3, bucket_window=2, global_batch_tokens=tokens)
+    plan = make_plan(request, lengths, 0)
+    heaviest = [(len(i), lengths[i].max()) for i in heaviest_ids(request, plan, lengths, 2 * 3)]
+    if (replicas, micros) == (1, 1):
+        heaviest = [(len(i), lengths[i].max()) for i in heaviest_ids(request, plan, lengths, 1)]
+    dealt = [
+        w
+        for epoch in range(5)
+        for w in widths(make_plan(request, lengths, epoch), lengths, replicas, micros)
+    ]
+    assert max(width for _, width in heaviest) == max(width for _, width in dealt) == 29
+    assert max(map(math.prod, heaviest)) >= max(map(math.prod, dealt))
+    if tokens:  # here the very batches of the plan
+        assert max(map(math.prod, heaviest)) == max(map(math.prod, dealt))
+
+
+@pytest.mark.parametrize(
+    ("plan", "kinds"),
+    [
+        (PlanOptions(3, 2), []),
+        (PlanOptions(3, 2), [ExactDropout]),
+        (PlanOptions(3, 2, global_batch_tokens=40), []),
+    ],
+)
+def test_the_run_is_bit_for_bit_that_of_the_number_that_was_found(tmp_path, plan, kinds):
+    module, meter = fit(tmp_path / "auto", ToyData(plan=plan), first=[k() for k in kinds])
+    assert max(rows * width for rows, width in module.shapes if rows) >= 9
+    assert meter.tried[:2] == [1, 2]
+    facts = json.loads((tmp_path / "auto" / "topology.json").read_text())["plan"]
+    found = facts["micro_batch_size"]
+    assert 1 < found < 8
+    assert facts["rehearsal"]["micro_batch_size"] == found
+    data = ToyData(plan=plan, micro_batch_size=found)
+    given, _ = fit(tmp_path / "given", data, first=[k() for k in kinds])
+    assert given.shapes == module.shapes[-len(given.shapes) :]
+    assert_equal(tmp_path / "auto", tmp_path / "given")
+
+
+def assert_equal(one: Path, other: Path) -> None:
+    """Assert that two runs have the same ledger and checkpoint, bit for bit."""
+    left, right = ledger_lines(one), ledger_lines(other)
+    for a, b in zip(left, right, strict=True):
+        assert {**a, "seconds": 0, "hash": ""} == {**b, "seconds": 0, "hash": ""}
+    left, right = (read_checkpoint(f / "checkpoints" / "last.ckpt") for f in (one, other))
+    for key in ("state_dict", "optimizer_states", "lr_schedulers", "loops", "ToyData"):
+        assert as_text(left[key]) == as_text(right[key]), key
+
+
+def as_text(value: Any) -> str:
+    return json.dumps(value, default=lambda leaf: leaf.tolist(), sort_keys=True)
+
+
+def test_the_plan_does_not_depend_on_what_was_found(tmp_path):
+    for most in (20, 1000):
+        fit(tmp_path / str(most), ToyData(), most=most)
+    left, right = (json.loads((tmp_path / n / "plan.json").read_text()) for n in ("20", "1000"))
+    assert left == right
+    digests = [[x["digest"] for x in ledger_lines(tmp_path / n)] for n in ("20", "1000")]
+    assert digests[0] == digests[1]
+
+
+def test_a_device_that_runs_out_of_memory_takes_less(tmp_path):
+    fit(tmp_path, ToyData(), TooLong(), most=10**6)
+    facts = json.loads((tmp_path / "topology.json").read_text())["plan"]
+    assert facts["micro_batch_size"] == 2  # 2 rows of 9 positions, where 20 are there
+    assert facts["rehearsal"]["micro_batch_size"] == 2
+    assert len(ledger_lines(tmp_path)) == 14
+
+
+def test_a_sample_that_never_fits_is_named_with_the_way_out(tmp_path):
+    words = "the longest sample, 11 of .* 9 positions, took .*max_length"
+    with pytest.raises(RuntimeError, match=words):
+        fit(tmp_path / "meter", ToyData(), most=8)
+    module = TooLong()
+    module.most = 8
+    with pytest.raises(RuntimeError, match=r"9 positions, ran out of the .*fsdp"):
+        fit(tmp_path / "memory", ToyData(), module, most=10**6)
+
+
+def test_a_loss_that_couples_its_samples_is_tried_whole(tmp_path):
+    class Coupled(Noisy):
+        may_accumulate = False
+
+    _, meter = fit(tmp_path / "fits", ToyData(), Coupled(), most=10**6)
+    assert meter.tried == [8]
+    with pytest.raises(RuntimeError, match="a micro-batch of 8 does not fit"):
+        fit(tmp_path / "too large", ToyData(), Coupled(), most=20)
+
+
+def test_a_rank_that_others_wait_for_says_so_and_ends(tmp_path, monkeypatch):
+    class Sharded(TooLong):
+        def setup(self, stage: str) -> None:
+            super().setup(stage)
+            self.trainer.strategy.strategy_name = "fsdp"
+
+    monkeypatch.setattr("lit_models.training.memory.is_distributed", lambda: True)
+    monkeypatch.setattr(
+        "lit_models.training.memory.largest_over_ranks", lambda value, device: value
+    )
+    words = "micro-batch of 4 was rehearsed under fsdp.*Give --data.micro_batch_size=2"
+    with pytest.raises(RuntimeError, match=words):
+        fit(tmp_path, ToyData(), Sharded(), most=10**6)
+
+
+def test_limits_and_intervals_stay_global_steps(tmp_path):
+    options = {"limit_train_batches": 6, "val_check_interval": 3, "max_epochs": 1}
+    for name, micro in (("auto", None), ("given", 2)):
+        fit(tmp_path / name, ToyData(micro_batch_size=micro), **options)
+    assert_equal(tmp_path / "auto", tmp_path / "given")
+    assert len(ledger_lines(tmp_path / "auto")) == 6
+
+
+@pytest.mark.parametrize("most", [10, 1000])
+def test_a_resumed_run_may_find_another_micro_batch(tmp_path, most):
+    fit(tmp_path / "whole", ToyData(micro_batch_size=2))
+    fit(tmp_path / "parts", ToyData(micro_batch_size=2), max_steps=5)
+    last = tmp_path / "parts" / "checkpoints" / "last.ckpt"
+    fit(tmp_path / "parts", ToyData(), most=most, resume=last)
+    assert len(ledger_lines(tmp_path / "parts")) == 14
+    whole = [line["digest"] for line in ledger_lines(tmp_path / "whole")]
+    assert [line["digest"] for line in ledger_lines(tmp_path / "parts")] == whole
+
+
+def test_a_number_or_a_given_accumulation_is_not_rehearsed(tmp_path):
+    assert fit(tmp_path / "1", ToyData(micro_batch_size=4))[1].tried == []
+    assert fit(tmp_path / "2", ToyData(), accumulate_grad_batches=2)[1].tried == []
+    assert fit(tmp_path / "3", ToyData(batch_size=4))[1].tried == []
+
+
+def test_a_cpu_takes_the_whole_share_at_no_cost(tmp_path):
+    module = Noisy()
+    seed_everything(1, verbose=False)
+    toy_trainer(tmp_path, max_epochs=1).fit(module, ToyData())
+    assert len(module.shapes) == 7
+    assert {rows for rows, _ in module.shapes} == {8, 2}
+
+
+def test_a_gpu_is_measured_by_its_allocator(monkeypatch):
+    reset = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60, 100))  # 40 in use
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 10)  # by this process
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset.append)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 33)
+    meter = DeviceMeter(torch.device("cuda", 0))
+    meter.start()
+    assert (meter.capacity_bytes, meter.peak_bytes()) == (63, 33)
+    assert reset == [torch.device("cuda", 0)]

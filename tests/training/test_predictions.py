@@ -1,11 +1,29 @@
-"""Predictions: streamed to parts, resumed after a kill, merged in order, never overwritten."""
+"""Predictions that resume, and the table of errors."""
+
+import csv
+import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.loggers import TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import Tensor
 
+from lit_models.training import ErrorTable, Ledger, predictions
+from lit_models.training.metrics import SampleResult
 from lit_models.training.optim import parameter_groups
-from lit_models.training.predictions import PredictionWriter, merged
+from lit_models.training.predictions import (
+    PredictionWriter,
+    as_table,
+    distinct,
+    merged,
+    rows_of,
+    worst_of,
+)
 from tests.toy import LitToy, ToyData, toy_trainer
 
 
@@ -89,3 +107,121 @@ def test_missing_and_repeated_samples_are_noticed(tmp_path):
 def test_part_files_hold_at_least_one_batch():
     with pytest.raises(ValueError, match="part_batches must be at least 1, got 0"):
         PredictionWriter(part_batches=0)
+
+
+def rows(losses: list[float], ids: list[int], weights: list[float] | None = None) -> Tensor:
+    result = SampleResult(torch.tensor(losses), {"answer": torch.tensor(ids) * 10})
+    return rows_of(result, torch.tensor(ids), torch.tensor(weights or [1.0] * len(ids)))
+
+
+def ids_of(found: Tensor) -> list[int]:
+    return [int(row[1]) for row in found.tolist() if row[1] >= 0]
+
+
+def test_the_largest_come_first_and_equal_ones_by_their_number() -> None:
+    found = worst_of(rows([1.0, 3.0, 2.0, 3.0, 0.0], [4, 7, 1, 2, 9]), 3)
+    assert found[:, [0, 1, 4]].tolist() == [[3.0, 2.0, 20.0], [3.0, 7.0, 70.0], [2.0, 1.0, 10.0]]
+    assert ids_of(worst_of(rows([-5.0, -6.0], [0, 1]), 3)) == [0, 1]  # filled up with nobody
+
+
+def test_losses_that_differ_by_rounding_are_equal_and_others_are_not() -> None:
+    nearly = 2.0 / 3 * (1 + 1e-7)
+    assert ids_of(worst_of(rows([2.0 / 3, nearly], [1, 8]), 2)) == [1, 8]
+    assert ids_of(worst_of(rows([2.0 / 3, 2.0 / 3 * 1.001], [1, 8]), 2)) == [8, 1]
+    for loss in (1e-30, 3.7, 1e30):
+        assert rows([loss], [0])[0, 0].item() == pytest.approx(loss, rel=1 / 4096)
+
+
+def test_two_at_an_edge_of_the_grid_differ_by_a_step_and_no_more() -> None:
+    edge = 0.5 + 0.5 / 4096
+    found = worst_of(rows([edge - 1e-7, edge + 1e-7], [1, 8]), 2)
+    assert found[:, :2].tolist() == [[0.5 + 1 / 4096, 8], [0.5, 1]]
+
+
+def test_fillers_are_nobody_and_what_is_no_number_is_worst() -> None:
+    found = worst_of(rows([math.inf, 9.0, math.nan, 1.0], [0, 1, 2, 3], [1, 0, 1, 1]), 4)
+    assert ids_of(found) == [2, 0, 3]
+    assert [row[1] for row in distinct(torch.cat([found, found]), 2)] == [2, 0]
+
+
+def test_answers_that_are_right_are_not_listed() -> None:
+    said = {"answer": torch.arange(3)}
+    wrong, sure = torch.tensor([True, False, True]), torch.tensor([0.5, 0.9, 0.25])
+    result = SampleResult(torch.tensor([1.0, 5.0, 2.0]), said, wrong, sure, wrong)
+    found = worst_of(rows_of(result, torch.arange(3), torch.ones(3)), 3)
+    assert [row[:5] for row in distinct(found, 3)] == [[2, 2, 0.25, 1, 2], [1, 0, 0.5, 1, 0]]
+
+
+def test_what_not_all_samples_have_shares_a_column_and_long_texts_are_cut() -> None:
+    samples = [
+        ({"text": "2", "a": "x", "b": "y", "given": "z" * 2001}, ("0.5", "yes", "5", "0.5")),
+        ({"text": "1", "a": "x", "given": "z"}, ("", "", "3", "nan")),
+    ]
+    found = as_table(samples)
+    heads = ["input", "a", "answer", "more", "confidence", "seen in training", "sample", "loss"]
+    assert found[0] == heads
+    assert found[1] == ["2", "x", "z" * 2000 + "…", "b: y", "0.5", "yes", "5", "0.5"]
+    assert found[2] == ["1", "x", "z", "", "", "", "3", "nan"]
+    assert as_table(samples[1:])[0] == ["input", "a", "answer", "sample", "loss"]
+    assert as_table([]) == [["sample", "loss"]]
+
+
+def table(folder: Path, split: str) -> list[list[str]]:
+    with (folder / f"errors-{split}.csv").open(newline="") as file:
+        return list(csv.reader(file))
+
+
+@pytest.mark.parametrize("batches", [1, 2, 64])
+def test_a_run_lists_what_looking_at_each_sample_lists(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    batches: int,
+) -> None:
+    monkeypatch.setattr(predictions, "MOST_BATCHES", batches)
+    board = TensorBoardLogger(str(tmp_path), name="", version="tensorboard")
+    options = {"callbacks": [Ledger(), ErrorTable(14)], "logger": board}
+    trainer = toy_trainer(tmp_path, max_epochs=1, **options)
+    module, data = LitToy(), ToyData(micro_batch_size=2)
+    trainer.fit(module, data)
+    assert len(table(tmp_path, "val")) == 1 + 12
+    trainer.test(module, data, verbose=False)
+    dataset, expected = data.datasets["test"], []
+    for number in range(21):
+        batch = dataset.collate([dataset.example(number, 0)])
+        with torch.no_grad():
+            result = module.double().judged(batch, module(batch))
+        expected.append((-result.loss.item(), number, result.answers["sum"].item()))
+    heads, *found = table(tmp_path, "test")
+    assert heads == ["length", "sum", "sample", "loss"]
+    for row, (loss, number, said) in zip(found, sorted(expected)[:14], strict=True):
+        assert row[:3] == [str(dataset.lengths[number]), f"{said:g}", str(number)]
+        assert float(row[3]) == pytest.approx(-loss, rel=0.01)
+    assert not list(tmp_path.glob("*.tmp"))
+    path = tmp_path / "errors-test.csv"
+    assert f"errors: {path} (14 samples, the largest loss first)" in capsys.readouterr().out
+    board.experiment.flush()
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    for split in ("test", "val"):
+        text = events.Tensors(f"{split}/errors/text_summary")[-1].tensor_proto.string_val[0]
+        assert text.decode().splitlines()[0] == "| length | sum | sample | loss |"
+        assert len(text.decode().splitlines()) == 2 + 12
+
+
+class LitSilent(LitToy):
+    """Says nothing of its samples."""
+
+    def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        super().test_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize(("module", "most"), [(LitToy, 0), (LitSilent, 12)])
+def test_there_may_be_none(tmp_path: Path, module: type[LitToy], most: int) -> None:
+    trainer = toy_trainer(tmp_path, callbacks=[ErrorTable(most)])
+    trainer.test(module(), ToyData(), verbose=False)
+    assert not list(tmp_path.glob("errors-*"))
+
+
+def test_a_negative_number_is_refused() -> None:
+    with pytest.raises(ValueError, match="most must be 0 or more, got -1; 0 writes no table"):
+        ErrorTable(-1)

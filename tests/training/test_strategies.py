@@ -48,7 +48,7 @@ from lit_models.training.strategies import (
     strategy_name,
 )
 from tests.toy import LitToy, ToyData, toy_trainer
-from tests.training.test_progress import FACTS
+from tests.training.test_run import FACTS
 
 KINDS = [ReplicatedStrategy, FullyShardedStrategy]
 

@@ -1,5 +1,7 @@
-"""Each run has its folder, every rank the same one, and a resume finds the newest sound state."""
+"""Run folder, lock and claims; banner, progress and loggers."""
 
+import csv
+import io
 import json
 import multiprocessing
 import os
@@ -9,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from lightning.pytorch import Trainer
@@ -19,16 +23,21 @@ from lit_models.training import (
     Ledger,
     NonFinite,
     default_callbacks,
+    run,
 )
-from lit_models.training import run as run_folder
 from lit_models.training.run import (
+    AppendingCSVLogger,
+    ProgressLine,
     Run,
     RunFolder,
     check_writable,
     decide,
+    default_loggers,
     locked,
+    print_banner,
     release,
     settle,
+    total_steps,
     wait_for_claim,
     withdraw,
 )
@@ -110,7 +119,7 @@ def test_a_read_only_folder_lends_its_checkpoint_and_is_refused_as_run_folder(
 ) -> None:
     home, own = make_run(tmp_path / "shared", "a.ckpt"), tmp_path / "own"
     path = str(home / "checkpoints" / "a.ckpt")
-    monkeypatch.setattr(run_folder.os, "access", lambda where, _: Path(where) != home)
+    monkeypatch.setattr(os, "access", lambda where, _: Path(where) != home)
     run = decide("predict", own, path, newest)
     assert run == Run(str(own), path, f"{home} is read-only: this one writes to {own}")
     check_writable(own)
@@ -165,9 +174,9 @@ def test_ranks_of_torchrun_agree_through_a_claim_file(tmp_path: Path) -> None:
 def test_a_restart_and_another_launch_have_claims_of_their_own(tmp_path: Path) -> None:
     restarted = {**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "1"}
     step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}
-    claims = {run_folder.claim_path(e, tmp_path) for e in (TORCHRUN, restarted, step)}
+    claims = {run.claim_path(e, tmp_path) for e in (TORCHRUN, restarted, step)}
     assert len(claims) == 3
-    assert run_folder.claim_path({}, tmp_path) is None
+    assert run.claim_path({}, tmp_path) is None
 
 
 def test_the_first_rank_tells_the_others_of_its_error(tmp_path: Path) -> None:
@@ -358,3 +367,219 @@ def test_a_script_that_fails_says_where_and_gives_its_folder_free(tmp_path: Path
     assert not (tmp_path / "out" / ".lock").exists()
     with held(tmp_path / "out-2"), pytest.raises(RuntimeError, match="out-2 is in use: process"):
         script_run(tmp_path / "out")
+
+
+PLAN = {
+    "global_batch_size": 64,
+    "num_replicas": 2,
+    "micro_batch_size": 8,
+    "accumulate_grad_batches": 4,
+    "steps_per_epoch": 313,
+    "samples_per_epoch": 20000,
+    "planned_steps": 313,
+    "num_samples": 20000,
+    "padding_share": 0.043,
+    "plan_digest": "0123456789abcdef",
+}
+FACTS = {
+    "strategy": "ddp",
+    "backend": "gloo",
+    "world_size": 2,
+    "host_rank_device": ["a:2:cuda:2", "a:3:cuda:3"],
+    "rendezvous": "10.0.0.1:29500",
+    "visible_devices": "2,3",
+    "precision": "32-true",
+    "learning_rates": [0.003, 0.003],
+    "lr_scale": 2.0,
+    "fallback": "asked for 4 GPUs",
+    "plan": PLAN,
+    "exactness": {
+        "level": "bitwise",
+        "exact_dropout": True,
+        "num_chunks": 8,
+        "num_threads": 1,
+        "gradient_copies": 3,
+    },
+}
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def trainer(**values: Any) -> Any:
+    known = {
+        "global_step": 40,
+        "fit_loop": SimpleNamespace(
+            epoch_progress=SimpleNamespace(current=SimpleNamespace(started=1))
+        ),
+        "max_epochs": 3,
+        "max_steps": -1,
+        "num_training_batches": 200,
+        "accumulate_grad_batches": 2,
+        "callback_metrics": {"train/loss": 2.3125},
+        "callbacks": [],
+        "datamodule": SimpleNamespace(batching=SimpleNamespace(global_batch_size=64)),
+    }
+    return SimpleNamespace(**{**known, **values})
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    now = SimpleNamespace(seconds=100.0)
+    monkeypatch.setattr(run.time, "monotonic", lambda: now.seconds)
+    return now
+
+
+def test_the_line_has_loss_rows_per_second_and_time_left(clock: SimpleNamespace) -> None:
+    line = ProgressLine(stream=io.StringIO())
+    line.on_train_start(trainer(global_step=20), None)
+    clock.seconds += 10
+    # 20 steps of 64 rows in 10 s; 300 steps in all, 260 are left at 2 a second
+    assert line.train_line(trainer()) == (
+        "epoch 1/3  step 40/300  loss 2.312  128 rows/s  0:02:10 left"
+    )
+
+
+def test_a_log_gets_a_line_per_interval_and_a_last_one(clock: SimpleNamespace) -> None:
+    stream = io.StringIO()
+    line = ProgressLine(interval_s=10, stream=stream)
+    line.on_train_start(trainer(global_step=0), None)
+    for step in range(1, 31):
+        clock.seconds += 1
+        line.on_train_batch_end(trainer(global_step=step), None, None, None, 0)
+    line.on_train_end(trainer(global_step=30), None)
+    lines = stream.getvalue().splitlines()
+    assert [text.split("step ")[1].split("/")[0] for text in lines] == ["10", "20", "30", "30"]
+
+
+def test_a_terminal_gets_one_line_that_is_overwritten(clock: SimpleNamespace) -> None:
+    stream = Terminal()
+    line = ProgressLine(stream=stream)
+    line.on_train_start(trainer(global_step=0), None)
+    for _ in range(3):
+        clock.seconds += 1
+        line.on_train_batch_end(trainer(), None, None, None, 0)
+    line.on_train_end(trainer(), None)
+    assert stream.getvalue().count("\r") == 4
+    assert stream.getvalue().count("\n") == 1
+
+
+def test_a_rank_that_does_not_speak_writes_nothing(clock: SimpleNamespace) -> None:
+    stream = io.StringIO()
+    line = ProgressLine(stream=stream)
+    line.disable()
+    line.on_train_start(trainer(), None)
+    clock.seconds += 100
+    line.on_train_batch_end(trainer(), None, None, None, 0)
+    line.on_train_end(trainer(), None)
+    assert stream.getvalue() == ""
+
+
+def test_the_end_of_a_run_is_its_first_limit() -> None:
+    assert total_steps(trainer()) == 300
+    assert total_steps(trainer(max_steps=50)) == 50
+    assert total_steps(trainer(num_training_batches=3, max_epochs=1)) == 2
+    assert total_steps(trainer(max_epochs=-1)) is None
+
+
+def test_the_banner_names_devices_and_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    print_banner(FACTS, "runs/demo")
+    shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert shown == [
+        "run runs/demo",
+        "devices 2 (ddp, gloo, 32-true)",
+        "host:rank:device a:2:cuda:2, a:3:cuda:3",
+        "rendezvous 10.0.0.1:29500",
+        "visible GPUs 2,3",
+        "global batch 64 = 2 devices x 8 x 4 accumulated",
+        "epoch 313 steps, 20,000 samples, 4.3% padding, plan 0123456789ab",
+        "exactness bitwise: 8 chunks a step, 1 thread(s), 3 x the gradients",
+        "dropout keyed by seed, epoch and sample",
+        "learning rate 0.003 at this step, scaled by 2",
+        "fallback asked for 4 GPUs",
+    ]
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_reopened_file_is_appended_to(tmp_path: Path) -> None:
+    AppendingCSVLogger(str(tmp_path)).log_metrics({"train/loss": 1.5}, 1)
+    AppendingCSVLogger(str(tmp_path)).log_metrics({"train/loss": 1.25}, 2)
+    got = rows(tmp_path / "metrics.csv")
+    assert [(r["step"], r["train/loss"]) for r in got] == [("1", "1.5"), ("2", "1.25")]
+
+
+def test_a_new_metric_becomes_a_column_and_old_rows_stay(tmp_path: Path) -> None:
+    logger = AppendingCSVLogger(str(tmp_path))
+    logger.log_metrics({"train/loss": 1.5}, 1)
+    logger.log_metrics({"val/f1": 0.5, "epoch": 0}, 1)
+    got = rows(tmp_path / "metrics.csv")
+    assert [r["train/loss"] for r in got] == ["1.5", ""]
+    assert [r["val/f1"] for r in got] == ["", "0.5"]
+
+
+def test_a_resume_replaces_the_rows_that_run_again(tmp_path: Path) -> None:
+    logger = AppendingCSVLogger(str(tmp_path))
+    for step in (1, 2, 3):
+        logger.log_metrics({"train/loss": float(step)}, step)
+    logger.log_metrics({"val/loss": 9.0}, 1)  # after two steps: Lightning counts from 0
+    logger.log_metrics({"val/loss": 8.0}, 2)  # after three steps
+    AppendingCSVLogger(str(tmp_path), resumed_step=2).log_metrics({"train/loss": 30.0}, 3)
+    got = rows(tmp_path / "metrics.csv")
+    assert [r["train/loss"] for r in got] == ["1.0", "2.0", "", "30.0"]
+    assert [r["val/loss"] for r in got] == ["", "", "9.0", ""]
+
+
+def test_a_row_that_a_kill_cut_short_does_not_stop_the_next_run(tmp_path: Path) -> None:
+    AppendingCSVLogger(str(tmp_path)).log_metrics({"train/loss": 1, "b": 2}, 1)
+    path = tmp_path / "metrics.csv"
+    path.write_text(path.read_text() + "2,")
+    AppendingCSVLogger(str(tmp_path), resumed_step=1).log_metrics({"train/loss": 3, "b": 4}, 2)
+    assert [r["step"] for r in rows(path)] == ["1", "2"]
+
+
+@pytest.mark.parametrize("content", [b"\x9d\x00\xff", b"mine,yours\n1,2\n"])
+def test_a_damaged_file_is_named_and_kept(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "metrics.csv").write_bytes(content)
+    with pytest.raises(ValueError, match=r"metrics\.csv is damaged .* Move it away"):
+        AppendingCSVLogger(str(tmp_path)).log_metrics({"train/loss": 1.0}, 1)
+    assert (tmp_path / "metrics.csv").read_bytes() == content
+
+
+def test_both_loggers_write_into_the_run_folder(tmp_path: Path) -> None:
+    for logger in default_loggers(str(tmp_path)):
+        logger.log_metrics({"train/loss": 1.0}, 1)
+        logger.finalize("success")
+    assert (tmp_path / "metrics.csv").exists()
+    assert list((tmp_path / "tensorboard").glob("events.*"))
+
+
+def test_tensorboard_forgets_the_steps_that_run_again(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    first = default_loggers(str(tmp_path))[1]
+    for step in (1, 2, 3):
+        first.log_metrics({"train/loss": float(step)}, step)
+    first.finalize("success")
+    second = default_loggers(str(tmp_path), resumed_step=2)[1]
+    second.log_metrics({"train/loss": 30.0}, 3)
+    second.finalize("success")
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [(1, 1), (2, 2), (3, 30)]
+
+
+def test_weights_and_biases_logs_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb", reason="extra: wandb")
+    from lightning.pytorch.loggers import WandbLogger
+
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    logger = WandbLogger(save_dir=str(tmp_path), offline=True, project="unisono")
+    logger.log_metrics({"train/loss": 1.0}, 1)
+    logger.experiment.finish()
+    assert list(tmp_path.rglob("*.wandb"))
