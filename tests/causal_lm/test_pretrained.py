@@ -6,10 +6,11 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from datamodules.tokenizers.text import TEXT_RECIPE_KEY, character_tokenizer
 from lit_models.causal_lm.export import model_layout
-from lit_models.causal_lm.network import DecoderConfig
+from lit_models.causal_lm.network import DecoderConfig, Documents
 from lit_models.causal_lm.pretrained import (
     CONFIG,
     PretrainedDecoder,
@@ -20,6 +21,7 @@ from lit_models.causal_lm.pretrained import (
     read_recipe,
     recipe_of,
 )
+from lit_models.training.sharding import check_tensor_plan, planned_layers
 from tests.causal_lm.folders import (
     LLAMA3_ROPE,
     made,
@@ -29,6 +31,7 @@ from tests.causal_lm.folders import (
     worst_difference,
     written,
 )
+from tests.training.test_strategies import part_of
 
 KINDS = ("GPT2", "Llama", "Qwen2", "Qwen3")
 
@@ -271,3 +274,25 @@ def test_data_that_does_not_fit_is_refused(tmp_path):
 def test_a_recipe_of_another_kind_is_refused():
     with pytest.raises(ValueError, match='kind "own" or "transformers" and a config, got \'x\''):
         network_from_config({"kind": "x", "config": {}})
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Mistral", "Qwen2", "Qwen3"])
+def test_a_tensor_group_shares_every_matrix_of_a_block(kind):
+    options = {"head_dim": 4} if kind == "Qwen3" else {}
+    network = PretrainedDecoder(made(kind, **options), {}).double()
+    plan = network.tensor_plan()
+    check_tensor_plan(network, plan, 2)
+    split = {id(layer) for _, layer, _ in planned_layers(network, plan)}
+    blocks = nn.ModuleList(network.blocks())
+    assert split == {id(m) for m in blocks.modules() if isinstance(m, nn.Linear)}
+    hidden = torch.randn(1, 5, 16, dtype=torch.float64)
+    rotation = network.model.model.rotary_emb(hidden, torch.arange(5)[None])
+
+    def computed(part):
+        block, documents = part.blocks()[0], Documents()
+        given = {"position_embeddings": rotation, "attention_mask": None, "documents": documents}
+        return torch.cat([block.self_attn(hidden, **given)[0], block.mlp(hidden)])
+
+    added = sum(computed(part_of(network, rank, 2)) for rank in range(2))
+    torch.testing.assert_close(added, computed(network), rtol=1e-12, atol=1e-12)
+    assert PretrainedDecoder(made("GPT2"), {}).tensor_plan() == {}
