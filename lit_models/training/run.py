@@ -417,6 +417,9 @@ def status(trainer: Trainer) -> dict[str, Any]:
         dist.all_gather_object(ranks, mine)
         backend = dist.get_backend()
         rendezvous = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    exactness: dict[str, Any] = {"level": "gradient", "exact_dropout": False}
+    for callback in trainer.callbacks:
+        exactness |= getattr(callback, "exactness_facts", {})
     rates = [group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups]
     return {
         "strategy": strategy_name(trainer.strategy),
@@ -432,21 +435,13 @@ def status(trainer: Trainer) -> dict[str, Any]:
         "learning_rates": rates,
         "lr_scale": float(getattr(trainer.lightning_module, "lr_scale", 1.0)),
         "plan": plan_facts(trainer),
-        "exactness": exactness_facts(trainer),
+        "exactness": exactness,
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
             "lightning": lightning.__version__,
         },
     }
-
-
-def exactness_facts(trainer: Trainer) -> dict[str, Any]:
-    """Returns what callbacks do for sameness beyond the gradient of the one big batch."""
-    facts: dict[str, Any] = {"level": "gradient", "exact_dropout": False}
-    for callback in trainer.callbacks:
-        facts |= getattr(callback, "exactness_facts", {})
-    return facts
 
 
 def memory(device: torch.device) -> dict[str, int | None]:
@@ -497,14 +492,6 @@ def code_facts() -> dict[str, str]:
     return {"version": number, "digest": digest.hexdigest()[:16]}
 
 
-def monitored(trainer: Trainer) -> dict[str, str] | None:
-    """Return name and mode of the metric by which the best checkpoint is chosen."""
-    for callback in trainer.checkpoint_callbacks:
-        if getattr(callback, "monitor", None):
-            return {"name": callback.monitor, "mode": callback.mode}
-    return None
-
-
 class Topology(Callback):
     """Writes `topology.json` and prints the start banner: the devices, then the plan.
 
@@ -525,7 +512,14 @@ class Topology(Callback):
             "warnings": self.warnings,
             "command": command_line(),
             "code": code_facts(),
-            "monitor": monitored(trainer),
+            "monitor": next(
+                (
+                    {"name": callback.monitor, "mode": callback.mode}
+                    for callback in trainer.checkpoint_callbacks
+                    if getattr(callback, "monitor", None)
+                ),
+                None,
+            ),
             "num_parameters": sum(p.numel() for p in pl_module.parameters()),
             "num_trained": sum(p.numel() for p in pl_module.parameters() if p.requires_grad),
             "is_over": False,
@@ -549,13 +543,6 @@ class Topology(Callback):
         os.replace(temporary, folder / "topology.json")
 
 
-def rehearsed_words(rehearsal: dict[str, Any] | None) -> str:
-    """Returns what the rehearsal measured, in brackets; nothing where there was none."""
-    if rehearsal is None:
-        return ""
-    return f" (auto, {rehearsal['peak_gib']:.2f}/{rehearsal['memory_gib']:.2f} GiB)"
-
-
 def print_banner(facts: dict[str, Any], folder: str) -> None:
     """Prints the devices and then the plan, a line each."""
     table = Table.grid(padding=(0, 2))
@@ -574,9 +561,17 @@ def print_banner(facts: dict[str, Any], folder: str) -> None:
         trained = facts["num_trained"]
         learn = "all of them learn" if trained == facts["num_parameters"] else f"{trained:,} learn"
         table.add_row("parameters", f"{facts['num_parameters']:,}, {learn}")
-    plan = _plan_lines(facts["plan"], "devices" if size == 1 else "tensor groups")
-    for label, text in [*plan, *_exactness_lines(facts["exactness"])]:
+    for label, text in _plan_lines(facts["plan"], "devices" if size == 1 else "tensor groups"):
         table.add_row(label, text)
+    exactness = facts["exactness"]
+    if exactness["level"] == "bitwise":
+        text = (
+            f"bitwise: {exactness['num_chunks']} chunks a step, {exactness['num_threads']} "
+            f"thread(s), {exactness['gradient_copies']} x the gradients"
+        )
+        table.add_row("exactness", text)
+    if exactness["exact_dropout"]:
+        table.add_row("dropout", "keyed by seed, epoch and sample")
     rates = sorted(set(facts["learning_rates"]), reverse=True)
     shown = ", ".join(f"{rate:.3g}" for rate in rates[:3])
     table.add_row("learning rate", f"{shown} at this step, scaled by {facts['lr_scale']:g}")
@@ -589,10 +584,13 @@ def _plan_lines(plan: dict[str, Any], replicas: str) -> list[tuple[str, str]]:
     """Returns label and text of each line on the batches; replicas have samples of their own."""
     if "global_batch_size" not in plan:
         return [("accumulation", str(plan["accumulate_grad_batches"]))]
+    found, measured = plan.get("rehearsal"), ""
+    if found is not None:
+        measured = f" (auto, {found['peak_gib']:.2f}/{found['memory_gib']:.2f} GiB)"
     batch = (
         f"{plan['global_batch_size']} = {plan['num_replicas']} {replicas} x "
         f"{plan['micro_batch_size']} x {plan['accumulate_grad_batches']} accumulated"
-        f"{rehearsed_words(plan.get('rehearsal'))}"
+        f"{measured}"
     )
     epoch = f"{counts(plan)}, {plan['padding_share']:.1%} padding, plan {plan['plan_digest'][:12]}"
     return [("global batch", batch), ("epoch", epoch)]
@@ -605,19 +603,6 @@ def counts(plan: dict[str, Any]) -> str:
         steps = f"{steps} of {plan['planned_steps']:,}"
         samples = f"{samples} of {plan['num_samples']:,}"
     return f"{steps} steps, {samples} samples"
-
-
-def _exactness_lines(exactness: dict[str, Any]) -> list[tuple[str, str]]:
-    lines = []
-    if exactness["level"] == "bitwise":
-        text = (
-            f"bitwise: {exactness['num_chunks']} chunks a step, {exactness['num_threads']} "
-            f"thread(s), {exactness['gradient_copies']} x the gradients"
-        )
-        lines.append(("exactness", text))
-    if exactness["exact_dropout"]:
-        lines.append(("dropout", "keyed by seed, epoch and sample"))
-    return lines
 
 
 class RunConfig(SaveConfigCallback):

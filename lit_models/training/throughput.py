@@ -184,6 +184,8 @@ class Throughput(Callback):
         """Write what is left."""
         if self._file is not None and self._steps:
             self._write(trainer)
+        elif self._file is not None:
+            self._totals["evaluation"] += self._evaluation_s  # of the last step, with no line
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say where the time went, after the last line of the progress."""
