@@ -6,32 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Trainer
-from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 
 # The writers of these folders are sharded_checkpoint.py and exported.py of lit_models.training.
 SHARDS_MARKER, SHARDS_REST = "meta.pt", "rest"  # file of all but the shards, and key of its values
 EXPORT_CONFIGS, EXPORT_EXTRA = ("unisono.json", "config.json"), "extra"
-
-
-class ToldConnector(_CheckpointConnector):
-    """Lightning's, but it knows the checkpoint of a call from the beginning.
-
-    Lightning's own keeps the `ckpt_path` of `fit(…)` and its kin to itself until the network is
-    built, and until then has that of an earlier call in its place.
-    """
-
-    def _select_ckpt_path(self, *args: Any, **kwargs: Any) -> Any:
-        self._ckpt_path = super()._select_ckpt_path(*args, **kwargs)
-        return self._ckpt_path
-
-    @classmethod
-    def install(cls, trainer: Any) -> None:
-        """Replace the connector of a trainer, before it selects the checkpoint of a call."""
-        if isinstance(trainer, Trainer) and not isinstance(trainer._checkpoint_connector, cls):
-            own = cls(trainer)
-            own.__dict__.update(vars(trainer._checkpoint_connector))
-            trainer._checkpoint_connector = own
 
 
 def checkpoint_to_load(trainer: Any) -> str | None:

@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from filelock import FileLock
 from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 
-from datamodules.core.checkpoint_recipe import ToldConnector
 from datamodules.core.loader import LoaderOptions, PlannedDataset, PlannedLoader, auto_workers
 from datamodules.core.plan import (
     Batching,
@@ -52,6 +52,26 @@ STAGES_OF: dict[str, tuple[Stage, ...]] = {
     "test": ("test",),
     "predict": ("predict",),
 }
+
+
+class ToldConnector(_CheckpointConnector):
+    """Lightning's, but it knows the checkpoint of a call from the beginning.
+
+    Lightning's own keeps the `ckpt_path` of `fit(…)` and its kin to itself until the network is
+    built, and until then has that of an earlier call in its place.
+    """
+
+    def _select_ckpt_path(self, *args: Any, **kwargs: Any) -> Any:
+        self._ckpt_path = super()._select_ckpt_path(*args, **kwargs)
+        return self._ckpt_path
+
+    @classmethod
+    def install(cls, trainer: Any) -> None:
+        """Replace the connector of a trainer, before it selects the checkpoint of a call."""
+        if isinstance(trainer, Trainer) and not isinstance(trainer._checkpoint_connector, cls):
+            own = cls(trainer)
+            own.__dict__.update(vars(trainer._checkpoint_connector))
+            trainer._checkpoint_connector = own
 
 
 class RunLimits:
