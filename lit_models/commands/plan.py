@@ -4,6 +4,7 @@ import json as json_format
 import logging
 import math
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -178,7 +179,6 @@ def forecast_of(run_options: list[str], counts: list[int]) -> Forecast:
             f"{size} times as many devices."
         )
     silence_noise()
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
     # The seed 1 equals True, which stands for no number.
     seed_everything(0 if seed is True else int(seed or 0), verbose=False)
     module, data = built({"model": config["model"], "data": config["data"]})
@@ -188,7 +188,7 @@ def forecast_of(run_options: list[str], counts: list[int]) -> Forecast:
             "a config of one of Unisono's datamodules."
         )
     look = Look(counts, trainer)
-    with tempfile.TemporaryDirectory() as folder, isolate_rng():
+    with tempfile.TemporaryDirectory() as folder, isolate_rng(), quiet_trainer():
         limits = ("max_epochs", "max_steps")
         Trainer(
             accelerator="cpu",
@@ -208,6 +208,18 @@ def forecast_of(run_options: list[str], counts: list[int]) -> Forecast:
     if not look.forecast.columns:
         raise UsageError(look.forecast.refused[0].partition(". ")[2])
     return look.forecast
+
+
+@contextlib.contextmanager
+def quiet_trainer() -> Iterator[None]:
+    """Let no line of Lightning's on devices stand above the table."""
+    logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 class Look(Callback):
@@ -261,10 +273,10 @@ class Look(Callback):
         epoch = cached_plan(request, dataset.lengths, 0)
         limit = self.values.get("limit_train_batches")
         steps = epoch.num_steps
-        if isinstance(limit, int):
-            steps = min(steps, limit)
-        elif limit is not None:
+        if isinstance(limit, float) and limit <= 1:
             steps = max(1, int(steps * limit))
+        elif limit is not None:  # 3.0 is 3 batches, to Lightning too
+            steps = min(steps, int(limit))
         by_epochs = (trainer.max_epochs or -1) * steps
         total = min((n for n in (trainer.max_steps, by_epochs) if n > 0), default=None)
         whole, rest = divmod(total or 0, steps)
