@@ -1,5 +1,6 @@
 """Show steps, rates, memory and time on several device counts."""
 
+import contextlib
 import json as json_format
 import logging
 import math
