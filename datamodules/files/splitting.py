@@ -1,4 +1,4 @@
-"""Division of rows into training, validation and test: no variant of a string on two sides."""
+"""Split of rows into training, validation and test: no variant of a string on two sides."""
 
 import difflib
 import hashlib

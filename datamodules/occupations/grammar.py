@@ -169,7 +169,7 @@ T = TypeVar("T")
 Words = tuple[tuple[str, str], ...]  # the forms of a trade: as it stands alone and in compounds
 
 
-class Head(NamedTuple):
+class TitleHead(NamedTuple):
     """A trade with its material: three digits, an English name, words per language."""
 
     digits: str
@@ -177,7 +177,7 @@ class Head(NamedTuple):
     words: dict[str, Words]  # by language
 
 
-class Record(NamedTuple):
+class DemoRecord(NamedTuple):
     """One description, its language and its one or two codes."""
 
     text: str
@@ -185,14 +185,14 @@ class Record(NamedTuple):
     codes: tuple[str, ...]
 
 
-def heads() -> list[Head]:
+def heads() -> list[TitleHead]:
     """Every trade and every legal pair of material and action."""
     found = []
     for digits, *words in map(str.split, TRADES.strip().splitlines()):
         forms: dict[str, Words] = {
             lang: (_with_stem(w, lang),) for lang, w in zip(LANGUAGES, words, strict=True)
         }
-        found.append(Head(digits + "0", words[0], forms))
+        found.append(TitleHead(digits + "0", words[0], forms))
     materials = {row[0]: row[1:] for row in map(str.split, MATERIALS.strip().splitlines())}
     for digits, worked, *words in map(str.split, ACTIONS.strip().splitlines()):
         for material in worked:
@@ -201,7 +201,7 @@ def heads() -> list[Head]:
                 first, alone = materials[material][2 * i : 2 * i + 2]
                 forms[language] = _worked_forms(words[i], first, alone, language)
             name = f"{materials[material][0]} {words[0]}"
-            found.append(Head(digits + material, name, forms))
+            found.append(TitleHead(digits + material, name, forms))
     return found
 
 
@@ -219,7 +219,7 @@ def code_book() -> dict[str, str]:
     return dict(sorted(book.items()))
 
 
-def records(count: int, seed: int) -> list[Record]:
+def records(count: int, seed: int) -> list[DemoRecord]:
     """Descriptions drawn from the grammar; the same for the same arguments on every machine."""
     # random() of a seeded random.Random is the one stream that Python promises never to change.
     draw = random.Random(seed).random
@@ -231,7 +231,9 @@ def records(count: int, seed: int) -> list[Record]:
     return [_record(ranked, weights, draw) for _ in range(count)]
 
 
-def _record(ranked: Sequence[Head], weights: Sequence[float], draw: Callable[[], float]) -> Record:
+def _record(
+    ranked: Sequence[TitleHead], weights: Sequence[float], draw: Callable[[], float]
+) -> DemoRecord:
     language = LANGUAGES[int(draw() * len(LANGUAGES))]
     kind = draw()
     if kind < SHARE_PAIR:
@@ -250,11 +252,11 @@ def _record(ranked: Sequence[Head], weights: Sequence[float], draw: Callable[[],
     else:
         text, code = _person(ranked, weights, language, draw)
         codes = (code,)
-    return Record(_noisy(text, language, draw), language, codes)
+    return DemoRecord(_noisy(text, language, draw), language, codes)
 
 
 def _person(
-    ranked: Sequence[Head],
+    ranked: Sequence[TitleHead],
     weights: Sequence[float],
     language: str,
     draw: Callable[[], float],

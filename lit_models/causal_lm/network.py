@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lit_models.blocks import rotate
-from lit_models.training.sharding import Split
+from lit_models.training.sharding import TensorSplit
 
 INITIAL_STD = 0.02
 _SIZES = ("vocab_size", "max_positions", "hidden_size", "num_layers", "num_heads")
@@ -459,7 +459,7 @@ class Decoder(nn.Module):
         """Return the repeated layers from the lowest to the highest."""
         return list(self.layers)
 
-    def tensor_plan(self) -> dict[str, Split]:
+    def tensor_plan(self) -> dict[str, TensorSplit]:
         """Return how devices share the layers: heads of attention, channels of feed-forward."""
         units = {
             "heads": ("num_heads", self.config.num_heads),
@@ -467,13 +467,13 @@ class Decoder(nn.Module):
             "inner": ("feed_forward", self.config.inner_size),
         }
         return {
-            "layers.*.attention": Split("input"),
-            "layers.*.attention.q_proj": Split("columns", *units["heads"]),
-            "layers.*.attention.[kv]_proj": Split("columns", *units["groups"]),
-            "layers.*.attention.o_proj": Split("rows", *units["heads"]),
-            "layers.*.feed_forward": Split("input"),
-            "layers.*.feed_forward.[ug]*_proj": Split("columns", *units["inner"]),
-            "layers.*.feed_forward.down_proj": Split("rows", *units["inner"]),
+            "layers.*.attention": TensorSplit("input"),
+            "layers.*.attention.q_proj": TensorSplit("columns", *units["heads"]),
+            "layers.*.attention.[kv]_proj": TensorSplit("columns", *units["groups"]),
+            "layers.*.attention.o_proj": TensorSplit("rows", *units["heads"]),
+            "layers.*.feed_forward": TensorSplit("input"),
+            "layers.*.feed_forward.[ug]*_proj": TensorSplit("columns", *units["inner"]),
+            "layers.*.feed_forward.down_proj": TensorSplit("rows", *units["inner"]),
         }
 
     def recompute_blocks(self) -> None:

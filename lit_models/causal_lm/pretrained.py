@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_models.causal_lm.network import Decoder, DecoderConfig, attend, documents_of
-from lit_models.training.sharding import Split
+from lit_models.training.sharding import TensorSplit
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.pt", "*.pth")
@@ -96,7 +96,7 @@ class PretrainedDecoder(nn.Module):
             "known; train it without fsdp, compilation and recomputed blocks."
         )
 
-    def tensor_plan(self) -> dict[str, Split]:
+    def tensor_plan(self) -> dict[str, TensorSplit]:
         """As `Decoder.tensor_plan`; empty where layers are named otherwise than Llama's."""
         config = self.model.config
         if not self.is_packed or config.model_type == "gpt2":
@@ -105,11 +105,11 @@ class PretrainedDecoder(nn.Module):
         groups = "num_kv_heads", config.num_key_value_heads
         inner = "feed_forward", config.intermediate_size
         return {
-            "model.model.layers.*.self_attn.q_proj": Split("columns", *heads),
-            "model.model.layers.*.self_attn.[kv]_proj": Split("columns", *groups),
-            "model.model.layers.*.self_attn.o_proj": Split("rows", *heads),
-            "model.model.layers.*.mlp.[ug]*_proj": Split("columns", *inner),
-            "model.model.layers.*.mlp.down_proj": Split("rows", *inner),
+            "model.model.layers.*.self_attn.q_proj": TensorSplit("columns", *heads),
+            "model.model.layers.*.self_attn.[kv]_proj": TensorSplit("columns", *groups),
+            "model.model.layers.*.self_attn.o_proj": TensorSplit("rows", *heads),
+            "model.model.layers.*.mlp.[ug]*_proj": TensorSplit("columns", *inner),
+            "model.model.layers.*.mlp.down_proj": TensorSplit("rows", *inner),
         }
 
     def recompute_blocks(self) -> None:

@@ -308,7 +308,7 @@ def _written(options: Mapping[str, Any]) -> list[str]:
 
 
 @dataclass
-class Record:
+class StageRecord:
     """Of one stage.
 
     Args:
@@ -349,13 +349,13 @@ def _path(folder: Path, name: str) -> Path:
     return folder / RECORDS / f"{name}.json"
 
 
-def read_record(folder: Path, name: str) -> Record | None:
+def read_record(folder: Path, name: str) -> StageRecord | None:
     """Return the record of a stage in a chain's folder; `None` if it was never begun."""
     path = _path(folder, name)
-    return Record(**json.loads(path.read_text("utf-8"))) if path.exists() else None
+    return StageRecord(**json.loads(path.read_text("utf-8"))) if path.exists() else None
 
 
-def write_record(folder: Path, name: str, record: Record) -> None:
+def write_record(folder: Path, name: str, record: StageRecord) -> None:
     """Write the record of a stage, whole or not at all."""
     path = _path(folder, name)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -568,7 +568,7 @@ def _run_stage(
     arguments = stage.arguments(folder, seed, is_begun=state == "begun")
     if state == "begun" and stage.verb == "predict":
         remove_predictions(folder / stage.name)
-    write_record(folder, stage.name, Record(made))
+    write_record(folder, stage.name, StageRecord(made))
     (folder / stage.name).mkdir(exist_ok=True)
     print(f"stage {stage.name}: unisono {shlex.join(arguments)}", flush=True)
     started = time.monotonic()
@@ -587,7 +587,7 @@ def _run_stage(
             "not complete; leave out the options that send its output elsewhere"
         )
         return 1
-    write_record(folder, stage.name, Record(made, outputs_digest(stage, folder), seconds))
+    write_record(folder, stage.name, StageRecord(made, outputs_digest(stage, folder), seconds))
     print(f"stage {stage.name} is complete, in {seconds:.1f} s", flush=True)
     return 128 + received[0] if received else 0
 

@@ -60,7 +60,7 @@ class LossWeight:
 
 
 @dataclass(frozen=True)
-class Temperature:
+class TemperatureSchedule:
     """Temperature of the choice of words, which falls in a straight line.
 
     Args:

@@ -34,7 +34,7 @@ from lit_models.consistency_lens.lens import NEVER, Lens, LensOptions
 from lit_models.consistency_lens.loss import (
     LensLosses,
     TeacherText,
-    Temperature,
+    TemperatureSchedule,
     check_phases,
     current_token,
     leaves_one_idle,
@@ -93,7 +93,7 @@ class LitConsistencyLens(ExactModule):
         losses: LensLosses,
         lr_scheduler: LRSchedulerCallable | None = None,
         lens: LensOptions | None = None,
-        temperature: Temperature | None = None,
+        temperature: TemperatureSchedule | None = None,
         teacher: TeacherText | None = None,
         reconstructor_rate: float = 1.0,
         evaluation: EvaluationOptions | None = None,
@@ -105,7 +105,10 @@ class LitConsistencyLens(ExactModule):
         self.save_hyperparameters()
         self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
         self.options, self.losses = subject, losses
-        self.lens_options, self.temperature = lens or LensOptions(), temperature or Temperature()
+        self.lens_options, self.temperature = (
+            lens or LensOptions(),
+            temperature or TemperatureSchedule(),
+        )
         self.teacher = teacher or TeacherText()
         self.teacher.check(self.lens_options.num_words)
         self.reconstructor_rate, self.init_from = reconstructor_rate, init_from

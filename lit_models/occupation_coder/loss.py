@@ -28,7 +28,7 @@ MOST_MATCHED_CODES = 5  # 120 orders; beyond it the search over orders would out
 
 
 @dataclass
-class LossOptions:
+class OccupationLossOptions:
     """What is minimised: seq2seq_weight x seq2seq + (1 - seq2seq_weight) x flat, nats per record.
 
     Args:
@@ -242,7 +242,7 @@ class Examples(NamedTuple):
     weight: np.ndarray
 
 
-def row_weights(store: OccupationStore, options: LossOptions) -> Tensor:
+def row_weights(store: OccupationStore, options: OccupationLossOptions) -> Tensor:
     """Weight of each training row [N] float32, in the order of their sample ids.
 
     Args:
@@ -259,7 +259,7 @@ def row_weights(store: OccupationStore, options: LossOptions) -> Tensor:
     return torch.from_numpy(weights)
 
 
-def linear_examples(store: OccupationStore, options: LossOptions) -> Examples:
+def linear_examples(store: OccupationStore, options: OccupationLossOptions) -> Examples:
     """Return the training texts, each once per set of codes that it has.
 
     Args:

@@ -36,7 +36,7 @@ from lit_models.occupation_coder.encoders import (
 )
 from lit_models.occupation_coder.linear import refuse_other_features, solve
 from lit_models.occupation_coder.loss import (
-    LossOptions,
+    OccupationLossOptions,
     check_num_codes,
     linear_examples,
     occupation_losses,
@@ -66,7 +66,7 @@ def new_network(
     num_languages: int,
     encoder_factory: EncoderFactory,
     decoder_factory: DecoderFactory,
-    loss: LossOptions,
+    loss: OccupationLossOptions,
 ) -> OccupationNetwork:
     """Return an untrained network.
 
@@ -248,7 +248,7 @@ class LitOccupationCoder(ExactModule):
         lr_scheduler: LRSchedulerCallable | None = None,
         encoder: EncoderFactory = CharacterEncoder,
         decoder: DecoderFactory = BlockDecoder,
-        loss: LossOptions | None = None,
+        loss: OccupationLossOptions | None = None,
         decoding: DecodingOptions | None = None,
         temperature: dict[str, float] | None = None,
         freeze: Literal["none", "encoder"] | int = "none",
@@ -262,7 +262,7 @@ class LitOccupationCoder(ExactModule):
         self.save_hyperparameters()
         self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
         self.encoder_factory, self.decoder_factory = encoder, decoder
-        self.loss, self.decoding = loss or LossOptions(), decoding or DecodingOptions()
+        self.loss, self.decoding = loss or OccupationLossOptions(), decoding or DecodingOptions()
         self.init_from, self.init_from_part = init_from, init_from_part
         self.recipe: Any = None  # a dict of plain values, from the data or a checkpoint
         self.temperature = given_temperature(temperature or {})

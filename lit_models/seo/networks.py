@@ -169,7 +169,7 @@ class CrossEncoder(nn.Module):
         input_ids: Tensor,
         attention_mask: Tensor,
         segment_ids: Tensor,
-        parts: Sequence["Part"] | None = None,
+        parts: Sequence["PairPart"] | None = None,
     ) -> Tensor:
         """Return scores [P] of rows [P, T].
 
@@ -203,7 +203,7 @@ class CrossEncoder(nn.Module):
         return self.score(torch.tanh(self.dense(vector))).squeeze(-1)
 
 
-class Part(NamedTuple):
+class PairPart(NamedTuple):
     """Rows from one to before another, and the tokens of the longest."""
 
     first: int
@@ -211,7 +211,7 @@ class Part(NamedTuple):
     width: int
 
 
-def even_parts(lengths: np.ndarray, number: int) -> list[Part]:
+def even_parts(lengths: np.ndarray, number: int) -> list[PairPart]:
     """Return rows in parts of like sizes, one after the other.
 
     Args:
@@ -219,7 +219,7 @@ def even_parts(lengths: np.ndarray, number: int) -> list[Part]:
         number: of parts, at most P.
     """
     bounds = [len(lengths) * place // number for place in range(number + 1)]
-    return [Part(a, b, int(lengths[a:b].max())) for a, b in pairwise(bounds)]
+    return [PairPart(a, b, int(lengths[a:b].max())) for a, b in pairwise(bounds)]
 
 
 def places_of_pairs(index: Tensor, num_pairs: int) -> tuple[Tensor, Tensor]:

@@ -80,7 +80,7 @@ KNOWN = {
 }
 
 
-class Finding(NamedTuple):
+class PageFinding(NamedTuple):
     """Something that breaks a rule, with its evidence.
 
     Args:
@@ -156,7 +156,7 @@ class Element:
         return " > ".join(reversed(steps)) or "html"
 
 
-class Fault(NamedTuple):
+class Defect(NamedTuple):
     """A rule that an element breaks, and what shows it."""
 
     rule: str
@@ -179,7 +179,7 @@ class Page:
     name: str
     html: str
     address: str | None = None
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[PageFinding] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     num_flattened: int = 0
 
@@ -222,7 +222,7 @@ class PageReport:
     name: str
     address: str | None
     facts: dict[str, Any]
-    findings: list[Finding]
+    findings: list[PageFinding]
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain JSON values."""
@@ -232,13 +232,13 @@ class PageReport:
 
 def page_of_bytes(content: bytes, name: str, address: str | None = None) -> Page:
     """Return a page of its bytes; a wrong encoding is a finding and no error."""
-    findings: list[Finding] = []
+    findings: list[PageFinding] = []
     if not content.strip():
-        findings.append(Finding("page", "the file is empty", "", name))
+        findings.append(PageFinding("page", "the file is empty", "", name))
     found = html_encoding(content)
     if found.declared is not None and found.declared_name is None:
         rule = "the declared encoding is not known; declare utf-8"
-        findings.append(Finding("encoding", rule, found.declared, "meta charset"))
+        findings.append(PageFinding("encoding", rule, found.declared, "meta charset"))
     findings += _encoding_findings(content, found.declared_name, found.mark)
     facts = {"encoding_declared": found.declared_name or found.mark, "encoding_read": found.read}
     return Page(name, decoded_html(content), address, findings, facts)
@@ -276,16 +276,16 @@ def check_page(page: Page, keywords: Sequence[str] = (), language: str | None = 
         elements[element.tag].append(element)
     if page.num_flattened:
         rule = "elements nest too deep, or have too many attributes, to be read as they stand"
-        findings.append(Finding("page", rule, f"{page.num_flattened:,} tags"))
+        findings.append(PageFinding("page", rule, f"{page.num_flattened:,} tags"))
     for check in CHECKS:
         values, faults = check(page, elements)
         facts |= values
         name = check.__name__.strip("_").replace("_", " ")
         for fault in faults[:MOST_FINDINGS]:
             place = "" if fault.element is None else fault.element.place
-            findings.append(Finding(name, fault.rule, shown(fault.evidence), place))
+            findings.append(PageFinding(name, fault.rule, shown(fault.evidence), place))
         if len(faults) > MOST_FINDINGS:
-            findings.append(Finding(name, f"{len(faults) - MOST_FINDINGS:,} more of these"))
+            findings.append(PageFinding(name, f"{len(faults) - MOST_FINDINGS:,} more of these"))
     facts["words"] = len(page.words)
     facts["readability"] = readability(page.lines, language or facts["language"])
     facts["keywords"] = {word: keyword_counts(page, word, facts) for word in keywords}
@@ -313,7 +313,7 @@ def check_site(
 
 
 Elements = Mapping[str, list[Element]]
-Checked = tuple[dict[str, Any], list[Fault]]
+Checked = tuple[dict[str, Any], list[Defect]]
 
 
 def _title(page: Page, elements: Elements) -> Checked:
@@ -324,7 +324,7 @@ def _title(page: Page, elements: Elements) -> Checked:
     text = texts[0] if texts else None
     if text and len(text) > LONGEST_TITLE:
         rule = f"{len(text)} characters; results cut titles beyond about {LONGEST_TITLE}"
-        faults.append(Fault(rule, found[0], text))
+        faults.append(Defect(rule, found[0], text))
     return {"title": text, "title_length": len(text or "")}, faults
 
 
@@ -339,7 +339,7 @@ def _description(page: Page, elements: Elements) -> Checked:
             f"{len(text)} characters; {SHORTEST_DESCRIPTION} to {LONGEST_DESCRIPTION} are shown "
             "whole and say enough"
         )
-        faults.append(Fault(rule, found[0], text))
+        faults.append(Defect(rule, found[0], text))
     return {"description": text, "description_length": len(text or "")}, faults
 
 
@@ -350,18 +350,18 @@ def _canonical(page: Page, elements: Elements) -> Checked:
     faults = []
     for element, href in zip(found, given, strict=True):
         if not href:
-            faults.append(Fault("the canonical link names no address", element, element.opening))
+            faults.append(Defect("the canonical link names no address", element, element.opening))
         elif (target := _split(href)) is None:
-            faults.append(Fault("the canonical address cannot be read", element, element.opening))
+            faults.append(Defect("the canonical address cannot be read", element, element.opening))
         elif not target.scheme:
             rule = "the canonical address is relative; write it whole, with https://"
-            faults.append(Fault(rule, element, element.opening))
+            faults.append(Defect(rule, element, element.opening))
         elif _is_inside(element, "body"):
             rule = "the canonical link stands in the body, where search engines ignore it"
-            faults.append(Fault(rule, element, element.opening))
+            faults.append(Defect(rule, element, element.opening))
     if len(set(given)) > 1:
         rule = "the canonical links name different addresses"
-        faults.append(Fault(rule, found[1], ", ".join(given[:MOST_FINDINGS])))
+        faults.append(Defect(rule, found[1], ", ".join(given[:MOST_FINDINGS])))
     first = given[0] if given and _split(given[0]) is not None else ""
     return {"canonical": _joined(page.address or "", first) if first else None}, faults
 
@@ -376,7 +376,7 @@ def _robots(page: Page, elements: Elements) -> Checked:
             said[name] += [content] if content else []
             if {"noindex", "none"} & set(re.split(r"[\s,]+", content)):
                 rule = "the page asks not to be listed in results"
-                faults.append(Fault(rule, element, element.opening))
+                faults.append(Defect(rule, element, element.opening))
     return {"robots": {name: ", ".join(contents) for name, contents in said.items()}}, faults
 
 
@@ -386,9 +386,9 @@ def _language(page: Page, elements: Elements) -> Checked:
     given = None if root is None else root.value("lang") or None
     faults = []
     if given is None:
-        faults.append(Fault('no language is declared; write <html lang="en">', root))
+        faults.append(Defect('no language is declared; write <html lang="en">', root))
     elif not LANGUAGE.fullmatch(given):
-        faults.append(Fault("the language is no code such as en or pt-BR", root, given))
+        faults.append(Defect("the language is no code such as en or pt-BR", root, given))
         given = None
     return {"language": given}, faults
 
@@ -397,18 +397,18 @@ def _headings(page: Page, elements: Elements) -> Checked:
     """Return level and text of all headings in order, and where the order breaks."""
     found = [element for element in page.parts[0] if element.tag in HEADINGS]
     listed = [(int(element.tag[1]), element.line) for element in found]
-    faults = [] if found else [Fault("there is no heading")]
+    faults = [] if found else [Defect("there is no heading")]
     before = 0
     for element, (level, text) in zip(found, listed, strict=True):
         if before and level > before + 1:
-            faults.append(Fault(f"h{level} follows h{before}: levels are skipped", element, text))
+            faults.append(Defect(f"h{level} follows h{before}: levels are skipped", element, text))
         if not text and not element.is_named:
-            faults.append(Fault("an empty heading", element, element.opening))
+            faults.append(Defect("an empty heading", element, element.opening))
         before = level
     tops = [element for element in found if element.tag == "h1"]
-    faults += [Fault("another h1; one names the page", e, e.text) for e in tops[1:]]
+    faults += [Defect("another h1; one names the page", e, e.text) for e in tops[1:]]
     if found and not tops:
-        faults.append(Fault("there is no h1", found[0], listed[0][1]))
+        faults.append(Defect("there is no h1", found[0], listed[0][1]))
     return {"headings": listed}, faults
 
 
@@ -423,7 +423,7 @@ def _images(page: Page, elements: Elements) -> Checked:
         if "alt" not in element.attributes and not is_labelled:
             counts["without"] += 1
             rule = 'no alternative text; describe it, or write alt="" where it decorates'
-            faults.append(Fault(rule, element, element.opening))
+            faults.append(Defect(rule, element, element.opening))
         else:
             is_empty = "alt" in element.attributes and not element.value("alt")
             counts["decorative" if is_empty else "described"] += 1
@@ -445,12 +445,12 @@ def _links(page: Page, elements: Elements) -> Checked:
             continue
         href = element.value("href")
         if _split(href) is None:
-            faults.append(Fault("the address cannot be read", element, href))
+            faults.append(Defect("the address cannot be read", element, href))
             continue
         counts[_kind(href, start)] += 1
         if not element.text.strip() and not element.is_named:
             rule = "a link without a text says nothing of its target"
-            faults.append(Fault(rule, element, element.opening))
+            faults.append(Defect(rule, element, element.opening))
     return {"links": dict(counts)}, faults
 
 
@@ -465,7 +465,7 @@ def _structured_data(page: Page, elements: Elements) -> Checked:
             types += _types(json.loads(element.text))
         except (ValueError, RecursionError) as error:  # Python refuses numbers of 5,000 digits
             rule = f"JSON-LD that is no JSON ({error}): nobody can read it"
-            faults.append(Fault(rule, element, element.text))
+            faults.append(Defect(rule, element, element.text))
     held = {
         "json_ld": types,
         "microdata": [e.value("itemtype") for e in page.parts[0] if "itemscope" in e.attributes],
@@ -525,13 +525,13 @@ def _meta(elements: Elements, name: str) -> list[Element]:
 
 def _said_once(
     what: str, found: list[Element], texts: list[str], elements: Elements
-) -> list[Fault]:
+) -> list[Defect]:
     """Return faults where something is missing, empty, or there more than once."""
     if not found:
-        return [Fault(f"there is no {what}", next(iter(elements["head"]), None))]
-    faults = [] if texts[0] else [Fault(f"the {what} is empty", found[0], found[0].opening)]
+        return [Defect(f"there is no {what}", next(iter(elements["head"]), None))]
+    faults = [] if texts[0] else [Defect(f"the {what} is empty", found[0], found[0].opening)]
     others = zip(found[1:], texts[1:], strict=True)
-    return faults + [Fault(f"another {what}; one counts", e, text) for e, text in others]
+    return faults + [Defect(f"another {what}; one counts", e, text) for e, text in others]
 
 
 def _split(address: str) -> Any:
@@ -578,22 +578,22 @@ def _types(value: Any) -> Iterator[str]:
             yield from _types(inner)
 
 
-def _encoding_findings(content: bytes, declared: str | None, mark: str | None) -> list[Finding]:
+def _encoding_findings(content: bytes, declared: str | None, mark: str | None) -> list[PageFinding]:
     bad = first_bad_byte(content)
     if mark == "utf-16" or content.isascii():
         return []
     expected = mark or declared
     if bad is not None and expected == "utf-8":
         rule = "UTF-8 is declared and the bytes are not UTF-8; save the page as UTF-8"
-        return [Finding("encoding", rule, repr(content[bad : bad + 4]), f"byte {bad}")]
+        return [PageFinding("encoding", rule, repr(content[bad : bad + 4]), f"byte {bad}")]
     if bad is None and expected not in (None, "utf-8"):
         rule = f"{expected} is declared and the bytes are UTF-8: letters appear garbled"
         place = next(i for i, byte in enumerate(content) if byte > 127)
         sample = content[place:].decode("utf-8", "replace")[:1]
-        return [Finding("encoding", rule, sample, f"byte {place}")]
+        return [PageFinding("encoding", rule, sample, f"byte {place}")]
     if expected is None:
         rule = "no encoding is declared and the page has letters beyond ASCII; declare utf-8"
-        return [Finding("encoding", rule, "", f"first {DECLARED_WITHIN} bytes")]
+        return [PageFinding("encoding", rule, "", f"first {DECLARED_WITHIN} bytes")]
     return []
 
 
@@ -686,24 +686,24 @@ def _count(words: Sequence[str], wanted: Sequence[str]) -> int:
     return number
 
 
-def duplicates(pages: Sequence[Page], facts: Sequence[dict]) -> list[list[Finding]]:
+def duplicates(pages: Sequence[Page], facts: Sequence[dict]) -> list[list[PageFinding]]:
     """Return for each page the findings of what it shares with the pages before it.
 
     Args:
         pages: of one site.
         facts: of each page, with its title and description.
     """
-    found: list[list[Finding]] = [[] for _ in pages]
+    found: list[list[PageFinding]] = [[] for _ in pages]
     for name in ("title", "description"):
         first: dict[str, int] = {}
         for i, fact in enumerate(facts):
             key = " ".join((fact[name] or "").casefold().split())
             if key and first.setdefault(key, i) != i:
                 rule = f"the same {name} as {pages[first[key]].name}"
-                found[i].append(Finding("duplicates", rule, shown(fact[name]), f"<{name}>"))
+                found[i].append(PageFinding("duplicates", rule, shown(fact[name]), f"<{name}>"))
     for i, (other, share) in near_duplicates([page.words for page in pages]).items():
         rule = f"{100 * share:.0f} % of the text is that of {pages[other].name}"
-        found[i].append(Finding("duplicates", rule, shown(" ".join(pages[i].words)), "text"))
+        found[i].append(PageFinding("duplicates", rule, shown(" ".join(pages[i].words)), "text"))
     return found
 
 
@@ -822,7 +822,7 @@ def shown_site(name: str, reports: Sequence[PageReport]) -> str:
     return "\n".join([*lines, ""])
 
 
-def _general(finding: Finding) -> str:
+def _general(finding: PageFinding) -> str:
     """Return a rule without the numbers of a page and the name of another."""
     what, _, rule = finding.rule.partition("; ")
     rule = rule if rule and what[:1].isdigit() else what
@@ -849,7 +849,7 @@ def write_tables(path: Path, sites: Mapping[str, Sequence[PageReport]]) -> list[
             findings += [{**place, **finding._asdict()} for finding in report.findings]
     paths = [path, path.with_name(f"{path.stem}-findings{path.suffix}")]
     heads = [list(dict.fromkeys(name for row in pages for name in row))]
-    heads.append(["site", "page", *Finding._fields])
+    heads.append(["site", "page", *PageFinding._fields])
     for target, rows, names in zip(paths, (pages, findings), heads, strict=True):
         with TableWriter(target, overwrite=True) as table:
             columns = {name: [row.get(name) for row in rows] for name in names}

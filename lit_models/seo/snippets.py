@@ -21,8 +21,8 @@ from lit_models.seo.onpage import (
     LONGEST_DESCRIPTION,
     LONGEST_TITLE,
     SHORTEST_DESCRIPTION,
-    Finding,
     Page,
+    PageFinding,
     check_page,
     is_address,
     shown,
@@ -128,7 +128,7 @@ def onpage_record(row: JsonRow, snippet: str) -> dict[str, Any] | None:
     page = Page(row.place, html, url if is_known else None)
     if url is not None and not is_known:
         rule = "the url is no whole address, such as https://example.org/page"
-        page.findings.append(Finding("address", rule, shown(url)))
+        page.findings.append(PageFinding("address", rule, shown(url)))
     keywords = [query] if any(c.isalnum() for c in query) else []
     return check_page(page, keywords).to_dict()
 

@@ -37,7 +37,7 @@ from lit_models.training.memory import Rehearsal
 from lit_models.training.metrics import LossSum, in_float32
 from lit_models.training.optim import follow_rates, gradients
 from lit_models.training.run import RunFolder
-from lit_models.training.sharding import Split, clip_to_norm
+from lit_models.training.sharding import TensorSplit, clip_to_norm
 from lit_models.training.strategies import leave_group, register_fsdp
 
 __all__ = ["ExactModule", "LossSum", "share_of_step"]
@@ -142,7 +142,7 @@ class ExactModule(LightningModule):
         """
         return []
 
-    def tensor_plan(self) -> dict[str, Split]:
+    def tensor_plan(self) -> dict[str, TensorSplit]:
         """Return which layers a tensor group may share, by patterns of their names: those that
         `network` lists, if it does."""
         network = getattr(self, "network", None)

@@ -23,7 +23,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 
 @dataclass(frozen=True)
-class Split:
+class TensorSplit:
     """How the devices of a tensor group share a linear layer, or the layers of a module.
 
     Args:
@@ -39,7 +39,7 @@ class Split:
     count: int = 0
 
 
-def check_tensor_plan(module: nn.Module, plan: dict[str, Split], size: int) -> None:
+def check_tensor_plan(module: nn.Module, plan: dict[str, TensorSplit], size: int) -> None:
     """Refuse what cannot be split among so many devices.
 
     Args:
@@ -81,8 +81,8 @@ def check_tensor_plan(module: nn.Module, plan: dict[str, Split], size: int) -> N
 
 
 def planned_layers(
-    module: nn.Module, plan: dict[str, Split]
-) -> Iterator[tuple[str, nn.Module, Split]]:
+    module: nn.Module, plan: dict[str, TensorSplit]
+) -> Iterator[tuple[str, nn.Module, TensorSplit]]:
     """Yield name, layer and split of all that a plan names.
 
     Raises:
@@ -99,7 +99,7 @@ def planned_layers(
         yield from ((name, layers[name], split) for name in names)
 
 
-def split_layers(module: nn.Module, plan: dict[str, Split], mesh: DeviceMesh) -> None:
+def split_layers(module: nn.Module, plan: dict[str, TensorSplit], mesh: DeviceMesh) -> None:
     """Give this rank its part of the planned layers, in place; names of parameters stay.
 
     The strategy has made the whole weights equal on all ranks; there is no communication.

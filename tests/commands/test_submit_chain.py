@@ -8,7 +8,7 @@ import pytest
 
 from lit_models.commands import submit
 from lit_models.commands.chain import (
-    Record,
+    StageRecord,
     check_outputs,
     made_from,
     outputs_digest,
@@ -97,7 +97,7 @@ def test_a_stage_that_is_complete_gets_no_job(chain) -> None:
     folder = Path("runs/chain-3")
     (folder / "first/checkpoints").mkdir(parents=True)
     (folder / "first/checkpoints/last.ckpt").write_text("sound")
-    record = Record(made_from(stages[0], folder, 3, {}), outputs_digest(stages[0], folder))
+    record = StageRecord(made_from(stages[0], folder, 3, {}), outputs_digest(stages[0], folder))
     write_record(folder, "first", record)
     status, output = chain("--seed=3", "--stage=first:2")
     assert (status, "stage first is complete: no job" in output) == (0, True), output
@@ -135,7 +135,7 @@ def test_the_place_of_a_stage_makes_no_other_stage(toy_config: Path) -> None:
     values = {"verb": "fit", "config": "toy.yaml"}
     stages = read_stages({"first": values})
     folder = Path("runs")
-    write_record(folder, "first", Record(made_from(stages[0], folder, 1, {})))
+    write_record(folder, "first", StageRecord(made_from(stages[0], folder, 1, {})))
     (folder / "first").mkdir()
     (folder / "first/part").touch()
     place = {"trainer.num_nodes": 2, "trainer.accelerator": "cpu"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lit_models.consistency_lens.loss import LensLosses, LossWeight, Temperature
+from lit_models.consistency_lens.loss import LensLosses, LossWeight, TemperatureSchedule
 
 
 def test_a_weight_counts_from_its_first_step_to_before_its_last() -> None:
@@ -17,7 +17,7 @@ def test_a_weight_grows_over_its_warmup() -> None:
 
 
 def test_a_temperature_falls_in_a_straight_line_and_stays() -> None:
-    temperature = Temperature(1.0, 0.5, begin=10, until=20)
+    temperature = TemperatureSchedule(1.0, 0.5, begin=10, until=20)
     found = [temperature.at(step) for step in (0, 10, 11, 15, 20, 99)]
     assert found == pytest.approx([1, 1, 0.95, 0.75, 0.5, 0.5])
 
@@ -49,8 +49,14 @@ def test_joint_learning_starts_with_the_first_weighted_term_of_both_networks() -
     [
         (lambda: LossWeight(-1.0), "must be 0 or more, got -1.0, 0 and 0"),
         (lambda: LossWeight(1.0, begin=5, end=5), "from step 5 on cannot end at step 5; give a"),
-        (lambda: Temperature(end=0.0), "must be above 0, got 1.0 and 0.0; usual is 1 to 0.5"),
-        (lambda: Temperature(begin=9, until=9), "temperature.begin 9 must be .* below .*until 9"),
+        (
+            lambda: TemperatureSchedule(end=0.0),
+            "must be above 0, got 1.0 and 0.0; usual is 1 to 0.5",
+        ),
+        (
+            lambda: TemperatureSchedule(begin=9, until=9),
+            "temperature.begin 9 must be .* below .*until 9",
+        ),
         (LensLosses, "every weight of losses is 0, so there is nothing to learn; give one"),
     ],
 )

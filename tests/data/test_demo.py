@@ -25,7 +25,7 @@ from datamodules.demo import (
     VERBS,
 )
 from datamodules.files.splitting import stem_key
-from datamodules.occupations.grammar import LANGUAGES, Head, code_book, heads, records
+from datamodules.occupations.grammar import LANGUAGES, TitleHead, code_book, heads, records
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def test_digits_follow_from_the_words_by_hand() -> None:
 
 
 def test_material_words_form_compounds_as_in_each_language() -> None:
-    found: Head = next(head for head in heads() if head.digits == "751")
+    found: TitleHead = next(head for head in heads() if head.digits == "751")
     assert [found.words[language][0][0] for language in LANGUAGES] == [
         "silk weaver",
         "silkevæver",

@@ -16,7 +16,7 @@ from datamodules.tokenizers.text import TokenizerOptions
 from lit_models import LitConsistencyLens
 from lit_models.causal_lm.network import DecoderConfig
 from lit_models.consistency_lens.lens import LensOptions
-from lit_models.consistency_lens.loss import LensLosses, LossWeight, Temperature
+from lit_models.consistency_lens.loss import LensLosses, LossWeight, TemperatureSchedule
 from lit_models.consistency_lens.subject import SubjectOptions
 from lit_models.training.exact import ExactModule
 
@@ -88,7 +88,7 @@ def consistency_lens(
         LENS_SUBJECT,
         losses,
         lens=LensOptions(num_words=3),
-        temperature=Temperature(begin=JOINT_START, until=JOINT_START + 4),
+        temperature=TemperatureSchedule(begin=JOINT_START, until=JOINT_START + 4),
         reconstructor_rate=rate,
     )
     return module, data

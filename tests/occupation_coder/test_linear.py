@@ -17,7 +17,7 @@ from lit_models.occupation_coder.linear import (
     solve,
 )
 from lit_models.occupation_coder.loss import (
-    LossOptions,
+    OccupationLossOptions,
     linear_examples,
     occupation_losses,
     row_weights,
@@ -157,19 +157,19 @@ def store(tmp_path, monkeypatch):
 
 def test_rows_of_one_text_share_a_weight_that_grows_slower_than_their_number(store):
     # three rows and one description say "farmer"; the other texts stand once
-    once = row_weights(store, LossOptions(repeats=0.0))
+    once = row_weights(store, OccupationLossOptions(repeats=0.0))
     torch.testing.assert_close(once, torch.tensor([0.25, 1, 0.25, 0.25, 1, 0.25, 1, 1, 1]))
-    root = row_weights(store, LossOptions(repeats=0.5))
+    root = row_weights(store, OccupationLossOptions(repeats=0.5))
     torch.testing.assert_close(root, torch.tensor([0.5, 1, 0.5, 0.5, 1, 0.5, 1, 1, 1]))
 
 
 def test_descriptions_of_codes_that_no_row_has_weigh_nothing(store):
-    weights = row_weights(store, LossOptions(unused_codes=False))
+    weights = row_weights(store, OccupationLossOptions(unused_codes=False))
     assert weights.tolist() == [1.0] * 8 + [0.0]  # the blacksmith
 
 
 def test_a_linear_head_sees_each_text_once_per_set_of_codes(store, caplog):
-    options = LossOptions(linear=LinearOptions(), repeats=0.0, unused_codes=False)
+    options = OccupationLossOptions(linear=LinearOptions(), repeats=0.0, unused_codes=False)
     texts, has_code, weight = linear_examples(store, options)
     said = [decode(text) for text in texts]
     assert said.count("farmer") == 2  # of two codes
@@ -177,14 +177,14 @@ def test_a_linear_head_sees_each_text_once_per_set_of_codes(store, caplog):
     assert (has_code.sum(1) == 1).all()
     of_farmer = [w for text, w in zip(said, weight, strict=True) if text == "farmer"]
     assert sorted(of_farmer) == [0.25, 0.75]
-    few = LossOptions(linear=LinearOptions(max_texts=2), repeats=0.0)
+    few = OccupationLossOptions(linear=LinearOptions(max_texts=2), repeats=0.0)
     assert len(linear_examples(store, few).texts) == 2
     assert "solved on 2 of" in caplog.text
 
 
 def test_a_linear_head_that_nothing_is_trained_beside_is_refused():
     with pytest.raises(ValueError, match="raise seq2seq_weight"):
-        LossOptions(linear=LinearOptions(), seq2seq_weight=0.0)
+        OccupationLossOptions(linear=LinearOptions(), seq2seq_weight=0.0)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from datamodules.occupations.rows import Columns
 from lit_models.occupation_coder.decoding import DecodingOptions
 from lit_models.occupation_coder.encoders import CharacterEncoder
 from lit_models.occupation_coder.linear import LinearOptions
-from lit_models.occupation_coder.loss import LossOptions
+from lit_models.occupation_coder.loss import OccupationLossOptions
 from lit_models.occupation_coder.module import LitOccupationCoder
 from lit_models.occupation_coder.network import BlockDecoder
 from lit_models.training.optim import WarmupDecay
@@ -140,7 +140,7 @@ def test_a_temperature_that_cannot_be_is_refused(given, words):
 def test_a_linear_flat_head_overfits_and_comes_back_from_a_safe_checkpoint(table, tmp_path):
     torch.manual_seed(0)
     linear = LinearOptions(num_features=512)
-    loss = LossOptions(linear=linear, repeats=0.5, unused_codes=False)
+    loss = OccupationLossOptions(linear=linear, repeats=0.5, unused_codes=False)
     coder, trainer = small_coder(loss=loss), trainer_of(tmp_path)
     trainer.fit(coder, data_of(table))
     path = tmp_path / "coder.ckpt"
@@ -154,7 +154,7 @@ def test_a_linear_flat_head_overfits_and_comes_back_from_a_safe_checkpoint(table
             assert one == two
         for result, (_, codes) in zip(results, ROWS, strict=True):
             assert set(result.codes) == set(codes.split(";"))
-    other = LossOptions(linear=LinearOptions(num_features=512, within_words=True))
+    other = OccupationLossOptions(linear=LinearOptions(num_features=512, within_words=True))
     with pytest.raises(ValueError, match="within_words False, but it is True here"):
         trainer.validate(small_coder(loss=other), data_of(table), ckpt_path=path)
 
@@ -197,7 +197,7 @@ def test_validation_finds_the_limit_of_review_and_prediction_uses_it(table, tmp_
     assert coded[0].next_sets[0][1] <= coded[0].set_confidence
     assert coded[0].probabilities.keys() >= {"95410", "83110"}
     assert len(again.code(["joiner"])[0].next_sets) == 0
-    untrained = small_coder(loss=LossOptions(seq2seq_weight=1.0))
+    untrained = small_coder(loss=OccupationLossOptions(seq2seq_weight=1.0))
     with pytest.raises(ValueError, match="flat head, which seq2seq_weight: 1 left untrained"):
         untrained.answers(None, None, DecodingOptions(probabilities=True))
 
@@ -210,11 +210,11 @@ def test_a_checkpoint_of_another_family_is_refused():
 @pytest.mark.parametrize("name", ["seq2seq_weight", "label_smoothing", "flat_dropout", "repeats"])
 def test_shares_lie_between_0_and_1(name):
     with pytest.raises(ValueError, match=f"{name} must lie between 0 and 1, got 1.5"):
-        LossOptions(**{name: 1.5})
+        OccupationLossOptions(**{name: 1.5})
 
 
 def test_class_weights_must_name_codes_of_the_book(table, tmp_path):
-    coder = small_coder(loss=LossOptions(class_weights={"99999": 2.0}))
+    coder = small_coder(loss=OccupationLossOptions(class_weights={"99999": 2.0}))
     with pytest.raises(ValueError, match="99999"):
         trainer_of(tmp_path, epochs=1).fit(coder, data_of(table))
 

@@ -37,7 +37,7 @@ from lit_models.training.rules import (
     complete_rendezvous,
 )
 from lit_models.training.run import print_banner
-from lit_models.training.sharding import Split, check_tensor_plan, planned_layers
+from lit_models.training.sharding import TensorSplit, check_tensor_plan, planned_layers
 from lit_models.training.strategies import (
     FullyShardedStrategy,
     ReplicatedStrategy,
@@ -420,7 +420,7 @@ def test_compiled_blocks_are_refused():
 
 def test_a_pattern_that_fits_nothing_is_an_error():
     with pytest.raises(ValueError, match=r"layers\.\*\.mlp fits no layer of Decoder"):
-        check_tensor_plan(Decoder(LLAMA), {"layers.*.mlp": Split("input")}, 2)
+        check_tensor_plan(Decoder(LLAMA), {"layers.*.mlp": TensorSplit("input")}, 2)
 
 
 def test_groups_that_do_not_make_up_the_world_are_refused():
