@@ -51,7 +51,7 @@ from lit_models.training.checkpoints import (
 from lit_models.training.dropout import ExactDropout
 from lit_models.training.exact import follows_plan
 from lit_models.training.export import is_exported
-from lit_models.training.faults import REPEATED_WITHIN_S, REQUEUE_SIGNALS, Preemption
+from lit_models.training.faults import REPEATED_WITHIN_S, REQUEUE_SIGNALS, USR1, Preemption
 from lit_models.training.hyperparameters import StoredClasses
 from lit_models.training.ledger import Ledger, ledger_of
 from lit_models.training.lineage import stop_reason
@@ -75,7 +75,7 @@ from lit_models.training.strategies import replicated
 TRUST = "trust_checkpoint"
 ROOT = "trainer.default_root_dir"
 REQUEUE, INTERRUPTED = 75, 130  # "try again" of sysexits.h; 128 + SIGINT
-FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+FORWARDED = (*REQUEUE_SIGNALS, signal.SIGINT)
 START_ONLY = ("init_from", "init_from_part")  # weights that a checkpoint has replaced already
 NO_WEIGHTS = ("optimizer", "lr_scheduler")
 HELP = ("-h", "--help")
@@ -753,8 +753,8 @@ def launch(argv: list[str]) -> int:
         passed_on = forward_signals()
         ledger = ledger_of(UnisonoCLI(argv, run).trainer)
         is_stopped = ledger is not None and ledger.is_stopping
-        if signal.SIGUSR1 in passed_on:  # a handler would be gone before Python has ended
-            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        if USR1 in passed_on:  # a handler would be gone before Python has ended
+            signal.signal(USR1, signal.SIG_IGN)
         if is_srun_rank(os.environ):
             end_together(is_stopped)
         # Without it a run that succeeded ends with status 134 now and then (gloo's threads).
@@ -802,7 +802,7 @@ def forward_signals() -> set[int]:
                 os.kill(child.pid, signum)
         if children:
             passed_on.add(signum)
-        elif signum != signal.SIGUSR1 or signum not in passed_on:
+        elif signum != USR1 or signum not in passed_on:
             signal.signal(signum, before[signal.Signals(signum)])
             os.kill(os.getpid(), signum)
         if signum == signal.SIGINT:
@@ -830,7 +830,7 @@ def end_together(is_stopped: bool) -> None:
     So the ranks of a stopped run wait until each has written what it had to. A run that is
     complete would be requeued for a warning that comes while Python ends.
     """
-    for signum in REQUEUE_SIGNALS if is_stopped else (signal.SIGUSR1,):
+    for signum in REQUEUE_SIGNALS if is_stopped else (USR1,):
         signal.signal(signum, signal.SIG_IGN)
     if is_stopped and dist.is_available() and dist.is_initialized():
         dist.barrier()

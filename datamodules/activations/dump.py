@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
 import torch
 
 from datamodules.activations.documents import (
@@ -191,18 +192,8 @@ def _remove_leftovers(folder: Path) -> None:
     pattern = re.compile(rf"\.{re.escape(folder.name)}\.(\d+)\.unfinished")
     for path in folder.parent.iterdir():
         found = pattern.fullmatch(path.name)
-        if found and not _is_running(int(found[1])):
+        if found and (int(found[1]) == os.getpid() or not psutil.pid_exists(int(found[1]))):
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # of another user
-        return True
-    return process != os.getpid()
 
 
 NO_POSITION = -1

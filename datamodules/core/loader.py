@@ -101,7 +101,14 @@ def auto_workers(local_processes: int, on_cpu: bool) -> int:
     if on_cpu:
         return 0
     cpus = int(os.environ.get("SLURM_CPUS_PER_TASK", 0)) * local_processes
-    return min((cpus or len(os.sched_getaffinity(0))) // max(1, local_processes), 16)
+    return min((cpus or usable_cpus()) // max(1, local_processes), 16)
+
+
+def usable_cpus() -> int:
+    """Return how many CPUs this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not everywhere
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 class _Collated(Dataset):

@@ -1,6 +1,7 @@
 """Folders that are made once and then only read: complete under their name, or not there."""
 
 import errno
+import getpass
 import hashlib
 import json
 import os
@@ -31,12 +32,13 @@ def own_folder(name: str) -> Path:
     Raises:
         RuntimeError: it cannot be made, or it is a link or another user's.
     """
-    folder = cache_root() / f"{name}-{os.getuid()}"
+    user = os.getuid() if hasattr(os, "getuid") else None  # POSIX alone has numbers of users
+    folder = cache_root() / f"{name}-{getpass.getuser() if user is None else user}"
     with _writing_to(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
         status = folder.lstat()
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        if not stat.S_ISDIR(status.st_mode) or user not in (None, status.st_uid):
             raise RuntimeError(
                 f"the cache folder {folder} is a link or another user's; remove it, or name "
                 f"another place with the environment variable {CACHE_VARIABLE}."
@@ -180,6 +182,8 @@ def _writing_to(folder: Path) -> Iterator[None]:
 
 def sync(path: Path) -> None:
     """Let the content of a file, or the names in a folder, reach the disk."""
+    if os.name == "nt":  # which syncs neither folders nor what is open for reading
+        return
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -23,12 +23,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
+import psutil
+
 from datamodules.core.store import cache_root, digest_of, file_digest
 from lit_models.config_files import did_you_mean, find_config, flat, near_names, read_config
 from lit_models.errors import UsageError, say
 
 PREFIX = (sys.executable, "-m", "lit_models")
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+# Some of them POSIX alone has.
+USR1, HANGUP, KILL = (getattr(signal, f"SIG{name}", None) for name in ("USR1", "HUP", "KILL"))
+SIGNALS = tuple(s for s in (signal.SIGINT, signal.SIGTERM, USR1, HANGUP) if s is not None)
 NUM_SIGNALS_BEFORE_KILL = 3
 TRAINER_VERBS = ("fit", "validate", "test", "predict")
 VERBS = (*TRAINER_VERBS, "export")
@@ -607,11 +611,11 @@ def run_process(command: Sequence[str]) -> tuple[int, list[int]]:
     group: list[int] = []
 
     def pass_on(signum: int, frame: FrameType | None = None) -> None:
-        received.append(signal.SIGTERM if signum == signal.SIGHUP else signum)
-        urgent = [number for number in received if number != signal.SIGUSR1]
+        received.append(signal.SIGTERM if signum == HANGUP else signum)
+        urgent = [number for number in received if number != USR1]
         is_last = len(urgent) >= NUM_SIGNALS_BEFORE_KILL
         for leader in group:
-            _signal_group(leader, signal.SIGKILL if is_last else received[-1])
+            _signal_group(leader, KILL if is_last else received[-1])
 
     heard = [s for s in SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]  # as under nohup
     before = {signum: signal.signal(signum, pass_on) for signum in heard}
@@ -623,16 +627,19 @@ def run_process(command: Sequence[str]) -> tuple[int, list[int]]:
         status = process.wait()
     finally:
         for leader in group:
-            _signal_group(leader, signal.SIGKILL)
-        if signal.SIGUSR1 in received:
-            before[signal.SIGUSR1] = signal.SIG_IGN
+            _signal_group(leader, KILL)
+        if USR1 in received:
+            before[USR1] = signal.SIG_IGN
         for signum, handler in before.items():
             signal.signal(signum, handler)
-        if signal.SIGUSR1 in received:  # perhaps since it was looked at
-            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        if USR1 in received:  # perhaps since it was looked at
+            signal.signal(USR1, signal.SIG_IGN)
     return (status if status >= 0 else 128 - status), received
 
 
-def _signal_group(leader: int, signum: int) -> None:
+def _signal_group(leader: int, signum: int | None) -> None:
     with contextlib.suppress(ProcessLookupError):  # it has ended
-        os.killpg(leader, signum)
+        if hasattr(os, "killpg"):
+            os.killpg(leader, signum or signal.SIGTERM)
+        elif psutil.pid_exists(leader):
+            os.kill(leader, signum or signal.SIGTERM)  # which ends it at once on Windows

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lit_models.errors import UsageError
-from lit_models.training.rules import check_world
+from lit_models.training.rules import check_world, this_machine
 
 Level = Literal["ok", "warning", "error"]
 STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
@@ -192,7 +192,7 @@ def check_machine(folder: Path, shared: Path = Path("/dev/shm")) -> list[Diagnos
         shared: through which loader processes and NCCL share data, on Linux.
     """
     there = os.cpu_count() or 1
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else there
+    usable = this_machine().num_cpus
     what, threads = f"this process may use {usable} of {there}", os.environ.get("OMP_NUM_THREADS")
     out = [ok("cpus", what)]
     if threads and threads.isdigit() and int(threads) > usable:

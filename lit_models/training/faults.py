@@ -24,7 +24,8 @@ from lit_models.training.checkpoints import settle_checkpoints
 from lit_models.training.ledger import Ledger, is_distributed, ledger_of, record_of
 from lit_models.training.strategies import ManagedProcesses
 
-REQUEUE_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+USR1 = getattr(signal, "SIGUSR1", None)  # POSIX alone has it
+REQUEUE_SIGNALS = (signal.SIGTERM, *([] if USR1 is None else [USR1]))
 REPEATED_WITHIN_S = 1.0  # one Ctrl-C can arrive twice, from the terminal and from a launcher
 SHOWN_IDS = 20
 LOADER_KILLED = "DataLoader worker"  # torch raises it wherever the training is by then
@@ -108,8 +109,9 @@ class Preemption(Callback):
 
     def _give_back(self, trainer: Trainer | None = None) -> None:
         ledger = ledger_of(trainer) if trainer else None
-        if self._before and (self.received or (ledger is not None and ledger.is_stopping)):
-            self._before[signal.SIGUSR1] = signal.SIG_IGN
+        is_stopped = self.received or (ledger is not None and ledger.is_stopping)
+        if self._before and is_stopped and USR1 is not None:
+            self._before[USR1] = signal.SIG_IGN
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
         self._before = {}

@@ -147,9 +147,9 @@ def this_machine() -> Machine:
     """Returns the CPUs that this process may use and the GPUs of this machine."""
     import torch
 
-    has_affinity = hasattr(os, "sched_getaffinity")
-    num_cpus = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    return Machine(num_cpus, torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    from datamodules.core.loader import usable_cpus
+
+    return Machine(usable_cpus(), torch.cuda.device_count() if torch.cuda.is_available() else 0)
 
 
 def check(

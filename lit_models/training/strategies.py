@@ -22,6 +22,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
+import psutil
 import torch
 import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer
@@ -211,9 +212,11 @@ class ManagedProcesses(ParallelStrategy):
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a live process is stopped, as by Ctrl-Z or SIGSTOP; known on Linux alone."""
-    path = Path(f"/proc/{pid}/stat")
-    return path.exists() and path.read_text().rpartition(")")[2].split()[0] == "T"
+    """Return whether a live process is stopped, as by Ctrl-Z or SIGSTOP."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except psutil.NoSuchProcess:
+        return False
 
 
 def leave_group() -> None:
