@@ -1,0 +1,62 @@
+"""The house stays small: lines of each area, files of a folder, one name for one class."""
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# Ceilings of lines of Python, docstrings included; they are lowered with the house, never raised.
+BUDGETS = {
+    "lit_models": 28_900,
+    "lit_models/training": 8_400,
+    "lit_models/commands": 3_980,
+    "lit_models/occupation_coder": 3_110,
+    "lit_models/causal_lm": 3_530,
+    "lit_models/consistency_lens": 3_110,
+    "lit_models/seo": 4_880,
+    "datamodules": 18_550,
+    "tests": 41_100,
+}
+MOST_FILES = 144  # of the product
+MOST_IN_A_FOLDER = 20
+CARD_LINES, README_LINES = 128, 155
+
+
+def sources(folder: str) -> list[Path]:
+    return sorted((ROOT / folder).rglob("*.py"))
+
+
+def lines_of(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+@pytest.mark.parametrize("folder", BUDGETS)
+def test_an_area_keeps_its_budget(folder: str) -> None:
+    lines = sum(map(lines_of, sources(folder)))
+    assert lines <= BUDGETS[folder], f"{folder} has {lines:,} lines: delete before you add"
+
+
+def test_files_are_few_and_no_folder_is_flat() -> None:
+    files = [*sources("lit_models"), *sources("datamodules")]
+    assert len(files) <= MOST_FILES
+    crowded = {f: n for f, n in Counter(p.parent for p in files).items() if n > MOST_IN_A_FOLDER}
+    assert not crowded
+
+
+def test_a_public_class_name_stands_once() -> None:
+    places: dict[str, list[str]] = {}
+    for path in [*sources("lit_models"), *sources("datamodules")]:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert not {name: found for name, found in places.items() if len(found) > 1}
+
+
+def test_cards_are_short() -> None:
+    cards = [p for folder in ("lit_models", "datamodules") for p in (ROOT / folder).rglob("*.md")]
+    long = {str(p.relative_to(ROOT)): lines_of(p) for p in cards if p.name != "migration.md"}
+    del long["lit_models/README.md"]  # which holds a whole family as an example
+    assert not {name: lines for name, lines in long.items() if lines > CARD_LINES}
+    assert lines_of(ROOT / "README.md") <= README_LINES
