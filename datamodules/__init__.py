@@ -10,7 +10,7 @@ _HOME = {
     "OCC1950": "datamodules.tokenizers.codes",
     "ActivationDataModule": "datamodules.activations.datamodule",
     "ActivationDumpDataModule": "datamodules.activations.dump",
-    "Augmentation": "datamodules.occupations.augmentation",
+    "Augmentation": "datamodules.occupations.batches",
     "CodeBookOptions": "datamodules.occupations.store",
     "CodeSystem": "datamodules.tokenizers.codes",
     "Columns": "datamodules.occupations.rows",

@@ -7,7 +7,8 @@ from pathlib import Path
 WITHOUT_POSIX = """
 import os, signal, sys
 
-import lightning.pytorch, psutil, torch.distributed.checkpoint, transformers  # they ask for themselves
+# These ask for themselves.
+import lightning.pytorch, psutil, torch.distributed.checkpoint, transformers
 
 for name in ("fcntl", "resource", "pwd", "grp", "termios"):
     sys.modules[name] = None  # an import of it fails

@@ -22,12 +22,9 @@ from datamodules.files.tables import (
     output_like,
     own_files_hint,
 )
-from datamodules.occupations.augmentation import Augmentation
-from datamodules.occupations.batches import DistinctInputs, OccupationDataset
-from datamodules.occupations.coded_table import write_coded_table
-from datamodules.occupations.languages import UNKNOWN
-from datamodules.occupations.predict_rows import PredictIndex, open_index
-from datamodules.occupations.rows import Columns, RowRules
+from datamodules.occupations.batches import Augmentation, DistinctInputs, OccupationDataset
+from datamodules.occupations.coded import PredictIndex, open_index, write_coded_table
+from datamodules.occupations.rows import UNKNOWN, Columns, RowRules
 from datamodules.occupations.store import (
     CodeBookOptions,
     OccupationStore,

@@ -26,8 +26,7 @@ from datamodules.files.splitting import (
     split_digest,
 )
 from datamodules.files.tables import TableOptions, check_file
-from datamodules.occupations.languages import UNKNOWN, language_code
-from datamodules.occupations.rows import Columns, Job, RowRules
+from datamodules.occupations.rows import UNKNOWN, Columns, Job, RowRules, language_code
 from datamodules.tokenizers.characters import TextNormalisation, encode
 from datamodules.tokenizers.codes import CodeBook, CodeSystem, build_code_book
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from datamodules.core.batches import OccupationBatch
 from datamodules.core.checkpoint_recipe import checkpoint_to_load
 from datamodules.occupations.batches import padded_texts
-from datamodules.occupations.languages import language_code
+from datamodules.occupations.rows import language_code
 from datamodules.tokenizers.characters import TextNormalisation, encode
 from datamodules.tokenizers.codes import CodeBook
 from lit_models.blocks import layer_depths

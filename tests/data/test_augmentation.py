@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datamodules.occupations.augmentation import Augmentation, augment
+from datamodules.occupations.batches import Augmentation, augment
 
 FIELDS = (
     "delete",

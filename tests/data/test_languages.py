@@ -2,7 +2,7 @@
 
 import pytest
 
-from datamodules.occupations.languages import ALIASES, ISO_NAMES, UNKNOWN, language_code
+from datamodules.occupations.rows import ALIASES, ISO_NAMES, UNKNOWN, language_code
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ import pytest
 from datamodules import Augmentation
 from datamodules.core.plan import PlanOptions, rng_for, uniforms_for
 from datamodules.occupations import batches
-from datamodules.occupations.augmentation import augment
-from datamodules.occupations.batches import OccupationDataset
+from datamodules.occupations.batches import OccupationDataset, augment
 from datamodules.tokenizers.characters import decode
 from tests.occupation_tables import ROWS, many, module, table
 

@@ -12,8 +12,13 @@ from hypothesis import strategies as st
 from datamodules import Columns, OccupationDataModule
 from datamodules.files.tables import free_names, read_rows
 from datamodules.occupations.batches import DistinctInputs
-from datamodules.occupations.coded_table import output_columns, write_coded_table
-from datamodules.occupations.predict_rows import PredictIndex, open_index, rows_with_inputs
+from datamodules.occupations.coded import (
+    PredictIndex,
+    open_index,
+    output_columns,
+    rows_with_inputs,
+    write_coded_table,
+)
 from datamodules.tokenizers.characters import TextNormalisation, decode
 from datamodules.tokenizers.codes import HISCO, CodeBook
 

@@ -1,0 +1,403 @@
+"""Coded tables: every input column and row, in order, and the columns of the codes beside them.
+
+Tables may be larger than memory. The first pass writes each distinct (text, language) once, and the
+number of its input for every row. After prediction the tables are read again.
+Shapes: N rows, D distinct inputs, P characters of all inputs, K most codes of one record.
+"""
+
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from hashlib import blake2b, sha256
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from datamodules.core.store import cache_root, digest_of, file_digest, made_once
+from datamodules.files.rows import BadRows, OnBadRows
+from datamodules.files.tables import (
+    EXCEL_SUFFIX,
+    PARQUET_SUFFIXES,
+    ROWS_PER_BATCH,
+    RowBatch,
+    Table,
+    TableOptions,
+    TableWriter,
+    dialect_for,
+    free_names,
+    read_rows,
+    same_columns,
+    suffix_of,
+)
+from datamodules.occupations.rows import Columns, RowRules
+from datamodules.tokenizers.characters import TextNormalisation
+from datamodules.tokenizers.codes import CodeBook, CodeSystem
+
+INDEX_VERSION = 2
+NO_TEXT = -1
+FILES = {
+    "code_points": "<u4",  # [P], the texts one behind the other
+    "text_lengths": "<i8",  # [D]
+    "language_ids": "<i2",  # [D], index in the recipe's languages, 0 = unknown
+    "is_truncated": "|b1",  # [D]
+    "input_of_row": "<i8",  # [N], the number of the row's input, -1 = a row without text
+}
+
+
+class PredictIndex:
+    """The distinct inputs of some tables, memory-mapped; pickled as the name of the folder.
+
+    Args:
+        folder: in the cache, made by `open_index`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
+        self.files = [Path(name) for name in facts["files"]]
+        self.fingerprint: str = facts["fingerprint"]
+        self.notes: list[str] = facts["notes"]
+        self.table = TableOptions(**facts["table"])
+        self.code_points = _mapped(folder, "code_points")
+        self.language_ids = _mapped(folder, "language_ids")
+        self.is_truncated = _mapped(folder, "is_truncated")
+        self.input_of_row = _mapped(folder, "input_of_row")
+        lengths = _mapped(folder, "text_lengths")
+        self.text_offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PredictIndex, (self.folder,)
+
+    @property
+    def num_rows(self) -> int:
+        """N, rows without text included."""
+        return len(self.input_of_row)
+
+    @property
+    def num_inputs(self) -> int:
+        """D."""
+        return len(self.language_ids)
+
+    @property
+    def language_known(self) -> np.ndarray:
+        """[D] bool: whether training had this language."""
+        return np.asarray(self.language_ids) != 0
+
+
+class CodedRows(NamedTuple):
+    """Some rows of a table to code: all its columns, and input_ids [rows] int64, -1 = no text."""
+
+    batch: RowBatch
+    input_ids: np.ndarray
+
+
+def open_index(
+    files: Sequence[Path],
+    columns: Columns,
+    recipe: dict[str, Any],
+    on_bad_rows: OnBadRows = "error",
+    table: TableOptions = TableOptions(),  # noqa: B008 - frozen
+) -> PredictIndex:
+    """The index of these tables, made where the cache lacks it.
+
+    Args:
+        files: tables with a text column; code columns are not needed.
+        columns: which column holds text and language.
+        recipe: of the checkpoint that will code them.
+        on_bad_rows: `error` names the lines that cannot be cut into columns, `reject` leaves them
+            out.
+        table: how the tables are written.
+
+    Raises:
+        ValueError: tables differ in their columns, or rows break a rule.
+    """
+    _check_columns(files, columns, table)
+    root = cache_root()
+    encoding = {key: recipe[key] for key in ("normalisation", "max_length", "languages")}
+    key = {
+        "version": INDEX_VERSION,
+        "files": [[str(path.resolve()), file_digest(path, root)] for path in files],
+        "columns": [columns.text, columns.language, columns.default_language],
+        "encoding": encoding,
+        "on_bad_rows": on_bad_rows,
+        "table": asdict(table),
+    }
+    folder = root / "predict" / digest_of(key)
+
+    def make(target: Path) -> None:
+        bad_rows = BadRows(on_bad_rows)
+        normalisation = TextNormalisation.from_dict(recipe["normalisation"])
+        system = CodeSystem()
+        rules = RowRules(columns, normalisation, system, bad_rows, None, table, is_prediction=True)
+        _IndexWriter(target, recipe).write(files, rules)
+        bad_rows.settle(target)
+
+    return PredictIndex(made_once(folder, make))
+
+
+def _check_columns(files: Sequence[Path], columns: Columns, options: TableOptions) -> None:
+    tables = [Table(path, options) for path in files]
+    for table in tables:
+        columns.text_columns(table)
+    same_columns(tables, "coded")
+
+
+def rows_with_inputs(index: PredictIndex) -> Iterator[CodedRows]:
+    """Yields all rows of the tables again, with every column, in order.
+
+    Raises:
+        RuntimeError: a table has changed since the index was made.
+    """
+    position, unreadable = 0, BadRows("collect")
+    for batch in read_rows(index.files, None, unreadable.add, index.table):
+        ids = np.array(index.input_of_row[position : position + len(batch.line)])
+        position += len(batch.line)
+        if len(ids) == len(batch.line):
+            yield CodedRows(batch, ids)
+    if position != index.num_rows:
+        raise RuntimeError(
+            f"the tables hold {position} rows, the index {index.num_rows}: a table changed while "
+            "it was coded; start the prediction again."
+        )
+
+
+def _mapped(folder: Path, name: str) -> np.ndarray:
+    path, kind = folder / f"{name}.bin", np.dtype(FILES[name])
+    if path.stat().st_size == 0:
+        return np.empty(0, dtype=kind)  # an empty file cannot be mapped
+    return np.memmap(path, dtype=kind, mode="r")
+
+
+class _IndexWriter:
+    """Appends to the files of an index; keeps one 128-bit key per distinct input in memory."""
+
+    def __init__(self, folder: Path, recipe: dict[str, Any]) -> None:
+        self.folder = folder
+        self.max_length: int = recipe["max_length"]
+        self.language_id = {name: i for i, name in enumerate(recipe["languages"])}
+        self.input_of_key: dict[bytes, int] = {}
+        self.content = sha256()
+
+    def write(self, files: Sequence[Path], rules: RowRules) -> None:
+        handles: dict[str, IO[bytes]] = {
+            name: (self.folder / f"{name}.bin").open("wb") for name in FILES
+        }
+        try:
+            for path in files:
+                for batch in rules.input_batches(path):
+                    self._take(batch, rules, handles)
+        finally:
+            for handle in handles.values():
+                handle.close()
+        if not self.input_of_key and not (rules.bad_rows.count and rules.bad_rows.mode == "error"):
+            why = [*rules.bad_rows.rows[:1], *rules.notes()][0]
+            raise ValueError(f"{', '.join(map(str, files))}: no row can be coded. {why}")
+        facts = {
+            "files": [str(path) for path in files],
+            "fingerprint": self.content.hexdigest(),
+            "notes": rules.notes(),
+            "table": asdict(rules.table),
+        }
+        (self.folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
+
+    def _take(self, batch: RowBatch, rules: RowRules, handles: dict[str, IO[bytes]]) -> None:
+        seen: dict[tuple[str, str], int] = {}
+        inputs = np.empty(len(batch.line), dtype="<i8")
+        for i, (text, language) in enumerate(rules.inputs(batch)):
+            if text is None:
+                inputs[i] = NO_TEXT
+                continue
+            number = seen.get((text, language))
+            if number is None:
+                number = seen[text, language] = self._input(text, language, handles)
+            inputs[i] = number
+        handles["input_of_row"].write(inputs.tobytes())
+
+    def _input(self, text: str, language: str, handles: dict[str, IO[bytes]]) -> int:
+        """The number of this input; a new one is appended."""
+        kept = text[: self.max_length]
+        points = kept.encode("utf-32-le")
+        truncated = b"\1" if len(text) > self.max_length else b"\0"
+        language_id = self.language_id.get(language, 0).to_bytes(2, "little")
+        key = blake2b(points + truncated + language_id, digest_size=16).digest()
+        number = self.input_of_key.get(key)
+        if number is None:
+            number = self.input_of_key[key] = len(self.input_of_key)
+            handles["code_points"].write(points)
+            handles["text_lengths"].write(len(kept).to_bytes(8, "little"))
+            handles["language_ids"].write(language_id)
+            handles["is_truncated"].write(truncated)
+            self.content.update(key)
+        return number
+
+
+log = logging.getLogger(__name__)
+RESULTS = ("code_ids", "code_confidence", "set_confidence", "needs_review")
+PROBABILITY_ROWS = 1024  # at once: each has a number per code
+
+
+def output_columns(num_codes: int, k_best: int = 1) -> list[str]:
+    """The names of the columns that coding adds, in order."""
+    parts = ("code", "description", "confidence")
+    of_codes = [f"{part}_{k}" for k in range(1, num_codes + 1) for part in parts]
+    of_sets = [f"{part}_{k}" for k in range(2, k_best + 1) for part in ("set", "confidence_set")]
+    return [*of_codes, "confidence_set", *of_sets, "needs_review", "truncated", "language_known"]
+
+
+def write_coded_table(
+    index: PredictIndex,
+    book: CodeBook,
+    results: dict[str, np.ndarray],
+    path: Path,
+    escape_formulas: bool = False,
+) -> None:
+    """Writes the coded table, whole or not at all; an existing file is never overwritten.
+
+    Args:
+        index: which row holds which input.
+        book: of the model that coded them.
+        results: code_ids [D, K] int64 (negative = none), code_confidence [D, K] and
+            set_confidence [D] probabilities, needs_review [D] bool; next_ids [D, k, K] and
+            next_confidence [D, k] where further sets are wanted; probabilities [D, C] of all codes,
+            which become a table beside this one, `….probabilities.csv`.
+        path: a file of any kind of table.
+        escape_formulas: put an apostrophe before texts that a spreadsheet would run.
+
+    Raises:
+        FileExistsError: the file exists.
+        ValueError: a result is missing, or is not there for every input.
+    """
+    for name in RESULTS:
+        if name not in results or len(results[name]) != index.num_inputs:
+            have = {key: len(value) for key, value in results.items()}
+            raise ValueError(
+                f'predict_step must return "{name}" for each of {index.num_inputs} inputs; it '
+                f"returned {have}."
+            )
+    as_text = suffix_of(path) not in (*PARQUET_SUFFIXES, EXCEL_SUFFIX)
+    tables: dict[Path, _Columns | _Probabilities] = {}
+    if "probabilities" in results:
+        name = path.name.removesuffix(suffix_of(path)) + f".probabilities{suffix_of(path)}"
+        tables[path.with_name(name)] = _Probabilities(index, book, results, as_text)
+    tables[path] = _Columns(index, book, results, as_text)
+    read = [Table(path, index.table) for path in index.files]
+    like = dialect_for(read, book.codes + book.descriptions)
+    with ExitStack() as files:  # all of them get their names at the end
+        writers = {file: files.enter_context(TableWriter(file, like=like)) for file in tables}
+        for file, added in tables.items():
+            for batch in _batches(index, added):
+                writers[file].write(without_formulas(batch) if escape_formulas else batch)
+
+
+def _batches(index: PredictIndex, added: "_Columns | _Probabilities") -> Iterator[pa.RecordBatch]:
+    renamed: list[str] | None = None
+    for coded in rows_with_inputs(index):
+        rows = coded.batch.rows
+        if renamed is None:
+            renamed = free_names(rows.schema.names, added.names)
+        for start in range(0, len(rows), added.rows_at_once):
+            some = rows.slice(start, added.rows_at_once)
+            columns = added.of(coded.input_ids[start : start + added.rows_at_once])
+            yield pa.RecordBatch.from_arrays(
+                [*some.columns, *columns], names=[*renamed, *added.names]
+            )
+
+
+def without_formulas(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows with an apostrophe before each text that begins with = + - or @ and is no number."""
+    columns = []
+    for column in batch.columns:
+        if pa.types.is_string(column.type):
+            runs = pc.match_substring_regex(column, r"^\s*[=+\-@]")
+            is_number = pc.match_substring_regex(column, r"^[+-]?[0-9.,]+$")
+            escaped = pc.binary_join_element_wise("'", column, "")
+            column = pc.if_else(pc.and_not(runs, is_number), escaped, column)
+        columns.append(column)
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+class _Columns:
+    """Makes the added columns of some rows; text for csv, typed for parquet and Excel."""
+
+    rows_at_once = ROWS_PER_BATCH
+
+    def __init__(
+        self, index: PredictIndex, book: CodeBook, results: dict[str, np.ndarray], as_text: bool
+    ) -> None:
+        self.index, self.results, self.as_text = index, results, as_text
+        # One empty entry at the end, which index -1 (no code) finds.
+        self.codes = np.array([*book.codes, ""], dtype=object)
+        self.descriptions = np.array([*book.descriptions, ""], dtype=object)
+        num_codes = (results["code_ids"] >= 0).sum(1)
+        self.num_codes = max(1, int(num_codes.max(initial=0)))  # as many as an answer has
+        self.num_next = results["next_ids"].shape[1] if "next_ids" in results else 0
+        self.names = output_columns(self.num_codes, 1 + self.num_next)
+
+    def of(self, input_ids: np.ndarray) -> list[pa.Array]:
+        """The added columns of these rows, in the order of `names`; -1 is a row without text."""
+        is_coded = input_ids >= 0
+        ids = np.where(is_coded, input_ids, 0)
+        code_ids = np.where(is_coded[:, None], self.results["code_ids"][ids], -1)
+        code_ids = np.maximum(code_ids, -1)
+        columns = []
+        for k in range(self.num_codes):
+            has_code = code_ids[:, k] >= 0
+            columns.append(pa.array(self.codes[code_ids[:, k]], pa.string()))
+            columns.append(pa.array(self.descriptions[code_ids[:, k]], pa.string()))
+            confidence = self.results["code_confidence"][ids, k]
+            columns.append(self._number(confidence, has_code))
+        columns.append(self._number(self.results["set_confidence"][ids], is_coded))
+        for k in range(self.num_next):
+            next_ids = np.maximum(self.results["next_ids"][ids, k], -1)
+            has_set = is_coded & (next_ids[:, 0] >= 0)
+            sets = ["+".join(filter(None, codes)) for codes in self.codes[next_ids].tolist()]
+            columns.append(pa.array(np.where(has_set, np.array(sets, object), ""), pa.string()))
+            columns.append(self._number(self.results["next_confidence"][ids, k], has_set))
+        return [
+            *columns,
+            # A row without text has no code: a person must look at it.
+            self._flag(
+                self.results["needs_review"][ids].astype(bool) | ~is_coded, np.ones_like(is_coded)
+            ),
+            self._flag(np.asarray(self.index.is_truncated)[ids], is_coded),
+            self._flag(self.index.language_known[ids], is_coded),
+        ]
+
+    def _number(self, values: np.ndarray, is_there: np.ndarray) -> pa.Array:
+        return _numbers(values, is_there, self.as_text)
+
+    def _flag(self, values: np.ndarray, is_there: np.ndarray) -> pa.Array:
+        if self.as_text:
+            names = np.array(["false", "true"], dtype=object)[values.astype(np.int64)]
+            return pa.array(np.where(is_there, names, ""), pa.string())
+        return pa.array(values.astype(bool), mask=~is_there)
+
+
+class _Probabilities:
+    """Makes one column per code of the book."""
+
+    rows_at_once = PROBABILITY_ROWS
+
+    def __init__(
+        self, index: PredictIndex, book: CodeBook, results: dict[str, np.ndarray], as_text: bool
+    ) -> None:
+        self.values, self.as_text = results["probabilities"], as_text
+        self.names = list(book.codes)
+
+    def of(self, input_ids: np.ndarray) -> list[pa.Array]:
+        is_coded = input_ids >= 0
+        values = self.values[np.where(is_coded, input_ids, 0)]
+        return [_numbers(column, is_coded, self.as_text) for column in values.T]
+
+
+def _numbers(values: np.ndarray, is_there: np.ndarray, as_text: bool) -> pa.Array:
+    """Numbers of six decimals, as text or typed."""
+    if as_text:
+        pairs = zip(values.tolist(), is_there.tolist(), strict=True)
+        return pa.array([f"{value:.6f}" if there else "" for value, there in pairs], pa.string())
+    return pa.array(np.round(values.astype(np.float64), 6), mask=~is_there)
