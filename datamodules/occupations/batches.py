@@ -1,4 +1,4 @@
-"""Datasets that give `OccupationBatch`: labelled descriptions with spelling noise, or distinct ones.
+"""Datasets of `OccupationBatch`: labelled descriptions with spelling noise, or distinct ones.
 
 Shapes: B samples in the micro-batch, S characters, K codes of the richest record.
 """
