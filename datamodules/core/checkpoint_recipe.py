@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-# The writers of these folders are sharded_checkpoint.py and exported.py of lit_models.training.
+# The writers of these folders are checkpoints.py and export.py of lit_models.training.
 SHARDS_MARKER, SHARDS_REST = "meta.pt", "rest"  # file of all but the shards, and key of its values
 EXPORT_CONFIGS, EXPORT_EXTRA = ("unisono.json", "config.json"), "extra"
 

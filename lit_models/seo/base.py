@@ -116,9 +116,6 @@ class EncodedTextModule(ExactModule):
         lr_scaling: how the rate follows a global batch that grows with the devices.
         base_global_batch_size: the global batch for which the rate was chosen.
         init_from: checkpoint to take weights from.
-
-    Raises:
-        ValueError: lora asks for a base in four bits.
     """
 
     export_keys: ClassVar[tuple[str, ...]] = (RECIPE_KEY,)

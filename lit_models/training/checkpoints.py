@@ -22,7 +22,7 @@ import time
 import warnings
 import zipfile
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -492,8 +492,28 @@ def _assemble(folder: Path, meta: dict[str, Any], is_empty: bool) -> dict[str, A
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # meant so
             reader = dcp.HuggingFaceStorageReader(str(folder))
+            _check_shards(folder, meta, reader.read_metadata().state_dict_metadata)
             dcp.load(tensors, storage_reader=reader, no_dist=True)  # type: ignore[arg-type]
     return _joined(meta["rest"], tensors)
+
+
+def _check_shards(folder: Path, meta: dict[str, Any], chunks: dict[str, Any]) -> None:
+    """Refuse shards that do not make up the tensors of a marker: what none holds has no value.
+
+    Raises:
+        ValueError: a file is none of the marker's, or a part of a tensor is missing.
+    """
+    if others := {p.name for p in folder.glob("*.safetensors")} - set(meta["files"]):
+        raise ValueError(
+            f"{folder} holds {', '.join(sorted(others))}, which its marker does not name; remove "
+            "what does not belong there."
+        )
+    for key, facts in meta["tensors"].items():
+        there = sum(chunk.sizes.numel() for chunk in chunks[key].chunks) if key in chunks else 0
+        if there != torch.Size(facts["shape"]).numel():
+            raise ValueError(
+                f"{folder} is damaged: its shards do not make up {key}; use another checkpoint."
+            )
 
 
 def _joined(content: Any, tensors: dict[str, Tensor]) -> Any:
@@ -528,8 +548,9 @@ class BackgroundWriter:
 
     def wait(self) -> None:
         """Return when nothing is being written any more."""
-        write, self._write = self._write, None
-        if write is not None:
+        if self._write is not None:
+            wait([self._write])  # which an interrupt may end, and then it is still being written
+            write, self._write = self._write, None
             write.result()
 
     def check(self) -> None:

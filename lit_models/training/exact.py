@@ -165,7 +165,13 @@ class ExactModule(LightningModule):
         if self.trainer.state.fn == "fit" and self.trainer.datamodule is not None:
             follows_plan(self, self.trainer.datamodule)
         present = self.trainer.callbacks
-        return [c for c in self.own_callbacks() if not any(isinstance(p, type(c)) for p in present)]
+        own = [c for c in self.own_callbacks() if not any(isinstance(p, type(c)) for p in present)]
+        # What a script's own callbacks write (a checkpoint, a reason to stop) belongs to the step
+        # that the ledger has noted, in the folder that the run has taken.
+        first = [c for c in own if isinstance(c, RunFolder | Ledger)]
+        present[:0] = first
+        present.sort(key=lambda c: not isinstance(c, RunFolder | Ledger))  # keeps the order else
+        return [c for c in own if c not in first]
 
     def setup(self, stage: str) -> None:
         """Give each process its own metric states; a family that overrides it calls this first.

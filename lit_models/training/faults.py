@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
+from torch.distributed.constants import default_pg_timeout
 from torch.optim import Optimizer
 
 from lit_models.training.checkpoints import settle_checkpoints
@@ -325,6 +326,11 @@ class FailureReport(Callback):
                 f"timeout_s must be above 0, got {timeout_s}; leave it out to take the strategy's."
             )
         self.timeout_s, self.slow_phases_s = timeout_s, slow_phases_s or {}
+        if unknown := self.slow_phases_s.keys() - set(get_args(SlowPhase)):
+            raise ValueError(
+                f"slow_phases_s names {', '.join(sorted(unknown))}; a phase is "
+                f"{' or '.join(get_args(SlowPhase))}."
+            )
         self._place: dict[str, Any] = {}
         self._batch: Any = None
         self._watch: Watch | None = None
@@ -334,7 +340,8 @@ class FailureReport(Callback):
         self._place, self._batch = {"rank": trainer.global_rank, "verb": stage}, None
         self._timeout_s = None
         if trainer.world_size > 1:
-            timeout = getattr(trainer.strategy, "timeout", None)
+            # Lightning's own strategies, of a script, keep theirs to themselves.
+            timeout = getattr(trainer.strategy, "timeout", default_pg_timeout)
             group_s = timeout.total_seconds() if timeout else None
             self._timeout_s = self.timeout_s or group_s
             for name, seconds in self.slow_phases_s.items():

@@ -224,6 +224,9 @@ class Rehearsal(Callback):
     ) -> None:
         self.checkpoint = checkpoint
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.checkpoint = None  # fsdp loads it behind `on_fit_start`
+
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Model and optimizer are on the device, the loaders are not made yet."""
         data, device = trainer.datamodule, trainer.strategy.root_device

@@ -55,8 +55,8 @@ def check_tensor_plan(module: nn.Module, plan: dict[str, TensorSplit], size: int
     if not plan:
         raise ValueError(
             f"{asked} {type(module).__name__} has no tensor_plan(), which says how its layers are "
-            "split; LitCausalLM and LitSnippetWriter with the own decoder have one. Leave it out: "
-            "fsdp shards any module without it."
+            "split; own decoders, Llama, Mistral and Qwen have one. Leave it out: fsdp shards any "
+            "module without it."
         )
     for name, layer, split in planned_layers(module, plan):
         if split.style != "input" and type(layer) is not nn.Linear:

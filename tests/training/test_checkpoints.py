@@ -2,6 +2,7 @@
 
 import functools
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -273,6 +274,18 @@ def test_four_ranks_cut_and_write_what_one_reads_whole(tmp_path):
     expected = {"weight": rows, "few": few, "hybrid": table, "twice": table}
     for name, value in expected.items():
         assert torch.equal(found[name], value), name
+    # What the shards do not hold has no value, and what the marker does not name counts nothing.
+    first = sorted(path.glob("*.safetensors"))[0]
+    shutil.copy(first, path / "stray.safetensors")
+    with pytest.raises(ValueError, match="holds stray.safetensors, which its marker does not name"):
+        read_checkpoint(path)
+    (path / "stray.safetensors").unlink()
+    meta = torch.load(path / "meta.pt", weights_only=True)
+    first.unlink()
+    del meta["files"][first.name]
+    torch.save(meta, path / "meta.pt")
+    with pytest.raises(ValueError, match="its shards do not make up"):
+        read_checkpoint(path)
 
 
 def test_ranks_write_at_the_same_time(tmp_path, monkeypatch):

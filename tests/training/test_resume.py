@@ -128,12 +128,17 @@ def test_a_resumed_run_takes_the_rate_and_the_decay_that_it_is_given(tmp_path, s
 
 
 @pytest.mark.parametrize("micro", [None, 2])
-def test_the_order_of_the_callbacks_does_not_matter(tmp_path, micro):
+@pytest.mark.parametrize("own", [[], [Ledger]])
+def test_the_order_of_the_callbacks_does_not_matter(tmp_path, micro, own):
     saver = LastCheckpoint(every_n_steps=5, every_epoch=False)
-    toy_trainer(tmp_path, max_epochs=1, callbacks=[saver, Ledger()], **QUIET).fit(
+    callbacks = [saver, *(kind() for kind in own)]
+    toy_trainer(tmp_path, max_epochs=1, callbacks=callbacks, **QUIET).fit(
         LitToy(), ToyData(micro_batch_size=micro)
     )
-    assert read_checkpoint(tmp_path / "checkpoints" / "last.ckpt")["global_step"] == 5
+    content = read_checkpoint(tmp_path / "checkpoints" / "last.ckpt")
+    assert content["global_step"] == 5
+    assert content["ledger"]["hash"] == ledger_lines(tmp_path)[4]["hash"]
+    assert verify(tmp_path) == 0
 
 
 def test_discarded_steps_are_listed_and_a_torn_line_is_accepted(tmp_path, capsys):
