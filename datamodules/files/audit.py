@@ -38,8 +38,8 @@ class AuditPart:
     """
 
     name: str
-    lengths: np.ndarray | list[int]
-    keys: np.ndarray | list[int]
+    lengths: np.ndarray | Sequence[int]
+    keys: np.ndarray | Sequence[int]
     columns: dict[str, int | str] = field(default_factory=dict)
 
     @property

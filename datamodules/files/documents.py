@@ -1,7 +1,7 @@
 """Documents in: txt, jsonl and parquet files become texts with the place where they stand.
 
-A file is read in sections, stretches of bounded size that begin where a document or a line does:
-several processes can then read one file, and none holds more than a section of it.
+A file is read in sections, stretches of bounded size that begin where a document or a line does: no
+more than a section of it is in memory.
 """
 
 import re

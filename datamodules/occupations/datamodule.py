@@ -1,6 +1,7 @@
 """Tables of job descriptions become planned batches for the occupation coder."""
 
 import logging
+from array import array
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -187,7 +188,7 @@ class OccupationDataModule(PlannedDataModule):
             system = book.system
         audit = Audit("rows", "characters", limit=request.text.max_length)
         names = (*PART_NAMES, "predict")
-        parts: dict[str, tuple[list[int], list[int]]] = {name: ([], []) for name in names}
+        parts = {name: (array("q"), array("q")) for name in names}  # lengths, keys of texts
         codes: Counter[str] = Counter()
         languages: Counter[str] = Counter()
         code_sets: dict[str, Counter[tuple[str, ...]]] = {}

@@ -4,6 +4,7 @@ Shapes: B texts in the micro-batch, C chunks, W labels of a row.
 """
 
 import hashlib
+from array import array
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -319,8 +320,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
         heads = [LabelReader(name, options) for name, options in request.heads.items()]
         reader = RowReader(request.columns, heads, bad_rows)
         audit = Audit("texts", "characters")
-        lengths: list[list[int]] = [[] for _ in PART_NAMES]
-        keys: list[list[int]] = [[] for _ in PART_NAMES]
+        lengths, keys = ([array("q") for _ in PART_NAMES] for _ in range(2))
         values: list[list[list[float]]] = [[] for _ in heads]
         groups: set[str] = set()
         for number, path in request.files:

@@ -542,15 +542,19 @@ class PagesDataModule(InstructionDataModule):
     def audit(self, make_model: MakeModel | None = None) -> Audit:
         """Return what is in the files, what is wrong with them, and where the target shows."""
         audit = super().audit(make_model)
-        pages = [page for _, _, page in self.store_request().pages(BadRows("collect"))]
-        if num_removed := sum(page.num_removed > 0 for page in pages):
+        count = num_removed = num_holding = 0
+        for _, _, page in self.store_request().pages(BadRows("collect")):
+            count += 1
+            num_removed += page.num_removed > 0
+            num_holding += page.holds_target
+        if num_removed:
             audit.warnings.append(
-                f"{num_removed:,} of {len(pages):,} pages have their {self.target} as a line of "
+                f"{num_removed:,} of {count:,} pages have their {self.target} as a line of "
                 "its own, such as the h1; it is taken out."
             )
-        if num_holding := sum(page.holds_target for page in pages):
+        if num_holding:
             audit.warnings.append(
-                f"{num_holding:,} of {len(pages):,} pages hold the words of their {self.target} "
+                f"{num_holding:,} of {count:,} pages hold the words of their {self.target} "
                 "within a longer passage; it stays, and copying it is part of what is learnt."
             )
         return audit

@@ -360,8 +360,17 @@ class _Stretch(NamedTuple):
 
 def _stretches(request: TokenRequest, bounds: np.ndarray) -> Iterator[_Stretch]:
     """Yield all pieces in stretches that need little memory, cut at line ends where there are
-    some."""
+    some.
+
+    Raises:
+        RuntimeError: a file has changed since it was scanned.
+    """
+    row = -1
     for row, (_, fragment) in enumerate(_read(request)):
+        if row == len(bounds) or len(fragment.text) != bounds[row, -1]:
+            raise RuntimeError(
+                f"{fragment.place}: the file changed while it was read; start again."
+            )
         ends = bounds[row].tolist()
         for part in range(len(PART_NAMES)):
             start, stop = ends[part : part + 2]
@@ -377,6 +386,8 @@ def _stretches(request: TokenRequest, bounds: np.ndarray) -> Iterator[_Stretch]:
                 flags = (continues, place == start, end == stop)
                 yield _Stretch(row, part, fragment.place, text, *flags)
                 place = end
+    if row + 1 < len(bounds):
+        raise RuntimeError("a file became shorter while it was read; start again.")
 
 
 @dataclass(frozen=True)

@@ -120,6 +120,8 @@ def arguments_of(argv: list[str], function: Callable[..., Any]) -> dict[str, Any
             is_repeated = list[str] in _types(own[name]) and isinstance(given, str)
             values[name] = [*(values.get(name) or []), given] if is_repeated else given
         elif group in mappings:
+            if not value:
+                raise ValueError(f"{option} needs a value: {option}=VALUE.")
             node = values
             *groups, last = name.split(".")
             for key in groups:
@@ -193,8 +195,12 @@ def _of_config(
     for key, item in read_config(path).items():
         if key not in own:
             raise ValueError(f"{path}:{line_of(path, key)}: {unknown_option(key, list(own))}")
-        is_plain = isinstance(item, str | int | float) and not isinstance(item, bool)
-        values[key] = _converted(key, str(item), own[key], function) if is_plain else item
+        if isinstance(item, str | int | float) and not isinstance(item, bool):
+            values[key] = _converted(key, str(item), own[key], function)
+        elif type(item) in {get_origin(kind) or kind for kind in _types(own[key])}:
+            values[key] = item
+        else:
+            raise ValueError(f"{path}:{line_of(path, key)}: {key} cannot be {item}.")
     return values
 
 

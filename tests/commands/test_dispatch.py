@@ -155,6 +155,26 @@ def test_options_of_a_group_are_joined_in_their_order(given: str, values: dict) 
     assert arguments_of(given.split(), function) == {"data": values}
 
 
+@pytest.mark.parametrize("given", ["--data.a", "--data.a.b=", "--data.a --data.b=1"])
+def test_an_option_of_a_group_needs_a_value(given: str) -> None:
+    def function(data: dict | None = None) -> None: ...
+
+    with pytest.raises(ValueError, match=r"--data\.a(\.b)? needs a value"):
+        arguments_of(given.split(), function)
+
+
+@pytest.mark.parametrize("line", ["to: null", "seed: true", "only: {a: 1}", "to: [a]"])
+def test_a_value_of_a_config_is_one_of_its_types(tmp_path: Path, line: str) -> None:
+    def function(
+        data: dict | None = None, to: str = "x", seed: int = 1, only: str = ""
+    ) -> None: ...
+
+    config = tmp_path / "c.yaml"
+    config.write_text(f"{line}\n")
+    with pytest.raises(ValueError, match=rf"c.yaml:1: {line.split(':')[0]} cannot be "):
+        arguments_of(["--config", str(config)], function)
+
+
 def test_a_crash_in_native_code_says_where() -> None:
     crash = (
         "from lit_models import __main__ as m; import os; m.run = lambda _: os.abort(); m.main()"

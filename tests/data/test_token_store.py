@@ -162,6 +162,23 @@ def test_tokens_beyond_the_vocabulary_are_refused(tmp_path, monkeypatch):
         open_token_store(request([path]))
 
 
+@pytest.mark.parametrize("text", ["one\ntwo\nthree\nfour", "one\nthree", "one"])
+def test_a_file_that_changes_while_it_is_read_makes_no_store(tmp_path, monkeypatch, text):
+    path = text_file(tmp_path / "b.txt", "one\ntwo\nthree")
+
+    def changed(*given):
+        path.write_text(text)
+        return cuts_of(*given)
+
+    asked = request([path], reading=Reading(documents_by="line"))
+    with monkeypatch.context() as patch:
+        patch.setattr("datamodules.text.store.cuts_of", changed)
+        with pytest.raises(RuntimeError, match="while it was read; start again"):
+            open_token_store(asked)
+    path.write_text("one\ntwo\nthree")
+    assert len(open_token_store(asked).hashes(TRAIN)) == 3
+
+
 def test_a_stream_is_pickled_by_its_place(tmp_path):
     store = open_token_store(request([text_file(tmp_path / "a.txt", "text " * 1000)]))
     content = pickle.dumps(store.stream(TRAIN))
