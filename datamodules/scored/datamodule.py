@@ -19,7 +19,7 @@ from datamodules.core.store import cache_root
 from datamodules.files.audit import Audit, AuditPart, MakeModel, text_key
 from datamodules.files.rows import BadRows, hand_over_rejected
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, SplitOptions, stem_key
-from datamodules.files.tables import expand_files, output_like, own_files_hint
+from datamodules.files.tables import TableOptions, expand_files, output_like, own_files_hint
 from datamodules.scored import demo
 from datamodules.scored.labels import LabelOptions, LabelReader, label_text, trained_heads
 from datamodules.scored.splits import Division, statistics
@@ -224,6 +224,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
         split: shares of training rows, and the seed of folds and shares.
         chunks: how long texts are cut; a checkpoint's own win over these.
         on_bad_rows: `error` names the first 20, `reject` writes all to rejected.csv.
+        table: separator, encoding and sheet of tables, where their bytes do not say.
         encoded: tokenizer, lengths, batch sizes, plan and loader, see `EncodedTextDataModule`.
 
     Raises:
@@ -242,6 +243,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
         split: SplitOptions | None = None,
         chunks: ChunkOptions = ChunkOptions(),
         on_bad_rows: Literal["error", "reject"] = "error",
+        table: TableOptions = TableOptions(),  # noqa: B008 - frozen
         **encoded: Any,
     ) -> None:
         super().__init__(**encoded)
@@ -249,7 +251,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
         self.predict_output, self.columns, self.heads = predict_output, columns, heads
         self.division = Division(split or SplitOptions(), fold, num_folds, stratify_by)
         self.chunks = chunks
-        self.on_bad_rows = on_bad_rows
+        self.on_bad_rows, self.table = on_bad_rows, table
         self._stores: dict[Path, ScoredStore] = {}
         if unknown := set(self.files) - {*PART_NAMES, "predict"}:
             raise ValueError(
@@ -318,7 +320,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
         """Return what is in the files, and what is wrong with them, whatever the model."""
         request, bad_rows = self.store_request("fit", None), BadRows("collect")
         heads = [LabelReader(name, options) for name, options in request.heads.items()]
-        reader = RowReader(request.columns, heads, bad_rows)
+        reader = RowReader(request.columns, heads, bad_rows, self.table)
         audit = Audit("texts", "characters")
         lengths, keys = ([array("q") for _ in PART_NAMES] for _ in range(2))
         values: list[list[list[float]]] = [[] for _ in heads]
@@ -366,13 +368,15 @@ class ScoredTextDataModule(EncodedTextDataModule):
         files, named = self._predict_paths(), self.predict_output
         folder = Path(self.trainer.default_root_dir if self.trainer is not None else ".")
         path = output_like(files, "scored", folder) if named is None else Path(named).expanduser()
-        check_output(files, path)  # not after hours of scoring
+        check_output(files, path, self.table)  # not after hours of scoring
         return path
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
         """Write the scored file; `results` as `write_scored` takes them."""
         assert self.recipe is not None
-        write_scored(self._open("predict", self.recipe), self.recipe["heads"], results, path)
+        write_scored(
+            self._open("predict", self.recipe), self.recipe["heads"], results, path, self.table
+        )
 
     def predict_hint(self, command: str) -> str:
         """Return the command for the texts of this run."""
@@ -393,7 +397,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
         """
         if stage == "predict":
             paths = [(TEST, path) for path in self._predict_paths()]
-            return ScoredRequest(tuple(paths), self.columns, {}, self.on_bad_rows)
+            return ScoredRequest(tuple(paths), self.columns, {}, self.on_bad_rows, self.table)
         files = [(part, path) for part in (TRAIN, VALIDATION, TEST) for path in self._paths(part)]
         columns, heads = self.columns, self.heads
         if not files:
@@ -403,7 +407,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
             heads = trained_heads(recipe["heads"], heads)
         if not heads:
             raise ValueError("data.heads is empty: name what is learnt, and in which column.")
-        return ScoredRequest(tuple(files), columns, heads, self.on_bad_rows)
+        return ScoredRequest(tuple(files), columns, heads, self.on_bad_rows, self.table)
 
     def _open(self, stage: str, recipe: dict[str, Any] | None) -> ScoredStore:
         request = self.store_request(stage, recipe)

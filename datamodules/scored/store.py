@@ -28,6 +28,7 @@ from datamodules.files.splitting import stem_key
 from datamodules.files.tables import SUFFIXES as TABLES
 from datamodules.files.tables import (
     Table,
+    TableOptions,
     TableWriter,
     dialect_for,
     free_names,
@@ -78,11 +79,13 @@ class RowReader:
         columns: of text and group.
         heads: readers of the labels; none where there is nothing to learn (prediction).
         bad_rows: takes the rows that break a rule.
+        table: how tables are written, where their bytes do not say.
     """
 
     columns: TextColumns
     heads: Sequence[LabelReader]
     bad_rows: BadRows
+    table: TableOptions = TableOptions()  # noqa: RUF009 - frozen
 
     def rows(self, path: Path) -> Iterator[ScoredRow | None]:
         """Yield the rows of a file in order, `None` for each that breaks a rule.
@@ -110,7 +113,7 @@ class RowReader:
                 cells = {c: _cell_text(row.values.get(c), separators.get(c)) for c in wanted}
                 yield row.line, cells
             return
-        table = Table(path)
+        table = Table(path, self.table)
         table.check(self.columns.texts, "columns.text")
         for head in self.heads:
             table.check(head.columns, f"heads.{head.name}.columns")
@@ -158,12 +161,14 @@ class ScoredRequest:
         columns: of text and group.
         heads: name -> labels; empty for texts to predict.
         on_bad_rows: `error` names them, `reject` leaves them out.
+        table: how tables are written, where their bytes do not say.
     """
 
     files: tuple[tuple[int, Path], ...]
     columns: TextColumns
     heads: dict[str, LabelOptions]
     on_bad_rows: OnBadRows = "error"
+    table: TableOptions = TableOptions()  # noqa: RUF009 - frozen
 
     def folder(self) -> Path:
         """The cache folder of these arrays; reads the files' digests."""
@@ -174,6 +179,7 @@ class ScoredRequest:
             "columns": asdict(self.columns),
             "heads": {name: head.facts(name) for name, head in self.heads.items()},
             "on_bad_rows": self.on_bad_rows,
+            "table": asdict(self.table),
         }
         return root / "scored_texts" / digest_of(facts)
 
@@ -250,7 +256,10 @@ def open_store(request: ScoredRequest) -> ScoredStore:
 def _write(request: ScoredRequest, folder: Path) -> None:
     bad_rows = BadRows(request.on_bad_rows)
     heads = [LabelReader(name, options) for name, options in request.heads.items()]
-    reader, width = RowReader(request.columns, heads, bad_rows), sum(head.width for head in heads)
+    reader, width = (
+        RowReader(request.columns, heads, bad_rows, request.table),
+        sum(head.width for head in heads),
+    )
     text_of, part_of = array("q"), array("b")
     labels, keys, offsets = array("d"), array("Q"), array("q", [0])
     number_of: dict[bytes, int] = {}
@@ -304,7 +313,11 @@ def _write(request: ScoredRequest, folder: Path) -> None:
     (folder / "facts.json").write_text(json.dumps(described), "utf-8")
 
 
-def check_output(files: list[Path], path: Path) -> None:
+def check_output(
+    files: list[Path],
+    path: Path,
+    options: TableOptions = TableOptions(),  # noqa: B008 - frozen
+) -> None:
     """Raise ValueError unless these files can become one of this kind.
 
     jsonl stays jsonl, and tables need the same columns.
@@ -316,11 +329,15 @@ def check_output(files: list[Path], path: Path) -> None:
             ".tsv or .parquet; name another data.predict_output, or predict the files one by one."
         )
     if are_json == {False}:
-        same_columns([Table(file) for file in files], "scored")
+        same_columns([Table(file, options) for file in files], "scored")
 
 
 def write_scored(
-    store: ScoredStore, heads: dict[str, Any], results: dict[str, np.ndarray], path: Path
+    store: ScoredStore,
+    heads: dict[str, Any],
+    results: dict[str, np.ndarray],
+    path: Path,
+    options: TableOptions = TableOptions(),  # noqa: B008 - frozen
 ) -> None:
     """Write the input's rows in order with the scores, whole or not at all.
 
@@ -329,6 +346,7 @@ def write_scored(
         heads: name -> facts, from the recipe.
         results: head -> [D, P] numbers, as the scorer's `predict_step` returns them.
         path: .csv, .tsv, .parquet or .jsonl.
+        options: how the input's tables are written.
 
     Raises:
         FileExistsError: the file exists.
@@ -372,9 +390,9 @@ def write_scored(
             check(position == num_rows)
         return
     classes = [str(name) for facts in heads.values() for name in facts.get("classes") or ()]
-    like = dialect_for([Table(file) for file in store.files], classes)
+    like = dialect_for([Table(file, options) for file in store.files], classes)
     with TableWriter(path, like=like) as table:
-        for batch in read_rows(store.files, on_bad_row=lambda bad: None):
+        for batch in read_rows(store.files, on_bad_row=lambda bad: None, options=options):
             own = added(len(batch.line))
             names = [*free_names(batch.rows.schema.names, list(own)), *own]
             arrays = [*batch.rows.columns, *(pa.array(values) for values in own.values())]

@@ -7,6 +7,7 @@ import pytest
 
 from datamodules import ScoredTextDataModule
 from datamodules.demo import Documented
+from datamodules.files.tables import TableOptions
 from datamodules.scored.demo import demo_row
 from datamodules.scored.labels import LabelOptions, scores_of
 from datamodules.scored.store import (
@@ -49,6 +50,19 @@ def test_a_scored_table_holds_every_row_and_a_rejected_one_without_scores(tmp_pa
     path.write_text("text,quality\nhello,7\n")
     with pytest.raises(RuntimeError, match="hold 1 rows, 4 were read before"):
         write_scored(store, facts, {"quality": np.zeros((2, 2))}, tmp_path / "other.csv")
+
+
+def test_a_separator_that_no_table_is_searched_for_is_given(tmp_path) -> None:
+    path, out, table = tmp_path / "mine.csv", tmp_path / "out.csv", TableOptions(separator="^")
+    path.write_text("text^quality\nhello, you^7\n")
+    store = open_store(ScoredRequest(((2, path),), TextColumns(), {}, table=table))
+    facts = {"quality": {"kind": "ordinal", "classes": ["bad", "good"]}}
+    write_scored(store, facts, {"quality": np.array([[0.2, 0.8]])}, out, table)
+    assert out.read_text().splitlines()[1] == "hello, you^7^good^0.8"
+    audit = ScoredTextDataModule(
+        files={"train": str(path)}, heads={"quality": LabelOptions("regression")}, table=table
+    ).audit()
+    assert audit.files == {str(path): 1}
 
 
 def test_the_audit_names_what_is_there_and_what_is_wrong(tmp_path) -> None:
