@@ -20,6 +20,7 @@ from lit_models import LitSubject
 from lit_models.consistency_lens.loss import LensLosses, LossWeight
 from lit_models.training import default_callbacks
 from lit_models.training.predictions import PredictionWriter
+from lit_models.training.strategies import ReplicatedStrategy
 from tests.distributed.jobs import run_job
 from tests.distributed.lens_family import LENS_SUBJECT, consistency_lens, lens_documents
 from tests.toy import toy_trainer
@@ -48,7 +49,7 @@ class Interrupted(Callback):
 def world() -> dict[str, Any]:
     """Return the trainer's options for the processes that there are."""
     devices = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return {"devices": devices, "strategy": "ddp" if devices > 1 else "auto"}
+    return {"devices": devices, "strategy": ReplicatedStrategy() if devices > 1 else "auto"}
 
 
 def gradient(folder: Path, job: dict[str, Any]) -> None:
