@@ -21,7 +21,7 @@ BUDGETS = {
 }
 MOST_FILES = 144  # of the product
 MOST_IN_A_FOLDER = 20
-CARD_LINES, README_LINES = 128, 155
+CARD_LINES, README_LINES = 128, 150
 
 
 def sources(folder: str) -> list[Path]:
