@@ -70,7 +70,7 @@ from lit_models.training.run import (
     settle,
     withdraw,
 )
-from lit_models.training.strategies import replicated
+from lit_models.training.strategies import DEPRECATIONS, replicated
 
 TRUST = "trust_checkpoint"
 ROOT = "trainer.default_root_dir"
@@ -82,8 +82,7 @@ HELP = ("-h", "--help")
 NOISE = (
     *("💡 Tip", "GPU available: ", "TPU available: ", "HPU available: "),
     *("Checkpoint directory", "The number of training batches", "The `srun` command is available"),
-    "torch.distributed.nn.functional.all_gather is deprecated",  # called by Lightning
-    "`isinstance(treespec, LeafSpec)` is deprecated",
+    *DEPRECATIONS,
 )
 # What `COMMAND --help` shows: the first fifteen that the command and its classes have.
 OF_VERB = {

@@ -356,7 +356,9 @@ def _tests(run: RunRecord, first: str) -> Iterator[tuple[str, str, str]]:
     names = [name for name in names if not name.startswith("baseline_")]
     for name in sorted(names, key=lambda n: (n != first or n not in known, n not in known,
                                              n != first)):  # fmt: skip
-        yield name, shown(last[f"test/{name}"]), shown(known[name]) if name in known else ""
+        value, baseline = last[f"test/{name}"], shown(known[name]) if name in known else ""
+        # A mean over nothing is a dash here as it is in the terminal.
+        yield name, shown(None if math.isnan(value) else value), baseline
 
 
 def _metric_rows(run: RunRecord) -> Iterator[tuple[str, ...]]:

@@ -12,6 +12,7 @@ import functools
 import gc
 import itertools
 import os
+import re
 import signal
 import subprocess
 import time
@@ -72,6 +73,10 @@ Backend = Literal["gloo", "nccl", "mpi"]
 PORT_TAKEN = ("EADDRINUSE", "address already in use")
 EVALUATION_STEPS = ("validation_step", "test_step", "predict_step")
 CHILD_ENDS_S = 1.0
+DEPRECATIONS = (  # of what Lightning calls itself
+    "torch.distributed.nn.functional.all_gather is deprecated",
+    "`isinstance(treespec, LeafSpec)` is deprecated",
+)
 GRACE_S = 10.0  # within which a rank that failed says so, or one that heard of it ends
 INTERRUPTED_GRACE_S = 2.0
 UNUSED = "Expected to have finished reduction in the prior iteration"
@@ -121,6 +126,8 @@ class ManagedProcesses(ParallelStrategy):
             ValueError: the backend is not for this device or not in this torch.
             RuntimeError: the port of the rendezvous belongs to another program.
         """
+        for text in DEPRECATIONS:  # a spawned rank has none of its parent's filters
+            warnings.filterwarnings("ignore", message=re.escape(text))
         backend, kind = self.process_group_backend, self.root_device.type  # type: ignore[attr-defined]
         if backend == "nccl" and kind != "cuda":
             raise ValueError(

@@ -78,12 +78,17 @@ def test_the_page_says_how_the_run_went(tmp_path: Path) -> None:
 def test_the_first_screen_has_the_result_the_baseline_and_the_table_of_the_test(
     tmp_path: Path,
 ) -> None:
-    tested = METRICS.replace("val/loss\n", "val/loss,test/f1,test/baseline_f1,test/loss\n")
-    folder = run_folder(tmp_path / "a", metrics=f"{tested}6,1,,,,0.4375,0.75,0.5\n")
+    tested = METRICS.replace(
+        "val/loss\n", "val/loss,test/f1,test/baseline_f1,test/loss,test/f1_new\n"
+    )
+    folder = run_folder(tmp_path / "a", metrics=f"{tested}6,1,,,,0.4375,0.75,0.5,nan\n")
     (folder / "errors-test.csv").write_text("input,sample,loss\na,1,2\n")
     first = text_of(page_of(folder)).partition("Curves")[0]
     assert "Test f1 0.4375 baseline 0.7500 Best val/f1 0.5000" in first
-    assert "test result baseline f1 0.4375 0.7500 loss 0.5000 errors-test.csv : the samp" in first
+    assert (
+        "test result baseline f1 0.4375 0.7500 loss 0.5000 f1_new – errors-test.csv : the samp"
+        in first
+    )
     assert '<a href="errors-test.csv">' in page_of(folder)
     systems = {"ranker": {"ndcg@10": 0.625}, "first": {"ndcg@10": 0.5}, "bm25": {"ndcg@10": 0.25}}
     (folder / "ranking.json").write_text(json.dumps({"systems": systems}))

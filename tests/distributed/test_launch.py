@@ -105,4 +105,5 @@ def test_spawned_processes_train_and_test(tmp_path: Path) -> None:
     status, output = fit(tmp_path, "--trainer.strategy=ddp_spawn", "--test_after_fit=true")
     assert status == 0, output
     assert re.search(r"^test/count +21$", output, re.M), output
+    assert "deprecated" not in output
     assert (tmp_path / "toy" / "errors-test.csv").exists()

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.strategies import ModelParallelStrategy
 
 from lit_models.cli import FORWARDED, forward_signals
 from lit_models.training import (
@@ -368,6 +370,14 @@ def test_limits_that_would_be_none_are_refused(tmp_path):
 
 def test_names_of_libraries_that_are_private_are_still_there(tmp_path):
     trainer = toy_trainer(tmp_path, callbacks=[])
+    assert trainer.default_root_dir == str(trainer._default_root_dir)
+    assert callable(trainer._checkpoint_connector._select_ckpt_path)
+    assert LitToy()._trainer is None
+    for name in ("_parse_ckpt_path", "_set_seed", "_run_subcommand"):
+        assert callable(getattr(LightningCLI, name))
+    assert ModelParallelStrategy()._data_parallel_size == "auto"
+    assert torch.nn.Linear(1, 1)._compiled_call_impl is None
+    assert hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")
     assert callable(trainer._signal_connector.register_signal_handlers)
     loop = trainer.fit_loop.epoch_loop
     assert callable(loop._broadcast_sigterm_tensor)
