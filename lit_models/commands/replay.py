@@ -1,16 +1,17 @@
 """Rebuild one optimizer step of a run on one device."""
 
-import contextlib
 import itertools
-import json
 import logging
 import math
 import re
 import sys
 import tempfile
+import textwrap
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from json import dumps, loads
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,14 +22,16 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from rich.text import Text
 from torch import Tensor, nn
 
 from datamodules.core.loader import collated
 from datamodules.core.plan import MicroBatch, iterate_micro_batches
 from datamodules.core.planned import PlannedDataModule
+from lit_models.cli import built, silence_noise
+from lit_models.config_files import newest_config, read_config
 from lit_models.training.exact import ExactModule, share_of_step
 from lit_models.training.faults import NonFinite
+from lit_models.training.hyperparameters import StoredClasses
 from lit_models.training.lineage import (
     LedgerStep,
     Start,
@@ -41,17 +44,13 @@ from lit_models.training.lineage import (
 )
 
 WIDTH = 80
-NUM_IDS_SHOWN = 8
-NUM_FAULTS_SHOWN = 5
+NUM_SHOWN = 8  # ids of samples, faults
 LABEL, WORDS, NUMBER = 11, 12, 9  # columns
-WARN = "yellow"
 # What of a run's trainer decides what a step computes; devices, loggers and callbacks do not.
 TRAINER_KEYS = (
     *("max_epochs", "max_steps", "limit_train_batches", "overfit_batches", "precision"),
     *("gradient_clip_val", "gradient_clip_algorithm"),
 )
-
-Forward = Callable[[dict[str, Any]], Tensor]  # batch -> its share of the step's loss
 
 
 @dataclass
@@ -59,13 +58,13 @@ class Fault:
     """A tensor that is not finite.
 
     Attributes:
-        module: name of the module that it belongs to.
+        module: name of the module that it belongs to; empty for the loss.
         kind: weight, input, output, loss or gradient.
         tensor: which one of that kind; empty where there is one.
         holds: nan, inf or -inf.
         count: how many of its values.
         size: of all its values.
-        samples: ids of the samples in which it is the first one.
+        samples: ids of the samples in which it is the first one; none of a gradient.
     """
 
     module: str
@@ -83,7 +82,7 @@ class SampleLoss:
 
     Attributes:
         sample_id: index in the split.
-        terms: name -> mean over the sample's own targets; none where it has none.
+        terms: name -> mean over the sample's own targets; `None` where it has none.
         share: what it adds to the loss of the step.
     """
 
@@ -94,7 +93,7 @@ class SampleLoss:
 
 @dataclass
 class Replay:
-    """What a step did.
+    """A step made again.
 
     Attributes:
         samples: losses of each sample by itself, in the order of the plan.
@@ -105,12 +104,12 @@ class Replay:
         faults: what is not finite in the forward passes, then in the gradient.
         weights_step: optimizer steps that the weights have behind them.
         dropout: the largest probability in the network; replay switches dropout off.
-        way: largest relative difference to the ledger's losses on the way; none without steps.
+        way: largest relative difference to the ledger's losses on the way; `None` without steps.
     """
 
     samples: list[SampleLoss] = field(default_factory=list)
     descriptions: list[dict[str, str]] = field(default_factory=list)
-    loss: float = math.nan
+    loss: float = 0.0
     grad_norms: dict[str, float] = field(default_factory=dict)
     grad_norm: float = math.nan
     faults: list[Fault] = field(default_factory=list)
@@ -153,18 +152,15 @@ def replay(
     found = find_step(run, step, attempt)
     start = find_start(run, found, advance)
     path, module, data, trainer_values, seed = _from_config(run, trust_checkpoint)
-    is_advanced = advance and start.num_older > 0
+    advance = advance and start.num_older > 0
     with tempfile.TemporaryDirectory() as folder:
         result = replay_step(
-            *(found, start, module, data, run, Path(folder), trainer_values),
-            is_advanced,
-            accelerator,
+            *(found, start, module, data, run, Path(folder), trainer_values, advance, accelerator)
         )
-    console = Console(width=WIDTH, highlight=False)
-    _say(console, "config", path.name)
-    _show_start(console, found, start, result, seed, advance)
-    _show_samples(console, result, samples)
-    _show_result(console, found, result)
+    _say("config", path.name)
+    _show_start(found, start, result, seed, advance)
+    _show_samples(result, samples)
+    _show_result(found, result)
     if json is not None:
         content = {
             "run": str(run),
@@ -176,18 +172,13 @@ def replay(
             "damaged_checkpoints": start.damaged,
             **asdict(result),
         }
-        Path(json).write_text(_json_text(content), encoding="utf-8")
-        _say(console, "written", str(json))
+        Path(json).write_text(dumps(_finite(content), indent=1) + "\n", encoding="utf-8")
+        _say("written", str(json))
     return 1 if result.faults else 0
 
 
 def _from_config(run: Path, trust: bool) -> tuple[Path, Any, Any, dict[str, Any], int | None]:
     """Return the config's path, module, data, trainer's values and seed."""
-    from lit_models.cli import built, silence_noise
-    from lit_models.config_files import newest_config, read_config
-    from lit_models.training.exact import ExactModule
-    from lit_models.training.hyperparameters import StoredClasses
-
     silence_noise()
     path = newest_config(run)
     config = read_config(path)
@@ -210,67 +201,51 @@ def _from_config(run: Path, trust: bool) -> tuple[Path, Any, Any, dict[str, Any]
     return path, module, data, config.get("trainer") or {}, seed
 
 
+def _say(label: str, text: str) -> None:
+    """Print one line; what does not fit goes on below its text."""
+    indent = " " * (LABEL + 1)
+    line = f"{label:<{LABEL}} {text}"
+    print(textwrap.fill(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False))
+
+
 def _show_start(
-    console: Console,
-    found: LedgerStep,
-    start: Start,
-    result: Replay,
-    seed: int | None,
-    advance: bool,
+    found: LedgerStep, start: Start, result: Replay, seed: int | None, advance: bool
 ) -> None:
-    line, way, to_train = found.line, result.way, start.num_older
-
-    steps = f"{to_train} step{'s' * (to_train != 1)}"
-
-    def say(label: str, text: str, style: str = "") -> None:
-        _say(console, label, text, style)
-
-    say(
+    line, steps = found.line, f"{start.num_older} step{'s' * (start.num_older != 1)}"
+    _say(
         "step",
         f"{line['step']}: step {line['step_in_epoch']} of epoch {line['epoch']}, attempt "
         f"{line['attempt']}, {line['samples']} samples, the ledger's digest",
     )
     if found.is_discarded:
-        say("discarded", "a later attempt repeated it; the final weights know nothing of it", WARN)
+        _say("discarded", "a later attempt repeated it; the final weights know nothing of it")
     if found.left_out:
-        say("left out", f"{found.left_out}; the final weights know nothing of it", WARN)
+        _say("left out", f"{found.left_out}; the final weights know nothing of it")
     if start.damaged:
-        say("damaged", f"passed over: {', '.join(start.damaged)}", WARN)
+        _say("damaged", f"passed over: {', '.join(start.damaged)}")
     if start.checkpoint is not None:
-        say("checkpoint", f"{start.checkpoint.name} of step {start.step}")
+        _say("checkpoint", f"{start.checkpoint.name} of step {start.step}")
     else:
         how = "no seed: not the run's own" if seed is None else f"seed {seed}"
-        say("checkpoint", f"none before it: the untrained network ({how})")
-    if to_train and advance:
-        agree = "" if way is None else f"; their losses: within {way:.1e} of the ledger's"
-        say("advanced", f"trained {steps} to it{agree}")
-    elif to_train:
-        say(
+        _say("checkpoint", f"none before it: the untrained network ({how})")
+    if advance:
+        way = f"; their losses: within {result.way:.1e} of the ledger's"
+        _say("advanced", f"trained {steps} to it{'' if result.way is None else way}")
+    elif start.num_older:
+        _say(
             "weights",
             f"{steps} older than the step's own, so losses differ from the ledger's; "
             "--advance trains the steps between",
-            WARN,
         )
     if result.dropout:
-        say(
+        _say(
             "dropout",
             f"up to {result.dropout:g} in the run, off here, so losses differ from the ledger's",
-            WARN,
         )
 
 
-def _say(console: Console, label: str, text: str, style: str = "") -> None:
-    """Print one line; what does not fit goes on below its text."""
-    row = Table.grid(padding=(0, 1))
-    row.add_column(width=LABEL)
-    row.add_column(overflow="fold")
-    row.add_row(Text(label, style), Text(text))
-    console.print(row)
-
-
-def _show_samples(console: Console, result: Replay, most: int) -> None:
-    names = list(result.descriptions[0])
-    terms = list(result.samples[0].terms)
+def _show_samples(result: Replay, most: int) -> None:
+    names, terms = list(result.descriptions[0]), list(result.samples[0].terms)
     rows = sorted(
         zip(result.samples, result.descriptions, strict=True),
         key=lambda row: (math.isfinite(row[0].share), -row[0].share),
@@ -286,74 +261,68 @@ def _show_samples(console: Console, result: Replay, most: int) -> None:
         table.add_column(name[:NUMBER], justify="right", no_wrap=True)
     for loss, words in rows[:most]:
         numbers = [_number(loss.terms[name]) for name in terms]
-        shown = [_plain(words[name]) for name in names]
+        shown = [_printable(words[name]) for name in names]
         table.add_row(str(loss.sample_id), *shown, *numbers, _number(loss.share))
-    console.print(table)
+    Console(width=WIDTH, highlight=False).print(table)
     if len(rows) > most:
-        console.print(f"… and {len(rows) - most} more with smaller shares (--samples, --json)")
+        print(f"… and {len(rows) - most} more with smaller shares (--samples, --json)")
 
 
-def _show_result(console: Console, found: LedgerStep, result: Replay) -> None:
+def _show_result(found: LedgerStep, result: Replay) -> None:
     total = sum(loss.share for loss in result.samples)
-    _say(console, "loss", f"{result.loss:.10g}, {_beside(result.loss, found.line['loss'])}")
-    _say(console, "", f"{total:.10g}, sum of the shares of the samples by themselves")
+    _say("loss", f"{result.loss:.10g}, {_beside(result.loss, found.line['loss'])}")
+    _say("", f"{total:.10g}, sum of the shares of the samples by themselves")
     table = Table(width=WIDTH, title="gradient", title_justify="left", title_style="bold")
     table.add_column("block", overflow="ellipsis", no_wrap=True, ratio=1)
     table.add_column("norm", justify="right", no_wrap=True)
     for block, norm in result.grad_norms.items():
-        table.add_row(_plain(block), _number(norm))
-    console.print(table)
+        table.add_row(_printable(block), _number(norm))
+    Console(width=WIDTH, highlight=False).print(table)
     ledger = found.line["grad_norm"]
     beside = "the ledger has none" if ledger is None else _beside(result.grad_norm, ledger)
-    _say(console, "grad norm", f"{result.grad_norm:.10g}, {beside}")
+    _say("grad norm", f"{result.grad_norm:.10g}, {beside}")
     if not result.faults:
-        _say(console, "finite", "all losses, weights, activations and gradients", "green")
-    for place, fault in enumerate(result.faults[:NUM_FAULTS_SHOWN]):
-        title = "not finite" if place == 0 else "also"
-        _say(console, title, fault_line(fault, len(result.samples)), "red")
-    if len(result.faults) > NUM_FAULTS_SHOWN:
-        _say(console, "", f"… and {len(result.faults) - NUM_FAULTS_SHOWN} more")
+        _say("finite", "all losses, weights, activations and gradients")
+    for place, fault in enumerate(result.faults[:NUM_SHOWN]):
+        _say("also" if place else "not finite", _fault_line(fault, len(result.samples)))
+    if len(result.faults) > NUM_SHOWN:
+        _say("", f"… and {len(result.faults) - NUM_SHOWN} more (--json)")
 
 
 def _beside(value: float, ledger: float) -> str:
     return f"ledger {ledger:.10g}, relative difference {relative(value, ledger):.1e}"
 
 
-def fault_line(fault: Fault, num_samples: int) -> str:
-    """Return a fault in words: where, what, in which samples."""
+def _fault_line(fault: Fault, num_samples: int) -> str:
     where = f"the loss itself ({fault.tensor}), after finite outputs"
     if fault.module:
         where = f"{' '.join([fault.kind, fault.tensor]).strip()} of {fault.module}"
-    ids = ", ".join(str(i) for i in fault.samples[:NUM_IDS_SHOWN])
-    more = ", …" if len(fault.samples) > NUM_IDS_SHOWN else ""
-    samples = f"sample{'s' * (len(fault.samples) != 1)} {ids}{more}"
+    line = f"{where}: {fault.holds} in {fault.count:,} of {fault.size:,} values"
+    if not fault.samples:
+        return line
     if len(fault.samples) == num_samples:
-        samples = f"all {num_samples} samples"
-    elif not fault.samples:
-        samples = "no sample meets it first"
-    return f"{where}: {fault.holds} in {fault.count:,} of {fault.size:,} values; {samples}"
+        return f"{line}; all {num_samples} samples"
+    more = ", …" if len(fault.samples) > NUM_SHOWN else ""
+    ids = ", ".join(str(i) for i in fault.samples[:NUM_SHOWN])
+    return f"{line}; sample{'s' * (len(fault.samples) != 1)} {ids}{more}"
 
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
-def _plain(text: str) -> str:
+def _printable(text: str) -> str:
     """Text that rich prints as it is, control characters made visible."""
     return escape("".join(c if c.isprintable() else "�" for c in text))
 
 
-def _json_text(content: dict[str, Any]) -> str:
+def _finite(value: Any) -> Any:
     """JSON has no NaN: numbers that are not finite become words."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: plain(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [plain(item) for item in value]
-        return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-    return json.dumps(plain(content), indent=1) + "\n"
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def replay_step(
@@ -388,62 +357,53 @@ def replay_step(
     if not module.may_accumulate:
         data.micro_batch_size = "auto"  # the whole step, whose samples the loss couples
     at_step = AtStep(found, run, advance)
-    with quiet():
-        trainer = one_device_trainer(trainer_values, found, folder, accelerator)
-        trainer.callbacks.append(at_step)
-        trainer.fit(module, data, ckpt_path=start.checkpoint, weights_only=True)
-    return at_step.result(trainer.global_step, folder)
-
-
-def one_device_trainer(
-    trainer_values: dict[str, Any], found: LedgerStep, folder: Path, accelerator: str
-) -> Trainer:
-    """Return a trainer that computes steps as the run's did, and keeps nothing."""
+    line = found.line
     given = {k: v for k, v in trainer_values.items() if k in TRAINER_KEYS and v is not None}
     # The run's limits may end before a step of an earlier attempt.
-    for name, needed in (
-        ("max_epochs", found.line["epoch"] + 1),
-        ("max_steps", found.line["step"]),
-    ):
+    for name, needed in (("max_epochs", line["epoch"] + 1), ("max_steps", line["step"])):
         if given.get(name, -1) >= 0:
             given[name] = max(given[name], needed)
-    return Trainer(
-        **given,
-        callbacks=[NonFinite("skip", most_skipped=sys.maxsize)],  # as in the run, if it went on
-        accelerator=accelerator,
-        devices=1,
-        plugins=[LightningEnvironment()],  # one process, whatever the launcher
-        default_root_dir=str(folder),
-        limit_val_batches=0,
-        num_sanity_val_steps=0,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    with quiet():
+        trainer = Trainer(
+            **given,
+            # As in the run, if it went on.
+            callbacks=[NonFinite("skip", most_skipped=sys.maxsize), at_step],
+            accelerator=accelerator,
+            devices=1,
+            plugins=[LightningEnvironment()],  # one process, whatever the launcher
+            default_root_dir=str(folder),
+            limit_val_batches=0,
+            num_sanity_val_steps=0,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(module, data, ckpt_path=start.checkpoint, weights_only=True)
+    if at_step.seen is None:
+        raise RuntimeError(
+            f"training ended after step {trainer.global_step}, before step {line['step']}; "
+            "look at the nearest checkpoint's weights with --advance=false."
+        )
+    made = [row for row in read_ledger(folder / "ledger.jsonl")[0] if "loss" in row]
+    lineage, _ = surviving(read_ledger(run / "ledger.jsonl")[0])
+    ways = [
+        relative(row["loss"], lineage[row["step"]]["loss"])
+        for row in made
+        if row["step"] in lineage
+    ]
+    return replace(at_step.seen, way=max(ways, default=None))
 
 
-@contextlib.contextmanager
+@contextmanager
 def quiet() -> Iterator[None]:
     """Keep back what Lightning says about a training: here it is none."""
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
-    levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings():
-        for start in (
-            "Be aware that when using `ckpt_path`, callbacks",  # those that save
-            "You're resuming from a checkpoint that ended before the epoch ended",
-            ".*does not have many workers",
-            "The number of training batches",
-            "GPU available but not used",
-        ):
-            warnings.filterwarnings("ignore", message=start)
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        try:
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(action="ignore"):
             yield
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def follow_one_device(
@@ -459,7 +419,7 @@ def follow_one_device(
     if micro == "auto" or accumulation > 1:
         path, rehearsal = run / "topology.json", None
         if path.exists():
-            rehearsal = json.loads(path.read_text(encoding="utf-8"))["plan"].get("rehearsal")
+            rehearsal = loads(path.read_text(encoding="utf-8"))["plan"].get("rehearsal")
         micro = math.ceil(data.global_batch_size / slots)
         micro = rehearsal["micro_batch_size"] if rehearsal else micro
     data.batch_size, data.micro_batch_size = None, micro
@@ -483,39 +443,17 @@ class AtStep(Callback):
         check_data(trainer.datamodule, self.found, self.run, self._epoch(trainer))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._look_if_due(trainer, pl_module)
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        self._look_if_due(trainer, pl_module)
-
-    def result(self, last_step: int, folder: Path) -> Replay:
-        """Return what was seen, after a training.
-
-        Args:
-            last_step: optimizer steps that it did.
-            folder: its own, with the ledger of the way.
-
-        Raises:
-            RuntimeError: it ended before the step.
-        """
-        if self.seen is None:
-            raise RuntimeError(
-                f"training ended after step {last_step}, before step {self.found.line['step']}; "
-                "look at the nearest checkpoint's weights with --advance=false."
-            )
-        return replace(self.seen, way=_way(self.run, folder))
-
-    def _look_if_due(self, trainer: Trainer, module: LightningModule) -> None:
         is_there = trainer.global_step == self.found.line["step"] - 1
         if self.seen is not None or not (is_there or not self.advance):
             return
-        assert isinstance(module, ExactModule)
+        assert isinstance(pl_module, ExactModule)
         trainer.should_stop = True
-        module.eval()  # for good: no step follows
+        pl_module.eval()  # for good: no step follows
         step = self.found.line["step_in_epoch"]
-        self.seen = looked_at(trainer, module, self._epoch(trainer), step)
+        self.seen = looked_at(trainer, pl_module, self._epoch(trainer), step)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        self.on_train_start(trainer, pl_module)
 
     def _epoch(self, trainer: Trainer) -> int:
         return 0 if trainer.overfit_batches > 0 else self.found.line["epoch"]
@@ -537,54 +475,50 @@ def looked_at(trainer: Trainer, module: ExactModule, epoch: int, step: int) -> R
         batch = precision.convert_input(collated(dataset, micro_batch))
         return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
 
-    def forward(batch: dict[str, Any]) -> Tensor:
-        with precision.train_step_context():
-            return share_of_step(module.training_terms(batch), batch, module.term_weights())
-
     plan, batching = data.plan("train", epoch), data.batching
     counts = dataset.target_counts
     dealt = iterate_micro_batches(plan, dataset.lengths, counts, batching, 1, 0, epoch, step)
     parts = list(itertools.islice(dealt, batching.accumulate_grad_batches))
     module.on_train_batch_start(ready(parts[0]), step * len(parts))  # it belongs to the step
-    singles = [  # each sample as a micro-batch of its own
-        MicroBatch(
-            epoch=parts[0].epoch,
-            step=parts[0].step,
-            ids=np.array([int(i)]),
-            weights=np.ones(1, np.float32),
-            denominators=parts[0].denominators,
-        )
-        for i in plan.step_ids(step)
-    ]
-    out = Replay(weights_step=trainer.global_step, dropout=highest_dropout(module))
-    with torch.no_grad(), FaultSearch(module) as search:
-        for single in singles:
-            with precision.train_step_context():
-                loss = sample_loss(module, ready(single))
+    dropout = max((m.p for m in module.modules() if isinstance(m, nn.Dropout)), default=0.0)
+    out = Replay(weights_step=trainer.global_step, dropout=dropout)
+    with torch.no_grad(), precision.train_step_context(), FaultSearch(module) as search:
+        for sample in plan.step_ids(step):  # each a micro-batch of its own
+            alone = replace(parts[0], ids=np.array([int(sample)]), weights=np.ones(1, np.float32))
+            batch = ready(alone)
+            terms = module.training_terms(batch)
+            share = float(share_of_step(terms, batch, module.term_weights()))
+            means = {
+                name: float(total) / float(count) if float(count) else None
+                for name, (total, count) in terms.items()
+            }
+            loss = SampleLoss(int(sample), means, share)
             search.end_sample(loss)
             out.samples.append(loss)
             out.descriptions.append(dataset.describe(loss.sample_id, epoch))
-    out.faults = search.all_faults()
+    out.faults = list(search.faults.values())
+    module.zero_grad(set_to_none=True)
     with torch.enable_grad():
-        out.loss, fault = gradients(module, map(ready, parts), forward)
-        out.grad_norms = gradient_norms(module)
-        out.grad_norm = math.sqrt(sum(norm**2 for norm in out.grad_norms.values()))
-        if fault is not None:
-            for single in singles:
-                if gradients(module, iter([ready(single)]), forward)[1] is not None:
-                    fault.samples.append(int(single.ids[0]))
-            out.faults.append(fault)
+        for part in parts:
+            batch = ready(part)
+            with precision.train_step_context():
+                loss_share = share_of_step(
+                    module.training_terms(batch), batch, module.term_weights()
+                )
+            loss_share.backward()
+            out.loss += float(loss_share.detach())
+    squares: dict[str, float] = {}
+    bad_gradient: Fault | None = None
+    for name, parameter in module.named_parameters():
+        if parameter.grad is not None:
+            block = block_of(name)
+            squares[block] = squares.get(block, 0.0) + float(parameter.grad.double().norm()) ** 2
+            bad_gradient = bad_gradient or _fault(block, "gradient", name, parameter.grad)
+    out.grad_norms = {block: math.sqrt(square) for block, square in squares.items()}
+    out.grad_norm = math.sqrt(sum(squares.values()))
+    out.faults += [bad_gradient] if bad_gradient else []
     module.zero_grad(set_to_none=True)
     return out
-
-
-def _way(run: Path, folder: Path) -> float | None:
-    """Return the largest relative difference to the ledger's losses of the steps on the way."""
-    made = [row for row in read_ledger(folder / "ledger.jsonl")[0] if "loss" in row]
-    lineage, _ = surviving(read_ledger(run / "ledger.jsonl")[0])
-    then = {step: row["loss"] for step, row in lineage.items()}
-    pairs = [(row["loss"], then[row["step"]]) for row in made if row["step"] in then]
-    return max((relative(new, old) for new, old in pairs), default=None)
 
 
 def relative(new: float, old: float) -> float:
@@ -594,17 +528,6 @@ def relative(new: float, old: float) -> float:
     return abs(new - old) / abs(old) if old else math.inf
 
 
-def sample_loss(module: ExactModule, batch: dict[str, Any]) -> SampleLoss:
-    """Return the losses of a batch of one sample."""
-    terms = module.training_terms(batch)
-    share = share_of_step(terms, batch, module.term_weights())
-    means = {
-        name: float(total) / float(count) if float(count) else None
-        for name, (total, count) in terms.items()
-    }
-    return SampleLoss(int(batch["sample_id"][0]), means, float(share))
-
-
 class FaultSearch:
     """Search of forward passes for the first tensor with NaN or +inf, sample by sample.
 
@@ -612,21 +535,23 @@ class FaultSearch:
 
     Args:
         module: whose submodules are watched while this is used as a context.
+
+    Attributes:
+        faults: place -> the first one of some samples.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.faults: dict[tuple[str, str, str], Fault] = {}
-        self._names = {part: name for name, part in module.named_modules()}
-        self._weights = {part: fault for part in self._names if (fault := self._bad_weight(part))}
+        self._names = {part: name or type(part).__name__ for name, part in module.named_modules()}
         self._first: Fault | None = None
         self._handles: list[Any] = []
 
     def __enter__(self) -> "FaultSearch":
         for part in self._names:
-            self._handles.append(part.register_forward_pre_hook(self._before, with_kwargs=True))
-            self._handles.append(
-                part.register_forward_hook(lambda part, args, out: self._look(part, "output", out))
-            )
+            self._handles += [
+                part.register_forward_pre_hook(self._before, with_kwargs=True),
+                part.register_forward_hook(lambda part, args, out: self._look(part, "output", out)),
+            ]
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -643,111 +568,38 @@ class FaultSearch:
             place = (first.module, first.kind, first.tensor)
             self.faults.setdefault(place, first).samples.append(loss.sample_id)
 
-    def all_faults(self) -> list[Fault]:
-        """Return the first tensors of samples, then other weights, without samples."""
-        seen = list(self.faults.values())
-        return [*seen, *(weight for weight in self._weights.values() if weight not in seen)]
-
     def _before(self, part: nn.Module, args: Any, kwargs: Any) -> None:
-        self._first = self._first or self._weights.get(part)
+        own = [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]
+        self._look(part, "weight", dict(own))
         is_one = len(args) == 1 and not kwargs
         self._look(part, "input", args[0] if is_one else {**dict(enumerate(args)), **kwargs})
 
     def _look(self, part: nn.Module, kind: str, values: Any) -> None:
         for label, tensor in _tensors(values):
             if self._first is None:
-                fault = _fault(self._names[part] or type(part).__name__, kind, label, tensor)
+                fault = _fault(self._names[part], kind, label, tensor)
                 self._first = fault if fault and fault.holds != "-inf" else None
-
-    def _bad_weight(self, part: nn.Module) -> Fault | None:
-        own = [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]
-        for name, tensor in own:
-            fault = _fault(self._names[part] or type(part).__name__, "weight", name, tensor)
-            if fault is not None and (fault.holds != "-inf" or isinstance(tensor, nn.Parameter)):
-                return fault  # a buffer of -inf is a mask
-        return None
-
-
-def gradients(
-    module: ExactModule, batches: Iterator[dict[str, Any]], forward: Forward
-) -> tuple[float, Fault | None]:
-    """Leave the gradient of a step in the parameters; return its loss, and the first gradient on
-    the way back that is not finite.
-
-    Args:
-        module: whose gradients are cleared before.
-        batches: micro-batches of the step.
-        forward: gives the share of a micro-batch in the loss.
-    """
-    first: list[Fault] = []
-
-    def note(name: str, grad: Tensor) -> None:
-        fault = None if first else _fault(block_of(name), "gradient", name, grad)
-        first.extend([fault] if fault else [])
-
-    handles = [
-        parameter.register_hook(lambda grad, name=name: note(name, grad))
-        for name, parameter in module.named_parameters()
-        if parameter.requires_grad
-    ]
-    module.zero_grad(set_to_none=True)
-    total = 0.0
-    try:
-        for batch in batches:
-            share = forward(batch)
-            share.backward()
-            total += float(share.detach())
-    finally:
-        for handle in handles:
-            handle.remove()
-    return total, first[0] if first else None
-
-
-def gradient_norms(module: nn.Module) -> dict[str, float]:
-    """Return the gradient norm of each block: a numbered layer, or a module above its weights."""
-    squares: dict[str, float] = {}
-    for name, parameter in module.named_parameters():
-        if parameter.grad is not None:
-            block = block_of(name)
-            norm = float(parameter.grad.double().norm())
-            squares[block] = squares.get(block, 0.0) + norm**2
-    return {block: math.sqrt(square) for block, square in squares.items()}
 
 
 def block_of(name: str) -> str:
     """Return the block of a parameter: up to the first number of its name, else at most three
     steps down and never the parameter itself."""
     numbered = re.match(r"(.*?\.\d+)\.", name)
-    if numbered:
-        return numbered[1]
-    steps = name.split(".")
-    return ".".join(steps[:-1][:3]) or name
-
-
-def highest_dropout(module: nn.Module) -> float:
-    """Return the largest dropout probability in a network; 0 where there is none."""
-    kinds = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
-    return max((m.p for m in module.modules() if isinstance(m, kinds)), default=0.0)
+    return numbered[1] if numbered else ".".join(name.split(".")[:-1][:3]) or name
 
 
 def _fault(module: str, kind: str, label: str, tensor: Tensor) -> Fault | None:
-    if not (tensor.is_floating_point() or tensor.is_complex()) or not tensor.numel():
-        return None
     tensor = tensor.detach()
-    bad = ~torch.isfinite(tensor)
-    count = int(bad.sum())
+    count = int((~torch.isfinite(tensor)).sum())
     if not count:
         return None
-    holds = "-inf"
-    if bool(torch.isnan(tensor).any()):
-        holds = "nan"
-    elif bool((tensor.real == math.inf).any()):
-        holds = "inf"
+    is_nan, is_inf = bool(torch.isnan(tensor).any()), bool((tensor == math.inf).any())
+    holds = "nan" if is_nan else "inf" if is_inf else "-inf"
     return Fault(module, kind, label, holds, count, tensor.numel())
 
 
 def _tensors(values: Any, label: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, tensor) of all tensors in nested dicts, and sequences."""
+    """Yield (name, tensor) of all tensors in nested dicts and sequences."""
     if isinstance(values, Tensor):
         yield label, values
         return
@@ -755,6 +607,6 @@ def _tensors(values: Any, label: str = "") -> Iterator[tuple[str, Tensor]]:
         values = values._asdict()
     elif isinstance(values, list | tuple):
         values = dict(enumerate(values))
-    if isinstance(values, dict) or hasattr(values, "items"):
+    if hasattr(values, "items"):
         for name, value in values.items():
             yield from _tensors(value, f"{label}.{name}".lstrip("."))
