@@ -9,15 +9,17 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lit_models.errors import UsageError, say, screen
+from lit_models.errors import UsageError
+
+if TYPE_CHECKING:  # a chain's help needs none of it
+    from lit_models.commands.chain import Stage
 
 TEMPLATES = Path(__file__).parent / "templates"
 LOGS = Path("logs")  # the template names it
 ROOT, ACCELERATOR = "trainer.default_root_dir", "trainer.accelerator"
 MODULE = ("-m", "lit_models")
-NODE_GPUS = 8  # of a machine of which nothing is known
 MOST_AHEAD_S = 65535  # of sbatch --signal
 # In the order of the manual of sbatch: minutes, minutes:seconds, hours:minutes:seconds, then days.
 TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
@@ -25,23 +27,20 @@ TIME_RULE = "write 24:00:00, 90 (minutes) or 2-12 (days and hours)"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 # In a job of these names Lightning does not look for SLURM, and each task trains a copy.
 NO_NAMES = ("bash", "interactive")
-ANSWERS_WITHIN_S = 30.0
 
 
 @dataclass(frozen=True)
 class Resources:
     """What a job asks the cluster for, checked before it waits a night for it.
 
-    Args: as `submit`, with what was left out filled in; `gpus_per_node` is `None` for a job on
-        CPUs, `exclusive` is `None` for yes where all GPUs of a machine are used.
+    Args: as `submit`; `gpus_per_node` is `None` for a job on CPUs.
     """
 
     nodes: int = 1
     tasks_per_node: int = 1
     gpus_per_node: int | None = None
     cpus_per_task: int | None = None
-    node_gpus: int = NODE_GPUS
-    exclusive: bool | None = None
+    exclusive: bool = False
     nodelist: str | None = None
     partition: str | None = None
     account: str | None = None
@@ -62,14 +61,6 @@ class Resources:
             raise UsageError(
                 f"--nodelist={self.nodelist} for one node: SLURM reads a list as all of them at "
                 "once, not as a choice; name one, or leave out the others with --partition."
-            )
-        if self.gpus_per_node and self.gpus_per_node > self.node_gpus:
-            in_all = self.gpus_per_node * self.nodes
-            needed, each = machines_for(in_all, self.node_gpus)
-            raise UsageError(
-                f"--gpus-per-node={self.gpus_per_node}: a node has {self.node_gpus}. For {in_all} "
-                f"GPUs take --nodes={needed} --gpus-per-node={each}; if a node has more, say so "
-                "with --node-gpus."
             )
         if self.gpus_per_node and self.tasks_per_node != self.gpus_per_node:
             raise UsageError(
@@ -117,8 +108,7 @@ class Script:
         resources: of the job.
         name: of the job.
         title: the first line.
-        first: words of its command, quoted where they must be.
-        options: of the command, quoted too, a line for each.
+        command: its lines, quoted where they must be.
         run_folder: as the shell reads it; "" where the command knows it.
         is_torchrun: for machines without SLURM.
     """
@@ -126,8 +116,7 @@ class Script:
     resources: Resources
     name: str
     title: str
-    first: Sequence[str]
-    options: Sequence[str]
+    command: Sequence[str]
     run_folder: str = ""
     is_torchrun: bool = False
 
@@ -150,28 +139,23 @@ class Script:
                 raise UsageError(
                     f"the job's {name} has a line break: {value!r}; write it in one line."
                 )
-        loader = FileSystemLoader(TEMPLATES)
         # Shell, not HTML: every value is quoted, or checked to be one word or one line.
         environment = Environment(
-            loader=loader,
+            loader=FileSystemLoader(TEMPLATES),
             undefined=StrictUndefined,
             autoescape=False,
             trim_blocks=True,
             lstrip_blocks=True,
             keep_trailing_newline=True,
         )
-        text = environment.get_template("job.sh").render(
+        return environment.get_template("job.sh").render(
             **asdict(self.resources),
             **plain,
             is_torchrun=self.is_torchrun,
-            is_alone=self.resources.exclusive
-            if self.resources.exclusive is not None
-            else self.resources.gpus_per_node == self.resources.node_gpus,
             activate=list(activate),
             python=shlex.quote(python_of(activate)),
-            command=" \\\n  ".join([" ".join(self.first), *self.options]),
+            command=" \\\n  ".join(self.command),
         )
-        return text
 
 
 def submit(
@@ -181,8 +165,7 @@ def submit(
     gpus_per_node: int | None = None,
     tasks_per_node: int | None = None,
     cpus_per_task: int | None = None,
-    node_gpus: int | None = None,
-    exclusive: bool | None = None,
+    exclusive: bool = False,
     nodelist: str | None = None,
     partition: str | None = None,
     account: str | None = None,
@@ -191,7 +174,6 @@ def submit(
     activate: list[str] | None = None,
     name: str | None = None,
     scripts: Path | None = None,
-    stage: list[str] | None = None,
     verb: str = "fit",
     dry_run: bool = False,
 ) -> int:
@@ -199,7 +181,9 @@ def submit(
 
     The job saves ahead of its time limit, is requeued and goes on in the same run folder until the
     run is complete. Beside it lies torchrun.sh, the same for machines without SLURM. The config of
-    a chain becomes one job for each stage that is not complete, each after the one before it.
+    a chain becomes one job for each stage that is not complete, each after the one before it; a
+    stage runs on its `devices`, such as --change.dump.devices=8, of which a node has as many as
+    --gpus-per-node says, or --tasks-per-node.
 
     Args:
         run_options: every other option is the run's, such as --config and --trainer.max_epochs=3.
@@ -207,8 +191,7 @@ def submit(
         gpus_per_node: GPUs of each, with one process for each GPU; without it, a job on CPUs.
         tasks_per_node: processes on each machine of a job on CPUs; 1 by default.
         cpus_per_task: CPU cores of each process.
-        node_gpus: how many GPUs a machine has; without it sinfo is asked.
-        exclusive: no other jobs on these machines; by default where all their GPUs are used.
+        exclusive: no other jobs on these machines.
         nodelist: machines that must be among them.
         partition: of the cluster.
         account: that the job is charged to.
@@ -217,7 +200,6 @@ def submit(
         activate: a line for the job's shell, such as "source ~/venv/bin/activate"; repeatable.
         name: of the job and of its run folder, runs/NAME_JOBID.
         scripts: folder of the scripts; jobs/NAME by default.
-        stage: devices of a stage, as dump:8; repeatable; those not named run on one device.
         verb: fit, validate, test or predict.
         dry_run: write the scripts and submit nothing.
 
@@ -227,20 +209,17 @@ def submit(
     """
     from lit_models import config_files
 
-    if gpus_per_node is not None and node_gpus is None:
-        node_gpus = gpus_per_machine(partition)
     resources = Resources(
         nodes,
         tasks_per_node if tasks_per_node is not None else gpus_per_node or 1,
         gpus_per_node,
         cpus_per_task,
-        NODE_GPUS if node_gpus is None else node_gpus,
         *(exclusive, nodelist, partition, account, time_limit, save_ahead_s),
     )
     lines, run = activate or [], run_options or []
     is_chain = config_files.given_value(config_files.expand_configs(run), "stages") is not None
     job_scripts = chain_scripts if is_chain else run_scripts
-    name, found = job_scripts(run, resources, stage or [], verb, name, python_of(lines))
+    name, found = job_scripts(run, resources, verb, name, python_of(lines))
     if not found:
         return 0
     place, texts = free_folder(
@@ -272,7 +251,6 @@ def submit(
 def run_scripts(
     run: list[str],
     resources: Resources,
-    stages: Sequence[str],
     verb: str,
     name: str | None,
     python: str,
@@ -290,11 +268,6 @@ def run_scripts(
     options = config_files.expand_configs(run)
     if verb not in TRAINER_VERBS:
         raise UsageError(f"--verb must be one of {', '.join(TRAINER_VERBS)}, got {verb}.")
-    if stages:
-        raise UsageError(
-            f"--stage={stages[0]}: only a chain has stages, a config with the key `stages`; a run "
-            "takes --nodes and --gpus-per-node."
-        )
     for key, instead in (
         ("trainer.devices", "--gpus-per-node, or --tasks-per-node for a job on CPUs"),
         ("trainer.num_nodes", "--nodes"),
@@ -334,44 +307,40 @@ def run_scripts(
         file: [*words, *([f"--{ROOT}={place}"] if keeps else []), *goes_on]
         for file, place in (("job.sh", '"$run"'), ("torchrun.sh", f"{root}_torchrun"))
     }
-    torchrun = [shlex.quote(python), "-m", "torch.distributed.run"]
-    ranks = ["--max-restarts=3", f"--nproc-per-node={resources.tasks_per_node}"]
+    torchrun = f"{shlex.quote(python)} -m torch.distributed.run"
+    ranks = [f"{torchrun} --max-restarts=3", f"--nproc-per-node={resources.tasks_per_node}"]
     if resources.nodes == 1:
         ranks.append("--standalone")
     else:
         ranks += [f"--nnodes={resources.nodes}", "--rdzv-backend=c10d", f"--rdzv-id={name}"]
         ranks.append('--rdzv-endpoint="$first:$port"')
     ranks.append(shlex.join([*MODULE, verb]))
-    srun = [shlex.quote(word) for word in (*resources.srun, python, *MODULE, verb)]
+    srun = [*resources.srun, python, *MODULE, verb]
     run_folder = f"{root}_$SLURM_JOB_ID" if keeps else ""
     return name, {
-        "job.sh": Script(resources, name, title, srun, options_of["job.sh"], run_folder),
+        "job.sh": Script(
+            resources, name, title, [shlex.join(srun), *options_of["job.sh"]], run_folder
+        ),
         "torchrun.sh": Script(
-            resources, name, title, torchrun, [*ranks, *options_of["torchrun.sh"]], "", True
+            resources, name, title, [*ranks, *options_of["torchrun.sh"]], is_torchrun=True
         ),
     }
 
 
 def chain_scripts(
-    run: list[str],
-    most: Resources,
-    counts: Sequence[str],
-    verb: str,
-    name: str | None,
-    python: str,
+    run: list[str], most: Resources, verb: str, name: str | None, python: str
 ) -> tuple[str, dict[str, Script]]:
     """Return the name of a chain's jobs, and a script for each stage that is not complete.
 
     Args:
         run: options of `unisono chain`.
         most: of each stage; its GPUs, or processes on CPUs, are the most on one machine.
-        counts: devices of stages, such as dump:8.
         verb: of the command line, which stages have themselves.
         name: of the jobs; `None` takes the folder of the config.
         python: that the job starts.
 
     Raises:
-        UsageError: the chain, a stage or its number of devices is wrong, or a run would be refused.
+        UsageError: the chain or a stage is wrong, or a run would be refused.
         ValueError: what lies in the chain's folder was made from something else.
     """
     from lit_models import config_files
@@ -382,7 +351,7 @@ def chain_scripts(
     if most.nodes > 1:
         raise UsageError(
             f"--nodes={most.nodes}: a stage of a chain takes as many nodes as its devices need; "
-            "give --stage=NAME:DEVICES, and the most on one node with --gpus-per-node."
+            "give --change.NAME.devices=8, and the most on one node with --gpus-per-node."
         )
     options = config_files.expand_configs(run)
     for key in ("launcher", "stages"):
@@ -390,39 +359,24 @@ def chain_scripts(
             raise UsageError(f"--{key} is set by the job; leave it out.")
     try:
         given = {**(chain.chain.__kwdefaults__ or {}), **arguments_of(options, chain.chain)}
-        devices = devices_of(counts, list(given["stages"] or {}))
         changes = {key: dict(values) for key, values in (given["change"] or {}).items()}
         machines: dict[str, Resources] = {}
         added: dict[str, list[str]] = {}
         for stage in chain.read_stages(given["stages"] or {}, changes):
-            has_devices = stage.verb in chain.TRAINER_VERBS
-            if not has_devices and stage.name in devices:
-                raise UsageError(
-                    f"--stage={stage.name}:{devices[stage.name]}: {stage.verb} runs on no devices; "
-                    "leave it out."
-                )
-            before = changes.setdefault(stage.name, {})
-            if "devices" in before:
-                raise UsageError(
-                    f"--change.{stage.name}.devices={before['devices']} is set by the job: use "
-                    f"--stage={stage.name}:{before['devices']}."
-                )
-            count = devices.get(stage.name, 1)
-            is_limited = most.gpus_per_node is not None or most.tasks_per_node > 1
-            num_nodes, each = machines_for(count, most.tasks_per_node if is_limited else count)
-            gpus = each if most.gpus_per_node is not None and has_devices else None
-            job = replace(most, nodes=num_nodes, tasks_per_node=each, gpus_per_node=gpus)
-            machines[stage.name], added[stage.name] = job, []
-            if not has_devices:
+            machines[stage.name] = job = job_of_stage(stage, most)
+            if stage.verb not in chain.TRAINER_VERBS:
                 continue
-            own: dict[str, Any] = {"trainer.num_nodes": num_nodes} if num_nodes > 1 else {}
+            own: dict[str, Any] = {"trainer.num_nodes": job.nodes} if job.nodes > 1 else {}
             paths = [str(config_files.find_config(file)) for file in stage.config]
             files = [word for path in paths for word in ("--config", path)]
             if not (stage.options.get(ACCELERATOR) or config_files.given_value(files, ACCELERATOR)):
                 own[ACCELERATOR] = job.accelerator
-            changes[stage.name] |= {"devices": each}
-            changes[stage.name]["options"] = {**before.get("options", {}), **own}
-            added[stage.name] = [f"--change.{stage.name}.devices={each}"]
+            change = changes.setdefault(stage.name, {})
+            change |= {
+                "devices": job.tasks_per_node,
+                "options": {**change.get("options", {}), **own},
+            }
+            added[stage.name] = [f"--change.{stage.name}.devices={job.tasks_per_node}"]
             added[stage.name] += [f"--change.{stage.name}.options.{k}={v}" for k, v in own.items()]
         stages = chain.read_stages(given["stages"] or {}, changes)
         only = [given["only"]] if isinstance(given["only"], str) else given["only"]
@@ -433,7 +387,6 @@ def chain_scripts(
     states = chain.check_outputs(stages, chosen, folder, given["seed"])
     name = checked_name(name or config_files.config_paths(options)[0].resolve().parent.name)
     kept = [word for word in quoted_options(run) if not word.startswith(("--only", "--start"))]
-    first = [shlex.quote(word) for word in (python, *MODULE, "chain")]
     found = {}
     for number, stage in enumerate(stages, 1):
         if stage not in chosen:
@@ -445,39 +398,33 @@ def chain_scripts(
         if stage.verb in chain.TRAINER_VERBS:
             check_run(stage.arguments(folder, given["seed"]), job.processes, is_stage=True)
         launcher = f"--launcher={shlex.quote(shlex.join(job.srun))}"
+        command = [shlex.join([python, *MODULE, "chain"]), *kept, f"--only={stage.name}"]
         found[f"{number}-{stage.name}.sh"] = Script(
             job,
             f"{name}-{stage.name}",
             f"The stage {stage.name} of a chain, on {job}.",
-            first,
-            [*kept, f"--only={stage.name}", *added[stage.name], launcher],
+            [*command, *added.get(stage.name, []), launcher],
         )
     return name, found
 
 
-def devices_of(counts: Sequence[str], names: list[str]) -> dict[str, int]:
-    """Return stage -> devices of words such as dump:8.
+def job_of_stage(stage: "Stage", most: Resources) -> Resources:
+    """Return what a stage's job asks for: the fewest nodes with equally many devices each.
 
     Raises:
-        UsageError: one is not written so, or there is no such stage.
+        UsageError: its devices are no number.
     """
-    from lit_models.config_files import did_you_mean, near_names
-
-    found = {}
-    for text in counts:
-        name, _, count = text.partition(":")
-        if name not in names:
-            raise UsageError(
-                f"--stage={text}: there is no stage {name}.{did_you_mean(near_names(name, names))} "
-                f"The stages are {', '.join(names)}."
-            )
-        if not count.isdigit() or int(count) < 1:
-            raise UsageError(
-                f"--stage={text}: write the stage and its number of devices, 1 or more, such as "
-                f"--stage={name}:8."
-            )
-        found[name] = int(count)
-    return found
+    count = 1 if stage.devices is None else stage.devices
+    if not isinstance(count, int):
+        raise UsageError(
+            f"stage {stage.name}: a job needs a number of devices, got {count}; give "
+            f"--change.{stage.name}.devices=8."
+        )
+    is_limited = most.gpus_per_node is not None or most.tasks_per_node > 1
+    each = most.tasks_per_node if is_limited else count
+    nodes = next(n for n in range(1, count + 1) if count % n == 0 and count // n <= each)
+    gpus = count // nodes if most.gpus_per_node is not None and stage.config else None
+    return replace(most, nodes=nodes, tasks_per_node=count // nodes, gpus_per_node=gpus)
 
 
 def check_run(argv: list[str], processes: int, is_stage: bool = False) -> None:
@@ -523,48 +470,6 @@ def seconds(time_limit: str) -> int:
             f"--time-limit={time_limit} is {total} s, and SLURM counts whole minutes; {TIME_RULE}."
         )
     return total
-
-
-def machines_for(processes: int, most: int) -> tuple[int, int]:
-    """Return the fewest machines with equally many processes each, and how many that are.
-
-    Args:
-        processes: in all.
-        most: on one machine.
-    """
-    nodes = next(
-        n for n in range(1, processes + 1) if processes % n == 0 and processes // n <= most
-    )
-    return nodes, processes // nodes
-
-
-def gpus_per_machine(partition: str | None) -> int:
-    """Return how many GPUs a node has as sinfo says, or the usual number where it does not."""
-    if shutil.which("sinfo") is None:
-        return NODE_GPUS
-    asked = ["sinfo", "--noheader", "--format=%G"]
-    asked += [f"--partition={partition}"] if partition else []
-    try:
-        done = subprocess.run(asked, capture_output=True, text=True, timeout=ANSWERS_WITHIN_S)
-    except subprocess.TimeoutExpired:
-        message = (
-            f"sinfo did not answer within {ANSWERS_WITHIN_S:g} s: {NODE_GPUS} GPUs on a node are "
-            "assumed; say with --node-gpus how many there are."
-        )
-        say(screen(message, "warning"))
-        return NODE_GPUS
-    return gpus_of_nodes(done.stdout) or NODE_GPUS
-
-
-def gpus_of_nodes(listing: str) -> int:
-    """Return the most GPUs of a node, 0 if there are none.
-
-    Args:
-        listing: a line for each kind of node, such as gpu:a100:8(S:0-1) or (null).
-    """
-    pattern = re.compile(r"(?:^|,)gpu(?::[^:,(]+)?:(\d+)")
-    lines = listing.splitlines()
-    return max((sum(int(n) for n in pattern.findall(line)) for line in lines), default=0)
 
 
 def checked_name(name: str) -> str:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from lit_models.commands.submit import Resources, gpus_of_nodes, machines_for, seconds
+from lit_models.commands.submit import Resources, seconds
 
 Unisono = Callable[..., tuple[int, str]]
 JOB = Path("jobs/toy/job.sh")
-GPUS = ["--nodes=2", "--gpus-per-node=4", "--node-gpus=4", "--cpus-per-task=6"]
+GPUS = ["--nodes=2", "--gpus-per-node=4", "--cpus-per-task=6", "--exclusive"]
 PLACE = ["--partition=fast", "--account=me", "--nodelist=n1,n2", "--time-limit=2-12"]
 DIRECTIVES = """\
 --job-name=mine
@@ -117,20 +117,6 @@ def test_what_was_not_asked_for_is_not_there(submit) -> None:
     assert "--standalone -m lit_models fit" in commands(Path("jobs/toy/torchrun.sh"))
 
 
-@pytest.mark.parametrize(
-    ("options", "is_there"),
-    [
-        (["--gpus-per-node=8"], True),
-        (["--gpus-per-node=4"], False),
-        (["--gpus-per-node=8", "--exclusive=false"], False),
-        (["--gpus_per_node=4", "--exclusive"], True),
-    ],
-)
-def test_a_whole_node_is_used_alone(submit, options: list[str], is_there: bool) -> None:
-    assert submit("--node-gpus", "8", *options)[0] == 0
-    assert ("--exclusive" in directives(JOB)) == is_there
-
-
 def test_the_options_of_a_run_are_handed_on_as_typed(submit) -> None:
     Path("a b.yaml").write_text("trainer: {max_epochs: 2, accelerator: cpu}\n")
     typed = ["--config", "a b.yaml", "--seed_everything", "4", "--ckpt_path", "auto"]
@@ -168,10 +154,6 @@ def test_other_scripts_are_never_overwritten(submit) -> None:
         (["--trainer.max_epoch=2"], "no option `--trainer.max_epoch`. Did you mean --trainer.max_"),
         (["--nodes=0"], "--nodes must be 1 or more, got 0"),
         (["--gpus-per-node=0"], "--gpus-per-node must be 1 or more, got 0; leave it out"),
-        (
-            ["--gpus-per-node=12", "--node-gpus=8"],
-            "a node has 8. For 12 GPUs take --nodes=2 --gpus-per-node=6; if a node has more",
-        ),
         (["--gpus-per-node=2", "--tasks-per-node=4"], "a GPU has one process; leave --tasks"),
         (["--time-limit=soon"], "--time-limit=soon is no time; write 24:00:00, 90 (minutes)"),
         (["--time-limit=-5"], "--time-limit=-5 is no time; write 24:00:00, 90 (minutes)"),
@@ -186,7 +168,6 @@ def test_other_scripts_are_never_overwritten(submit) -> None:
             ["--nodelist=n[1-4]"],
             "--nodelist=n[1-4] for one node: SLURM reads a list as all of them",
         ),
-        (["--stage=a:2"], "--stage=a:2: only a chain has stages"),
         (["--trainer.strategy=dpp"], "there is no strategy `dpp`. Did you mean ddp"),
         (
             ["--trainer.strategy=ddp_spawn", "--tasks-per-node=2"],
@@ -247,11 +228,3 @@ def test_times_are_read_as_sbatch_reads_them() -> None:
         seconds("0:30")
     with pytest.raises(ValueError, match="--save-ahead-s=70000 must be .* at most 65535"):
         Resources(save_ahead_s=70000)
-
-
-def test_the_gpus_of_nodes_and_the_nodes_for_gpus() -> None:
-    assert gpus_of_nodes("(null)\ngpu:a100:8(S:0-1),shard:16\ngpu:4\n") == 8
-    assert gpus_of_nodes("gpu:a100:2,gpu:h100:4") == 6
-    assert gpus_of_nodes("(null)\n") == 0
-    found = [machines_for(n, 8) for n in (1, 8, 12, 16, 13)]
-    assert found == [(1, 1), (1, 8), (2, 6), (2, 8), (13, 1)]

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from lit_models.commands import submit
 from lit_models.commands.chain import (
     StageRecord,
     check_outputs,
@@ -71,8 +70,8 @@ def submitted() -> list[str]:
 
 def test_each_stage_is_a_job_after_the_one_before_it(chain) -> None:
     Path("most.txt").write_text("9")
-    gpus = ["--gpus-per-node=4", "--node-gpus=4"]
-    status, output = chain("--stage=first:2", "--stage", "second:8", *gpus)
+    counts = ["--change.first.devices=2", "--change.second.devices", "8"]
+    status, output = chain(*counts, "--gpus-per-node=4")
     assert status == 0, output
     after = "--kill-on-invalid-dep=yes jobs/mine/"
     assert submitted() == [
@@ -84,9 +83,10 @@ def test_each_stage_is_a_job_after_the_one_before_it(chain) -> None:
     asked = [" ".join(directives(path)) for path in sorted(Path("jobs/mine").iterdir())]
     assert "--job-name=mine-first --nodes=1 --ntasks-per-node=2 --gpus-per-node=2 --t" in asked[0]
     assert "gpus" not in asked[1]
-    assert "--nodes=2 --ntasks-per-node=4 --gpus-per-node=4 --exclusive" in asked[2]
+    assert "--nodes=2 --ntasks-per-node=4 --gpus-per-node=4 --t" in asked[2]
     assert (
-        "-m lit_models chain --config mine/chain.yaml --only=second --change.second.devices=4 "
+        "-m lit_models chain --config mine/chain.yaml --change.first.devices=2 "
+        "--change.second.devices 8 --only=second --change.second.devices=4 "
         "--change.second.options.trainer.num_nodes=2 "
         "--launcher='srun --kill-on-bad-exit=1' &\n"
     ) in commands(Path("jobs/mine/3-second.sh"))
@@ -99,10 +99,10 @@ def test_a_stage_that_is_complete_gets_no_job(chain) -> None:
     (folder / "first/checkpoints/last.ckpt").write_text("sound")
     record = StageRecord(made_from(stages[0], folder, 3, {}), outputs_digest(stages[0], folder))
     write_record(folder, "first", record)
-    status, output = chain("--seed=3", "--stage=first:2")
+    status, output = chain("--seed=3", "--change.first.devices=2")
     assert (status, "stage first is complete: no job" in output) == (0, True), output
     assert submitted()[0] == "--parsable jobs/mine/2-exported.sh"
-    assert "--seed=3 --only=second --change.second" in commands(Path("jobs/mine/3-second.sh"))
+    assert "--only=second --change.second" in commands(Path("jobs/mine/3-second.sh"))
     (folder / "first/checkpoints/last.ckpt").write_text("another")
     status, output = chain("--seed=3")
     assert (status, "the files in runs/chain-3/first were changed since" in output) == (1, True)
@@ -111,7 +111,7 @@ def test_a_stage_that_is_complete_gets_no_job(chain) -> None:
 @pytest.mark.parametrize(
     ("options", "second"),
     [
-        (["--stage=second:2"], "accelerator=cpu"),
+        (["--change.second.devices=2"], "accelerator=cpu"),
         (["--gpus-per-node=1"], "accelerator=gpu"),
         (["--change.second.options.trainer.accelerator=cuda"], "accelerator=cuda"),
     ],
@@ -147,7 +147,7 @@ def test_stages_without_a_count_have_one_device_and_a_rehearsal_submits_nothing(
     status, output = chain("--dry-run", "--start=second", "--tasks-per-node=2", "--only=second")
     assert status == 1
     assert "stage second takes first, which is not complete" in output
-    status, output = chain("--dry-run", "--stage=second:3", "--tasks-per-node=3")
+    status, output = chain("--dry-run", "--change.second.devices=3", "--tasks-per-node=3")
     assert "job=$(sbatch --parsable --dependency=afterok:$job" in output
     assert submitted() == []
     assert "--ntasks-per-node=1" in directives(Path("jobs/mine/1-first.sh"))
@@ -157,13 +157,12 @@ def test_stages_without_a_count_have_one_device_and_a_rehearsal_submits_nothing(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--stage=frist:2"], "there is no stage frist. Did you mean first? The stages are first"),
-        (["--stage=first"], "--stage=first: write the stage and its number of devices, 1 or more"),
-        (["--stage=exported:2"], "--stage=exported:2: export runs on no devices; leave it out"),
+        (["--change.frist.devices=2"], "--change.frist: there is no such stage. Did you mean fir"),
+        (["--change.first.devices=auto"], "a job needs a number of devices, got auto"),
+        (["--change.exported.devices=2"], "stage exported: export runs on no devices; leave"),
         (["--nodes=2"], "--nodes=2: a stage of a chain takes as many nodes as its devices need"),
         (["--verb=test"], "--verb=test: the stages of a chain have verbs of their own"),
         (["--launcher=x"], "--launcher is set by the job; leave it out"),
-        (["--change.first.devices=2"], "is set by the job: use --stage=first:2"),
         (["--change.first.options.trainer.max_epoch=2"], "trainer.max_epoch`. Did you mean"),
         (["--seed=x"], "--seed must be a whole number, got x"),
         (["--change.frist.verb=fit"], "--change.frist: there is no such stage. Did you mean first"),
@@ -185,18 +184,6 @@ def test_where_sbatch_refuses_one_job_none_is_left(chain) -> None:
     assert "sbatch refuses the job: sbatch: error: no such account. The script is" in output
     assert "The jobs before it are taken back: 70, 71." in output
     assert Path("cancelled").read_text() == "70 71\n"
-
-
-def test_where_sinfo_is_silent_the_usual_number_is_taken_and_said(
-    chain, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(submit, "ANSWERS_WITHIN_S", 0.2)
-    # Takes longer than a test waits, and leaves no process that would hold its output open.
-    Path("sinfo").write_text("#!/bin/bash\nexec sleep 20\n")
-    Path("sinfo").chmod(0o755)
-    assert submit.gpus_per_machine(None) == submit.NODE_GPUS
-    words = " ".join(capfd.readouterr().err.split())
-    assert "warning: sinfo did not answer within 0.2 s: 8 GPUs on a node are assumed" in words
 
 
 def test_without_sbatch_the_way_out_is_named(

@@ -37,7 +37,7 @@ class Node:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        script = Script(Resources(), "toy", "A job.", ['srun "$run"'], [], "toy_$SLURM_JOB_ID")
+        script = Script(Resources(), "toy", "A job.", ['srun "$run"'], "toy_$SLURM_JOB_ID")
         activate = ["touch begun; sleep $ACTIVATION_S"]
         self.write("job.sh", script.text(Path("job.sh"), activate))
         for name, content in (("srun", SRUN), ("squeue", SQUEUE), ("scontrol", SCONTROL),
@@ -170,7 +170,7 @@ def test_torchrun_without_unisono_says_so_too(
     (tmp_path / "python").write_text(PYTHON)
     (tmp_path / "python").chmod(0o755)
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
-    script = Script(Resources(), "a", "A job.", [python_of(activate), "-m"], [], is_torchrun=True)
+    script = Script(Resources(), "a", "A job.", [f"{python_of(activate)} -m"], is_torchrun=True)
     path = tmp_path / "torchrun.sh"
     path.write_text(script.text(path, activate))
     environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "NO_UNISONO": "1"}

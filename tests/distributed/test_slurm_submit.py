@@ -87,7 +87,7 @@ def test_a_stage_waits_for_the_one_before_it_however_often_that_is_requeued(
     slurm_jobs.write_config(tmp_path, 0.0)
     (tmp_path / "chain.yaml").write_text(CHAIN)
     first, second = submitted(
-        tmp_path, slurm, "--config=chain.yaml", "--stage=first:2", "--time-limit=30"
+        tmp_path, slurm, "--config=chain.yaml", "--change.first.devices=2", "--time-limit=30"
     )
     wait_for(lambda: f"{first}.0" in slurm_says(slurm, "squeue", "-h", "-s"), "no step")
     slurm_says(slurm, "scancel", "--signal=USR1", "--batch", first)

@@ -48,7 +48,7 @@ first=${1:?give the name or the address of the first machine} port=${2:-29400}
 {% if cpus_per_task %}
 #SBATCH --cpus-per-task={{ cpus_per_task }}
 {% endif %}
-{% if is_alone %}
+{% if exclusive %}
 #SBATCH --exclusive
 {% endif %}
 #SBATCH --time={{ time_limit }}
