@@ -235,7 +235,7 @@ def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise ValueError(
-            f"{path} is no readable parquet file ({reason}); write it again."
+            f"{path} is damaged or no parquet file ({reason}); write or copy it again."
         ) from error
 
 

@@ -1,8 +1,7 @@
 """Tables in and out: csv, tsv, parquet and Excel, as record batches of text with line numbers.
 
-A fast parser (pyarrow) takes the blocks of delimited text that hold nothing unusual; a careful
-one, line by line, takes the others and names what is wrong. Both read the same values from a sound
-block.
+pyarrow takes the blocks of delimited text that hold one plain row in each line; Python's csv takes
+the others line by line, so that every fault has its line.
 """
 
 import codecs
@@ -20,11 +19,10 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -32,7 +30,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
-from datamodules.files.rows import PARQUET_SUFFIXES, BadRow
+from datamodules.files.rows import PARQUET_SUFFIXES, BadRow, open_parquet
 
 SEPARATORS = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
 SNIFFED_SEPARATORS = (",", ";", "\t", "|")
@@ -54,12 +52,15 @@ SIGNATURES = {
     b"PAR1": "a parquet file: rename it to .parquet",
     b"PK\x03\x04": "a zip or Excel file: rename an Excel file to .xlsx",
 }
-# Possessive: a doubled quote never counts as the end of a value.
-QUOTED_VALUE = re.compile(r'"((?:[^"]|"")*+)"')
-
 OnBadRow = Callable[[BadRow], None]
 
+OPEN_QUOTE = (
+    "a quote opens a value and is not closed, which glues rows together; close it, or double a "
+    "quote that belongs to the text."
+)
+
 log = logging.getLogger(__name__)
+csv.field_size_limit(MAX_LINE_BYTES)  # else 128 KiB, and a value may be a whole document
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,7 @@ class Dialect(NamedTuple):
     separator: str = ","
     encoding: str = "utf-8"
     newline: str = "\n"
+    num_header_lines: int = 1
 
 
 @dataclass(frozen=True)
@@ -185,15 +187,15 @@ def expand_files(
 
 def check_file(path: Path, option: str = "the table", suffixes: Sequence[str] = SUFFIXES) -> None:
     """Raises unless this is a file with one of these suffixes."""
-    if path.is_dir():
-        raise ValueError(f"{option}: {path} is a folder; name its files, such as {path}/*.csv.")
     if path.exists() and not path.is_file():
         raise ValueError(
-            f"{option}: {path} is a pipe or a device, and a table is read more than once; save it "
-            "as a file first."
+            f"{option}: {path} is a folder; name its files, such as {path}/*.csv."
+            if path.is_dir()
+            else f"{option}: {path} is a pipe or a device; save it as a file."
         )
     if not path.exists():
-        near = difflib.get_close_matches(path.name, _neighbours(path), n=1)
+        names = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        near = difflib.get_close_matches(path.name, names, n=1)
         hint = f'Did you mean "{path.parent / near[0]}"?' if near else "Name a file that is there."
         raise FileNotFoundError(f"{option}: {path} does not exist. {hint}")
     if suffix_of(path) not in suffixes:
@@ -289,18 +291,25 @@ def _opened(path: Path, options: TableOptions, facts: tuple[int, ...]) -> tuple[
     """The names of the columns, and the dialect, which is said where it is not the plain one."""
     dialect, suffix = Dialect(), suffix_of(path)
     if suffix in PARQUET_SUFFIXES:
-        names = _open_parquet(path).schema_arrow.names
+        with open_parquet(path) as file:
+            names = file.schema_arrow.names
     elif suffix == EXCEL_SUFFIX:
-        names = _excel_header(next(_excel_rows(path, options.sheet, is_first=True), []))
+        names = list(map(_cell_text, next(_excel_rows(path, options.sheet, is_first=True), [])))
     else:
         encoding = options.encoding or _encoding_of(path)
         start = b"".join(islice(_utf8_chunks(path, encoding), 1 + SNIFFED_BYTES // BLOCK_BYTES))
-        sample = start[:SNIFFED_BYTES].decode("utf-8", "replace")
+        start = start[:SNIFFED_BYTES]
+        sample = _decode(path, 1, start.rpartition(b"\n")[0] or start)
+        lines = list(io.StringIO(sample, newline="\n"))
         plain = SEPARATORS[suffix.removesuffix(".gz")]
         separator = options.separator or _separator_of(sample, plain)
-        newline = "\r\n" if sample.partition("\n")[0].endswith("\r") else "\n"
-        dialect = Dialect(separator, encoding, newline)
-        names = _delimited_header(path, dialect)
+        newline = "\r\n" if lines and lines[0].endswith("\r\n") else "\n"
+        names, size, fault = _row(lines, 0, separator) if sample.strip() else ([], 1, "")
+        if fault and "\r" in lines[0].rstrip("\r\n"):
+            fault = r"the lines end in carriage returns alone; convert them with `tr '\r' '\n'`."
+        if fault:
+            raise ValueError(f"{path}:1: the header cannot be read: {fault}")
+        dialect = Dialect(separator, encoding, newline, size)
         found = []
         if options.separator is None and separator != plain:
             found.append("separator " + ("tab" if separator == "\t" else f'"{separator}"'))
@@ -329,42 +338,29 @@ def _say(path: Path, found: str) -> None:
 
 def _encoding_of(path: Path) -> str:
     """The encoding that the bytes of the whole file speak for, as Python names it."""
-    chunks = _chunks(path)
-    first = next(chunks, b"")
-    if first.startswith(codecs.BOM_UTF8):
-        return "utf-8-sig"
+    first = next(_chunks(path), b"")
     if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
-    nulls = [first[place:1024:2].count(0) for place in (0, 1)]
-    if max(nulls) > len(first[:1024]) / 4 and min(nulls) == 0:
-        return "utf-16-le" if nulls[1] else "utf-16-be"
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    num_characters, num_alone, undefined = 0, 0, False
-    try:
-        for chunk in chain([first], chunks):
-            decoder.decode(chunk)
-        decoder.decode(b"", True)
-    except UnicodeDecodeError:
-        for chunk in _chunks(path):
-            found = re.findall(rb"[\xc2-\xf4][\x80-\xbf]+", chunk)
-            num_characters += len(found)
-            high = len(chunk) - len(chunk.translate(None, bytes(range(128, 256))))
-            num_alone += high - sum(map(len, found))
-            undefined |= len(chunk) != len(chunk.translate(None, b"\x81\x8d\x8f\x90\x9d"))
-        if num_alone >= num_characters:  # else it is UTF-8 with a broken place
-            return "latin-1" if undefined else "windows-1252"
-    return "utf-8"
+    decoder, is_utf8 = codecs.getincrementaldecoder("utf-8")("replace"), True
+    for chunk in chain(_chunks(path), [b""]):
+        is_utf8 = is_utf8 and "\ufffd" not in decoder.decode(chunk, not chunk)
+    num_characters, num_others = 0, 0
+    for chunk in () if is_utf8 else _chunks(path):
+        found = re.findall(rb"[\xc2-\xf4][\x80-\xbf]+", chunk)
+        num_characters += len(found)
+        high = len(chunk) - len(chunk.translate(None, bytes(range(128, 256))))
+        num_others += high - sum(map(len, found))
+    if not is_utf8 and num_others >= num_characters:  # else it is UTF-8 with a broken place
+        return "windows-1252"
+    return "utf-8-sig" if first.startswith(codecs.BOM_UTF8) else "utf-8"
 
 
 def _separator_of(sample: str, plain: str) -> str:
     """The separator that cuts most rows into as many values as the header; `plain` if in doubt."""
     best, found = (0.0, False, 0), plain
     for mark in SNIFFED_SEPARATORS:
-        try:
-            lines = csv.reader(io.StringIO(sample, newline=""), delimiter=mark)
-            widths = [len(row) for row in islice(filter(None, lines), SNIFFED_ROWS)]
-        except csv.Error:
-            continue
+        lines = csv.reader(io.StringIO(sample, newline=""), delimiter=mark)
+        widths = [len(row) for row in islice(filter(None, lines), SNIFFED_ROWS)]
         if widths and widths[0] > 1:
             share = widths.count(widths[0]) / len(widths)
             if (score := (share, mark == plain, widths[0])) > best:
@@ -409,144 +405,99 @@ def _utf8_chunks(path: Path, encoding: str) -> Iterator[bytes]:
             yield chunk
 
 
-def _delimited_header(path: Path, dialect: Dialect) -> list[str]:
-    lines: list[str] = []
-    for block in _utf8_chunks(path, dialect.encoding):
-        lines = _decode(path, 1, block.rpartition(b"\n")[0] or block).split("\n")
-        break
-    if not "".join(lines).strip():
-        return []
-    if "\r" in lines[0].removesuffix("\r"):
-        raise ValueError(
-            f"{path}:1: the lines end in carriage returns alone (old Macintosh); convert them "
-            r"with `tr '\r' '\n'`."
-        )
-    try:
-        return _record(lines, 0, dialect.separator)[0]
-    except _LineError as error:
-        raise ValueError(f"{path}:1: the header cannot be read: {error}") from error
-
-
 def _delimited_batches(
     path: Path, dialect: Dialect, names: list[str], on_bad_line: Callable[[int, str, str], None]
 ) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
     """Yields all columns as text with the 1-based line of each row, [rows] int64."""
-    line, rest, has_header = 1, b"", False
-    separator = dialect.separator
+    line, rest, header = 1, b"", dialect.num_header_lines
     for chunk in chain(_utf8_chunks(path, dialect.encoding), [b""]):
         if b"\0" in chunk:
             at = line + (rest + chunk).split(b"\0", 1)[0].count(b"\n")
             raise ValueError(
-                f"{path}:{at}: a NUL byte: this is a binary file (or UTF-16), not a table in "
-                "text; save it as csv (UTF-8)."
+                f"{path}:{at}: a NUL byte: this is a binary file, or UTF-16 without its mark, and "
+                "no table in text; save it as csv (UTF-8)."
             )
-        block, newline, tail = (rest + chunk).rpartition(b"\n")
+        block, newline, rest = (rest + chunk).rpartition(b"\n")
+        block += newline
         if not chunk:
-            block, newline, tail = rest, b"", b""
-        if len(tail) > MAX_LINE_BYTES:
-            long_line = line + (block + newline).count(b"\n")
+            block, rest = block + rest, b""
+        if len(rest) > MAX_LINE_BYTES:
+            at = line + block.count(b"\n")
             raise ValueError(
-                f"{path}:{long_line}: a line is longer than {MAX_LINE_BYTES >> 20} MiB; this is "
-                "no table with one row per line."
+                f"{path}:{at}: a line is longer than {MAX_LINE_BYTES >> 20} MiB; this is no table "
+                "with one row per line."
             )
-        block, rest = block + newline, tail
-        if block and not has_header:
-            num_lines = _record(_decode(path, 1, block).split("\n"), 0, separator)[1]
-            block, line, has_header = _after_lines(block, num_lines), 1 + num_lines, True
+        while header and block:
+            _, newline, block = block.partition(b"\n")
+            header, line = header - 1, line + 1
         if not block:
             continue
-        rows = _parse_fast(block, names, separator)
+        rows = _parse_fast(block, names, dialect.separator)
         if rows is not None:
             yield rows, np.arange(line, line + rows.num_rows, dtype=np.int64)
             line += rows.num_rows
-        else:
-            rows, numbers, num_lines = _parse_carefully(
-                _decode(path, line, block), line, names, separator, on_bad_line, is_end=not chunk
-            )
-            yield rows, numbers
-            rest = _after_lines(block, num_lines) + rest
-            line += num_lines
+            continue
+        lines = list(io.StringIO(_decode(path, line, block), newline="\n"))
+        values, numbers, place = [], [], 0
+        while place < len(lines):
+            row, size, fault = _row(lines, place, dialect.separator, names)
+            if fault == OPEN_QUOTE and chunk and len(lines) < place + MOST_LINES_OF_ROW:
+                break  # the row may go on
+            if fault:
+                on_bad_line(line + place, lines[place].rstrip("\r\n"), fault)
+            elif row or len(names) == 1:  # an empty line is a row of a one-column table alone
+                values.append(row or [""])
+                numbers.append(line + place)
+            place += size
+        rest, line = "".join(lines[place:]).encode() + rest, line + place
+        yield _text_batch(values, names), np.array(numbers, dtype=np.int64)
 
 
-def _after_lines(block: bytes, num_lines: int) -> bytes:
-    return block.split(b"\n", num_lines)[num_lines] if block.count(b"\n") >= num_lines else b""
+def _row(
+    lines: list[str], place: int, separator: str, names: Sequence[str] = ()
+) -> tuple[list[str], int, str]:
+    """The values of the row that begins at this line, its number of lines, and what is wrong.
 
-
-class _LineError(ValueError):
-    """What is wrong with one line."""
-
-
-class _OpenQuote(_LineError):
-    """A quote that is not closed in these lines."""
-
-
-def _record(
-    lines: list[str], start: int, separator: str, names: Sequence[str] = ()
-) -> tuple[list[str], int]:
-    """The values of the row that begins at this line, and its number of lines.
-
-    Raises:
-        _OpenQuote: a quote is not closed in these lines.
-        _LineError: it is closed where the row would not have one value per name, or where both
-            ends look like rows of their own; or anything else is wrong.
+    A row of several lines that has not one value per name, or whose first and last line look like
+    rows of their own, has a quote that is not closed: only its first line is wrong.
     """
+    some = range(place, min(place + MOST_LINES_OF_ROW, len(lines)))
+    reader = csv.reader(map(lines.__getitem__, some), delimiter=separator, strict=True)
     try:
-        return split_line(lines[start].removesuffix("\r"), separator), 1
-    except _OpenQuote:
-        for end in range(start + 1, min(start + MOST_LINES_OF_ROW, len(lines))):
-            if '"' not in lines[end]:
-                continue
-            try:
-                joined = "\n".join(lines[start : end + 1]).removesuffix("\r")
-                values = split_line(joined, separator)
-            except _OpenQuote:
-                continue
-            except _LineError:
-                break
-            plain = [len(lines[i].split(separator)) for i in (start, end)]
-            looks_glued = plain == [len(names)] * 2 and f"{separator} " not in lines[start]
-            if not names or (len(values) == len(names) and not (looks_glued and len(names) > 1)):
-                return values, end + 1 - start
-            break
-        else:
-            if len(lines) < start + MOST_LINES_OF_ROW:
-                raise _OpenQuote(OPEN_QUOTE) from None
-        raise _LineError(OPEN_QUOTE) from None
+        values = next(reader)
+    except csv.Error as error:
+        if reader.line_num > 1 or "unexpected end of data" in str(error):
+            return [], 1, OPEN_QUOTE
+        if "new-line character" in str(error):
+            return [], 1, "a carriage return stands inside the line; replace it by a blank."
+        return (
+            [],
+            1,
+            (
+                f"text follows the closing quote of a value ({error}); double the quotes inside a "
+                'quoted value ("").'
+            ),
+        )
+    size = reader.line_num
+    if size > 1 and names:
+        ends = [len(lines[i].split(separator)) for i in (place, place + size - 1)]
+        looks_glued = ends == [len(names)] * 2 and f"{separator} " not in lines[place]
+        if len(values) != len(names) or (looks_glued and len(names) > 1):
+            return [], 1, OPEN_QUOTE
+    return values, size, _fault_of(values, names) if values and names else ""
 
 
-OPEN_QUOTE = (
-    "a quote opens a value and is not closed, which glues rows together; close it, or double a "
-    "quote that belongs to the text."
-)
-
-
-def split_line(line: str, separator: str) -> list[str]:
-    """The values of one row; a quote counts only at the beginning of a value.
-
-    Raises:
-        ValueError: a quote is not closed, or is followed by other text.
-    """
-    values, position = [], 0
-    while True:
-        if line[position : position + 1] == '"':
-            match = QUOTED_VALUE.match(line, position)
-            if match is None:
-                raise _OpenQuote(OPEN_QUOTE)
-            values.append(match[1].replace('""', '"'))
-            position = match.end()
-            if position < len(line) and line[position] != separator:
-                raise _LineError(
-                    f"text follows the closing quote of value {len(values)}; double the quotes "
-                    'inside a quoted value ("").'
-                )
-        else:
-            end = line.find(separator, position)
-            end = len(line) if end < 0 else end
-            values.append(line[position:end])
-            position = end
-        if position >= len(line):
-            return values
-        position += 1
+def _fault_of(values: list[str], names: Sequence[str]) -> str:
+    """What is wrong with a row of so many values; nothing where each name has one."""
+    if len(values) == len(names):
+        return ""
+    way_out = "fill the row up, or check the quotes before it"
+    if len(values) > len(names):
+        way_out = "quote values that hold the separator"
+    return (
+        f"the row has {len(values)} values, the header {len(names)} ({', '.join(names)}); "
+        f"{way_out}."
+    )
 
 
 def _decode(path: Path, first_line: int, block: bytes) -> str:
@@ -564,95 +515,31 @@ def _decode(path: Path, first_line: int, block: bytes) -> str:
 
 
 def _parse_fast(block: bytes, names: list[str], separator: str) -> pa.RecordBatch | None:
-    """The rows of a block in which every line is one plain row; None sends it to the other way."""
+    """The rows of a block in which every line is one plain row; `None` sends it to Python's csv."""
     num_lines = block.count(b"\n") + (not block.endswith(b"\n"))
-    if block.count(b"\r") != block.count(b"\r\n"):
+    # pyarrow would drop a byte order mark, and here it belongs to a value
+    if block.count(b"\r") != block.count(b"\r\n") or block.startswith(codecs.BOM_UTF8):
         return None
-    if block.startswith(codecs.BOM_UTF8):
-        return None  # pyarrow would drop it, and here it belongs to a value
-    if not _has_plain_quotes(block, separator) and _suspicious_quote(separator).search(block):
-        return None
-    try:
-        table = pacsv.read_csv(
-            pa.BufferReader(block),
-            pacsv.ReadOptions(column_names=names, use_threads=False, block_size=len(block) + 1),
-            pacsv.ParseOptions(delimiter=separator, newlines_in_values=True),
-            pacsv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), null_values=[]),
-        )
-    except pa.ArrowInvalid:
-        return None  # the careful parser finds the line and the reason
-    if table.num_rows != num_lines:
-        return None
-    return table.combine_chunks().to_batches()[0]
-
-
-def _has_plain_quotes(block: bytes, separator: str) -> bool:
-    """Whether quotes open and close values in turns, none doubled or inside a text."""
     octets = np.frombuffer(b"\n" + block + b"\n", np.uint8)
-    places = np.flatnonzero(octets == ord('"'))
-    before, after = octets[places[::2] - 1], octets[places[1::2] + 1]
-    opens = (before == ord(separator)) | (before == ord("\n"))
-    closes = (after == ord(separator)) | (after == ord("\n")) | (after == ord("\r"))
-    return len(places) % 2 == 0 and bool(opens.all() and closes.all())
-
-
-@cache
-def _suspicious_quote(separator: str) -> re.Pattern[bytes]:
-    """Finds a value that opens with a quote and does not end with one at a separator."""
-    pattern = rb'(?m)(?:^|D)"(?:[^"\n]|"")*+(?:"[^D\r\n]|$|\r$)'
-    return re.compile(pattern.replace(b"D", re.escape(separator).encode()))
-
-
-def _parse_carefully(
-    text: str,
-    first_line: int,
-    names: list[str],
-    separator: str,
-    on_bad_line: Callable[[int, str, str], None],
-    is_end: bool = True,
-) -> tuple[pa.RecordBatch, np.ndarray, int]:
-    """The sound rows, their lines, and how many lines were read: a row may go on."""
-    rows: list[list[str]] = []
-    numbers: list[int] = []
-    lines = text.split("\n")
-    if text.endswith("\n"):
-        lines.pop()
-    place = 0
-    while place < len(lines):
-        line, size = lines[place].removesuffix("\r"), 1
-        if line or len(names) == 1:  # an empty line is a row of a one-column table alone
-            try:
-                values, size = _record(lines, place, separator, names)
-                _check_values(values, names, is_one_line=size == 1)
-            except _LineError as error:
-                if isinstance(error, _OpenQuote) and not is_end:
-                    break
-                on_bad_line(first_line + place, line, str(error))
-            else:
-                rows.append(values)
-                numbers.append(first_line + place)
-        place += size
-    return _text_batch(rows, names), np.array(numbers, dtype=np.int64), place
+    quotes, ends = np.flatnonzero(octets == ord('"')), [ord(separator), ord("\n"), ord("\r")]
+    opens, closes = octets[quotes[::2] - 1], octets[quotes[1::2] + 1]
+    if len(quotes) % 2 or not (np.isin(opens, ends[:2]).all() and np.isin(closes, ends).all()):
+        return None  # a quote stands inside a value, or is doubled
+    options = (
+        pacsv.ReadOptions(column_names=names, use_threads=False, block_size=len(block) + 1),
+        pacsv.ParseOptions(delimiter=separator, newlines_in_values=True),
+        pacsv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), null_values=[]),
+    )
+    try:
+        table = pacsv.read_csv(pa.BufferReader(block), *options)
+    except pa.ArrowInvalid:
+        return None  # Python's csv finds the line and the reason
+    return table.combine_chunks().to_batches()[0] if table.num_rows == num_lines else None
 
 
 def _text_batch(rows: list[list[str]], names: list[str]) -> pa.RecordBatch:
     columns = [pa.array([row[i] for row in rows], pa.string()) for i in range(len(names))]
     return pa.RecordBatch.from_arrays(columns, names=names)
-
-
-def _check_values(values: list[str], names: list[str], is_one_line: bool) -> None:
-    if is_one_line and any("\r" in value for value in values):
-        raise _LineError("a carriage return stands inside the line; replace it by a blank.")
-    if len(values) != len(names):
-        way_out = (
-            "quote values that hold the separator"
-            if len(values) > len(names)
-            else "fill the row up, or check the quotes before it"
-        )
-        raise _LineError(
-            f"the row has {len(values)} values, the header {len(names)} "
-            f"({', '.join(names)}); {way_out}."
-        )
 
 
 def _excel_rows(path: Path, sheet: str | None, is_first: bool = False) -> Iterator[list[Any]]:
@@ -697,19 +584,12 @@ def _excel_batches(
         for number, values in some:
             texts = [_cell_text(value) for value in values]
             texts += [""] * (len(names) - len(texts))
-            try:
-                _check_values(texts, names, is_one_line=False)
-            except _LineError as error:
-                on_bad_line(number, " | ".join(texts), str(error))
-            else:
-                if values:  # an empty row is none
-                    rows.append(texts)
-                    numbers.append(number)
+            if fault := _fault_of(texts, names):
+                on_bad_line(number, " | ".join(texts), fault)
+            elif values:  # an empty row is none
+                rows.append(texts)
+                numbers.append(number)
         yield _text_batch(rows, names), np.array(numbers, dtype=np.int64)
-
-
-def _excel_header(values: list[Any]) -> list[str]:
-    return [_cell_text(value) for value in values]
 
 
 def _cell_text(value: Any) -> str:
@@ -721,35 +601,14 @@ def _cell_text(value: Any) -> str:
     return "" if value is None else str(value).removesuffix(" 00:00:00")
 
 
-def _open_parquet(path: Path) -> pq.ParquetFile:
-    if path.stat().st_size == 0:
-        raise ValueError(f"{path} is empty; it needs a parquet table.")
-    try:
-        return pq.ParquetFile(path)
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(_damaged(path, error)) from error
-
-
 def _parquet_batches(path: Path, wanted: list[str]) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
-    table = _open_parquet(path)
     position = 0
-    batches = table.iter_batches(batch_size=ROWS_PER_BATCH, columns=wanted)
-    while True:
-        try:
-            batch = next(batches, None)
-        except (pa.ArrowException, OSError) as error:
-            raise ValueError(_damaged(path, error)) from error
-        if batch is None:
-            return
-        arrays = [as_text(batch.column(n), f'{path}, column "{n}"') for n in wanted]
-        line = np.arange(position + 1, position + 1 + batch.num_rows, dtype=np.int64)
-        position += batch.num_rows
-        yield pa.RecordBatch.from_arrays(arrays, names=wanted), line
-
-
-def _damaged(path: Path, error: Exception) -> str:
-    reason = str(error).splitlines()[0].rstrip(".")
-    return f"{path} is damaged or no parquet file ({reason}); write or copy it again."
+    with open_parquet(path) as table:
+        for batch in table.iter_batches(batch_size=ROWS_PER_BATCH, columns=wanted):
+            arrays = [as_text(batch.column(n), f'{path}, column "{n}"') for n in wanted]
+            line = np.arange(position + 1, position + 1 + batch.num_rows, dtype=np.int64)
+            position += batch.num_rows
+            yield pa.RecordBatch.from_arrays(arrays, names=wanted), line
 
 
 def as_text(column: pa.Array, name: str) -> pa.Array:
@@ -780,62 +639,62 @@ def _number_text(value: float | None) -> str:
     return str(int(value)) if abs(value) < 2**63 and value == int(value) else repr(value)
 
 
-def _neighbours(path: Path) -> list[str]:
-    return [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-
-
 class TableWriter:
-    """Writes record batches to a temporary file that takes the final name when all went well.
+    """Takes record batches of equal columns for a file; made by `new_table`."""
 
-    Use it in a `with` block; an exception inside leaves no file and overwrites nothing.
-
-    Args:
-        path: .csv, .tsv (or with .gz), .parquet or .xlsx.
-        overwrite: whether an existing file may be replaced.
-        like: a table in whose dialect delimited text is written, where it has the same suffix.
-
-    Raises:
-        FileExistsError: the file exists and must not be replaced.
-        ValueError: the suffix is unknown.
-    """
-
-    def __init__(self, path: Path, overwrite: bool = False, like: Table | None = None) -> None:
-        check_suffix(path)
-        self.path = path
-        self.overwrite = overwrite
-        self.kind = suffix_of(path)
-        bare = self.kind.removesuffix(".gz")
-        self.dialect = Dialect(SEPARATORS.get(bare, ","))
-        if like is not None and suffix_of(like.path).removesuffix(".gz") == bare:
-            self.dialect = like.dialect
-        self._check_free()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        self._file: IO[bytes] | None = None
+    def __init__(self, path: Path, file: BinaryIO, dialect: Dialect) -> None:
+        self.path, self.kind, self.dialect = path, suffix_of(path), dialect
+        self.names: list[str] = []
+        self._file, self._num_rows = file, 0
         self._sink: Any = None
-        self._schema: pa.Schema | None = None
-        self._num_rows = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Appends these rows; every batch has the columns of the first one."""
-        with naming(self.path):
-            self._write(batch)
-
-    def _write(self, batch: pa.RecordBatch) -> None:
-        if self._schema is None:
-            self._open(batch.schema)
-        if batch.schema.names != self._schema.names:  # type: ignore[union-attr]
+        if self._sink is None:
+            self._begin(batch.schema)
+        if batch.schema.names != self.names:
             raise ValueError(
-                f"{self.path}: the columns changed from {self._schema.names} "  # type: ignore[union-attr]
-                f"to {batch.schema.names}; tables of one output need the same columns."
+                f"{self.path}: the columns changed from {self.names} to {batch.schema.names}; "
+                "tables of one output need the same columns."
             )
         if self.kind in PARQUET_SUFFIXES:
             self._sink.write_batch(batch)
         elif self.kind == EXCEL_SUFFIX:
             self._write_sheet(zip(*(column.to_pylist() for column in batch.columns), strict=True))
         else:
-            texts = [as_text(c, n) for c, n in zip(batch.columns, batch.schema.names, strict=True)]
+            texts = [as_text(c, n) for c, n in zip(batch.columns, self.names, strict=True)]
             self._sink.writerows(zip(*(text.to_pylist() for text in texts), strict=True))
+
+    def close(self) -> None:
+        """Ends the table; the file stays open."""
+        if self._sink is None:
+            raise ValueError(f"{self.path}: no rows were written; a table needs a header.")
+        if self.kind in PARQUET_SUFFIXES:
+            self._sink.close()
+        elif self.kind == EXCEL_SUFFIX:
+            self._sink.save(self._file)
+        else:
+            packed = self._text.detach()  # written out
+            if packed is not self._file:
+                packed.close()
+
+    def _begin(self, schema: pa.Schema) -> None:
+        self.names = schema.names
+        if self.kind in PARQUET_SUFFIXES:
+            self._sink = pq.ParquetWriter(self._file, schema)
+        elif self.kind == EXCEL_SUFFIX:
+            from openpyxl import Workbook
+
+            self._sink = Workbook(write_only=True)
+            self._write_sheet([schema.names])
+        else:
+            binary: Any = self._file
+            if self.kind.endswith(".gz"):
+                binary = gzip.GzipFile(fileobj=self._file, mode="wb", mtime=0)
+            separator, encoding, newline, _ = self.dialect
+            self._text = io.TextIOWrapper(binary, encoding=encoding, newline="")
+            self._sink = csv.writer(self._text, delimiter=separator, lineterminator=newline)
+            self._sink.writerow(schema.names)
 
     def _write_sheet(self, rows: Iterable[Sequence[Any]]) -> None:
         from openpyxl.cell import WriteOnlyCell
@@ -855,67 +714,32 @@ class TableWriter:
                     cells[place].data_type = "s"
             sheet.append(cells)
 
-    def __enter__(self) -> "TableWriter":
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            if kind is None and self._schema is None:
-                raise ValueError(f"{self.path}: no rows were written; a table needs a header.")
-            with naming(self.path):
-                self._close()
-            if kind is None:
-                self._check_free()
-                os.replace(self._temporary, self.path)
-        finally:
-            self._temporary.unlink(missing_ok=True)
+@contextmanager
+def new_table(
+    path: Path, overwrite: bool = False, like: Table | None = None
+) -> Iterator[TableWriter]:
+    """Give a writer of a table, whose file gets its name when all went well.
 
-    def _open(self, schema: pa.Schema) -> None:
-        self._schema = schema
-        self._file = self._temporary.open("wb")
-        if self.kind in PARQUET_SUFFIXES:
-            self._sink = pq.ParquetWriter(self._file, schema)
-        elif self.kind == EXCEL_SUFFIX:
-            from openpyxl import Workbook
+    Args:
+        path: .csv, .tsv (or with .gz), .parquet or .xlsx.
+        overwrite: whether an existing file may be replaced.
+        like: a table in whose dialect delimited text is written, where it has the same suffix.
 
-            self._sink = Workbook(write_only=True)
-            self._write_sheet([schema.names])
-        else:
-            packed = self.kind.endswith(".gz")
-            self._bytes = gzip.GzipFile(fileobj=self._file, mode="wb", mtime=0) if packed else None
-            separator, encoding, newline = self.dialect
-            binary: Any = self._bytes or self._file
-            self._text = io.TextIOWrapper(binary, encoding=encoding, newline="")
-            self._sink = csv.writer(self._text, delimiter=separator, lineterminator=newline)
-            self._sink.writerow(schema.names)
-
-    def _close(self) -> None:
-        if self._file is None:
-            return
-        try:
-            if self._sink is None:  # it could not be begun
-                return
-            if self.kind in PARQUET_SUFFIXES:
-                self._sink.close()
-            elif self.kind == EXCEL_SUFFIX:
-                self._sink.save(self._file)
-            else:
-                self._text.detach()  # written out, and the file below stays open
-                if self._bytes is not None:
-                    self._bytes.close()
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        finally:
-            self._file.close()
-
-    def _check_free(self) -> None:
-        if not self.overwrite:
-            _check_free(self.path, "choose another name, or allow overwriting")
+    Raises:
+        FileExistsError: the file exists and must not be replaced.
+        ValueError: the suffix is unknown, or no rows were written.
+    """
+    check_suffix(path)
+    bare = suffix_of(path).removesuffix(".gz")
+    dialect = Dialect(SEPARATORS.get(bare, ","))
+    if like is not None and suffix_of(like.path).removesuffix(".gz") == bare:
+        dialect = like.dialect
+    way_out = None if overwrite else "choose another name, or allow overwriting"
+    with _new_file(path, "wb", way_out) as file:
+        table = TableWriter(path, file, dialect)
+        yield table
+        table.close()
 
 
 @contextmanager
@@ -929,23 +753,33 @@ def new_text_file(path: Path, way_out: str = "choose another name") -> Iterator[
     Raises:
         FileExistsError: the name is taken.
     """
-    _check_free(path, way_out)
+    with _new_file(path, "w", way_out) as file:
+        yield file
+
+
+@contextmanager
+def _new_file(path: Path, mode: str, way_out: str | None) -> Iterator[Any]:
+    """Give a file that gets its name when all went well; `way_out` `None` may replace another."""
+
+    def check() -> None:
+        if way_out is not None and path.exists():
+            raise FileExistsError(f"{path} exists and is not overwritten; move it, {way_out}.")
+
+    check()
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with naming(path), open(unfinished, "w", encoding="utf-8") as file:
+        with (
+            naming(path),
+            open(unfinished, mode, encoding=None if "b" in mode else "utf-8") as file,
+        ):
             yield file
             file.flush()
             os.fsync(file.fileno())
-        _check_free(path, way_out)
+        check()
         os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
-
-
-def _check_free(path: Path, way_out: str) -> None:
-    if path.exists():
-        raise FileExistsError(f"{path} exists and is not overwritten; move it, {way_out}.")
 
 
 @contextmanager

@@ -27,9 +27,9 @@ from datamodules.files.tables import (
     RowBatch,
     Table,
     TableOptions,
-    TableWriter,
     dialect_for,
     free_names,
+    new_table,
     read_rows,
     same_columns,
     suffix_of,
@@ -288,7 +288,7 @@ def write_coded_table(
     read = [Table(path, index.table) for path in index.files]
     like = dialect_for(read, book.codes + book.descriptions)
     with ExitStack() as files:  # all of them get their names at the end
-        writers = {file: files.enter_context(TableWriter(file, like=like)) for file in tables}
+        writers = {file: files.enter_context(new_table(file, like=like)) for file in tables}
         for file, added in tables.items():
             for batch in _batches(index, added):
                 writers[file].write(without_formulas(batch) if escape_formulas else batch)

@@ -29,9 +29,9 @@ from datamodules.files.tables import SUFFIXES as TABLES
 from datamodules.files.tables import (
     Table,
     TableOptions,
-    TableWriter,
     dialect_for,
     free_names,
+    new_table,
     new_text_file,
     read_rows,
     same_columns,
@@ -391,7 +391,7 @@ def write_scored(
         return
     classes = [str(name) for facts in heads.values() for name in facts.get("classes") or ()]
     like = dialect_for([Table(file, options) for file in store.files], classes)
-    with TableWriter(path, like=like) as table:
+    with new_table(path, like=like) as table:
         for batch in read_rows(store.files, on_bad_row=lambda bad: None, options=options):
             own = added(len(batch.line))
             names = [*free_names(batch.rows.schema.names, list(own)), *own]

@@ -12,7 +12,7 @@ from datamodules.core.planned import Stage
 from datamodules.files.audit import Audit, AuditPart, MakeModel, text_key
 from datamodules.files.rows import hand_over_rejected
 from datamodules.files.splitting import PART_NAMES
-from datamodules.files.tables import TableWriter
+from datamodules.files.tables import new_table
 from datamodules.search.collection import Collection, CollectionRequest, open_collection
 from datamodules.search.queries import (
     FileQueries,
@@ -248,7 +248,7 @@ class SearchDataModule(EncodedTextDataModule):
                 place = (self.collection.address(index), document.title, shown)
                 rows.append((ranking.query, query, rank, round(score, 6), *place))
         columns = zip(*rows, strict=True) if rows else [()] * len(FOUND_COLUMNS)
-        with TableWriter(path, overwrite=True) as table:
+        with new_table(path, overwrite=True) as table:
             table.write(pa.RecordBatch.from_arrays([*map(pa.array, columns)], FOUND_COLUMNS))
 
 

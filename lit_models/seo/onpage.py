@@ -33,7 +33,7 @@ from datamodules.files.html import (
     html_encoding,
     visible_lines,
 )
-from datamodules.files.tables import TableWriter
+from datamodules.files.tables import new_table
 from datamodules.search.bm25 import scores_of
 from datamodules.text.terms import sentences_of, words_of
 from lit_models.errors import run_guarded
@@ -851,7 +851,7 @@ def write_tables(path: Path, sites: Mapping[str, Sequence[PageReport]]) -> list[
     heads = [list(dict.fromkeys(name for row in pages for name in row))]
     heads.append(["site", "page", *PageFinding._fields])
     for target, rows, names in zip(paths, (pages, findings), heads, strict=True):
-        with TableWriter(target, overwrite=True) as table:
+        with new_table(target, overwrite=True) as table:
             columns = {name: [row.get(name) for row in rows] for name in names}
             table.write(pa.RecordBatch.from_pydict(columns))
     return paths

@@ -186,7 +186,7 @@ def test_a_part_of_a_parquet_file_is_some_of_its_row_groups(tmp_path):
 def test_damaged_files_are_named(tmp_path):
     for name in ("a.parquet", "empty.parquet"):
         (tmp_path / name).write_bytes(b"no parquet" if name[0] == "a" else b"")
-        with pytest.raises(ValueError, match=f"{name} is no readable parquet file .*write it ag"):
+        with pytest.raises(ValueError, match=f"{name} is damaged or no parquet file .*copy it ag"):
             list(read_json_rows(tmp_path / name))
     (tmp_path / "a.jsonl").write_bytes(b'{"a": "\xff"}\n')
     with pytest.raises(ValueError, match=r"a.jsonl:1: the line is not UTF-8; every line of"):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from datamodules.files import tables
 from datamodules.files.rows import BadRow
-from datamodules.files.tables import Table, TableOptions, TableWriter, expand_files, read_rows
+from datamodules.files.tables import Table, TableOptions, expand_files, new_table, read_rows
 
 VALUES = st.text(
     st.characters(exclude_categories=("Cs",), exclude_characters="\n\r\0"), max_size=8
@@ -41,23 +41,9 @@ def test_any_table_of_strings_survives_every_format(tmp_path_factory, table):
         [pa.array(column, pa.string()) for column in zip(*table, strict=True)], names=names
     )
     for suffix in (".csv", ".tsv.gz", ".parquet"):
-        with TableWriter(folder / f"t{suffix}") as writer:
+        with new_table(folder / f"t{suffix}") as writer:
             writer.write(batch)
         assert rows_of(folder / f"t{suffix}") == table
-
-
-@settings(max_examples=150, deadline=None)
-@given(st.lists(st.text('a",é\r\n5', max_size=12), max_size=6).map("\n".join))
-def test_the_fast_parser_agrees_with_the_careful_one(text):
-    block = text.encode()
-    names = ["p", "q"]
-    fast = tables._parse_fast(block, names, ",") if block else None
-    if fast is None:
-        return
-    bad: list[tuple[int, str, str]] = []
-    careful, _, _ = tables._parse_carefully(text, 1, names, ",", lambda *b: bad.append(b))
-    assert not bad
-    assert careful.to_pylist() == fast.to_pylist()
 
 
 def test_values_stay_text_and_rows_know_their_line(tmp_path):
@@ -101,7 +87,7 @@ def test_a_dialect_is_found_said_and_written_again(
     ]  # fmt: skip
     lines = [2, 3, 5] + [first + i for first in range(6, 46, 5) for i in (0, 1, 2, 4)]
     assert [n for b in batches for n in b.line.tolist()] == lines
-    with TableWriter(tmp_path / f"out{suffix}", like=Table(path)) as writer:
+    with new_table(tmp_path / f"out{suffix}", like=Table(path)) as writer:
         for batch in batches:
             writer.write(batch.rows)
     out = (tmp_path / f"out{suffix}").read_bytes()
@@ -138,7 +124,7 @@ def test_a_sheet_is_read_and_written_as_text(tmp_path):
     assert [(b.line, b.value) for b in bad] == [(5, "a | 1 | 2")]
     with pytest.raises(ValueError, match='no sheet "1890"; it has: 1880, 1901'):
         Table(tmp_path / "t.xlsx", TableOptions(sheet="1890"))
-    with TableWriter(tmp_path / "out.xlsx") as writer:
+    with new_table(tmp_path / "out.xlsx") as writer:
         writer.write(pa.RecordBatch.from_pydict({"text": ["=1+1", "007"], "n": [0.5, None]}))
     sheet = openpyxl.load_workbook(tmp_path / "out.xlsx").active
     assert [[c.value for c in row] for row in sheet] == [
@@ -199,12 +185,12 @@ def test_a_structured_parquet_column_is_refused(tmp_path):
         ),
         ("t.csv", 'text,code\n"a,1\nb",2\n', r"t.csv:2: .*a quote opens.*glues rows"),
         ("t.csv", 'text,code\na,1\nb,"2', r"t.csv:3: .*is not closed, which glues rows"),
-        ("t.csv", 'text,code\n"a" b,1\n', r"t.csv:2: .*text follows the closing quote of value 1"),
+        ("t.csv", 'text,code\n"a" b,1\n', r"t.csv:2: .*text follows the closing quote of a value"),
         ("t.csv", "text,code\na\rb,1\n", r"t.csv:2: .*carriage return stands inside the line"),
-        ("t.csv", "text\ra\rb\r", r"t.csv:1: the lines end in carriage returns alone"),
+        ("t.csv", "text\ra\rb\r", r"t.csv:1: .*the lines end in carriage returns alone"),
         ("t.csv", 'text,"code\na,1\n', r"t.csv:1: the header cannot be read: a quote opens"),
         ("t.csv", "text,text\na,1\n", r'the column name "text" occurs 2 times'),
-        ("t.parquet", "", r"t.parquet is empty"),
+        ("t.parquet", "", r"t.parquet is damaged or no parquet file"),
         ("t.parquet", b"PAR1 is not enough", r"t.parquet is damaged or no parquet file"),
     ],
 )
@@ -259,7 +245,7 @@ def test_a_missing_column_is_answered_with_the_likely_one(tmp_path):
 
 
 def write_and_stop(path: Path, batch: pa.RecordBatch) -> None:
-    with TableWriter(path, overwrite=True) as writer:
+    with new_table(path, overwrite=True) as writer:
         writer.write(batch)
         raise RuntimeError("stop")
 
@@ -268,30 +254,30 @@ def test_the_writer_overwrites_nothing_and_leaves_no_half_file(tmp_path):
     batch = pa.RecordBatch.from_pydict({"text": ["a"]})
     path = write(tmp_path / "t.csv", "kept")
     with pytest.raises(FileExistsError, match="exists and is not overwritten"):
-        TableWriter(path)
+        new_table(path).__enter__()
     with pytest.raises(RuntimeError, match="stop"):
         write_and_stop(path, batch)
     assert path.read_text() == "kept"
-    with TableWriter(path, overwrite=True) as writer:
+    with new_table(path, overwrite=True) as writer:
         writer.write(batch)
     assert path.read_text() == "text\na\n"
     assert [p.name for p in tmp_path.iterdir()] == ["t.csv"]
 
 
 def test_the_writer_refuses_other_columns_no_rows_and_unknown_suffixes(tmp_path):
-    with TableWriter(tmp_path / "t.csv") as writer:
+    with new_table(tmp_path / "t.csv") as writer:
         writer.write(pa.RecordBatch.from_pydict({"text": ["a"]}))
         with pytest.raises(ValueError, match="the columns changed from"):
             writer.write(pa.RecordBatch.from_pydict({"other": ["a"]}))
-    with pytest.raises(ValueError, match="no rows were written"), TableWriter(tmp_path / "u.csv"):
+    with pytest.raises(ValueError, match="no rows were written"), new_table(tmp_path / "u.csv"):
         pass
     with pytest.raises(ValueError, match=r'ends in ".xls"; write to one of'):
-        TableWriter(tmp_path / "t.xls")
+        new_table(tmp_path / "t.xls").__enter__()
 
 
 def test_the_csv_reads_back_with_the_standard_library(tmp_path):
     values = ['say "a, b"', "", "nan"]
-    with TableWriter(tmp_path / "t.csv") as writer:
+    with new_table(tmp_path / "t.csv") as writer:
         writer.write(pa.RecordBatch.from_pydict({"text": values, "n": [1.0, 2.5, None]}))
     with (tmp_path / "t.csv").open(newline="") as file:
         assert list(csv.reader(file))[1:] == [[values[0], "1"], ["", "2.5"], ["nan", ""]]
