@@ -31,7 +31,6 @@ LEAST_SHARED_BYTES, ENOUGH_SHARED_BYTES, ENOUGH_DISK_BYTES = 64 * 2**20, GIB, 10
 BUSY_SHARE = 0.1  # of a GPU's memory
 PROCESSES_PER_CORE = 4
 MESSAGE_BYTES, ROUNDS = 64 * 2**20, 5
-LEAVE_S, GRACE_S = 10.0, 60.0
 SLURM_FIRST_PORT, SLURM_PORTS = 15000, 10000  # as Lightning chooses a job's port
 
 
@@ -319,7 +318,8 @@ def _addresses(environ: Mapping[str, str]) -> list[Diagnosis]:
             out.append(error("rank 0", what, todo))
     port = environ.get("MASTER_PORT", "")
     is_first = environ.get("RANK", environ.get("SLURM_PROCID", "0")) == "0"
-    if port.isdigit() and is_first and not _has_agent_store(environ):
+    listens = environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)  # torchrun itself, there
+    if port.isdigit() and is_first and not listens:
         try:
             with socket.socket() as probe:
                 probe.bind(("", int(port)))
@@ -329,11 +329,6 @@ def _addresses(environ: Mapping[str, str]) -> list[Diagnosis]:
             todo = f"end the program that has it (ss -ltnp 'sport = :{port}'), or export another"
             out.append(error("port", what, f"{todo} MASTER_PORT"))
     return out
-
-
-def _has_agent_store(environ: Mapping[str, str]) -> bool:
-    """Return whether torchrun itself listens on MASTER_PORT for its ranks."""
-    return environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
 
 
 def launched_environment(environ: Mapping[str, str]) -> dict[str, str] | None:
@@ -363,10 +358,10 @@ def _local_group(
     count: int, timeout_s: float, own: list[Diagnosis]
 ) -> tuple[list[Diagnosis], Level]:
     """Return what a group of processes on this machine says: this one is its rank 0."""
-    import torch.distributed as dist
-
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    place = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    place = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     command = [sys.executable, "-m", "lit_models", "doctor", "--collectives=true"]
     command.append(f"--timeout_s={timeout_s}")
     ranks = [
@@ -378,7 +373,7 @@ def _local_group(
         for rank in map(str, range(1, count))
     ]
     try:
-        return _group({**place, "RANK": "0", "LOCAL_RANK": "0"}, timeout_s, own, store)
+        return _group({**place, "RANK": "0", "LOCAL_RANK": "0"}, timeout_s, own)
     finally:
         for process in ranks:
             process.kill()
@@ -386,86 +381,40 @@ def _local_group(
 
 
 def _group(
-    environ: Mapping[str, str], timeout_s: float, own: list[Diagnosis], store: Any = None
+    environ: Mapping[str, str], timeout_s: float, own: list[Diagnosis]
 ) -> tuple[list[Diagnosis], Level]:
-    """Return what is to be shown, on rank 0 alone, and the level with which every rank ends.
+    """Sum numbers whose result is known over a real process group, and time it.
 
-    A rank that does not find rank 0, or is left by another, speaks itself.
+    A rank that does not find the others says so itself; else rank 0 speaks for all machines.
 
     Args:
         environ: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
         timeout_s: how long to wait for the other ranks.
         own: what this rank saw on its machine.
-        store: of a group of this machine, where this process holds it.
-    """
-    import torch.distributed as dist
-
-    rank, world = int(environ["RANK"]), int(environ["WORLD_SIZE"])
-    address, port, host = environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), socket.gethostname()
-    try:
-        store = store or dist.TCPStore(
-            address,
-            port,
-            is_master=rank == 0 and not _has_agent_store(environ),
-            timeout=timedelta(seconds=timeout_s),
-            wait_for_workers=False,
-        )
-        # Rank 0 may wait for a missing rank and look at its machine before it answers.
-        store.set_timeout(timedelta(seconds=2 * timeout_s + GRACE_S))
-        store = dist.PrefixStore("doctor", store)
-        faults = [asdict(diagnosis) for diagnosis in own if diagnosis.level != "ok"]
-        store.set(f"rank-{rank}", json_format.dumps([host, faults]))
-        if rank == 0:
-            waits, end = list(range(world)), time.monotonic() + timeout_s
-            while waits and time.monotonic() < end:
-                waits = [other for other in waits if not store.check([f"rank-{other}"])]
-                time.sleep(0.02)
-            store.set("missing", json_format.dumps(waits))
-        missing = json_format.loads(store.get("missing"))
-        if missing:
-            what = f"rank {', '.join(map(str, missing[:8]))} of {world} did not come within "
-            todo = "a run would wait for it: look at that rank's log; the same MASTER_ADDR and "
-            todo += "MASTER_PORT on all machines, and a firewall that lets it through"
-            own = [*own, error("group", f"{what}{timeout_s:.0f} s", todo)]
-        else:
-            own = _all_reduce(store, rank, world, int(environ["LOCAL_RANK"]), timeout_s, own)
-        if rank == 0:
-            store.set("level", worst(own))
-        level: Level = store.get("level").decode()
-        store.set(f"left-{rank}", "")
-        others = [f"left-{other}" for other in range(1, world) if other not in missing]
-        end = time.monotonic() + LEAVE_S
-        while rank == 0 and not all(store.check([name]) for name in others):
-            if time.monotonic() > end:
-                break
-            time.sleep(0.02)  # the store may live in rank 0, which is the last one to go
-    except dist.DistError as fault:
-        reason = str(fault).partition("\n")[0]
-        does = "cannot listen" if rank == 0 else f"did not reach rank 0 within {timeout_s:.0f} s"
-        what = f"rank {rank} on {host} {does} at {address}:{port}, or was left ({reason})"
-        todo = (
-            "the same MASTER_ADDR, of rank 0's machine, and the same free MASTER_PORT for all; a "
-        )
-        todo += "firewall that lets it through; the logs of the other ranks; NCCL_SOCKET_IFNAME"
-        return [*own, error("group", what, todo)], "error"
-    return own if rank == 0 else [], level
-
-
-def _all_reduce(
-    store: Any, rank: int, world: int, local_rank: int, timeout_s: float, own: list[Diagnosis]
-) -> list[Diagnosis]:
-    """Sum numbers whose result is known over a real process group, and time it.
 
     Returns:
-        what this rank saw, then on rank 0 what the first ranks of other machines saw, and the sum.
+        what is to be shown, and the level with which every rank ends.
     """
     import torch
     import torch.distributed as dist
 
-    device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    timeout = timedelta(seconds=timeout_s)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
+    os.environ.update(environ)  # where torch reads them
+    rank, world, host = int(environ["RANK"]), int(environ["WORLD_SIZE"]), socket.gethostname()
+    device, backend = torch.device("cpu"), "gloo"
+    if torch.cuda.is_available():
+        device, backend = torch.device("cuda", int(environ["LOCAL_RANK"])), "nccl"
+        torch.cuda.set_device(device)
+    try:
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+    except dist.DistError as fault:
+        place = f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}"
+        reason = " ".join(str(fault).partition("\n")[0].split())
+        what = f"rank {rank} of {world} on {host} found no group at {place} ({reason})"
+        todo = (
+            "the same MASTER_ADDR, of rank 0's machine, and the same free MASTER_PORT for all; a "
+            "firewall that lets it through; the logs of the other ranks; NCCL_SOCKET_IFNAME"
+        )
+        return [*own, error("group", what, todo)], "error"
     try:
         seconds, is_right = [], torch.ones((), device=device)
         for _ in range(ROUNDS):
@@ -476,20 +425,24 @@ def _all_reduce(
             is_right.item()  # waits for a GPU
             seconds.append(time.perf_counter() - begin)
         dist.all_reduce(is_right, op=dist.ReduceOp.MIN)
+        told: list[Any] = [None] * world
+        dist.all_gather_object(told, [host, [asdict(d) for d in own if d.level != "ok"]])
     finally:
         dist.destroy_process_group()
-    if rank != 0:
-        return own
-    told = [json_format.loads(store.get(f"rank-{other}")) for other in range(world)]
-    names = Counter(host for host, _ in told)
-    for other, (host, faults) in enumerate(told[1:], 1):
-        own += [Diagnosis(**f | {"what": f"{host} (rank {other}): {f['what']}"}) for f in faults]
-    hosts = ", ".join(f"{name} ({count})" for name, count in names.items())
-    own.append(ok("group", f"{world} ranks by {backend} on {hosts}"))
-    if not is_right.item():
+    for other, (name, faults) in enumerate(told):
+        if other != rank:
+            own = own + [
+                Diagnosis(**f | {"what": f"{name} (rank {other}): {f['what']}"}) for f in faults
+            ]
+    hosts = Counter(name for name, _ in told)
+    names = ", ".join(f"{name} ({count})" for name, count in hosts.items())
+    own = [*own, ok("group", f"{world} ranks by {backend} on {names}")]
+    if is_right.item():
+        rate = 2 * (world - 1) / world * MESSAGE_BYTES / min(seconds) / GIB  # of a ring
+        what = f"the known sum of {MESSAGE_BYTES >> 20} MiB in {min(seconds) * 1e3:.1f} ms"
+        own.append(ok("all-reduce", f"{what} ({rate:.2f} GiB/s)"))
+    else:
         todo = "every gradient would be wrong: NCCL_P2P_DISABLE=1 tells whether a link between "
         todo += "GPUs is at fault; else mend the driver or the network card"
-        return [*own, error("all-reduce", "a sum over the ranks is wrong", todo)]
-    rate = 2 * (world - 1) / world * MESSAGE_BYTES / min(seconds) / GIB  # of a ring
-    what = f"the known sum of {MESSAGE_BYTES >> 20} MiB in {min(seconds) * 1e3:.1f} ms"
-    return [*own, ok("all-reduce", f"{what} ({rate:.2f} GiB/s)")]
+        own.append(error("all-reduce", "a sum over the ranks is wrong", todo))
+    return own if rank == 0 else [], worst(own)
