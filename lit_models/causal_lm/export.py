@@ -14,13 +14,7 @@ import torch
 from torch import Tensor
 
 from datamodules.tokenizers.text import TEXT_RECIPE_KEY, TextTokenizer
-from lit_models.causal_lm.adapters import (
-    ADAPTER_CONFIG,
-    ADAPTER_WEIGHTS,
-    adapter_files,
-    add_lora,
-    merged_weights,
-)
+from lit_models.causal_lm.adapters import adapter_files, add_lora, merged_weights
 from lit_models.causal_lm.network import Decoder, DecoderConfig
 from lit_models.causal_lm.pretrained import CONFIG, Network, network_from_config
 from lit_models.training.export import Layout
@@ -287,10 +281,9 @@ def _adapter_layout(
         config["fan_in_fan_out"] = kind == "gpt2"  # its Conv1D
     return Layout(
         stored,
-        {ADAPTER_CONFIG: _text(config)},
-        reader='PEFT: PeftModel.from_pretrained(model, "{folder}"), or --model.lora.adapter='
-        "{folder}",
-        weights_file=ADAPTER_WEIGHTS,
+        {"adapter_config.json": _text(config)},
+        reader='PEFT: PeftModel.from_pretrained(model, "{folder}")',
+        weights_file="adapter_model.safetensors",
         is_whole=False,
     )
 

@@ -10,31 +10,21 @@ import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
-from datamodules.core.batches import ChoiceBatch, PromptBatch, TextBatch
+from datamodules.core.batches import TERM, ChoiceBatch, PromptBatch, TextBatch
 from datamodules.core.store import digest_of
 from datamodules.text.prompts import ChoiceDataset, PromptDataset, PromptRequest, completion_text
 from datamodules.tokenizers.pipelines import Message
 from datamodules.tokenizers.text import TEXT_RECIPE_KEY, TextTokenizer
 from lit_models.causal_lm.adapters import (
     LoraOptions,
-    adapted_recipe,
     add_lora,
-    check_precision,
     freeze,
-    load_adapter,
     lora_recipe,
     with_adapters,
 )
 from lit_models.causal_lm.export import model_layout, restored_weights
 from lit_models.causal_lm.generation import GenerationOptions, complete, most_positions
-from lit_models.causal_lm.loss import (
-    PLAIN,
-    LossOptions,
-    TextMetrics,
-    byte_table,
-    language_model_loss,
-    sample_nats,
-)
+from lit_models.causal_lm.loss import TextMetrics, byte_table, language_model_loss, sample_nats
 from lit_models.causal_lm.network import DecoderConfig, check_isolation, named_network
 from lit_models.causal_lm.pretrained import (
     Network,
@@ -95,7 +85,6 @@ class LitCausalLM(ExactModule):
         lr_scheduler: factory; none keeps the rate constant.
         network: name of a preset, or the shape of a decoder.
         pretrained: folder of a Hugging Face model to start from, instead of `network`.
-        loss: what is trained on.
         lora: adapters on named layers; everything else stands still.
         freeze: parameters that stand still, by patterns of their names.
         generation: what prediction does with prompts.
@@ -114,7 +103,6 @@ class LitCausalLM(ExactModule):
         lr_scheduler: LRSchedulerCallable | None = None,
         network: DecoderConfig | str = "llama-tiny",
         pretrained: str | None = None,
-        loss: LossOptions | None = None,
         lora: LoraOptions | None = None,
         freeze: list[str] | None = None,
         generation: GenerationOptions | None = None,
@@ -126,7 +114,7 @@ class LitCausalLM(ExactModule):
         super().__init__()
         self.save_hyperparameters()
         self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
-        self.loss, self.generation = loss or LossOptions(), generation or GenerationOptions()
+        self.generation = generation or GenerationOptions()
         config = named_network(network) if isinstance(network, str) else network
         self.request = NetworkRequest(config, pretrained, lora)
         self.computation = computation or ComputationOptions()
@@ -161,7 +149,6 @@ class LitCausalLM(ExactModule):
                 self.recipe = continued_recipe(self.request, trained, *facts)
             else:
                 self.recipe = trained
-        check_precision(self.recipe["lora"], self.trainer.precision)
         if stage != "predict":
             check_data(self.recipe, data.tokenizer, data.context_length)
 
@@ -192,11 +179,7 @@ class LitCausalLM(ExactModule):
         )
 
     def training_terms(self, batch: TextBatch) -> dict[str, LossSum]:
-        weight = self.network.head.weight
-        return language_model_loss(self(batch), weight, batch, self.loss)
-
-    def term_weights(self) -> dict[str, float]:
-        return {PLAIN: 0.0}
+        return {TERM: language_model_loss(self(batch), self.network.head.weight, batch)}
 
     def validation_step(self, batch: TextBatch, batch_idx: int) -> SampleResult:
         return self._evaluate("val", batch)
@@ -322,7 +305,7 @@ class LitCausalLM(ExactModule):
 
     def _evaluate(self, split: Literal["val", "test"], batch: TextBatch) -> SampleResult:
         metrics: TextMetrics = getattr(self, f"{split}_metrics")
-        nats, of_sample = sample_nats(self(batch), self.network.head.weight, batch, self.loss)
+        nats, of_sample = sample_nats(self(batch), self.network.head.weight, batch)
         metrics.add_batch(nats, batch)
         for name, metric in metrics.items():
             self.log(f"{split}/{name}", metric, on_step=False, on_epoch=True)
@@ -355,16 +338,9 @@ def new_recipe(
     check_recipe(network, context_length, tokenizer.vocab_size)
     recipe: Recipe = {"tokenizer": tokenizer.to_dict(), "network": network, "lora": None}
     if request.lora is not None:
-        if request.lora.adapter is not None and request.pretrained is None:
-            raise ValueError(
-                f"model.lora.adapter {request.lora.adapter} goes on a trained base; name its "
-                "folder with model.pretrained."
-            )
         with torch.device("meta"):
             bare = network_from_config(network)
         recipe["lora"] = lora_recipe(bare, request.lora, request.pretrained)
-        if request.lora.adapter is not None:
-            recipe["lora"] = adapted_recipe(bare, recipe["lora"], request.lora.adapter)
     return recipe
 
 
@@ -384,16 +360,10 @@ def continued_recipe(
     Raises:
         ValueError: the options make another function, or as `new_recipe`.
     """
-    folder, lora = request.pretrained, request.lora
+    folder = request.pretrained
     has_gone = folder is not None and not Path(folder).expanduser().exists()
     network = trained["network"] if has_gone else None
-    if lora is not None and lora.adapter is not None:
-        request = replace(request, lora=replace(lora, adapter=None))
     recipe = new_recipe(request, tokenizer, context_length, network)
-    if request.lora is not lora and trained["lora"]:  # an adapter's layers may have other sizes
-        same = all(trained["lora"][name] == recipe["lora"][name] for name in ("rank", "alpha"))
-        if same and trained["lora"]["layers"].keys() == recipe["lora"]["layers"].keys():
-            recipe["lora"]["layers"] = trained["lora"]["layers"]
     check_same(trained, recipe)
     return recipe
 
@@ -486,10 +456,10 @@ def new_network(request: NetworkRequest | None, recipe: Recipe) -> Network:
         recipe: of the run.
 
     Raises:
-        FileNotFoundError: a file of the pretrained model or of the adapter is missing.
+        FileNotFoundError: a file of the pretrained model is missing.
         ValueError: one of them is damaged.
     """
-    lora, adapter = recipe["lora"], None
+    lora = recipe["lora"]
     if request is None or request.pretrained is None:
         network: Network = network_from_config(recipe["network"])
     else:
@@ -497,11 +467,8 @@ def new_network(request: NetworkRequest | None, recipe: Recipe) -> Network:
         # the way for most folders, and the same values.
         is_short = lora is not None and lora["base_dtype"] != "float32"
         network = load_network(request.pretrained, None if is_short else torch.float32)
-        adapter = request.lora.adapter if request.lora is not None else None
     if lora:
         add_lora(network, lora)
-        if adapter is not None:
-            load_adapter(network, lora, adapter)
     return network
 
 
@@ -520,14 +487,12 @@ def differences(trained: Recipe, recipe: Recipe, is_start: bool = False) -> list
     if is_start and there.get("network.tied") and there.keys() == here.keys():
         there["network.tied"] = here["network.tied"]
     if trained["lora"] or not is_start:
-        lora = recipe["lora"] or {}
-        layers = lora.get("layers", {})
-        if is_start and trained["lora"]:
-            layers = {n: size for n, size in layers.items() if n in trained["lora"]["layers"]}
-        there |= _lora_facts(trained["lora"] or {}, (trained["lora"] or {}).get("layers", {}))
-        here |= _lora_facts(lora, layers)
-        if is_start:
+        there |= _lora_facts(trained["lora"] or {})
+        here |= _lora_facts(recipe["lora"] or {})
+        if is_start:  # more layers may be adapted
             there["lora.base_dtype"] = here["lora.base_dtype"]
+            of_both = set(there["lora.layers"]) & set(here["lora.layers"])
+            here["lora.layers"] = sorted(of_both)
     names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
     return [f"{name} {there.get(name)} there and {here.get(name)} here" for name in names]
 
@@ -547,15 +512,6 @@ def _matters(name: str) -> bool:
     return not is_rate and not name.startswith("_") and name not in NO_FUNCTION
 
 
-def _lora_facts(lora: Recipe, layers: dict[str, list[float]]) -> dict[str, Any]:
-    return {
-        "lora.layers": sorted(layers),
-        "lora.rank": _one_or_all([layers[name][0] for name in sorted(layers)]),
-        "lora.alpha": _one_or_all([layers[name][1] for name in sorted(layers)]),
-        "lora.base_dtype": lora.get("base_dtype"),
-        "lora.dora": lora.get("dora", False),
-    }
-
-
-def _one_or_all(values: list[float]) -> Any:
-    return values[0] if len(set(values)) == 1 else values
+def _lora_facts(lora: Recipe) -> dict[str, Any]:
+    facts = {f"lora.{name}": lora.get(name) for name in ("rank", "alpha", "base_dtype")}
+    return {"lora.layers": sorted(lora.get("layers", ())), **facts}

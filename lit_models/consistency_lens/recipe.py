@@ -15,7 +15,6 @@ from datamodules.activations.datamodule import ActivationDataModule
 from datamodules.activations.store import ActivationStore
 from datamodules.files.splitting import TRAIN
 from datamodules.tokenizers.text import TextTokenizer
-from lit_models.causal_lm.adapters import check_precision
 from lit_models.causal_lm.pretrained import check_recipe, learned_positions
 from lit_models.consistency_lens.lens import LensOptions
 from lit_models.consistency_lens.subject import SubjectOptions, subject_facts, subject_recipe
@@ -30,13 +29,9 @@ def recipe_of_run(options: SubjectOptions, lens: LensOptions, data: ActivationDa
 
     Raises:
         FileNotFoundError: the subject's folder is missing.
-        ValueError: the activations are not of this subject and layer, the documents or the
-            explanations do not fit it, or the trainer's precision does not fit an adapter.
+        ValueError: the activations are not of this subject and layer, or the documents or
+            the explanations do not fit it.
     """
-    if data.trainer is not None:
-        for part in (lens.verbalizer, lens.reconstructor):
-            lora = vars(part.lora) if part.lora else None
-            check_precision(lora, data.trainer.precision)
     store = data.store
     assert store is not None
     network = subject_recipe(options, store.tokenizer.vocab_size)

@@ -328,10 +328,10 @@ class BaseOptions:
                 "is_frozen, lora and unfreeze_at each say what of a network learns; give one of "
                 "them alone."
             )
-        if self.lora is not None and (self.lora.adapter or self.lora.base_dtype != "float32"):
+        if self.lora is not None and self.lora.base_dtype != "float32":
             raise ValueError(
-                "an adapter of a lens begins anew, on the weights that the subject has: leave "
-                "lora.adapter and lora.base_dtype out."
+                "an adapter of a lens is on the weights that the subject has: leave "
+                "lora.base_dtype out."
             )
 
 

@@ -15,7 +15,6 @@ from lit_models.blocks import layer_depths
 from lit_models.causal_lm.adapters import (
     LoraOptions,
     add_lora,
-    check_precision,
     is_of_adapter,
     lora_recipe,
     with_adapters,
@@ -175,7 +174,6 @@ class EncodedTextModule(ExactModule):
     def configure_model(self) -> None:
         if self.network is None and self.recipe is not None:
             self._build(is_trained=self.recipe.get("encoder") is not None)
-            check_precision(self.recipe["lora"], self.trainer.precision)
             if self.trainer.state.fn == "fit":
                 self.configure_model_from()
 

@@ -416,7 +416,7 @@ def _read_weights(folder: Path, config: dict[str, Any]) -> dict[str, Tensor]:
     if not config.get("is_whole", True):
         raise ValueError(
             f"{folder} holds an adapter alone, without the weights of its base; export the "
-            "checkpoint without --adapter, or train on with the adapter (model.lora.adapter)."
+            "checkpoint without --adapter."
         )
     path = folder / config.get("weights_file", WEIGHTS)
     if not path.is_file():

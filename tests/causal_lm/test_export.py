@@ -7,16 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from datamodules.tokenizers.text import TEXT_RECIPE_KEY, byte_tokenizer
-from lit_models.causal_lm.adapters import (
-    LoraOptions,
-    adapted_recipe,
-    add_lora,
-    load_adapter,
-    lora_recipe,
-)
+from lit_models.causal_lm.adapters import LoraOptions, add_lora, lora_recipe
 from lit_models.causal_lm.export import hugging_face_files, model_layout, restored_weights
 from lit_models.causal_lm.network import Decoder, DecoderConfig, RopeScaling
 from lit_models.causal_lm.pretrained import load_network, network_from_config, own_recipe
@@ -149,22 +144,24 @@ def test_unisono_json_says_where_the_folder_comes_from(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "own llama"])
-def test_an_adapter_alone_goes_on_where_it_was(kind, tmp_path):
+def test_an_adapter_alone_is_what_its_base_lacks(kind, tmp_path):
     network = checkpoint(tmp_path / "a.ckpt", kind)
     done = export_checkpoint(tmp_path / "a.ckpt", tmp_path / "lora", adapter=True)
-    assert done.reader == (
-        f'PEFT: PeftModel.from_pretrained(model, "{tmp_path}/lora"), or '
-        f"--model.lora.adapter={tmp_path}/lora"
-    )
+    assert done.reader == f'PEFT: PeftModel.from_pretrained(model, "{tmp_path}/lora")'
     base = network_from_config(NETWORKS[kind])
     base.load_state_dict(network.state_dict(), strict=False)
     if kind.startswith("own"):
         written(tmp_path / "base", *hugging_face_files(base.config, base.state_dict()))
         base = load_network(tmp_path / "base")
-    options = LoraOptions(TARGETS.get(kind, ["*"]), rank=2, alpha=6.0)
-    recipe = adapted_recipe(base, lora_recipe(base, options, "there/tiny"), tmp_path / "lora")
-    add_lora(base, recipe)
-    load_adapter(base, recipe, tmp_path / "lora")
+    config = json.loads((tmp_path / "lora" / "adapter_config.json").read_text())
+    assert config["fan_in_fan_out"] == (kind == "gpt2")
+    stored = load_file(tmp_path / "lora" / "adapter_model.safetensors")
+    scale = config["lora_alpha"] / config["r"]
+    for name in config["target_modules"]:  # as PEFT merges them
+        low, high = (stored.pop(f"base_model.model.{name}.lora_{x}.weight") for x in "AB")
+        change = scale * (high @ low)
+        base.model.get_submodule(name).weight.data += change.T if kind == "gpt2" else change
+    assert not stored
     ids = torch.arange(12)[None]
     torch.testing.assert_close(logits(base.eval(), ids), logits(network, ids))
     with pytest.raises(ValueError, match="holds an adapter alone, without the weights of its base"):

@@ -1,20 +1,29 @@
 """Low-rank adapters beside layers that stand still, and freezing by name."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from lit_models.causal_lm import module
 from lit_models.causal_lm.adapters import (
     LoraLinear,
     LoraOptions,
+    adapter_files,
     add_lora,
     freeze,
     lora_recipe,
     merged_weights,
     target_layers,
 )
+from lit_models.causal_lm.module import NetworkRequest, new_network
 from lit_models.causal_lm.network import Decoder, DecoderConfig
+from lit_models.causal_lm.pretrained import load_network, network_from_config, read_recipe
+from tests.causal_lm.folders import packed_logits, saved
 
 CONFIG = DecoderConfig(vocab_size=11, hidden_size=8, num_layers=2, num_heads=2, num_kv_heads=1)
 IDS = torch.tensor([[1, 2, 3, 4]])
@@ -34,6 +43,15 @@ def gpt2() -> nn.Module:
     return GPT2LMHeadModel(config).eval()
 
 
+def llama() -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = LlamaConfig(vocab_size=11, intermediate_size=16, num_key_value_heads=1, **sizes)
+    return LlamaForCausalLM(config).eval()
+
+
 def outputs(network: nn.Module) -> Tensor:
     if isinstance(network, Decoder):
         return network(IDS, torch.arange(4)[None], torch.zeros_like(IDS))
@@ -50,12 +68,36 @@ def trained(network: nn.Module) -> nn.Module:
     for name, parameter in network.named_parameters():
         if parameter.requires_grad:
             nn.init.normal_(parameter, std=0.2)
-            assert name.endswith(("lora_A", "lora_B", "lora_magnitude_vector"))
+            assert name.endswith(("lora_A", "lora_B"))
     return network
 
 
+def written(folder: Path, network: nn.Module, **options: object) -> Path:
+    """Write the adapters of a network in PEFT's layout."""
+    recipe = lora_recipe(network, LoraOptions(rank=2, alpha=6.0, **options))
+    add_lora(network, recipe)
+    names = {name: name for name in recipe["layers"]}
+    config, weights = adapter_files(network, recipe, trained(network).state_dict(), names)
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    save_file(weights, folder / "adapter_model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("make", "targets"),
+    [(gpt2, ["c_attn", "mlp.c_proj"]), (llama, ["[qv]_proj", "down_proj"])],
+)
+def test_peft_computes_the_same(make, targets, tmp_path):
+    peft = pytest.importorskip("peft", reason="extra: peft")
+    network = make()
+    written(tmp_path / "ours", network, targets=targets)
+    theirs = peft.PeftModel.from_pretrained(make(), str(tmp_path / "ours")).eval()
+    torch.testing.assert_close(outputs(theirs), outputs(network), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("kind", ["linear", "conv1d"])
-def test_a_base_of_any_kind_makes_what_torch_makes_and_keeps_no_input(kind):
+def test_a_base_of_any_kind_keeps_its_output_and_no_input(kind):
     from transformers.pytorch_utils import Conv1D
 
     base = nn.Linear(24, 16) if kind == "linear" else Conv1D(16, 24)
@@ -63,12 +105,13 @@ def test_a_base_of_any_kind_makes_what_torch_makes_and_keeps_no_input(kind):
     layer, kept = LoraLinear(base, rank=2, alpha=4.0, dropout=0.0), []
     x = torch.randn(70, 24, generator=torch.Generator().manual_seed(0)).requires_grad_()
     with saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        found = layer.base_product(x, layer.bias)
-    torch.testing.assert_close(found, base(x), rtol=1e-5, atol=1e-5)
-    assert [sorted(t.shape) for t in kept] == [[16, 24]]
-    (gradient,) = torch.autograd.grad(found.sum(), [x])
-    exact = layer.base_weight().sum(0).expand_as(x)
-    torch.testing.assert_close(gradient, exact, rtol=1e-5, atol=1e-5)
+        output = layer(x)
+    torch.testing.assert_close(output, base(x), rtol=1e-5, atol=1e-5)
+    of_inputs = [t for t in kept if tuple(t.shape) == (70, 24)]
+    assert len(of_inputs) == 1  # of the adapter alone
+    (gradient,) = torch.autograd.grad(output.sum(), [x])
+    (expected,) = torch.autograd.grad(base(x).sum(), [x])
+    torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("make", [decoder, gpt2])
@@ -84,7 +127,7 @@ def test_new_adapters_change_nothing_and_only_they_learn(make):
     layers = [m for m in adapted.modules() if isinstance(m, LoraLinear)]
     assert len(layers) == {decoder: 14, gpt2: 8}[make]
     for layer in layers:
-        bound = layer.in_features**-0.5  # of PEFT: Kaiming's with a = sqrt(5)
+        bound = layer.lora_A.shape[1] ** -0.5  # of PEFT: Kaiming's with a = sqrt(5)
         assert 0.5 * bound < layer.lora_A.abs().max() <= bound
         assert layer.lora_B.eq(0).all()
 
@@ -138,6 +181,28 @@ def test_a_base_in_bfloat16_has_adapters_in_float32():
     assert {t.dtype for t in merged.values()} == {torch.float32}
 
 
+@pytest.mark.parametrize(
+    ("kind", "stored"), [("GPT2", "float16"), ("Llama", "bfloat16"), ("Qwen2", "bfloat16")]
+)
+def test_a_base_in_bfloat16_is_that_of_the_way_by_float32(tmp_path, kind, stored, monkeypatch):
+    saved(tmp_path, kind).to(getattr(torch, stored)).save_pretrained(tmp_path)
+    lora = LoraOptions(["*"], 2, base_dtype="bfloat16")
+    request = NetworkRequest(DecoderConfig(), str(tmp_path), lora)
+    network = read_recipe(tmp_path)
+    found = []
+    for load in (load_network, lambda folder, dtype: load_network(folder)):
+        monkeypatch.setattr(module, "load_network", load)
+        with torch.device("meta"):
+            bare = network_from_config(network)
+        torch.manual_seed(1)
+        found.append(new_network(request, {"network": network, "lora": lora_recipe(bare, lora)}))
+    for (name, one), other in zip(found[0].named_parameters(), found[1].parameters(), strict=True):
+        assert one.dtype == other.dtype == (torch.float32 if "lora_" in name else torch.bfloat16)
+        assert torch.equal(one, other), name
+    logits = [packed_logits(each) for each in found]
+    assert all(torch.equal(*pair) for pair in zip(*logits, strict=True))
+
+
 def test_targets_are_ends_of_names_or_patterns_and_never_the_head():
     network = decoder()
     assert target_layers(network, ["q_proj", "1.feed_forward.*"]) == [
@@ -159,8 +224,8 @@ def test_targets_are_ends_of_names_or_patterns_and_never_the_head():
     ("options", "message"),
     [
         ({"targets": []}, "lora.targets names no layer"),
-        ({"rank": 0}, "lora.rank must be at least 1, got 0"),
-        ({"alpha": 0.0}, "lora.alpha must be above 0, got 0.0"),
+        ({"rank": 0}, "lora.rank must be at least 1 .* got 0 and 16.0"),
+        ({"alpha": 0.0}, "lora.alpha above 0, got 8 and 0.0"),
         ({"dropout": 1.0}, "lora.dropout must be 0 to below 1, got 1.0"),
     ],
 )

@@ -71,7 +71,6 @@ CHANGES = [
     ({"norm_eps": 0.1}, "network.norm_eps 1e-05 there and 0.1 here"),
     ({"rope_theta": 500.0}, "network.rope_theta 10000.0 there and 500.0 here"),
     ({"lora": LoraOptions(["q_proj"], 2, 64.0)}, "lora.alpha 16.0 there and 64.0 here"),
-    ({"lora": LoraOptions(["q_proj"], 2, 16.0, dora=True)}, "lora.dora False there and True here"),
 ]
 
 

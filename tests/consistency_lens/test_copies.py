@@ -116,7 +116,7 @@ def test_options_survive_a_checkpoint_and_older_ones_get_the_defaults() -> None:
         (lambda: BaseOptions(True, unfreeze_at=5), "each say what of a network learns; give one"),
         (
             lambda: BaseOptions(lora=LoraOptions(["q_proj"], base_dtype="bfloat16")),
-            "begins anew, .*: leave lora.adapter and lora.base_dtype out",
+            "on the weights that the subject has: leave lora.base_dtype out",
         ),
         (lambda: LensOptions(num_words=0), "lens.num_words must be at least 1, got 0"),
     ],

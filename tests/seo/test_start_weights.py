@@ -90,19 +90,6 @@ def test_adapters_begin_anew_but_are_never_left_behind(recipe) -> None:
         plain.adapted_weights(checkpoint_of(adapted))
 
 
-def test_lengths_of_dora_begin_as_those_of_the_weights_to_begin_with(recipe) -> None:
-    plain = scorer(recipe)
-    adapted = scorer(recipe, lora=LoraOptions(["qkv"], rank=2, dora=True))
-    for parameter in plain.parameters():
-        parameter.data *= 3
-    found = adapted.adapted_weights(checkpoint_of(plain))
-    lengths = {n: t for n, t in found.items() if n.endswith("lora_magnitude_vector")}
-    assert lengths
-    for name, length in lengths.items():
-        weight = found[name.replace("lora_magnitude_vector", "weight")]
-        torch.testing.assert_close(length, weight.norm(dim=1))
-
-
 def test_a_second_tower_begins_as_the_encoder() -> None:
     one, zero = torch.ones(2), torch.zeros(2)
     own = {"network.encoder.a": zero, "network.query_encoder.a": zero, "network.score": zero}
