@@ -55,7 +55,7 @@ from lit_models.training.faults import REPEATED_WITHIN_S, REQUEUE_SIGNALS, USR1,
 from lit_models.training.hyperparameters import StoredClasses
 from lit_models.training.ledger import Ledger, ledger_of
 from lit_models.training.lineage import stop_reason
-from lit_models.training.memory import Rehearsal, StateCheck, StrategyChoice, choose_strategy
+from lit_models.training.memory import Rehearsal, choose_strategy
 from lit_models.training.predictions import ErrorTable, PredictionWriter
 from lit_models.training.run import (
     WORDS,
@@ -260,15 +260,13 @@ class UnisonoCLI(LightningCLI):
         callbacks = list(callbacks) if isinstance(callbacks, list) else [callbacks]
         own: list[Callback] = [Topology(verdict.fallback, verdict.warnings)]
         own += [ProgressLine()] if given.enable_progress_bar is not False else []
-        # Before the rehearsal of the default ones: the size of the state, and the real dropout.
+        # Before the rehearsal of the default ones: the real dropout.
         first: list[Callback] = [ExactDropout()] if self.options.exact_dropout else []
         own += [BitwiseSum()] if self.options.exactness == "bitwise" else []
         chosen = self._chosen_strategy(verdict)
-        strategy = given.strategy if chosen is None else chosen.strategy
+        strategy = given.strategy if chosen is None else chosen
         if isinstance(strategy, str):
             kwargs["strategy"] = replicated(strategy) or strategy
-        if chosen is not None and chosen.unchecked_bytes is not None:
-            first.append(StateCheck(chosen.unchecked_bytes))
         missing = missing_kinds([*first, *self._default_callbacks(), *own], callbacks)
         if given.logger is not False:
             named = given.logger if isinstance(given.logger, list) else [given.logger]
@@ -305,17 +303,19 @@ class UnisonoCLI(LightningCLI):
             )
         return [c for c in default_callbacks() if not isinstance(c, left_out)]
 
-    def _chosen_strategy(self, verdict: rules.Verdict) -> StrategyChoice | None:
+    def _chosen_strategy(self, verdict: rules.Verdict) -> str | None:
         """Returns what `trainer.strategy: auto` becomes, and prints why; None where it stays."""
         config, is_training = self.options, self.subcommand == "fit"
         settings, precision = rules.settings_of(config), config.trainer.precision
         with usage_errors():
             chosen = choose_strategy(settings, verdict, self.model, is_training, precision)
             if chosen is not None and is_training and config.exactness == "bitwise":
-                bitwise.check_run(chosen.strategy, precision, verdict.world_size)
-        if chosen is not None and is_first_process():
-            say(chosen.line)
-        return chosen
+                bitwise.check_run(chosen[0], precision, verdict.world_size)
+        if chosen is None:
+            return None
+        if is_first_process():
+            say(chosen[1])
+        return chosen[0]
 
     def fit(self, **kwargs: Any) -> None:
         """Trains; with `test_after_fit` the best checkpoint is tested at the end."""

@@ -1,22 +1,20 @@
-"""Memory of a device: the micro-batch and the strategy that fit.
+"""What fits on a device: the strategy that `auto` takes, and the micro-batch that a trial finds.
 
 The state of a run is what lives from step to step: weights, gradients, two moments; 16 bytes a
-weight in float32. Activations come on top, and a rehearsal on the device measures them.
+weight in float32. Activations come on top, and a trial on the device measures them.
 """
 
 import gc
 import math
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import nn
 from torchmetrics import Metric
@@ -39,13 +37,9 @@ from lit_models.training.sharding import local_parts
 
 GIB = 2**30
 VALUES_PER_WEIGHT = 4  # itself, its gradient and the two moments of Adam
-# The state may fill so much of a device before sharding is worth its communication: the rest is
-# for activations, without which no sample can be trained.
-STATE_SHARE = 0.8
-# What a rehearsal may fill: blocks whose sizes differ from step to step leave gaps.
-USABLE_SHARE = 0.9
-# An expectation is no measurement: the next size is tried unless it clearly exceeds what is there.
-CLEARLY_TOO_MUCH = 1.05
+STATE_SHARE = 0.8  # of a device that the state may fill; the rest is for activations
+USABLE_SHARE = 0.9  # of what is free: blocks whose sizes differ from step to step leave gaps
+CLEARLY_TOO_MUCH = 1.05  # of an expected share; what is nearer to 1 is tried
 
 
 def state_bytes(module: nn.Module, precision: str | int | None = None) -> int:
@@ -64,121 +58,52 @@ def state_bytes(module: nn.Module, precision: str | int | None = None) -> int:
     )
 
 
-@dataclass(frozen=True)
-class StrategyChoice:
-    """A strategy by its name, and the line that says why.
-
-    Attributes:
-        unchecked_bytes: memory of a device that the state is still to be compared with, since its
-            size was not known; `None` where it was.
-    """
-
-    strategy: str
-    line: str
-    unchecked_bytes: int | None = None
-
-
 def choose_strategy(
     settings: Settings,
     verdict: Verdict,
     module: LightningModule,
     is_training: bool = True,
     precision: str | int | None = None,
-) -> StrategyChoice | None:
-    """Return what `trainer.strategy: auto` becomes; `None` where it stays what was given.
+) -> tuple[str, str] | None:
+    """Return what `trainer.strategy: auto` becomes and a line that says why; `None` where it stays.
 
-    On several GPUs it is ddp where the state fits on each, else fsdp. Evaluation, in which fsdp
-    has all weights whole too, and CPU processes, which share one memory, take ddp.
+    Several devices take ddp; GPUs that train take fsdp where the state does not fit on each.
+    A network that is built later, when the data is read, takes ddp.
 
     Args:
-        settings: what was asked for.
+        settings: the values of the command line.
         verdict: the devices.
-        module: perhaps not built yet; it is then compared before the first step.
+        module: perhaps not built yet.
         is_training: false in validate, test and predict.
         precision: as the Trainer takes it.
 
     Raises:
         ValueError: the state fits under no strategy.
     """
-    is_open = settings.strategy == "auto" and verdict.accelerator in ("cpu", "gpu", "cuda")
-    count = verdict.world_size
-    if not is_open or count == 1:
+    count, is_cpu = verdict.world_size, verdict.accelerator == "cpu"
+    if settings.strategy != "auto" or verdict.accelerator not in ("cpu", "gpu", "cuda"):
         return None
-    if not is_training:
-        return StrategyChoice("ddp", f"strategy ddp: each of {count} devices evaluates all weights")
-    if verdict.accelerator == "cpu":
-        return StrategyChoice("ddp", f"strategy ddp: {count} processes on CPUs")
+    if count == 1:
+        return None
+    state = 0 if is_cpu or not is_training else state_bytes(module, precision)
+    if state == 0:
+        what = "processes on CPUs" if is_cpu else "devices, each with all weights"
+        return "ddp", f"strategy ddp: {count} {what}"
     indices = verdict.devices if isinstance(verdict.devices, list) else range(verdict.num_devices)
     memory = min(torch.cuda.get_device_properties(i).total_memory for i in indices)
-    state = state_bytes(module, precision)
-    there = f"of the {memory / GIB:.1f} GiB of each of {count} devices"
-    if state == 0:
-        line = "strategy ddp: the weights, known once the data is read, are then held against 80 %"
-        return StrategyChoice("ddp", f"{line} {there}", unchecked_bytes=memory)
-    what = f"weights, gradients and moments take {state / GIB:.2f} GiB {there}"
+    what = (
+        f"weights, gradients and moments take {state / GIB:.2f} GiB of the {memory / GIB:.1f} GiB "
+        f"of each of {count} devices"
+    )
     if state <= STATE_SHARE * memory:
-        return StrategyChoice("ddp", f"strategy ddp: {what}")
+        return "ddp", f"strategy ddp: {what}"
     if state <= STATE_SHARE * memory * count:
-        return StrategyChoice("fsdp", f"strategy fsdp: {what}, and are divided among them")
+        return "fsdp", f"strategy fsdp: {what}, and are divided among them"
     raise ValueError(
         f"trainer.strategy=auto: {what}, and do not fit even divided by fsdp. Use "
         f"{math.ceil(state / STATE_SHARE / memory)} devices, --trainer.precision=bf16-true, or "
         "devices with more memory."
     )
-
-
-class StateCheck(Callback):
-    """Refuses ddp before the first step where the state cannot fit, and names what would.
-
-    Args:
-        memory_bytes: of each device.
-    """
-
-    def __init__(self, memory_bytes: int) -> None:
-        self.memory_bytes = memory_bytes
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        state = state_bytes(pl_module)
-        if state <= STATE_SHARE * self.memory_bytes:
-            return
-        message = (
-            f"weights, gradients and moments take {state / GIB:.2f} GiB on each device under ddp, "
-            f"{self.memory_bytes / GIB:.2f} GiB are there, and activations come on top; "
-            f"--trainer.strategy=fsdp takes {state / trainer.world_size / GIB:.2f} GiB"
-        )
-        if state > self.memory_bytes:
-            raise ValueError(f"{message}. Use it, or more memory.")
-        rank_zero_warn(f"{message}.")
-
-
-def most_resident_bytes() -> int | None:
-    """Return the most host memory that this process has held, its libraries included; `None`
-    where the system does not say."""
-    # Linux tells it of this program alone; what `getrusage` says is at least what the process
-    # that started it had held. It is asked where the kernel does not tell, as that of gVisor.
-    status = Path("/proc/self/status")
-    lines = status.read_text("utf-8").splitlines() if status.is_file() else []
-    for line in lines:
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    if sys.platform == "win32":
-        return None
-    import resource  # POSIX alone has it
-
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-class Meter(Protocol):
-    """Measures the peak of one stretch of work."""
-
-    capacity_bytes: int
-
-    def start(self) -> None:
-        """Begin a stretch."""
-
-    def peak_bytes(self) -> int:
-        """Return the most that was in use since `start`."""
 
 
 class DeviceMeter:
@@ -195,29 +120,31 @@ class DeviceMeter:
         self.capacity_bytes = int(USABLE_SHARE * (free + torch.cuda.memory_reserved(device)))
 
     def start(self) -> None:
+        """Begin a stretch of work."""
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def peak_bytes(self) -> int:
+        """Return the most that was in use since `start`."""
         return torch.cuda.max_memory_allocated(self.device)
 
 
 class Rehearsal(Callback):
     """Tries the longest and the widest batch of the run before its first step, then forgets it.
 
-    It answers `data.micro_batch_size: auto` on a GPU; elsewhere `auto` is the whole share of a
-    device. Sizes grow from 1 until the next one would not fit, so that no trial goes far beyond
-    what is there. All ranks try the same batches, and the one with least room decides.
+    It answers `data.micro_batch_size: auto` on a GPU; elsewhere, and where a module optimizes by
+    itself, `auto` is the whole share of a device. Sizes grow from 1 until the next one would not
+    fit: under fsdp, where a pass is a collective, a device that runs out of memory leaves the
+    others waiting. All ranks try the same batches, and the one with least room decides.
 
     Args:
         meter: measures memory; `None` takes the device's.
     """
 
-    def __init__(self, meter: Meter | None = None) -> None:
+    def __init__(self, meter: DeviceMeter | None = None) -> None:
         self.meter = meter
         self.checkpoint: dict[str, Any] | None = None  # that the run goes on from
-        self.loads: dict[int, float] = {}  # micro-batch -> share of the memory, the largest
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -234,94 +161,86 @@ class Rehearsal(Callback):
         if not isinstance(data, PlannedDataModule) or not data.seeks_micro_batch:
             return
         meter = self.meter or (DeviceMeter(device) if device.type == "cuda" else None)
-        if meter is None:
-            return
-        if not pl_module.automatic_optimization:
-            rank_zero_warn(
-                f"micro_batch_size is auto, but {type(pl_module).__name__} optimizes by itself and "
-                "cannot be rehearsed: each device takes its whole share; give a number if that is "
-                "too much."
-            )
+        if meter is None or not pl_module.automatic_optimization:
             return
         sizes = smaller_shares(data.num_replicas, data.global_batch_size)
         if not getattr(pl_module, "may_accumulate", True):
             sizes = sizes[-1:]
-        self.loads = {}
-        found = self._largest(trainer, pl_module, sizes, meter)
+        with untouched(trainer, pl_module):
+            size, load = largest_that_fits(
+                sizes, lambda size: load_of(trainer, pl_module, size, meter)
+            )
         meter.start()  # gives back what the trials took
         if "torch._dynamo" in sys.modules:
             # Code that has met several sizes leaves the size open, and is slower for it.
             torch.compiler.reset()
-        capacity_gib = meter.capacity_bytes / GIB
-        if found is None:
-            raise RuntimeError(self._too_large(data, capacity_gib, sizes[0]))
-        data.take_micro_batch(Rehearsed(found, self.loads[found] * capacity_gib, capacity_gib))
+        gib = meter.capacity_bytes / GIB
+        if load > 1:
+            took = "ran out" if math.isinf(load) else f"took {load * gib:.2f} GiB"
+            lengths = data.datasets["train"].lengths
+            raise RuntimeError(
+                f"a micro-batch of {size} does not fit: the longest sample, {lengths.argmax()} of "
+                f"the training split with {lengths.max()} positions, {took} of the {gib:.2f} GiB "
+                "of a device. Lower max_length, use --trainer.precision=bf16-mixed or "
+                "--trainer.strategy=fsdp, with its activation_checkpointing where that is not "
+                "enough."
+            )
+        data.take_micro_batch(Rehearsed(size, load * gib, gib))
         if checkpoint is not None and hasattr(pl_module, "settle_progress"):
             pl_module.settle_progress(checkpoint)  # it was rescaled to the accumulation before
 
-    def _largest(
-        self, trainer: Trainer, module: LightningModule, sizes: list[int], meter: Meter
-    ) -> int | None:
-        """Return the largest size that fits, and leave the module as it was: no optimizer takes a
-        step, and buffers, metrics, the step's record and random states are put back."""
-        trained = [p for p in module.parameters() if p.requires_grad]
-        buffers = local_parts(module.buffers())
-        copies = [buffer.detach().clone() for buffer in buffers]
-        record = getattr(module, "step_record", None)
-        # What the optimizer will hold, where it holds nothing yet.
-        has_moments = any(optimizer.state for optimizer in trainer.optimizers)
-        like = [] if has_moments else [*local_parts(trained)] * 2
-        moments = [torch.empty_like(part.detach()) for part in like]
-        module.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
-        try:
-            with isolate_rng(), torch.enable_grad():
-                return largest_that_fits(
-                    sizes, lambda size: self._load(trainer, module, size, meter)
-                )
-        finally:
-            del module.log, moments
-            module.zero_grad(set_to_none=True)
-            if record is not None:
-                module.step_record = record
-            for metric in module.modules():
-                if isinstance(metric, Metric):
-                    metric.reset()  # as `setup` left it
-            for buffer, saved in zip(buffers, copies, strict=True):
-                buffer.detach().copy_(saved)
 
-    def _load(self, trainer: Trainer, module: LightningModule, size: int, meter: Meter) -> float:
-        """Return the largest share of memory over ranks; infinite where it ran out."""
-        data = trainer.datamodule
-        whole = math.ceil(data.global_batch_size / data.num_replicas)
-        meter.start()
-        try:
-            for batch in heaviest_batches(data, size):
-                _try_batch(trainer, module, batch, is_accumulated=size < whole)
-            load = meter.peak_bytes() / meter.capacity_bytes
-        except torch.OutOfMemoryError:
-            load = math.inf  # outside of this block nothing holds the tensors of the forward pass
-            module.zero_grad(set_to_none=True)
-        name = getattr(trainer.strategy, "strategy_name", "")
-        if math.isinf(load) and is_distributed() and name == "fsdp":
-            # A pass is a collective there: a rank that left one cannot join the next.
-            way = f"Give --data.micro_batch_size={max(self.loads, default=1)}, or free the memory "
-            raise RuntimeError(
-                f"this device ran out of memory while a micro-batch of {size} was rehearsed under "
-                f"fsdp, where the others wait for it. {way}that others take of the device."
-            )
-        self.loads[size] = largest_over_ranks(load, trainer.strategy.root_device)
-        return self.loads[size]
+@contextmanager
+def untouched(trainer: Trainer, module: LightningModule) -> Iterator[None]:
+    """Leave a module as it was: gradients, buffers, metrics, the step's record, random states; with
+    room taken for the moments that the optimizers have not made yet."""
+    trained = [p for p in module.parameters() if p.requires_grad]
+    buffers = local_parts(module.buffers())
+    copies = [buffer.detach().clone() for buffer in buffers]
+    record = getattr(module, "step_record", None)
+    has_moments = any(optimizer.state for optimizer in trainer.optimizers)
+    like = [] if has_moments else [*local_parts(trained)] * 2
+    moments = [torch.empty_like(part.detach()) for part in like]
+    module.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
+    try:
+        with isolate_rng(), torch.enable_grad():
+            yield
+    finally:
+        del module.log, moments
+        module.zero_grad(set_to_none=True)
+        if record is not None:
+            module.step_record = record
+        for metric in module.modules():
+            if isinstance(metric, Metric):
+                metric.reset()  # as `setup` left it
+        for buffer, saved in zip(buffers, copies, strict=True):
+            buffer.detach().copy_(saved)
 
-    def _too_large(self, data: PlannedDataModule, capacity_gib: float, size: int) -> str:
-        lengths, load = data.datasets["train"].lengths, self.loads[size]
-        longest = int(lengths.argmax())
-        took = "ran out" if math.isinf(load) else f"took {load * capacity_gib:.2f} GiB"
-        return (
-            f"a micro-batch of {size} does not fit: the longest sample, {longest} of the training "
-            f"split with {int(lengths[longest])} positions, {took} of the {capacity_gib:.2f} GiB "
-            "of a device. Lower max_length, use --trainer.precision=bf16-mixed or "
-            "--trainer.strategy=fsdp, with its activation_checkpointing where that is not enough."
+
+def load_of(trainer: Trainer, module: LightningModule, size: int, meter: DeviceMeter) -> float:
+    """Return the largest share of memory over ranks that a micro-batch takes; infinite where it
+    ran out."""
+    data = trainer.datamodule
+    whole = math.ceil(data.global_batch_size / data.num_replicas)
+    meter.start()
+    try:
+        for batch in heaviest_batches(data, size):
+            _try_batch(trainer, module, batch, is_accumulated=size < whole)
+        load = meter.peak_bytes() / meter.capacity_bytes
+    except torch.OutOfMemoryError:
+        load = math.inf  # outside of this block nothing holds the tensors of the forward pass
+        module.zero_grad(set_to_none=True)
+    if not is_distributed():
+        return load
+    if math.isinf(load) and getattr(trainer.strategy, "strategy_name", "") == "fsdp":
+        raise RuntimeError(
+            f"this device ran out of memory while a micro-batch of {size} was tried under fsdp, "
+            "where the others wait for it. Give a smaller --data.micro_batch_size, or free the "
+            "memory that others take of the device."
         )
+    largest = torch.tensor(load, dtype=torch.float64, device=trainer.strategy.root_device)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return float(largest)
 
 
 def _try_batch(trainer: Trainer, module: LightningModule, batch: Any, is_accumulated: bool) -> None:
@@ -358,8 +277,8 @@ def _try_batch(trainer: Trainer, module: LightningModule, batch: Any, is_accumul
         callback.on_train_batch_end(trainer, module, output, batch, 0)
 
 
-def largest_that_fits(sizes: list[int], load: Callable[[int], float]) -> int | None:
-    """Return the largest size whose load is at most 1, or `None`.
+def largest_that_fits(sizes: list[int], load: Callable[[int], float]) -> tuple[int, float]:
+    """Return the largest size whose load is at most 1, and its load; the smallest where none fits.
 
     Memory grows in a straight line with the rows of a batch: the last two loads say what the next
     size would take, and one that clearly exceeds is not tried.
@@ -368,26 +287,17 @@ def largest_that_fits(sizes: list[int], load: Callable[[int], float]) -> int | N
         sizes: ascending.
         load: size -> share of the memory; called once per size at most.
     """
-    loads: dict[int, float] = {}
+    loads: list[tuple[int, float]] = []
     for size in sizes:
         if len(loads) > 1:
-            (size_1, load_1), (size_2, load_2) = list(loads.items())[-2:]
+            (size_1, load_1), (size_2, load_2) = loads[-2:]
             growth = max(0.0, load_2 - load_1) / (size_2 - size_1)
             if load_2 + growth * (size - size_2) > CLEARLY_TOO_MUCH:
                 break
-        loads[size] = load(size)
-        if loads[size] > 1:
+        loads.append((size, load(size)))
+        if loads[-1][1] > 1:
             break
-    return max((size for size, share in loads.items() if share <= 1), default=None)
-
-
-def largest_over_ranks(value: float, device: torch.device) -> float:
-    """Return the largest of all ranks' values; one small collective."""
-    if not is_distributed():
-        return value
-    largest = torch.tensor(value, dtype=torch.float64, device=device)
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    return float(largest)
+    return max(((size, share) for size, share in loads if share <= 1), default=loads[0])
 
 
 def heaviest_batches(data: PlannedDataModule, micro_batch_size: int) -> list[dict[str, Any]]:
@@ -423,16 +333,15 @@ def heaviest_ids(
     Returns:
         one or two arrays of ids, each from the longest sample to shorter ones.
     """
+    lengths = lengths.astype(np.int64)
     rows = -(-np.diff(plan.offsets) // num_chunks)  # [steps]
     if request.global_batch_tokens is None:
-        return [np.argsort(-lengths.astype(np.int64), kind="stable")[: int(rows.max())]]
-    widths = np.maximum.reduceat(lengths[plan.order], plan.offsets[:-1]).astype(np.int64)
+        return [np.argsort(-lengths, kind="stable")[: int(rows.max())]]
+    widths = np.maximum.reduceat(lengths[plan.order], plan.offsets[:-1])
     positions = rows * widths
-    longest = int(np.lexsort((positions, widths))[-1])
-    widest = int(np.lexsort((widths, positions))[-1])
+    steps = {int(np.lexsort(keys)[-1]) for keys in ((positions, widths), (widths, positions))}
     chosen = []
-    for step in dict.fromkeys((longest, widest)):
+    for step in sorted(steps):
         ids = plan.step_ids(step)
-        order = np.argsort(-lengths[ids].astype(np.int64), kind="stable")
-        chosen.append(ids[order][: int(rows[step])])
+        chosen.append(ids[np.argsort(-lengths[ids], kind="stable")][: int(rows[step])])
     return chosen

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import errno
 import hashlib
+import io
 import json
 import os
 import platform
@@ -18,9 +19,8 @@ import shlex
 import socket
 import sys
 import time
-from argparse import Namespace
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -41,15 +41,13 @@ from rich.table import Table
 
 from datamodules.core.checkpoint_recipe import checkpoint_to_load
 from lit_models.training.checkpoints import newest_checkpoint
-from lit_models.training.ledger import Ledger
-from lit_models.training.memory import most_resident_bytes
+from lit_models.training.ledger import ledger_of
 from lit_models.training.strategies import strategy_name
 
 HANDED_DOWN = "UNISONO_RUN"
 LEDGER = "ledger.jsonl"
 LOCK, LOCK_JOB = ".lock", ".lock-job"  # process id and host; job id and restarts, under SLURM
 WORDS = ("last", "best", "hpc", "registry")  # what Lightning knows instead of a path
-CLAIM_TIMEOUT_S = 120.0
 _held: dict[Path, tuple[SoftFileLock, list[Path]]] = {}  # by this process; folders that it made
 
 
@@ -59,7 +57,7 @@ class Run:
 
     Attributes:
         folder: the run folder.
-        ckpt_path: a checkpoint, or None for a fresh start.
+        ckpt_path: a checkpoint, or `None` for a fresh start.
         notice: one line for the user, or "".
     """
 
@@ -75,13 +73,13 @@ def decide(
     newest: Callable[[Path], Path | None],
     is_asked: bool = False,
 ) -> Run:
-    """Returns the run that a command line means; reads the disk, writes nothing.
+    """Return the run that a command line means; reads the disk, writes nothing.
 
     Args:
         verb: fit, validate, test or predict.
         root: trainer.default_root_dir, such as runs/demo.
-        ckpt_path: a path, a word that Lightning knows, "auto" or None.
-        newest: returns the newest sound checkpoint of a run folder, or None.
+        ckpt_path: a path, a word that Lightning knows, "auto" or `None`.
+        newest: returns the newest sound checkpoint of a run folder, or `None`.
         is_asked: the command line names the root itself, no file does; an evaluation writes there,
             wherever its checkpoint lies.
 
@@ -92,8 +90,9 @@ def decide(
     there = next((p for p in (root, *root.parents) if p.exists()), None)
     if there is not None and not there.is_dir():
         raise ValueError(f"trainer.default_root_dir {root}: {there} is a file; name a folder.")
+    is_fit = verb == "fit"
     if ckpt_path == "auto":
-        return _from_newest(verb, root, newest)
+        return _from_newest(is_fit, root, newest)
     if ckpt_path is not None and ckpt_path not in WORDS:
         path = Path(ckpt_path)
         if not path.exists():
@@ -101,26 +100,28 @@ def decide(
                 f"--ckpt_path {ckpt_path}: there is no such checkpoint. --ckpt_path auto takes the "
                 f"newest of {root}, if there is one."
             )
-        home = run_of(path)
-        if verb != "fit" and is_asked and not _is_of(path, home, root):
-            return Run(str(root), ckpt_path)
-        if verb != "fit" and home is not None and not os.access(home, os.W_OK):
+        home = next((folder for folder in path.parents[:3] if holds_run(folder)), None)
+        is_own = home is not None and home.resolve() in [p.resolve() for p in siblings(root)]
+        is_inside = root.resolve() in path.resolve().parents
+        if home is None or (is_fit and not is_own):
+            pass  # a run of its own
+        elif is_fit or not is_asked or is_inside or is_own:
+            if is_fit or os.access(home, os.W_OK):
+                return Run(str(home), ckpt_path)
             return Run(str(root), ckpt_path, f"{home} is read-only: this one writes to {root}")
-        if home is not None and (verb != "fit" or home.resolve() in _resolved(siblings(root))):
-            return Run(str(home), ckpt_path)
-    if verb != "fit":
+    if not is_fit:
         return Run(str(root), ckpt_path)
     folder, notice = free_folder(root)
     return Run(str(folder), ckpt_path, notice)
 
 
-def _from_newest(verb: str, root: Path, newest: Callable[[Path], Path | None]) -> Run:
+def _from_newest(is_fit: bool, root: Path, newest: Callable[[Path], Path | None]) -> Run:
     for folder in reversed(siblings(root)):
-        found = newest(folder)
-        if found is not None:
-            does = "resumes from" if verb == "fit" else "uses"
-            return Run(str(folder), str(found), f"--ckpt_path auto {does} {found}")
-    if verb != "fit":
+        checkpoint = newest(folder)
+        if checkpoint is not None:
+            does = "resumes from" if is_fit else "uses"
+            return Run(str(folder), str(checkpoint), f"--ckpt_path auto {does} {checkpoint}")
+    if not is_fit:
         raise FileNotFoundError(
             f"--ckpt_path auto: no sound checkpoint in {root} or a later run of that name. Train "
             "first with `unisono fit`, or name a file: --ckpt_path runs/NAME/checkpoints/last.ckpt"
@@ -135,49 +136,44 @@ def _from_newest(verb: str, root: Path, newest: Callable[[Path], Path | None]) -
 
 
 def siblings(root: Path) -> list[Path]:
-    """Returns the run folders <name>, <name>-2, <name>-3 … that exist, oldest first."""
+    """Return the run folders <name>, <name>-2, <name>-3 … that exist, oldest first."""
     pattern = re.compile(re.escape(root.name) + r"-(\d+)")
     numbered = [(1, root)] if root.is_dir() else []
-    if root.parent.is_dir():
-        for path in root.parent.iterdir():
-            match = pattern.fullmatch(path.name)
-            if match and int(match[1]) > 1 and path.is_dir():
-                numbered.append((int(match[1]), path))
+    for path in root.parent.iterdir() if root.parent.is_dir() else ():
+        match = pattern.fullmatch(path.name)
+        if match and int(match[1]) > 1 and path.is_dir():
+            numbered.append((int(match[1]), path))
     return [path for _, path in sorted(numbered)]
 
 
 def holds_run(folder: Path) -> bool:
-    """Returns whether a run has begun in a folder; one of plain Lightning keeps no ledger."""
+    """Return whether a run has begun in a folder; one of plain Lightning keeps no ledger."""
     return (folder / LEDGER).exists() or any((folder / "checkpoints").glob("*.ckpt"))
 
 
 def free_folder(root: Path) -> tuple[Path, str]:
-    """Returns the first of <name>, <name>-2, … that holds no run, and what to tell the user."""
+    """Return the first of <name>, <name>-2, … that holds no run, and what to tell the user."""
     folder, number = root, 1
     while holds_run(folder):
         number += 1
         folder = root.with_name(f"{root.name}-{number}")
-    if number == 1:
-        return root, ""
-    return folder, f"{root} holds a run already: this one writes to {folder}"
+    is_first = number == 1
+    return folder, "" if is_first else f"{root} holds a run already: this one writes to {folder}"
 
 
 def check_writable(folder: Path) -> None:
-    """Raises PermissionError unless files can be made in a run folder that may not exist yet."""
+    """Raise PermissionError unless files can be made in a run folder that may not exist yet."""
     there = next(p for p in (folder, *folder.absolute().parents) if p.exists())
     if not os.access(there, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
 
 
 def locked(choose: Callable[[], Run], environ: Mapping[str, str] = os.environ) -> Run:
-    """Returns the run that is chosen, whose folder no other process writes until `release`.
+    """Return the run that is chosen, whose folder no other process writes until `release`.
 
     The lock of a process of this host that is gone is taken over, and that of an earlier start of
-    the same SLURM job.
-
-    Args:
-        choose: decides; called again under the lock for a new run, as another may have begun.
-        environ: of this process.
+    the same SLURM job. `choose` is called again under the lock of a new run, as another may have
+    begun.
 
     Raises:
         OSError: this user may not write there.
@@ -218,7 +214,7 @@ def _lock(folder: Path, environ: Mapping[str, str]) -> None:
 
 
 def release(folder: Path) -> None:
-    """Gives a run folder free, if this process holds it; one that it made for nothing goes."""
+    """Give a run folder free, if this process holds it; one that it made for nothing goes."""
     if folder not in _held:
         return
     lock, made = _held.pop(folder)
@@ -233,31 +229,13 @@ def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
-def run_of(checkpoint: Path) -> Path | None:
-    """Returns the run folder that a checkpoint lies in, or None."""
-    for folder in checkpoint.parents[:3]:
-        if holds_run(folder):
-            return folder
-    return None
-
-
-def _is_of(checkpoint: Path, home: Path | None, root: Path) -> bool:
-    """Whether a checkpoint lies in the root, or in a later run of that name."""
-    is_inside = root.resolve() in checkpoint.resolve().parents
-    return is_inside or (home is not None and home.resolve() in _resolved(siblings(root)))
-
-
-def _resolved(paths: list[Path]) -> set[Path]:
-    return {path.resolve() for path in paths}
-
-
 def settle(
     choose: Callable[[], Run], environ: dict[str, str] | os._Environ[str], claims: Path
 ) -> Run:
-    """Returns the same run on every rank; `choose` runs in one process only.
+    """Return the same run on every rank; `choose` runs in one process only.
 
     Args:
-        choose: decides; called by the launching process or by the first rank.
+        choose: called by the launching process or by the first rank.
         environ: the environment; children started later inherit the choice through it.
         claims: a folder that all ranks see.
     """
@@ -266,15 +244,16 @@ def settle(
     claim = claim_path(environ, claims)
     if claim is None:
         run = choose()
+    elif int(environ.get("RANK") or environ.get("SLURM_PROCID") or environ["NODE_RANK"]) == 0:
+        run = _write_claim(claim, choose)
     else:
-        rank = int(environ.get("RANK") or environ.get("SLURM_PROCID") or environ["NODE_RANK"])
-        run = write_claim(claim, choose) if rank == 0 else wait_for_claim(claim)
+        run = wait_for_claim(claim)
     environ[HANDED_DOWN] = json.dumps(asdict(run))
     return run
 
 
 def claim_path(environ: Mapping[str, str], claims: Path) -> Path | None:
-    """Returns the claim file of one srun, torchrun or several-node launch, None for others."""
+    """Return the claim file of one srun, torchrun or several-node launch, `None` for others."""
     names: tuple[str, ...]
     parent = ""
     if "TORCHELASTIC_RUN_ID" in environ and int(environ.get("WORLD_SIZE") or 1) > 1:
@@ -291,8 +270,8 @@ def claim_path(environ: Mapping[str, str], claims: Path) -> Path | None:
     return claims / f".launch-{hashlib.sha256(launch.encode()).hexdigest()[:16]}.json"
 
 
-def write_claim(claim: Path, choose: Callable[[], Run]) -> Run:
-    """Decides and publishes the choice, or the error, in one atomic step."""
+def _write_claim(claim: Path, choose: Callable[[], Run]) -> Run:
+    """Decide and publish the choice, or the error, in one atomic step."""
     claim.parent.mkdir(parents=True, exist_ok=True)
     try:
         run = choose()
@@ -301,28 +280,23 @@ def write_claim(claim: Path, choose: Callable[[], Run]) -> Run:
         content = {"error": str(error)}
         raise
     finally:
-        temporary = claim.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps({**content, "time_s": time.time()}), encoding="utf-8")
-        temporary.replace(claim)
+        write_whole(claim, json.dumps({**content, "time_s": time.time()}))
     return run
 
 
-def wait_for_claim(claim: Path, timeout_s: float = CLAIM_TIMEOUT_S) -> Run:
-    """Returns the first rank's choice.
-
-    A claim that is older than ten minutes belongs to an earlier launch with the same name.
+def wait_for_claim(claim: Path, timeout_s: float = 120.0) -> Run:
+    """Return the first rank's choice; a claim older than ten minutes is of an earlier launch.
 
     Raises:
         RuntimeError: the first rank failed, or did not answer in time.
     """
     begin = time.time()
     while time.time() - begin < timeout_s:
-        if claim.exists():
-            content = json.loads(claim.read_text(encoding="utf-8"))
-            if content["time_s"] > begin - 600:
-                if "error" in content:
-                    raise RuntimeError(f"the first rank could not start: {content['error']}")
-                return Run(**content["run"])
+        content = json.loads(_text(claim) or '{"time_s": 0}')
+        if content["time_s"] > begin - 600:
+            if "error" in content:
+                raise RuntimeError(f"the first rank could not start: {content['error']}")
+            return Run(**content["run"])
         time.sleep(0.1)
     raise RuntimeError(
         f"the first rank did not choose a run folder within {timeout_s:.0f} s ({claim}). Do all "
@@ -330,12 +304,19 @@ def wait_for_claim(claim: Path, timeout_s: float = CLAIM_TIMEOUT_S) -> Run:
     )
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Write a file in one atomic step."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text, encoding="utf-8", newline="")
+    temporary.replace(path)
+
+
 def withdraw(environ: dict[str, str] | os._Environ[str], claims: Path, is_over: bool) -> None:
-    """Forgets the choice and gives its folder free: the next command in this process decides anew.
+    """Forget the choice and give its folder free: the next command in this process decides anew.
 
     Args:
-        environ: the environment that `settle` wrote to.
-        claims: the folder given to `settle`.
+        environ, claims: those that `settle` was given.
         is_over: the run ended well, so no rank can still be waiting for the claim.
     """
     environ.pop(HANDED_DOWN, None)
@@ -395,7 +376,7 @@ class RunFolder(Callback):
 
 
 def status(trainer: Trainer) -> dict[str, Any]:
-    """Returns what a trainer runs on, and how much memory it took so far.
+    """Return what a trainer runs on, and how much memory it took so far.
 
     Every rank calls it, in a callback or after a fit: it is a collective where there is a process
     group. After `ddp_spawn` the calling process has none, and knows of itself alone.
@@ -407,34 +388,48 @@ def status(trainer: Trainer) -> dict[str, Any]:
         plain values: strategy, process_group_backend's `backend`, `rendezvous`, `world_size`,
         `tensor_parallel_size`, `num_nodes`, `host_rank_device` and `memory` of each rank in the
         order of ranks, `plan` (the batches), `exactness`, `learning_rates`, `precision`,
-        `versions`.
+        `versions`. Memory: the most bytes that the process has held in the host's memory, by
+        tensors on a GPU, and by torch's allocator there (`None` on a CPU).
     """
-    here = f"{socket.gethostname()}:{trainer.global_rank}:{trainer.strategy.root_device}"
-    ranks: list[Any] = [(here, memory(trainer.strategy.root_device))]
+    device, strategy = trainer.strategy.root_device, trainer.strategy
+    is_gpu = device.type == "cuda"
+    memory = {
+        "resident_bytes": most_resident_bytes(),
+        "allocated_bytes": torch.cuda.max_memory_allocated(device) if is_gpu else None,
+        "reserved_bytes": torch.cuda.max_memory_reserved(device) if is_gpu else None,
+    }
+    mine = (f"{socket.gethostname()}:{trainer.global_rank}:{device}", memory)
+    ranks: list[Any] = [mine]
     backend = rendezvous = None
     if dist.is_available() and dist.is_initialized():
-        mine, ranks = ranks[0], [None] * dist.get_world_size()
+        ranks = [None] * dist.get_world_size()
         dist.all_gather_object(ranks, mine)
         backend = dist.get_backend()
         rendezvous = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     exactness: dict[str, Any] = {"level": "gradient", "exact_dropout": False}
     for callback in trainer.callbacks:
         exactness |= getattr(callback, "exactness_facts", {})
-    rates = [group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups]
+    data = getattr(trainer, "datamodule", None)
+    has_plan = "train" in getattr(data, "datasets", {})
     return {
-        "strategy": strategy_name(trainer.strategy),
+        "strategy": strategy_name(strategy),
         "backend": backend,
         "rendezvous": rendezvous,
         "world_size": trainer.world_size,
-        "tensor_parallel_size": getattr(trainer.strategy, "tensor_parallel_size", 1),
+        "tensor_parallel_size": getattr(strategy, "tensor_parallel_size", 1),
         "num_nodes": trainer.num_nodes,
         "host_rank_device": [place for place, _ in ranks],
         "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "memory": [used for _, used in ranks],
         "precision": str(trainer.precision),
-        "learning_rates": rates,
+        "learning_rates": [g["lr"] for o in trainer.optimizers for g in o.param_groups],
         "lr_scale": float(getattr(trainer.lightning_module, "lr_scale", 1.0)),
-        "plan": plan_facts(trainer),
+        "plan": asdict(data.plan_facts)  # type: ignore[union-attr]
+        if has_plan
+        else {
+            "accumulate_grad_batches": trainer.accumulate_grad_batches,
+            "batches_per_epoch": str(trainer.num_training_batches),
+        },
         "exactness": exactness,
         "versions": {
             "python": platform.python_version(),
@@ -444,31 +439,20 @@ def status(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def memory(device: torch.device) -> dict[str, int | None]:
-    """Returns the most bytes that this process has held: in the host's memory, by tensors on a
-    GPU, and by torch's allocator there (None on a CPU)."""
-    on_gpu = device.type == "cuda"
-    return {
-        "resident_bytes": most_resident_bytes(),
-        "allocated_bytes": torch.cuda.max_memory_allocated(device) if on_gpu else None,
-        "reserved_bytes": torch.cuda.max_memory_reserved(device) if on_gpu else None,
-    }
+def most_resident_bytes() -> int | None:
+    """Return the most host memory that this process has held, its libraries included; `None`
+    where the system does not say."""
+    # Linux tells it of this program alone; what `getrusage` says is at least what the process
+    # that started it had held.
+    for line in _text(Path("/proc/self/status")).splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    if sys.platform == "win32":
+        return None
+    import resource  # POSIX alone has it
 
-
-def plan_facts(trainer: Trainer) -> dict[str, Any]:
-    """Returns the plan's figures, or what a plain datamodule lets one know."""
-    data = getattr(trainer, "datamodule", None)
-    has_plan = "train" in getattr(data, "datasets", {"train": None})
-    facts = getattr(data, "plan_facts", None) if has_plan else None
-    if facts is None:
-        return {
-            "accumulate_grad_batches": trainer.accumulate_grad_batches,
-            "batches_per_epoch": str(trainer.num_training_batches),
-        }
-    return asdict(facts) if is_dataclass(facts) and not isinstance(facts, type) else dict(facts)
-
-
-PACKAGES = ("datamodules", "lit_models")
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def command_line() -> str:
@@ -482,7 +466,9 @@ def code_facts() -> dict[str, str]:
     """Return the version of the package, and a digest of its source files' names and bytes."""
     root = Path(__file__).resolve().parents[2]
     digest = hashlib.sha256()
-    for path in sorted(p for package in PACKAGES for p in (root / package).rglob("*.py")):
+    for path in sorted(
+        p for name in ("datamodules", "lit_models") for p in (root / name).rglob("*.py")
+    ):
         digest.update(f"{path.relative_to(root).as_posix()}\n".encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     try:
@@ -506,22 +492,18 @@ class Topology(Callback):
         self.facts: dict[str, Any] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        watching = [c for c in trainer.checkpoint_callbacks if getattr(c, "monitor", None)]
+        monitor = {"name": watching[0].monitor, "mode": watching[0].mode} if watching else None
+        parameters = list(pl_module.parameters())
         self.facts = {
             **status(trainer),
             "fallback": self.fallback,
             "warnings": self.warnings,
             "command": command_line(),
             "code": code_facts(),
-            "monitor": next(
-                (
-                    {"name": callback.monitor, "mode": callback.mode}
-                    for callback in trainer.checkpoint_callbacks
-                    if getattr(callback, "monitor", None)
-                ),
-                None,
-            ),
-            "num_parameters": sum(p.numel() for p in pl_module.parameters()),
-            "num_trained": sum(p.numel() for p in pl_module.parameters() if p.requires_grad),
+            "monitor": monitor,
+            "num_parameters": sum(p.numel() for p in parameters),
+            "num_trained": sum(p.numel() for p in parameters if p.requires_grad),
             "is_over": False,
         }
         self._write(trainer)
@@ -534,75 +516,60 @@ class Topology(Callback):
         self._write(trainer)
 
     def _write(self, trainer: Trainer) -> None:
-        if not trainer.is_global_zero:
-            return
-        folder = Path(trainer.default_root_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary = folder / "topology.json.tmp"
-        temporary.write_text(json.dumps(self.facts, indent=1) + "\n", encoding="utf-8")
-        os.replace(temporary, folder / "topology.json")
+        if trainer.is_global_zero:
+            path = Path(trainer.default_root_dir) / "topology.json"
+            write_whole(path, json.dumps(self.facts, indent=1) + "\n")
 
 
 def print_banner(facts: dict[str, Any], folder: str) -> None:
-    """Prints the devices and then the plan, a line each."""
-    table = Table.grid(padding=(0, 2))
-    world = facts["world_size"]
-    places = ", ".join(facts["host_rank_device"][:4]) + (" …" if world > 4 else "")
-    backend = f", {facts['backend']}" if facts["backend"] else ""
-    table.add_row("run", folder)
+    """Print the devices and then the plan, a line each."""
+    world, plan, exactness = facts["world_size"], facts["plan"], facts["exactness"]
     size = facts.get("tensor_parallel_size", 1)
-    split = f", tensor parallel {size}" if size > 1 else ""
-    table.add_row("devices", f"{world} ({facts['strategy']}{split}{backend}, {facts['precision']})")
-    table.add_row("host:rank:device", places)
-    for name, label in (("rendezvous",) * 2, ("visible_devices", "visible GPUs")):
-        if facts.get(name):
-            table.add_row(label, facts[name])
+    kind = [facts["strategy"], f"tensor parallel {size}" if size > 1 else "", facts["backend"]]
+    kind.append(facts["precision"])
+    lines = [
+        ("run", folder),
+        ("devices", f"{world} ({', '.join(filter(None, kind))})"),
+        ("host:rank:device", ", ".join(facts["host_rank_device"][:4]) + " …" * (world > 4)),
+        ("rendezvous", facts.get("rendezvous")),
+        ("visible GPUs", facts.get("visible_devices")),
+    ]
     if "num_parameters" in facts:
-        trained = facts["num_trained"]
-        learn = "all of them learn" if trained == facts["num_parameters"] else f"{trained:,} learn"
-        table.add_row("parameters", f"{facts['num_parameters']:,}, {learn}")
-    for label, text in _plan_lines(facts["plan"], "devices" if size == 1 else "tensor groups"):
-        table.add_row(label, text)
-    exactness = facts["exactness"]
+        number, trained = facts["num_parameters"], facts["num_trained"]
+        learn = "all of them learn" if trained == number else f"{trained:,} learn"
+        lines.append(("parameters", f"{number:,}, {learn}"))
+    if "global_batch_size" not in plan:
+        lines.append(("accumulation", str(plan["accumulate_grad_batches"])))
+    else:
+        trial, measured = plan.get("rehearsal"), ""
+        if trial is not None:
+            measured = f" (auto, {trial['peak_gib']:.2f}/{trial['memory_gib']:.2f} GiB)"
+        replicas = f"{plan['num_replicas']} {'devices' if size == 1 else 'tensor groups'}"
+        parts = f"{plan['micro_batch_size']} x {plan['accumulate_grad_batches']} accumulated"
+        batch = f"{plan['global_batch_size']} = {replicas} x {parts}{measured}"
+        steps, samples = f"{plan['steps_per_epoch']:,}", f"{plan['samples_per_epoch']:,}"
+        if plan["steps_per_epoch"] < plan["planned_steps"]:  # limits of the run
+            steps = f"{steps} of {plan['planned_steps']:,}"
+            samples = f"{samples} of {plan['num_samples']:,}"
+        rest = f"{plan['padding_share']:.1%} padding, plan {plan['plan_digest'][:12]}"
+        lines += [("global batch", batch), ("epoch", f"{steps} steps, {samples} samples, {rest}")]
     if exactness["level"] == "bitwise":
         text = (
             f"bitwise: {exactness['num_chunks']} chunks a step, {exactness['num_threads']} "
             f"thread(s), {exactness['gradient_copies']} x the gradients"
         )
-        table.add_row("exactness", text)
+        lines.append(("exactness", text))
     if exactness["exact_dropout"]:
-        table.add_row("dropout", "keyed by seed, epoch and sample")
-    rates = sorted(set(facts["learning_rates"]), reverse=True)
-    shown = ", ".join(f"{rate:.3g}" for rate in rates[:3])
-    table.add_row("learning rate", f"{shown} at this step, scaled by {facts['lr_scale']:g}")
-    if facts["fallback"]:
-        table.add_row("fallback", facts["fallback"])
+        lines.append(("dropout", "keyed by seed, epoch and sample"))
+    rates = sorted(set(facts["learning_rates"]), reverse=True)[:3]
+    shown = ", ".join(f"{rate:.3g}" for rate in rates)
+    lines.append(("learning rate", f"{shown} at this step, scaled by {facts['lr_scale']:g}"))
+    lines.append(("fallback", facts["fallback"]))
+    table = Table.grid(padding=(0, 2))
+    for label, value in lines:
+        if value:
+            table.add_row(label, value)
     Console(stderr=False, highlight=False).print(table)
-
-
-def _plan_lines(plan: dict[str, Any], replicas: str) -> list[tuple[str, str]]:
-    """Returns label and text of each line on the batches; replicas have samples of their own."""
-    if "global_batch_size" not in plan:
-        return [("accumulation", str(plan["accumulate_grad_batches"]))]
-    found, measured = plan.get("rehearsal"), ""
-    if found is not None:
-        measured = f" (auto, {found['peak_gib']:.2f}/{found['memory_gib']:.2f} GiB)"
-    batch = (
-        f"{plan['global_batch_size']} = {plan['num_replicas']} {replicas} x "
-        f"{plan['micro_batch_size']} x {plan['accumulate_grad_batches']} accumulated"
-        f"{measured}"
-    )
-    epoch = f"{counts(plan)}, {plan['padding_share']:.1%} padding, plan {plan['plan_digest'][:12]}"
-    return [("global batch", batch), ("epoch", epoch)]
-
-
-def counts(plan: dict[str, Any]) -> str:
-    """Return "8 of 129 steps, 1,024 of 16,499 samples", the limits of a run counted in."""
-    steps, samples = f"{plan['steps_per_epoch']:,}", f"{plan['samples_per_epoch']:,}"
-    if plan["steps_per_epoch"] < plan["planned_steps"]:
-        steps = f"{steps} of {plan['planned_steps']:,}"
-        samples = f"{samples} of {plan['num_samples']:,}"
-    return f"{steps} steps, {samples} samples"
 
 
 class RunConfig(SaveConfigCallback):
@@ -619,15 +586,14 @@ class RunConfig(SaveConfigCallback):
         if self.already_saved or not trainer.is_global_zero:
             return
         folder = Path(trainer.default_root_dir)
-        folder.mkdir(parents=True, exist_ok=True)
         text = self.parser.dump(self.config, skip_none=False)
         verb = trainer.state.fn.value if trainer.state.fn else "fit"
         stem = "config" if verb == "fit" else f"config-{verb}"
-        version, path = 1, folder / f"{stem}.yaml"
+        number, path = 1, folder / f"{stem}.yaml"
         while path.exists() and path.read_text(encoding="utf-8") != text:
-            version += 1
-            path = folder / f"{stem}-{version}.yaml"
-        path.write_text(text, encoding="utf-8")
+            number += 1
+            path = folder / f"{stem}-{number}.yaml"
+        write_whole(path, text)
         self.already_saved = True
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -645,39 +611,27 @@ class AppendingCSVLogger(Logger):
         resumed_step: steps that the checkpoint holds; rows from there on run again, and go.
     """
 
+    name = version = ""
+
     def __init__(self, folder: str, resumed_step: int | None = None) -> None:
         super().__init__()
-        self.folder = Path(folder)
+        self.path = Path(folder) / "metrics.csv"
         self.resumed_step = resumed_step
         self._columns: list[str] | None = None
 
-    @property
-    def name(self) -> str:
-        return self.folder.name
-
-    @property
-    def version(self) -> str:
-        return ""
-
-    @property
-    def save_dir(self) -> str:
-        return str(self.folder)
-
-    @property
-    def path(self) -> Path:
-        """The file."""
-        return self.folder / "metrics.csv"
-
     @rank_zero_only
-    def log_hyperparams(self, params: dict[str, Any] | Namespace, *_: Any, **__: Any) -> None:
+    def log_hyperparams(self, *_: Any, **__: Any) -> None:
         """Does nothing: config.yaml holds them."""
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Appends one row; a new metric becomes a new column."""
+        """Append one row; a new metric becomes a new column."""
         row: dict[str, Any] = {"step": "" if step is None else step, **metrics}
         if self._columns is None:
-            self._columns = self._reopen()
+            # Written anew in any case: a kill may have cut the last row short.
+            rows = [r for r in self._read() if not self._runs_again(r)]
+            self._columns = list(rows[0]) if rows else ["step", "epoch"]
+            self._rewrite(rows)
         new = sorted(set(row) - set(self._columns))
         if new:
             self._columns += new
@@ -685,25 +639,15 @@ class AppendingCSVLogger(Logger):
         with self.path.open("a", newline="", encoding="utf-8") as file:
             csv.DictWriter(file, self._columns, restval="").writerow(row)
 
-    def _reopen(self) -> list[str]:
-        """Returns the columns of the file as an earlier run left it, replayed rows removed."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        rows = self._read()
-        self._columns = list(rows[0]) if rows else ["step", "epoch"]
-        # Written anew in any case: a kill may have cut the last row short.
-        self._rewrite([r for r in rows if self.resumed_step is None or not self._runs_again(r)])
-        return self._columns
-
     def _runs_again(self, row: dict[str, str]) -> bool:
-        """Returns whether the resumed run will write this row once more.
+        """Whether the resumed run will write this row once more.
 
         Ledger and Throughput number steps from 1, Lightning the rows of an evaluation from 0.
         """
-        assert self.resumed_step is not None
-        if not row["step"].isdigit() or int(row["step"]) < self.resumed_step:
+        if self.resumed_step is None or not row["step"].isdigit():
             return False
         is_of_done_step = row.get("train/loss") or row.get("throughput/seconds")
-        return int(row["step"]) > self.resumed_step or not is_of_done_step
+        return int(row["step"]) >= self.resumed_step + bool(is_of_done_step)
 
     def _read(self) -> list[dict[str, str]]:
         if not self.path.exists():
@@ -722,17 +666,15 @@ class AppendingCSVLogger(Logger):
             ) from error
 
     def _rewrite(self, rows: list[dict[str, str]]) -> None:
-        assert self._columns is not None
-        temporary = self.path.with_suffix(".csv.tmp")
-        with temporary.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, self._columns, restval="")
-            writer.writeheader()
-            writer.writerows(rows)
-        os.replace(temporary, self.path)
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self._columns or [], restval="")
+        writer.writeheader()
+        writer.writerows(rows)
+        write_whole(self.path, text.getvalue())
 
 
 def default_loggers(folder: str, resumed_step: int | None = None) -> list[Logger]:
-    """Returns the loggers of a run folder: metrics.csv and tensorboard/.
+    """Return the loggers of a run folder: metrics.csv and tensorboard/.
 
     Args:
         folder: the run folder.
@@ -749,26 +691,17 @@ class ProgressLine(ProgressBar):
     A metric is read only when a line is written, so that a GPU is not made to wait each step.
 
     Args:
-        interval_s: seconds between lines where the output is no terminal.
-        terminal_interval_s: seconds between updates of the line on a terminal.
-        stream: where to write; standard output where None.
+        interval_s: seconds between lines where the output is no terminal, whose line is replaced
+            twice a second.
+        stream: where to write; standard output where `None`.
     """
 
-    def __init__(
-        self,
-        interval_s: float = 10.0,
-        terminal_interval_s: float = 0.5,
-        stream: TextIO | None = None,
-    ) -> None:
+    def __init__(self, interval_s: float = 10.0, stream: TextIO | None = None) -> None:
         super().__init__()
-        self.interval_s = interval_s
-        self.terminal_interval_s = terminal_interval_s
-        self._stream = stream
+        self.interval_s, self._stream = interval_s, stream
         self._is_enabled = True
         self._begin = self._last = 0.0
-        self._first_step = 0
-        self._batches = 0
-        self._width = 0
+        self._first_step = self._batches = self._width = 0
         self._validated = ""
 
     def disable(self) -> None:
@@ -783,10 +716,10 @@ class ProgressLine(ProgressBar):
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if self._is_due():
-            self._write(self.train_line(trainer))
+            self._write(self._train_line(trainer))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._write(self.train_line(trainer), is_last=True)
+        self._write(self._train_line(trainer), is_last=True)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._batches = 0
@@ -801,52 +734,53 @@ class ProgressLine(ProgressBar):
     on_test_start = on_predict_start = on_validation_start
 
     def on_validation_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        self._evaluated("validation", sum_of(trainer.num_val_batches))
+        self._evaluated("validation", trainer.num_val_batches)
 
     def on_test_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        self._evaluated("test", sum_of(trainer.num_test_batches))
+        self._evaluated("test", trainer.num_test_batches)
 
     def on_predict_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        self._evaluated("predict", sum_of(trainer.num_predict_batches))
+        self._evaluated("predict", trainer.num_predict_batches)
 
-    def train_line(self, trainer: Trainer) -> str:
-        """Returns the line as it is now."""
-        step, total = trainer.global_step, total_steps(trainer)
+    def _train_line(self, trainer: Trainer) -> str:
+        step, total = trainer.global_step, trainer.estimated_stepping_batches
         seconds = max(time.monotonic() - self._begin, 1e-9)
         done = step - self._first_step
         epochs = f"/{trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
-        steps = f"/{total}" if total else ""
         # Not `current_epoch`, which Lightning counts up before training has ended.
         epoch = max(1, trainer.fit_loop.epoch_progress.current.started)
-        parts = [f"epoch {epoch}{epochs}", f"step {step}{steps}"]
-        loss = latest_loss(trainer)
+        has_end = 0 < total < float("inf")
+        parts = [f"epoch {epoch}{epochs}", f"step {step}{f'/{total:.0f}' if has_end else ''}"]
+        ledger = ledger_of(trainer)
+        logged = ledger.latest if ledger is not None else {}
+        loss = logged.get("loss", trainer.callback_metrics.get("train/loss"))
         if loss is not None:
             parts.append(f"loss {float(loss):.4g}")
         if self._validated:
             parts.append(self._validated)
         if done > 0:
-            parts.append(f"{done * rows_per_step(trainer) / seconds:,.0f} rows/s")
-        if done > 0 and total:
+            batching = getattr(getattr(trainer, "datamodule", None), "batching", None)
+            rows = getattr(batching, "global_batch_size", 1)
+            parts.append(f"{done * rows / seconds:,.0f} rows/s")
+        if done > 0 and has_end:
             left = timedelta(seconds=round((total - step) * seconds / done))
             took = timedelta(seconds=round(seconds))
             parts.append(f"{left} left" if step < total else f"took {took}")
         return "  ".join(parts)
 
-    def _evaluated(self, what: str, total: float) -> None:
+    def _evaluated(self, what: str, batches: Any) -> None:
         self._batches += 1
         if self._is_due():
+            total = float(sum(batches)) if isinstance(batches, list) else batches
             self._write(f"{what} batch {self._batches}/{total:.0f}")
 
     def _is_due(self) -> bool:
-        if not self._is_enabled:
-            return False
-        interval = self.terminal_interval_s if self._out.isatty() else self.interval_s
-        return time.monotonic() - self._last >= interval
+        interval_s = 0.5 if self._out.isatty() else self.interval_s
+        return self._is_enabled and time.monotonic() - self._last >= interval_s
 
     @property
     def _out(self) -> TextIO:
-        # Not kept: a spawned process inherits this object, but not the stream.
-        return self._stream or sys.stdout
+        return self._stream or sys.stdout  # a spawned process does not inherit the stream
 
     def _write(self, line: str, is_last: bool = False) -> None:
         if not self._is_enabled:
@@ -862,33 +796,3 @@ class ProgressLine(ProgressBar):
     def print(self, *args: Any, **kwargs: Any) -> None:
         if self._is_enabled:
             print(*args, file=self._out, **kwargs)
-
-
-def sum_of(batches: Any) -> float:
-    """Returns the batches of all dataloaders together."""
-    return float(sum(batches)) if isinstance(batches, list) else float(batches)
-
-
-def latest_loss(trainer: Trainer) -> float | None:
-    """Returns the loss of the whole last step, from the ledger, or what the module logged."""
-    ledger = next((c for c in trainer.callbacks if isinstance(c, Ledger)), None)
-    if ledger is not None and ledger.latest:
-        return float(ledger.latest["loss"])
-    logged = trainer.callback_metrics.get("train/loss")
-    return None if logged is None else float(logged)
-
-
-def rows_per_step(trainer: Trainer) -> int:
-    """Returns the rows that one optimizer step learns from, over all devices; 1 if unknown."""
-    batching = getattr(getattr(trainer, "datamodule", None), "batching", None)
-    return int(getattr(batching, "global_batch_size", 1))
-
-
-def total_steps(trainer: Trainer) -> int | None:
-    """Returns the optimizer steps of the whole run, or None where it has no known end."""
-    limits = [trainer.max_steps] if (trainer.max_steps or -1) > 0 else []
-    batches = trainer.num_training_batches
-    if (trainer.max_epochs or -1) > 0 and batches != float("inf"):
-        steps = -(-int(batches) // trainer.accumulate_grad_batches)
-        limits.append(steps * int(trainer.max_epochs or 0))
-    return min(limits) if limits else None

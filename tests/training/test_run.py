@@ -37,7 +37,6 @@ from lit_models.training.run import (
     print_banner,
     release,
     settle,
-    total_steps,
     wait_for_claim,
     withdraw,
 )
@@ -415,9 +414,7 @@ def trainer(**values: Any) -> Any:
             epoch_progress=SimpleNamespace(current=SimpleNamespace(started=1))
         ),
         "max_epochs": 3,
-        "max_steps": -1,
-        "num_training_batches": 200,
-        "accumulate_grad_batches": 2,
+        "estimated_stepping_batches": 300,
         "callback_metrics": {"train/loss": 2.3125},
         "callbacks": [],
         "datamodule": SimpleNamespace(batching=SimpleNamespace(global_batch_size=64)),
@@ -433,13 +430,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def test_the_line_has_loss_rows_per_second_and_time_left(clock: SimpleNamespace) -> None:
-    line = ProgressLine(stream=io.StringIO())
+    stream = io.StringIO()
+    line = ProgressLine(stream=stream)
     line.on_train_start(trainer(global_step=20), None)
     clock.seconds += 10
+    line.on_train_end(trainer(), None)
     # 20 steps of 64 rows in 10 s; 300 steps in all, 260 are left at 2 a second
-    assert line.train_line(trainer()) == (
-        "epoch 1/3  step 40/300  loss 2.312  128 rows/s  0:02:10 left"
-    )
+    shown = "epoch 1/3  step 40/300  loss 2.312  128 rows/s  0:02:10 left\n"
+    assert stream.getvalue() == shown
 
 
 def test_a_log_gets_a_line_per_interval_and_a_last_one(clock: SimpleNamespace) -> None:
@@ -475,13 +473,6 @@ def test_a_rank_that_does_not_speak_writes_nothing(clock: SimpleNamespace) -> No
     line.on_train_batch_end(trainer(), None, None, None, 0)
     line.on_train_end(trainer(), None)
     assert stream.getvalue() == ""
-
-
-def test_the_end_of_a_run_is_its_first_limit() -> None:
-    assert total_steps(trainer()) == 300
-    assert total_steps(trainer(max_steps=50)) == 50
-    assert total_steps(trainer(num_training_batches=3, max_epochs=1)) == 2
-    assert total_steps(trainer(max_epochs=-1)) is None
 
 
 def test_the_banner_names_devices_and_plan(capsys: pytest.CaptureFixture[str]) -> None:
