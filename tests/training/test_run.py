@@ -37,6 +37,7 @@ from lit_models.training.run import (
     print_banner,
     release,
     settle,
+    total_steps,
     wait_for_claim,
     withdraw,
 )
@@ -414,7 +415,9 @@ def trainer(**values: Any) -> Any:
             epoch_progress=SimpleNamespace(current=SimpleNamespace(started=1))
         ),
         "max_epochs": 3,
-        "estimated_stepping_batches": 300,
+        "max_steps": -1,
+        "num_training_batches": 200,
+        "accumulate_grad_batches": 2,
         "callback_metrics": {"train/loss": 2.3125},
         "callbacks": [],
         "datamodule": SimpleNamespace(batching=SimpleNamespace(global_batch_size=64)),
@@ -473,6 +476,13 @@ def test_a_rank_that_does_not_speak_writes_nothing(clock: SimpleNamespace) -> No
     line.on_train_batch_end(trainer(), None, None, None, 0)
     line.on_train_end(trainer(), None)
     assert stream.getvalue() == ""
+
+
+def test_the_end_of_a_run_is_its_first_limit() -> None:
+    assert total_steps(trainer()) == 300
+    assert total_steps(trainer(max_steps=50)) == 50
+    assert total_steps(trainer(num_training_batches=3, max_epochs=1)) == 2
+    assert total_steps(trainer(max_epochs=-1)) is None
 
 
 def test_the_banner_names_devices_and_plan(capsys: pytest.CaptureFixture[str]) -> None:
