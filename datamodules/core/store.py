@@ -15,15 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from platformdirs import user_cache_path
 
 CACHE_VARIABLE = "UNISONO_CACHE"
 CHECKSUMS = "checksums.json"
 
 
 def cache_root() -> Path:
-    """Return the folder of all caches: $UNISONO_CACHE, else ~/.cache/unisono."""
+    """Return the folder of all caches: $UNISONO_CACHE, else the system's place for this user's,
+    such as ~/.cache/unisono."""
     named = os.environ.get(CACHE_VARIABLE)
-    return Path(named).expanduser() if named else Path.home() / ".cache" / "unisono"
+    return Path(named).expanduser() if named else user_cache_path("unisono", appauthor=False)
 
 
 def own_folder(name: str) -> Path:
