@@ -2,10 +2,11 @@
 
 import json
 import math
+import os
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from datamodules.core.plan import count_targets
-from lit_models.training.lineage import chained, plan_hash
+from lit_models.training.lineage import chained, json_lines, plan_hash
 from lit_models.training.metrics import LossSum
 from lit_models.training.optim import budgeted_steps, gradients
 from lit_models.training.sharding import total_norm
@@ -128,41 +129,22 @@ class StepRecord:
         return vector
 
 
-def without_samples(vector: Tensor) -> Tensor:
-    """Return the flags of a `StepRecord.vector` alone, for a rank whose samples another tells."""
-    vector[_NUM_FLAGS:] = 0
-    return vector
-
-
-class StepSummary(NamedTuple):
-    """One optimizer step over all ranks."""
-
-    is_finite: bool
-    stop: bool
-    save: bool
-    digest: str
-    num_samples: int
-    loss: float
-    terms: dict[str, tuple[float, float]]
-
-
-def read_vector(values: list[float], term_names: tuple[str, ...]) -> StepSummary:
-    """Return what the numbers of a vector say that was summed over ranks."""
+def read_vector(values: list[float], term_names: tuple[str, ...]) -> dict[str, Any]:
+    """Return what the numbers of a vector say that was summed over ranks: `is_finite`, `stop` and
+    `save`, `digest`, `samples`, `loss`, and `terms` as name -> total and count."""
     flags, limbs = values[:_NUM_FLAGS], values[_NUM_FLAGS : _NUM_FLAGS + _NUM_LIMBS]
-    rest = values[_NUM_FLAGS + _NUM_LIMBS :]
+    samples, loss, *pairs = values[_NUM_FLAGS + _NUM_LIMBS :]
     # Each rank added several micro-batches: limbs have carried, and are put together with carry.
     digest = sum(int(limb) << (_LIMB_BITS * i) for i, limb in enumerate(limbs)) & _DIGEST_MASK
-    pairs = rest[2:]
-    terms = {n: (pairs[2 * i], pairs[2 * i + 1]) for i, n in enumerate(term_names)}
-    return StepSummary(
-        is_finite=flags[0] == 0,
-        stop=flags[1] > 0,
-        save=flags[2] > 0,
-        digest=f"{digest:016x}",
-        num_samples=int(rest[0]),
-        loss=rest[1],
-        terms=terms,
-    )
+    return {
+        "is_finite": flags[0] == 0,
+        "stop": flags[1] > 0,
+        "save": flags[2] > 0,
+        "digest": f"{digest:016x}",
+        "samples": int(samples),
+        "loss": loss,
+        "terms": {n: (pairs[2 * i], pairs[2 * i + 1]) for i, n in enumerate(term_names)},
+    }
 
 
 class HostCopy:
@@ -209,20 +191,8 @@ def complete_lines(path: Path) -> list[dict[str, Any]]:
     """
     if not path.exists():
         return []
-    content = path.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    if len(whole) < len(content):
-        with open(path, "r+b") as file:
-            file.truncate(len(whole))
-    rows = []
-    for number, line in enumerate(whole.splitlines(), 1):
-        try:
-            rows.append(json.loads(line))
-        except (ValueError, RecursionError) as error:
-            raise ValueError(
-                f"{path}, line {number} is damaged ({error}); only the run writes it. Copy it "
-                "again from where it was whole, or choose another run folder."
-            ) from error
+    rows, size = json_lines(path)
+    os.truncate(path, size)
     return rows
 
 
@@ -298,7 +268,7 @@ class Ledger(Callback):
         norm = record.grad_norm
         vector = record.vector(self.wants_stop, self.wants_save, self.steps_done)
         if not tells_samples(trainer):
-            vector = without_samples(vector)
+            vector[_NUM_FLAGS:] = 0
         self.wants_save = False
         self._finish(trainer)
         work = dist.all_reduce(vector, async_op=True) if is_distributed() else None
@@ -362,19 +332,19 @@ class Ledger(Callback):
         copy, facts, term_names = self._pending
         self._pending = None
         numbers, norm = copy.read()
-        summary = read_vector(numbers, term_names)
+        step = read_vector(numbers, term_names)
         self.latest = {
             **facts,
-            "digest": summary.digest,
-            "samples": summary.num_samples,
-            "targets": {name: count for name, (_, count) in summary.terms.items()},
-            "loss": summary.loss,
-            "terms": {name: total / max(1.0, n) for name, (total, n) in summary.terms.items()},
+            "digest": step["digest"],
+            "samples": step["samples"],
+            "targets": {name: count for name, (_, count) in step["terms"].items()},
+            "loss": step["loss"],
+            "terms": {name: total / max(1.0, n) for name, (total, n) in step["terms"].items()},
             "grad_norm": norm,
-            "is_finite": summary.is_finite,
+            "is_finite": step["is_finite"],
         }
-        self.save_now = summary.save
-        if summary.stop:  # at this step, with a checkpoint and without a validation before it
+        self.save_now = step["save"]
+        if step["stop"]:  # at this step, with a checkpoint and without a validation before it
             self.is_stopping = self.save_now = trainer.should_stop = True
             trainer.fit_loop.epoch_loop._skip_next_val = True
         if self._file is not None:

@@ -86,11 +86,6 @@ class Proof:
         """Return all findings but those that an epoch is not whole yet."""
         return [finding.text for finding in self.findings if finding.status != Status.CUT]
 
-    @property
-    def finished_epochs(self) -> int:
-        """Return the number of epochs whose every step is in the weights."""
-        return sum(use.num_steps == use.planned_steps for use in self.epochs)
-
     def epoch_lines(self) -> list[tuple[str, str]]:
         """Return (epochs, "N of M samples, each once") with equal neighbours in one line."""
         lines = []
@@ -129,6 +124,31 @@ def plan_hash(request: dict[str, Any], repeats_first_epoch: bool, lengths: np.nd
     return digest.hexdigest()[:16]
 
 
+def json_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Return the JSON objects of the whole lines of a file, and their bytes; a kill tears the last.
+
+    Raises:
+        ValueError: a whole line that is no JSON object.
+    """
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    rows = []
+    for number, line in enumerate(whole.splitlines(), 1):
+        try:
+            rows.append({**json.loads(line)})
+        except (ValueError, TypeError, RecursionError) as error:
+            raise damaged(path, number, error) from error
+    return rows, len(whole)
+
+
+def damaged(path: Path, line: int, reason: object) -> ValueError:
+    """Return the error for a line that the run cannot have written so."""
+    return ValueError(
+        f"{path}, line {line} is damaged ({str(reason)[:60]}); only the run writes it: copy it "
+        "again from where it was whole, or choose another run folder."
+    )
+
+
 def read_ledger(path: Path) -> tuple[list[dict[str, Any]], bool]:
     """Return the whole lines of a ledger, and whether a torn last line was passed over.
 
@@ -140,21 +160,12 @@ def read_ledger(path: Path) -> tuple[list[dict[str, Any]], bool]:
         raise FileNotFoundError(
             f"{path.parent} holds no {path.name}; name a run folder, such as runs/demo."
         )
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    is_torn = lines[-1] != ""
-    rows = []
-    for number, line in enumerate(lines[:-1], 1):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise _damaged(path, number, line, str(error)) from error
-        row = row if isinstance(row, dict) else {}
-        types = _TYPES[_kind(row)]
-        wrong = [name for name, type_ in types.items() if type(row.get(name)) is not type_]
-        if wrong:
-            raise _damaged(path, number, line, f"no {types[wrong[0]].__name__} {wrong[0]}")
-        rows.append(row)
-    return rows, is_torn
+    rows, size = json_lines(path)
+    for number, row in enumerate(rows, 1):
+        for name, kind in _TYPES[_kind(row)].items():
+            if type(row.get(name)) is not kind:
+                raise damaged(path, number, f"no {kind.__name__} {name}")
+    return rows, size < path.stat().st_size
 
 
 _TYPES: dict[str, dict[str, type]] = {  # what a line of each kind must have
@@ -173,15 +184,8 @@ def _kind(row: dict[str, Any]) -> str:
     return "start" if "resumed_from_step" in row else "step"
 
 
-def _damaged(path: Path, number: int, line: str, reason: str) -> ValueError:
-    return ValueError(
-        f'{path}, line {number} is damaged ({reason[:60]}): "{line[:30]}". Only the run '
-        "writes its ledger; copy it again from where it was whole."
-    )
-
-
 def plan_of(run: Path) -> dict[str, Any]:
-    """Return what the plan of a run was made from.
+    """Return what the plan of a run was made from: `request`, `digest`, `repeats_first_epoch`.
 
     Raises:
         FileNotFoundError: it has none.
@@ -195,7 +199,8 @@ def plan_of(run: Path) -> dict[str, Any]:
         )
     try:
         plan = json.loads(path.read_text(encoding="utf-8"))
-        plan["request"]["global_batch_size"]
+        PlanRequest(**plan["request"])
+        plan["digest"], plan["repeats_first_epoch"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(
             f"{path} is damaged ({error}); only the run writes it: copy it again from where it "
@@ -237,7 +242,7 @@ def left_out(rows: list[dict[str, Any]]) -> dict[int, str]:
 
 
 def stop_reason(run: Path) -> str | None:
-    """Return the signal that ended the newest attempt of a run, none where it ended by itself."""
+    """Return the signal that ended the newest attempt of a run, `None` where it ended by itself."""
     path = run / "ledger.jsonl"
     rows = read_ledger(path)[0] if path.exists() else []
     return rows[-1]["reason"] if rows and rows[-1].get("event") == "stopped" else None
@@ -266,18 +271,12 @@ def verify_run(run: Path) -> Proof:
         raise ValueError(
             f"{path} cannot be read ({error}); copy the whole run folder again."
         ) from error
-    try:
-        request = PlanRequest(**plan["request"])
-        plan["digest"], plan["repeats_first_epoch"]
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{run / 'plan.json'} is no plan ({error}); copy it again.") from error
-    starts = [row for row in rows if "resumed_from_step" in row]
     lineage, discarded = surviving(rows)
+    starts = [row for row in rows if "resumed_from_step" in row]
     proof = Proof(discarded=discarded, attempts=[row["world_size"] for row in starts])
-    _check_chain(proof, rows)
-    _check_order(proof, rows)
-    _check_plan(proof, plan, request, lengths, lineage, starts)
-    _check_epochs(proof, lineage, left_out(rows), plan, request, lengths)
+    _check_chain_and_order(proof, rows)
+    _check_plan(proof, plan, lengths, lineage, starts)
+    _check_epochs(proof, lineage, left_out(rows), plan, lengths)
     _check_checkpoints(proof, run, rows)
     if not rows or rows[-1].get("event") not in ("ended", "stopped"):
         proof.add(
@@ -288,8 +287,10 @@ def verify_run(run: Path) -> Proof:
     return proof
 
 
-def _check_chain(proof: Proof, rows: list[dict[str, Any]]) -> None:
-    before = ""
+def _check_chain_and_order(proof: Proof, rows: list[dict[str, Any]]) -> None:
+    """Each line is chained to the one before; each attempt goes on from a step that is there, and
+    takes one step after the other."""
+    before, last, attempt = "", 0, 0
     for number, row in enumerate(rows, 1):
         if row.get("hash") != chained(row, before):
             proof.add(
@@ -298,12 +299,6 @@ def _check_chain(proof: Proof, rows: list[dict[str, Any]]) -> None:
                 "before; it was edited, or lines before it were taken out",
             )
         before = str(row.get("hash"))
-
-
-def _check_order(proof: Proof, rows: list[dict[str, Any]]) -> None:
-    """Each attempt goes on from a step that is there, and takes one step after the other."""
-    last = attempt = 0
-    for row in rows:
         if "resumed_from_step" in row:
             begin = row["resumed_from_step"]
             if begin > last:
@@ -318,29 +313,26 @@ def _check_order(proof: Proof, rows: list[dict[str, Any]]) -> None:
             if step <= last:
                 proof.add(Status.DOUBLED, f"{text} follows step {last}")
             elif step > last + 1:
-                text = f"steps are missing: {text} follows step {last}"
-                proof.add(Status.MISSING, text)
+                proof.add(Status.MISSING, f"steps are missing: {text} follows step {last}")
             last = step
 
 
 def _check_plan(
     proof: Proof,
     plan: dict[str, Any],
-    request: PlanRequest,
     lengths: np.ndarray,
     lineage: dict[int, dict[str, Any]],
     starts: list[dict[str, Any]],
 ) -> None:
-    if request.digest() != plan["digest"]:
+    if PlanRequest(**plan["request"]).digest() != plan["digest"]:
         proof.add(Status.DENIED, "plan.json does not match its own digest")
-    found = plan_hash(plan["request"], plan["repeats_first_epoch"], lengths)
+    own = plan_hash(plan["request"], plan["repeats_first_epoch"], lengths)
     counted = {line["attempt"] for line in lineage.values()} or {
         row["attempt"] for row in starts[-1:]
     }
     for row in starts:
-        if row["attempt"] not in counted:
-            continue
-        if row["plan_digest"] != plan["digest"] or row.get("plan_hash", found) != found:
+        is_own = row["plan_digest"] == plan["digest"] and row.get("plan_hash", own) == own
+        if row["attempt"] in counted and not is_own:
             text = f"attempt {row['attempt']} followed another plan than plan.json and its lengths"
             proof.add(Status.DENIED, text)
 
@@ -350,21 +342,20 @@ def _check_epochs(
     lineage: dict[int, dict[str, Any]],
     unapplied: dict[int, str],
     plan: dict[str, Any],
-    request: PlanRequest,
     lengths: np.ndarray,
 ) -> None:
+    request = PlanRequest(**plan["request"])
     if len(lengths) != request.num_samples:
         return  # told as another plan
     for epoch, group in groupby(sorted(lineage), lambda step: lineage[step]["epoch"]):
         made = make_plan(request, lengths, 0 if plan["repeats_first_epoch"] else epoch)
+        steps = samples = 0
         seen: set[int] = set()
-        samples = steps = 0
         for number in group:
             line = lineage[number]
             step = line["step_in_epoch"]
-            where = f"epoch {epoch}, step {step}"
             if step in seen:
-                proof.add(Status.DOUBLED, f"{where}: twice")
+                proof.add(Status.DOUBLED, f"epoch {epoch}, step {step}: twice")
                 continue
             seen.add(step)
             if number in unapplied:
@@ -372,13 +363,19 @@ def _check_epochs(
                 proof.add(Status.NOT_APPLIED, f"{text} the weights")
             else:
                 steps, samples = steps + 1, samples + line["samples"]
-            _check_step(proof, where, line, made.step_ids(step) if step < made.num_steps else [])
+            ids = made.step_ids(step) if step < made.num_steps else np.empty(0, np.int64)
+            digest, where = f"{digest_ids(ids):016x}", f"epoch {epoch}, step {step}"
+            if line["digest"] != digest or line["samples"] != len(ids):
+                used = f"used {line['samples']} samples with digest {line['digest']}"
+                proof.add(Status.DENIED, f"{where}: {used}, planned {len(ids)} with {digest}")
+            if "planned_targets" in line:
+                text = f"{where}: the loss counted {line.get('targets')} targets, planned"
+                proof.add(Status.DENIED, f"{text} {line['planned_targets']}")
         gaps = set(range(max(seen) + 1)) - seen
         if gaps:
             text = f"epoch {epoch}: steps are missing, the first of {len(gaps)} is {min(gaps)}"
             proof.add(Status.MISSING, text)
-        use = EpochUse(epoch, steps, made.num_steps, samples, request.num_samples)
-        proof.epochs.append(use)
+        proof.epochs.append(EpochUse(epoch, steps, made.num_steps, samples, request.num_samples))
         proof.num_steps, proof.num_samples = proof.num_steps + steps, proof.num_samples + samples
     if any(use.num_steps < use.planned_steps for use in proof.epochs):
         text = "not every epoch is whole: the counts above are all that was used"
@@ -387,29 +384,11 @@ def _check_epochs(
         proof.add(Status.CUT, "the ledger holds no step")
 
 
-def _check_step(proof: Proof, where: str, line: dict[str, Any], ids: Any) -> None:
-    digest = f"{digest_ids(np.asarray(ids, np.int64)):016x}"
-    if line["digest"] != digest or line["samples"] != len(ids):
-        text = (
-            f"{where}: used {line['samples']} samples with digest {line['digest']}, planned "
-            f"{len(ids)} with {digest}"
-        )
-        proof.add(Status.DENIED, text)
-    if "planned_targets" in line:
-        text = f"{where}: the loss counted {line.get('targets')} targets, planned"
-        proof.add(Status.DENIED, f"{text} {line['planned_targets']}")
-
-
 def _check_checkpoints(proof: Proof, run: Path, rows: list[dict[str, Any]]) -> None:
-    from lit_models.training.checkpoints import (  # torch: few callers need it
-        damage,
-        read_checkpoint,
-    )
+    from lit_models.training.checkpoints import damage, read_checkpoint  # torch: few need it
 
     places = {str(row.get("hash")): place for place, row in enumerate(rows)}
-    for path in sorted((run / "checkpoints").glob("*.ckpt")):
-        if path.name.startswith("."):
-            continue
+    for path in sorted((run / "checkpoints").glob("[!.]*.ckpt")):
         try:
             if fault := damage(path):
                 raise ValueError(f"{path.name} is damaged: {fault}")
@@ -424,11 +403,8 @@ def _check_checkpoints(proof: Proof, run: Path, rows: list[dict[str, Any]]) -> N
             last = max((row["step"] for row in rows if _kind(row) == "step"), default=0)
             lacks = isinstance(step, int) and step > last
             text = f"{name}: the ledger lacks the line it was saved at; its last step is {last}"
-            status = Status.MISSING if lacks else Status.CHECKPOINT
-            proof.add(status, text)
-            continue
-        differences = _differences(content, rows[: place + 1])
-        if differences:
+            proof.add(Status.MISSING if lacks else Status.CHECKPOINT, text)
+        elif differences := _differences(content, rows[: place + 1]):
             text = f"{name} is not what the ledger says: {'; '.join(differences)}"
             proof.add(Status.CHECKPOINT, text)
         else:
@@ -442,16 +418,16 @@ def _differences(content: dict[str, Any], rows: list[dict[str, Any]]) -> list[st
     if start is None or line is None:
         return ["no attempt had begun"]
     step = line.get("step", line.get("resumed_from_step"))
-    found = [("step", content.get("global_step"), [step])]
+    own: list[tuple[str, Any, list[Any]]] = [("step", content.get("global_step"), [step])]
     states = (value for value in content.values() if isinstance(value, dict))
     position = next((state for state in states if "plan_digest" in state), None)
     if position is not None:
-        found.append(("plan", position["plan_digest"], [start["plan_digest"]]))
+        own.append(("plan", position["plan_digest"], [start["plan_digest"]]))
     if position is not None and "step" in line:
         epoch, done = line["epoch"], line["step_in_epoch"] + 1
         here = [(epoch, done), (epoch + 1, 0)]
-        found.append(("epoch and step", (position["epoch"], position["step"]), here))
-    return [f"{name} {own}, not {want[0]}" for name, own, want in found if own not in want]
+        own.append(("epoch and step", (position["epoch"], position["step"]), here))
+    return [f"{name} {value}, not {then[0]}" for name, value, then in own if value not in then]
 
 
 @dataclass(frozen=True)
@@ -551,23 +527,21 @@ def find_start(run: Path, found: LedgerStep, advance: bool = False) -> Start:
     undone = [place for place, row in enumerate(found.before) if row.get("event") == "rolled_back"]
     rollback = found.before[undone[-1]] if undone else {}
     usable: list[Start] = []
-    damaged: list[str] = []
-    for path in sorted((run / "checkpoints").glob("*.ckpt")):
-        if path.name.startswith("."):
-            continue
+    damaged_ones: list[str] = []
+    for path in sorted((run / "checkpoints").glob("[!.]*.ckpt")):
         try:
             content = read_checkpoint(path, mmap=True)
         except (ValueError, FileNotFoundError):
-            damaged.append(path.name)
+            damaged_ones.append(path.name)
             continue
         step = int(content.get("global_step", 0))
         place = places.get(content.get("ledger", {}).get("hash"), -1)
         if "loops" not in content or step > last or (place < 0 and "ledger" in content):
             continue
         if not undone or place > undone[-1]:
-            usable.append(Start(path, step, damaged, last - step))
+            usable.append(Start(path, step, damaged_ones, last - step))
         elif step == rollback["to_step"] and not (advance and last > rollback["step"]):
-            usable.append(Start(path, step, damaged, last - rollback["step"]))
+            usable.append(Start(path, step, damaged_ones, last - rollback["step"]))
     if usable:
         return min(usable, key=lambda start: (start.num_older, str(start.checkpoint)))
     if rollback:
@@ -577,7 +551,7 @@ def find_start(run: Path, found: LedgerStep, advance: bool = False) -> Start:
             f"{rollback['to_step']}, and {run} keeps no checkpoint from which its weights can be "
             f"made; {way_out}, or train with more checkpoints (LastCheckpoint.every_n_steps)."
         )
-    return Start(None, 0, damaged, last)
+    return Start(None, 0, damaged_ones, last)
 
 
 def check_data(data: "PlannedDataModule", found: LedgerStep, run: Path, epoch: int) -> None:
@@ -588,18 +562,17 @@ def check_data(data: "PlannedDataModule", found: LedgerStep, run: Path, epoch: i
     """
     line, request = found.line, data.request("train")
     if request.digest() != found.start["plan_digest"]:
-        then = plan_of(run)["request"]
-        changes = [
-            f"{k}: {then.get(k)} -> {v}" for k, v in vars(request).items() if v != then.get(k)
-        ]
+        then, now = plan_of(run)["request"], vars(request)
+        changes = "; ".join(
+            f"{k}: {then.get(k)} -> {v}" for k, v in now.items() if v != then.get(k)
+        )
         raise ValueError(
             f"the data are not those of {run}: its plan cannot be made again "
-            f"({'; '.join(changes) or 'another attempt followed this one'}). Restore the files and "
-            "options of the run's config.yaml, and start the command in the folder that the run "
-            "was started in."
+            f"({changes or 'another attempt followed this one'}). Restore the files and options of "
+            "the run's config.yaml, and start the command in the folder that the run was started "
+            "in."
         )
-    plan = data.plan("train", epoch)
-    ids = plan.step_ids(line["step_in_epoch"])
+    ids = data.plan("train", epoch).step_ids(line["step_in_epoch"])
     digest = f"{digest_ids(ids):016x}"
     if digest != line["digest"]:
         raise ValueError(

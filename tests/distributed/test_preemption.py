@@ -38,7 +38,7 @@ def test_a_signal_to_one_rank_stops_all_at_one_step(tmp_path, undisturbed, name,
     assert 11 <= step["step"] == event["step"] <= 12
     assert run(*SCRIPT, str(tmp_path), "--fit_only", "--resume").returncode == 0
     verdict = verify_run(tmp_path)
-    assert (verdict.faults, verdict.discarded, verdict.finished_epochs) == ([], [], 4)
+    assert (verdict.findings, verdict.discarded, len(verdict.epochs)) == ([], [], 4)
     for parameter, value in weights(tmp_path).items():
         torch.testing.assert_close(value, undisturbed[parameter], rtol=1e-8, atol=1e-12)
 

@@ -46,8 +46,8 @@ def minute(slurm: Environ, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
 def assert_whole(run: Path, num_epochs: int) -> None:
     """Assert that every sample was used once in each epoch, and that there is one curve."""
     verdict = verify_run(run)
-    assert (verdict.faults, verdict.discarded) == ([], [])
-    assert verdict.finished_epochs == num_epochs
+    assert (verdict.findings, verdict.discarded) == ([], [])
+    assert len(verdict.epochs) == num_epochs
     curve = EventAccumulator(str(run / "tensorboard")).Reload().Scalars("train/loss")
     assert [point.step for point in curve] == sorted({point.step for point in curve})
     assert len(curve) >= num_epochs * NUM_STEPS - 1

@@ -86,7 +86,7 @@ def test_spawned_processes_train_and_evaluate_as_one_does(one, tmp_path):
 @pytest.mark.parametrize("name", RUNS)
 def test_each_run_proves_that_it_used_each_sample_once(runs, name):
     verdict = verify_run(runs / name)
-    assert (verdict.faults, verdict.finished_epochs) == ([], 4)
+    assert (verdict.findings, len(verdict.epochs)) == ([], 4)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_killed_run_goes_on_with_another_number_of_devices(runs, tmp_path, bef
     resumed = run(*script, *RUNS[after], "--resume")
     assert resumed.returncode == 0, resumed.stdout
     verdict = verify_run(tmp_path)
-    assert (verdict.faults, verdict.finished_epochs) == ([], 4)
+    assert (verdict.findings, len(verdict.epochs)) == ([], 4)
     assert verdict.attempts == [len(RUNS[before]) // 4 + 1, len(RUNS[after]) // 4 + 1]
     expected = weights(runs / "one")
     for name, value in weights(tmp_path).items():

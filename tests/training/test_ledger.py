@@ -35,10 +35,10 @@ def test_the_record_adds_over_micro_batches_and_ranks():
         vectors.append(record.vector(stop=rank == 1, save=False))
     summary = read_vector(sum(vectors).tolist(), ("a",))
     used = np.delete(np.arange(12), [3, 7])
-    assert summary.digest == f"{digest_ids(used):016x}"
-    assert (summary.num_samples, summary.loss, summary.stop, summary.save) == (10, 1.0, True, False)
-    assert summary.terms == {"a": (20.0, 10.0)}
-    assert summary.is_finite
+    assert summary == {
+        **{"digest": f"{digest_ids(used):016x}", "samples": 10, "loss": 1.0, "is_finite": True},
+        **{"stop": True, "save": False, "terms": {"a": (20.0, 10.0)}},
+    }
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_loss_or_a_gradient_that_is_not_finite_is_a_flag(loss, norm, is_finite
     record.add(ids, weight, {"a": LossSum(weight.sum(), weight.sum())}, torch.tensor(loss))
     record.grad_norm = None if norm is None else torch.tensor(norm)
     summary = read_vector(record.vector(stop=False, save=True).tolist(), ("a",))
-    assert (summary.is_finite, summary.stop, summary.save) == (is_finite, False, True)
+    assert [summary[n] for n in ("is_finite", "stop", "save")] == [is_finite, False, True]
     assert record.grad_norm is None  # of the next step
 
 

@@ -67,8 +67,8 @@ def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path, whole, before, aft
     for name, value in module.state_dict().items():
         torch.testing.assert_close(value, whole[name], rtol=1e-12, atol=1e-12)
     verdict = verify_run(tmp_path)
-    assert verdict.faults == []
-    assert (verdict.finished_epochs, verdict.num_samples) == (3, 150)
+    assert verdict.findings == []
+    assert (len(verdict.epochs), verdict.num_samples) == (3, 150)
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 1), (4, 2)])
@@ -82,8 +82,8 @@ def test_a_run_that_its_step_budget_ended_goes_on_with_a_larger_one(
     for name, value in module.state_dict().items():
         torch.testing.assert_close(value, whole[name], rtol=1e-12, atol=1e-12)
     verdict = verify_run(tmp_path)
-    assert verdict.faults == []
-    assert (verdict.finished_epochs, verdict.num_samples) == (3, 150)
+    assert verdict.findings == []
+    assert (len(verdict.epochs), verdict.num_samples) == (3, 150)
 
 
 def by_fifths(step: int) -> float:
