@@ -210,10 +210,6 @@ WRONG: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
         [*FIT, "--config=b.yaml"], {"b.yaml": "model:\n  encoder:\n    dropout: 2\n"},
         "got 2.0 The value is that of model.encoder.dropout in b.yaml:3; change it there",
     ),
-    "a limit of review without validation": (
-        [*FIT, "--model.decoding.review_for_precision=0.9", "--trainer.limit_val_batches=0"], {},
-        "review_for_precision finds its limit on validation rows, and .*limit_val_batches is 0",
-    ),
     "a clipping below 0": (
         [*FIT, "--trainer.gradient_clip_val=-1"], {},
         "trainer.gradient_clip_val must be 0 or more, got -1.*: .* 1.0 is usual",

@@ -8,7 +8,6 @@ Shapes: N rows, D distinct inputs, P characters of all inputs, K most codes of o
 import json
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict
 from hashlib import blake2b, sha256
 from pathlib import Path
@@ -16,14 +15,12 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from datamodules.core.store import cache_root, digest_of, file_digest, made_once
 from datamodules.files.rows import BadRows, OnBadRows
 from datamodules.files.tables import (
     EXCEL_SUFFIX,
     PARQUET_SUFFIXES,
-    ROWS_PER_BATCH,
     RowBatch,
     Table,
     TableOptions,
@@ -238,7 +235,6 @@ class _IndexWriter:
 
 log = logging.getLogger(__name__)
 RESULTS = ("code_ids", "code_confidence", "set_confidence", "needs_review")
-PROBABILITY_ROWS = 1024  # at once: each has a number per code
 
 
 def output_columns(num_codes: int, k_best: int = 1) -> list[str]:
@@ -254,7 +250,6 @@ def write_coded_table(
     book: CodeBook,
     results: dict[str, np.ndarray],
     path: Path,
-    escape_formulas: bool = False,
 ) -> None:
     """Writes the coded table, whole or not at all; an existing file is never overwritten.
 
@@ -263,10 +258,8 @@ def write_coded_table(
         book: of the model that coded them.
         results: code_ids [D, K] int64 (negative = none), code_confidence [D, K] and
             set_confidence [D] probabilities, needs_review [D] bool; next_ids [D, k, K] and
-            next_confidence [D, k] where further sets are wanted; probabilities [D, C] of all codes,
-            which become a table beside this one, `….probabilities.csv`.
+            next_confidence [D, k] where further sets are wanted.
         path: a file of any kind of table.
-        escape_formulas: put an apostrophe before texts that a spreadsheet would run.
 
     Raises:
         FileExistsError: the file exists.
@@ -280,51 +273,19 @@ def write_coded_table(
                 f"returned {have}."
             )
     as_text = suffix_of(path) not in (*PARQUET_SUFFIXES, EXCEL_SUFFIX)
-    tables: dict[Path, _Columns | _Probabilities] = {}
-    if "probabilities" in results:
-        name = path.name.removesuffix(suffix_of(path)) + f".probabilities{suffix_of(path)}"
-        tables[path.with_name(name)] = _Probabilities(index, book, results, as_text)
-    tables[path] = _Columns(index, book, results, as_text)
-    read = [Table(path, index.table) for path in index.files]
-    like = dialect_for(read, book.codes + book.descriptions)
-    with ExitStack() as files:  # all of them get their names at the end
-        writers = {file: files.enter_context(new_table(file, like=like)) for file in tables}
-        for file, added in tables.items():
-            for batch in _batches(index, added):
-                writers[file].write(without_formulas(batch) if escape_formulas else batch)
-
-
-def _batches(index: PredictIndex, added: "_Columns | _Probabilities") -> Iterator[pa.RecordBatch]:
-    renamed: list[str] | None = None
-    for coded in rows_with_inputs(index):
-        rows = coded.batch.rows
-        if renamed is None:
-            renamed = free_names(rows.schema.names, added.names)
-        for start in range(0, len(rows), added.rows_at_once):
-            some = rows.slice(start, added.rows_at_once)
-            columns = added.of(coded.input_ids[start : start + added.rows_at_once])
-            yield pa.RecordBatch.from_arrays(
-                [*some.columns, *columns], names=[*renamed, *added.names]
-            )
-
-
-def without_formulas(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows with an apostrophe before each text that begins with = + - or @ and is no number."""
-    columns = []
-    for column in batch.columns:
-        if pa.types.is_string(column.type):
-            runs = pc.match_substring_regex(column, r"^\s*[=+\-@]")
-            is_number = pc.match_substring_regex(column, r"^[+-]?[0-9.,]+$")
-            escaped = pc.binary_join_element_wise("'", column, "")
-            column = pc.if_else(pc.and_not(runs, is_number), escaped, column)
-        columns.append(column)
-    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+    added = _Columns(index, book, results, as_text)
+    tables = [Table(file, index.table) for file in index.files]
+    with new_table(path, like=dialect_for(tables, book.codes + book.descriptions)) as table:
+        names: list[str] = []
+        for coded in rows_with_inputs(index):
+            rows = coded.batch.rows
+            names = names or [*free_names(rows.schema.names, added.names), *added.names]
+            columns = [*rows.columns, *added.of(coded.input_ids)]
+            table.write(pa.RecordBatch.from_arrays(columns, names=names))
 
 
 class _Columns:
     """Makes the added columns of some rows; text for csv, typed for parquet and Excel."""
-
-    rows_at_once = ROWS_PER_BATCH
 
     def __init__(
         self, index: PredictIndex, book: CodeBook, results: dict[str, np.ndarray], as_text: bool
@@ -376,23 +337,6 @@ class _Columns:
             names = np.array(["false", "true"], dtype=object)[values.astype(np.int64)]
             return pa.array(np.where(is_there, names, ""), pa.string())
         return pa.array(values.astype(bool), mask=~is_there)
-
-
-class _Probabilities:
-    """Makes one column per code of the book."""
-
-    rows_at_once = PROBABILITY_ROWS
-
-    def __init__(
-        self, index: PredictIndex, book: CodeBook, results: dict[str, np.ndarray], as_text: bool
-    ) -> None:
-        self.values, self.as_text = results["probabilities"], as_text
-        self.names = list(book.codes)
-
-    def of(self, input_ids: np.ndarray) -> list[pa.Array]:
-        is_coded = input_ids >= 0
-        values = self.values[np.where(is_coded, input_ids, 0)]
-        return [_numbers(column, is_coded, self.as_text) for column in values.T]
 
 
 def _numbers(values: np.ndarray, is_there: np.ndarray, as_text: bool) -> pa.Array:

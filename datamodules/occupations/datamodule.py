@@ -57,8 +57,6 @@ class OccupationDataModule(PlannedDataModule):
         test_files: as validation_files; with validation files and none here, nothing is tested.
         predict_files: tables to code; they need no code columns.
         predict_output: the coded table; None makes mine.csv mine.coded.csv in the run folder.
-        predict_escape_formulas: write an apostrophe before a cell that begins with = + - or @ and
-            is no number, which a spreadsheet would run; else cells are written as they were.
         table: separator, encoding and sheet of the tables; what is not given is found.
         columns: which column holds what.
         code_system: hisco, occ1950, from_data, or a CodeSystem.
@@ -82,7 +80,6 @@ class OccupationDataModule(PlannedDataModule):
         test_files: Files = None,
         predict_files: Files = None,
         predict_output: str | None = None,
-        predict_escape_formulas: bool = False,
         table: TableOptions = TableOptions(),  # noqa: B008 - frozen
         columns: Columns | None = None,
         code_system: str | CodeSystem = "hisco",
@@ -100,7 +97,6 @@ class OccupationDataModule(PlannedDataModule):
             TEST: test_files,
         }
         self.predict_files, self.predict_output = predict_files, predict_output
-        self.predict_escape_formulas = predict_escape_formulas
         self.table, self.columns = table, columns or Columns()
         self.code_system = named_code_system(code_system)
         self.code_book = code_book or CodeBookOptions()
@@ -254,7 +250,7 @@ class OccupationDataModule(PlannedDataModule):
         assert self.index is not None
         assert self.recipe is not None
         book = CodeBook.from_dict(self.recipe["code_book"])
-        write_coded_table(self.index, book, results, path, self.predict_escape_formulas)
+        write_coded_table(self.index, book, results, path)
 
     def _check(self) -> None:
         if self.predict_output is not None:

@@ -1,4 +1,4 @@
-"""Codes from a trained network: flat, greedy, beam and mixed decoding, all within the code book.
+"""Codes of texts by the flat head, the decoder or both, all within the code book.
 
 Temperatures make both heads' probabilities honest. The nats of the true codes are summed at a fixed
 set of them while validating; the best, refined by a parabola, is kept. Sums over records are exact
@@ -11,7 +11,7 @@ N candidate sets, O orders.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +25,6 @@ from lit_models.occupation_coder.network import (
     NONE,
     PAD,
     BlockDecoder,
-    Cache,
     Memory,
     OccupationNetwork,
     widened,
@@ -106,10 +105,8 @@ def flat_set_log_probability(logits: Tensor, candidates: Tensor) -> Tensor:
         logits: [B, C].
         candidates: [B, N, K], NONE where there is no code; -inf for the empty set.
     """
-    dtype, logits = (
-        logits.dtype,
-        logits.double(),
-    )  # a sum over the whole code book loses digits in float32
+    dtype = logits.dtype
+    logits = logits.double()  # a sum over the whole code book loses digits in float32
     nothing = F.logsigmoid(-logits).sum(1, keepdim=True)
     is_code = candidates >= 0
     chosen = logits.gather(1, candidates.clamp(min=0).flatten(1)).view(candidates.shape)
@@ -142,11 +139,9 @@ class DecodingOptions:
         flat_threshold: lowest probability of a second and further code from the flat head.
         flat_share: weight of the flat head's vote in `mixed`, 0 to 1.
         k_best: sets per record in prediction: the answer, and the likeliest ones after it.
-        probabilities: predict the flat head's probability of every code, too.
-        review_below: confidence of a set under which a person shall look at it; None takes the
-            limit that validation found, else 0.5.
-        review_for_precision: validation finds the lowest limit from which on this share of the
-            sets is exactly right, above 0 and at most 1; it stays with the weights.
+        review_below: confidence of a set under which a person shall look at it.
+        review_for_precision: a validation says the lowest limit of review from which on this share
+            of the sets is exactly right, above 0 and at most 1.
     """
 
     method: Method = "mixed"
@@ -154,21 +149,17 @@ class DecodingOptions:
     flat_threshold: float = 0.5
     flat_share: float = 0.5
     k_best: int = 1
-    probabilities: bool = False
-    review_below: float | None = None
+    review_below: float = 0.5
     review_for_precision: float | None = None
 
     def __post_init__(self) -> None:
-        if self.method not in ("flat", "greedy", "beam", "mixed"):
+        if self.method not in get_args(Method):
             raise ValueError(
                 f"method must be flat, greedy, beam or mixed, got {self.method!r}: choose one."
             )
-        if self.beam_size < 1:
-            raise ValueError(f"beam_size must be 1 or more, got {self.beam_size}: raise it.")
-        if self.k_best < 1:
-            raise ValueError(
-                f"k_best must be 1 or more, got {self.k_best}: 1 gives the answer alone."
-            )
+        for name in ("beam_size", "k_best"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}.")
         for name in ("flat_threshold", "flat_share", "review_below", "review_for_precision"):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1:
@@ -218,10 +209,8 @@ def decode(
         return decode_flat(flat_logits, decoder.trie.max_codes, options.flat_threshold)
     if options.method == "mixed":
         return decode_mixed(decoder, memory, flat_logits, options, sharpness)
-    if options.method == "greedy":
-        beams = greedy(decoder, memory, sharpness)
-    else:
-        beams = beam_search(decoder, memory, options.beam_size, sharpness)
+    width = 1 if options.method == "greedy" else options.beam_size
+    beams = beam_search(decoder, memory, width, sharpness)
     code_ids, code_nats, log_probability = (part[:, 0] for part in beams[:3])
     several = (code_ids[:, 1:] >= 0).any(1).nonzero().squeeze(1)
     set_confidence = log_probability.exp()  # one code has one order: nothing to sum
@@ -239,16 +228,13 @@ def answers(
     options: DecodingOptions,
     temperature: Mapping[str, float],
 ) -> dict[str, Tensor]:
-    """The fields of `Decoded`, and what the options add to them.
+    """The fields of `Decoded`, and with `k_best` the likeliest sets after the answer.
 
-    With `k_best`: `next_ids` [B, k_best - 1, K], NONE on the right, and `next_confidence`
-    [B, k_best - 1], the likeliest sets after the answer by the method's own measure. With
-    `probabilities`: `probabilities` [B, C]. Arguments as of `decode`.
+    These are `next_ids` [B, k_best - 1, K], NONE on the right, and `next_confidence`
+    [B, k_best - 1], by the method's own measure. Arguments as of `decode`.
     """
     decoded = decode(network, memory, flat_logits, options, temperature)
     found, flat_logits = decoded._asdict(), flat_logits / temperature["flat"]
-    if options.probabilities:
-        found["probabilities"] = flat_logits.sigmoid()
     if options.k_best == 1:
         return found
     decoder, sharpness = network.decoder, temperature["seq2seq"]
@@ -273,45 +259,10 @@ def decode_flat(logits: Tensor, max_codes: int, threshold: float) -> Decoded:
     keep[:, 0] = True
     code_ids = torch.where(keep, code_ids, NONE)
     return Decoded(
-        _widen(code_ids, max_codes, NONE),
-        _widen(probability * keep, max_codes, 0.0),
+        F.pad(code_ids, (0, max_codes - code_ids.shape[1]), value=NONE),
+        F.pad(probability * keep, (0, max_codes - code_ids.shape[1])),
         flat_set_log_probability(logits, code_ids[:, None])[:, 0].exp(),
     )
-
-
-def greedy(decoder: BlockDecoder, memory: Memory, temperature: float = 1.0) -> Beams:
-    """The likeliest symbol at every position: one hypothesis per record."""
-    trie, batch, device = decoder.trie, len(memory.hidden), memory.hidden.device
-    like = widened(memory.hidden)
-    code_ids = torch.full((batch, trie.max_codes), NONE, device=device)
-    code_nats = like.new_zeros(batch, trie.max_codes)
-    total = like.new_zeros(batch)
-    rows = torch.arange(batch, device=device)  # records that still write
-    nodes = torch.zeros_like(rows)
-    symbols = torch.full_like(rows, BEGIN)
-    cache = decoder.start(memory)
-    for position in range(trie.max_codes * trie.block_size):
-        block, depth = divmod(position, trie.block_size)
-        if depth == 0 and block > 0:
-            nodes = torch.zeros_like(nodes)
-        logits = decoder.step(symbols, nodes, cache)
-        legal = trie.legal(nodes, code_ids[rows, :block], depth, block)
-        step = legal_log_softmax(logits, legal, temperature)
-        log_probability, symbols = step.max(dim=1)
-        total[rows] += log_probability
-        if depth == 0 and block > 0:
-            going = (symbols != EMPTY).nonzero().squeeze(1)
-            if len(going) == 0:
-                break
-            if len(going) < len(rows):
-                rows, nodes, symbols = rows[going], nodes[going], symbols[going]
-                log_probability = log_probability[going]
-                cache.keep_records(going)
-        code_nats[rows, block] -= log_probability
-        nodes = trie.next_node[nodes, symbols]
-        if depth == trie.block_size - 1:
-            code_ids[rows, block] = trie.leaf_code[nodes]
-    return Beams(code_ids[:, None], code_nats[:, None], total[:, None], torch.zeros_like(total))
 
 
 def beam_search(
@@ -326,102 +277,76 @@ def beam_search(
     A record stops when its best `num_results` hypotheses are finished: probabilities only fall, so
     no other can overtake them.
     """
-    state = _BeamState(decoder, memory, beam_size)
-    trie = decoder.trie
+    trie, device = decoder.trie, memory.hidden.device
+    shape = (len(memory.hidden), beam_size, trie.max_codes)
+    found_ids = torch.full(shape, NONE, device=device)
+    found_nats = widened(memory.hidden).new_zeros(shape)
+    found_scores = found_nats.new_full(shape[:2], -math.inf)
+    found_lost = found_scores[:, 0].clone()
+
+    rows = torch.arange(shape[0], device=device)  # the records that still write
+    code_ids, code_nats, scores = found_ids.clone(), found_nats.clone(), found_scores.clone()
+    scores[:, 0] = 0.0  # the others wait for the first fork
+    lost = found_lost.clone()  # the likeliest prefix that was left behind
+    nodes = torch.zeros(shape[:2], dtype=torch.long, device=device)
+    symbols, is_done = torch.full_like(nodes, BEGIN), torch.zeros_like(nodes, dtype=torch.bool)
+    cache = decoder.start(memory)
+
+    def keep(which: Tensor, scores: Tensor, lost: Tensor) -> None:
+        found_ids[rows[which]], found_nats[rows[which]] = code_ids[which], code_nats[which]
+        found_scores[rows[which]], found_lost[rows[which]] = scores[which], lost[which]
+
     for position in range(trie.max_codes * trie.block_size):
         block, depth = divmod(position, trie.block_size)
-        state.advance(block, depth, temperature)
-        if depth == 0 and block > 0 and state.retire(num_results):
-            break
-    return state.results()
-
-
-class _BeamState:
-    """Beams of the records that still write; finished records are put aside."""
-
-    def __init__(self, decoder: BlockDecoder, memory: Memory, beam_size: int) -> None:
-        trie, batch, device = decoder.trie, len(memory.hidden), memory.hidden.device
-        self.decoder, self.trie, self.width = decoder, trie, beam_size
-        shape = (batch, beam_size, trie.max_codes)
-        self.done_ids = torch.full(shape, NONE, device=device)
-        self.done_nats = widened(memory.hidden).new_zeros(shape)
-        self.done_scores = self.done_nats.new_full(shape[:2], -math.inf)
-        self.done_lost = self.done_scores[:, 0].clone()
-        self.rows = torch.arange(batch, device=device)
-        self.code_ids, self.code_nats = self.done_ids.clone(), self.done_nats.clone()
-        self.scores = self.done_scores.clone()
-        self.scores[:, 0] = 0.0  # the others wait for the first fork
-        self.lost = self.done_lost.clone()  # the likeliest prefix that was left behind
-        self.nodes = torch.zeros(batch, beam_size, dtype=torch.long, device=device)
-        self.symbols = torch.full_like(self.nodes, BEGIN)
-        self.is_done = torch.zeros_like(self.nodes, dtype=torch.bool)
-        self.cache: Cache = decoder.start(memory)
-
-    def advance(self, block: int, depth: int, temperature: float) -> None:
-        """One position: fork every beam, keep the likeliest."""
         if depth == 0:
-            self.nodes = torch.zeros_like(self.nodes)
-        logits = self.decoder.step(self.symbols.flatten(), self.nodes.flatten(), self.cache)
-        legal = self.trie.legal(self.nodes, self.code_ids[..., :block], depth, block)
-        legal[..., EMPTY] |= self.is_done  # whatever a finished beam may do is discarded below
+            nodes = torch.zeros_like(nodes)
+        logits = decoder.step(symbols.flatten(), nodes.flatten(), cache)
+        legal = trie.legal(nodes, code_ids[..., :block], depth, block)
+        legal[..., EMPTY] |= is_done  # whatever a finished beam may do is discarded below
         step = legal_log_softmax(logits.view(legal.shape), legal, temperature)
         stay = torch.full_like(step[0, 0], -math.inf)
         stay[PAD] = 0.0
-        step = torch.where(self.is_done[..., None], stay, step)
-        grown = (self.scores[..., None] + step).flatten(1)  # [B, W x V]
-        scores, choice = grown.topk(self.width + 1, dim=1)
-        self.lost = torch.maximum(self.lost, scores[:, self.width])
-        self.scores, choice = scores[:, : self.width], choice[:, : self.width]
+        step = torch.where(is_done[..., None], stay, step)
+        grown = (scores[..., None] + step).flatten(1)  # [B, W x V]
+        scores, choice = grown.topk(beam_size + 1, dim=1)
+        lost = torch.maximum(lost, scores[:, beam_size])
+        scores, choice = scores[:, :beam_size], choice[:, :beam_size]
         beam, symbols = choice // step.shape[-1], choice % step.shape[-1]
         added = step.flatten(1).gather(1, choice)
-        self._follow(beam)
-        self.symbols = symbols
-        if depth == 0 and block > 0:
-            self.is_done = self.is_done | (symbols == EMPTY)
-        writes = ~self.is_done & self.scores.isfinite()
-        self.code_nats[..., block] -= torch.where(writes, added, 0.0)
-        child = self.trie.next_node[self.nodes, symbols]
-        self.nodes = torch.where(writes, child, 0)
-        if depth == self.trie.block_size - 1:
-            self.code_ids[..., block] = torch.where(writes, self.trie.leaf_code[self.nodes], NONE)
 
-    def retire(self, num_results: int) -> bool:
-        """Puts finished records aside; whether none is left."""
-        impossible = ~self.scores.isfinite()
-        is_done = (self.is_done | impossible)[:, :num_results].all(dim=1)
-        if not bool(is_done.any()):
-            return False
-        unfinished = self.scores.masked_fill(self.is_done, -math.inf).amax(1)
-        lost = torch.maximum(self.lost, unfinished)
-        self._store(is_done, self.scores.masked_fill(~self.is_done, -math.inf), lost)
-        going = (~is_done).nonzero().squeeze(1)
-        self.cache.keep_records(going, self.width)
-        names = ("rows", "code_ids", "code_nats", "scores", "nodes", "symbols", "is_done", "lost")
-        for name in names:
-            setattr(self, name, getattr(self, name)[going])
-        return len(going) == 0
+        offset = torch.arange(len(beam), device=device)[:, None] * beam_size
+        cache.reorder((beam + offset).flatten())
+        wide = beam[..., None].expand_as(code_ids)
+        code_ids, code_nats = code_ids.gather(1, wide), code_nats.gather(1, wide)
+        nodes, is_done = nodes.gather(1, beam), is_done.gather(1, beam)
+        may_end = depth == 0 and block > 0
+        if may_end:
+            is_done = is_done | (symbols == EMPTY)
+        writes = ~is_done & scores.isfinite()
+        code_nats[..., block] -= torch.where(writes, added, 0.0)
+        nodes = torch.where(writes, trie.next_node[nodes, symbols], 0)
+        if depth == trie.block_size - 1:
+            code_ids[..., block] = torch.where(writes, trie.leaf_code[nodes], NONE)
 
-    def results(self) -> Beams:
-        # every block is written: a beam that is not closed by an empty block is complete too
-        self._store(torch.ones_like(self.rows, dtype=torch.bool), self.scores, self.lost)
-        return Beams(self.done_ids, self.done_nats, self.done_scores, self.done_lost)
-
-    def _store(self, which: Tensor, scores: Tensor, lost: Tensor) -> None:
-        rows = self.rows[which]
-        self.done_lost[rows] = lost[which]
-        self.done_ids[rows] = self.code_ids[which]
-        self.done_nats[rows] = self.code_nats[which]
-        self.done_scores[rows] = scores[which]
-
-    def _follow(self, beam: Tensor) -> None:
-        offset = torch.arange(len(beam), device=beam.device)[:, None] * self.width
-        self.cache.reorder((beam + offset).flatten())
-        wide = beam[..., None].expand_as(self.code_ids)
-        self.code_ids, self.code_nats = (
-            self.code_ids.gather(1, wide),
-            self.code_nats.gather(1, wide),
-        )
-        self.nodes, self.is_done = self.nodes.gather(1, beam), self.is_done.gather(1, beam)
+        if not may_end:
+            continue
+        is_over = (is_done | ~scores.isfinite())[:, :num_results].all(dim=1)
+        if bool(is_over.any()):
+            unfinished = torch.maximum(lost, scores.masked_fill(is_done, -math.inf).amax(1))
+            keep(is_over, scores.masked_fill(~is_done, -math.inf), unfinished)
+            going = (~is_over).nonzero().squeeze(1)
+            cache.keep_records(going, beam_size)
+            rows, code_ids, code_nats, scores = (
+                values[going] for values in (rows, code_ids, code_nats, scores)
+            )
+            nodes, symbols, is_done, lost = (
+                values[going] for values in (nodes, symbols, is_done, lost)
+            )
+            if len(going) == 0:
+                break
+    # every block is written: a beam that is not closed by an empty block is complete too
+    keep(torch.ones_like(rows, dtype=torch.bool), scores, lost)
+    return Beams(found_ids, found_nats, found_scores, found_lost)
 
 
 def decode_mixed(
@@ -505,7 +430,7 @@ def _best_candidates(
     beams = beam_search(decoder, memory, width, temperature, num_results)
     flat_set = decode_flat(flat_logits, trie.max_codes, options.flat_threshold).code_ids
     top = flat_logits.topk(min(max(width + 1, trie.max_codes), trie.num_codes), dim=1).indices
-    singles = _widen(top[:, :width, None], trie.max_codes, NONE)
+    singles = F.pad(top[:, :width, None], (0, trie.max_codes - 1), value=NONE)
     candidates = torch.cat([beams.code_ids, flat_set[:, None], singles], dim=1)  # [B, W, K]
     is_new = (candidates >= 0).any(-1) & ~repeats(candidates)
     flat_log = flat_set_log_probability(flat_logits, candidates).clamp(min=LEAST_LOG)
@@ -525,7 +450,7 @@ def _best_candidates(
             of_both = share * of_flat + (1 - share) * of_decoder.clamp(min=LEAST_LOG)
             bound = torch.maximum(bound, of_both)
     is_certain = (best[:, -1] >= bound - ROUNDING) | beams.lost.isinf()
-    return _widen_sets(sets, num_sets), is_certain
+    return F.pad(sets, (0, 0, 0, num_sets - sets.shape[1]), value=NONE), is_certain
 
 
 def repeats(candidates: Tensor) -> Tensor:
@@ -539,14 +464,6 @@ def repeats(candidates: Tensor) -> Tensor:
     ordered = candidates.sort(dim=-1).values
     is_same = (ordered[:, :, None] == ordered[:, None]).all(-1)  # [B, N, N]
     return is_same.tril(-1).any(-1)
-
-
-def _widen(values: Tensor, size: int, fill: float) -> Tensor:
-    return torch.nn.functional.pad(values, (0, size - values.shape[-1]), value=fill)
-
-
-def _widen_sets(sets: Tensor, num_sets: int) -> Tensor:
-    return torch.nn.functional.pad(sets, (0, 0, 0, num_sets - sets.shape[1]), value=NONE)
 
 
 TERMS = ("seq2seq", "flat")  # each has a temperature

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lit_models.blocks import EncoderLayer, positions_up_to, rotary_table
+from lit_models.blocks import EncoderLayer, layer_depths, positions_up_to, rotary_table
 
 TEXT_BEGIN, TEXT_END = 2, 3  # control characters that no cleaned text holds
 SPACE = ord(" ")
@@ -307,23 +307,16 @@ def freeze_encoder(encoder: Encoder, freeze: Literal["none", "encoder"] | int) -
     Raises:
         ValueError: not one of these, or more layers than there are.
     """
-    blocks = encoder.blocks()
-    if freeze == "none" or freeze == 0:
-        return
-    if freeze == "encoder":
-        encoder.requires_grad_(False)
-        return
-    if not isinstance(freeze, int) or not 0 < freeze <= len(blocks):
+    num_layers = len(encoder.blocks())
+    lowest = {"none": 0, "encoder": num_layers + 1}.get(str(freeze), freeze)
+    if not isinstance(lowest, int) or not 0 <= lowest <= num_layers + (freeze == "encoder"):
         raise ValueError(
-            f"freeze must be none, encoder, or 0 to {len(blocks)} layers of this encoder, got "
+            f"freeze must be none, encoder, or 0 to {num_layers} layers of this encoder, got "
             f"{freeze!r}: choose one of them."
         )
-    lowest, others = blocks[:freeze], blocks[freeze:]
-    in_others = {id(p) for block in others for p in block.parameters()}
-    top = {id(p) for p in encoder.norm.parameters()} if hasattr(encoder, "norm") else set()
-    frozen = {id(p) for block in lowest for p in block.parameters()}
-    for parameter in encoder.parameters():
-        if id(parameter) in frozen or id(parameter) not in in_others | top:
+    depths = layer_depths(encoder, encoder)
+    for name, parameter in encoder.named_parameters():
+        if depths[name] > num_layers - lowest:
             parameter.requires_grad_(False)
 
 

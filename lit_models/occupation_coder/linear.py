@@ -12,7 +12,6 @@ Shapes: B batch, S characters, P positions, G n-grams, E words that end a head, 
 N training texts.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -51,8 +50,9 @@ class TitleHeads(nn.Module):
 
     def __init__(self, ends: Sequence[str]) -> None:
         super().__init__()
-        signs = [ord(end) for end in ends if is_sign(end)]
-        keys = [_key(end) for end in ends if not is_sign(end)]
+        is_sign = [len(end) == 1 and not end.isalnum() for end in ends]  # no space need be around
+        signs = [ord(end) for end, sign in zip(ends, is_sign, strict=True) if sign]
+        keys = [_key(end) for end, sign in zip(ends, is_sign, strict=True) if not sign]
         # Made once, since a copy to a GPU in each step would be waited for.
         self.register_buffer("signs", torch.tensor(signs, dtype=torch.int64), persistent=False)
         self.register_buffer("end_keys", torch.tensor(keys, dtype=torch.int64), persistent=False)
@@ -83,11 +83,6 @@ def _is_one_of(values: Tensor, these: Tensor) -> Tensor:
     return (values[..., None] == these).any(-1)
 
 
-def is_sign(end: str) -> bool:
-    """Return whether an end is a sign, which needs no space around it, and not a word."""
-    return len(end) == 1 and not end.isalnum()
-
-
 def _word_keys(ids: Tensor, is_gap: Tensor, begins: Tensor, word: Tensor) -> Tensor:
     """Return a key of each word [B, P + 1] int64, equal for equal words; word 0 is none."""
     place = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
@@ -104,11 +99,7 @@ def _key(word: str) -> int:
     return int(mix(letters + (places << PLACE_SHIFT)).sum())
 
 
-SALT, HEAD_SALT, CORE_SALT = (
-    1 << 20,
-    1 << 21,
-    1 << 22,
-)  # other hashes than the rows of the encoder's tables
+SALT, HEAD_SALT, CORE_SALT = 1 << 20, 1 << 21, 1 << 22  # not those of the encoder's tables
 SIGN_BIT = 50  # of a mixed key; the column is made of all its bits
 TEXTS_AT_ONCE = 512
 TOLERANCE, MOST_ITERATIONS = 1e-4, 10_000  # of the solver
@@ -152,77 +143,34 @@ class LinearOptions:
     head_ends: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        if not self.ngram_sizes or min(self.ngram_sizes) < 1:
+        wrong = next((end for end in self.head_ends if end.split() != [end]), None)
+        if wrong is not None or isinstance(self.head_ends, str):
             raise ValueError(
-                "linear.ngram_sizes must be one or more numbers from 1, got "
-                f"{list(self.ngram_sizes)}."
+                f"linear.head_ends must be a list of single words or signs, got {self.head_ends!r}:"
+                " no other text is ever found."
             )
-        if self.num_features < 1:
-            raise ValueError(f"linear.num_features must be at least 1, got {self.num_features}.")
-        if not 0 < self.cost < math.inf:
-            raise ValueError(f"linear.cost must be a number above 0, got {self.cost}.")
-        if self.max_texts < 1:
-            raise ValueError(f"linear.max_texts must be at least 1, got {self.max_texts}.")
-        for name in ("head_weight", "core_weight"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"linear.{name} must be 0 or more, got {getattr(self, name)}.")
-        if self.head_ends and not (self.head_weight or self.core_weight):
-            raise ValueError(
-                "linear.head_ends has no effect while head_weight and core_weight are 0; set one "
-                "above 0."
-            )
-        self._refuse_ends_without_effect()
-
-    def _refuse_ends_without_effect(self) -> None:
-        if isinstance(self.head_ends, str):
-            raise ValueError(
-                f"linear.head_ends must be a list, got the text {self.head_ends!r}; write "
-                f"[{self.head_ends}]."
-            )
-        signs = [end for end in self.head_ends if is_sign(end)]
-        for end in self.head_ends:
-            if end.split() != [end]:
-                raise ValueError(
-                    f"linear.head_ends must be single words or signs, got {end!r}: leave out the "
-                    "space."
-                )
-            cutting = [sign for sign in signs if sign in end and sign != end]
-            if cutting:
-                raise ValueError(
-                    f"linear.head_ends has {end!r} and {cutting[0]!r}, which cuts it in two: it "
-                    "would never be found; leave out one of them."
-                )
 
 
 def refuse_other_features(options: LinearOptions | None, trained: Mapping[str, Any] | None) -> None:
     """Refuse weights that were trained on other features: their shapes may agree all the same.
 
     Args:
-        options: of the head that the weights are for; none where it learns its features.
-        trained: the same of the checkpoint, as it keeps them; fields that came later may lack.
+        options: of the head that the weights are for; `None` where it learns its features.
+        trained: the same of the checkpoint, as it keeps them.
 
     Raises:
         ValueError: a field that changes what a column of the weights stands for differs.
     """
     if options is None or trained is None:
         return  # another shape, which is told as such
-    if trained.get("rate", 1.0) != 1.0:
-        raise ValueError(
-            f"the checkpoint's linear head was trained in steps with a rate of {trained['rate']}, "
-            "by an earlier version; it is solved now: train again."
-        )
-    meant = asdict(options)
-    known = {**asdict(LinearOptions()), **trained}
-    for name in (name for name in FEATURE_FIELDS if _plain(meant[name]) != _plain(known[name])):
-        raise ValueError(
-            f"the checkpoint was trained with loss.linear.{name} {known[name]}, but it is "
-            f"{meant[name]} here: the weights stand for something else. Give the config that it "
-            "was trained with, or take the checkpoint by init_from_part: encoder."
-        )
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, int | float) else sorted(set(value))
+    meant, known = asdict(options), {**asdict(LinearOptions()), **trained}
+    for name in FEATURE_FIELDS:
+        if list(np.unique(meant[name])) != list(np.unique(known[name])):
+            raise ValueError(
+                f"the checkpoint was trained with loss.linear.{name} {known[name]}, but it is "
+                f"{meant[name]} here: the weights stand for something else. Give its own config, "
+                "or take the checkpoint by init_from_part: encoder."
+            )
 
 
 class LinearHead(nn.Module):
@@ -289,7 +237,6 @@ def solve(
     texts: Sequence[np.ndarray],
     has_code: np.ndarray,
     weights: np.ndarray,
-    class_weights: Tensor | None = None,
 ) -> None:
     """Give the head the weights whose squared hinge loss is the least.
 
@@ -300,7 +247,6 @@ def solve(
         texts: code points of each of N texts.
         has_code: which codes each text has [N, C] bool.
         weights: of each text [N], above 0.
-        class_weights: factor of the texts that have a code [C].
     """
     # Seconds of import that only a fit needs.
     import scipy.sparse
@@ -314,7 +260,6 @@ def solve(
         rows = [scipy.sparse.csr_matrix(reader.features(**batch).numpy()) for batch in batches]
     features = scipy.sparse.vstack(rows).tocsr().astype(np.float64)
     weight, bias = np.zeros(head.weight.shape), np.full(len(head.bias), FIRST_MARGIN)
-    factors = np.ones(len(bias)) if class_weights is None else class_weights.cpu().numpy()
     for code in np.flatnonzero(has_code.any(0)).tolist():
         truth = has_code[:, code]
         if truth.all():
@@ -324,7 +269,7 @@ def solve(
             C=head.options.cost, dual=False, tol=TOLERANCE, max_iter=MOST_ITERATIONS
         )
         with threadpool_limits(1):  # sums of several threads differ in the last bits
-            machine.fit(features, truth, np.where(truth, factors[code], 1.0) * weights)
+            machine.fit(features, truth, weights)
         weight[code], bias[code] = machine.coef_[0], machine.intercept_[0]
     head.weight.copy_(torch.from_numpy(weight))
     head.bias.copy_(torch.from_numpy(bias))

@@ -6,7 +6,7 @@ N training rows.
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from itertools import permutations
 from typing import Any, NamedTuple
@@ -34,7 +34,6 @@ class OccupationLossOptions:
     Args:
         seq2seq_weight: share of the decoder's loss, 0 to 1.
         label_smoothing: share of each symbol's target spread over all symbols.
-        class_weights: code -> weight of its presence in the flat loss; 1 where not given.
         flat_dropout: dropout before the flat head; a linear one has none.
         linear: makes the flat head a support vector machine, best where strings are few; solved
             before the first step, it is reported and no longer trained.
@@ -45,7 +44,6 @@ class OccupationLossOptions:
 
     seq2seq_weight: float = 0.5
     label_smoothing: float = 0.0
-    class_weights: dict[str, float] = field(default_factory=dict)
     flat_dropout: float = 0.0
     linear: LinearOptions | None = None
     repeats: float = 1.0
@@ -78,7 +76,6 @@ def occupation_losses(
     decoder: BlockDecoder,
     batch: Mapping[str, Any],
     label_smoothing: float = 0.0,
-    class_weights: Tensor | None = None,
     importance: Tensor | None = None,
 ) -> dict[str, LossSum]:
     """Both terms, "seq2seq" and "flat", each in nats per record.
@@ -90,10 +87,9 @@ def occupation_losses(
         batch: `code_ids` [B, K], NONE = no code; its `num_with_codes`; `weight` [B], 0 = counts
             nowhere.
         label_smoothing: share of the target spread over all symbols.
-        class_weights: weight of each code's positive term in the flat loss [C].
         importance: factor of each record's losses [B]; it counts as one record all the same.
     """
-    losses = record_losses(memory, flat_logits, decoder, batch, label_smoothing, class_weights)
+    losses = record_losses(memory, flat_logits, decoder, batch, label_smoothing)
     return summed(losses, batch["weight"], importance)
 
 
@@ -103,13 +99,12 @@ def record_losses(
     decoder: BlockDecoder,
     batch: Mapping[str, Any],
     label_smoothing: float = 0.0,
-    class_weights: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Both terms of each record by itself, [B] each; arguments as for `occupation_losses`."""
     code_ids = batch["code_ids"]
     ordered = best_orders(decoder, memory, code_ids, batch["num_with_codes"])
     nats = sequence_nats(decoder, memory, ordered, label_smoothing)
-    return {"seq2seq": nats, "flat": flat_nats(flat_logits, code_ids, class_weights)}
+    return {"seq2seq": nats, "flat": flat_nats(flat_logits, code_ids)}
 
 
 def summed(
@@ -153,12 +148,10 @@ def sequence_nats(
     return nats.sum(1)
 
 
-def flat_nats(logits: Tensor, code_ids: Tensor, class_weights: Tensor | None = None) -> Tensor:
+def flat_nats(logits: Tensor, code_ids: Tensor) -> Tensor:
     """Binary cross-entropy summed over the code book [B], the unit that a record's sequence has."""
     truth = multi_hot(code_ids, logits.shape[1]).to(logits.dtype)
-    return F.binary_cross_entropy_with_logits(
-        logits, truth, pos_weight=class_weights, reduction="none"
-    ).sum(1)
+    return F.binary_cross_entropy_with_logits(logits, truth, reduction="none").sum(1)
 
 
 def multi_hot(code_ids: Tensor, num_codes: int) -> Tensor:

@@ -1,12 +1,10 @@
 """The occupation coder as a LightningModule. Batch: OccupationBatch."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
-import numpy as np
 import torch
-from lightning.pytorch import Callback
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor, nn
@@ -20,7 +18,6 @@ from datamodules.tokenizers.codes import CodeBook
 from lit_models.blocks import layer_depths
 from lit_models.occupation_coder.decoding import (
     TERMS,
-    Decoded,
     DecodingOptions,
     TemperatureSearch,
     answers,
@@ -44,9 +41,7 @@ from lit_models.occupation_coder.loss import (
     row_weights,
 )
 from lit_models.occupation_coder.metrics import (
-    ConfusedPairs,
     LossMetrics,
-    OccupationFigures,
     OccupationMetrics,
     set_scores,
 )
@@ -61,56 +56,13 @@ DecoderFactory = Callable[
 ]  # width of the memory, code book -> decoder
 
 
-def new_network(
-    book: CodeBook,
-    num_languages: int,
-    encoder_factory: EncoderFactory,
-    decoder_factory: DecoderFactory,
-    loss: OccupationLossOptions,
-) -> OccupationNetwork:
-    """Return an untrained network.
-
-    Args:
-        book: the codes that it writes.
-        num_languages: the unknown one included.
-        encoder_factory: see `LitOccupationCoder`.
-        decoder_factory: see `LitOccupationCoder`.
-        loss: says how its flat head is trained.
-
-    Raises:
-        ValueError: more codes per record than can be matched in all their orders.
-    """
-    trie = CodeTrie.from_code_book(book)
-    check_num_codes(trie)
-    encoder = encoder_factory(num_languages)
-    decoder = decoder_factory(encoder.width, trie)
-    return OccupationNetwork(encoder, decoder, loss.flat_dropout, loss.linear)
-
-
-def class_weights(book: CodeBook, weights: Mapping[str, float]) -> Tensor:
-    """Return the weight of each code's presence in the flat loss [C].
-
-    Args:
-        book: of C codes.
-        weights: code -> weight; 1 where not given.
-
-    Raises:
-        ValueError: a code that the book has not.
-    """
-    found = torch.ones(len(book.codes))
-    for code, weight in weights.items():
-        found[book.index(code)] = weight
-    return found
-
-
 TEXTS_AT_ONCE = 256
 
 
 class CodedText(NamedTuple):
     """Codes of one text, the likeliest first, with their descriptions and probabilities.
 
-    With `k_best`, `next_sets` are the next sets of codes with their probabilities; with
-    `probabilities`, that is the flat head's probability of every code.
+    With `k_best`, `next_sets` are the next sets of codes with their probabilities.
     """
 
     text: str
@@ -120,97 +72,9 @@ class CodedText(NamedTuple):
     set_confidence: float
     is_truncated: bool
     next_sets: Sequence[tuple[list[str], float]] = ()
-    probabilities: dict[str, float] | None = None
-
-
-class TextCoder:
-    """Codes texts with a LitOccupationCoder outside a trainer.
-
-    Args:
-        module: with its network built.
-        recipe: of its checkpoint.
-        options: fields of the module's DecodingOptions that shall differ.
-
-    Raises:
-        RuntimeError: the module has no network yet.
-    """
-
-    def __init__(self, module: Any, recipe: dict[str, Any] | None, options: dict[str, Any]) -> None:
-        if recipe is None or module.network is None:
-            raise RuntimeError(
-                "this LitOccupationCoder has not been trained: load one with "
-                "LitOccupationCoder.load_from_checkpoint(path), or fit it first."
-            )
-        self.module, self.recipe = module, recipe
-        self.options = replace(module.decoding, **options)
-        self.book = CodeBook.from_dict(recipe["code_book"])
-
-    def code(
-        self, texts: Sequence[str], language: str | Sequence[str] | None = None
-    ) -> list[CodedText]:
-        """Return one result per text, in order; arguments as in `LitOccupationCoder.code`.
-
-        Raises:
-            ValueError: a single string instead of a list, or not one language per text.
-        """
-        if isinstance(texts, str):
-            raise ValueError(f"texts must be a list of texts, got one string: write [{texts!r}].")
-        language_ids = self._language_ids(language, len(texts))
-        normalise = TextNormalisation.from_dict(self.recipe["normalisation"])
-        encoded = [encode(normalise(text), self.recipe["max_length"]) for text in texts]
-        order = sorted(range(len(texts)), key=lambda i: len(encoded[i].code_points))
-        results: dict[int, CodedText] = {}
-        was_training = self.module.training
-        self.module.eval()
-        for start in range(0, len(order), TEXTS_AT_ONCE):
-            rows = order[start : start + TEXTS_AT_ONCE]
-            decoded = self._decode([encoded[i].code_points for i in rows], language_ids[rows])
-            for place, index in enumerate(rows):
-                found = {name: values[place].tolist() for name, values in decoded.items()}
-                results[index] = self._result(texts[index], found, encoded[index].is_truncated)
-        self.module.train(was_training)
-        return [results[i] for i in range(len(texts))]
-
-    def _language_ids(self, language: str | Sequence[str] | None, count: int) -> np.ndarray:
-        default = self.recipe.get("default_language") or "unk"
-        given = default if language is None else language
-        names = [given] * count if isinstance(given, str) else list(given)
-        if len(names) != count:
-            raise ValueError(
-                f"language has {len(names)} names for {count} texts: give one for all, or one each."
-            )
-        known = {name: index for index, name in enumerate(self.recipe["languages"])}
-        return np.array([known.get(language_code(name, "unk"), 0) for name in names], np.int64)
-
-    @torch.inference_mode()
-    def _decode(self, texts: list[np.ndarray], language_ids: np.ndarray) -> dict[str, Tensor]:
-        module = self.module
-        batch = {**padded_texts(texts), "language_id": torch.from_numpy(language_ids)}
-        batch = {name: value.to(module.device) for name, value in batch.items()}
-        found = module.answers(*module(batch), self.options)
-        return {name: values.cpu() for name, values in found.items()}
-
-    def _result(self, text: str, found: dict[str, Any], is_truncated: bool) -> CodedText:
-        ids = [code_id for code_id in found["code_ids"] if code_id >= 0]
-        following = zip(found.get("next_ids", ()), found.get("next_confidence", ()), strict=True)
-        probabilities = found.get("probabilities")
-        return CodedText(
-            text,
-            self._codes(ids),
-            [self.book.descriptions[i] for i in ids],
-            found["code_confidence"][: len(ids)],
-            found["set_confidence"],
-            is_truncated,
-            [(self._codes(codes), p) for codes, p in following if codes[0] >= 0],
-            probabilities and dict(zip(self.book.codes, probabilities, strict=True)),
-        )
-
-    def _codes(self, ids: Sequence[int]) -> list[str]:
-        return [self.book.codes[i] for i in ids if i >= 0]
 
 
 RECIPE_KEY = "occupation_recipe"
-REVIEW_BELOW = 0.5
 
 
 class LitOccupationCoder(ExactModule):
@@ -266,8 +130,6 @@ class LitOccupationCoder(ExactModule):
         self.init_from, self.init_from_part = init_from, init_from_part
         self.recipe: Any = None  # a dict of plain values, from the data or a checkpoint
         self.temperature = given_temperature(temperature or {})
-        # limit of `review_for_precision`, and the temperature of the sets that it was found on
-        self.review: dict[str, Any] | None = None
         # [training rows], where they are not all 1
         self.register_buffer("row_weights", None, persistent=False)
         self.network: Any = None  # an OccupationNetwork once the code book is known
@@ -275,19 +137,9 @@ class LitOccupationCoder(ExactModule):
     def blocks(self) -> list[nn.Module]:
         return self.network.blocks()
 
-    def own_callbacks(self) -> list[Callback]:
-        return [*super().own_callbacks(), OccupationFigures()]
-
     def setup(self, stage: str) -> None:
         """Take the recipe (code book, languages, normalisation) that the data was read with."""
         super().setup(stage)
-        no_validation = stage == "fit" and self.trainer.limit_val_batches == 0
-        if no_validation and self.decoding.review_for_precision is not None:
-            raise ValueError(
-                "model.decoding.review_for_precision finds its limit on validation rows, and "
-                "trainer.limit_val_batches is 0; give --trainer.limit_val_batches=1.0 and "
-                "--data.split.validation_share=0.1, or leave it out."
-            )
         if self.recipe is None:
             self._take_recipe(self.trainer.datamodule.recipe)
         if stage == "fit" and self.loss.weighs_rows:
@@ -308,7 +160,7 @@ class LitOccupationCoder(ExactModule):
 
     def training_terms(self, batch: OccupationBatch) -> dict[str, LossSum]:
         weights = None if self.row_weights is None else self.row_weights[batch["sample_id"]]
-        options = (self.loss.label_smoothing, self._used_class_weights, weights)
+        options = (self.loss.label_smoothing, weights)
         memory, flat_logits = self(batch)
         return occupation_losses(memory, flat_logits, self.network.decoder, batch, *options)
 
@@ -324,56 +176,37 @@ class LitOccupationCoder(ExactModule):
 
     def on_validation_epoch_end(self) -> None:
         found = {term: float(search.compute()) for term, search in self.temperature_search.items()}
-        review = self._found_review()
-        for metric in (self.val_confused, *self.temperature_search.values()):
-            metric.reset()
-        if self._is_training and not self.trainer.sanity_checking:
-            self.temperature, self.review = found, review
+        for search in self.temperature_search.values():
+            search.reset()
+        if self.trainer.sanity_checking:
+            return
+        if self._is_training:
+            self.temperature = found
+        precision, bins = self.decoding.review_for_precision, self.val_metrics["calibration_error"]
+        if precision is not None:
+            with bins.sync_context(should_sync=self.trainer.world_size > 1):
+                limit, share, right = bins.limit(precision)
+            rank_zero_info(
+                f"no confidence of the validation rows reaches a precision of {precision:.0%}: "
+                "every row is one to look at"
+                if limit > 1
+                else f"review_below {limit:.2f}: {share:.0%} of the validation rows are at or "
+                f"above it, {right:.1%} of them exactly right; predict with "
+                f"--model.decoding.review_below={limit:.2f}"
+            )
 
     def test_step(self, batch: OccupationBatch, batch_idx: int) -> SampleResult:
         return self._evaluate("test", batch)[1]
-
-    def on_test_epoch_end(self) -> None:
-        self.test_confused.reset()  # after the callbacks have seen it
 
     def in_words(self, answers: dict[str, list[float]]) -> dict[str, str]:
         codes = self.recipe["code_book"]["codes"]
         return {n: " ".join(codes[int(i)] for i in ids if i >= 0) for n, ids in answers.items()}
 
     def predict_step(self, batch: OccupationBatch, batch_idx: int) -> dict[str, Tensor]:
-        memory, flat_logits = self(batch)
-        found = self.answers(memory, flat_logits, self.decoding)
+        network, options = self.network, self.decoding
+        found = answers(network, *self(batch), options, self.temperature)
         # not "<": a confidence that is no number is one to look at
-        return {**found, "needs_review": ~(found["set_confidence"] >= self.review_limit)}
-
-    def answers(
-        self, memory: Memory, flat_logits: Tensor, options: DecodingOptions
-    ) -> dict[str, Tensor]:
-        """Return what `decoding.answers` does.
-
-        Raises:
-            ValueError: probabilities are asked of a flat head that was not trained.
-        """
-        if options.probabilities and self.loss.seq2seq_weight == 1:
-            raise ValueError(
-                "probabilities are those of the flat head, which seq2seq_weight: 1 left untrained; "
-                "leave them out, or train with a lower model.loss.seq2seq_weight."
-            )
-        return answers(self.network, memory, flat_logits, options, self.used_temperature)
-
-    @property
-    def review_limit(self) -> float:
-        """The confidence of a set below which a person shall look at it."""
-        if self.decoding.review_below is not None:
-            return self.decoding.review_below
-        return self.review["below"] if self.review else REVIEW_BELOW
-
-    @property
-    def used_temperature(self) -> dict[str, float]:
-        """The temperature of the heads: outside training that of the limit of review, if any."""
-        if self.review is None or self._is_training:
-            return self.temperature
-        return self.review["temperature"]
+        return {**found, "needs_review": ~(found["set_confidence"] >= options.review_below)}
 
     def configure_optimizers(self) -> Any:
         depths = layer_depths(self, self.network.encoder)
@@ -381,9 +214,7 @@ class LitOccupationCoder(ExactModule):
         return configured(self, self.optimizer(groups), self.lr_scheduler)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        thresholds = {"flat": self.decoding.flat_threshold}
-        found = {"temperature": self.temperature, "thresholds": thresholds}
-        checkpoint[RECIPE_KEY] = {**self.recipe, **found, "review": self.review}
+        checkpoint[RECIPE_KEY] = {**self.recipe, "temperature": self.temperature}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
@@ -418,75 +249,97 @@ class LitOccupationCoder(ExactModule):
             texts: job descriptions as they were written.
             language: of all texts or of each; none takes the recipe's default.
             options: fields of DecodingOptions that shall differ, such as method="beam".
+
+        Raises:
+            RuntimeError: the module has no trained network yet.
+            ValueError: a single string instead of a list, or not one language per text.
         """
-        return TextCoder(self, self.recipe, options).code(texts, language)
+        if self.recipe is None or self.network is None:
+            raise RuntimeError(
+                "this LitOccupationCoder has not been trained: load one with "
+                "LitOccupationCoder.load_from_checkpoint(path), or fit it first."
+            )
+        if isinstance(texts, str):
+            raise ValueError(f"texts must be a list of texts, got one string: write [{texts!r}].")
+        if language is None or isinstance(language, str):
+            language = [language or self.recipe.get("default_language") or "unk"] * len(texts)
+        if len(language) != len(texts):
+            raise ValueError(
+                f"language has {len(language)} names for {len(texts)} texts: give one for all, or "
+                "one each."
+            )
+        language_index = {name: index for index, name in enumerate(self.recipe["languages"])}
+        language_ids = [language_index.get(language_code(n, "unk"), 0) for n in language]
+        normalise = TextNormalisation.from_dict(self.recipe["normalisation"])
+        encoded = [encode(normalise(text), self.recipe["max_length"]) for text in texts]
+        order = sorted(range(len(texts)), key=lambda i: len(encoded[i].code_points))
+        decoding, was_training = replace(self.decoding, **options), self.training
+        results: dict[int, CodedText] = {}
+        self.eval()
+        for start in range(0, len(order), TEXTS_AT_ONCE):
+            rows = order[start : start + TEXTS_AT_ONCE]
+            batch = padded_texts([encoded[i].code_points for i in rows])
+            batch["language_id"] = torch.tensor([language_ids[i] for i in rows])
+            batch = {name: value.to(self.device) for name, value in batch.items()}
+            with torch.inference_mode():
+                found = answers(self.network, *self(batch), decoding, self.temperature)
+            columns = {name: values.tolist() for name, values in found.items()}
+            for place, index in enumerate(rows):
+                found_here = {name: values[place] for name, values in columns.items()}
+                truncated = encoded[index].is_truncated
+                results[index] = self._coded_text(texts[index], found_here, truncated)
+        self.train(was_training)
+        return [results[i] for i in range(len(texts))]
+
+    def _coded_text(self, text: str, found: dict[str, Any], is_truncated: bool) -> CodedText:
+        book = self.recipe["code_book"]
+
+        def named(ids: Sequence[int], what: str = "codes") -> list[str]:
+            return [book[what][i] for i in ids if i >= 0]
+
+        following = zip(found.get("next_ids", ()), found.get("next_confidence", ()), strict=True)
+        codes, names = named(found["code_ids"]), named(found["code_ids"], "descriptions")
+        confidences, of_set = found["code_confidence"][: len(codes)], found["set_confidence"]
+        next_sets = [(named(ids), p) for ids, p in following if ids[0] >= 0]
+        return CodedText(text, codes, names, confidences, of_set, is_truncated, next_sets)
 
     def _take_recipe(self, recipe: dict[str, Any]) -> None:
         self.recipe = recipe
         self.temperature = dict(recipe.get("temperature") or self.temperature)
-        self.review = recipe.get("review")
 
     def _build(self) -> None:
         book, languages = CodeBook.from_dict(self.recipe["code_book"]), self.recipe["languages"]
-        factories = (self.encoder_factory, self.decoder_factory)
-        self.network = new_network(book, len(languages), *factories, self.loss)
+        trie = CodeTrie.from_code_book(book)
+        check_num_codes(trie)
+        encoder = self.encoder_factory(len(languages))
+        decoder = self.decoder_factory(encoder.width, trie)
+        options = (self.loss.flat_dropout, self.loss.linear)
+        self.network = OccupationNetwork(encoder, decoder, *options)
         freeze_encoder(self.network.encoder, self.hparams.freeze)
-        weights = class_weights(book, self.loss.class_weights)
-        self.register_buffer("class_weights", weights, persistent=False)
         for split in ("val", "test"):
             self.add_module(f"{split}_metrics", OccupationMetrics(book, languages))
-            self.add_module(f"{split}_confused", ConfusedPairs(len(book.codes)))
             self.add_module(f"{split}_losses", LossMetrics(self.loss.term_weights))
         self.temperature_search = torch.nn.ModuleDict({t: TemperatureSearch() for t in TERMS})
 
     def _solve_linear_head(self) -> None:
         examples = linear_examples(self.trainer.datamodule.store, self.loss)
-        solve(self.network.flat, *examples, self._used_class_weights)
-
-    def _found_review(self) -> dict[str, Any] | None:
-        """The limit for `review_for_precision`; an evaluation says it."""
-        wanted = self.decoding.review_for_precision
-        if wanted is None:
-            return None
-        bins = self.val_metrics["calibration_error"]
-        with bins.sync_context(should_sync=self.trainer.world_size > 1):
-            limit, share, right = bins.limit(wanted)
-        if not self._is_training and limit > 1:
-            rank_zero_info(
-                f"no confidence of the validation rows reaches a precision of {wanted:.0%}: every "
-                "row is one to look at"
-            )
-        elif not self._is_training:
-            rank_zero_info(
-                f"review_below {limit:.2f}: {share:.0%} of the validation rows are at or above it, "
-                f"{right:.1%} of them exactly right; predict with "
-                f"--model.decoding.review_below={limit:.2f}"
-            )
-        return {"below": limit, "temperature": self.used_temperature}
+        solve(self.network.flat, *examples)
 
     @property
     def _is_training(self) -> bool:
         return self._trainer is not None and self.trainer.state.fn == "fit"
 
-    @property
-    def _used_class_weights(self) -> Tensor | None:
-        return self.class_weights if self.loss.class_weights else None
-
-    def _decode(self, memory: Memory, flat_logits: Tensor) -> Decoded:
-        return decode(self.network, memory, flat_logits, self.decoding, self.used_temperature)
-
     def _evaluate(
         self, split: str, batch: OccupationBatch
     ) -> tuple[tuple[Memory, Tensor], SampleResult]:
         memory, flat_logits = self(batch)
-        decoder, weights = self.network.decoder, self._used_class_weights
-        true_ids, decoded = batch["code_ids"], self._decode(memory, flat_logits)
-        each = record_losses(memory, flat_logits, decoder, batch, class_weights=weights)
+        true_ids, temperature = batch["code_ids"], self.temperature
+        decoded = decode(self.network, memory, flat_logits, self.decoding, temperature)
+        each = record_losses(memory, flat_logits, self.network.decoder, batch)
         losses: LossMetrics = getattr(self, f"{split}_losses")
+        metrics: OccupationMetrics = getattr(self, f"{split}_metrics")
         loss = losses.add_batch(each, batch["weight"])
-        metrics, confused = getattr(self, f"{split}_metrics"), getattr(self, f"{split}_confused")
         metrics.update(decoded, batch)
-        confused.update(true_ids, decoded.code_ids, batch["weight"])
         for name, metric in (*losses.items(), *metrics.items()):
             self.log(f"{split}/{name}", metric, on_step=False, on_epoch=True)
         is_wrong = set_scores(true_ids, decoded.code_ids)["exact_match"] == 0

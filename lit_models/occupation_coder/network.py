@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from datamodules.tokenizers.codes import CodeBook
+from datamodules.tokenizers.codes import CodeBook, Trie
 from lit_models.occupation_coder.encoders import Encoder
 from lit_models.occupation_coder.linear import LinearHead, LinearOptions
 
@@ -61,28 +62,14 @@ class CodeTrie(nn.Module):
     @classmethod
     def from_code_book(cls, book: CodeBook) -> CodeTrie:
         """Trie of a code book."""
-        trie = book.trie()
-        return cls(book.table, trie.next_node, trie.leaf_code, trie.num_leaves, book.max_codes)
+        return cls(book.table, *book.trie(), book.max_codes)
 
     @classmethod
     def from_table(
         cls, table: Sequence[Sequence[int]], vocab_size: int, max_codes: int
     ) -> CodeTrie:
         """Trie over rows of symbols [C, L], all distinct."""
-        next_node, leaf_code, num_leaves = [[-1] * vocab_size], [-1], [0]
-        for code, symbols in enumerate(table):
-            node = 0
-            num_leaves[0] += 1
-            for symbol in symbols:
-                if next_node[node][symbol] < 0:
-                    next_node[node][symbol] = len(next_node)
-                    next_node.append([-1] * vocab_size)
-                    leaf_code.append(-1)
-                    num_leaves.append(0)
-                node = next_node[node][symbol]
-                num_leaves[node] += 1
-            leaf_code[node] = code
-        return cls(table, next_node, leaf_code, num_leaves, max_codes)
+        return cls(table, *Trie.of_table(np.array(table), vocab_size), max_codes)
 
     def legal(self, node: Tensor, used: Tensor, depth: Tensor | int, block: Tensor | int) -> Tensor:
         """Symbols that may come next [..., V] bool.

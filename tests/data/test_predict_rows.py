@@ -162,25 +162,12 @@ def test_a_row_without_text_or_with_an_unknown_language_stays(tmp_path, caplog):
     assert pq.read_table(tmp_path / "out.parquet").to_pylist()[1]["truncated"] is None
 
 
-def test_formulas_stay_unless_they_shall_be_escaped(tmp_path):
-    cells = ["=1+1", "+cmd", "-x", "@y", "-1", "+4,5", "smith"]
-    index = open_index([write(tmp_path / "t.csv", "\n".join(["text", *cells]).replace(",", "."))],
-                       Columns(), RECIPE)  # fmt: skip
-    for escape, mark in ((False, ""), (True, "'")):
-        path = tmp_path / f"{escape}.csv"
-        write_coded_table(index, BOOK, results_of(index), path, escape_formulas=escape)
-        [batch] = read_rows(path)
-        wanted = [f"{mark}{cell}" for cell in cells[:4]] + ["-1", "+4.5", "smith"]
-        assert batch.texts("text") == wanted
-
-
-def test_next_sets_and_probabilities_are_written_and_no_empty_code_columns(tmp_path):
+def test_next_sets_are_written_and_no_empty_code_columns(tmp_path):
     index = open_index([write(tmp_path / "t.csv", 'text\nsmith\n""\ntailor\n')], Columns(), RECIPE)
     results = results_of(index) | {
         "code_ids": np.array([[1, -100], [0, -100]]),
         "next_ids": np.array([[[0, 1], [0, -100]], [[1, -100], [-100, -100]]]),
         "next_confidence": np.array([[0.25, 0.125], [0.5, 0.0]]),
-        "probabilities": np.array([[0.25, 0.75], [1.0, 0.0]], np.float32),
     }
     write_coded_table(index, BOOK, results, tmp_path / "out.csv")
     [batch] = read_rows(tmp_path / "out.csv")
@@ -190,11 +177,6 @@ def test_next_sets_and_probabilities_are_written_and_no_empty_code_columns(tmp_p
     ]  # fmt: skip
     assert batch.texts("set_2") == ["10000+20000", "", "20000"]
     assert batch.texts("confidence_set_3") == ["0.125000", "", ""]
-    [table] = read_rows(tmp_path / "out.probabilities.csv")
-    assert table.rows.to_pydict() == {
-        "text": ["smith", "", "tailor"], "10000": ["0.250000", "", "1.000000"],
-        "20000": ["0.750000", "", "0.000000"],
-    }  # fmt: skip
 
 
 def test_nothing_is_overwritten_and_results_must_be_complete(tmp_path):

@@ -68,8 +68,6 @@ def test_flat_nats_are_the_sum_over_the_code_book():
     logits = torch.tensor([[0.0, math.log(3.0), 0.0]])
     nats = flat_nats(logits, torch.tensor([[1, NONE]]))
     assert nats.item() == pytest.approx(2 * math.log(2) - math.log(0.75))
-    weighted = flat_nats(logits, torch.tensor([[1, NONE]]), torch.tensor([9.0, 2.0, 9.0]))
-    assert weighted.item() == pytest.approx(2 * math.log(2) - 2 * math.log(0.75))
 
 
 def test_codes_become_a_row_of_flags_and_gaps_close():

@@ -166,23 +166,10 @@ def test_a_head_changes_with_no_padding():
     torch.testing.assert_close(alone[0], beside[0], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"core_weight": -0.1}, "core_weight must be 0 or more, got -0.1"),
-        ({"cost": 0.0}, "cost must be a number above 0"),
-        ({"head_weight": -1.0}, "head_weight must be 0 or more"),
-        ({"head_ends": ("of",)}, "has no effect while head_weight and core_weight are 0"),
-        ({"head_weight": 1.0, "head_ends": ("part of",)}, "single words or signs"),
-        ({"head_weight": 1.0, "head_ends": ("",)}, "single words or signs"),
-        ({"head_weight": 1.0, "head_ends": (" of",)}, "leave out the space"),
-        ({"head_weight": 1.0, "head_ends": "of"}, "must be a list"),
-        ({"head_weight": 1.0, "head_ends": ("&c", "&")}, "cuts it in two"),
-    ],
-)
-def test_options_that_mean_nothing_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        LinearOptions(**options)
+@pytest.mark.parametrize("ends", [("part of",), ("",), (" of",), "of"])
+def test_ends_that_are_never_found_are_refused(ends):
+    with pytest.raises(ValueError, match="must be a list of single words or signs"):
+        LinearOptions(head_weight=1.0, head_ends=ends)
 
 
 def test_weights_of_other_features_are_refused():
