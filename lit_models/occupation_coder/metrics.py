@@ -4,6 +4,7 @@ Shapes: B batch, K codes per record, C codes of the book, G confidence bins.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -83,7 +84,7 @@ class OccupationMetrics(nn.ModuleDict):
         self["calibration_error"] = CalibrationBins()
         self["num_records"], self["num_exact_match"] = Count(), Count()
 
-    def update(self, decoded: Decoded, batch: dict[str, Tensor]) -> None:
+    def update(self, decoded: Decoded, batch: Mapping[str, Any]) -> None:
         """Adds a batch.
 
         Args:
