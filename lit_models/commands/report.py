@@ -339,9 +339,8 @@ def _tests(run: RunRecord, first: str) -> Iterator[tuple[str, str, str]]:
     A ranker's and a retriever's stand in a file, with those of other systems.
     """
     last = {name: points[-1][1] for name, points in run.metrics.items()}
-    for path in (run.folder / "ranking.json", run.folder / "retrieval-test.json"):
-        if not path.exists():
-            continue
+    path = run.folder / "ranking-test.json"
+    if path.exists():
         try:
             own, *others = json.loads(path.read_text(encoding="utf-8"))["systems"].items()
             last |= {f"test/{name}": float(value) for name, value in own[1].items()}

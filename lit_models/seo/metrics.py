@@ -11,33 +11,43 @@ log2(rank + 1) as the discount of every rank):
 - A query that has judgements but no relevant document scores 0; one without judgements is not
   evaluated at all.
 - Ties: equal scores are ordered by the document's index, the smaller first (by the candidate's
-  position where no index is given). That depends on nothing but the query, and so is equal on any
-  number of devices and in any order of candidates. (trec_eval takes the larger identifier first.)
+  position where no index is given), on any number of devices and in any order of candidates.
+  (trec_eval takes the larger identifier first.)
 - A query with a score that is no number has the value NaN: it cannot pass for a good ranking.
 
-Scores agree with scikit-learn and scipy. Where one is undefined, the value is that of someone who
-knows nothing, and `say` is told: 0 for a correlation or a kappa of constant values, 0.5 for the
-AUROC of a single class, 0 for the F1 of a class that is neither there nor predicted. Without any
-label there is no such value: NaN, told too. Predictions are gathered, put in the order of the
-sample ids and measured in float64, so that any number of devices gives the same number.
+Scores of heads are those of scikit-learn and scipy. Where one is undefined, a warning says so and
+the value is that of someone who knows nothing: 0 for a correlation or a kappa of constant values,
+0.5 for the AUROC of a single class, 0 for the F1 of a class that is neither there nor predicted.
+Without any label, or with predictions that are no numbers, it is NaN. Predictions are gathered, put
+in the order of the sample ids and measured in float64: any number of devices gives the same number.
 """
 
+import csv
+import json
 import logging
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
 from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
 from lit_models.training.metrics import SumCount
+from lit_models.training.predictions import write_table
 
-Gain = Literal["linear", "exponential"]
+log = logging.getLogger(__name__)
 DEFAULT_METRICS = ("ndcg@1", "ndcg@5", "ndcg@10", "mrr@10", "map", "recall@100")
 BOOTSTRAP_ROWS = 4_000_000  # numbers drawn at once: 32 MB
 
@@ -68,7 +78,11 @@ def rank_queries(
         document: [B, K] int64, what decides ties; the candidate's position where not given.
     """
     scores = scores.detach().double()
-    order = ranking(scores, is_candidate, document)
+    # Sorts that keep the order of equals, the least important first.
+    positions = torch.arange(scores.shape[1], device=scores.device).expand(scores.shape)
+    order = positions if document is None else document.argsort(dim=1, stable=True)
+    order = order.gather(1, scores.gather(1, order).argsort(dim=1, descending=True, stable=True))
+    order = order.gather(1, (~is_candidate).gather(1, order).byte().argsort(dim=1, stable=True))
     grades = relevance.double().nan_to_num(nan=0.0).clamp(min=0).masked_fill(~is_candidate, 0)
     is_wrong = (scores.isnan() & is_candidate).any(1, keepdim=True)
     judged = all_relevance.double()
@@ -79,128 +93,61 @@ def rank_queries(
     )
 
 
-def ranking(scores: Tensor, is_candidate: Tensor, document: Tensor | None = None) -> Tensor:
-    """Return the candidates of each query, the best first and those that are none last.
-
-    Args:
-        scores, is_candidate, document: as for `rank_queries`.
-
-    Returns:
-        [B, K] int64, positions in `scores`.
-    """
-    if document is None:
-        order = torch.arange(scores.shape[1], device=scores.device).expand(scores.shape)
-    else:
-        order = document.argsort(dim=1, stable=True)
-    # Sorts that keep the order of equals, the least important first.
-    order = order.gather(1, scores.gather(1, order).argsort(dim=1, descending=True, stable=True))
-    is_none = (~is_candidate).gather(1, order).byte()
-    return order.gather(1, is_none.argsort(dim=1, stable=True))
-
-
-def ndcg(ranked: RankedQueries, k: int | None = None, gain: Gain = "linear") -> Tensor:
-    """Return the discounted gain of the first k over that of the ideal ranking, [B] float64.
-
-    Args:
-        ranked: queries in order.
-        k: ranks that count; all where not given.
-        gain: of grade g: g, or 2**g - 1 (Burges et al. 2005).
-    """
-    gained, best = _discounted(ranked.relevance, k, gain), _discounted(ranked.ideal, k, gain)
+def ndcg(ranked: RankedQueries, k: int | None = None) -> Tensor:
+    """Return the discounted grades of the first k ranks, or of all, over those of the ideal
+    ranking, [B] float64."""
+    gained, best = (
+        (grades[:, :k] / (_ranks(grades[:, :k]) + 1).log2()).sum(1)
+        for grades in (ranked.relevance, ranked.ideal)
+    )
     return _ratio(gained, best)
 
 
-def reciprocal_rank(
-    ranked: RankedQueries, k: int | None = None, relevant_above: float = 0.0
-) -> Tensor:
-    """Return 1 / rank of the first relevant document, 0 where none is in the first k; [B] float64.
-
-    Args:
-        ranked: queries in order.
-        k: ranks that count; all where not given.
-        relevant_above: grades above it are relevant.
-    """
-    hits = _hits(ranked.relevance, k, relevant_above)
-    if hits.shape[1] == 0:
-        return hits.sum(1)
-    return (hits / _ranks(hits)).amax(1)
+def reciprocal_rank(ranked: RankedQueries, k: int | None = None) -> Tensor:
+    """Return 1 / rank of the first relevant document, 0 where none is in the first k; [B]."""
+    hits = _hits(ranked, k)
+    return (hits / _ranks(hits)).amax(1) if hits.shape[1] else hits.sum(1)
 
 
-def first_relevant(ranked: RankedQueries, relevant_above: float = 0.0) -> Tensor:
+def first_relevant(ranked: RankedQueries) -> Tensor:
     """Return the rank of the first relevant document from 1, 0 where none is ranked; [B] int64."""
-    hits = _hits(ranked.relevance, None, relevant_above) > 0
-    if hits.shape[1] == 0:
-        return hits.sum(1)
-    return torch.where(hits.any(1), hits.byte().argmax(1) + 1, 0)
+    hits = _hits(ranked, None) > 0
+    return torch.where(hits.any(1), hits.byte().argmax(1) + 1, 0) if hits.shape[1] else hits.sum(1)
 
 
-def average_precision(
-    ranked: RankedQueries, k: int | None = None, relevant_above: float = 0.0
-) -> Tensor:
-    """Return the precision at each relevant document, summed, over the number of all relevant
-    documents, [B] float64. Arguments as for `reciprocal_rank`."""
-    hits = _hits(ranked.relevance, k, relevant_above)
+def average_precision(ranked: RankedQueries, k: int | None = None) -> Tensor:
+    """Return the precision at each relevant document of the first k, summed, over the number of
+    all relevant documents, [B] float64."""
+    hits = _hits(ranked, k)
     precisions = hits.cumsum(1) / _ranks(hits)
-    return _ratio((precisions * hits).sum(1), _num_relevant(ranked, relevant_above))
+    return _ratio((precisions * hits).sum(1), (ranked.ideal > 0).double().sum(1))
 
 
-def recall(ranked: RankedQueries, k: int | None = None, relevant_above: float = 0.0) -> Tensor:
-    """Return the share of all relevant documents that is among the first k, [B] float64.
-
-    Arguments as for `reciprocal_rank`."""
-    found = _hits(ranked.relevance, k, relevant_above).sum(1)
-    return _ratio(found, _num_relevant(ranked, relevant_above))
+def recall(ranked: RankedQueries, k: int | None = None) -> Tensor:
+    """Return the share of all relevant documents that is among the first k, [B] float64."""
+    return _ratio(_hits(ranked, k).sum(1), (ranked.ideal > 0).double().sum(1))
 
 
-def precision(ranked: RankedQueries, k: int, relevant_above: float = 0.0) -> Tensor:
-    """Return the share of relevant documents in the first k ranks, [B] float64.
-
-    Arguments as for `reciprocal_rank`."""
-    return _hits(ranked.relevance, k, relevant_above).sum(1) / k
+def precision(ranked: RankedQueries, k: int) -> Tensor:
+    """Return the share of relevant documents in the first k ranks, [B] float64."""
+    return _hits(ranked, k).sum(1) / k
 
 
-class RankingMetrics(nn.ModuleDict):
-    """Means over queries; every entry is a SumCount that is logged under its name.
-
-    Args:
-        names: `ndcg`, `mrr`, `map`, `recall`, `precision`, each with `@k` where only k ranks count.
-        gain: of NDCG.
-        relevant_above: grades above it are relevant, for all but NDCG.
-
-    Raises:
-        ValueError: a name that is none of these.
-    """
-
-    def __init__(
-        self,
-        names: Sequence[str] = DEFAULT_METRICS,
-        gain: Gain = "linear",
-        relevant_above: float = 0.0,
-    ) -> None:
-        super().__init__()
-        self._measures = {name: measure(name, gain, relevant_above) for name in names}
-        for name in names:
-            self[name] = SumCount()
-
-    def update(self, ranked: RankedQueries, weight: Tensor) -> None:
-        """Add a batch.
-
-        Args:
-            ranked: its queries in order.
-            weight: [B], 0 for a filler.
-        """
-        counted = weight.double() * ranked.is_evaluated
-        for name, values in self.per_query(ranked).items():
-            # Zero times a value that is no number would be one that is none.
-            self[name].update(values.where(counted > 0, 0.0) * counted, counted)
-
-    def per_query(self, ranked: RankedQueries) -> dict[str, Tensor]:
-        """Return each metric of each query, [B] float64; without meaning where it is not
-        evaluated."""
-        return {name: measured(ranked) for name, measured in self._measures.items()}
+def _hits(ranked: RankedQueries, k: int | None) -> Tensor:
+    grades = ranked.relevance[:, :k]
+    return (grades > 0).double().where(~grades.isnan(), torch.nan)
 
 
-def measure(name: str, gain: Gain, relevant_above: float) -> Callable[[RankedQueries], Tensor]:
+def _ranks(grades: Tensor) -> Tensor:
+    return torch.arange(1, grades.shape[1] + 1, dtype=torch.float64, device=grades.device)
+
+
+def _ratio(part: Tensor, whole: Tensor) -> Tensor:
+    """Return part / whole, 0 where there is no whole."""
+    return torch.where(whole > 0, part / whole.clamp(min=1e-300), part * 0)
+
+
+def measure(name: str) -> Callable[[RankedQueries], Tensor]:
     """Return the function that a name such as `ndcg@10` stands for.
 
     Raises:
@@ -212,13 +159,85 @@ def measure(name: str, gain: Gain, relevant_above: float) -> Callable[[RankedQue
             f"metric {name!r} is unknown; write ndcg, mrr, map, recall or precision, with @ and a "
             "number of ranks above 0 (precision always), such as ndcg@10."
         )
-    kind, k = parts[1], None if parts[2] is None else int(parts[2])
-    if kind == "ndcg":
-        return partial(ndcg, k=k, gain=gain)  # which `ddp_spawn` can send, unlike a lambda
-    if k is not None and kind == "precision":
-        return partial(precision, k=k, relevant_above=relevant_above)
-    of_hits = {"mrr": reciprocal_rank, "map": average_precision, "recall": recall}
-    return partial(of_hits[kind], k=k, relevant_above=relevant_above)
+    functions: dict[str, Callable[..., Tensor]] = {
+        "ndcg": ndcg,
+        "mrr": reciprocal_rank,
+        "map": average_precision,
+        "recall": recall,
+        "precision": precision,
+    }
+    # A partial is sent to the processes of `ddp_spawn`, unlike a lambda.
+    return partial(functions[parts[1]], k=None if parts[2] is None else int(parts[2]))
+
+
+class RankingMetrics(nn.ModuleDict):
+    """Means over queries; every entry is a SumCount that is logged under its name.
+
+    Args:
+        names: `ndcg`, `mrr`, `map`, `recall`, `precision`, each with `@k` where only k ranks count.
+
+    Raises:
+        ValueError: a name that is none of these.
+    """
+
+    def __init__(self, names: Sequence[str] = DEFAULT_METRICS) -> None:
+        super().__init__()
+        self._measures = {name: measure(name) for name in names}
+        for name in names:
+            self[name] = SumCount()
+
+    def update(self, ranked: RankedQueries, weight: Tensor) -> None:
+        """Add a batch of queries in order. Args: weight [B], 0 for a filler."""
+        counted = weight.double() * ranked.is_evaluated
+        for name, values in self.per_query(ranked).items():
+            # Zero times a value that is no number would be one that is none.
+            self[name].update(values.where(counted > 0, 0.0) * counted, counted)
+
+    def per_query(self, ranked: RankedQueries) -> dict[str, Tensor]:
+        """Return each metric of each query, [B] float64; without meaning where it is not
+        evaluated."""
+        return {name: measured(ranked) for name, measured in self._measures.items()}
+
+
+class GatheredRows(Metric):
+    """Rows of a split from all ranks, such as vectors or predictions, in the order of their ids.
+
+    Args:
+        names: of the columns beside `id`.
+    """
+
+    full_state_update = False
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        self.names = ("id", *names)
+        for name in self.names:
+            self.add_state(name, [], dist_reduce_fx="cat")
+
+    def set_dtype(self, dst_type: torch.dtype | str) -> "GatheredRows":
+        """Keep every column's type whatever the precision of the module."""
+        return self
+
+    def update(self, is_counted: Tensor, **columns: Tensor) -> None:
+        """Add rows [B, …] of each column; a batch without any still takes part in the gathering.
+
+        Args:
+            is_counted: [B] bool, false for a filler.
+            columns: `id` [B] int64 and the others.
+        """
+        for name in self.names:
+            getattr(self, name).append(columns[name].detach()[is_counted])
+
+    def compute(self) -> SimpleNamespace:
+        """Return the columns by name. (Of a dict torchmetrics would squeeze single rows.)"""
+        order = dim_zero_cat(self.id).argsort()
+        return SimpleNamespace(**{n: dim_zero_cat(getattr(self, n))[order] for n in self.names})
+
+    def take(self) -> SimpleNamespace:
+        """Return the columns, and forget them."""
+        rows = self.compute()
+        self.reset()
+        return rows
 
 
 def paired_bootstrap(
@@ -262,55 +281,109 @@ def paired_bootstrap(
     return float(difference.mean()), float(low), float(high)
 
 
-def _discounted(grades: Tensor, k: int | None, gain: Gain) -> Tensor:
-    grades = grades[:, :k]
-    gains = grades if gain == "linear" else grades.exp2() - 1
-    return (gains / (_ranks(grades) + 1).log2()).sum(1)
+class QueryValues(NamedTuple):
+    """What an evaluation says of its queries.
+
+    Args:
+        queries: ids, in the order of the values.
+        systems: system -> metric -> value of each query [Q], the module's own first.
+        title: of the table.
+        notes: below the table.
+        errors: rows of errors-SPLIT.csv; None where another callback writes them.
+    """
+
+    queries: list[str]
+    systems: dict[str, dict[str, np.ndarray]]
+    title: str
+    notes: Sequence[str] = ()
+    errors: list[list[str]] | None = None
 
 
-def _hits(grades: Tensor, k: int | None, relevant_above: float) -> Tensor:
-    grades = grades[:, :k]
-    return (grades > relevant_above).double().where(~grades.isnan(), torch.nan)
+BASELINES = ("first", "bm25")  # systems that others are compared with
+WIDTH = 80
+SEED = 0  # of the bootstrap: the same values give the same intervals
 
 
-def _num_relevant(ranked: RankedQueries, relevant_above: float) -> Tensor:
-    return (ranked.ideal > relevant_above).double().sum(1)
+class QueryTable(Callback):
+    """Prints the systems of an evaluation and writes ranking-SPLIT.json and queries-SPLIT.csv.
+
+    The module tells by `query_values(split)`, on every rank. In the json: `queries`, their number;
+    `systems`, system -> metric -> mean; `differences`, "SYSTEM - BASELINE" -> metric -> mean, low
+    and high of a 95 % interval of a paired bootstrap over queries. The csv has a row per query and
+    system, with numbers that are read back as they are.
+    """
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._show(trainer, pl_module, "val")
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == "validate":
+            self._show(trainer, pl_module, "val")
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._show(trainer, pl_module, "test")
+
+    def _show(self, trainer: Trainer, module: Any, split: str) -> None:
+        values: QueryValues | None = module.query_values(split)  # a collective: on every rank
+        if not trainer.is_global_zero or values is None or not values.queries:
+            return
+        folder = Path(trainer.default_root_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        content = summary(values.systems)
+        text = json.dumps(content, indent=1) + "\n"
+        (folder / f"ranking-{split}.json").write_text(text, encoding="utf-8")
+        with (folder / f"queries-{split}.csv").open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(["query", "system", *next(iter(values.systems.values()))])
+            for place, query in enumerate(values.queries):
+                for system, metrics in values.systems.items():
+                    numbers = (repr(float(column[place])) for column in metrics.values())
+                    writer.writerow([query, system, *numbers])
+        table = shown_systems(content, f"{split}: {values.title}", values.notes)
+        Console(width=WIDTH, highlight=False).print(table)
+        if values.errors is not None:
+            path = folder / f"errors-{split}.csv"
+            write_table(path, values.errors)
+            if split == "test":
+                print(f"errors: {path} ({len(values.errors) - 1} queries, the worst first)")
 
 
-def _ranks(grades: Tensor) -> Tensor:
-    return torch.arange(1, grades.shape[1] + 1, dtype=torch.float64, device=grades.device)
+def summary(systems: dict[str, dict[str, np.ndarray]]) -> dict[str, Any]:
+    """Return the content of ranking-SPLIT.json. Args: system -> metric -> values [Q]."""
+    pairs = [(s, b) for b in BASELINES if b in systems for s in systems if s not in BASELINES]
+    return {
+        "queries": len(next(iter(next(iter(systems.values())).values()))),
+        "systems": {
+            system: {metric: float(values.mean()) for metric, values in metrics.items()}
+            for system, metrics in systems.items()
+        },
+        "differences": {
+            f"{system} - {baseline}": {
+                metric: paired_bootstrap(values, systems[baseline][metric], SEED)
+                for metric, values in systems[system].items()
+            }
+            for system, baseline in pairs
+        },
+    }
 
 
-def _ratio(part: Tensor, whole: Tensor) -> Tensor:
-    """part / whole, 0 where there is no whole."""
-    return torch.where(whole > 0, part / whole.clamp(min=1e-300), part * 0)
-
-
-class QueryValues(Metric):
-    """The metrics of each query, M of them."""
-
-    full_state_update = False
-    sample_id: list[Tensor]
-    values: list[Tensor]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("sample_id", [], dist_reduce_fx="cat")
-        self.add_state("values", [], dist_reduce_fx="cat")
-
-    def set_dtype(self, dst_type: torch.dtype | str) -> "QueryValues":
-        """Keep float64 whatever the precision of the module."""
-        return self
-
-    def update(self, sample_id: Tensor, values: dict[str, Tensor], is_counted: Tensor) -> None:
-        """Add a batch. Args: sample_id [B] int64; values, name -> [B]; is_counted [B] bool."""
-        self.sample_id.append(sample_id[is_counted])
-        self.values.append(torch.stack(list(values.values()), 1).double()[is_counted])
-
-    def compute(self) -> tuple[Tensor, Tensor]:
-        """Return the sample ids [N] int64, ascending, and values [N, M] float64."""
-        sample_id, order = dim_zero_cat(self.sample_id).sort()
-        return sample_id, dim_zero_cat(self.values)[order]
+def shown_systems(content: dict[str, Any], title: str, notes: Sequence[str]) -> Table:
+    """Return the table of a `summary` for a terminal of 80 columns."""
+    caption = "\n".join(
+        [*(["differences: 95 % over queries"] * bool(content["differences"])), *notes]
+    )
+    table = Table(title=title, caption=caption, box=SIMPLE, padding=(0, 1, 0, 0))
+    table.add_column("metric")
+    for name in (*content["systems"], *content["differences"]):
+        table.add_column(name, justify="right")
+    for metric in next(iter(content["systems"].values())):
+        means = [f"{metrics[metric]:.3f}" for metrics in content["systems"].values()]
+        spans = [
+            "{:+.3f} [{:+.2f} {:+.2f}]".format(*metrics[metric]).replace("0.", ".")
+            for metrics in content["differences"].values()
+        ]
+        table.add_row(metric, *means, *spans)
+    return table
 
 
 CALIBRATION_BINS = 15
@@ -321,7 +394,7 @@ NAMES = {
     "multiclass": ("macro_f1", "accuracy", "calibration_error", "log_loss"),
     "multilabel": ("macro_f1", "macro_auroc"),
 }
-# What a constant prediction can be judged by.
+# What a constant prediction can be measured by.
 BASELINE_NAMES = {
     "regression": ("rmse", "mae"),
     "ordinal": ("mae",),
@@ -329,245 +402,6 @@ BASELINE_NAMES = {
     "multiclass": ("macro_f1", "accuracy", "log_loss"),
     "multilabel": ("macro_f1",),
 }
-Say = Callable[[str, str], None]  # measure, why it is undefined
-
-
-def measures(
-    kind: str, prediction: Tensor, target: Tensor, say: Say = lambda name, why: None
-) -> dict[str, Tensor]:
-    """Return every measure of a kind, [] float64 each.
-
-    Args:
-        kind: of the head.
-        prediction: [N, P] float64, from `Head.prediction`.
-        target: [N, L] float64; NaN = missing, which only a multilabel head may have.
-        say: takes what is undefined.
-    """
-    if not len(target):
-        for name in NAMES[kind]:
-            say(name, "no text of the split has a label")
-        return {name: target.new_full((), torch.nan) for name in NAMES[kind]}
-    return _OF_KIND[kind](prediction, target, say)
-
-
-def _regression(prediction: Tensor, target: Tensor, say: Say) -> dict[str, Tensor]:
-    value, column = prediction[:, 0], target[:, 0]
-    return {
-        "spearman": spearman(value, column, say),
-        "pearson": pearson(value, column, say, "pearson"),
-        "rmse": ((value - column) ** 2).mean().sqrt(),
-        "mae": (value - column).abs().mean(),
-    }
-
-
-def _ordinal(prediction: Tensor, target: Tensor, say: Say) -> dict[str, Tensor]:
-    column = target[:, 0]
-    expected = prediction @ torch.arange(prediction.shape[1], dtype=torch.float64)
-    level = (expected + 0.5).floor()  # the nearest, which makes the quadratic error least
-    return {
-        "kappa": quadratic_kappa(level, column, say),
-        "spearman": spearman(expected, column, say),
-        "mae": (level - column).abs().mean(),
-    }
-
-
-def _binary(prediction: Tensor, target: Tensor, say: Say) -> dict[str, Tensor]:
-    positive, column = prediction[:, 0], target[:, 0]
-    both = torch.stack([1 - positive, positive], 1)
-    return {
-        "auroc": auroc(positive, column, say, "auroc"),
-        "f1": f1(positive >= 0.5, column == 1, say, "f1"),
-        "calibration_error": calibration_error(positive, column),
-        "log_loss": log_loss(both, column),
-    }
-
-
-def _multiclass(prediction: Tensor, target: Tensor, say: Say) -> dict[str, Tensor]:
-    (confidence, chosen), column = prediction.max(1), target[:, 0]
-    present = torch.cat([chosen, column.long()]).unique()
-    of_classes = [f1(chosen == c, column == c, say, "macro_f1") for c in present.tolist()]
-    return {
-        "macro_f1": torch.stack(of_classes).mean(),
-        "accuracy": (chosen == column).double().mean(),
-        "calibration_error": calibration_error(confidence, (chosen == column).double()),
-        "log_loss": log_loss(prediction, column),
-    }
-
-
-def _multilabel(prediction: Tensor, target: Tensor, say: Say) -> dict[str, Tensor]:
-    scores, areas = [], []
-    for label in range(target.shape[1]):
-        known = ~target[:, label].isnan()
-        chance, truth = prediction[known, label], target[known, label]
-        scores.append(f1(chance >= 0.5, truth == 1, say, "macro_f1"))
-        if truth.unique().numel() == 2:
-            areas.append(auroc(chance, truth, say, "macro_auroc"))
-        else:
-            say("macro_auroc", f"label {label} is of a single class and left out")
-    area = torch.stack(areas).mean() if areas else target.new_full((), 0.5)
-    return {"macro_f1": torch.stack(scores).mean(), "macro_auroc": area}
-
-
-_OF_KIND = {
-    "regression": _regression,
-    "ordinal": _ordinal,
-    "binary": _binary,
-    "multiclass": _multiclass,
-    "multilabel": _multilabel,
-}
-
-
-def pearson(a: Tensor, b: Tensor, say: Say, name: str) -> Tensor:
-    """Return the correlation of [N] and [N], 0 where one of them is constant."""
-    a, b = _centred(a), _centred(b)
-    scale = a.norm() * b.norm()
-    if scale == 0:
-        say(name, "predictions or labels are all the same")
-        return torch.zeros_like(scale)
-    return a @ b / scale
-
-
-def _centred(values: Tensor) -> Tensor:
-    """Return values less their mean, the largest 1 in size; all 0 where they differ by no more
-    than rounding."""
-    largest = values.abs().max()
-    values = values / torch.where(largest > 0, largest, 1.0)  # no unit is too small or too large
-    values = values - values.mean()
-    spread = values.abs().max()
-    return values / spread if spread > 1e-12 else torch.zeros_like(values)
-
-
-def spearman(a: Tensor, b: Tensor, say: Say) -> Tensor:
-    """Return the correlation of ranks."""
-    return pearson(ranks(a), ranks(b), say, "spearman")
-
-
-def ranks(values: Tensor) -> Tensor:
-    """Return ranks from 1, [N] float64; equal values share the mean of theirs."""
-    _, inverse, counts = values.unique(return_inverse=True, return_counts=True)
-    last = counts.cumsum(0).double()
-    return (last - (counts.double() - 1) / 2)[inverse]
-
-
-def quadratic_kappa(level: Tensor, target: Tensor, say: Say) -> Tensor:
-    """Return Cohen's kappa with quadratic weights (Cohen 1968) of levels [N]."""
-    observed = ((level - target) ** 2).mean()
-    by_chance = (
-        level.var(correction=0) + target.var(correction=0) + (level.mean() - target.mean()) ** 2
-    )
-    if by_chance == 0:
-        say("kappa", "predictions and labels are all one level")
-        return torch.zeros_like(observed)
-    return 1 - observed / by_chance
-
-
-def auroc(score: Tensor, target: Tensor, say: Say, name: str) -> Tensor:
-    """Return the chance that a positive has a higher score than a negative, ties a half."""
-    is_positive = target == 1
-    positives = is_positive.double().sum()
-    negatives = len(target) - positives
-    if positives == 0 or negatives == 0:
-        say(name, "the labels are of a single class")
-        return torch.full_like(positives, 0.5)
-    above = ranks(score)[is_positive].sum() - positives * (positives + 1) / 2
-    return above / (positives * negatives)
-
-
-def f1(predicted: Tensor, is_true: Tensor, say: Say, name: str) -> Tensor:
-    """Return the F1 of a class, [N] bool each."""
-    both = (predicted & is_true).double().sum()
-    total = predicted.double().sum() + is_true.double().sum()
-    if total == 0:
-        say(name, "a class is neither there nor predicted")
-    return 2 * both / total.clamp(min=1)
-
-
-def calibration_error(confidence: Tensor, is_hit: Tensor) -> Tensor:
-    """Return the mean distance of confidence from the share of hits over equal bins, weighted by
-    their counts (Guo et al. 2017)."""
-    bins = (confidence * CALIBRATION_BINS).long().clamp(0, CALIBRATION_BINS - 1)
-    distance = torch.zeros(CALIBRATION_BINS, dtype=torch.float64)
-    distance.index_add_(0, bins, confidence - is_hit)
-    return distance.abs().sum() / len(confidence)
-
-
-def log_loss(probabilities: Tensor, target: Tensor) -> Tensor:
-    """Return the mean nats of the true class; a probability of 0 counts as the smallest number."""
-    chosen = probabilities.gather(1, target.long()[:, None])
-    return -chosen.clamp(min=torch.finfo(torch.float64).tiny).log().mean()
-
-
-log = logging.getLogger(__name__)
-
-
-class HeadOutputs(Metric):
-    """Predictions and labels of one head over a split, and every measure of them.
-
-    Args:
-        kind: of the head.
-        label: name of the head in warnings; none says nothing.
-    """
-
-    full_state_update = False
-    sample_id: list[Tensor]
-    prediction: list[Tensor]
-    target: list[Tensor]
-
-    def __init__(self, kind: str, label: str | None = None) -> None:
-        super().__init__()
-        self.kind, self.label = kind, label
-        for name in ("sample_id", "prediction", "target"):
-            self.add_state(name, [], dist_reduce_fx="cat")
-
-    def set_dtype(self, dst_type: torch.dtype | str) -> "HeadOutputs":
-        """Keep float64 whatever the precision of the module."""
-        return self
-
-    def update(
-        self, prediction: Tensor, target: Tensor, is_labelled: Tensor, batch: dict[str, Any]
-    ) -> None:
-        """Add a batch: predictions [B, P], labels [B] or [B, L], which of them are there, and
-        `sample_id` and `weight` of the batch. A batch without any still adds an empty row set, so
-        that a rank which never had one takes part in the gathering."""
-        target, is_labelled = target.reshape(len(target), -1), is_labelled.reshape(len(target), -1)
-        kept = is_labelled.any(1) & (batch["weight"] > 0)
-        self.sample_id.append(batch["sample_id"][kept])
-        self.prediction.append(prediction.detach().double()[kept])
-        self.target.append(target.double().masked_fill(~is_labelled, torch.nan)[kept])
-
-    def compute(self) -> dict[str, Tensor]:
-        """Return each measure, [] float64."""
-        order = _joined(self.sample_id).cpu().argsort()
-        prediction, target = _joined(self.prediction).cpu(), _joined(self.target).cpu()
-        found = measures(self.kind, prediction[order], target[order], self._say)
-        return {name: value.to(self.device) for name, value in found.items()}
-
-    def _say(self, name: str, why: str) -> None:
-        if self.label is not None:
-            _warn(f"{self.label}_{name} is undefined: {why}.")
-
-
-class Figure(Metric):
-    """One measure of a head's outputs, as Lightning logs single numbers."""
-
-    full_state_update = False
-
-    def __init__(self, outputs: HeadOutputs, name: str) -> None:
-        super().__init__()
-        self._outputs, self._name = [outputs], name  # in a list: it is no part of this metric
-
-    def update(self) -> None:
-        """Nothing: the outputs are updated."""
-
-    def compute(self) -> Tensor:
-        """Return the measure, [] float64."""
-        return self._outputs[0].compute()[self._name]
-
-    def reset(self) -> None:
-        """Forget the outputs, too."""
-        super().reset()
-        for outputs in getattr(self, "_outputs", []):
-            outputs.reset()
 
 
 class HeadMetrics(nn.Module):
@@ -575,25 +409,148 @@ class HeadMetrics(nn.Module):
 
     Args:
         kind: of the head.
-        label: how it is called in warnings; none says nothing.
-        names: measures that are logged; none is all of the kind.
+        label: how it is called in warnings; None says nothing.
+        names: measures that are logged; None is all of the kind.
     """
 
     def __init__(
         self, kind: str, label: str | None = None, names: tuple[str, ...] | None = None
     ) -> None:
         super().__init__()
-        self.outputs = HeadOutputs(kind, label)
-        wanted = NAMES[kind] if names is None else names
-        self.figures = nn.ModuleDict({name: Figure(self.outputs, name) for name in wanted})
+        self.kind, self.label = kind, label
+        self.rows = GatheredRows("prediction", "target")
+        self.figures = nn.ModuleDict({name: SumCount() for name in names or NAMES[kind]})
 
     def update(
         self, prediction: Tensor, target: Tensor, is_labelled: Tensor, batch: dict[str, Any]
     ) -> None:
-        """Add a batch, see `HeadOutputs.update`."""
-        self.outputs.update(prediction, target, is_labelled, batch)
-        for figure in self.figures.values():
-            figure.update()
+        """Add a batch.
+
+        Args:
+            prediction: [B, P], from `Head.prediction`.
+            target: [B] or [B, L].
+            is_labelled: bool, as target.
+            batch: with `sample_id` and `weight`.
+        """
+        target, is_labelled = target.reshape(len(target), -1), is_labelled.reshape(len(target), -1)
+        self.rows.update(
+            is_labelled.any(1) & (batch["weight"] > 0),
+            id=batch["sample_id"],
+            prediction=prediction.double(),
+            target=target.double().masked_fill(~is_labelled, torch.nan),
+        )
+
+    def measure(self) -> dict[str, SumCount]:
+        """Return measure -> what is logged, and begin anew; a collective."""
+        rows = self.rows.take()
+        values = measures(self.kind, rows.prediction.cpu().numpy(), rows.target.cpu().numpy())
+        for name, figure in self.figures.items():
+            value, why = values[name]
+            if why and self.label is not None:
+                _warn(f"{self.label}_{name} is undefined: {why}.")
+            one = torch.ones((), dtype=torch.float64, device=rows.prediction.device)
+            figure.update(one * value, one)
+        return dict(self.figures.items())
+
+
+@rank_zero_only
+def _warn(message: str) -> None:
+    log.warning(message)
+
+
+def measures(
+    kind: str, prediction: np.ndarray, target: np.ndarray
+) -> dict[str, tuple[float, str | None]]:
+    """Return every measure of a kind, and why it is undefined where it is.
+
+    Args:
+        kind: of the head.
+        prediction: [N, P] float64, from `Head.prediction`.
+        target: [N, L] float64; NaN = missing, which only a multilabel head may have.
+    """
+    for is_so, why in (
+        (not len(target), "no text of the split has a label"),
+        (not np.isfinite(prediction).all(), "predictions are no numbers"),
+    ):
+        if is_so:
+            return dict.fromkeys(NAMES[kind], (np.nan, why))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of undefined values, which are told in our own words
+        values = _values(kind, prediction, target)
+    why = "predictions or labels are all the same"
+    found: dict[str, tuple[float, str | None]] = {
+        name: (UNKNOWN.get(name, 0.0), why) if np.isnan(value) else (float(value), None)
+        for name, value in values.items()
+    }
+    single = [
+        str(n) for n, labels in enumerate(target.T) if len(np.unique(labels[labels >= 0])) < 2
+    ]
+    if kind == "multilabel" and single:
+        found["macro_auroc"] = (
+            found["macro_auroc"][0],
+            f"labels of a single class are left out: {', '.join(single)}",
+        )
+    return found
+
+
+UNKNOWN = {"auroc": 0.5, "macro_auroc": 0.5}  # of someone who knows nothing; else 0
+
+
+def _values(kind: str, prediction: np.ndarray, target: np.ndarray) -> dict[str, float]:
+    """Return every measure of a kind, NaN where it is undefined."""
+    from scipy import stats  # these two take a second to import
+    from sklearn import metrics as sk
+
+    column = target[:, 0]
+    if kind == "multilabel":
+        known = [~np.isnan(labels) for labels in target.T]
+        pairs = [
+            (labels[k], chances[k])
+            for labels, chances, k in zip(target.T, prediction.T, known, strict=True)
+        ]
+        areas = [sk.roc_auc_score(*pair) for pair in pairs if len(np.unique(pair[0])) == 2]
+        f1s = [sk.f1_score(labels, chances >= 0.5, zero_division=0) for labels, chances in pairs]
+        return {"macro_f1": np.mean(f1s), "macro_auroc": np.mean(areas) if areas else np.nan}
+    if kind == "regression":
+        value = prediction[:, 0]
+        return {
+            "spearman": stats.spearmanr(value, column).statistic,
+            "pearson": stats.pearsonr(value, column).statistic,
+            "rmse": sk.root_mean_squared_error(column, value),
+            "mae": sk.mean_absolute_error(column, value),
+        }
+    levels = np.arange(prediction.shape[1])
+    if kind == "ordinal":
+        expected = prediction @ levels
+        level = np.floor(expected + 0.5)  # the nearest, which makes the quadratic error least
+        return {
+            "kappa": sk.cohen_kappa_score(column, level, labels=levels, weights="quadratic"),
+            "spearman": stats.spearmanr(expected, column).statistic,
+            "mae": sk.mean_absolute_error(column, level),
+        }
+    if kind == "binary":
+        chance = prediction[:, 0]
+        has_both = len(np.unique(column)) == 2
+        return {
+            "auroc": sk.roc_auc_score(column, chance) if has_both else np.nan,
+            "f1": sk.f1_score(column, chance >= 0.5, zero_division=np.nan),
+            "calibration_error": calibration_error(chance, column),
+            "log_loss": sk.log_loss(column, chance, labels=[0, 1]),
+        }
+    chosen = prediction.argmax(1)
+    return {
+        "macro_f1": sk.f1_score(column, chosen, average="macro"),
+        "accuracy": np.mean(chosen == column),
+        "calibration_error": calibration_error(prediction.max(1), chosen == column),
+        "log_loss": sk.log_loss(column, prediction, labels=levels),
+    }
+
+
+def calibration_error(confidence: np.ndarray, is_hit: np.ndarray) -> float:
+    """Return the mean distance of confidence [N] from the share of hits over equal bins, weighted
+    by their counts (Guo et al. 2017)."""
+    bins = (confidence * CALIBRATION_BINS).astype(int).clip(0, CALIBRATION_BINS - 1)
+    return np.abs(np.bincount(bins, confidence - is_hit)).sum() / len(confidence)
 
 
 class WeightedLoss(Metric):
@@ -623,12 +580,3 @@ class WeightedLoss(Metric):
         """Return the loss, [] float64; a head without labels adds 0."""
         weights = torch.tensor(list(self.weights.values())).to(self.totals)
         return (weights * self.totals / self.counts.clamp(min=1)).sum()
-
-
-def _joined(parts: Any) -> Tensor:
-    return parts if isinstance(parts, Tensor) else torch.cat(parts)
-
-
-@rank_zero_only
-def _warn(message: str) -> None:
-    log.warning(message)

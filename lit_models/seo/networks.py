@@ -1,4 +1,4 @@
-"""Networks around a text encoder: bi-encoder, cross-encoder, and the heads of a scorer.
+"""Networks around a text encoder and their losses: bi-encoder, cross-encoder, heads of a scorer.
 
 Shapes: R rows, P pairs, B texts or queries, C chunks, T positions, D hidden, W width of vectors,
 L levels, classes or labels.
@@ -17,14 +17,60 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from datamodules.core.batches import ScoredTextBatch
+from datamodules.search.queries import NO_DOCUMENT
 from datamodules.text.encoding import TextEncoding, padded
 from lit_models.seo.encoders import Pooling, TextEncoder, pooled
-from lit_models.seo.losses import Temperature, TemperatureOptions
 from lit_models.training.dropout import keyed_texts
 from lit_models.training.metrics import LossSum
 
 Towers = Literal["shared", "two"]
 TEXTS_AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class TemperatureOptions:
+    """By what cosines are divided before they become probabilities.
+
+    Args:
+        start: its value at the beginning; also for good where it does not learn.
+        learns: whether it is trained; it stays between 0.005 and 1.
+
+    Raises:
+        ValueError: a start outside these.
+    """
+
+    start: float = 0.05
+    learns: bool = True
+
+    def __post_init__(self) -> None:
+        low, high = TEMPERATURES
+        if not low < self.start < high:
+            raise ValueError(
+                f"temperature.start must lie between {low} and {high}, got {self.start}."
+            )
+
+
+TEMPERATURES = (0.005, 1.0)
+
+
+class Temperature(nn.Module):
+    """A temperature between two bounds, which it nears and never sticks to.
+
+    Its logarithm is a sigmoid of the parameter, stretched over the logarithms of the bounds.
+    """
+
+    def __init__(self, options: TemperatureOptions) -> None:
+        super().__init__()
+        bounds = torch.tensor(TEMPERATURES, dtype=torch.float64).log()
+        self.low, self.width = float(bounds[0]), float(bounds[1] - bounds[0])
+        share = (torch.tensor(options.start, dtype=torch.float64).log() - self.low) / self.width
+        # In the dtype of all others: a checkpoint of a float64 run is read before Lightning
+        # converts the module, and would lose half its digits in float32.
+        self.position = nn.Parameter(torch.full((1,), share.logit().item()), options.learns)
+
+    def forward(self) -> Tensor:
+        """Return the temperature []."""
+        return (self.low + self.width * self.position.sigmoid()).exp().squeeze(0)
 
 
 class BiEncoder(nn.Module):
@@ -134,6 +180,40 @@ def _in_chunks(encoded: Callable[[slice], Tensor], num_rows: int, chunk: int | N
     return torch.cat([checkpoint(encoded, part, use_reentrant=False) for part in parts])
 
 
+def in_batch_loss(
+    queries: Tensor,
+    answers: Tensor,
+    documents: Tensor,
+    document: Tensor,
+    known: Tensor,
+    temperature: Tensor,
+    weight: Tensor,
+) -> LossSum:
+    """Return the cross-entropy of finding each query's answer among all documents, in nats.
+
+    A query's own answer is known by its vector, not by its place: nothing here depends on which
+    part of the documents is this device's.
+
+    Args:
+        queries: [B, W] unit vectors.
+        answers: [B, W] unit vectors of the documents that answer them.
+        documents: [M, W] unit vectors of all documents of the step, answers included.
+        document: [M] int64, their numbers; -1 = no negative of anything.
+        known: [B, R] int64, documents that are no negatives of a query, its answer among them, so
+            that copies of the answer are none either; -1 = none.
+        temperature: [].
+        weight: [B], 0 for a filler.
+
+    Source: van den Oord et al. 2018, "Representation learning with contrastive predictive coding".
+    """
+    own = (queries * answers).sum(-1, keepdim=True) / temperature  # [B, 1]
+    others = queries @ documents.T / temperature  # [B, M]
+    is_known = (known[:, :, None] == document).any(1)
+    others = others.masked_fill(is_known | (document == NO_DOCUMENT), -torch.inf)
+    nats = torch.cat([own, others], 1).logsumexp(1) - own.squeeze(1)
+    return LossSum.of(nats, weight)
+
+
 class CrossEncoder(nn.Module):
     """A query and a document in one row, to one score.
 
@@ -235,6 +315,124 @@ def places_of_pairs(index: Tensor, num_pairs: int) -> tuple[Tensor, Tensor]:
     place = index.new_zeros(num_pairs + 1)
     place[row] = torch.arange(queries * width, device=index.device)
     return place[:-1] // width, place[:-1] % width
+
+
+Kind = Literal["listnet", "bce", "lambda", "margin_mse"]
+NONE = -1e9  # logit of a candidate that takes no part: its probability is 0, its gradient too
+
+
+@dataclass(frozen=True)
+class RankingLoss:
+    """Which loss a ranker learns with, a mean or sum within a query, in nats unless said otherwise.
+
+    Only judged candidates take part (of the teacher's loss, those that it has scored): nothing is
+    taken for irrelevant because nobody has judged it. A query whose candidates say nothing has
+    loss 0 and counts.
+
+    Args:
+        kind: `listnet`, cross-entropy of the candidates' softmax against their grades; `bce`, each
+            candidate by itself, relevant with grade 1 or above; `lambda`, pairs of different grades
+            by what their exchange does to NDCG; `margin_mse`, score differences of a teacher.
+    """
+
+    kind: Kind = "listnet"
+
+    @property
+    def reads_teacher(self) -> bool:
+        """Whether the targets are a teacher's scores, not grades."""
+        return self.kind == "margin_mse"
+
+    @property
+    def reads_offset(self) -> bool:
+        """Whether the loss changes when all scores of a query grow alike."""
+        return self.kind == "bce"
+
+    def __call__(self, scores: Tensor, target: Tensor) -> Tensor:
+        """Return the loss of each query [B].
+
+        Args:
+            scores: [B, K], -inf where there is no candidate.
+            target: [B, K] grades, or the teacher's scores; NaN = None.
+        """
+        # A score that is no number takes part: the run must stop rather than go on without it.
+        takes_part = ~target.isnan() & ((scores > -torch.inf) | scores.isnan())
+        scores, target = scores.masked_fill(~takes_part, 0), target.masked_fill(~takes_part, 0)
+        losses = {
+            "listnet": listnet,
+            "bce": pointwise_bce,
+            "lambda": lambda_loss,
+            "margin_mse": margin_mse,
+        }
+        return losses[self.kind](scores, target, takes_part)
+
+
+def listnet(scores: Tensor, grades: Tensor, takes_part: Tensor) -> Tensor:
+    """Return the cross-entropy between shares of the grades and the softmax of the scores, [B].
+
+    Source: Cao et al. 2007, Learning to rank: top-one probabilities with the increasing function
+    φ(g) = g for grades, so that a grade of 0 takes no probability, and exp for scores. Where all
+    grades are equal they tell no order, and the loss is 0.
+    """
+    low = grades.masked_fill(~takes_part, torch.inf).amin(1, keepdim=True)
+    tells = grades.amax(1, keepdim=True) > low
+    grades = grades.clamp(min=0) * tells
+    target = grades / grades.sum(1, keepdim=True).clamp(min=1e-9)
+    return -(target * scores.masked_fill(~takes_part, NONE).log_softmax(1)).sum(1)
+
+
+def pointwise_bce(scores: Tensor, grades: Tensor, takes_part: Tensor) -> Tensor:
+    """Return the mean cross-entropy of the judged candidates, scores being log-odds, [B]."""
+    nats = F.binary_cross_entropy_with_logits(scores, grades.clamp(0, 1), reduction="none")
+    return _mean(nats, takes_part, (1,))
+
+
+def lambda_loss(scores: Tensor, grades: Tensor, takes_part: Tensor) -> Tensor:
+    """Return the sum over pairs of different grades of their weight times
+    log(1 + exp(-(better - worse))), [B].
+
+    With G the gain 2**grade - 1 over that of the ideal ranking and D(r) = log2(1 + r) of the rank r
+    that the scores give, a pair weighs |G_i - G_j| (ρ + 10 δ), where ρ = |1/D(r_i) - 1/D(r_j)| and
+    δ = |1/D(|r_i - r_j|) - 1/D(|r_i - r_j| + 1)|.
+
+    Source: NDCG-Loss2++ of Wang et al. 2018, The LambdaLoss framework for ranking metric
+    optimization, with μ = 10 as there, and natural logarithms. Equal scores are ranked in the order
+    of the candidates. Only judged candidates are ranked.
+    """
+    gains = grades.clamp(min=0).exp2() - 1
+    ranks = torch.arange(1, scores.shape[1] + 1, device=scores.device).to(scores)
+    best = (gains.sort(dim=1, descending=True).values / (1 + ranks).log2()).sum(1)
+    gains = gains / best.clamp(min=1e-9)[:, None]
+    ranked = scores.detach().masked_fill(~takes_part, -torch.inf)
+    order = ranked.argsort(dim=1, descending=True, stable=True)
+    rank = torch.zeros_like(scores).scatter(1, order, ranks.expand_as(scores))
+    inverse = 1 / (1 + rank).log2()
+    exchanged = (inverse[:, :, None] - inverse[:, None]).abs()
+    apart = (rank[:, :, None] - rank[:, None]).abs()
+    between = 1 / (1 + apart.clamp(min=1)).log2() - 1 / (2 + apart).log2()
+    discounts = exchanged + 10 * between * (apart > 0)
+    weights = (gains[:, :, None] - gains[:, None]).abs() * discounts
+    nats = F.softplus(scores[:, None] - scores[:, :, None])
+    is_pair = takes_part[:, :, None] & takes_part[:, None] & (grades[:, :, None] > grades[:, None])
+    return (weights * nats * is_pair).sum((1, 2))
+
+
+def margin_mse(scores: Tensor, teacher: Tensor, takes_part: Tensor) -> Tensor:
+    """Return the mean over all pairs of the squared difference of the two margins, [B], in squared
+    units of the teacher's scores.
+
+    Source: Hofstätter et al. 2020, Improving efficient neural ranking models with
+    cross-architecture knowledge distillation; over every pair of candidates that the teacher has
+    scored, whatever their grades, instead of one relevant and one other.
+    """
+    error = scores - teacher
+    squares = (error[:, :, None] - error[:, None]).square()
+    above = torch.ones_like(squares[0], dtype=torch.bool).triu(1)
+    return _mean(squares, takes_part[:, :, None] & takes_part[:, None] & above, (1, 2))
+
+
+def _mean(values: Tensor, counts: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """Return the mean over what counts, 0 where nothing does."""
+    return (values * counts).sum(dims) / counts.sum(dims).clamp(min=1)
 
 
 LossName = Literal["mse", "huber", "mae", "cumulative", "cross_entropy"]

@@ -13,16 +13,16 @@ from datamodules.search.datamodule import TERM
 from datamodules.text.encoding import TextEncoding, padded
 from lit_models.seo.base import EncodedTextModule
 from lit_models.seo.encoders import Pooling, TextEncoder
-from lit_models.seo.losses import RankingLoss, summed
 from lit_models.seo.metrics import (
-    Gain,
+    GatheredRows,
+    QueryTable,
     QueryValues,
     RankedQueries,
     RankingMetrics,
     first_relevant,
     rank_queries,
 )
-from lit_models.seo.networks import CrossEncoder, even_parts, places_of_pairs
+from lit_models.seo.networks import CrossEncoder, RankingLoss, even_parts, places_of_pairs
 from lit_models.training.dropout import keyed_texts, keys_in
 from lit_models.training.exact import LossSum
 from lit_models.training.metrics import SampleResult, SumCount
@@ -41,8 +41,6 @@ class LitRanker(EncodedTextModule):
             the first stage's order.
         pairs_per_forward: pairs that are scored at once in evaluation and prediction, for memory;
             none scores all of a batch.
-        gain: of NDCG.
-        relevant_above: grades above it are relevant, for all metrics but NDCG.
         shared: optimizer, encoder and more, see `EncodedTextModule`.
 
     Raises:
@@ -59,8 +57,6 @@ class LitRanker(EncodedTextModule):
         pooling: Pooling = "mean",
         prior: bool = False,
         pairs_per_forward: int | None = 256,
-        gain: Gain = "linear",
-        relevant_above: float = 0.0,
         **shared: Any,
     ) -> None:
         super().__init__(**shared)
@@ -68,8 +64,6 @@ class LitRanker(EncodedTextModule):
             raise ValueError(f"pairs_per_forward must be at least 1, got {pairs_per_forward}.")
         self.loss, self.pooling, self.adds_prior = loss, pooling, prior
         self.pairs_per_forward = pairs_per_forward
-        self.gain: Gain = gain
-        self.relevant_above = relevant_above
         self.target = "teacher" if loss.reads_teacher else "relevance"
 
     def setup(self, stage: str) -> None:
@@ -90,17 +84,13 @@ class LitRanker(EncodedTextModule):
             )
 
     def make_network(self, encoder: TextEncoder) -> nn.Module:
-        self.val_metrics, self.test_metrics = (
-            RankingMetrics(gain=self.gain, relevant_above=self.relevant_above) for _ in range(2)
-        )
+        self.val_metrics, self.test_metrics = RankingMetrics(), RankingMetrics()
         self.val_loss, self.test_loss = SumCount(), SumCount()
-        self.tested = nn.ModuleDict({name: QueryValues() for name in SYSTEMS})
+        self.tested = nn.ModuleDict({name: GatheredRows(*self.test_metrics) for name in SYSTEMS})
         return CrossEncoder(encoder, self.pooling, self.adds_prior, self.loss.reads_offset)
 
     def own_callbacks(self) -> list[Callback]:
-        from lit_models.seo.tables import RankingTable
-
-        return [*super().own_callbacks(), RankingTable()]
+        return [*super().own_callbacks(), QueryTable()]
 
     def forward(self, batch: RankingBatch, pairs_per_forward: int | None = None) -> Tensor:
         """Return the scores of all candidates [B, K]; -inf where there is none."""
@@ -116,7 +106,8 @@ class LitRanker(EncodedTextModule):
 
     def training_terms(self, batch: RankingBatch) -> dict[str, LossSum]:
         target = batch[self.target]  # type: ignore[literal-required]
-        return {TERM: summed(self.loss, self(batch), target, batch["weight"])}
+        scores = self(batch)
+        return {TERM: LossSum.of(self.loss(scores, target.to(scores)), batch["weight"])}
 
     def validation_step(self, batch: RankingBatch, batch_idx: int) -> SampleResult:
         return self._evaluate("val", batch)[1]
@@ -127,8 +118,19 @@ class LitRanker(EncodedTextModule):
             ranked = _ranked(batch, found)
             values = self.test_metrics.per_query(ranked)
             is_counted = (batch["weight"] > 0) & ranked.is_evaluated
-            self.tested[name].update(batch["sample_id"], values, is_counted)
+            self.tested[name].update(is_counted, id=batch["sample_id"], **values)
         return judged
+
+    def query_values(self, split: str) -> QueryValues | None:
+        """Return what `QueryTable` shows of a test; the means of a validation are logged alone."""
+        if split != "test":
+            return None
+        source, systems = self.trainer.datamodule.datasets["test"].source, {}
+        for system in (RANKER, *source.first.names):
+            rows = self.tested[system].take()
+            systems[system] = {n: getattr(rows, n).cpu().numpy() for n in self.test_metrics}
+        names = [source.queries.id(place) for place in rows.id.tolist()]
+        return QueryValues(names, systems, f"{len(names)} queries")
 
     def in_words(self, answers: dict[str, list[float]]) -> dict[str, str]:
         return {name: f"rank {rank:g}" if rank else "none" for name, (rank,) in answers.items()}
@@ -186,7 +188,7 @@ class LitRanker(EncodedTextModule):
         self.log(f"{split}/loss", loss, on_step=False, on_epoch=True)
         for name, metric in metrics.items():
             self.log(f"{split}/{name}", metric, on_step=False, on_epoch=True)
-        first = first_relevant(ranked, self.relevant_above)
+        first = first_relevant(ranked)
         return scores, SampleResult(of_query, {"first relevant": first}, is_wrong=first != 1)
 
 

@@ -1,39 +1,431 @@
-"""The bi-encoder that finds documents, as a LightningModule. Batches: RetrievalBatch to train,
-EncodeBatch else."""
+"""The bi-encoder that finds documents, exact search, its fusion with BM25, and how well it finds.
 
-from collections.abc import Sequence
-from typing import Any
+Batches: RetrievalBatch to train, EncodeBatch else. Shapes: Q queries, D documents, W width of
+vectors, k documents found of each, B texts of a batch, A and F documents of a retriever's and a
+first stage's rankings, J most judgements of one query.
+"""
 
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
 import torch
+import torch.nn.functional as F
 from lightning.pytorch import Callback
 from torch import Tensor, nn
+from torchmetrics import Metric
 
 from datamodules.core.batches import EncodeBatch, RetrievalBatch
-from datamodules.search.datamodule import TERM
-from datamodules.search.queries import NO_DOCUMENT
-from datamodules.search.retrieval import EncodedCollection
+from datamodules.search.bm25 import open_bm25
+from datamodules.search.datamodule import NUM_FOUND, TERM
+from datamodules.search.queries import NO_DOCUMENT, Ranking, read_run
+from datamodules.search.queries import write_run as write_rankings
+from datamodules.search.retrieval import RUN_FILE, EncodedCollection
 from datamodules.text.encoding import TextEncoding
 from lit_models.blocks import layer_depths
 from lit_models.seo.base import EncodedTextModule
 from lit_models.seo.encoders import Pooling, TextEncoder
-from lit_models.seo.losses import TemperatureOptions, in_batch_loss
-from lit_models.seo.metrics import measure
-from lit_models.seo.networks import BiEncoder, Towers
-from lit_models.seo.search import (
-    CHOSEN_WEIGHT,
-    DEFAULT_METRICS,
-    Feedback,
-    Found,
-    Fusion,
-    RetrievalEvaluation,
-    Vectors,
-    best_weight,
-    deepest,
-    searched,
-    weight_of,
+from lit_models.seo.metrics import (
+    GatheredRows,
+    QueryTable,
+    QueryValues,
+    RankedQueries,
+    RankingMetrics,
+    first_relevant,
+    measure,
+    rank_queries,
 )
-from lit_models.seo.tables import RetrievalTable, write_run
+from lit_models.seo.networks import BiEncoder, TemperatureOptions, Towers, in_batch_loss
 from lit_models.training.exact import LossSum
+
+TAG = "unisono"  # of the run
+QUERIES_OF_RUN = 8192  # each chunk reads the whole matrix once more
+MOST_ERRORS = 1000
+DEFAULT_METRICS = ("ndcg@10", "mrr@10", "recall@10", "recall@100")
+
+
+CHOSEN_WEIGHT = "fusion_weight"  # in the recipe of a checkpoint
+WEIGHTS = tuple(step / 20 for step in range(21))  # that are tried on the validation queries
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """How BM25's scores and those of the retriever are added.
+
+    Each is first brought to 0 … 1 for each query: less the lowest of the query's ranking, over
+    the highest less the lowest. A document that a ranking lacks has 0 there. The lowest of BM25
+    is 0 where fewer documents share a word than it was asked for. A ranking is its best
+    data.bm25_depth documents; those of the retriever behind them follow in their order.
+
+    Args:
+        weight: of BM25, 0 to 1; the retriever has the rest. None takes what is best for the
+            first metric on the validation queries, which a checkpoint then keeps.
+
+    Raises:
+        ValueError: a weight outside 0 to 1.
+    """
+
+    weight: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.weight is not None and not 0 <= self.weight <= 1:
+            raise ValueError(f"fusion.weight must be 0 to 1, got {self.weight}.")
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """How far a query is moved, and by which documents. No judgement is used.
+
+    Args:
+        documents: best documents of a first search.
+        weight: of their mean beside the query, which has 1.
+        temperature: of the softmax over their scores; low ones listen to the best alone.
+
+    Raises:
+        ValueError: one of them is not above 0.
+
+    Source: of the idea, Rocchio 1971, "Relevance feedback in information retrieval".
+    """
+
+    documents: int = 5
+    weight: float = 0.6
+    temperature: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name in ("documents", "weight", "temperature"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"feedback.{name} must be above 0, got {getattr(self, name)}.")
+
+
+DOCUMENTS_AT_ONCE, QUERIES_AT_ONCE = 8_192, 256
+MOST_NEAR = 4  # times k: where more documents of a chunk come near, all are sorted
+Vectors: TypeAlias = Tensor | np.ndarray
+
+
+class Found(NamedTuple):
+    """The best documents of each query, best first; equal scores in the order of documents.
+
+    Args:
+        documents: [Q, k] int64, rows of the searched matrix; -1 = there are fewer.
+        scores: [Q, k] float32, -inf where there is none.
+    """
+
+    documents: Tensor
+    scores: Tensor
+
+
+def search(
+    queries: Vectors,
+    documents: Vectors,
+    k: int,
+    device: torch.device | str = "cpu",
+    documents_at_once: int = DOCUMENTS_AT_ONCE,
+    queries_at_once: int = QUERIES_AT_ONCE,
+) -> Found:
+    """Return the k best documents of each query by inner product.
+
+    Products are taken in float64 and rounded to float32, so that the size of the chunks does not
+    decide between documents, and equal documents have equal scores.
+
+    Args:
+        queries: [Q, W].
+        documents: [D, W]; a memory-mapped matrix is read in chunks.
+        k: documents per query, at most D are found.
+        device: where it is computed.
+        documents_at_once: rows of a chunk, which bounds the memory together with the next.
+        queries_at_once: the same for queries.
+
+    Raises:
+        ValueError: k below 1, or widths that differ.
+    """
+    if k < 1:
+        raise ValueError(f"k must be 1 or more, got {k}.")
+    if queries.shape[1] != documents.shape[1]:
+        raise ValueError(
+            f"queries have {queries.shape[1]} dimensions and documents {documents.shape[1]}; "
+            "encode both with the same model."
+        )
+    kept, num_queries = min(k, documents.shape[0]), queries.shape[0]
+    best = _none(num_queries, kept)
+    for start in range(0, documents.shape[0], documents_at_once):
+        part = _on(documents[start : start + documents_at_once], device)
+        for first in range(0, num_queries, queries_at_once):
+            rows = slice(first, first + queries_at_once)
+            scores = (_on(queries[rows], device) @ part.T).float().cpu()
+            some = Found(best.documents[rows], best.scores[rows])
+            new = _better(scores, some.scores[:, -1:], MOST_NEAR * kept) or _best(scores, kept)
+            merged = torch.cat([some.scores, new.scores], 1)
+            # Documents of earlier chunks come first among equals.
+            order = merged.argsort(dim=1, descending=True, stable=True)[:, :kept]
+            numbers = new.documents + start * (new.documents >= 0)
+            numbers = torch.cat([some.documents, numbers], 1)
+            best.documents[rows], best.scores[rows] = (
+                numbers.gather(1, order),
+                merged.gather(1, order),
+            )
+    return best
+
+
+def _none(num_queries: int, k: int) -> Found:
+    shape = (num_queries, k)
+    return Found(torch.full(shape, -1), torch.full(shape, -torch.inf, dtype=torch.float32))
+
+
+def _on(values: Vectors, device: torch.device | str) -> Tensor:
+    if isinstance(values, np.ndarray):
+        values = torch.from_numpy(np.array(values))  # of a read-only map, which torch warns of
+    return values.to(device, torch.float64)
+
+
+def _best(scores: Tensor, k: int) -> Found:
+    """Return the k largest of each row [Q, k], or all, equal ones in the order of columns.
+
+    `topk` finds the right values, but which of several equal ones at the end it takes is not
+    said: rows where that matters are sorted as a whole.
+    """
+    k = min(k, scores.shape[1])
+    values, columns = scores.topk(k, dim=1)
+    columns, order = columns.sort(dim=1)
+    values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
+    columns = columns.gather(1, order)
+    is_open = (scores >= values[:, -1:]).sum(1) > k
+    if is_open.any():
+        whole = scores[is_open].sort(dim=1, descending=True, stable=True)
+        values[is_open], columns[is_open] = whole.values[:, :k], whole.indices[:, :k]
+    return Found(columns, values)
+
+
+def _better(scores: Tensor, worst: Tensor, most: int) -> Found | None:
+    """Return the columns of each row above the worst score kept [Q, 1], in their order, or None
+    where a row has more than `most`; a score that is no number is among them."""
+    is_near = ~(scores <= worst)
+    counts = is_near.sum(1)
+    if counts.max() > most:
+        return None
+    row, column = is_near.nonzero(as_tuple=True)
+    place = torch.arange(len(row)) - (counts.cumsum(0) - counts)[row]
+    found = _none(len(scores), int(counts.max()))
+    found.documents[row, place], found.scores[row, place] = column, scores[row, column]
+    return found
+
+
+def unit_range(scores: Tensor, is_there: Tensor, is_open: bool) -> Tensor:
+    """Return the scores of each query between 0 and 1, float64; 0 where there is none.
+
+    Args:
+        scores: [Q, A].
+        is_there: [Q, A] bool.
+        is_open: a ranking with gaps ends at the score 0.
+    """
+    scores = scores.double()
+    if not scores.shape[1]:
+        return scores
+    low = scores.masked_fill(~is_there, torch.inf).amin(1, keepdim=True)
+    high = scores.masked_fill(~is_there, -torch.inf).amax(1, keepdim=True)
+    if is_open:
+        low = torch.where(is_there.all(1, keepdim=True), low, torch.zeros_like(low))
+    span = high - low
+    shifted = torch.where(span > 0, (scores - low) / span, torch.ones_like(scores))
+    return shifted.masked_fill(~is_there, 0.0)
+
+
+def fused(
+    documents: Tensor, scores: Tensor, first: Tensor, first_scores: Tensor, weight: float
+) -> tuple[Tensor, Tensor]:
+    """Return documents [Q, A + F], best first, equal ones in the order of documents, and scores.
+
+    Those are float64; -1 and -inf where there is none. The retriever's best F are fused, to
+    scores of 0 to 1, and those behind them, where BM25 has not found them, follow with -1, -2, ….
+
+    Args:
+        documents, scores: [Q, A] of the retriever, best first; -1 = there are fewer.
+        first, first_scores: [Q, F] of BM25.
+        weight: of BM25.
+    """
+    depth = first.shape[1]
+    deeper = documents[:, depth:]
+    is_new = (deeper >= 0) & ~_is_among(deeper, first)
+    found, values = _summed(documents[:, :depth], scores[:, :depth], first, first_scores, weight)
+    behind = -torch.arange(1, deeper.shape[1] + 1, device=deeper.device).double()
+    found = torch.cat([found, deeper.masked_fill(~is_new, NO_DOCUMENT)], 1)
+    values = torch.cat([values, behind.expand(deeper.shape)], 1)
+    values = values.masked_fill(found < 0, -torch.inf)
+    order = values.argsort(dim=1, descending=True, stable=True)  # the fused come by document
+    return found.gather(1, order), values.gather(1, order)
+
+
+def _is_among(wanted: Tensor, known: Tensor) -> Tensor:
+    """Whether each number is in its row of the other, [Q, n] bool."""
+    if not known.shape[1]:
+        return torch.zeros_like(wanted, dtype=torch.bool)
+    known = known.sort(dim=1).values
+    place = torch.searchsorted(known, wanted.contiguous()).clamp(max=known.shape[1] - 1)
+    return known.gather(1, place) == wanted
+
+
+def _summed(
+    documents: Tensor, scores: Tensor, first: Tensor, first_scores: Tensor, weight: float
+) -> tuple[Tensor, Tensor]:
+    """Return the documents of both rankings, ascending, -1 for the second of two, and sums."""
+    parts = (
+        (1 - weight) * unit_range(scores, documents >= 0, is_open=False),
+        weight * unit_range(first_scores, first >= 0, is_open=True),
+    )
+    numbers, order = torch.cat([documents, first], 1).sort(dim=1, stable=True)
+    values = torch.cat(parts, 1).gather(1, order)
+    is_second = torch.zeros_like(numbers, dtype=torch.bool)
+    is_second[:, 1:] = (numbers[:, 1:] == numbers[:, :-1]) & (numbers[:, 1:] >= 0)
+    # A document is in each ranking once, so that at most two neighbours are equal.
+    values[:, :-1] += (values * is_second)[:, 1:]
+    return numbers.masked_fill(is_second, NO_DOCUMENT), values.masked_fill(is_second, 0.0)
+
+
+def searched(
+    queries: Vectors,
+    documents: Vectors,
+    k: int,
+    device: torch.device | str,
+    feedback: Feedback | None,
+) -> Found:
+    """Return what `search` finds, with queries that were moved first where that is wanted."""
+    if feedback is not None:
+        queries = moved(queries, documents, device, feedback)
+    return search(queries, documents, k, device)
+
+
+def moved(
+    queries: Vectors, documents: Vectors, device: torch.device | str, feedback: Feedback
+) -> Tensor:
+    """Return unit vectors [Q, W] float64, on the CPU.
+
+    Args:
+        queries: [Q, W] unit vectors.
+        documents: [D, W] unit vectors; of a memory-mapped matrix only those found are read.
+        device: where the first search is computed.
+        feedback: how far.
+    """
+    found = search(queries, documents, feedback.documents, device)
+    shares = (found.scores.double() / feedback.temperature).softmax(1)  # [Q, k]
+    rows = documents[found.documents.numpy().ravel()]
+    best = torch.as_tensor(rows).cpu().double().unflatten(0, tuple(found.documents.shape))
+    mean = (shares[..., None] * best).sum(1)
+    own = torch.as_tensor(queries).cpu().double()
+    return F.normalize(own + feedback.weight * mean, dim=-1)
+
+
+OWN, BM25, FUSED = SYSTEMS = ("retriever", "bm25", "fused")
+OF_QUERIES = ("judged", "grade", "first_document", "first_score")
+
+
+class RetrievalEvaluation(nn.Module):
+    """Collects the texts of a split and measures all systems over them.
+
+    Attributes:
+        queries: of the last evaluation: `id` [Q] and the columns of OF_QUERIES, [Q, J] judged
+            documents, -1 = None, and their grades, NaN = None, [Q, F] BM25's documents, -1 = None,
+            and their scores.
+        num_documents: D of the last evaluation.
+        ranked: system -> its rankings there.
+
+    Args:
+        metrics: names with the number of ranks.
+    """
+
+    def __init__(self, metrics: Sequence[str]) -> None:
+        super().__init__()
+        self.depth = max(int(name.partition("@")[2]) for name in metrics)
+        self.of_queries = GatheredRows("vector", *OF_QUERIES)
+        self.of_documents = GatheredRows("vector")
+        self.systems = nn.ModuleDict({name: RankingMetrics(metrics) for name in SYSTEMS})
+        self.queries: Any = None
+        self.num_documents = 0
+        self.ranked: dict[str, RankedQueries] = {}
+
+    def update(self, vectors: Tensor, batch: EncodeBatch) -> None:
+        """Add a batch. Args: vectors [B, W]; batch of an evaluation."""
+        counted, is_query, number = batch["weight"] > 0, batch["is_query"], batch["text_index"]
+        self.of_documents.update(counted & ~is_query, id=number, vector=vectors)
+        columns: dict[str, Tensor] = {name: batch[name] for name in OF_QUERIES}  # type: ignore[literal-required]
+        own = {"id": number[is_query], "vector": vectors[is_query], **columns}
+        self.of_queries.update(counted[is_query], **own)
+
+    def search(self, feedback: Feedback | None = None) -> None:
+        """Rank the documents of all ranks' texts by the retriever, and forget the vectors."""
+        self.queries, documents = self.of_queries.take(), self.of_documents.take()
+        self.num_documents, device = len(documents.id), documents.id.device
+        depth = max(self.depth, self.queries.first_document.shape[1])
+        found = searched(self.queries.vector, documents.vector, depth, device, feedback)
+        rows = found.documents.to(device)
+        self.found = torch.where(rows >= 0, documents.id[rows.clamp(min=0)], rows)
+        self.scores = found.scores.to(device)
+        first = self.queries.first_document
+        # Those that were not encoded, in a limited run, are none.
+        self.first = first.masked_fill(~torch.isin(first, documents.id), NO_DOCUMENT)
+        self.ranked = {OWN: self._ranked(self.found, self.scores)}
+
+    @property
+    def has_first(self) -> bool:
+        """Whether BM25's rankings are there; a limited run may have seen no query."""
+        return self.first.shape[1] > 0 and len(self.first) > 0
+
+    def fused(self, weight: float) -> RankedQueries:
+        """Return both rankings as one. Args: weight of BM25."""
+        both = fused(self.found, self.scores, self.first, self.queries.first_score, weight)
+        return self._ranked(*both)
+
+    def best_weight(self, values_of: Callable[[RankedQueries], Tensor]) -> float:
+        """Return the weight of BM25 that is best over queries, the smallest of equals."""
+        if not self.has_first:
+            return 0.0
+        means = [round(float(values_of(self.fused(weight)).mean()), 12) for weight in WEIGHTS]
+        return WEIGHTS[means.index(max(means))]
+
+    def measure(self, fusion_weight: float | None) -> dict[str, Metric]:
+        """Return name -> metric of all systems, the retriever's own without a prefix."""
+        if self.has_first:
+            self.ranked[BM25] = self._ranked(self.first, self.queries.first_score)
+            if fusion_weight is not None:
+                self.ranked[FUSED] = self.fused(fusion_weight)
+        named: dict[str, Metric] = {}
+        for system, ranked in self.ranked.items():
+            metrics: Any = self.systems[system]
+            # Every rank has all queries, and adds them: a mean over copies is the same mean.
+            metrics.update(ranked, torch.ones_like(ranked.is_evaluated, dtype=torch.float64))
+            prefix = "" if system == OWN else f"{system}_"
+            named |= {f"{prefix}{name}": metric for name, metric in metrics.items()}
+        return named
+
+    def per_query(self) -> dict[str, dict[str, np.ndarray]]:
+        """Return system -> metric -> values of the queries [Q] float64, in their order."""
+        return {
+            system: {
+                name: values.cpu().numpy()
+                for name, values in self.systems[system].per_query(ranked).items()  # type: ignore[operator]
+            }
+            for system, ranked in self.ranked.items()
+        }
+
+    def _ranked(self, documents: Tensor, scores: Tensor) -> RankedQueries:
+        relevance = graded(documents, self.queries.judged, self.queries.grade)
+        grades = self.queries.grade.clamp(min=0)
+        return rank_queries(scores, relevance, documents >= 0, grades, documents)
+
+
+def graded(documents: Tensor, judged: Tensor, grade: Tensor) -> Tensor:
+    """Return the grades of documents [Q, k] float32, NaN where nobody judged.
+
+    Args:
+        documents: [Q, k] numbers.
+        judged: [Q, J] numbers of the judged ones; -1 = none.
+        grade: [Q, J].
+    """
+    if not judged.shape[1]:
+        return torch.full(documents.shape, torch.nan, device=documents.device)
+    numbers, order = judged.sort(dim=1)
+    place = torch.searchsorted(numbers, documents.contiguous()).clamp(max=judged.shape[1] - 1)
+    is_judged = (numbers.gather(1, place) == documents) & (documents >= 0)
+    return grade.gather(1, order).gather(1, place).masked_fill(~is_judged, torch.nan)
 
 
 class LitRetriever(EncodedTextModule):
@@ -84,17 +476,23 @@ class LitRetriever(EncodedTextModule):
                 raise ValueError(f"{name} must be at least 1, got {value}; leave it out for none.")
         if "ndcg@10" not in metrics:
             raise ValueError(
-                f"metrics must name ndcg@10, by which the best checkpoint is told, got "
+                f"metrics must name ndcg@10, by which the best checkpoint is chosen, got "
                 f"{', '.join(metrics)}; add it."
             )
-        self.metric_names, self.depth = tuple(metrics), deepest(metrics)
-        self.choosing_metric, *_ = (measure(name, "linear", 0.0) for name in metrics)
+        for name in metrics:
+            measure(name)
+            if "@" not in name:
+                raise ValueError(
+                    f"metric {name!r} looks at every rank, and a retriever ranks only so many "
+                    f"documents; write a number of ranks, such as {name}@100."
+                )
+        self.metric_names = tuple(metrics)
         self.encode_chunk, self.fusion, self.feedback = encode_chunk, fusion, feedback
         self.built = (towers, pooling, dimensions, temperature)
 
     def make_network(self, encoder: TextEncoder) -> nn.Module:
-        self.val_evaluation = RetrievalEvaluation(self.metric_names, self.depth)
-        self.test_evaluation = RetrievalEvaluation(self.metric_names, self.depth)
+        self.val_evaluation = RetrievalEvaluation(self.metric_names)
+        self.test_evaluation = RetrievalEvaluation(self.metric_names)
         return BiEncoder(encoder, *self.built)
 
     def blocks(self) -> list[nn.Module]:
@@ -107,7 +505,7 @@ class LitRetriever(EncodedTextModule):
         return found
 
     def own_callbacks(self) -> list[Callback]:
-        return [*super().own_callbacks(), RetrievalTable()]
+        return [*super().own_callbacks(), QueryTable()]
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
@@ -152,13 +550,13 @@ class LitRetriever(EncodedTextModule):
         return {"temperature": 0.0}
 
     def validation_step(self, batch: EncodeBatch, batch_idx: int) -> None:
-        self.val_evaluation.encoded.update(self(batch), batch)
+        self.val_evaluation.update(self(batch), batch)
 
     def on_validation_epoch_end(self) -> None:
         self._evaluate("val")
 
     def test_step(self, batch: EncodeBatch, batch_idx: int) -> None:
-        self.test_evaluation.encoded.update(self(batch), batch)
+        self.test_evaluation.update(self(batch), batch)
 
     def on_test_epoch_end(self) -> None:
         self._evaluate("test")
@@ -179,9 +577,34 @@ class LitRetriever(EncodedTextModule):
         return searched(vectors, documents, k, self.device, self.feedback)
 
     def write_run(self, encoded: EncodedCollection) -> None:
-        """Search encoded texts with their queries and write the run beside them."""
-        weight = self.fusion_weight()
-        write_run(encoded, self.trainer.datamodule, weight, self.device, self.feedback)
+        """Search encoded texts with their queries and write the run beside them; where people ask,
+        the first of each query as a table, too."""
+        data, weight = self.trainer.datamodule, self.fusion_weight()
+        bm25 = None if weight is None else open_bm25(data.collection, data.bm25)
+        depth = data.predict_depth if bm25 is None else max(data.predict_depth, data.bm25_depth)
+        ids, texts = encoded.document_ids, data.datasets["predict"].queries
+        names, path = encoded.query_ids, encoded.folder / RUN_FILE
+
+        def rankings() -> Iterator[Ranking]:
+            for start in range(0, len(names), QUERIES_OF_RUN):
+                queries = np.asarray(encoded.queries[start : start + QUERIES_OF_RUN])
+                found = searched(queries, encoded.documents, depth, self.device, self.feedback)
+                if bm25 is not None and weight is not None:
+                    asked = [texts.text(start + place) for place in range(len(queries))]
+                    hits = zip(*bm25.search(asked, data.bm25_depth), strict=True)
+                    # Rows of the matrix are numbers of documents: all are encoded.
+                    first, scores = (torch.from_numpy(np.concatenate(part)) for part in hits)
+                    found = Found(*fused(*found, first, scores, weight))
+                for place, (rows, scores) in enumerate(zip(*found, strict=True), start):
+                    kept = rows[rows >= 0][: data.predict_depth].tolist()
+                    yield Ranking(
+                        names[place], [ids[n] for n in kept], scores[: len(kept)].tolist()
+                    )
+
+        write_rankings(path, rankings(), TAG)
+        if data.shows_found:
+            best = (Ranking(q, d[:NUM_FOUND], s[:NUM_FOUND]) for q, d, s in read_run(path))
+            data.write_found(path.with_name("found.csv"), best, texts)
 
     @property
     def fusion_is_open(self) -> bool:
@@ -189,13 +612,60 @@ class LitRetriever(EncodedTextModule):
         return self.fusion is not None and self.fusion.weight is None
 
     def fusion_weight(self) -> float | None:
-        """Return the weight of BM25; none without a fusion."""
-        return None if self.fusion is None else weight_of(self.fusion, self.recipe)
+        """Return the weight of BM25; None without a fusion.
+
+        Raises:
+            ValueError: it was to be chosen on validation queries, and no validation has run.
+        """
+        if self.fusion is None:
+            return None
+        if self.fusion.weight is not None:
+            return self.fusion.weight
+        if CHOSEN_WEIGHT not in self.recipe:
+            raise ValueError(
+                "fusion.weight is chosen on the validation queries, and this model has seen none; "
+                "train with validation, or give model.fusion.weight."
+            )
+        return self.recipe[CHOSEN_WEIGHT]
+
+    def query_values(self, split: str) -> QueryValues | None:
+        """Return what `QueryTable` shows of the last evaluation."""
+        evaluation: RetrievalEvaluation = getattr(self, f"{split}_evaluation")
+        if evaluation.queries is None:
+            return None
+        collection = self.trainer.datamodule.collection
+        numbers, among = evaluation.queries.id.tolist(), evaluation.num_documents
+        title = f"{len(numbers)} queries over {among} documents"
+        if among < collection.num_documents:
+            title += f" of {collection.num_documents}, which is easier than all"
+        notes = []
+        if FUSED in evaluation.ranked:
+            how = ", chosen on these queries" * (split == "val" and self.fusion_is_open)
+            notes.append(f"fused: BM25 weighs {self.fusion_weight():g}{how}")
+        names = [collection.query_id(number) for number in numbers]
+        values = evaluation.per_query()
+        return QueryValues(names, values, title, notes, self._errors(evaluation, names))
+
+    def _errors(self, evaluation: RetrievalEvaluation, names: list[str]) -> list[list[str]]:
+        """Return head and rows of the queries whose first document is not relevant, those with the
+        lowest first metric first."""
+        collection, queries = self.trainer.datamodule.collection, evaluation.queries
+        metric, values = next(iter(evaluation.per_query()[OWN].items()))
+        ranks = first_relevant(evaluation.ranked[OWN]).tolist()
+        rows = [["input", "truth", "answer", "sample", metric]]
+        order = sorted(range(len(names)), key=lambda place: (values[place], names[place]))
+        for place in [place for place in order if ranks[place] != 1][:MOST_ERRORS]:
+            relevant = queries.judged[place][queries.grade[place] > 0].tolist()
+            truth = " ".join(collection.document_id(number) for number in relevant)
+            answer = f"rank {ranks[place]}" if ranks[place] else "none found"
+            text = collection.query(int(queries.id[place]))
+            rows.append([text, truth, answer, names[place], f"{values[place]:.3g}"])
+        return rows
 
     def _evaluate(self, split: str) -> None:
-        evaluation = getattr(self, f"{split}_evaluation")
-        rankings = evaluation.rankings(self.feedback)
+        evaluation: RetrievalEvaluation = getattr(self, f"{split}_evaluation")
+        evaluation.search(self.feedback)
         if self.trainer.state.fn == "fit" and self.fusion_is_open:
-            self.recipe[CHOSEN_WEIGHT] = best_weight(rankings, self.choosing_metric)
-        for name, metric in evaluation.measure(rankings, self.fusion_weight()).items():
+            self.recipe[CHOSEN_WEIGHT] = evaluation.best_weight(measure(self.metric_names[0]))
+        for name, metric in evaluation.measure(self.fusion_weight()).items():
             self.log(f"{split}/{name}", metric, on_step=False, on_epoch=True)

@@ -92,8 +92,14 @@ class LitTextScorer(EncodedTextModule):
             expected = baseline(facts).to(self.device).expand(len(batch["weight"]), -1)
             metrics = self.test_baselines[PREFIX + name]
             metrics.update(expected, batch["targets"][name], batch["is_labelled"][name], batch)
-            self._log_figures(f"test/baseline_{name}", metrics)
         return judged
+
+    def on_validation_epoch_end(self) -> None:
+        self._log_measures("val/", self.val_metrics)
+
+    def on_test_epoch_end(self) -> None:
+        self._log_measures("test/", self.test_metrics)
+        self._log_measures("test/baseline_", self.test_baselines)
 
     def in_words(self, answers: dict[str, list[float]]) -> dict[str, str]:
         heads = self.recipe["heads"]
@@ -167,9 +173,10 @@ class LitTextScorer(EncodedTextModule):
             of_texts = self._head(name).loss_of_texts(values, target, known)
             weighted.append(of_texts * self.options[name].weight)
             metrics[PREFIX + name].update(found[name], target, known, batch)
-            self._log_figures(f"{split}/{name}", metrics[PREFIX + name])
         return SampleResult(torch.stack(weighted).sum(0), found)
 
-    def _log_figures(self, label: str, metrics: Any) -> None:
-        for name, figure in metrics.figures.items():
-            self.log(f"{label}_{name}", figure, on_step=False, on_epoch=True)
+    def _log_measures(self, label: str, of_heads: Any) -> None:
+        for head, metrics in of_heads.items():
+            for name, figure in metrics.measure().items():
+                label_of_head = label + head.removeprefix(PREFIX)
+                self.log(f"{label_of_head}_{name}", figure, on_step=False, on_epoch=True)

@@ -27,9 +27,8 @@ from datamodules.search.retrieval import EncodedCollection, no_search
 from datamodules.text.encoding import TextLimits
 from lit_models import LitRetriever
 from lit_models.seo.encoders import TransformerEncoder
-from lit_models.seo.losses import TemperatureOptions
-from lit_models.seo.networks import BiEncoder
-from lit_models.seo.search import search
+from lit_models.seo.networks import BiEncoder, TemperatureOptions
+from lit_models.seo.retriever import search
 from lit_models.training import PredictionWriter
 from tests.toy import toy_trainer
 

@@ -5,7 +5,7 @@ Rows are NDCG@10 of the retriever and of both fused, beside BM25; the note has t
 on training queries alone.
 """
 
-import json
+import csv
 import subprocess
 import sys
 from pathlib import Path
@@ -37,8 +37,11 @@ def run(folder: Path, seed: int, train: Path, test: Path) -> Scores:
     command += [f"--{name}={value}" for name, value in options.items()]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    per_query = json.loads((folder / "retrieval-test.json").read_text())["per_query"]
-    return {system: metrics[METRIC] for system, metrics in per_query.items()}
+    scores: Scores = {}
+    with (folder / "queries-test.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            scores.setdefault(row["system"], {})[row["query"]] = float(row[METRIC])
+    return scores
 
 
 def folds(folder: Path) -> list[tuple[Path, Path]]:

@@ -16,8 +16,7 @@ from datamodules.search.candidates import CandidateOptions, GroupOptions
 from datamodules.text.encoding import TextLimits
 from lit_models import LitTextScorer
 from lit_models.seo.encoders import TransformerEncoder
-from lit_models.seo.losses import RankingLoss
-from lit_models.seo.networks import HeadOptions
+from lit_models.seo.networks import HeadOptions, RankingLoss
 from lit_models.training.exact import ExactModule
 from tests.distributed.seo_retriever import retriever
 from tests.seo.pages import pages_of, write_pages, writer

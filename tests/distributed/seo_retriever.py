@@ -16,7 +16,7 @@ from datamodules.search.retrieval import TrainingMix
 from datamodules.text.encoding import TextLimits
 from lit_models import LitRetriever
 from lit_models.seo.encoders import TransformerEncoder
-from lit_models.seo.search import Fusion
+from lit_models.seo.retriever import Fusion
 from lit_models.training import ExactDropout
 from lit_models.training.exact import ExactModule
 

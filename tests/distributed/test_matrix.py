@@ -198,7 +198,7 @@ def test_every_control_of_a_lens_is_the_same_on_any_devices(runs, cell):
 @pytest.mark.parametrize("cell", [c for c in FIRST_CELLS if c[0] == "ranker"], ids=name_of)
 def test_every_query_of_a_ranker_has_the_same_metrics_on_any_devices(runs, cell):
     one, other = (runs / name_of(c) for c in (("ranker", 1, "ddp", 1), cell))
-    for name in ("ranking.json", "ranking_queries.csv"):
+    for name in ("ranking-test.json", "queries-test.csv"):
         assert (other / name).read_bytes() == (one / name).read_bytes()
 
 

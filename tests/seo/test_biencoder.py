@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from lit_models.seo.encoders import Pooling, TransformerEncoder
-from lit_models.seo.losses import TemperatureOptions
-from lit_models.seo.networks import BiEncoder
+from lit_models.seo.networks import BiEncoder, TemperatureOptions
 from lit_models.training.dropout import SampleKeys, key_dropout, release_dropout
 
 ROWS, POSITIONS = 12, 9

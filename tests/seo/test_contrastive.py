@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lit_models.seo.losses import Temperature, TemperatureOptions, in_batch_loss
+from lit_models.seo.networks import Temperature, TemperatureOptions, in_batch_loss
 
 ONE, HALF = torch.ones(()), torch.tensor(0.5, dtype=torch.float64)
 
@@ -89,7 +89,7 @@ def test_a_temperature_begins_where_it_should_and_stays_between_its_bounds(start
 
 @pytest.mark.parametrize("start", [0.0, 0.001, 2.0])
 def test_a_temperature_outside_its_bounds_is_refused(start: float) -> None:
-    with pytest.raises(ValueError, match=r"temperature\.start must lie between lowest 0\.005"):
+    with pytest.raises(ValueError, match=r"temperature\.start must lie between 0\.005 and 1"):
         TemperatureOptions(start)
 
 

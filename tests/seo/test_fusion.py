@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lit_models.seo.search import Fusion, fused, unit_range
+from lit_models.seo.retriever import Fusion, fused, unit_range
 
 
 def test_scores_are_brought_to_one_range_per_query() -> None:

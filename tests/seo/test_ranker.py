@@ -11,7 +11,7 @@ from datamodules.search.candidates import CandidateOptions, GroupOptions
 from datamodules.search.queries import Ranking, read_run, write_run
 from lit_models import LitRanker
 from lit_models.commands.export import export_checkpoint
-from lit_models.seo.losses import RankingLoss
+from lit_models.seo.networks import RankingLoss
 from tests.seo.small_collection import ranker, ranking_data, relevance_files
 from tests.toy import toy_trainer
 
@@ -83,14 +83,14 @@ def test_a_ranker_begins_with_the_order_of_its_first_stage(folder, tmp_path):
     data = ranking_data(folder, **OPTIONS)
     module = ranker(prior=True)
     toy_trainer(tmp_path).test(module, data, verbose=False)
-    content = json.loads((tmp_path / "ranking.json").read_text())
+    content = json.loads((tmp_path / "ranking-test.json").read_text())
     assert content["systems"]["ranker"] == content["systems"]["bm25"]
-    assert content["differences"]["bm25"]["map"] == {"mean": 0, "low": 0, "high": 0}
+    assert content["differences"]["ranker - bm25"]["map"] == [0, 0, 0]
 
 
 def test_the_files_of_a_test_agree_with_each_other(trained):
-    content = json.loads((trained / "ranking.json").read_text())
-    with (trained / "ranking_queries.csv").open(newline="") as file:
+    content = json.loads((trained / "ranking-test.json").read_text())
+    with (trained / "queries-test.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert content["queries"] == 11
     assert [row["query"] for row in rows[::2]] == [f"q{i}" for i in range(39, 50)]
@@ -98,10 +98,10 @@ def test_the_files_of_a_test_agree_with_each_other(trained):
         for metric, mean in means.items():
             values = [float(row[metric]) for row in rows if row["system"] == system]
             assert np.mean(values) == pytest.approx(mean, rel=1e-12)
-    for metric, found in content["differences"]["bm25"].items():
+    for metric, found in content["differences"]["ranker - bm25"].items():
         mean = content["systems"]["ranker"][metric] - content["systems"]["bm25"][metric]
-        assert found["mean"] == pytest.approx(mean, abs=1e-12)
-        assert found["low"] <= found["mean"] <= found["high"]
+        assert found[0] == pytest.approx(mean, abs=1e-12)
+        assert found[1] <= found[0] <= found[2]
 
 
 def test_the_tables_of_a_test_fit_80_columns(folder, tmp_path, capsys):
@@ -110,7 +110,7 @@ def test_the_tables_of_a_test_fit_80_columns(folder, tmp_path, capsys):
     data, module = ranking_data(folder, candidates=options), ranker()
     toy_trainer(tmp_path / "run").test(module, data, verbose=False)
     printed = capsys.readouterr().out
-    for words in ("means over 11 queries", "first stage", "BM25", "ranker less first stage"):
+    for words in ("test: 11 queries", "ranker - first", "ranker - bm25"):
         assert words in printed
     lines = [line for line in printed.splitlines() if not line.startswith("errors: ")]  # a path
     assert max(map(len, lines)) <= 80

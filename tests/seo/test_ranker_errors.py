@@ -5,7 +5,7 @@ import pytest
 from datamodules.search.candidates import CandidateOptions, GroupOptions
 from datamodules.search.collection import CollectionRequest, QuerySplit
 from datamodules.search.queries import FileQueries, Ranking, write_run
-from lit_models.seo.losses import RankingLoss
+from lit_models.seo.networks import RankingLoss
 from tests.seo.small_collection import ranker, ranking_data, relevance_files
 from tests.toy import toy_trainer
 

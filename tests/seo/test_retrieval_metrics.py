@@ -8,13 +8,8 @@ from datamodules.search.bm25 import Bm25Options, open_bm25
 from datamodules.search.collection import CollectionRequest, Judgements, open_collection
 from datamodules.search.queries import JudgedQueries
 from datamodules.search.retrieval import chosen_documents
-from lit_models.seo.search import (
-    EncodedTexts,
-    RetrievalEvaluation,
-    best_weight,
-    deepest,
-    graded,
-)
+from lit_models.seo.metrics import reciprocal_rank
+from lit_models.seo.retriever import RetrievalEvaluation, graded
 from tests.seo.retrieval_collection import write_collection
 
 NAN = float("nan")
@@ -50,44 +45,35 @@ def two_batches():
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_texts_come_in_their_order_and_fillers_are_left_out(turned) -> None:
-    metric, batches = EncodedTexts(), two_batches()
+def test_systems_are_measured_by_hand_in_any_order_of_batches(turned) -> None:
+    evaluation, batches = RetrievalEvaluation(METRICS), two_batches()
     for vectors, part in batches[::-1] if turned else batches:
-        metric.update(vectors, part)
-    texts = metric.compute()
-    assert texts.query.tolist() == [2, 4]
-    assert texts.document.tolist() == [10, 20, 30]
-    assert texts.judged.tolist() == [[10, -1], [10, 30]]
-    assert texts.documents.tolist() == [[1, 0], [0, 1], [-1, 0]]
-
-
-def test_systems_are_measured_by_hand() -> None:
-    evaluation = RetrievalEvaluation(METRICS, 10)
-    for vectors, part in two_batches():
-        evaluation.encoded.update(vectors, part)
-    rankings = evaluation.rankings()
-    found = {n: float(m.compute()) for n, m in evaluation.measure(rankings, 0.5).items()}
+        evaluation.update(vectors, part)
+    evaluation.search()
+    assert evaluation.queries.id.tolist() == [2, 4]  # fillers are left out
+    assert evaluation.num_documents == 3
+    assert evaluation.queries.judged.tolist() == [[10, -1], [10, 30]]
+    found = {n: float(m.compute()) for n, m in evaluation.measure(0.5).items()}
     # Query 2 finds its document first; query 4 behind document 20, in both rankings.
     assert found["mrr@10"] == found["bm25_mrr@10"] == found["fused_mrr@10"] == 0.75
     discounted = (1 + 1 / torch.log2(torch.tensor(3.0))) / 2
     assert found["ndcg@10"] == pytest.approx(float(discounted))
-    assert best_weight(rankings, lambda ranked: ranked.relevance[:, 0]) == 0.0
+    assert evaluation.best_weight(reciprocal_rank) == 0.0
 
 
 def test_one_text_alone_and_none_at_all_are_no_trouble() -> None:
-    evaluation = RetrievalEvaluation(METRICS, 10)
+    evaluation = RetrievalEvaluation(METRICS)
     (vectors, _), _ = two_batches()
     alone = batch([(4, True, 1.0)], [([1, 2], [1, 1], [1, 2], [2, 1])])
-    evaluation.encoded.update(vectors[:1], alone)
-    rankings = evaluation.rankings()
-    assert rankings.texts.query.shape == (1,)
-    found = evaluation.measure(rankings, 0.5)
-    assert float(found["fused_ndcg@10"].compute()) == 0.0
-    evaluation = RetrievalEvaluation(METRICS, 10)
-    evaluation.encoded.update(vectors[1:2], batch([(20, False, 1.0)], []))
-    rankings = evaluation.rankings()
-    assert best_weight(rankings, lambda ranked: ranked.relevance[:, 0]) == 0.0
-    assert evaluation.measure(rankings, None)["ndcg@10"].compute().isnan()
+    evaluation.update(vectors[:1], alone)
+    evaluation.search()
+    assert evaluation.queries.id.shape == (1,)
+    assert float(evaluation.measure(0.5)["fused_ndcg@10"].compute()) == 0.0
+    evaluation = RetrievalEvaluation(METRICS)
+    evaluation.update(vectors[1:2], batch([(20, False, 1.0)], []))
+    evaluation.search()
+    assert evaluation.best_weight(reciprocal_rank) == 0.0
+    assert evaluation.measure(None)["ndcg@10"].compute().isnan()
 
 
 def test_grades_are_found_wherever_they_stand() -> None:
@@ -95,12 +81,6 @@ def test_grades_are_found_wherever_they_stand() -> None:
     found = graded(torch.tensor([[3, 9, 7, -1, 1]]), judged, grade)[0]
     assert found[[0, 2]].tolist() == [0.0, 2.0]
     assert found[[1, 3, 4]].isnan().all()
-
-
-def test_a_metric_over_all_ranks_is_refused() -> None:
-    assert deepest(["ndcg@10", "recall@100"]) == 100
-    with pytest.raises(ValueError, match=r"'map' looks at every rank.*such as map@100"):
-        deepest(["ndcg@10", "map"])
 
 
 def test_bm25_over_some_documents_is_its_search_without_the_others(tmp_path) -> None:

@@ -4,12 +4,12 @@ import csv
 import io
 import json
 import re
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.loggers import TensorBoardLogger
 from rich.console import Console
 
 from datamodules.files.splitting import TEST
@@ -19,12 +19,22 @@ from datamodules.search.retrieval import EncodedCollection
 from datamodules.text.encoding import RECIPE_KEY
 from lit_models import LitRetriever
 from lit_models.commands.export import export_checkpoint
-from lit_models.seo.search import Fusion
-from lit_models.seo.tables import table
-from tests.causal_lm.events import texts_of
+from lit_models.seo.metrics import shown_systems
+from lit_models.seo.retriever import Fusion
 from tests.distributed.seo_retriever import adamw, retriever
 from tests.seo.retrieval_collection import SIZES
 from tests.toy import ledger_lines, toy_trainer
+
+
+def values_of(run: Path, split: str = "test") -> dict[str, dict[str, dict[str, float]]]:
+    """Return system -> metric -> query -> value, as a run has written them."""
+    values: dict = defaultdict(lambda: defaultdict(dict))
+    with (run / f"queries-{split}.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            query, system = row.pop("query"), row.pop("system")
+            for metric, value in row.items():
+                values[system][metric][query] = float(value)
+    return values
 
 
 def plain_ndcg(ranked: list[str], grades: dict[str, float], k: int = 10) -> float:
@@ -32,22 +42,6 @@ def plain_ndcg(ranked: list[str], grades: dict[str, float], k: int = 10) -> floa
     gains = np.array([grades.get(name, 0.0) for name in ranked[:k]])
     ideal = np.array(sorted(grades.values(), reverse=True)[:k])
     return float((gains * discounts[: len(gains)]).sum() / (ideal * discounts[: len(ideal)]).sum())
-
-
-def test_the_board_shows_the_first_documents_of_queries(
-    retriever_run: Path, trained: LitRetriever, tmp_path: Path
-) -> None:
-    _, data = retriever(retriever_run, {})
-    logger = TensorBoardLogger(tmp_path, "board", "")
-    toy_trainer(tmp_path, logger=logger).test(trained, data, verbose=False)
-    (text,) = (text for (tag, _), text in texts_of(tmp_path).items() if "retrieved" in tag)
-    head, _, *rows = text.splitlines()
-    assert head == "| query | 1 | 2 | 3 |"
-    documents = [data.collection.document_text(n) for n in range(data.collection.num_documents)]
-    whole = [data.collection.document(n).whole for n in range(data.collection.num_documents)]
-    query, *found = (cell.strip() for cell in rows[0].strip("|").split("|"))
-    places = trained.search([query], trained.encode(whole, is_query=False), 3).documents[0]
-    assert [" ".join(documents[int(n)].split()) for n in places] == found
 
 
 def test_a_test_measures_what_a_plain_reference_measures(
@@ -59,9 +53,9 @@ def test_a_test_measures_what_a_plain_reference_measures(
     documents = trained.encode(texts, is_query=False)
     judged = collection.judgements(TEST)
     index = open_bm25(collection, data.bm25)
-    content = json.loads((retriever_run / "retrieval-test.json").read_text())
+    content = json.loads((retriever_run / "ranking-test.json").read_text())
     assert content["queries"] == SIZES["test"]
-    assert content["documents"] == content["documents_in_collection"] == 40
+    per_query = values_of(retriever_run)
     for query in np.unique(judged.query):
         name, text = collection.query_id(int(query)), collection.query(int(query))
         of_query = judged.query == query
@@ -71,17 +65,16 @@ def test_a_test_measures_what_a_plain_reference_measures(
         }
         found = trained.search([text], documents, 10).documents[0]
         ndcg = plain_ndcg([str(int(n)) for n in found], grades)
-        per_query = content["per_query"]
         assert per_query["retriever"]["ndcg@10"][name] == pytest.approx(ndcg, abs=1e-6)
         (hits,) = index.search([text], 10)
         ndcg = plain_ndcg([str(n) for n in hits.documents[0]], grades)
         assert per_query["bm25"]["ndcg@10"][name] == pytest.approx(ndcg, abs=1e-6)
     for system, metrics in content["systems"].items():
         for metric, mean in metrics.items():
-            values = content["per_query"][system][metric].values()
+            values = per_query[system][metric].values()
             assert mean == pytest.approx(np.mean(list(values)))
     assert set(content["systems"]) == {"retriever", "bm25", "fused"}
-    mean, low, high = content["differences"]["fused"]["ndcg@10"]
+    mean, low, high = content["differences"]["fused - bm25"]["ndcg@10"]
     assert low <= mean <= high
 
 
@@ -137,12 +130,12 @@ def test_validation_can_leave_documents_out_and_says_so(
     module, data = retriever(retriever_run, {})
     data.num_others, data.bm25, module.fusion = 5, None, None
     toy_trainer(tmp_path, max_steps=1, callbacks=[]).fit(module, data)
-    content = json.loads((tmp_path / "retrieval-val.json").read_text())
+    content = json.loads((tmp_path / "ranking-val.json").read_text())
     judged = np.unique(data.collection.judgements(1).document)
-    assert content["documents"] == len(judged) + 5
     assert set(content["systems"]) == {"retriever"}
     printed = capsys.readouterr().out
-    assert "which is easier than all" in " ".join(printed.split())
+    said = f"over {len(judged) + 5} documents of 40, which is easier than all"
+    assert said in " ".join(printed.split())
     lines = [line for line in printed.splitlines() if not line.startswith("errors: ")]  # a path
     assert max(map(len, lines)) <= 80
 
@@ -151,17 +144,13 @@ def test_three_systems_fit_a_terminal() -> None:
     systems = ("retriever", "bm25", "fused")
     span = (-0.123, -0.234, 0.345)
     content = {
-        "queries": 7,
-        "documents": 40,
-        "documents_in_collection": 40,
-        "weight_chosen_here": True,
         "systems": {system: {"recall@100": 0.5} for system in systems},
-        "differences": {system: {"recall@100": span} for system in systems[::2]},
+        "differences": {f"{system} - bm25": {"recall@100": span} for system in systems[::2]},
     }
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(table(content, "val"))
+    console.print(shown_systems(content, "val: 7 queries", ["fused: BM25 weighs 0.35"]))
     printed = console.export_text()
-    assert "fused: weight chosen on these queries" in printed
+    assert "fused: BM25 weighs 0.35" in printed
     (row,) = [line for line in printed.splitlines() if "recall@100" in line]
     assert row.split() == ["recall@100", *["0.500"] * 3, *["-.123", "[-.23", "+.34]"] * 2]
 

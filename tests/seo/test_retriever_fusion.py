@@ -1,6 +1,5 @@
 """BM25 and a retriever together: what is measured is written, and who chooses the weight."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,9 +9,9 @@ from datamodules.files.splitting import TEST
 from datamodules.search.queries import read_run
 from datamodules.text.encoding import RECIPE_KEY
 from lit_models import LitRetriever
-from lit_models.seo.search import CHOSEN_WEIGHT, WEIGHTS, Fusion
+from lit_models.seo.retriever import CHOSEN_WEIGHT, WEIGHTS, Fusion
 from tests.distributed.seo_retriever import retriever
-from tests.seo.test_retriever import plain_ndcg
+from tests.seo.test_retriever import plain_ndcg, values_of
 from tests.toy import toy_trainer
 
 LAST = "checkpoints/last.ckpt"
@@ -29,7 +28,7 @@ def test_the_written_run_is_what_a_test_measures(
     trainer = toy_trainer(tmp_path)
     trainer.test(module, data, verbose=False)
     trainer.predict(module, data, return_predictions=False)
-    measured = json.loads((tmp_path / "retrieval-test.json").read_text())["per_query"]["fused"]
+    measured = values_of(tmp_path)["fused"]
     judged, collection = data.collection.judgements(TEST), data.collection
     rankings = list(read_run(tmp_path / "out" / "run.trec"))
     assert {len(ranking.documents) for ranking in rankings} == {predict_depth}
@@ -54,16 +53,14 @@ def other_weight(retriever_run: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
 def test_only_a_fit_chooses_the_weight(
-    retriever_run: Path, tmp_path: Path, other_weight: Path
+    trained: LitRetriever, retriever_run: Path, tmp_path: Path, other_weight: Path, capsys
 ) -> None:
     module, data = retriever(retriever_run, {})
     trainer = toy_trainer(tmp_path)
     trainer.validate(module, data, ckpt_path=other_weight, verbose=False)
-    content = json.loads((tmp_path / "retrieval-val.json").read_text())
-    assert module.fusion_weight() == content["fusion_weight"] == 0.123
-    assert content["weight_chosen_here"]
-    fitted = json.loads((retriever_run / "retrieval-val.json").read_text())
-    assert fitted["fusion_weight"] in WEIGHTS
+    assert module.fusion_weight() == 0.123
+    assert "BM25 weighs 0.123, chosen on these queries" in " ".join(capsys.readouterr().out.split())
+    assert trained.recipe[CHOSEN_WEIGHT] in WEIGHTS
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
