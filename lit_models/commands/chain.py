@@ -50,8 +50,6 @@ OWN_OPTIONS = {
 RECORDS = "chain"
 OPTION = "the option "
 FILES = "the files of the option "
-# Of more files in a folder, names and sizes stand for the content.
-NUM_FILES_READ = 1000
 # Options that decide nothing, as the number of devices.
 DEPLOYMENT = ("trainer.num_nodes", "trainer.accelerator")
 NO_INPUTS = ("predict_output", "save_dir", "dirpath")  # last parts of options where a run writes
@@ -65,7 +63,6 @@ def chain(
     stages: dict | None = None,
     to: str = "runs/chain-{seed}",
     seed: int = 1,
-    start: str | None = None,
     only: str | list[str] | None = None,
     change: dict | None = None,
     launcher: str = "",
@@ -81,8 +78,7 @@ def chain(
             options, "{NAME}" is the folder of a stage, "{seed}" the seed.
         to: folder of the chain, with one in it for each stage.
         seed: of every stage that trains or evaluates.
-        start: the first stage to run; those before it must be complete, and are taken as they are.
-        only: one stage or several; those that they take are taken as they are.
+        only: one stage or several; those that they take must be complete, and stay as they are.
         change: values that win over those of stages: --change.NAME.devices=2,
             --change.NAME.options.data.micro_batch_size=4.
         launcher: words before the command of each stage, such as srun in a SLURM job.
@@ -98,7 +94,7 @@ def chain(
     prefix = (*shlex.split(launcher), *PREFIX)
     try:
         read = read_stages(stages or {}, change)
-        chosen = chosen_stages(read, start, names)
+        chosen = chosen_stages(read, names)
     except (ValueError, FileNotFoundError) as error:
         raise UsageError(str(error)) from error
     return run_stages(read, chosen, folder, seed, prefix)
@@ -187,19 +183,17 @@ def read_stages(stages: Mapping[str, Any], changes: Mapping[str, Any] | None = N
     return read
 
 
-def chosen_stages(stages: list[Stage], start: str | None, only: list[str] | None) -> list[Stage]:
-    """Return the stages from one on, or those named, or all.
+def chosen_stages(stages: list[Stage], only: list[str] | None) -> list[Stage]:
+    """Return the stages that are named, or all.
 
     Raises:
         ValueError: there is no such stage.
     """
     names = [stage.name for stage in stages]
-    for option, given in (("start", [start] if start else []), ("only", only or [])):
-        for name in given:
-            if name not in names:
-                raise ValueError(f"--{option}={name}: {_no_stage(name, names)}")
-    first = names.index(start) if start else 0
-    return [s for s in stages[first:] if only is None or s.name in only]
+    for name in only or ():
+        if name not in names:
+            raise ValueError(f"--only={name}: {_no_stage(name, names)}")
+    return [stage for stage in stages if only is None or stage.name in only]
 
 
 def placeholders(value: Any) -> list[str]:
@@ -317,13 +311,11 @@ class StageRecord:
 
     Args:
         made_from: plain values that decide what comes out, see `made_from`.
-        outputs: digest of all that it wrote; none before it is complete.
-        seconds: that its last attempt took.
+        outputs: digest of all that it wrote; `None` before it is complete.
     """
 
     made_from: dict[str, Any]
     outputs: str | None = None
-    seconds: float | None = None
 
 
 def made_from(
@@ -356,7 +348,10 @@ def _path(folder: Path, name: str) -> Path:
 def read_record(folder: Path, name: str) -> StageRecord | None:
     """Return the record of a stage in a chain's folder; `None` if it was never begun."""
     path = _path(folder, name)
-    return StageRecord(**json.loads(path.read_text("utf-8"))) if path.exists() else None
+    if not path.exists():
+        return None
+    content = json.loads(path.read_text("utf-8"))
+    return StageRecord(content["made_from"], content["outputs"])
 
 
 def write_record(folder: Path, name: str, record: StageRecord) -> None:
@@ -463,13 +458,7 @@ def _path_digest(path: Path) -> str:
     if path.is_file():
         return file_digest(path, cache_root())
     files = sorted(inner for inner in path.rglob("*") if inner.is_file())
-    is_read = len(files) <= NUM_FILES_READ
-    return digest_of(
-        [
-            [p.relative_to(path).as_posix(), file_digest(p, cache_root()) if is_read else size]
-            for p, size in ((inner, inner.stat().st_size) for inner in files)
-        ]
-    )
+    return digest_of([[p.relative_to(path).as_posix(), _path_digest(p)] for p in files])
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
@@ -548,7 +537,7 @@ def check_outputs(
             if outputs[name] is None and name not in [other.name for other in chosen]:
                 raise ValueError(
                     f"stage {stage.name} takes {name}, which is not complete in {folder}; run it "
-                    "too: leave --start and --only out."
+                    "too: leave --only out."
                 )
         state = state_of(stage, folder, made_from(stage, folder, seed, outputs))
         states[stage.name] = state
@@ -591,7 +580,7 @@ def _run_stage(
             "not complete; leave out the options that send its output elsewhere"
         )
         return 1
-    write_record(folder, stage.name, StageRecord(made, outputs_digest(stage, folder), seconds))
+    write_record(folder, stage.name, StageRecord(made, outputs_digest(stage, folder)))
     print(f"stage {stage.name} is complete, in {seconds:.1f} s", flush=True)
     return 128 + received[0] if received else 0
 

@@ -380,13 +380,13 @@ def chain_scripts(
             added[stage.name] += [f"--change.{stage.name}.options.{k}={v}" for k, v in own.items()]
         stages = chain.read_stages(given["stages"] or {}, changes)
         only = [given["only"]] if isinstance(given["only"], str) else given["only"]
-        chosen = chain.chosen_stages(stages, given["start"], only)
+        chosen = chain.chosen_stages(stages, only)
     except (ValueError, FileNotFoundError) as error:
         raise UsageError(str(error)) from error
     folder = Path(given["to"].replace("{seed}", str(given["seed"]))).expanduser()
     states = chain.check_outputs(stages, chosen, folder, given["seed"])
     name = checked_name(name or config_files.config_paths(options)[0].resolve().parent.name)
-    kept = [word for word in quoted_options(run) if not word.startswith(("--only", "--start"))]
+    kept = [word for word in quoted_options(run) if not word.startswith("--only")]
     found = {}
     for number, stage in enumerate(stages, 1):
         if stage not in chosen:

@@ -67,16 +67,13 @@ def test_changes_win_and_leave_the_rest() -> None:
 
 
 def test_some_of_the_stages_are_chosen_in_their_order() -> None:
-    def chosen(start: str | None, only: list[str] | None) -> list[str]:
-        return [stage.name for stage in chosen_stages(read_stages(CHAIN), start, only)]
+    def chosen(only: list[str] | None) -> list[str]:
+        return [stage.name for stage in chosen_stages(read_stages(CHAIN), only)]
 
-    assert chosen(None, None) == list(CHAIN)
-    assert chosen("dump", None) == ["dump", "test"]
-    assert chosen(None, ["test", "export"]) == ["export", "test"]
-    with pytest.raises(ValueError, match="--start=dmp: there is no such stage. Did you mean dump"):
-        chosen("dmp", None)
+    assert chosen(None) == list(CHAIN)
+    assert chosen(["test", "export"]) == ["export", "test"]
     with pytest.raises(ValueError, match=r"--only=x: .*The stages are subject, export, dump, test"):
-        chosen(None, ["test", "x"])
+        chosen(["test", "x"])
 
 
 def fit(**values: object) -> dict[str, Any]:

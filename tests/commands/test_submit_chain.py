@@ -144,7 +144,7 @@ def test_the_place_of_a_stage_makes_no_other_stage(toy_config: Path) -> None:
 
 
 def test_stages_without_a_count_have_one_device_and_a_rehearsal_submits_nothing(chain) -> None:
-    status, output = chain("--dry-run", "--start=second", "--tasks-per-node=2", "--only=second")
+    status, output = chain("--dry-run", "--tasks-per-node=2", "--only=second")
     assert status == 1
     assert "stage second takes first, which is not complete" in output
     status, output = chain("--dry-run", "--change.second.devices=3", "--tasks-per-node=3")
