@@ -7,7 +7,7 @@ the recipe that the folder keeps. Shapes: D hidden.
 import json
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -219,7 +219,6 @@ def _content(config: DecoderConfig, kind: str, dtype: str) -> dict[str, Any]:
             "resid_pdrop": config.dropout,
             "attn_pdrop": 0.0,
         }
-    scaling = config.rope_scaling
     return shared | {
         "architectures": ["LlamaForCausalLM"],
         "max_position_embeddings": config.max_positions,
@@ -231,7 +230,6 @@ def _content(config: DecoderConfig, kind: str, dtype: str) -> dict[str, Any]:
         "hidden_act": "silu",
         "rms_norm_eps": config.norm_eps,
         "rope_theta": config.rope_theta,
-        "rope_scaling": None if scaling is None else {"rope_type": "llama3", **asdict(scaling)},
         "attention_bias": config.bias,
         "mlp_bias": config.bias,
     }

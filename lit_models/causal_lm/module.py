@@ -502,7 +502,6 @@ def _network_facts(network: Recipe) -> dict[str, Any]:
     if network["kind"] == "own":
         config = DecoderConfig(**network["config"])
         facts |= {"num_kv_heads": config.kv_heads, "feed_forward": config.inner_size}
-        facts["rope_scaling"] = config.rope_scaling  # of a checkpoint it is a dict
         facts.pop("max_positions" if config.positions == "rotary" else "rope_theta")
     return {f"network.{name}": value for name, value in facts.items() if _matters(name)}
 

@@ -4,7 +4,6 @@ Shapes: R rows, T positions, S positions so far, D hidden, H heads, G key and va
 size, V vocabulary.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,47 +19,9 @@ from lit_models.blocks import rotate
 from lit_models.training.sharding import TensorSplit
 
 INITIAL_STD = 0.02
-_SIZES = ("vocab_size", "max_positions", "hidden_size", "num_layers", "num_heads")
-_POSITIVE = (*_SIZES, "num_kv_heads", "feed_forward", "norm_eps", "rope_theta")
 DOCUMENT_LENGTHS = (3, 4)  # of the row of the self-test, and a padding position after them
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3}  # of the largest value
 HALF_TOLERANCE = 0.1
-
-
-@dataclass(frozen=True)
-class RopeScaling:
-    """How Llama 3.1 slows down slow rotations, so that a longer context turns no further.
-
-    Frequencies that turn less than `low_freq_factor` times in the original context are divided by
-    `factor`, those that turn more than `high_freq_factor` times are kept, with a slope between.
-
-    Args:
-        factor: by how much the slow ones are slowed down, from 1.
-        low_freq_factor: turns in the original context below which a frequency is slow.
-        high_freq_factor: turns above which it is fast, more than low_freq_factor.
-        original_max_position_embeddings: positions of the original context.
-
-    Raises:
-        ValueError: a number is out of its range.
-    """
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int
-
-    def __post_init__(self) -> None:
-        if self.factor < 1 or self.original_max_position_embeddings < 1:
-            raise ValueError(
-                f"rope_scaling: factor {self.factor} and original_max_position_embeddings "
-                f"{self.original_max_position_embeddings} must be at least 1; leave rope_scaling "
-                "out to keep the frequencies."
-            )
-        if not 0 < self.low_freq_factor < self.high_freq_factor:
-            raise ValueError(
-                f"rope_scaling: low_freq_factor {self.low_freq_factor} must be positive and below "
-                f"high_freq_factor {self.high_freq_factor}; Llama 3.1 has 1 and 4."
-            )
 
 
 @dataclass(frozen=True)
@@ -80,7 +41,6 @@ class DecoderConfig:
         norm_eps: its epsilon.
         positions: rotary, or a learned table of max_positions rows.
         rope_theta: base of the rotary frequencies.
-        rope_scaling: the longer contexts of Llama 3.1, or `None`.
         activation: swiglu, or gelu in its tanh form.
         bias: of linear layers and LayerNorm; keys have none, since with learned positions it
             changes nothing.
@@ -102,19 +62,15 @@ class DecoderConfig:
     norm_eps: float = 1e-5
     positions: Literal["rotary", "learned"] = "rotary"
     rope_theta: float = 10_000.0
-    rope_scaling: RopeScaling | None = None
     activation: Literal["swiglu", "gelu"] = "swiglu"
     bias: bool = False
     tied: bool = True
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        if isinstance(self.rope_scaling, dict):  # of a checkpoint's plain values
-            object.__setattr__(self, "rope_scaling", RopeScaling(**self.rope_scaling))
-        for name in _POSITIVE:
-            size = getattr(self, name)
-            if size is not None and size <= 0:
-                raise ValueError(f"{name} must be positive, got {size}.")
+        for name, value in vars(self).items():
+            if type(value) in (int, float) and value <= 0 and name != "dropout":
+                raise ValueError(f"{name} must be positive, got {value}.")
         width, heads = self.hidden_size, self.num_heads
         if width % heads:
             raise ValueError(
@@ -129,10 +85,6 @@ class DecoderConfig:
             raise ValueError(
                 f"rotary positions turn pairs: hidden_size / num_heads must be even, got {width} / "
                 f"{heads} = {self.head_size}; change one of them or take positions: learned."
-            )
-        if self.rope_scaling is not None and self.positions == "learned":
-            raise ValueError(
-                "rope_scaling needs positions: rotary; leave it out with learned ones."
             )
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be 0 to below 1, got {self.dropout}.")
@@ -295,15 +247,11 @@ def attend(
     if documents.sizes is None:
         return _causal(q, k, v, scale)
     # Split, not sliced: the backward pass of a slice makes a whole tensor of zeros for each.
-    each = zip(*(_one_row(x).split(documents.sizes, dim=2) for x in (q, k, v)), strict=True)
+    whole = (x.transpose(0, 1).flatten(1, 2)[None] for x in (q, k, v))  # one row [1, H, R T, K]
+    each = zip(*(x.split(documents.sizes, dim=2) for x in whole), strict=True)
     # Heads last but one, as the next layer reads them: no further copy.
     attended = torch.cat([_causal(a, b, c, scale).transpose(1, 2) for a, b, c in each], dim=1)
     return attended[0].unflatten(0, (len(q), q.shape[2])).transpose(1, 2)
-
-
-def _one_row(x: Tensor) -> Tensor:
-    """Return x [R, H, T, K] with its rows one after the other, [1, H, R T, K]."""
-    return x.transpose(0, 1).flatten(1, 2)[None]
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
@@ -329,18 +277,10 @@ def _one_each(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return k.repeat_interleave(share, dim=1), v.repeat_interleave(share, dim=1)
 
 
-def frequencies(
-    head_size: int, theta: float, scaling: RopeScaling | None, device: torch.device
-) -> Tensor:
+def frequencies(head_size: int, theta: float, device: torch.device) -> Tensor:
     """Return the angle per position of each pair [K / 2] in radians, float64."""
     exponents = torch.arange(0, head_size, 2, dtype=torch.float64, device=device) / head_size
-    fast = theta**-exponents
-    if scaling is None:
-        return fast
-    turns = scaling.original_max_position_embeddings * fast / (2 * math.pi)
-    width = scaling.high_freq_factor - scaling.low_freq_factor
-    kept = ((turns - scaling.low_freq_factor) / width).clamp(0, 1)
-    return kept * fast + (1 - kept) * fast / scaling.factor
+    return theta**-exponents
 
 
 def rotations(position_ids: Tensor, frequency: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -528,7 +468,8 @@ class Decoder(nn.Module):
         hidden = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds  # [R, T, D]
         rotation = None
         if self.positions is None:
-            rotation = rotations(position_ids, self._frequencies(hidden.device), hidden.dtype)
+            frequency = frequencies(self.config.head_size, self.config.rope_theta, hidden.device)
+            rotation = rotations(position_ids, frequency, hidden.dtype)
         else:
             hidden = hidden + self.positions(position_ids)
         hidden = self.dropout(hidden)
@@ -537,10 +478,6 @@ class Decoder(nn.Module):
                 documents = documents._replace(past=partial(cache.extended, index))
             hidden = layer(hidden, rotation, documents)
         return self.norm(hidden)
-
-    def _frequencies(self, device: torch.device) -> Tensor:
-        config = self.config
-        return frequencies(config.head_size, config.rope_theta, config.rope_scaling, device)
 
     def tie_head(self) -> None:
         """Make the head share the embedding's weights where the config says so."""
@@ -604,11 +541,11 @@ def check_isolation(network: Any) -> None:
         for module, was_training in modes.items():
             module.training = was_training
     if leak is not None:
-        model = type(getattr(network, "model", network)).__name__
         raise RuntimeError(
-            f"{model} lets a token see what it must not: {leak} (in a self-test with two documents "
-            "in one row). Its loss would be wrong. Take a model with full causal attention, such "
-            "as Llama, Qwen or GPT-2, or a newer version of transformers."
+            f"{type(getattr(network, 'model', network)).__name__} lets a token see what it must "
+            f"not: {leak} (in a self-test with two documents in one row). Its loss would be wrong. "
+            "Take a model with full causal attention, such as Llama, Qwen or GPT-2, or a newer "
+            "version of transformers."
         )
 
 
@@ -616,7 +553,7 @@ def _leak(network: Any, packed: list[Tensor]) -> str | None:
     """Return what a token sees that it must not. Args: token, position and document ids [1, T]."""
     leaves: list[Tensor] = []
 
-    def catch(module: nn.Module, given: Any, embedded: Tensor) -> Tensor:
+    def catch(module: nn.Module, inputs: Any, embedded: Tensor) -> Tensor:
         leaves.append(embedded.detach().requires_grad_())
         return leaves[-1]
 
@@ -628,13 +565,13 @@ def _leak(network: Any, packed: list[Tensor]) -> str | None:
     # Sums and squares of normed states are constant: each channel gets a weight of its own.
     probe = hidden[0] @ torch.arange(hidden.shape[-1], device=hidden.device).cos().to(hidden)  # [T]
 
-    def seen(of: Tensor) -> Tensor:
+    def seen(number: Tensor) -> Tensor:
         """Return which tokens a number depends on [T] bool; NaN counts as dependence."""
-        return torch.autograd.grad(of, leaves[0], retain_graph=True)[0][0].ne(0).any(-1)
+        return torch.autograd.grad(number, leaves[0], retain_graph=True)[0][0].ne(0).any(-1)
 
-    start = 0
+    end = 0
     for length in DOCUMENT_LENGTHS:
-        end = start + length
+        start, end = end, end + length
         tokens, positions, ids = (x[:, start:end] for x in packed)
         with torch.no_grad():
             alone = network(tokens, positions, ids - ids[:, :1])
@@ -646,5 +583,4 @@ def _leak(network: Any, packed: list[Tensor]) -> str | None:
             return "a token's hidden state depends on another document of its row"
         if seen(probe[end - 2])[end - 1]:
             return "a token's hidden state depends on one that follows it"
-        start = end
     return None

@@ -9,8 +9,7 @@ Shapes: R rows, T positions, S positions so far, D hidden, V vocabulary.
 """
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from inspect import signature
 from pathlib import Path
@@ -22,8 +21,7 @@ from torch import Tensor, nn
 from lit_models.causal_lm.network import Decoder, DecoderConfig, attend, documents_of
 from lit_models.training.sharding import TensorSplit
 
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-PICKLED = ("*.bin", "*.pt", "*.pth")
+CONFIG, PICKLED = "config.json", (".bin", ".pt", ".pth")
 LARGE_LOGIT, HEAD_TOLERANCE = 1000.0, 0.02
 PACKED = "unisono_packed"  # name of our attention in transformers
 # Whose attention is that of `attend`, but for sliding windows, which stay transformers' own.
@@ -355,22 +353,22 @@ def loaded_model(
     import transformers
     from safetensors import SafetensorError
 
-    with _without_bars():
-        try:
-            model, report = getattr(transformers, auto_class).from_pretrained(
-                str(folder),
-                config=model_config(content),
-                dtype=dtype or "auto",
-                local_files_only=True,
-                trust_remote_code=False,
-                use_safetensors=True,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # they are refused below, in fewer words
-            )
-        except SafetensorError as error:
-            raise ValueError(
-                f"the weights of {folder} are damaged ({error}); copy or download them again."
-            ) from error
+    transformers.utils.logging.disable_progress_bar()  # those of all ranks lie over each other
+    try:
+        model, report = getattr(transformers, auto_class).from_pretrained(
+            str(folder),
+            config=model_config(content),
+            dtype=dtype or "auto",
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below, in fewer words
+        )
+    except SafetensorError as error:
+        raise ValueError(
+            f"the weights of {folder} are damaged ({error}); copy or download them again."
+        ) from error
     missing = sorted(report["missing_keys"])
     faults = [f"lacks {n}" for n in missing if may_lack is None or not n.startswith(may_lack)]
     faults += [f"has another shape of {names}" for names in sorted(report["mismatched_keys"])]
@@ -428,20 +426,6 @@ def model_config(content: Content) -> Any:
     return config
 
 
-@contextmanager
-def _without_bars() -> Iterator[None]:
-    """Progress bars of every rank would lie over each other."""
-    from transformers.utils import logging
-
-    were_shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if were_shown:
-            logging.enable_progress_bar()
-
-
 def read_config(folder: str | Path) -> Content:
     """Return the content of a folder's config.json.
 
@@ -455,11 +439,20 @@ def read_config(folder: str | Path) -> Content:
             f'"{folder}" is no folder; models are read from local ones. Download it first, such '
             f"as with: hf download {folder} --local-dir models/{folder.name}"
         )
-    content = _read_json(folder / CONFIG)
-    if not isinstance(content.get("model_type"), str):
+    path = folder / CONFIG
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{path} is missing: {folder} is no model in the Hugging Face layout; give a folder "
+            "that save_pretrained or hf download made."
+        )
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except ValueError as error:  # no JSON, or no UTF-8
+        raise ValueError(f"{path} is damaged ({error}); copy or download it again.") from error
+    if not isinstance(content, dict) or not isinstance(content.get("model_type"), str):
         raise ValueError(
-            f"{folder / CONFIG} names no model_type, so it is no model of transformers; give a "
-            "folder that save_pretrained or hf download made."
+            f"{path} names no model_type, so it is no model of transformers; give a folder that "
+            "save_pretrained or hf download made."
         )
     return content
 
@@ -468,54 +461,15 @@ def weight_files(folder: str | Path) -> list[Path]:
     """Return the safetensors files of a folder.
 
     Raises:
-        FileNotFoundError: there are none, or one that the index names is missing.
-        ValueError: the weights are pickled, or the index is damaged.
+        FileNotFoundError: there are none; pickles, which can run any code, are not read.
     """
-    folder = Path(folder)
-    if (folder / WEIGHTS).is_file():
-        return [folder / WEIGHTS]
-    if (folder / INDEX).is_file():
-        return _indexed_files(folder)
-    pickled = sorted(path.name for pattern in PICKLED for path in folder.glob(pattern))
-    if pickled:
-        raise ValueError(
-            f"{folder} holds its weights as {pickled[0]}, a pickle, which can run any code when it "
-            "is read: only safetensors are. Take a revision with model.safetensors, or convert it "
-            "where you trust it (from_pretrained, then save_pretrained, of transformers)."
-        )
-    raise FileNotFoundError(
-        f"{folder} holds no {WEIGHTS} and no {INDEX}; copy or download the model's weights."
-    )
-
-
-def _indexed_files(folder: Path) -> list[Path]:
-    places = _read_json(folder / INDEX).get("weight_map")
-    if not isinstance(places, dict) or not all(
-        isinstance(name, str) and Path(name).name == name for name in places.values()
-    ):
-        raise ValueError(
-            f"{folder / INDEX} has no weight_map of file names beside it; download it again."
-        )
-    files = [folder / name for name in sorted(set(places.values()))]
-    missing = [path.name for path in files if not path.is_file()]
-    if missing:
+    files = sorted(Path(folder).glob("model*.safetensors"))
+    if not files:
+        pickled = sorted(f.name for f in Path(folder).iterdir() if f.suffix in PICKLED)
         raise FileNotFoundError(
-            f"{folder} lacks {len(missing)} of {len(files)} files that its index names "
-            f"({', '.join(missing[:3])}); copy or download them."
+            f"{folder} holds no model.safetensors"
+            f"{f', but {pickled[0]}, a pickle, which can run any code' if pickled else ''}; take a "
+            "revision with safetensors, or convert it where you trust it (from_pretrained, then "
+            "save_pretrained, of transformers)."
         )
     return files
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError as error:
-        raise FileNotFoundError(
-            f"{path} is missing: {path.parent} is no model in the Hugging Face layout; give a "
-            "folder that save_pretrained or hf download made."
-        ) from error
-    except ValueError as error:  # no JSON, or no UTF-8
-        raise ValueError(f"{path} is damaged ({error}); copy or download it again.") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds no object; copy or download it again.")
-    return content

@@ -41,7 +41,7 @@ def plain_logits(network: Decoder, input_ids: Tensor) -> Tensor:
     if network.positions is not None:
         hidden = hidden + network.positions(places)
     else:
-        frequency = frequencies(config.head_size, config.rope_theta, None, places.device)
+        frequency = frequencies(config.head_size, config.rope_theta, places.device)
         rotation = rotations(places, frequency, hidden.dtype)
     for layer in network.layers:
         hidden = layer(hidden, rotation, Documents())

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from datamodules.tokenizers.text import TEXT_RECIPE_KEY, byte_tokenizer
 from lit_models.causal_lm.adapters import LoraOptions, add_lora, lora_recipe
 from lit_models.causal_lm.export import hugging_face_files, model_layout, restored_weights
-from lit_models.causal_lm.network import Decoder, DecoderConfig, RopeScaling
+from lit_models.causal_lm.network import Decoder, DecoderConfig
 from lit_models.causal_lm.pretrained import load_network, network_from_config, own_recipe
 from lit_models.commands.export import export_checkpoint
 from lit_models.training.exact import ExactModule
@@ -247,7 +247,7 @@ OWN = {
     ),
     "gpt2-no-bias": DecoderConfig(norm="layer", positions="learned", activation="gelu"),
     "llama": DecoderConfig(num_kv_heads=1, tied=False, rope_theta=50.0),
-    "llama-bias": DecoderConfig(bias=True, rope_scaling=RopeScaling(4.0, 1.0, 2.0, 8)),
+    "llama-bias": DecoderConfig(bias=True),
 }
 TINY = {"vocab_size": 29, "max_positions": 16, "hidden_size": 16, "num_layers": 2, "num_heads": 2}
 

@@ -112,7 +112,7 @@ def test_grouped_heads_are_repeated_heads():
 
 def test_rotary_attention_depends_on_distance_alone():
     q, k = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64)
-    frequency = frequencies(8, 100.0, None, q.device)
+    frequency = frequencies(8, 100.0, q.device)
     products = []
     for first, second in ((5, 2), (9, 6), (3, 0)):
         turned = [

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_models.causal_lm.network import Decoder, Documents, rotations
+from lit_models.causal_lm.network import Decoder, Documents, frequencies, rotations
 from lit_models.consistency_lens.subject import Subject
 from tests.consistency_lens.tiny import NETWORKS, activations, documents, network_of
 
@@ -21,7 +21,9 @@ def by_hand(network: Decoder, ids: Tensor, layer: int, replacement: Tensor | Non
         hidden, places = network.embedding(ids[[row]]), torch.arange(ids.shape[1])[None]
         rotation = None
         if network.positions is None:
-            rotation = rotations(places, network._frequencies(ids.device), hidden.dtype)
+            config = network.config
+            frequency = frequencies(config.head_size, config.rope_theta, ids.device)
+            rotation = rotations(places, frequency, hidden.dtype)
         else:
             hidden = hidden + network.positions(places)
         for index, block in enumerate(network.layers):
