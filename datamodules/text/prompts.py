@@ -29,7 +29,7 @@ FINISH_REASONS = ("end", "stop", "length", "positions")
 NO_TOKEN = -1
 COMPLETED = ("completion_ids", "num_tokens", "num_characters", "finish_reason")
 COMPLETED_COLUMNS = ("completion", "num_tokens", "finish_reason", "prompt_tokens_cut")
-SCORED = ("scores", "num_tokens", "is_greedy")
+SCORED = ("scores", "num_tokens")
 SCORED_COLUMNS = (*SCORED, "best", "prompt_tokens_cut")
 
 
@@ -433,8 +433,7 @@ def write_scores(
 
     Args:
         rows: see `write_completions`.
-        results: scores [N, C] in nats, NaN where a row has fewer choices, num_tokens [N, C] and
-            is_greedy [N, C].
+        results: scores [N, C] in nats, NaN where a row has fewer choices, and num_tokens [N, C].
         path: .jsonl.
         num_cut: see `write_completions`, of the choice that lost most.
 

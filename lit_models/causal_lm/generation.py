@@ -1,7 +1,7 @@
 """Generation of texts from prompts, seeded per prompt, and probabilities of given continuations.
 
 Shapes: B prompts or samples, S positions of the longest, N tokens at most or labels of all rows,
-V vocabulary, R rows, T positions, D hidden, C choices.
+V vocabulary, R rows, T positions, C choices.
 """
 
 from collections.abc import Sequence
@@ -12,21 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.core.batches import IGNORED, ChoiceBatch, PromptBatch
+from datamodules.core.batches import IGNORED, ChoiceBatch
 from datamodules.core.plan import rng_for
 from datamodules.text.prompts import FINISH_REASONS, NO_TOKEN, recent
 from datamodules.tokenizers.text import TextTokenizer
+from lit_models.causal_lm.loss import nats_at
 from lit_models.causal_lm.network import as_written
-from lit_models.causal_lm.pretrained import (
-    Network,
-    Recipe,
-    learned_positions,
-    recipe_of,
-    trained_positions,
-)
+from lit_models.causal_lm.pretrained import Context, Network, most_positions, recipe_of
 
-Context = Literal["whole", "recent"]
-POSITIONS_AT_ONCE = 1024
 END, STOP, LENGTH, POSITIONS = range(len(FINISH_REASONS))
 
 
@@ -63,25 +56,13 @@ class GenerationOptions:
         if self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}.")
         if not 0 <= self.temperature < float("inf"):
-            raise ValueError(
-                f"temperature must be 0 or more, got {self.temperature}; 0 takes the most probable "
-                "token each time."
-            )
+            raise ValueError(f"temperature must be 0 or more, got {self.temperature}.")
         if self.top_k is not None and self.top_k < 1:
-            raise ValueError(
-                f"top_k must be at least 1, got {self.top_k}; leave it out to draw among all."
-            )
+            raise ValueError(f"top_k must be at least 1 or None for all, got {self.top_k}.")
         if not 0 < self.top_p <= 1:
-            raise ValueError(
-                f"top_p must be above 0 and at most 1, got {self.top_p}; 1 draws among all tokens."
-            )
-        if isinstance(self.stop, str) or not all(self.stop):
+            raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}.")
+        if not all(self.stop):
             raise ValueError(f"stop must be a list of texts that are not empty, got {self.stop!r}.")
-        for name, allowed in (("mode", ("generate", "score")), ("context", ("whole", "recent"))):
-            if getattr(self, name) not in allowed:
-                raise ValueError(
-                    f'{name} must be one of {", ".join(allowed)}, got "{getattr(self, name)}".'
-                )
 
 
 class Completions(NamedTuple):
@@ -99,23 +80,6 @@ class Completions(NamedTuple):
     num_tokens: Tensor
     num_characters: Tensor
     finish_reason: Tensor
-
-
-def complete(
-    network: Network,
-    tokenizer: TextTokenizer,
-    batch: PromptBatch | ChoiceBatch,
-    options: GenerationOptions,
-) -> dict[str, Tensor]:
-    """Return what `predict_step` returns: the completions of a batch, or the scores of its choices.
-
-    Raises:
-        ValueError: see `generate`.
-    """
-    if options.mode == "score":
-        return score(network, batch)._asdict()  # type: ignore[arg-type]
-    ids, lengths = batch["input_ids"], batch["lengths"]  # type: ignore[typeddict-item]
-    return generate(network, tokenizer, ids, lengths, batch["sample_id"], options)._asdict()
 
 
 @torch.no_grad()
@@ -150,22 +114,27 @@ def generate(
     ]
     check_lengths([len(prompt) for prompt in prompts], limit, options)
     rows = [_Row(p, k, options, limit, stops) for p, k in zip(prompts, keys, strict=True)]
+    device = input_ids.device
+    reading, step = _Reading(network, device), 0
     with as_written(network):
-        _complete_rows(_Reading(network, input_ids.device), rows, tokenizer.vocab_size)
-    return _completions(rows, tokenizer, options.max_new_tokens, input_ids.device)
-
-
-def most_positions(recipe: Recipe, context: Context) -> int | None:
-    """Return the most positions that a text may have at once; none for no limit.
-
-    A table of learned positions ends. Rotary ones go on, at distances that the network was not
-    trained for: `recent` does not go there.
-
-    Args:
-        recipe: of the network, see `pretrained`.
-        context: see `GenerationOptions`.
-    """
-    return trained_positions(recipe) if context == "recent" else learned_positions(recipe)
+        logits: Tensor | None = reading.begin(rows)
+        while logits is not None:
+            uniforms = torch.from_numpy(np.array([row.uniforms[step] for row in reading.rows]))
+            # A network may have more rows than the tokenizer has tokens: they are no text.
+            logits = logits[:, : tokenizer.vocab_size]
+            how = (options.temperature, options.top_k, options.top_p)
+            tokens = draw(logits, uniforms.to(device), *how)
+            for row, token in zip(reading.rows, tokens.tolist(), strict=True):
+                if row.reason is None:
+                    row.take(token)
+            logits, step = reading.go_on(tokens), step + 1
+    ids = torch.full((len(rows), options.max_new_tokens), NO_TOKEN)
+    for number, row in enumerate(rows):
+        ids[number, : len(row.ids)] = torch.tensor(row.ids, dtype=torch.int64)
+        if row.num_characters is None:
+            row.num_characters = len(tokenizer.decode_continuation(row.ids))
+    columns = [(len(row.ids), row.num_characters, row.reason) for row in rows]
+    return Completions(ids.to(device), *torch.tensor(columns, device=device).T)
 
 
 def check_lengths(lengths: Sequence[int], limit: int | None, options: GenerationOptions) -> None:
@@ -311,36 +280,6 @@ class _Reading:
         return self.network.head(hidden[:, -1])  # type: ignore[operator]
 
 
-def _complete_rows(reading: _Reading, rows: list[_Row], vocab_size: int) -> None:
-    options = rows[0].options
-    numbers = (options.temperature, options.top_k, options.top_p)
-    logits: Tensor | None = reading.begin(rows)
-    step = 0
-    while logits is not None:
-        uniforms = torch.from_numpy(np.array([row.uniforms[step] for row in reading.rows]))
-        # A network may have more rows than the tokenizer has tokens: they are no text.
-        tokens = draw(logits[:, :vocab_size], uniforms.to(reading.device), *numbers)
-        for row, token in zip(reading.rows, tokens.tolist(), strict=True):
-            if row.reason is None:
-                row.take(token)
-        logits, step = reading.go_on(tokens), step + 1
-
-
-def _completions(
-    rows: list[_Row], tokenizer: TextTokenizer, width: int, device: torch.device
-) -> Completions:
-    ids = torch.full((len(rows), width), NO_TOKEN)
-    characters = []
-    for number, row in enumerate(rows):
-        ids[number, : len(row.ids)] = torch.tensor(row.ids, dtype=torch.int64)
-        whole = row.num_characters is None
-        length = len(tokenizer.decode_continuation(row.ids)) if whole else row.num_characters
-        characters.append(length)
-    counts = [len(row.ids) for row in rows]
-    columns = (counts, characters, [row.reason for row in rows])
-    return Completions(ids.to(device), *(torch.tensor(c, device=device) for c in columns))
-
-
 def draw(
     logits: Tensor, uniforms: Tensor, temperature: float, top_k: int | None, top_p: float
 ) -> Tensor:
@@ -398,24 +337,11 @@ def filtered(
     return probabilities * (before < top_p * total), tokens
 
 
-class Scores(NamedTuple):
-    """What a model says of each choice.
-
-    Args:
-        scores: [B, C] float64, natural logarithm of the probability of the continuation after its
-            prompt; NaN where the sample has fewer choices.
-        num_tokens: [B, C] int64, tokens of the continuation; 0 where there is none.
-        is_greedy: [B, C] bool, whether each of its tokens is the most probable one.
-    """
-
-    scores: Tensor
-    num_tokens: Tensor
-    is_greedy: Tensor
-
-
 @torch.no_grad()
-def score(network: Network, batch: ChoiceBatch) -> Scores:
-    """Return the scores of all choices of a batch.
+def score(network: Network, batch: ChoiceBatch) -> dict[str, Tensor]:
+    """Return the scores of all choices of a batch: `scores` [B, C] float64, the natural logarithm
+    of the probability of each continuation after its prompt, NaN where the sample has fewer
+    choices, and `num_tokens` [B, C] int64 of it.
 
     A continuation's tokens are the labels of its document; the datamodule decides which they are,
     see `datamodules.text.prompts.joint_tokens`.
@@ -426,33 +352,13 @@ def score(network: Network, batch: ChoiceBatch) -> Scores:
     """
     inputs = [batch[name] for name in ("input_ids", "position_ids", "document_ids")]
     hidden = network(*inputs, batch["has_single_documents"])
-    is_label = batch["labels"] != IGNORED  # [R, T]
-    labels, documents = batch["labels"][is_label], batch["document_ids"][is_label]
-    nats, best = _log_probabilities(network, hidden[is_label], labels)
-    num_documents = int(batch["document_ids"].max()) + 1
-    sums, counts, hits = (
-        torch.zeros(num_documents, dtype=torch.float64, device=nats.device) for _ in range(3)
-    )
-    sums.index_add_(0, documents, nats)
-    counts.index_add_(0, documents, torch.ones_like(nats))
-    hits.index_add_(0, documents, best.double())
+    places = (batch["labels"] != IGNORED).flatten().nonzero()[:, 0]
+    _, nats = nats_at(hidden, network.head.weight, batch["labels"], places)
+    size = (2, int(batch["document_ids"].max()) + 1)
+    values = torch.stack([nats.double(), torch.ones_like(nats, dtype=torch.float64)])
+    documents = batch["document_ids"].flatten()[places]
+    sums, counts = values.new_zeros(size).index_add_(1, documents, values)
     choices = batch["choice_documents"]
-    there, places = choices >= 0, choices.clamp(min=0)
-    return Scores(
-        sums[places].masked_fill(~there, torch.nan),
-        (counts[places] * there).long(),
-        (hits == counts)[places] & there,
-    )
-
-
-def _log_probabilities(network: Network, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the log-probability of each label [N] float64, and whether it is the greatest."""
-    nats, best = [], []
-    pairs = zip(hidden.split(POSITIONS_AT_ONCE), labels.split(POSITIONS_AT_ONCE), strict=True)
-    for some, wanted in pairs:
-        logits: Tensor = network.head(some)  # type: ignore[operator]
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        own = logits.gather(1, wanted[:, None])[:, 0]
-        nats.append(own.double() - logits.logsumexp(1).double())
-        best.append(logits.argmax(1) == wanted)
-    return torch.cat(nats), torch.cat(best)
+    there, choices = choices >= 0, choices.clamp(min=0)
+    scores = (-sums[choices]).masked_fill(~there, torch.nan)
+    return {"scores": scores, "num_tokens": (counts[choices] * there).long()}

@@ -40,7 +40,7 @@ def language_model_loss(hidden: Tensor, head_weight: Tensor, batch: TextBatch) -
         targets = batch["labels"].masked_fill(~is_used, IGNORED).flatten()
         nats = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
         return LossSum(nats, count)
-    total, _ = _nats_at(hidden, head_weight, batch["labels"], _places(is_target, batch))
+    total, _ = nats_at(hidden, head_weight, batch["labels"], _places(is_target, batch))
     return LossSum(total, count)
 
 
@@ -56,7 +56,7 @@ def sample_nats(hidden: Tensor, head_weight: Tensor, batch: TextBatch) -> tuple[
     index = batch["sample_index"]
     is_target = (batch["weight"][index] > 0) & (batch["labels"] != IGNORED)
     places = _places(is_target, batch)
-    total, nats = _nats_at(hidden, head_weight, batch["labels"], places)
+    total, nats = nats_at(hidden, head_weight, batch["labels"], places)
     sums = torch.zeros(2, len(batch["weight"]), dtype=torch.float64, device=nats.device)
     values = torch.stack([nats.double(), torch.ones_like(nats, dtype=torch.float64)])
     totals, counts = sums.index_add_(1, index.flatten()[places], values)
@@ -69,10 +69,17 @@ def _places(is_target: Tensor, batch: TextBatch) -> Tensor:
     return torch.nonzero_static(is_target.flatten(), size=batch["num_targets"][TERM]).squeeze(1)
 
 
-def _nats_at(
+def nats_at(
     hidden: Tensor, head_weight: Tensor, labels: Tensor, places: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the sum [] and the nats [N] of some positions of the flattened rows."""
+    """Return the sum [] and the nats [N] of some positions of the flattened rows.
+
+    Args:
+        hidden: [R, T, D].
+        head_weight: [V, D].
+        labels: [R, T] int64.
+        places: [N] positions, ascending.
+    """
     rows, targets = hidden.flatten(0, 1), labels.flatten()
     if len(places) < len(rows):
         rows, targets = rows.index_select(0, places), targets.index_select(0, places)

@@ -10,9 +10,9 @@ import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
-from datamodules.core.batches import TERM, ChoiceBatch, PromptBatch, TextBatch
+from datamodules.core.batches import TERM, TextBatch
 from datamodules.core.store import digest_of
-from datamodules.text.prompts import ChoiceDataset, PromptDataset, PromptRequest, completion_text
+from datamodules.text.prompts import PromptDataset, PromptRequest, completion_text
 from datamodules.tokenizers.pipelines import Message
 from datamodules.tokenizers.text import TEXT_RECIPE_KEY, TextTokenizer
 from lit_models.causal_lm.adapters import (
@@ -23,7 +23,7 @@ from lit_models.causal_lm.adapters import (
     with_adapters,
 )
 from lit_models.causal_lm.export import model_layout, restored_weights
-from lit_models.causal_lm.generation import GenerationOptions, complete, most_positions
+from lit_models.causal_lm.generation import GenerationOptions, generate, score
 from lit_models.causal_lm.loss import TextMetrics, byte_table, language_model_loss, sample_nats
 from lit_models.causal_lm.network import DecoderConfig, check_isolation, named_network
 from lit_models.causal_lm.pretrained import (
@@ -31,6 +31,7 @@ from lit_models.causal_lm.pretrained import (
     Recipe,
     check_recipe,
     load_network,
+    most_positions,
     network_from_config,
     own_recipe,
     read_recipe,
@@ -188,12 +189,14 @@ class LitCausalLM(ExactModule):
         return self._evaluate("test", batch)
 
     def predict_step(
-        self,
-        batch: PromptBatch | ChoiceBatch,
-        batch_idx: int,
-        options: GenerationOptions | None = None,
+        self, batch: Any, batch_idx: int, options: GenerationOptions | None = None
     ) -> dict[str, Tensor]:
-        return complete(self.network, self.tokenizer, batch, options or self.generation)
+        """Return completions of a PromptBatch, or scores of a ChoiceBatch, see `generation`."""
+        options = options or self.generation
+        if options.mode == "score":
+            return score(self.network, batch)
+        prompts = (batch["input_ids"], batch["lengths"], batch["sample_id"])
+        return generate(self.network, self.tokenizer, *prompts, options)._asdict()
 
     def generate(self, prompts: Sequence[str | Sequence[Message]], **options: Any) -> list[str]:
         """Return what follows each prompt.
@@ -208,30 +211,17 @@ class LitCausalLM(ExactModule):
         """
         rows = [{"prompt" if isinstance(p, str) else "messages": p} for p in prompts]
         chosen = replace(self.generation, mode="generate", **options)
+        limit = most_positions(self.recipe["network"], chosen.context)
+        size = {"max_positions": limit, "max_new_tokens": chosen.max_new_tokens}
+        cuts = chosen.context == "recent"
+        request = PromptRequest((), self.tokenizer, **size, cuts=cuts, given=rows)
         return [
             completion_text(self.tokenizer, ids, characters)
-            for done in self._answers(PromptDataset(self._asked(rows, chosen)), chosen)
+            for done in self._answers(PromptDataset(request), chosen)
             for ids, characters in zip(
                 done["completion_ids"].numpy(), done["num_characters"].tolist(), strict=True
             )
         ]
-
-    def score(
-        self, prompts: Sequence[str | Sequence[Message]], continuations: Sequence[str]
-    ) -> Tensor:
-        """Return the natural logarithm of the probability of each continuation after its prompt,
-        [n] float64.
-
-        Raises:
-            ValueError: not as many continuations as prompts, or as `generate`.
-        """
-        rows = [
-            {"prompt" if isinstance(p, str) else "messages": p, "continuation": c}
-            for p, c in zip(prompts, continuations, strict=True)
-        ]
-        chosen = replace(self.generation, mode="score")
-        dataset = ChoiceDataset(self._asked(rows, chosen))
-        return torch.cat([done["scores"][:, 0] for done in self._answers(dataset, chosen)])
 
     def max_positions(self, recipe: dict[str, Any] | None) -> int | None:
         """Return the most positions in prediction, or `None`; without a recipe of `pretrained`."""
@@ -279,12 +269,6 @@ class LitCausalLM(ExactModule):
         cls, folder: Path, stored: dict[str, Tensor], extra: dict[str, Any]
     ) -> dict[str, Tensor]:
         return restored_weights(stored, extra[TEXT_RECIPE_KEY])
-
-    def _asked(self, rows: list[dict[str, Any]], options: GenerationOptions) -> PromptRequest:
-        limit = self.max_positions(self.recipe)
-        cuts = options.context == "recent"
-        known = (options.mode, limit, options.max_new_tokens, cuts)
-        return PromptRequest((), self.tokenizer, None, "", *known, given=rows)
 
     def _answers(
         self, dataset: PromptDataset, options: GenerationOptions

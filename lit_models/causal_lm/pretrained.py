@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ PACKED_TYPES = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
 
 Content = dict[str, Any]  # of a config.json
 Recipe = dict[str, Any]
+Context = Literal["whole", "recent"]
 
 
 class PretrainedDecoder(nn.Module):
@@ -272,8 +273,14 @@ def learned_positions(recipe: Recipe) -> int | None:
     return None if is_rotary else getattr(text, "max_position_embeddings", None)
 
 
-def trained_positions(recipe: Recipe) -> int | None:
-    """Return the longest context that a network was made for; `None` where nothing names one."""
+def most_positions(recipe: Recipe, context: Context) -> int | None:
+    """Return the most positions that a text may have at once; `None` for no limit.
+
+    A table of learned positions ends. Rotary ones go on, at distances that the network was not
+    trained for: `recent` does not go there.
+    """
+    if context == "whole":
+        return learned_positions(recipe)
     if recipe["kind"] == "own":
         return recipe["config"]["max_positions"]
     text = model_config(recipe["config"]).get_text_config()
@@ -281,25 +288,15 @@ def trained_positions(recipe: Recipe) -> int | None:
 
 
 def network_from_config(recipe: Recipe) -> Network:
-    """Return the network of a recipe with random weights, in float32.
-
-    Raises:
-        ValueError: the recipe is of another version.
-    """
-    kind, config = recipe.get("kind"), recipe.get("config")
-    if kind == "own" and config is not None:
+    """Return the network of a recipe with random weights, in float32."""
+    config = recipe["config"]
+    if recipe["kind"] == "own":
         return Decoder(DecoderConfig(**config))
-    if kind == "transformers" and config is not None:
-        from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-        options = {"dtype": torch.float32, "trust_remote_code": False}
-        return PretrainedDecoder(
-            AutoModelForCausalLM.from_config(model_config(config), **options), config
-        )
-    raise ValueError(
-        f'a network\'s recipe has kind "own" or "transformers" and a config, got {kind!r}; load '
-        "the checkpoint with the version that wrote it."
-    )
+    options = {"dtype": torch.float32, "trust_remote_code": False}
+    model = AutoModelForCausalLM.from_config(model_config(config), **options)
+    return PretrainedDecoder(model, config)
 
 
 def load_network(

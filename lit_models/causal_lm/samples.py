@@ -9,8 +9,8 @@ from rich.text import Text
 
 from datamodules.text.prompts import completion_text, prompt_batch, prompt_tokens
 from datamodules.tokenizers.text import TextTokenizer
-from lit_models.causal_lm.generation import GenerationOptions, check_lengths, most_positions
-from lit_models.causal_lm.pretrained import recipe_of
+from lit_models.causal_lm.generation import GenerationOptions, check_lengths
+from lit_models.causal_lm.pretrained import most_positions, recipe_of
 from lit_models.training.ledger import ledger_of
 from lit_models.training.predictions import BoardSamples, boards, evaluating
 

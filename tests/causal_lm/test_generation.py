@@ -1,14 +1,22 @@
-"""Generation: with a cache as without one, whatever stands beside a prompt."""
+"""Generation, with a cache as without one; drawing a token; scores of continuations."""
 
+import json
 from dataclasses import replace
 from itertools import count
 
+import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models
+from torch import nn
 
-from datamodules.core.plan import rng_for
-from lit_models.causal_lm.generation import GenerationOptions, draw, most_positions
-from lit_models.causal_lm.pretrained import recipe_of
+from datamodules.core.loader import collated
+from datamodules.core.plan import MicroBatch, rng_for
+from datamodules.text.prompts import ChoiceDataset, PromptRequest, joint_tokens
+from datamodules.tokenizers.text import TextTokenizer
+from lit_models.causal_lm.generation import GenerationOptions, draw, filtered, score
+from lit_models.causal_lm.network import Decoder, DecoderConfig
+from lit_models.causal_lm.pretrained import most_positions, recipe_of
 from tests.causal_lm.tiny import (
     PROMPTS,
     TOKENIZER,
@@ -127,3 +135,192 @@ def test_a_prompt_must_fit():
     network.norm.weight.data[0] = torch.nan
     with pytest.raises(RuntimeError, match="logits that are not finite"):
         completed(network, PROMPTS, GenerationOptions(2))
+
+
+def test_top_k_and_top_p_keep_what_they_name():
+    logits = torch.tensor([[0.1, 0.4, 0.2, 0.3]]).log()
+    rest, tokens = filtered(logits, 1.0, top_k=2, top_p=1.0)
+    assert tokens.tolist() == [[1, 3, 2, 0]]
+    assert torch.allclose(rest, torch.tensor([[0.4, 0.3, 0, 0]], dtype=torch.float64))
+    # 0.4 + 0.3 reach 0.65, 0.4 alone does not; of the two that top_k = 2 leaves, 4/7 reach 0.5.
+    rest, _ = filtered(logits, 1.0, top_k=None, top_p=0.65)
+    assert (rest > 0).tolist() == [[True, True, False, False]]
+    rest, _ = filtered(logits, 1.0, top_k=2, top_p=0.5)
+    assert (rest > 0).tolist() == [[True, False, False, False]]
+    # At temperature 1/2 probabilities are squared: 16 / 30 is the first.
+    rest, _ = filtered(logits, 0.5, top_k=4, top_p=1.0)
+    assert torch.allclose(rest[0, 0], torch.tensor(16 / 30, dtype=torch.float64))
+
+
+def test_a_number_finds_its_token():
+    logits = torch.tensor([[0.1, 0.4, 0.2, 0.3]]).log().repeat(6, 1)
+    numbers = torch.tensor([0.0, 0.099, 0.101, 0.699, 0.701, 1 - 2**-53], dtype=torch.float64)
+    assert draw(logits, numbers, 1.0, None, 1.0).tolist() == [0, 0, 1, 2, 3, 3]
+    assert draw(logits, numbers, 1.0, 2, 1.0).tolist() == [1, 1, 1, 3, 3, 3]
+    assert draw(logits, numbers, 0.0, None, 1.0).tolist() == [1] * 6
+    impossible = torch.tensor([[0.0, -1e4, -1e4]])
+    assert draw(impossible, numbers[-1:], 1.0, None, 1.0).tolist() == [0]
+
+
+def test_frequencies_are_those_of_the_softmax():
+    logits = torch.randn(8, generator=torch.Generator().manual_seed(1))
+    numbers = np.array([rng_for(0, 0, key).random(3)[2] for key in range(20_000)])
+    drawn = draw(logits.expand(len(numbers), -1), torch.from_numpy(numbers), 1.0, None, 1.0)
+    expected = logits.double().softmax(0) * len(numbers)
+    chi_square = ((torch.bincount(drawn, minlength=8) - expected) ** 2 / expected).sum()
+    assert chi_square < 24.3  # the 99.9 % quantile with 7 degrees of freedom
+
+
+class Recites(Decoder):
+    """Says one text, whatever it is asked."""
+
+    def __init__(self, tokens: list[int], vocabulary: int = 300) -> None:
+        super().__init__(DecoderConfig(vocab_size=vocabulary, hidden_size=8, num_layers=1))
+        self.tokens, self.vocabulary = tokens, vocabulary
+        self.layers, self.head = nn.ModuleList(), nn.Identity()
+
+    def forward(self, input_ids, position_ids, *_, **__):
+        nexts = torch.tensor(self.tokens)[position_ids]
+        return nn.functional.one_hot(nexts, self.vocabulary).double()
+
+
+@pytest.mark.parametrize(
+    ("stop", "text", "reason", "num_tokens"),
+    [
+        ([], "one.\n\ntwo", "end", 9),
+        (["\n\n"], "one.", "stop", 6),  # spans two tokens, of one byte each
+        (["two", ".\n"], "one", "stop", 5),
+        (["o"], "", "stop", 1),
+        (["<|endoftext|>"], "one.\n\ntwo", "end", 9),
+        (["three"], "one.\n\ntwo", "end", 9),
+    ],
+)
+def test_a_stop_text_ends_a_completion_and_is_cut_off(stop, text, reason, num_tokens):
+    network = Recites([*TOKENIZER.encode("one.\n\ntwo").tolist(), TOKENIZER.end_id])
+    got = completed(network, [[65]], GenerationOptions(40, stop=stop))
+    assert [(len(ids), reason, text) for ids, reason, text in got] == [(num_tokens, reason, text)]
+
+
+def test_a_stop_text_may_begin_in_a_token_or_be_one():
+    vocabulary = {"x": 0, "y": 1, ".": 2, "!": 3, "y.": 4, ".!": 5}
+    backend = Tokenizer(models.BPE(vocabulary, [("y", "."), (".", "!")]))
+    backend.decoder = decoders.Fuse()
+    backend.add_special_tokens(["<end>", "<user>"])
+    tokenizer = TextTokenizer(backend, 6)
+    for ids, stop, expected in (
+        ([0, 4, 3, 0, 6], ".!", ([0, 4, 3], "stop", "xy")),  # x | y. | ! | x
+        ([0, 4, 3, 7, 6], "<user>", ([0, 4, 3], "stop", "xy.!")),
+        ([0, 4, 3, 7, 6], "x.", ([0, 4, 3, 7], "end", "xy.!")),
+    ):
+        assert completed(
+            Recites(ids, 8), [[0]], GenerationOptions(9, stop=[stop]), [0], tokenizer
+        ) == [expected]
+
+
+def test_tokens_that_the_tokenizer_does_not_know_are_never_drawn():
+    [(ids, _, _)] = completed(Recites([280]), [[65]], GenerationOptions(1))
+    assert ids == [0]  # 280 is left out, and all others are equal
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, got 0"),
+        ({"temperature": -1.0}, "temperature must be 0 or more, got -1.0"),
+        ({"top_k": 0}, "top_k must be at least 1 or None for all, got 0"),
+        ({"top_p": 0.0}, "top_p must be above 0 and at most 1, got 0.0"),
+        ({"stop": [""]}, "stop must be a list of texts that are not empty"),
+    ],
+)
+def test_options_out_of_range_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        GenerationOptions(**options)
+
+
+ROWS = [
+    {"prompt": "The sky is", "choices": [" blue", " a fish that flies", " b"]},
+    {"prompt": "", "continuation": "Once upon a time"},
+    {"prompt": "2 + 2 =", "choices": [" 4", " 22"]},
+    {"prompt": "A long prompt, longer than all others, ends", "choices": ["."]},
+]
+
+
+def dataset(tmp_path, rows, **options) -> ChoiceDataset:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return ChoiceDataset(PromptRequest([path], **{"tokenizer": TOKENIZER, **options}, mode="score"))
+
+
+def batch_of(data: ChoiceDataset, ids: list[int]):
+    return collated(data, MicroBatch(0, 0, np.array(ids), np.ones(len(ids), np.float32), {}))
+
+
+def slow_score(network, prompt: str, choice: str) -> tuple[float, int]:
+    """Token by token, each from a forward of its own."""
+    ids = [TOKENIZER.begin_id, *TOKENIZER.encode(prompt).tolist()]
+    total, rest = 0.0, TOKENIZER.encode(choice).tolist()
+    for token in rest:
+        total += float(next_logits(network, ids).log_softmax(0)[token])
+        ids.append(token)
+    return total, len(rest)
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_scores_are_those_of_one_forward_per_token(tmp_path, make):
+    network = make()
+    data = dataset(tmp_path, ROWS)
+    order = [2, 0, 3, 1]
+    batch = batch_of(data, order)
+    assert len(batch["input_ids"]) < 7  # several in a row
+    found = score(network, batch)
+    assert found["scores"].shape == (4, 3)
+    for place, number in enumerate(order):
+        row = ROWS[number]
+        choices = row.get("choices") or [row["continuation"]]
+        for k, choice in enumerate(choices):
+            total, count = slow_score(network, row["prompt"], choice)
+            assert float(found["scores"][place, k]) == pytest.approx(total, abs=1e-9)
+            assert int(found["num_tokens"][place, k]) == count
+        assert found["scores"][place, len(choices) :].isnan().all()
+        assert not found["num_tokens"][place, len(choices) :].any()
+
+
+def test_the_weight_of_a_label_belongs_to_its_sample(tmp_path):
+    batch = batch_of(dataset(tmp_path, ROWS), [0, 1, 2, 3])
+    for sample, documents in enumerate(batch["choice_documents"]):
+        for document in documents[documents >= 0]:
+            places = batch["document_ids"] == document
+            assert (batch["sample_index"][places] == sample).all()
+
+
+def test_a_continuation_begins_where_the_tokens_differ():
+    assert joint_tokens([1, 2], [1, 2, 3, 4]) == 2
+    assert joint_tokens([1, 2], [1, 7, 4]) == 2  # 7 is made of 2 and what follows
+    assert joint_tokens([], [5]) == 1
+    assert joint_tokens([1, 2], [1, 2]) == 0
+
+
+def test_a_token_across_the_border_is_the_continuations(tmp_path):
+    vocabulary = {"x": 0, "y": 1, "z": 2, "yz": 3}
+    backend = Tokenizer(models.BPE(vocabulary, [("y", "z")]))
+    backend.decoder = decoders.Fuse()
+    backend.add_special_tokens(["<end>"])
+    tokenizer = TextTokenizer(backend, 4)  # without a begin-of-text token
+    rows = [{"prompt": "xy", "choices": ["z", "x"]}, {"prompt": "", "continuation": "yx"}]
+    data = dataset(tmp_path, rows, tokenizer=tokenizer)
+    texts = [data.example(i, 0) for i in (0, 1)]
+    assert [(t.ids, t.num_rated) for t in texts[0]] == [([0, 3], 1), ([0, 1, 0], 1)]
+    assert [(t.ids, t.num_rated) for t in texts[1]] == [([4, 1, 0], 2)]
+
+
+def test_a_text_longer_than_the_positions_is_refused_or_loses_its_beginning(tmp_path):
+    rows = [{"prompt": "abcdefgh", "choices": ["ijk", "i"]}]
+    with pytest.raises(ValueError, match=r"rows.jsonl:1: prompt and continuation has 11 tokens"):
+        dataset(tmp_path, rows, max_positions=10)
+    data = dataset(tmp_path, rows, max_positions=6, cuts=True)
+    long, short = data.example(0, 0)
+    assert long.ids == TOKENIZER.encode("efghijk").tolist()
+    assert (long.num_rated, short.num_rated) == (3, 1)
+    assert data.num_cut.tolist() == [5]  # with the begin-of-text token
+    with pytest.raises(ValueError, match="the continuation has 3 tokens and the network 2"):
+        dataset(tmp_path, rows, max_positions=2, cuts=True)

@@ -76,18 +76,12 @@ def test_completions_stand_beside_their_prompts_whatever_the_batch(tmp_path, tra
     ]
 
 
-def test_a_session_in_python_completes_and_scores_as_predict_does(tmp_path, trained):
+def test_a_session_in_python_completes_as_predict_does(tmp_path, trained):
     options = {"max_new_tokens": 9, "temperature": 1.0, "seed": 2}
     rows, _ = predict(tmp_path / "file", trained, [{"prompt": text} for text in PROMPTS], **options)
     module = LitCausalLM.load_from_checkpoint(trained / "a.ckpt").double().train()
     assert module.generate(PROMPTS, **options) == [row["completion"] for row in rows]
     assert module.training
-    pairs = [("abc", "def"), ("abc", "zzz"), ("", "abc")]
-    rows = [{"prompt": prompt, "continuation": continuation} for prompt, continuation in pairs]
-    (tmp_path / "more").mkdir()
-    scored, _ = predict(tmp_path / "more", trained, rows, mode="score")
-    found = module.score(*zip(*pairs, strict=True))
-    assert found.tolist() == pytest.approx([row["scores"][0] for row in scored], abs=1e-5)
     with pytest.raises(ValueError, match="row:1: .* has no chat template"):
         module.generate([[{"role": "user", "content": "Hello"}]])
 

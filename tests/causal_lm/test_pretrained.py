@@ -265,11 +265,6 @@ def test_data_that_does_not_fit_is_refused(tmp_path):
     check_recipe(read_recipe(tmp_path), 10_000, 29)
 
 
-def test_a_recipe_of_another_kind_is_refused():
-    with pytest.raises(ValueError, match='kind "own" or "transformers" and a config, got \'x\''):
-        network_from_config({"kind": "x", "config": {}})
-
-
 @pytest.mark.parametrize("kind", ["Llama", "Mistral", "Qwen2", "Qwen3"])
 def test_a_tensor_group_shares_every_matrix_of_a_block(kind):
     options = {"head_dim": 4} if kind == "Qwen3" else {}

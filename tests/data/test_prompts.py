@@ -204,12 +204,11 @@ def test_scores_are_lists_with_the_place_of_the_best(tmp_path):
     results = {
         "scores": np.array([[-3.5, -1.25], [-2.0, np.nan]]),
         "num_tokens": np.array([[2, 1], [1, 0]]),
-        "is_greedy": np.array([[False, True], [False, False]]),
     }
     write_scores(rows, results, tmp_path / "out.jsonl", np.zeros(2, np.int64))
     first, second = map(json.loads, (tmp_path / "out.jsonl").read_text("utf-8").splitlines())
     assert (first["scores"], first["num_tokens"]) == ([-3.5, -1.25], [2, 1])
-    assert (first["is_greedy"], first["best"]) == ([False, True], 1)
+    assert first["best"] == 1
     assert (second["scores"], second["best"], second["prompt_tokens_cut"]) == ([-2.0], 0, 0)
 
 
@@ -224,7 +223,7 @@ def test_a_file_that_changed_meanwhile_is_not_written(tmp_path, num_rows):
 
 
 def test_results_of_another_step_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="predict_step must return scores, num_tokens, is_greedy"):
+    with pytest.raises(ValueError, match="predict_step must return scores, num_tokens"):
         write_scores([], results_of(["a"]), tmp_path / "out.jsonl", np.zeros(1))
     with pytest.raises(ValueError, match=r'out.csv ends in ".csv"; name a file in .jsonl or'):
         check_output(tmp_path / "out.csv")
