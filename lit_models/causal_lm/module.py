@@ -212,7 +212,7 @@ class LitCausalLM(ExactModule):
         rows = [{"prompt" if isinstance(p, str) else "messages": p} for p in prompts]
         chosen = replace(self.generation, mode="generate", **options)
         limit = most_positions(self.recipe["network"], chosen.context)
-        size = {"max_positions": limit, "max_new_tokens": chosen.max_new_tokens}
+        size: dict[str, Any] = {"max_positions": limit, "max_new_tokens": chosen.max_new_tokens}
         cuts = chosen.context == "recent"
         request = PromptRequest((), self.tokenizer, **size, cuts=cuts, given=rows)
         return [
