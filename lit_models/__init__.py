@@ -11,7 +11,7 @@ _HOME = {
     "LitConsistencyLens": "lit_models.consistency_lens.module",
     "LitOccupationCoder": "lit_models.occupation_coder.module",
     "LitSnippetWriter": "lit_models.seo.writer",
-    "LitSubject": "lit_models.consistency_lens.dump",
+    "LitSubject": "lit_models.consistency_lens.module",
     "LitTextScorer": "lit_models.seo.scorer",
 }
 

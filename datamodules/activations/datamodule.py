@@ -1,5 +1,6 @@
 """ActivationDataModule: the activations that a consistency lens explains."""
 
+import json
 from collections.abc import Iterator
 from inspect import signature
 from pathlib import Path
@@ -7,63 +8,48 @@ from typing import Any, Literal
 
 import numpy as np
 
-from datamodules.activations.dataset import ActivationDataset
+from datamodules.activations.dataset import ActivationDataset, explanation_line
 from datamodules.activations.documents import (
     DocumentFacts,
     DocumentsDataModule,
     Pieces,
+    check_activations,
     check_parts,
-    without_activation,
 )
 from datamodules.activations.store import ActivationStore
 from datamodules.core.planned import Stage
 from datamodules.files.audit import Audit, MakeModel
 from datamodules.files.splitting import PART_NAMES, TEST
-from datamodules.text.prompts import check_output
+from datamodules.files.tables import naming
+from datamodules.text.prompts import check_output, new_json_file
 from datamodules.text.store import TokenStore
 from datamodules.tokenizers.text import options_of_model
 
 OF_THE_DUMP = (
-    *("train_files", "validation_files", "test_files", "tokenizer", "split"),
-    *("text_column", "attributes_column", "documents_by"),
+    *("train_files", "validation_files", "test_files", "tokenizer", "split", "text_column"),
+    *("attributes_column", "documents_by", "context_length", "positions"),
 )
-IN_THE_SCHEMA = ("context_length", "positions")
-
-
-def check_no_documents(options: dict[str, Any]) -> None:
-    """Refuse options that belong to the dump.
-
-    Args:
-        options: as a `DocumentsDataModule` takes them.
-
-    Raises:
-        ValueError: one is given.
-    """
-    for name in OF_THE_DUMP:
-        if name in options and options[name] != _default(name):
-            raise ValueError(
-                f"data.{name} is {options[name]}, and the documents are in data.activations "
-                f"already: it would change nothing. Leave data.{name} out, or give it to the dump."
-            )
 
 
 def check_agrees(options: dict[str, Any], store: ActivationStore) -> None:
-    """Refuse options that a store was not dumped with.
+    """Refuse options that belong to the dump, and would change nothing.
+
+    Args:
+        options: as a `DocumentsDataModule` takes them.
+        store: that was dumped with others.
 
     Raises:
-        ValueError: one differs.
+        ValueError: one differs from its default and from the store's.
     """
-    for name in IN_THE_SCHEMA:
-        given, stored = options.get(name, _default(name)), getattr(store, name)
-        if given not in (_default(name), stored):
+    stored = {"context_length": store.context_length, "positions": store.positions}
+    for name in OF_THE_DUMP:
+        default = signature(DocumentsDataModule).parameters[name].default
+        if options.get(name, default) not in (default, stored.get(name, default)):
+            known = f" with {stored[name]}" if name in stored else ", its documents read"
             raise ValueError(
-                f"data.{name} is {given}, and {store.folder} was dumped with {stored}: leave it "
+                f"data.{name} is {options[name]}, and {store.folder} was dumped{known}: leave it "
                 "out, or dump the activations again with it."
             )
-
-
-def _default(name: str) -> Any:
-    return signature(DocumentsDataModule).parameters[name].default
 
 
 STATISTICS_SAMPLES, STATISTICS_BATCH = 4096, 64  # of documents whose activations are not kept
@@ -73,10 +59,10 @@ class ActivationDataModule(DocumentsDataModule):
     """Deals activations of a store, or documents whose activations the module computes.
 
     Args:
-        activations: folder of the store; none computes the activations in each step from the
+        activations: folder of the store; `None` computes the activations in each step from the
             documents that are named here, or the embedded ones.
         predict_part: the part whose activations `predict` explains.
-        predict_output: jsonl; none makes `explanations.jsonl` in the run folder.
+        predict_output: jsonl; `None` makes `explanations.jsonl` in the run folder.
         documents: files, tokenizer, positions and split where there is no store, see
             `DocumentsDataModule`.
 
@@ -85,7 +71,7 @@ class ActivationDataModule(DocumentsDataModule):
     training has no more, losses are the same as well.
 
     Raises:
-        ValueError: predict_output is of another kind, or an option would have no effect.
+        ValueError: predict_output is of another kind.
     """
 
     def __init__(
@@ -97,8 +83,6 @@ class ActivationDataModule(DocumentsDataModule):
     ) -> None:
         super().__init__(**documents)
         self.options = documents
-        if activations is not None:
-            check_no_documents(documents)
         self.folder = None if activations is None else Path(activations).expanduser()
         self.predict_part, self.predict_output = predict_part, predict_output
         self.store: TokenStore | None = None
@@ -136,17 +120,19 @@ class ActivationDataModule(DocumentsDataModule):
         """
         assert self.store is not None
         part = PART_NAMES.index(self.predict_part if stage == "predict" else stage)
-        seed = self.seed if stage == "train" else 0
-        is_tested = stage in ("test", "predict")
         pieces, piece, position = self.places(part)
-        if not len(piece):
-            raise ValueError(without_activation(PART_NAMES[part]))
-        kept, fingerprint = None, f"{self.store.fingerprint}-{part}-{len(piece)}-{position.sum()}"
-        if isinstance(self.store, ActivationStore) and self.store.has_activations:
-            kept = self.store.activations(part)
-        facts = self._facts(part) if stage != "train" else None
-        args = (pieces, piece, position, kept, facts, fingerprint, seed)
-        return ActivationDataset(*args, pairs_others=is_tested)
+        check_activations(len(piece), PART_NAMES[part])
+        is_kept = isinstance(self.store, ActivationStore)
+        return ActivationDataset(
+            pieces,
+            piece,
+            position,
+            path=self.store.path(part, "activations") if is_kept else None,  # type: ignore[attr-defined]
+            facts=self._facts(part) if stage != "train" else None,
+            fingerprint=f"{self.store.fingerprint}-{part}-{len(piece)}-{position.sum()}",
+            seed=self.seed if stage == "train" else 0,
+            pairs_others=stage in ("test", "predict"),
+        )
 
     def places(self, part: int) -> tuple[Pieces, np.ndarray, np.ndarray]:
         """Return the documents of a part, and the piece [N] and position [N] of each activation."""
@@ -179,8 +165,7 @@ class ActivationDataModule(DocumentsDataModule):
             )
         check_parts(store)
         audit = self.audit_of(store, self.places, self._facts, store.positions)
-        subject, statistics, files = store.subject, store.statistics, store.schema["files"]
-        mean, deviation, largest = statistics.norms
+        subject, files = store.subject, store.schema["files"]
         size = sum(facts["bytes"] for facts in files.values())
         audit.notes += [
             (
@@ -188,12 +173,6 @@ class ActivationDataModule(DocumentsDataModule):
                 f"block {subject.layer} of 0 to {subject.num_layers - 1}, {subject.site}, "
                 f"{subject.hidden_size:,} features, {store.schema['dtype']}; digest "
                 f"{subject.digest}",
-            ),
-            ("values", "kept" if store.has_activations else "computed again in every run"),
-            (
-                "norms",
-                f"mean {mean:.4g}, deviation {deviation:.4g}, largest {largest:.4g}; mean variance "
-                f"of a feature {statistics.variance:.4g}",
             ),
             ("files", f"{len(files)} files, {size / 1e6:,.1f} MB, hold what was written"),
         ]
@@ -234,15 +213,20 @@ class ActivationDataModule(DocumentsDataModule):
         assert self.store is not None
         if not isinstance(self.store, ActivationStore):
             return self.facts_of(self.store, part)
-        names, groups = self.store.attribute_names, self.store.schema["groups"][PART_NAMES[part]]
-        attributes = np.array(self.store.array(part, "attributes"))
-        return DocumentFacts(names, attributes, np.array(self.store.array(part, "group")), groups)
+        name = PART_NAMES[part]
+        attributes, group = (self.store.array(part, kind) for kind in ("attributes", "group"))
+        names, groups = (self.store.schema[kind][name] for kind in ("attributes", "groups"))
+        return DocumentFacts(names, attributes, group, groups)
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
-        """Write one line per activation; `results` as `predict_step` returns them."""
-        from datamodules.activations.dataset import write_explanations
-
+        """Write a line per activation, whole or not at all; `results` as `predict_step` returns
+        them."""
         dataset = self.datasets["predict"]
         assert isinstance(dataset, ActivationDataset)
         controls = self.trainer.lightning_module.control_names
-        write_explanations(dataset, results, controls, path)
+        with new_json_file(path) as file:
+            for number in range(len(results["error"])):
+                values = {name: found[number] for name, found in results.items()}
+                line = explanation_line(dataset, number, values, controls)
+                with naming(path):
+                    file.write(json.dumps(line, ensure_ascii=False) + "\n")

@@ -3,10 +3,8 @@
 Shapes: N activations, B of a micro-batch, T tokens of the longest document, A attributes.
 """
 
-import json
 from collections.abc import Sequence
 from functools import cached_property
-from mmap import mmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,9 +14,8 @@ import torch
 from datamodules.activations.documents import NONE, DocumentFacts, Pieces
 from datamodules.core.loader import PlannedDataset, Sample
 from datamodules.core.plan import hash_ids
+from datamodules.core.store import mapped_array
 from datamodules.files.splitting import PART_NAMES
-from datamodules.files.tables import naming
-from datamodules.text.prompts import new_json_file
 from datamodules.tokenizers.text import TextTokenizer
 
 AROUND = 8  # tokens before and after the one that is shown
@@ -84,18 +81,11 @@ def context_of(tokenizer: TextTokenizer, ids: np.ndarray, position: int) -> Cont
 # Terms of the lens's loss, each counted once per sample.
 TERMS = (
     *("teacher_text", "teacher_reconstruction", "reconstruction"),
-    *("reference", "effect", "fluency", "entropy"),
+    *("reference", "effect", "fluency"),
 )
 
 
-class MappedFile(NamedTuple):
-    """A whole file of an array, by its name."""
-
-    path: Path
-
-    def opened(self) -> np.ndarray:
-        """Return the array, memory-mapped."""
-        return np.load(self.path, mmap_mode="r")
+EPOCHS_APART = 1_000_003  # between the keys of two seeds
 
 
 class ActivationDataset(PlannedDataset):
@@ -105,8 +95,8 @@ class ActivationDataset(PlannedDataset):
         pieces: the documents.
         piece: [N] which of them an activation is in.
         position: [N] its position there.
-        activations: [N, D]; none where they are not kept.
-        facts: attributes and files of the documents; none in training.
+        path: npy file of the activations [N, D]; `None` where the step computes them.
+        facts: attributes and files of the documents; `None` in training.
         fingerprint: of the store and the part.
         seed: key of whatever is drawn for a sample.
         pairs_others: give each sample another one, of another document.
@@ -117,29 +107,26 @@ class ActivationDataset(PlannedDataset):
         pieces: Pieces,
         piece: np.ndarray,
         position: np.ndarray,
-        activations: np.ndarray | None,
+        path: Path | None,
         facts: DocumentFacts | None,
         fingerprint: str,
         seed: int,
         pairs_others: bool = False,
     ) -> None:
         self.pieces, self.piece, self.position = pieces, piece, position
-        self.activations, self.facts, self.seed = activations, facts, seed
-        self.fingerprint = fingerprint
+        self.path, self.facts, self.seed, self.fingerprint = path, facts, seed, fingerprint
         self.lengths = pieces.sizes[piece]
         self.target_counts = dict.fromkeys(TERMS)
-        self.others = self.partners if pairs_others else None
+        self.others = partners(pieces.document[piece]) if pairs_others else None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a worker gets that is no fork; it maps files, and gets no copy of them."""
-        return {
-            name: MappedFile(Path(value.filename)) if is_whole_file(value) else value
-            for name, value in vars(self).items()
-        }
+        """Return what a worker gets that is no fork: it maps the file itself."""
+        return {name: value for name, value in vars(self).items() if name != "activations"}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        for name, value in state.items():
-            vars(self)[name] = value.opened() if isinstance(value, MappedFile) else value
+    @cached_property
+    def activations(self) -> np.ndarray | None:
+        """[N, D], memory-mapped."""
+        return None if self.path is None else mapped_array(self.path)
 
     def example(self, sample_id: int, epoch: int) -> Sample:
         """Return which sample it is; `collate` reads all of a batch at once."""
@@ -161,17 +148,6 @@ class ActivationDataset(PlannedDataset):
             batch["other"] = self._batch(self.others[sample_ids], epoch)
         return batch
 
-    @cached_property
-    def partners(self) -> np.ndarray:
-        """[N] for each activation another one of another document."""
-        return partners(self.pieces.document[self.piece])
-
-    def chosen(self, numbers: Sequence[int]) -> dict[str, Any]:
-        """Return a batch of these samples, each with its partner: a look at a few of them."""
-        found = np.array(numbers)
-        other = self._batch(self.partners[found], 0)
-        return {**self._batch(found, 0), "other": other, "weight": torch.ones(len(found))}
-
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
         """Return the document up to the position, and how it goes on."""
         tokens, position = self.pieces.tokens(int(self.piece[sample_id])), self.position[sample_id]
@@ -186,7 +162,7 @@ class ActivationDataset(PlannedDataset):
         piece, position = self.piece[numbers], np.asarray(self.position[numbers])
         lengths = self.pieces.sizes[piece] + 1  # the token after the last position
         rows = self.pieces.rows(piece, lengths)
-        keys = hash_ids(numbers, hash_key(self.seed, epoch)) >> np.uint64(1)
+        keys = hash_ids(numbers, self.seed * EPOCHS_APART + epoch) >> np.uint64(1)
         hashes = self.pieces.document_hashes[piece]
         batch = {
             "input_ids": torch.from_numpy(rows),
@@ -196,20 +172,13 @@ class ActivationDataset(PlannedDataset):
             "document": torch.from_numpy(hashes.astype(np.int64)),
         }
         if self.activations is not None:
-            batch["activation"] = torch.from_numpy(np.asarray(self.activations[numbers]))
+            batch["activation"] = torch.from_numpy(self.activations[numbers])
         if self.facts is not None:
             document = self.pieces.document[piece]
             seen = seen_words(self.facts.attributes[document], rows, position)
             batch["group"] = torch.from_numpy(self.facts.group[document])
             batch["attributes"] = torch.from_numpy(seen)
         return batch
-
-
-def is_whole_file(value: Any) -> bool:
-    """Return whether it is an array that maps all of a file of numpy's."""
-    return (
-        isinstance(value, np.memmap) and value.filename is not None and isinstance(value.base, mmap)
-    )
 
 
 def seen_words(words: np.ndarray, rows: np.ndarray, position: np.ndarray) -> np.ndarray:
@@ -226,11 +195,6 @@ def seen_words(words: np.ndarray, rows: np.ndarray, position: np.ndarray) -> np.
     has_stood = ((words[:, :, None] == rows[:, None]) & is_before[:, None]).any(2)
     current = rows[np.arange(len(rows)), position]
     return np.where(has_stood & (words != current[:, None]), words, NONE)
-
-
-def hash_key(seed: int, epoch: int) -> int:
-    """Return the key of all draws of an epoch."""
-    return seed * 1_000_003 + epoch
 
 
 def partners(document: np.ndarray) -> np.ndarray:
@@ -255,40 +219,13 @@ def partners(document: np.ndarray) -> np.ndarray:
 NEAREST = 3  # controls that a line names
 
 
-def write_explanations(
-    dataset: ActivationDataset,
-    results: dict[str, np.ndarray],
-    controls: tuple[str, ...],
-    path: Path,
-) -> None:
-    """Write one line per activation: whole or not at all, and never over an existing file.
-
-    Args:
-        dataset: of the activations.
-        results: token_ids [N, t], error [N] and control_errors [N, C].
-        controls: names of the C controls.
-        path: .jsonl.
-
-    Raises:
-        FileExistsError: the file exists.
-    """
-    with new_json_file(path) as file:
-        for number in range(len(results["error"])):
-            values = {name: found[number] for name, found in results.items()}
-            line = json.dumps(
-                explanation_line(dataset, number, values, controls), ensure_ascii=False
-            )
-            with naming(path):
-                file.write(line + "\n")
-
-
 def explanation_line(
     dataset: ActivationDataset,
     number: int,
     values: dict[str, np.ndarray],
     controls: tuple[str, ...],
 ) -> dict[str, Any]:
-    """Return what is told of one activation.
+    """Return what is said of one activation.
 
     document: part and index. position: from 0. before, token, after: the text around it; the
     token is the last one that the activation knows of. explanation. error: squared, in units of

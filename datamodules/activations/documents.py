@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from datamodules.files.documents import (
     sections_of,
     text_files,
 )
-from datamodules.files.rows import JsonRow, read_json_rows
+from datamodules.files.rows import read_json_rows
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
 from datamodules.text.splitting import TextSplit
 from datamodules.text.store import TokenRequest, TokenStore, open_token_store
@@ -142,7 +143,6 @@ class Pieces:
 
 NONE = -1
 ALL = "all"  # the group of all files
-Given = dict[str, str]
 
 
 class DocumentFacts(NamedTuple):
@@ -156,13 +156,6 @@ class DocumentFacts(NamedTuple):
     attributes: np.ndarray
     group: np.ndarray
     group_names: list[str]
-
-    def named(self, names: list[str]) -> "DocumentFacts":
-        """Return the facts with a column for each of these names, in this order."""
-        attributes = np.full((len(self.group), len(names)), NONE, np.int64)
-        for column, name in enumerate(self.names):
-            attributes[:, names.index(name)] = self.attributes[:, column]
-        return self._replace(names=names, attributes=attributes)
 
 
 def document_facts(
@@ -178,26 +171,28 @@ def document_facts(
         files: of the part.
         hashes: [D] uint64 of the documents' texts.
         reading: where the texts stand.
-        column: of the attributes; none reads no attributes.
+        column: of the attributes; `None` reads no attributes.
         tokenizer: turns a word, after a space, into tokens.
 
     Raises:
         ValueError: a row's attributes are no mapping of names to words.
     """
-    known: dict[int, tuple[int, Given]] = {}
+    known: dict[int, tuple[int, dict[str, str]]] = {}
     for number, path in enumerate(files):
-        for key, given in _known_of(path, reading, column, len(files) > 1):
-            known.setdefault(key, (number, given))
-    names = list(dict.fromkeys(name for _, given in known.values() for name in given))
-    words = sorted({word for _, given in known.values() for word in given.values()})
-    token_of = first_tokens(words, tokenizer)
-    place = {name: column for column, name in enumerate(names)}
+        is_text = path.suffix.lower() in TEXT_SUFFIXES
+        if len(files) == 1 and (is_text or column is None):
+            break  # nothing is known, and all are of the one file
+        for key, words in _texts_of(path, reading) if is_text else _rows_of(path, reading, column):
+            known.setdefault(key, (number, words))
+    names = list(dict.fromkeys(name for _, words in known.values() for name in words))
+    every = {word for _, words in known.values() for word in words.values()}
+    token_of = first_tokens(sorted(every), tokenizer)
     group = np.zeros(len(hashes), np.int64)
     attributes = np.full((len(hashes), len(names)), NONE, np.int64)
     for document, key in enumerate(hashes.tolist()):
-        group[document], given = known.get(key, (0, {}))
-        for name, word in given.items():
-            attributes[document, place[name]] = token_of[word]
+        group[document], words = known.get(key, (0, {}))
+        for name, word in words.items():
+            attributes[document, names.index(name)] = token_of[word]
     return DocumentFacts(names, attributes, group, group_names(files))
 
 
@@ -225,51 +220,36 @@ def first_tokens(words: Sequence[str], tokenizer: TextTokenizer) -> dict[str, in
     }
 
 
-def _known_of(
-    path: Path, reading: Reading, column: str | None, is_one_of_several: bool
-) -> Iterator[tuple[int, Given]]:
-    """Yield the hash and the attributes of each document of a file that is worth reading."""
-    if path.suffix.lower() in TEXT_SUFFIXES:
-        if is_one_of_several:
-            yield from ((key, {}) for key in _hashes_of(path, reading))
-        return
-    if column is None and not is_one_of_several:
-        return
+Known = tuple[int, dict[str, str]]  # hash of a document, and attribute -> word
+
+
+def _rows_of(path: Path, reading: Reading, column: str | None) -> Iterator[Known]:
     columns = (reading.text_column, *([] if column is None else [column]))
     for row in read_json_rows(path, columns=columns):
-        given = {} if column is None else _given_in(row, column)
-        yield _hash_of(str(row.values.get(reading.text_column) or "")), given
-
-
-def _given_in(row: JsonRow, column: str) -> Given:
-    found: Any = row.values.get(column)
-    if found is None:
-        return {}
-    if isinstance(found, list) and all(isinstance(pair, tuple) for pair in found):
-        found = dict(found)  # a parquet map
-    is_sound = isinstance(found, dict) and not any(
-        isinstance(word, dict | list) for word in found.values()
-    )
-    if not is_sound:
-        raise ValueError(
-            f'{row.place}: "{column}" must map names to words, such as {{"pet": "owl"}}, got '
-            f"{str(found)[:60]}; mend it, or set data.attributes_column to null."
+        given: Any = None if column is None else row.values.get(column)
+        if isinstance(given, list) and all(isinstance(pair, tuple) for pair in given):
+            given = dict(given)  # a parquet map
+        is_sound = isinstance(given, dict) and not any(
+            isinstance(word, dict | list) for word in given.values()
         )
-    return {str(name): str(word) for name, word in found.items() if word is not None}
+        if given is not None and not is_sound:
+            raise ValueError(
+                f'{row.place}: "{column}" must map names to words, such as {{"pet": "owl"}}, got '
+                f"{str(given)[:60]}; mend it, or set data.attributes_column to null."
+            )
+        words = {str(n): str(word) for n, word in (given or {}).items() if word is not None}
+        yield _hash_of(str(row.values.get(reading.text_column) or "")), words
 
 
-def _hashes_of(path: Path, reading: Reading) -> Iterator[int]:
-    """Yield the hash of each document of a txt file, as a token store has it."""
-    key = None
+def _texts_of(path: Path, reading: Reading) -> Iterator[Known]:
+    """Yield each document of a txt file, with the hash that a token store has of it."""
+    key = 0
     for section in sections_of(path, reading):
         for fragment in read_section(section, reading):
             own = _hash_of(fragment.text)
-            if fragment.begins or key is None:
-                key = own
-            else:
-                key = int(hash_ids(np.array([key], np.uint64), own)[0])
+            key = own if fragment.begins else int(hash_ids(np.array([key], np.uint64), own)[0])
             if fragment.ends:
-                yield key
+                yield key, {}
 
 
 def _hash_of(text: str) -> int:
@@ -286,7 +266,7 @@ class DocumentsDataModule(PlannedDataModule):
 
     Args:
         train_files: txt, jsonl or parquet; without any file, embedded stories.
-        validation_files: none divides the training files by documents.
+        validation_files: `None` divides the training files by documents.
         test_files: as validation_files.
         tokenizer: of a subject with random weights; one in a folder brings its own.
         context_length: tokens of the longest document that the subject reads, the one that follows
@@ -391,48 +371,41 @@ class DocumentsDataModule(PlannedDataModule):
             facts_of: returns what is known of its documents.
             rule: how positions are drawn.
         """
-        audit = Audit("documents", "tokens")
-        names: list[str] = []
-        shares: list[str] = []
+        audit, shares = Audit("documents", "tokens"), []
+        names: dict[str, None] = {}
         for number, name in enumerate(PART_NAMES):
-            pieces, piece, _ = places(number)
-            facts, hashes = facts_of(number), store.hashes(number)
+            (pieces, piece, _), facts = places(number), facts_of(number)
             audit.limit, count = pieces.context_length, len(facts.group)
-            is_read = np.zeros(count, bool)
-            is_read[pieces.document[piece]] = True
-            names += [known for known in facts.names if known not in names]
             if not count:
                 continue
+            names |= dict.fromkeys(facts.names)
             shares.append(f"{name} {100 * (facts.attributes != NONE).any(1).mean():.1f} %")
             columns: dict[str, int | str] = {
                 "tokens": store.part_facts(number).num_tokens,
-                "too short": int((~is_read).sum()),
+                "too short": count - len(np.unique(pieces.document[piece])),
                 "cut": int((np.bincount(pieces.document, minlength=count) > 1).sum()),
                 "activations": len(piece),
             }
             lengths = pieces.stream.num_positions + 1
-            audit.parts.append(AuditPart(name, lengths, hashes, columns))
-        audit.notes.append(
-            (
-                "positions",
-                f"up to {rule.per_document} of each document, from {rule.min_position} on, seed "
-                f"{rule.seed}; documents of more than {audit.limit:,} tokens are cut",
-            )
-        )
-        sentence = "none; recall of known attributes is not reported"
+            audit.parts.append(AuditPart(name, lengths, store.hashes(number), columns))
+        known = "none; recall of known attributes is not reported"
         if names:
-            listed = ", ".join(names[:12]) + (" …" if len(names) > 12 else "")
-            sentence = f"{len(names)} ({listed}); documents with any: {', '.join(shares)}"
-        audit.notes.append(("attributes", sentence))
+            listed = ", ".join([*names][:12]) + (" …" if len(names) > 12 else "")
+            known = f"{len(names)} ({listed}); documents with any: {', '.join(shares)}"
+        drawn = f"up to {rule.per_document} of each document, from {rule.min_position} on, seed "
+        cut = f"documents of more than {audit.limit:,} tokens are cut"
+        audit.notes += [("positions", f"{drawn}{rule.seed}; {cut}"), ("attributes", known)]
         return audit
 
     def _reading(self) -> Reading:
         return self.reading if self.has_files else Reading()
 
 
-def without_activation(name: str) -> str:
-    """Return what to say where a part has no activation."""
-    return (
+def check_activations(number: int, name: str) -> None:
+    """Raise ValueError where a part has no activation."""
+    if number:
+        return
+    raise ValueError(
         f"the part {name} holds no activation: none of its documents is longer than "
         "data.positions.min_position, or it has none; lower that, or give it texts, with "
         f"data.{name}_files or a share of data.split (and dump again where there is a store)."
@@ -445,12 +418,10 @@ def check_parts(store: TokenStore) -> None:
     Raises:
         ValueError: there are some.
     """
-    hashes = [set(store.hashes(part).tolist()) for part in (TRAIN, VALIDATION, TEST)]
-    for one, other in ((TRAIN, VALIDATION), (TRAIN, TEST), (VALIDATION, TEST)):
-        shared = hashes[one] & hashes[other]
-        if shared:
+    hashes = {name: set(store.hashes(part).tolist()) for part, name in enumerate(PART_NAMES)}
+    for one, other in combinations(PART_NAMES, 2):
+        if shared := hashes[one] & hashes[other]:
             raise ValueError(
-                f"{len(shared)} documents are both in {PART_NAMES[one]} and in "
-                f"{PART_NAMES[other]}; take them out of one of the two, or name the training files "
-                "alone and let data.split divide them."
+                f"{len(shared)} documents are both in {one} and in {other}; take them out of one "
+                "of the two, or name the training files alone and let data.split divide them."
             )

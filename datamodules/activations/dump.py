@@ -6,7 +6,6 @@ Shapes: P or R pieces that are read, K most positions of one, N activations of a
 import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import psutil
 import torch
 
 from datamodules.activations.documents import (
@@ -23,7 +21,7 @@ from datamodules.activations.documents import (
     DocumentsDataModule,
     Pieces,
     PositionRule,
-    without_activation,
+    check_activations,
 )
 from datamodules.activations.store import (
     SCHEMA,
@@ -75,7 +73,6 @@ def write_store(
     parts: list[DumpedPart],
     subject: SubjectFacts,
     rule: PositionRule,
-    keeps_activations: bool,
 ) -> None:
     """Write a store. Memory holds one chunk of activations and the sums of each token.
 
@@ -85,7 +82,6 @@ def write_store(
         parts: train, validation, test.
         subject: where the activations come from.
         rule: how the positions were drawn.
-        keeps_activations: false writes all but the activations.
 
     Raises:
         FileExistsError: the folder exists.
@@ -97,103 +93,67 @@ def write_store(
             f"{folder} exists and is not overwritten; move it away, or name another folder with "
             "--data.predict_output."
         )
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(folder)
-    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.unfinished")
-    unfinished.mkdir()  # with the modes of the user's umask: the cache's own are narrower
+    unfinished = folder.with_name(f".{folder.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)  # of a dump that was killed
+    unfinished.mkdir(parents=True)  # with the modes of the user's umask
     try:
         with naming(folder):
-            facts = _write_files(unfinished, tokens, parts, keeps_activations)
-            _write_schema(
-                unfinished, {**facts, "subject": asdict(subject), "positions": asdict(rule)}
-            )
+            for path in tokens.folder.iterdir():
+                shutil.copyfile(path, unfinished / path.name)
+            for name, part in zip(PART_NAMES, parts, strict=True):
+                _write_part(unfinished, name, part)
+            statistics = statistics_of(parts[TRAIN].chunks())
+            statistics.save(unfinished / STATISTICS)
+            facts = {
+                "subject": asdict(subject),
+                "tokens": tokens.fingerprint,
+                "positions": asdict(rule),
+                "context_length": parts[TRAIN].pieces.context_length,
+            }
+            by_part = list(zip(PART_NAMES, parts, strict=True))
+            files = {}
+            for path in sorted(unfinished.iterdir()):
+                sync(path)
+                files[path.name] = {"bytes": path.stat().st_size, "digest": content_digest(path)}
+            schema = {
+                **facts,
+                "fingerprint": digest_of(facts),
+                "version": STORE_VERSION,
+                "dtype": str(parts[TRAIN].found.dtype),
+                "tokenizer": tokens.tokenizer.digest,
+                "norms": dict(zip(("mean", "deviation", "largest"), statistics.norms, strict=True)),
+                "num_documents": {name: len(part.facts.group) for name, part in by_part},
+                "num_activations": {name: len(part.piece) for name, part in by_part},
+                "attributes": {name: part.facts.names for name, part in by_part},
+                "groups": {name: part.facts.group_names for name, part in by_part},
+                "files": files,
+            }
+            text = json.dumps(schema, indent=1, sort_keys=True)
+            (unfinished / SCHEMA).write_text(text + "\n", encoding="utf-8")
+            sync(unfinished / SCHEMA)
             os.rename(unfinished, folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _write_files(
-    folder: Path, tokens: TokenStore, parts: list[DumpedPart], keeps_activations: bool
-) -> dict[str, object]:
-    """Write all but the schema; return what it says of the files."""
-    for path in sorted(tokens.folder.iterdir()):
-        shutil.copyfile(path, folder / path.name)
-    names = list(dict.fromkeys(name for part in parts for name in part.facts.names))
-    for part, name in zip(parts, PART_NAMES, strict=True):
-        _write_part(folder, name, part, names, keeps_activations)
-    statistics = statistics_of(parts[TRAIN].chunks())
-    statistics.save(folder / STATISTICS)
-    return {
-        **_facts_of_parts(parts, names),
-        "version": STORE_VERSION,
-        "norms": dict(zip(("mean", "deviation", "largest"), statistics.norms, strict=True)),
-        "tokenizer": tokens.tokenizer.digest,
-        "tokens": tokens.fingerprint,
-        "keeps_activations": keeps_activations,
-    }
-
-
-def _facts_of_parts(parts: list[DumpedPart], attributes: list[str]) -> dict[str, object]:
-    named = list(zip(PART_NAMES, parts, strict=True))
-    return {
-        "dtype": str(parts[TRAIN].found.dtype),
-        "context_length": parts[TRAIN].pieces.context_length,
-        "num_documents": {name: len(part.facts.group) for name, part in named},
-        "num_activations": {name: len(part.piece) for name, part in named},
-        "attributes": attributes,
-        "groups": {name: part.facts.group_names for name, part in named},
-    }
-
-
-def _write_part(
-    folder: Path, name: str, part: DumpedPart, names: list[str], keeps_activations: bool
-) -> None:
-    facts = part.facts.named(names)
+def _write_part(folder: Path, name: str, part: DumpedPart) -> None:
     for kind, values in (
         ("piece", part.piece),
         ("position", part.position),
-        ("attributes", facts.attributes),
-        ("group", facts.group),
+        ("attributes", part.facts.attributes),
+        ("group", part.facts.group),
     ):
         np.save(folder / f"{name}.{kind}.npy", values)
-    if not keeps_activations:
-        return
     # Written one after the other, and not through a map: a full disk is an error there, and no
     # signal that ends the process.
     shape = (len(part.piece), part.found.shape[-1])
+    descr = np.lib.format.dtype_to_descr(part.found.dtype)
     with open(folder / f"{name}.activations.npy", "wb") as file:
         np.lib.format.write_array_header_1_0(
-            file,
-            {
-                "descr": np.lib.format.dtype_to_descr(part.found.dtype),
-                "fortran_order": False,
-                "shape": shape,
-            },
+            file, {"descr": descr, "fortran_order": False, "shape": shape}
         )
         for activations, _, _ in part.chunks():
             file.write(np.ascontiguousarray(activations).data)
-
-
-def _write_schema(folder: Path, facts: dict[str, object]) -> None:
-    """Write the schema last, when all else is on the disk."""
-    files = {}
-    for path in sorted(folder.iterdir()):
-        sync(path)
-        files[path.name] = {"bytes": path.stat().st_size, "digest": content_digest(path)}
-    identity = {k: facts[k] for k in ("subject", "tokens", "positions", "context_length")}
-    schema = {**facts, "fingerprint": digest_of(identity), "files": files}
-    text = json.dumps(schema, indent=1, sort_keys=True)
-    (folder / SCHEMA).write_text(text + "\n", encoding="utf-8")
-    sync(folder / SCHEMA)
-
-
-def _remove_leftovers(folder: Path) -> None:
-    """Remove what processes that were killed here have left behind."""
-    pattern = re.compile(rf"\.{re.escape(folder.name)}\.(\d+)\.unfinished")
-    for path in folder.parent.iterdir():
-        found = pattern.fullmatch(path.name)
-        if found and (int(found[1]) == os.getpid() or not psutil.pid_exists(int(found[1]))):
-            shutil.rmtree(path, ignore_errors=True)
 
 
 NO_POSITION = -1
@@ -263,20 +223,13 @@ class ActivationDumpDataModule(DocumentsDataModule):
     device has written, put in order, and in the store. Memory holds few of them at a time.
 
     Args:
-        predict_output: folder of the store; none makes `activations` in the run folder.
-        keep_activations: false keeps everything but the activations, which training then computes
-            again from the documents: small on disk, slower.
+        predict_output: folder of the store; `None` makes `activations` in the run folder.
         documents: files, tokenizer, positions and split, see `DocumentsDataModule`.
     """
 
-    def __init__(
-        self,
-        predict_output: str | None = None,
-        keep_activations: bool = True,
-        **documents: Any,
-    ) -> None:
+    def __init__(self, predict_output: str | None = None, **documents: Any) -> None:
         super().__init__(**documents)
-        self.predict_output, self.keep_activations = predict_output, keep_activations
+        self.predict_output = predict_output
         self.store: TokenStore | None = None
 
     def prepare_data(self) -> None:
@@ -297,8 +250,7 @@ class ActivationDumpDataModule(DocumentsDataModule):
         """
         assert self.store is not None
         places = [self.places_of(self.store, part) for part in PARTS]
-        if not len(places[TRAIN][1]):
-            raise ValueError(without_activation(PART_NAMES[TRAIN]))
+        check_activations(len(places[TRAIN][1]), PART_NAMES[TRAIN])
         return DumpDataset([pieces for pieces, *_ in places], [drawn for _, *drawn in places])
 
     def audit(self, make_model: MakeModel | None = None) -> Audit:
@@ -334,7 +286,6 @@ class ActivationDumpDataModule(DocumentsDataModule):
             path,
             self.store,
             parts,
-            self.trainer.lightning_module.subject_facts(),
+            self.trainer.lightning_module.facts,
             self.positions,
-            self.keep_activations,
         )

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
 
 from datamodules.activations.documents import PositionRule
-from datamodules.core.store import content_digest
+from datamodules.core.store import content_digest, mapped_array
 from datamodules.files.splitting import PART_NAMES
 from datamodules.text.store import TokenStore
 
@@ -25,14 +24,14 @@ NUM_COMPONENTS = 32
 
 
 @contextmanager
-def threads_pinned(num_threads: int = 1) -> Iterator[None]:
-    """Let torch compute with so many threads, whatever the machine or the launcher gave.
+def one_thread() -> Iterator[None]:
+    """Let torch compute with one thread, whatever the machine or the launcher gave.
 
     A matrix product is cut by threads, and its kernels add up in another order at the cuts: with
     another number of threads its last bits differ.
     """
     before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
+    torch.set_num_threads(1)
     try:
         yield
     finally:
@@ -70,20 +69,11 @@ class ActivationStatistics:
 
     @classmethod
     def load(cls, path: Path) -> "ActivationStatistics":
-        """Return what `save` wrote.
-
-        Raises:
-            ValueError: the file is damaged.
-        """
-        try:
-            with path.open("rb") as content, np.load(content, allow_pickle=False) as file:
-                values = {name: file[name] for name in file.files}
-            variance, norms = float(values.pop("variance")), tuple(values.pop("norms").tolist())
-            return cls(variance=variance, norms=norms, **values)
-        except (BadZipFile, EOFError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"{path} is damaged ({error}); copy the store again, or dump the activations again."
-            ) from error
+        """Return what `save` wrote."""
+        with np.load(path, allow_pickle=False) as file:
+            values = {name: file[name] for name in file.files}
+        variance, norms = float(values.pop("variance")), tuple(values.pop("norms").tolist())
+        return cls(variance=variance, norms=norms, **values)
 
 
 Chunk = tuple[np.ndarray, np.ndarray, np.ndarray]  # activations [n, D], tokens [n], positions [n]
@@ -140,7 +130,7 @@ class _Sums:
         self.unit_total += (x / np.maximum(lengths, 1e-12)[:, None]).sum(0)
         x = x - self.guess
         self.total += x.sum(0)
-        with threads_pinned():
+        with one_thread():
             copied = torch.tensor(x)  # aligned alike in every run, which moves bits, too
             self.products += (copied.T @ copied).numpy()
         for keys, found in ((tokens, self.of_token), (positions, self.of_position)):
@@ -173,7 +163,7 @@ class _Sums:
 
 
 def _components(covariance: np.ndarray) -> np.ndarray:
-    with threads_pinned():
+    with one_thread():
         vectors = torch.linalg.eigh(torch.tensor(covariance)).eigenvectors.numpy()
     components = vectors[:, ::-1][:, :NUM_COMPONENTS].T
     # A vector and its opposite are the same component: the largest entry is made positive.
@@ -195,7 +185,7 @@ def _add_groups(x: np.ndarray, keys: np.ndarray, found: dict[int, tuple[int, np.
 
 
 SCHEMA, STATISTICS = "schema.json", "statistics.npz"
-STORE_VERSION = 2
+STORE_VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -234,7 +224,6 @@ class ActivationStore(TokenStore):
         self.subject = SubjectFacts(**self.schema["subject"])
         self.positions = PositionRule(**self.schema["positions"])
         self.context_length: int = self.schema["context_length"]
-        self.attribute_names: list[str] = self.schema["attributes"]
 
     def damaged(self) -> list[Path]:
         """Return the files whose content is not the one that was written; reads all of them."""
@@ -252,18 +241,14 @@ class ActivationStore(TokenStore):
         """Of the training part."""
         return ActivationStatistics.load(self.folder / STATISTICS)
 
-    @property
-    def has_activations(self) -> bool:
-        """Whether the activations themselves are kept, and not computed in every run."""
-        return self.schema["keeps_activations"]
-
-    def activations(self, part: int) -> np.ndarray:
-        """Return [N, D] of one part."""
-        return self.array(part, "activations")
+    def path(self, part: int, kind: str) -> Path:
+        """Return the file of one array of a part."""
+        return self.folder / f"{PART_NAMES[part]}.{kind}.npy"
 
     def array(self, part: int, kind: str) -> np.ndarray:
-        """Return one array of a part, memory-mapped."""
-        return np.load(self.folder / f"{PART_NAMES[part]}.{kind}.npy", mmap_mode="r")
+        """Return one array of a part, memory-mapped: `activations` [N, D], `piece` [N], `position`
+        [N], `attributes` [documents, A] or `group` [documents]."""
+        return mapped_array(self.path(part, kind))
 
 
 def read_schema(folder: Path) -> dict[str, Any]:

@@ -1,41 +1,28 @@
-"""Controls of a test: the same evaluation with one part replaced.
+"""Controls of a test: the same evaluation with one part replaced; what each is worth, exact over
+ranks and with a bootstrap interval.
 
-Shapes: B samples, D features, t words, V vocabulary.
+Shapes: B samples, D features, t words, V vocabulary, R replicates.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
-from typing import Any
+from functools import cached_property, partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_cat
 
+from datamodules.activations.documents import ALL
 from datamodules.activations.store import ActivationStatistics
 from datamodules.core.batches import ActivationBatch
 from lit_models.consistency_lens.lens import Explanation, Lens
-from lit_models.consistency_lens.loss import (
-    TeacherText,
-    current_token,
-    recent_words,
-    squared_error,
-    text_nats,
-)
-from lit_models.consistency_lens.metrics import (
-    AttributeRecall,
-    DistinctShare,
-    Fidelity,
-    FidelityTable,
-    SampleErrors,
-)
+from lit_models.consistency_lens.loss import TeacherText, recent_words, squared_error, text_nats
 from lit_models.consistency_lens.subject import PatchedSubject
 from lit_models.training.dropout import mixed
 from lit_models.training.metrics import SumCount
-
-RANDOM = "random_subject"
 
 
 @dataclass(frozen=True)
@@ -45,9 +32,7 @@ class EvaluationOptions:
     Args:
         num_draws: explanations drawn for each activation; the best of 2, 4, 8 and so on of them
             are rows of the table.
-        num_examples: activations on the page of examples, evenly over the errors; 0 makes no page.
-        random_subject: controls.json of a test of a lens whose subject has random weights, which
-            becomes a row of the table.
+        num_examples: activations on the page of examples; 0 makes no page.
 
     Raises:
         ValueError: a number out of its range.
@@ -55,17 +40,12 @@ class EvaluationOptions:
 
     num_draws: int = 8
     num_examples: int = 100
-    random_subject: str | None = None
 
     def __post_init__(self) -> None:
-        if self.num_draws < 1:
+        if self.num_draws < 1 or self.num_examples < 0:
             raise ValueError(
-                f"evaluation.num_draws must be at least 1, got {self.num_draws}; usual is 8."
-            )
-        if self.num_examples < 0:
-            raise ValueError(
-                f"evaluation.num_examples must be 0 or more, got {self.num_examples}; 0 makes no "
-                "page of examples."
+                "evaluation.num_draws must be at least 1 and evaluation.num_examples 0 or more, "
+                f"got {self.num_draws} and {self.num_examples}; usual are 8 and 100."
             )
 
     @property
@@ -74,46 +54,13 @@ class EvaluationOptions:
         return tuple(2**n for n in range(1, self.num_draws.bit_length()))
 
 
-def random_subject_rows(path: Path) -> dict[str, dict[str, float]]:
-    """Return group -> values of the lens itself, of a test with a random subject.
-
-    Args:
-        path: controls.json of its run folder.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is no table of controls, or its subject was trained.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"evaluation.random_subject {path} does not exist; it is the controls.json of a test "
-            "whose model.subject.random_weights is true."
-        )
-    try:
-        content: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        has_random_weights = content["subject"]["has_random_weights"]
-        rows = {group: dict(found["greedy"]) for group, found in content["rows"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"evaluation.random_subject {path} is no controls.json of a test "
-            f"({type(error).__name__}: {error}); name the one in the run folder of the second "
-            "chain."
-        ) from error
-    if not has_random_weights:
-        raise ValueError(
-            f"evaluation.random_subject {path} is of a trained subject; name the controls.json of "
-            "a test whose model.subject.random_weights is true."
-        )
-    return rows
-
-
 COMPONENTS = (1, 4, 16)
 # What a prediction is compared with, one by one.
 CONTROLS = ("mean", "position_mean", "token_mean", "true_text", "no_activation")
 # Rows that the reconstructor of the reference reads.
 REFERENCE_ROWS = ("teacher_text_separate", "separate_reader")
+_POISSON, _WORD_ORDER, _DRAW = 2, 3, 4  # keys of what is drawn
 Row = dict[str, float]
-_WORD_ORDER, _DRAW = 3, 4  # keys of what is drawn
 
 
 def row_names(options: EvaluationOptions) -> tuple[str, ...]:
@@ -126,11 +73,6 @@ def row_names(options: EvaluationOptions) -> tuple[str, ...]:
         *("shuffled_examples", "shuffled_words"),
         *("untrained_verbalizer", "no_activation", "separate_reader"),
     )
-
-
-def known_rows(rows: dict[str, Row], lens: Lens) -> dict[str, Row]:
-    """Return the rows without those of a reference that was never kept."""
-    return {n: row for n, row in rows.items() if lens.has_reference or n not in REFERENCE_ROWS}
 
 
 class Baselines(nn.Module):
@@ -183,6 +125,24 @@ def _looked_up(table: Tensor, row: Tensor, default: Tensor) -> Tensor:
     return whole[row.clamp(max=len(table))]
 
 
+class Fidelity(NamedTuple):
+    """What one sample's rebuilt activation is worth; all [B] float64.
+
+    error, spread: squared distance from the true activation, of the rebuilt one and of the
+    training mean. unit_error, unit_spread: the same at length 1, with the training mean of those.
+    The others as `PatchedSubject.effect` returns them.
+    """
+
+    error: Tensor
+    spread: Tensor
+    unit_error: Tensor
+    unit_spread: Tensor
+    nats: Tensor
+    following_nats: Tensor
+    num_following: Tensor
+    next_nats: Tensor
+
+
 class Case:
     """One batch, its explanations, and everything that is rebuilt from them.
 
@@ -192,7 +152,7 @@ class Case:
         batch: with `other`.
         activation: [B, D] of the batch.
         other: [B, D] of the partners.
-        teacher: what the lens's teacher told.
+        teacher: what the lens's teacher says.
         options: how many explanations are drawn.
     """
 
@@ -208,8 +168,7 @@ class Case:
     ) -> None:
         self.lens, self.baselines, self.teacher = lens, baselines, teacher
         self.batch, self.activation, self.other = batch, activation, other
-        self.position = batch["position"]
-        self.num_draws, self.best_of = options.num_draws, options.best_of
+        self.position, self.options = batch["position"], options
 
     @cached_property
     def greedy(self) -> Explanation:
@@ -224,8 +183,8 @@ class Case:
     @cached_property
     def teacher_words(self) -> Tensor:
         """[B, t, D], embeddings of the teacher's text: the reconstructor learns from no other."""
-        number, is_word = self.lens.verbalizer.num_words, self.lens.verbalizer.is_word
-        place = (self.batch["input_ids"], self.position, number)
+        place = (self.batch["input_ids"], self.position, self.lens.verbalizer.num_words)
+        is_word = self.lens.verbalizer.is_word
         return self.lens.words(self.teacher.words(*place, self.lens.token_counts, is_word))
 
     @cached_property
@@ -237,13 +196,9 @@ class Case:
     @cached_property
     def draws(self) -> list[Tensor]:
         """[B, D] rebuilt from each of several drawn explanations."""
-        keys = [mixed(self.batch["noise_key"], _DRAW + draw) for draw in range(self.num_draws)]
+        draws = range(self.options.num_draws)
+        keys = [mixed(self.batch["noise_key"], _DRAW + draw) for draw in draws]
         return [self.rebuilt(self.lens.verbalizer.explain(self.activation, key)) for key in keys]
-
-    @cached_property
-    def current(self) -> Tensor:
-        """[B] the words at the positions."""
-        return current_token(self.batch)
 
     @cached_property
     def patched(self) -> PatchedSubject:
@@ -252,29 +207,35 @@ class Case:
 
     def rebuilt(self, explanation: Explanation) -> Tensor:
         """Return [B, D]."""
-        return self._read(explanation.embeddings)
+        return self.lens.reconstructor(explanation.embeddings)
 
     def rows(self) -> dict[str, Callable[[], Tensor]]:
         """Return name -> what rebuilds the activations [B, D]; the first is the lens itself."""
-        baselines, current, mean = self.baselines, self.current, self.lens.mean
-        reader = self.lens.reference["reconstructor"]
+        lens, baselines, mean = self.lens, self.baselines, self.lens.mean
+        ids, number = self.batch["input_ids"], lens.verbalizer.num_words
+        current = ids.gather(1, self.position[:, None])[:, 0]  # [B], the words at the positions
+        last = recent_words(ids, self.position, number, lens.verbalizer.is_word)
+        explain, reader = lens.verbalizer.explain, lens.reference["reconstructor"]
         return {
             "greedy": lambda: self.rebuilt(self.greedy),
             "sampled": lambda: self.draws[0],
-            **{f"best_of_{k}": self._best_of(k) for k in self.best_of},
+            **{f"best_of_{k}": partial(self._best_of, k) for k in self.options.best_of},
             "zero": lambda: torch.zeros_like(self.activation),
             "mean": lambda: mean.expand_as(self.activation),
             "position_mean": lambda: baselines.of_position(self.position, mean),
             "token_mean": lambda: baselines.of_token(current, mean),
-            **{f"components_{k}": self._projected(k) for k in COMPONENTS},
-            "true_text": lambda: self._read(self.lens.words(self._recent())),
-            "teacher_text": lambda: self._read(self.teacher_words),
-            "teacher_text_separate": lambda: reader(self.teacher_words, current),
+            **{
+                f"components_{k}": partial(baselines.projected, self.activation, k)
+                for k in COMPONENTS
+            },
+            "true_text": lambda: lens.reconstructor(lens.words(last)),
+            "teacher_text": lambda: lens.reconstructor(self.teacher_words),
+            "teacher_text_separate": lambda: reader(self.teacher_words),
             "shuffled_examples": lambda: self.rebuilt(self.shuffled),
-            "shuffled_words": lambda: self._read(self._in_other_order()),
-            "untrained_verbalizer": lambda: self.rebuilt(self._untrained()),
-            "no_activation": lambda: self.rebuilt(self._without_activation()),
-            "separate_reader": lambda: reader(self.greedy.embeddings, current),
+            "shuffled_words": lambda: lens.reconstructor(self.words_in_other_order()),
+            "untrained_verbalizer": lambda: self.rebuilt(lens.untrained.explain(self.activation)),
+            "no_activation": lambda: self.rebuilt(explain(None, rows=len(self.activation))),
+            "separate_reader": lambda: reader(self.greedy.embeddings),
         }
 
     @cached_property
@@ -289,12 +250,16 @@ class Case:
         found = []
         for place in range(own.shape[1]):
             changed = torch.cat([own[:, :place], other[:, place, None], own[:, place + 1 :]], 1)
-            found.append(self.error(self._read(changed)) - error)
+            found.append(self.error(self.lens.reconstructor(changed)) - error)
         return torch.stack(found, dim=1)
 
     def error(self, rebuilt: Tensor) -> Tensor:
         """Return [B] float32 of rebuilt activations [B, D], in units of the training variance."""
         return squared_error(rebuilt, self.activation, self.lens.variance)
+
+    def fidelities(self) -> dict[str, Fidelity]:
+        """Return row -> what it is worth."""
+        return {name: self.fidelity(rebuild()) for name, rebuild in self.rows().items()}
 
     def fidelity(self, rebuilt: Tensor) -> Fidelity:
         """Return what rebuilt activations [B, D] are worth."""
@@ -309,26 +274,18 @@ class Case:
             *self.patched.effect(rebuilt),
         )
 
-    def _read(self, words: Tensor) -> Tensor:
-        return self.lens.reconstructor(words, self.current)
+    def predictions(self) -> dict[str, Tensor]:
+        """Return what `predict_step` returns: words, and errors in units of the training variance.
 
-    def _best_of(self, number: int) -> Callable[[], Tensor]:
-        def best() -> Tensor:
-            drawn = torch.stack(self.draws[:number])  # [k, B, D]
-            errors = (drawn - self.activation).square().sum(-1)
-            return drawn[errors.argmin(0), torch.arange(drawn.shape[1], device=drawn.device)]
+        token_ids [B, t] int64; error [B]; control_errors [B, C], in the order of `CONTROLS`.
+        """
+        rows = self.rows()
+        controls = torch.stack([self.error(rows[name]()) for name in CONTROLS], dim=1)
+        error = self.error(rows["greedy"]())
+        return {"token_ids": self.greedy.token_ids, "error": error, "control_errors": controls}
 
-        return best
-
-    def _projected(self, number: int) -> Callable[[], Tensor]:
-        return lambda: self.baselines.projected(self.activation, number)
-
-    def _recent(self, number: int | None = None) -> Tensor:
-        number = number or self.lens.verbalizer.num_words
-        is_word = self.lens.verbalizer.is_word
-        return recent_words(self.batch["input_ids"], self.position, number, is_word)
-
-    def _in_other_order(self) -> Tensor:
+    def words_in_other_order(self) -> Tensor:
+        """Return [B, t, D]: the words of the greedy explanation, never in their own order."""
         words = self.greedy.embeddings
         places = torch.arange(words.shape[1], device=words.device)
         keys = mixed(mixed(self.batch["noise_key"], _WORD_ORDER)[:, None], places)
@@ -337,39 +294,221 @@ class Case:
         order = torch.where(is_same, order.flip(1), order)
         return words.gather(1, order[..., None].expand_as(words))
 
-    def _untrained(self) -> Explanation:
-        return self.lens.untrained.explain(self.activation)
+    def _best_of(self, number: int) -> Tensor:
+        drawn = torch.stack(self.draws[:number])  # [k, B, D]
+        errors = (drawn - self.activation).square().sum(-1)
+        return drawn[errors.argmin(0), torch.arange(drawn.shape[1], device=drawn.device)]
 
-    def _without_activation(self) -> Explanation:
-        return self.lens.verbalizer.explain(None, rows=len(self.activation))
+
+REPLICATES = 500
+_MANTISSA = 24
+SUMMED = (*Fidelity._fields, "count")
+# What is reported of a row. fve: fraction of variance explained; excess: what it is above that of
+# the current-token mean; unit_fve: at length 1; kl_recovered, following_recovered: share of the
+# nats of the training mean that is saved, at the position and after it; kl_recovered_zero: of
+# those of a zero; nats, following_nats, next_nats: means; count: samples.
+REPORTED = (
+    *("fve", "excess", "unit_fve", "kl_recovered", "following_recovered", "kl_recovered_zero"),
+    *("nats", "following_nats", "next_nats", "count"),
+)
+COMPARED = ("mean", "zero", "token_mean")  # rows that others are reported against
 
 
-def predictions(case: Case) -> dict[str, Tensor]:
-    """Return what `predict_step` returns: words, and errors in units of the training variance.
+class FidelityTable(Metric):
+    """Sums for each row, over all documents and over each file's; and the same over samples drawn
+    with replacement in R replicates, from which every value has an interval.
 
-    token_ids [B, t] int64; error [B]; control_errors [B, C], in the order of `CONTROLS`.
+    A document is drawn as a whole, as often as a Poisson variable of mean 1 says that is keyed by
+    the document: replicates need no list of samples, and are the same on any devices.
+
+    Args:
+        rows: names, those of `COMPARED` among them.
+        groups: names of the files; one alone is all documents.
+
+    Raises:
+        ValueError: two files have one name, or one that means all of them.
+
+    Source: Chamandy et al. 2012, "Estimating uncertainty for massive data streams", section 3.
     """
-    rows = case.rows()
-    controls = torch.stack([case.error(rows[name]()) for name in CONTROLS], dim=1)
-    error = case.error(rows["greedy"]())
-    return {"token_ids": case.greedy.token_ids, "error": error, "control_errors": controls}
+
+    full_state_update = False
+    sums: Tensor
+    replicates: Tensor
+
+    def __init__(self, rows: Sequence[str], groups: Sequence[str]) -> None:
+        super().__init__()
+        self.rows, self.files = list(rows), list(groups) if len(groups) > 1 else []
+        self.groups = [ALL, *self.files]
+        if len(set(self.groups)) < len(self.groups):
+            raise ValueError(
+                f"the files of the test part are called {', '.join(self.files)}, and each needs a "
+                f'name of its own other than "{ALL}"; dump the activations again, which names them '
+                "by their folders, too."
+            )
+        shape = (len(self.groups), len(self.rows), len(SUMMED))
+        empty = torch.zeros(shape, dtype=torch.float64)
+        self.add_state("sums", empty, dist_reduce_fx="sum")
+        replicates = torch.zeros(REPLICATES, *shape, dtype=torch.float64)
+        self.add_state("replicates", replicates, dist_reduce_fx="sum")
+
+    def set_dtype(self, dst_type: torch.dtype | str) -> "FidelityTable":
+        """Keep float64 whatever the precision of the module."""
+        return self
+
+    def update(self, found: dict[str, Fidelity], batch: ActivationBatch) -> None:
+        """Add one batch. Args: found: row -> values of each sample; batch: with weights."""
+        one = torch.ones_like(batch["weight"], dtype=torch.float64)
+        values = torch.stack([torch.stack([*found[row], one], -1) for row in self.rows], 1)
+        member = torch.stack(self.weights(batch), dim=1)  # [B, G]
+        draws = poisson(batch["document"]).double()  # [B, R]
+        self.sums = self.sums + torch.einsum("bg,bcf->gcf", member, values)
+        self.replicates = self.replicates + torch.einsum(
+            "brg,bcf->rgcf", draws[:, :, None] * member[:, None], values
+        )
+
+    def weights(self, batch: ActivationBatch) -> list[Tensor]:
+        """Return for each group the weights [B] float64 of a batch: 0 for what is not of it."""
+        weight = batch["weight"].double()
+        return [weight, *(weight * (batch["group"] == n) for n in range(len(self.files)))]
+
+    def compute(self) -> Tensor:
+        """Return [G, C, K, 3] float64: value, lower and upper end of its 95 % interval of each row
+        and value of `REPORTED`; 0 where nothing was counted."""
+        ends = torch.tensor([0.025, 0.975], dtype=torch.float64, device=self.sums.device)
+        interval = torch.quantile(self._reported(self.replicates), ends, dim=0)
+        return torch.stack([self._reported(self.sums), *interval], dim=-1)
+
+    def computed(self) -> dict[str, dict[str, Row]]:
+        """Return group -> row -> value -> number, with `fve_low` and `fve_high` for the interval
+        of `fve` and so on; a collective."""
+        by_group: dict[str, dict[str, Row]] = {}
+        for group, rows in zip(self.groups, self.compute().tolist(), strict=True):
+            by_group[group] = {}
+            for row, values in zip(self.rows, rows, strict=True):
+                found = by_group[group][row] = {}
+                for name, (value, low, high) in zip(REPORTED, values, strict=True):
+                    found[name] = value
+                    if name != "count":
+                        found |= {f"{name}_low": low, f"{name}_high": high}
+        return by_group
+
+    def _reported(self, sums: Tensor) -> Tensor:
+        """[..., C, K] from sums [..., C, F]."""
+        by_name = dict(zip(SUMMED, sums.unbind(-1), strict=True))
+        mean, zero, token = (self.rows.index(name) for name in COMPARED)
+        fve = _saved(by_name["error"], by_name["spread"])
+        nats, following, count = (by_name[n] for n in ("nats", "following_nats", "count"))
+        found = (
+            fve,
+            fve - fve[..., token, None],
+            _saved(by_name["unit_error"], by_name["unit_spread"]),
+            _saved(nats, nats[..., mean, None]),
+            _saved(following, following[..., mean, None]),
+            _saved(nats, nats[..., zero, None]),
+            nats / count.clamp(min=1),
+            following / by_name["num_following"].clamp(min=1),
+            by_name["next_nats"] / count.clamp(min=1),
+            count,
+        )
+        return torch.stack(found, dim=-1)
 
 
-def salient_predictions(case: Case) -> dict[str, Tensor]:
-    """Return `predictions`, and salience [B, t] of the words."""
-    return {**predictions(case), "salience": case.salience}
+def _saved(cost: Tensor, base: Tensor) -> Tensor:
+    """1 - cost / base; 0 where there is nothing to save."""
+    return torch.where(base > 0, 1 - cost / base.clamp(min=1e-300), 0.0)
 
 
-def fidelities(case: Case) -> dict[str, Fidelity]:
-    """Return row -> what it is worth."""
-    return {name: case.fidelity(rebuild()) for name, rebuild in case.rows().items()}
+def poisson(key: Tensor) -> Tensor:
+    """Return [B, R] int64 draws of a Poisson variable of mean 1, keyed by `key` [B] int64."""
+    replicate = torch.arange(REPLICATES, device=key.device)
+    bits = mixed(mixed(key, _POISSON)[:, None], replicate) & ((1 << _MANTISSA) - 1)
+    uniform = (bits.double() + 0.5) / (1 << _MANTISSA)
+    total = term = torch.exp(torch.tensor(-1.0, dtype=torch.float64, device=key.device))
+    bounds = []
+    for number in range(1, 12):  # P(more than 11) is below 1e-9
+        bounds.append(total)
+        term = term / number
+        total = total + term
+    return torch.searchsorted(torch.stack(bounds), uniform)
+
+
+class Explained(SumCount):
+    """Fraction of variance explained: `update(error, spread)` adds squared distances."""
+
+    def compute(self) -> Tensor:
+        """Return 1 - error / spread, [] float64; 0 where nothing was counted."""
+        return _saved(self.total, self.count)
+
+
+class DistinctShare(Metric):
+    """Distinct texts among all, as a share."""
+
+    full_state_update = False
+    keys: list[Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("keys", [], dist_reduce_fx="cat")
+
+    def update(self, token_ids: Tensor, weight: Tensor) -> None:
+        """Add a batch. Args: token_ids [B, t] int64; weight [B], 0 for what does not count."""
+        key = torch.zeros_like(token_ids[:, 0])
+        for place in range(token_ids.shape[1]):
+            key = mixed(key, token_ids[:, place])
+        self.keys.append(key[weight > 0])
+
+    def compute(self) -> Tensor:
+        """Return the share, [] float64; 0 without any text."""
+        keys = dim_zero_cat(self.keys) if len(self.keys) else torch.zeros(0)
+        share = len(keys.unique()) / max(1, len(keys))
+        return torch.tensor(share, dtype=torch.float64, device=keys.device)
+
+
+class AttributeRecall(Metric):
+    """Share of the known attributes that are named, for each attribute.
+
+    Args:
+        num_attributes: A.
+    """
+
+    full_state_update = False
+    named: Tensor
+    known: Tensor
+
+    def __init__(self, num_attributes: int) -> None:
+        super().__init__()
+        empty = torch.zeros(num_attributes, dtype=torch.float64)
+        self.add_state("named", empty, dist_reduce_fx="sum")
+        self.add_state("known", empty.clone(), dist_reduce_fx="sum")
+
+    def set_dtype(self, dst_type: torch.dtype | str) -> "AttributeRecall":
+        """Keep float64 whatever the precision of the module."""
+        return self
+
+    def update(self, attributes: Tensor, token_ids: Tensor, weight: Tensor) -> None:
+        """Add a batch.
+
+        Args:
+            attributes: [B, A] int64, tokens; -1 = not known.
+            token_ids: [B, t] int64, of the texts.
+            weight: [B], 0 for what does not count.
+        """
+        is_known = (attributes >= 0).double() * weight.double()[:, None]
+        is_named = (attributes[:, :, None] == token_ids[:, None, :]).any(-1)
+        self.named = self.named + (is_named * is_known).sum(0)
+        self.known = self.known + is_known.sum(0)
+
+    def compute(self) -> Tensor:
+        """Return [1 + A, 2] float64: share and number known, of all attributes, then of each."""
+        named, known = (torch.cat([x.sum()[None], x]) for x in (self.named, self.known))
+        return torch.stack([named / known.clamp(min=1), known], dim=1)
 
 
 class Legibility(nn.ModuleDict):
     """Metrics of greedy explanations.
 
     text_nats: of a word under the subject as a language model. distinct: share of texts that are
-    like no other. recall, shuffled_recall: share of the attributes told before the position that
+    like no other. recall, shuffled_recall: share of the attributes named before the position that
     are in the explanation, or in that of another activation.
 
     Args:
@@ -379,9 +518,8 @@ class Legibility(nn.ModuleDict):
     def __init__(self, attributes: Sequence[str]) -> None:
         super().__init__({"text_nats": SumCount(), "distinct": DistinctShare()})
         self.attributes = list(attributes)
-        if attributes:
-            for name in ("recall", "shuffled_recall"):
-                self[name] = AttributeRecall(len(attributes))
+        for name in ("recall", "shuffled_recall") if attributes else ():
+            self[name] = AttributeRecall(len(attributes))
 
     def add(self, case: Case, weight: Tensor) -> None:
         """Add one batch. Args: weight: [B], 0 for what does not count."""
@@ -393,10 +531,10 @@ class Legibility(nn.ModuleDict):
             self["recall"].update(words, ids, weight)
             self["shuffled_recall"].update(words, case.shuffled.token_ids, weight)
 
-    def computed(self) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+    def computed(self) -> tuple[Row, dict[str, Row]]:
         """Return name -> value, and attribute -> recall, shuffled_recall, known; a collective."""
         found = {name: float(self[name].compute()) for name in ("text_nats", "distinct")}
-        by_name: dict[str, dict[str, float]] = {name: {} for name in self.attributes}
+        by_name: dict[str, Row] = {name: {} for name in self.attributes}
         for name in ("recall", "shuffled_recall") if self.attributes else ():
             every, *each = self[name].compute().tolist()
             found[name] = every[0]
@@ -405,11 +543,8 @@ class Legibility(nn.ModuleDict):
         return found, by_name
 
 
-Values = dict[str, float]
-
-
 class Tested(nn.Module):
-    """What a test finds out: how faithful explanations are, how legible, and the single errors.
+    """Sums of a test: how faithful explanations are, and how legible.
 
     Args:
         options: of the evaluation.
@@ -422,25 +557,12 @@ class Tested(nn.Module):
     ) -> None:
         super().__init__()
         self.fidelity = FidelityTable(row_names(options), groups)
-        each = [Legibility(attributes) for _ in self.fidelity.groups]
-        self.legibility, self.errors = nn.ModuleList(each), SampleErrors()
+        self.legibility = nn.ModuleList(Legibility(attributes) for _ in self.fidelity.groups)
 
     def add(self, case: Case) -> Tensor:
         """Add one batch; return the error of each sample [B]."""
-        self.fidelity.update(fidelities(case), case.batch)
+        self.fidelity.update(case.fidelities(), case.batch)
         weights = self.fidelity.weights(case.batch)
         for weight, legibility in zip(weights, self.legibility, strict=True):
             legibility.add(case, weight)
-        error = case.error(case.rebuilt(case.greedy))
-        self.errors.update(case.batch["sample_id"], error, case.batch["weight"])
-        return error
-
-    def legible(self) -> tuple[dict[str, Values], dict[str, dict[str, Values]]]:
-        """Return group -> name -> value, and group -> attribute -> recall; a collective."""
-        found = [legibility.computed() for legibility in self.legibility]
-        values, attributes = zip(*found, strict=True)
-        groups = self.fidelity.groups
-        return (
-            dict(zip(groups, values, strict=True)),
-            dict(zip(groups, attributes, strict=True)),
-        )
+        return case.error(case.rebuilt(case.greedy))

@@ -1,14 +1,13 @@
 """Verbalizer, reconstructor, and the lens of both around a subject.
 
-Shapes: B activations, D features, L blocks, P positions of the prompt, M maps, t words,
-V vocabulary.
+Shapes: B activations, D features, L blocks, P positions of the prompt, t words, V vocabulary.
 """
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,12 +19,10 @@ from datamodules.tokenizers.text import TextTokenizer
 from lit_models.causal_lm.pretrained import Network
 from lit_models.consistency_lens.subject import (
     BaseOptions,
-    Continuation,
     Subject,
     copy_of,
     embedded,
     freeze_unused,
-    inputs_edited,
     output_edited,
     read,
     share_frozen,
@@ -74,8 +71,6 @@ def straight_through(logits: Tensor, noise: Tensor | None, temperature: float) -
 
 IMPOSSIBLE = -1e4  # logit of what is no word: finite, so that products with probability 0 are 0
 
-Injection = Literal["per_block", "embedding", "added"]
-
 
 class Explanation(NamedTuple):
     """Words for activations.
@@ -92,8 +87,9 @@ class Explanation(NamedTuple):
 class Verbalizer(nn.Module):
     """A copy of the subject that reads a prompt with the activation in it, and goes on in words.
 
-    The prompt is some learned positions and an empty one, the marker. The activation enters
-    through linear maps that begin as the identity.
+    The prompt is some learned positions and an empty one, the marker. The activation stands at the
+    marker's place in the input of every block, through a linear map for each that begins as the
+    identity.
 
     Args:
         network: a copy of the subject, or the subject itself.
@@ -101,29 +97,19 @@ class Verbalizer(nn.Module):
         begin_id: token whose embedding the prompt starts from.
         num_words: t.
         num_prompt: learned positions before the marker.
-        injection: per_block replaces what is at the marker at the input of every block, through a
-            map for each; embedding is the marker's embedding; added is added to the embedding of
-            every position of the prompt, through a map for each.
     """
 
     def __init__(
-        self,
-        network: Network,
-        is_word: Tensor,
-        begin_id: int,
-        num_words: int,
-        num_prompt: int,
-        injection: Injection = "per_block",
+        self, network: Network, is_word: Tensor, begin_id: int, num_words: int, num_prompt: int
     ) -> None:
         super().__init__()
-        self.network, self.num_words, self.injection = network, num_words, injection
+        self.network, self.num_words = network, num_words
         with torch.no_grad():
             start = network.embedding(torch.tensor([begin_id] * num_prompt))
         self.prompt = nn.Parameter(start.clone())  # [P - 1, D]
         width, num_layers = start.shape[1], len(network.blocks())
-        number = {"per_block": num_layers, "embedding": 1, "added": num_prompt + 1}[injection]
-        self.map_weight = nn.Parameter(torch.eye(width).repeat(number, 1, 1))  # [M, D, D]
-        self.map_bias = nn.Parameter(torch.zeros(number, width))
+        self.map_weight = nn.Parameter(torch.eye(width).repeat(num_layers, 1, 1))  # [L, D, D]
+        self.map_bias = nn.Parameter(torch.zeros(num_layers, width))
         self.register_buffer("is_word", is_word, persistent=False)
 
     def forward(self, activation: Tensor, token_ids: Tensor) -> Tensor:
@@ -134,7 +120,7 @@ class Verbalizer(nn.Module):
             token_ids: [B, t] int64.
         """
         given = self.network.embedding(token_ids[:, :-1])
-        start = self._prompt(activation, len(activation))
+        start = self._prompt(len(activation))
         with self._injected(activation):
             hidden = read(self.network, None, torch.cat([start, given], dim=1))
         return self._logits(hidden[:, start.shape[1] - 1 :])
@@ -149,15 +135,15 @@ class Verbalizer(nn.Module):
         """Return an explanation of each activation.
 
         Args:
-            activation: [B, D]; none leaves its place in the prompt empty, as a control.
-            noise_key: [B] int64, of what is drawn; none takes the most probable word each time.
+            activation: [B, D]; `None` leaves its place in the prompt empty, as a control.
+            noise_key: [B] int64, of what is drawn; `None` takes the most probable word each time.
             temperature: of the gradient, see `straight_through`.
             rows: B where there is no activation.
         """
-        reader = Continuation(self.network)
-        rows = rows if activation is None else len(activation)
+        start = self._prompt(rows if activation is None else len(activation))
+        cache, end = self.network.new_cache(), start.shape[1]
         with self._injected(activation):
-            hidden = reader.read(self._prompt(activation, rows))
+            hidden = read(self.network, None, start, cache)
         found: list[tuple[Tensor, Tensor, Tensor]] = []
         while True:
             logits = self._logits(hidden[:, -1])  # [B, V]
@@ -173,43 +159,41 @@ class Verbalizer(nn.Module):
             found.append((token_ids, embedding, logits))
             if len(found) == self.num_words:
                 return Explanation(*(torch.stack(each, 1) for each in zip(*found, strict=True)))
-            hidden = reader.read(embedding[:, None])
+            hidden = read(self.network, None, embedding[:, None], cache, end)
+            end += 1
 
-    def _prompt(self, activation: Tensor | None, rows: int) -> Tensor:
-        """[B, P, D]; the marker stays empty where the activation enters the blocks, or never."""
+    def _prompt(self, rows: int) -> Tensor:
+        """[B, P, D]; the marker, the last position, is empty."""
         marker = self.prompt.new_zeros(1, self.prompt.shape[1])
-        prompt = torch.cat([self.prompt, marker]).expand(rows, -1, -1)
-        if activation is None or self.injection == "per_block":
-            return prompt
-        mapped = self._mapped(activation).transpose(0, 1).to(prompt.dtype)  # [B, M, D]
-        if self.injection == "added":
-            return prompt + mapped
-        return torch.cat([prompt[:, :-1], mapped], dim=1)
-
-    def _mapped(self, activation: Tensor) -> Tensor:
-        """[M, B, D]."""
-        mapped = torch.einsum("bd,med->mbe", activation, self.map_weight)
-        return mapped + self.map_bias[:, None]
+        return torch.cat([self.prompt, marker]).expand(rows, -1, -1)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         return only_words(self.network.head(hidden), self.is_word)
 
     @contextmanager
     def _injected(self, activation: Tensor | None) -> Iterator[None]:
-        if activation is None or self.injection != "per_block":
+        """Put the activation at the marker's place in the input of every block."""
+        if activation is None:
             yield
             return
-        mapped = self._mapped(activation)
+        mapped = torch.einsum("bd,led->lbe", activation, self.map_weight) + self.map_bias[:, None]
         place = len(self.prompt)
 
-        def edit_of(layer: int):  # type: ignore[no-untyped-def]
-            def edit(hidden: Tensor) -> Tensor:
-                entered = mapped[layer, :, None].to(hidden.dtype)
-                return torch.cat([hidden[:, :place], entered, hidden[:, place + 1 :]], dim=1)
+        def hook_of(entering: Tensor) -> Callable[..., Any]:
+            def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+                hidden = args[0] if args else kwargs["hidden_states"]
+                entered = entering[:, None].to(hidden.dtype)
+                hidden = torch.cat([hidden[:, :place], entered, hidden[:, place + 1 :]], dim=1)
+                if args:
+                    return (hidden, *args[1:]), kwargs
+                return args, {**kwargs, "hidden_states": hidden}
 
-            return edit
+            return hook
 
-        with inputs_edited(self.network.blocks(), [edit_of(i) for i in range(len(mapped))]):
+        with ExitStack() as hooks:
+            for block, entering in zip(self.network.blocks(), mapped, strict=True):
+                handle = block.register_forward_pre_hook(hook_of(entering), with_kwargs=True)
+                hooks.callback(handle.remove)
             yield
 
 
@@ -219,23 +203,17 @@ def only_words(logits: Tensor, is_word: Tensor) -> Tensor:
 
 
 class Reconstructor(nn.Module):
-    """The subject cut at its layer, read at the last word, and a linear map that begins as the
-    identity.
+    """The subject cut at its layer, which reads the words from the last to the first, and a linear
+    map of what it makes of the last one read, which begins as the identity.
 
     Args:
         network: the lowest blocks of a copy of the subject; the last one is read.
         begin_id: token whose embedding the start begins from.
-        reads_backwards: read the words from the last to the first.
-        gives_current_token: read the document's word at the activation's position, too, before
-            the others.
     """
 
-    def __init__(
-        self, network: Network, begin_id: int, reads_backwards: bool, gives_current_token: bool
-    ) -> None:
+    def __init__(self, network: Network, begin_id: int) -> None:
         super().__init__()
-        self.network, self.reads_backwards = network, reads_backwards
-        self.gives_current_token = gives_current_token
+        self.network = network
         with torch.no_grad():
             start = network.embedding(torch.tensor([begin_id]))
         self.start = nn.Parameter(start.clone())  # [1, D]
@@ -243,25 +221,17 @@ class Reconstructor(nn.Module):
         nn.init.eye_(self.map.weight)
         nn.init.zeros_(self.map.bias)
 
-    def forward(self, words: Tensor, current: Tensor) -> Tensor:
-        """Return the rebuilt activations [B, D].
-
-        Args:
-            words: [B, t, D], embeddings of the subject.
-            current: [B] int64, the word at the position; read only with `gives_current_token`.
-        """
-        before = [self.start.expand(len(words), -1, -1)]
-        if self.gives_current_token:
-            before.append(self.network.embedding(current[:, None]))
+    def forward(self, words: Tensor) -> Tensor:
+        """Return the rebuilt activations [B, D] of words [B, t, D], embeddings of the subject."""
         found: list[Tensor] = []
 
         def keep(output: Tensor) -> Tensor:
             found.append(output[:, -1])
             return output
 
-        ordered = words.flip(1) if self.reads_backwards else words
+        start = self.start.expand(len(words), -1, -1)
         with output_edited(self.network.blocks()[-1], keep):
-            read(self.network, None, torch.cat([*before, ordered], dim=1))
+            read(self.network, None, torch.cat([start, words.flip(1)], dim=1))
         return self.map(found[0])
 
 
@@ -275,11 +245,6 @@ class LensOptions:
     Args:
         num_words: tokens of an explanation.
         num_prompt: learned positions before the activation in the verbalizer's prompt.
-        reads_backwards: the reconstructor reads from the last word to the first: explanations
-            then begin with what matters most.
-        injection: how the activation enters the verbalizer, see `Verbalizer`.
-        gives_current_token: the reconstructor is told the word at the activation's position: no
-            longer do the words carry all, and every table says so.
         verbalizer: what learns of its copy of the subject.
         reconstructor: as verbalizer.
 
@@ -289,9 +254,6 @@ class LensOptions:
 
     num_words: int = 6
     num_prompt: int = 1
-    reads_backwards: bool = True
-    injection: Injection = "per_block"
-    gives_current_token: bool = False
     verbalizer: BaseOptions = BaseOptions()  # noqa: RUF009 - frozen
     reconstructor: BaseOptions = BaseOptions()  # noqa: RUF009
 
@@ -325,23 +287,21 @@ class Lens(nn.Module):
         self.register_buffer("reference_step", torch.tensor(NEVER))
         counts = torch.zeros(len(words), dtype=torch.int64)  # in the training part
         self.register_buffer("token_counts", counts, persistent=False)
-        shape = (words, self.begin_id, options.num_words, options.num_prompt, options.injection)
+        shape = (words, self.begin_id, options.num_words, options.num_prompt)
         self.verbalizer = Verbalizer(copy_of(network, options.verbalizer), *shape)
         self.untrained = Verbalizer(network, *shape).requires_grad_(False)
         cut = copy_of(network, options.reconstructor, subject.layer + 1)
-        flags = (options.reads_backwards, options.gives_current_token)
-        self.reconstructor = Reconstructor(cut, self.begin_id, *flags)
+        self.reconstructor = Reconstructor(cut, self.begin_id)
         self._share_frozen()
         self.reference = nn.ModuleDict(
             {name: _reference(getattr(self, name)) for name in ("verbalizer", "reconstructor")}
         )
-        self.register_load_state_dict_pre_hook(_with_reference_step)
 
     def _share_frozen(self) -> None:
         text = torch.full((1, 2), self.begin_id)
         activation = torch.zeros(1, len(self.mean))
         freeze_unused(self.verbalizer, lambda: self.verbalizer(activation, text))
-        freeze_unused(self.reconstructor, lambda: self.reconstructor(self.words(text), text[:, 0]))
+        freeze_unused(self.reconstructor, lambda: self.reconstructor(self.words(text)))
         for part in (self.verbalizer, self.reconstructor):
             share_frozen(part.network, self.subject.network)
 
@@ -420,11 +380,6 @@ class Lens(nn.Module):
             for name, value in self.state_dict(keep_vars=True).items()
             if id(value) in own or name.startswith(("subject.", "untrained."))
         }
-
-
-def _with_reference_step(lens: nn.Module, content: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Of older checkpoints nobody knows whether the reference was kept."""
-    content.setdefault(f"{prefix}reference_step", torch.tensor(NEVER))
 
 
 def _reference(part: nn.Module) -> nn.Module:

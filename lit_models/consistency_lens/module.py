@@ -1,7 +1,7 @@
-"""The consistency lens as a LightningModule. Batch: ActivationBatch."""
+"""LightningModules of the consistency lens. Batches: ActivationBatch, of the dump DumpBatch."""
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,10 +15,10 @@ from datamodules.activations.store import (
     ActivationStatistics,
     ActivationStore,
     Chunk,
+    one_thread,
     statistics_of,
-    threads_pinned,
 )
-from datamodules.core.batches import ActivationBatch
+from datamodules.core.batches import ActivationBatch, DumpBatch
 from datamodules.files.splitting import TRAIN
 from datamodules.text.prompts import prompt_tokens
 from datamodules.tokenizers.text import TextTokenizer
@@ -27,8 +27,8 @@ from lit_models.consistency_lens.controls import (
     Baselines,
     Case,
     EvaluationOptions,
+    Explained,
     Tested,
-    predictions,
 )
 from lit_models.consistency_lens.lens import NEVER, Lens, LensOptions
 from lit_models.consistency_lens.loss import (
@@ -36,12 +36,10 @@ from lit_models.consistency_lens.loss import (
     TeacherText,
     TemperatureSchedule,
     check_phases,
-    current_token,
     leaves_one_idle,
     lens_terms,
     squared_error,
 )
-from lit_models.consistency_lens.metrics import Explained
 from lit_models.consistency_lens.recipe import (
     LENS_RECIPE_KEY,
     check_subject,
@@ -52,7 +50,10 @@ from lit_models.consistency_lens.recipe import (
 from lit_models.consistency_lens.subject import (
     Subject,
     SubjectOptions,
+    keep_layers,
     load_subject,
+    subject_facts,
+    subject_recipe,
     tokenizer_folder,
 )
 from lit_models.training.exact import ExactModule, LossSum
@@ -122,9 +123,9 @@ class LitConsistencyLens(ExactModule):
         return self.lens.blocks()
 
     def own_callbacks(self) -> list[Callback]:
-        from lit_models.consistency_lens.tables import ControlTable, ExamplesPage
+        from lit_models.consistency_lens.tables import ControlTable
 
-        return [*super().own_callbacks(), ControlTable(), ExamplesPage()]
+        return [*super().own_callbacks(), ControlTable()]
 
     def wanted_tokenizer(self) -> str | None:
         """Return the folder of the tokenizer that the data must be read with, if there is one."""
@@ -174,8 +175,8 @@ class LitConsistencyLens(ExactModule):
     def training_terms(self, batch: ActivationBatch) -> dict[str, LossSum]:
         step, weight = self.trainer.global_step, batch["weight"]
         names, activation = set(self.losses.at(step)), self.lens.activation(batch)
-        options = (names, self.temperature.at(step), self.teacher, self.losses.group_size)
-        found = lens_terms(self.lens, batch, activation, *options)
+        temperature = self.temperature.at(step)
+        found = lens_terms(self.lens, batch, activation, names, temperature, self.teacher)
         return {n: LossSum.of(v, weight) for n, v in found.items()}
 
     def term_weights(self) -> dict[str, float]:
@@ -189,8 +190,8 @@ class LitConsistencyLens(ExactModule):
 
     def validation_step(self, batch: ActivationBatch, batch_idx: int) -> SampleResult:
         activation, weight = self.lens.activation(batch), batch["weight"]
-        explained, current = self.lens.verbalizer.explain(activation), current_token(batch)
-        rebuilt = self.lens.reconstructor(explained.embeddings, current)
+        explained = self.lens.verbalizer.explain(activation)
+        rebuilt = self.lens.reconstructor(explained.embeddings)
         error = squared_error(rebuilt, activation, self.lens.variance)
         spread = squared_error(self.lens.mean, activation, self.lens.variance) * weight
         self.val_loss.update(error * weight, weight)
@@ -207,12 +208,11 @@ class LitConsistencyLens(ExactModule):
         return {name: decode([int(i) for i in ids]) for name, ids in answers.items()}
 
     def predict_step(
-        self,
-        batch: ActivationBatch,
-        batch_idx: int,
-        evaluate: Callable[[Case], dict[str, Any]] = predictions,
-    ) -> dict[str, Any]:
-        return evaluate(self._case(batch))
+        self, batch: ActivationBatch, batch_idx: int, with_salience: bool = False
+    ) -> dict[str, Tensor]:
+        case = self._case(batch)
+        salience = {"salience": case.salience} if with_salience else {}
+        return {**case.predictions(), **salience}
 
     def explain(self, given: Sequence[str] | Tensor) -> list[str]:
         """Return an explanation of each activation, in words.
@@ -282,7 +282,7 @@ def _computed(subject: Subject, data: ActivationDataModule) -> Iterator[Chunk]:
     device = next(subject.parameters()).device
     for batch in data.training_sample():
         ids, position = batch["input_ids"], batch["position"]
-        with threads_pinned():
+        with one_thread():
             found = subject.activations(ids.to(device)).cpu().double()
         rows = torch.arange(len(ids), device="cpu")
         yield found[rows, position].numpy(), ids[rows, position].numpy(), position.numpy()
@@ -321,3 +321,57 @@ def leave_out(module: nn.Module, names: set[str]) -> None:
 
     module.register_state_dict_post_hook(forget)
     module.register_load_state_dict_pre_hook(remember)
+
+
+class LitSubject(ExactModule):
+    """Reads documents and returns activations at the positions that the batch names.
+
+    Blocks above the layer are left out of the network: they would change nothing. On a CPU each
+    process computes with one thread, whose number changes the last bits; more devices do not.
+
+    Args:
+        subject: the model and the layer.
+    """
+
+    def __init__(self, subject: SubjectOptions) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.options = subject
+        self.subject: Any = None
+        self.recipe: Any = None
+        self.facts: Any = None  # SubjectFacts, after `setup`
+
+    def blocks(self) -> list[nn.Module]:
+        return self.subject.network.blocks()
+
+    def wanted_tokenizer(self) -> str | None:
+        """Return the folder of the tokenizer that the data must be read with, if there is one."""
+        return tokenizer_folder(self.options)
+
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        size = self.trainer.datamodule.store.tokenizer.vocab_size
+        self.recipe = subject_recipe(self.options, size)
+        self.facts = subject_facts(self.options, self.recipe)
+
+    def configure_model(self) -> None:
+        if self.subject is None:
+            data = self.trainer.datamodule
+            size = data.store.tokenizer.vocab_size
+            network = load_subject(self.options, self.recipe, data.context_length, size)
+            self.subject = Subject(network, self.options.layer)
+            keep_layers(network, self.options.layer + 1)
+
+    def predict_step(self, batch: DumpBatch, batch_idx: int) -> dict[str, Tensor]:
+        with one_thread():
+            found = self.subject.activations(batch["input_ids"])  # [R, T, D]
+        rows = torch.arange(len(found), device=found.device)[:, None]
+        return {"activations": found[rows, batch["positions"].clamp(min=0)]}
+
+    def configure_optimizers(self) -> Any:
+        """Refuse: Lightning asks for one before it knows that there is nothing to fit.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError("a subject stands still and learns nothing; run unisono predict.")

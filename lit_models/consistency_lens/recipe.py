@@ -61,15 +61,14 @@ def check_explanations(recipe: Recipe, lens: LensOptions) -> None:
         ValueError: they are.
     """
     limit = learned_positions(recipe)
-    # The last word is never read again; the reconstructor reads a start and all words.
-    said = lens.num_prompt + 1 + lens.num_words - 1
-    read = 1 + lens.gives_current_token + lens.num_words
-    if limit is not None and max(said, read) > limit:
+    # Prompt, marker and all words but the last, which is never read again; the reconstructor's
+    # start and all words are no more.
+    needed = lens.num_prompt + lens.num_words
+    if limit is not None and needed > limit:
         raise ValueError(
-            f"explanations of lens.num_words {lens.num_words} need {said} positions in the "
-            f"verbalizer (lens.num_prompt {lens.num_prompt}, the marker, all words but the last) "
-            f"and {read} in the reconstructor, and the subject has learnt {limit}; lower "
-            "lens.num_words or lens.num_prompt, or take a subject with rotary positions."
+            f"explanations of lens.num_words {lens.num_words} after lens.num_prompt "
+            f"{lens.num_prompt} need {needed} positions, and the subject has learnt {limit}; lower "
+            "one of the two, or take a subject with rotary positions."
         )
 
 

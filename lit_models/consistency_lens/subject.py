@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,44 +33,29 @@ from lit_models.causal_lm.pretrained import (
 from lit_models.training.exact import float32_on
 
 
-def read(network: Network, input_ids: Tensor | None, inputs_embeds: Tensor | None = None) -> Tensor:
+def read(
+    network: Network,
+    input_ids: Tensor | None,
+    inputs_embeds: Tensor | None = None,
+    cache: Any = None,
+    start: int = 0,
+) -> Tensor:
     """Return the hidden states [R, T, D] of rows that are one document each.
 
     Args:
         network: a decoder.
-        input_ids: [R, T] int64, padded at the right; or none, and
+        input_ids: [R, T] int64, padded at the right; or `None`, and
         inputs_embeds: [R, T, D].
+        cache: of the positions before, which grows by these; gradients pass through it. T is 1
+            after the first call.
+        start: positions that the cache holds.
     """
     given = input_ids if inputs_embeds is None else inputs_embeds
     assert given is not None
     rows, length = given.shape[:2]
-    positions = torch.arange(length, device=given.device).expand(rows, length)
-    documents = torch.zeros_like(positions)
-    return network(input_ids, positions, documents, True, inputs_embeds=inputs_embeds)
-
-
-class Continuation:
-    """Reads rows that grow by a position at a time, each position once; gradients pass through.
-
-    Args:
-        network: a decoder.
-    """
-
-    def __init__(self, network: Network) -> None:
-        self.network = network
-        self.cache: Any = None
-        self.end = 0
-
-    def read(self, inputs_embeds: Tensor) -> Tensor:
-        """Return the hidden states [R, T, D] of the next positions; T is 1 after the first call."""
-        rows, length = inputs_embeds.shape[:2]
-        if self.cache is None:
-            self.cache = self.network.new_cache()
-        places = torch.arange(self.end, self.end + length, device=inputs_embeds.device)
-        self.end += length
-        return self.network(
-            None, places.expand(rows, length), None, True, self.cache, inputs_embeds
-        )
+    places = torch.arange(start, start + length, device=given.device).expand(rows, length)
+    documents = torch.zeros_like(places) if cache is None else None
+    return network(input_ids, places, documents, True, cache, inputs_embeds)
 
 
 Edit = Callable[[Tensor], Tensor]
@@ -90,29 +75,6 @@ def output_edited(block: nn.Module, edit: Edit) -> Iterator[None]:
         yield
     finally:
         handle.remove()
-
-
-@contextmanager
-def inputs_edited(blocks: list[nn.Module], edits: list[Edit]) -> Iterator[None]:
-    """Pass the input [R, T, D] of each block through its edit."""
-
-    def hook_of(edit: Edit) -> Callable[..., Any]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if args:
-                return (edit(args[0]), *args[1:]), kwargs
-            return args, {**kwargs, "hidden_states": edit(kwargs["hidden_states"])}
-
-        return hook
-
-    handles = [
-        block.register_forward_pre_hook(hook_of(edit), with_kwargs=True)
-        for block, edit in zip(blocks, edits, strict=True)
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 SITE = "block_output"
@@ -189,24 +151,6 @@ class Subject(nn.Module):
         with output_edited(self.block, keep):
             read(self.lower, input_ids)
         return found[0]
-
-    def logits(self, input_ids: Tensor, position: Tensor, replacement: Tensor | None) -> Tensor:
-        """Return the logits [B, T, V], with an activation put in the place of the true one.
-
-        Args:
-            input_ids: [B, T] int64, padded at the right.
-            position: [B] int64, where.
-            replacement: [B, D]; none leaves all as it is.
-        """
-        if replacement is None:
-            return self.network.head(read(self.network, input_ids))
-        rows = torch.arange(len(input_ids), device=input_ids.device)
-
-        def patch(output: Tensor) -> Tensor:
-            return output.index_put((rows, position), replacement.to(output.dtype))
-
-        with output_edited(self.block, patch):
-            return self.network.head(read(self.network, input_ids))
 
 
 def check_layer(layer: int, num_layers: int) -> None:
@@ -418,20 +362,6 @@ FOLLOWING = 8  # positions behind the replaced one that are looked at
 MOST_NUMBERS = 1 << 24  # logits that are worked on at once
 
 
-class Effect(NamedTuple):
-    """What a replaced activation does, all [B] float64.
-
-    nats: KL(true || patched) of the next word at the position. following_nats: sum of it over the
-    positions after it. num_following: their number. next_nats: nats of the next word by which the
-    patched subject is worse than the true one.
-    """
-
-    nats: Tensor
-    following_nats: Tensor
-    num_following: Tensor
-    next_nats: Tensor
-
-
 class PatchedSubject:
     """One batch in the subject.
 
@@ -454,8 +384,10 @@ class PatchedSubject:
         self.places = torch.minimum(places, last[:, None])
         self.true = self._logits(read(subject.network, self.ids))
 
-    def effect(self, replacement: Tensor) -> Effect:
-        """Return what activations [B, D] in the place of the true ones do."""
+    def effect(self, replacement: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return what activations [B, D] in the place of the true ones do, all [B] float64:
+        KL(true || changed) of the next word at the position; its sum over the positions after it;
+        their number; and the nats of the next word by which the changed subject is worse."""
         changed = self.changed(replacement)
         next_word = self.ids[self.rows, self.position + 1]
         size = max(1, MOST_NUMBERS // changed[0].numel())
@@ -467,7 +399,7 @@ class PatchedSubject:
             worse = (own[:, 0] - other[:, 0]).gather(1, word)[:, 0]
             found.append(torch.stack([nats[:, 0], nats[:, 1:].sum(-1), worse]))
         nats, following, worse = torch.cat(found, dim=1)
-        return Effect(nats, following, self.counts[:, 1:].sum(-1).double(), worse)
+        return nats, following, self.counts[:, 1:].sum(-1).double(), worse
 
     def changed(self, replacement: Tensor) -> Tensor:
         """Return the logits [B, P, V] with activations [B, D] in the place of the true ones;

@@ -70,10 +70,10 @@ def statistics():
 
 
 @torch.no_grad()
-def case_of(batch=None, kind=Case, moved=True, told=False, rare=0, **options):
+def case_of(batch=None, kind=Case, moved=True, rare=0, **options):
     """A case, with the batch turned round as the partners."""
     batch = batch or batch_of()
-    lens = Lens(subject(), Tokenizer(), LensOptions(num_words=4, gives_current_token=told))
+    lens = Lens(subject(), Tokenizer(), LensOptions(num_words=4))
     lens.eval()
     lens.token_counts.copy_(torch.arange(V) * (torch.arange(V) < V - 1))
     if moved:  # else verbalizer and reconstructor are the subject

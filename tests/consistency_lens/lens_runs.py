@@ -6,7 +6,6 @@ FOLDER/NAME/weights-RANK.pt: step -> name -> weight.
 
 import os
 import sys
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,6 @@ LOSSES = LensLosses(
     reference=LossWeight(0.1, begin=JOINT_START),
 )
 SHAPE = DecoderConfig(max_positions=32, hidden_size=8, num_layers=2, num_heads=2)
-IN_GROUPS = replace(LOSSES, group_size=3)
 LORA = BaseOptions(lora=LoraOptions(["q_proj", "up_proj"], rank=2))
 LATE = BaseOptions(unfreeze_at=UNFREEZE_AT)
 FROZEN = BaseOptions(is_frozen=True)
@@ -50,7 +48,6 @@ JOBS: dict[str, tuple[str, LensOptions]] = {
     "lora, fsdp": ("fsdp", LensOptions(3, verbalizer=LORA, reconstructor=LORA)),
     "frozen": ("ddp", LensOptions(3, verbalizer=FROZEN, reconstructor=FROZEN)),
     "frozen, fsdp": ("fsdp", LensOptions(3, verbalizer=FROZEN, reconstructor=FROZEN)),
-    "groups": ("ddp", LensOptions(3)),
 }
 
 
@@ -76,7 +73,6 @@ def fit(
     lens: LensOptions,
     steps: int = STEPS,
     optimizer: Any = torch.optim.AdamW,
-    losses: LensLosses = LOSSES,
     ckpt_path: str | None = None,
     data: dict[str, Any] | None = None,
     **options: Any,
@@ -89,7 +85,7 @@ def fit(
         SubjectOptions(
             layer=0, network=DecoderConfig(32, hidden_size=8, num_layers=2, num_heads=2)
         ),
-        losses,
+        LOSSES,
         lens=lens,
     )
     activations = ActivationDataModule(
@@ -118,17 +114,11 @@ def write_stories(folder: Path) -> None:
     story_files(folder)
 
 
-def losses_of(name: str) -> LensLosses:
-    """The losses of a job."""
-    return IN_GROUPS if name == "groups" else LOSSES
-
-
 def main() -> None:
     torch.set_num_threads(1)
     folder, rank = Path(sys.argv[1]), os.environ["RANK"]
     for name, (strategy, lens) in JOBS.items():
-        losses = losses_of(name)
-        _, weights = fit(folder / name, lens, losses=losses, devices=2, strategy=strategy)
+        _, weights = fit(folder / name, lens, devices=2, strategy=strategy)
         torch.save(weights, folder / name / f"weights-{rank}.pt")
     dist.destroy_process_group()
 

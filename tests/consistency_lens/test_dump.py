@@ -37,7 +37,7 @@ def test_each_activation_is_that_of_the_whole_document_read_alone(
     whole, count = Subject(network, layer), 0
     for part in PARTS:
         pieces = Pieces(store, part, 16)
-        found = store.activations(part)
+        found = store.array(part, "activations")
         for number, (piece, position) in enumerate(
             zip(store.array(part, "piece"), store.array(part, "position"), strict=True)
         ):
@@ -56,7 +56,9 @@ def test_batch_size_and_order_of_files_change_rounding_at_most(tmp_path: Path) -
     again = dumped(tmp_path / "b", [one, other], global_batch_size=3)
     for part in PARTS:
         np.testing.assert_array_equal(first.array(part, "position"), again.array(part, "position"))
-        np.testing.assert_allclose(first.activations(part), again.activations(part), atol=1e-7)
+        np.testing.assert_allclose(
+            first.array(part, "activations"), again.array(part, "activations"), atol=1e-7
+        )
 
 
 def test_two_dumps_are_equal_byte_for_byte(tmp_path: Path) -> None:
@@ -72,16 +74,6 @@ def test_documents_without_a_position_are_not_read(tmp_path: Path) -> None:
     assert (pieces.sizes <= 12).sum() > 10
     assert (pieces.sizes[store.array(0, "piece")] > 12).all()
     assert store.array(0, "position").min() >= 12
-
-
-def test_a_store_without_kept_activations_has_the_same_statistics(tmp_path: Path) -> None:
-    files = stories(tmp_path, 40)
-    kept = dumped(tmp_path / "a", files)
-    bare = dumped(tmp_path / "b", files, keep_activations=False)
-    assert not bare.has_activations
-    assert not list(bare.folder.glob("*.activations.npy"))
-    np.testing.assert_array_equal(kept.statistics.mean, bare.statistics.mean)
-    np.testing.assert_array_equal(kept.statistics.token_means, bare.statistics.token_means)
 
 
 @pytest.mark.parametrize("kind", ["GPT2", "Qwen2"])
@@ -102,4 +94,4 @@ def test_activations_are_those_that_transformers_has(tmp_path: Path, kind: str, 
         at = np.array(store.array(0, "position")[piece == number])
         batches.append((ids, np.ones_like(ids), [at]))
     expected = plain_activations(AutoModel.from_pretrained(path).eval(), layer, batches)
-    np.testing.assert_allclose(store.activations(0), expected, atol=1e-7)
+    np.testing.assert_allclose(store.array(0, "activations"), expected, atol=1e-7)

@@ -43,7 +43,7 @@ def explained(module):
     activation = torch.linspace(-1, 1, 40, dtype=module.lens.mean.dtype).reshape(5, 8)
     with torch.no_grad():
         words = module.lens.verbalizer.explain(activation)
-        rebuilt = module.lens.reconstructor(words.embeddings, words.token_ids[:, 0])
+        rebuilt = module.lens.reconstructor(words.embeddings)
         return words.token_ids, words.logits, rebuilt
 
 

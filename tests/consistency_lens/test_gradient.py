@@ -69,8 +69,8 @@ def test_a_recipe_says_whether_a_network_ever_waits(losses, expected):
     assert lens(losses=losses).reaches_all_parameters is not expected
 
 
-def test_the_entropy_alone_leaves_the_reconstructor_idle():
-    assert leaves_one_idle(LensLosses(entropy=LossWeight(1.0)))
+def test_the_fluency_alone_leaves_the_reconstructor_idle():
+    assert leaves_one_idle(LensLosses(fluency=LossWeight(1.0)))
     assert leaves_one_idle(LensLosses(teacher_reconstruction=LossWeight(1.0)))
     assert not leaves_one_idle(LensLosses(effect=LossWeight(1.0)))
 
@@ -97,20 +97,3 @@ def test_a_reference_that_is_not_kept_yet_is_refused():
     never = LensLosses(teacher_text=LossWeight(1.0), reference=LossWeight(0.1, begin=9))
     with pytest.raises(ValueError, match=r"reference begins at step 9, .* never do here"):
         check_phases(never, 10)
-
-
-def test_the_effect_of_a_group_teaches_the_reconstructor_alone():
-    effect, error = LossWeight(1.0), LossWeight(1.0, begin=3)
-    assert leaves_one_idle(LensLosses(effect=effect, reconstruction=error, group_size=4))
-    assert not leaves_one_idle(LensLosses(effect=effect, reconstruction=error))
-    assert not leaves_one_idle(LensLosses(effect=effect, reconstruction=effect, group_size=4))
-
-
-def test_a_group_without_the_error_that_it_is_compared_by_is_refused():
-    one, late = LossWeight(1.0), LossWeight(1.0, begin=3)
-    check_phases(LensLosses(reconstruction=one, effect=late, group_size=4), None)
-    check_phases(LensLosses(teacher_text=one, reconstruction=late, group_size=4), 9)
-    with pytest.raises(ValueError, match=r"group_size is 4: .* from step 0 on only effect counts"):
-        check_phases(LensLosses(effect=one, reconstruction=late, group_size=4), 9)
-    with pytest.raises(ValueError, match=r"the run has none; let reconstruction count wherever"):
-        check_phases(LensLosses(teacher_text=one, group_size=4), 9)

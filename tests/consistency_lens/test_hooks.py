@@ -1,12 +1,21 @@
 """What is read is what is written: the output of a block, in every kind of network."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from lit_models.causal_lm.network import Decoder, Documents, frequencies, rotations
-from lit_models.consistency_lens.subject import Subject
-from tests.consistency_lens.tiny import NETWORKS, activations, documents, network_of
+from lit_models.consistency_lens.subject import PatchedSubject, Subject
+from tests.consistency_lens.tiny import (
+    NETWORKS,
+    activations,
+    documents,
+    effects,
+    network_of,
+    patched_logits,
+)
 
 KINDS = list(NETWORKS)
 LAYERS = (0, 1, 2)  # the last one, too
@@ -66,10 +75,12 @@ def test_activations_and_patched_logits_are_those_of_a_plain_forward(kind: str, 
 
     true, logits = reference(network, ids, layer, None)
     torch.testing.assert_close(subject.activations(ids), true, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(subject.logits(ids, POSITION, None), logits, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        patched_logits(subject, ids, POSITION, None), logits, rtol=1e-9, atol=1e-9
+    )
 
     _, changed = reference(network, ids, layer, other)
-    found = subject.logits(ids, POSITION, other)
+    found = patched_logits(subject, ids, POSITION, other)
     torch.testing.assert_close(found, changed, rtol=1e-9, atol=1e-9)
     assert not torch.allclose(found[ROWS, POSITION], logits[ROWS, POSITION])
 
@@ -80,7 +91,9 @@ def test_activations_and_patched_logits_are_those_of_a_plain_forward(kind: str, 
 def test_the_true_activation_in_its_own_place_changes_no_bit(kind: str, layer: int) -> None:
     subject, (ids, _) = Subject(network_of(kind), layer), documents()
     own = subject.activations(ids)[ROWS, POSITION]
-    assert torch.equal(subject.logits(ids, POSITION, own), subject.logits(ids, POSITION, None))
+    assert torch.equal(
+        patched_logits(subject, ids, POSITION, own), patched_logits(subject, ids, POSITION, None)
+    )
 
 
 @torch.no_grad()
@@ -100,7 +113,7 @@ def test_no_block_above_the_layer_is_computed_for_activations(kind: str) -> None
     expected = subject.activations(ids)
     for parameter in subject.network.blocks()[2].parameters():
         parameter.fill_(torch.nan)
-    assert not subject.logits(ids, POSITION, None).isfinite().any()
+    assert not patched_logits(subject, ids, POSITION, None).isfinite().any()
     called: list[bool] = []
     for part in subject.network.blocks()[2].children():
         part.register_forward_hook(lambda *given: called.append(True))
@@ -114,3 +127,19 @@ def test_no_hook_is_left_even_where_the_forward_fails() -> None:
     with pytest.raises(IndexError):
         subject.activations(torch.full((1, 4), 10_000))
     assert not any(block._forward_hooks for block in network.blocks())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layer", [0, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_effects_are_those_of_the_whole_model(kind: str, layer: int) -> None:
+    subject, replacement = Subject(network_of(kind), layer), activations()
+    (ids, lengths), position = documents((12, 12, 12)), torch.tensor([2, 5, 9])
+    batch: Any = {"input_ids": ids, "position": position, "lengths": lengths}
+    nats, following, number, _ = PatchedSubject(subject, batch).effect(replacement)
+    whole = effects(subject, ids, position, replacement)
+    torch.testing.assert_close(nats, whole[ROWS, position], rtol=1e-9, atol=1e-9)
+    assert nats.min() > 0
+    behind = [row[at + 1 : min(at + 9, 11)] for row, at in zip(whole, position, strict=True)]
+    torch.testing.assert_close(following, torch.stack([row.sum() for row in behind]))
+    assert number.tolist() == [len(row) for row in behind]

@@ -7,8 +7,8 @@ import torch
 
 from lit_models.consistency_lens import loss
 from lit_models.consistency_lens.lens import IMPOSSIBLE
-from lit_models.consistency_lens.loss import TeacherText, _effect, lens_terms
-from tests.consistency_lens.tiny import activations, documents, lens_of, moved
+from lit_models.consistency_lens.loss import TeacherText, effect, lens_terms
+from tests.consistency_lens.tiny import activations, documents, effects, lens_of, moved
 
 HALF, FOURTH = [log(0.5), log(0.5)], [log(0.25), log(0.75)]
 
@@ -48,47 +48,20 @@ def test_the_gradient_of_a_divergence_is_there_where_a_word_is_impossible() -> N
     assert expected[1] > 9
 
 
-def test_entropy_is_a_mean_over_words_and_what_is_no_word_adds_nothing() -> None:
-    found = loss.entropy(logits([*HALF, IMPOSSIBLE], [*FOURTH, IMPOSSIBLE]))
-    assert float(found) == pytest.approx(-(log(0.5) + 0.25 * log(0.25) + 0.75 * log(0.75)) / 2)
-
-
-def test_effect_is_a_mean_over_the_places_that_count() -> None:
-    places = torch.tensor([HALF] * 3, dtype=torch.float64)
-    true = torch.stack([places, places])
-    changed = true.clone()
-    for place in range(3):
-        changed[:, place] = torch.tensor([1.0 + place, 0.0])
-    nats = [  # KL(half || softmax(1 + place, 0))
-        log(0.5) - (0.5 * (1 + p) - torch.tensor(1.0 + p).exp().add(1).log().item())
-        for p in range(3)
-    ]
-    counts = torch.tensor([[True, True, False], [True, True, True]])
-    found = loss.effect(true, changed, counts)
-    assert found.tolist() == pytest.approx([(nats[0] + nats[1]) / 2, sum(nats) / 3])
-
-
 def test_effect_ends_before_the_documents_last_word_and_8_places_behind_the_position() -> None:
     lens = moved(lens_of())
     ids, lengths = documents((14, 14, 6))
     position = torch.tensor([1, 9, 4])  # places 1 to 9, 9 to 12, and 4 alone
     batch = {"input_ids": ids, "lengths": lengths, "position": position}
     rebuilt = activations().requires_grad_()
-    found = _effect(lens, {**batch, "noise_key": position}, rebuilt)
-    nats = kl(lens.subject, ids, position, rebuilt)
+    found = effect(lens, {**batch, "noise_key": position}, rebuilt)
+    nats = effects(lens.subject, ids, position, rebuilt)
     expected = [nats[0, 1:10].mean(), nats[1, 9:13].mean(), nats[2, 4]]
     torch.testing.assert_close(found, torch.stack(expected))
     (gradient,) = torch.autograd.grad(found.sum(), rebuilt)
     (whole,) = torch.autograd.grad(torch.stack(expected).sum(), rebuilt)
     torch.testing.assert_close(gradient, whole)
     assert (gradient.abs().amax(1) > 0).all()
-
-
-def kl(subject, ids, position, replacement):
-    """KL(true || changed) [B, T], of the whole subject at every place."""
-    true, changed = subject.logits(ids, position, None), subject.logits(ids, position, replacement)
-    own = true.log_softmax(-1)
-    return (own.exp() * (own - changed.log_softmax(-1))).sum(-1)
 
 
 def batch_of(lens):
@@ -107,15 +80,14 @@ def test_the_term_of_each_name_is_what_its_definition_says() -> None:
     found, batch = terms(lens, loss.TERMS), batch_of(lens)
     assert tuple(found) == loss.TERMS
     own = lens.verbalizer.explain(activations(), batch["noise_key"], 0.8)
-    rebuilt = lens.reconstructor(own.embeddings, batch["position"])
+    rebuilt = lens.reconstructor(own.embeddings)
     expected = {
         "reconstruction": (rebuilt - activations()).square().mean(-1) / lens.variance,
         "fluency": loss.divergence(own.logits, lens.language_logits(own.token_ids)),
-        "entropy": loss.entropy(own.logits),
     }
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value)
-    nats = kl(lens.subject, batch["input_ids"], batch["position"], rebuilt)
+    nats = effects(lens.subject, batch["input_ids"], batch["position"], rebuilt)
     means = [nats[0, 3:8].mean(), nats[1, 9:11].mean(), nats[2, 2:6].mean()]  # of 9, 12, 7 words
     torch.testing.assert_close(found["effect"], torch.stack(means))
 
@@ -128,7 +100,7 @@ def test_a_term_of_one_sample_is_the_same_alone_and_only_what_is_asked_for_is_co
     alone = lens_terms(lens, one, activations()[[1]], set(loss.TERMS), 0.8, TeacherText())
     for name, values in together.items():
         torch.testing.assert_close(alone[name][0], values[1], rtol=1e-9, atol=1e-9)
-    assert set(terms(lens, ["entropy"])) == {"entropy"}
+    assert set(terms(lens, ["fluency"])) == {"fluency"}
 
 
 def test_the_reference_is_free_until_the_networks_move() -> None:

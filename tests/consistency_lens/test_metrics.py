@@ -6,14 +6,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lit_models.consistency_lens import metrics
-from lit_models.consistency_lens.metrics import (
+from lit_models.consistency_lens import controls
+from lit_models.consistency_lens.controls import (
     AttributeRecall,
     DistinctShare,
     Explained,
     Fidelity,
     FidelityTable,
-    SampleErrors,
     poisson,
 )
 
@@ -126,7 +125,7 @@ def test_the_interval_is_that_of_an_ordinary_bootstrap_over_documents():
 
 def test_draws_are_poisson_and_belong_to_the_document():
     draws = poisson(torch.arange(2000))
-    assert draws.shape == (2000, metrics.REPLICATES)
+    assert draws.shape == (2000, controls.REPLICATES)
     shares = torch.bincount(draws.flatten(), minlength=4)[:4] / draws.numel()
     expected = np.exp(-1) / np.array([1, 1, 2, 6])
     np.testing.assert_allclose(shares, expected, atol=2e-3)
@@ -134,7 +133,7 @@ def test_draws_are_poisson_and_belong_to_the_document():
     assert abs(np.corrcoef(draws[0], draws[1])[0, 1]) < 0.15
 
 
-def test_texts_attributes_and_errors_are_counted_by_hand():
+def test_texts_and_attributes_are_counted_by_hand():
     distinct = DistinctShare()
     distinct.update(torch.tensor([[1, 2], [2, 1], [1, 2], [9, 9]]), torch.tensor([1, 1, 1, 0.0]))
     assert distinct.compute() == pytest.approx(2 / 3)
@@ -146,7 +145,3 @@ def test_texts_attributes_and_errors_are_counted_by_hand():
     recall.update(known, torch.tensor([[5, 1], [4, 4], [6, 5]]), torch.tensor([1, 1, 0.0]))
     expected = torch.tensor([[2 / 3, 3], [0.5, 2], [1.0, 1]], dtype=torch.float64)
     torch.testing.assert_close(recall.compute(), expected)
-    errors = SampleErrors()
-    errors.update(torch.tensor([8, 3]), torch.tensor([0.5, 0.1]), torch.ones(2))
-    errors.update(torch.tensor([1, 2]), torch.tensor([0.5, 0.0]), torch.tensor([1.0, 0.0]))
-    assert errors.compute().tolist() == [3, 1, 8]

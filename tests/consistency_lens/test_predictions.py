@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lightning.pytorch import seed_everything
 
-from datamodules.activations.dataset import AROUND, context_of, token_texts, write_explanations
+from datamodules.activations.dataset import AROUND, context_of, token_texts
 from datamodules.tokenizers.text import (
     TokenizerOptions,
     bpe_tokenizer,
@@ -89,7 +89,7 @@ def test_every_activation_has_its_line_whatever_the_batches(tmp_path):
     with pytest.raises(ValueError, match="whole.jsonl exists and is not overwritten"):
         predicted(tmp_path, "whole")
     with pytest.raises(FileExistsError, match="whole.jsonl exists and is not overwritten"):
-        write_explanations(dataset, {}, (), tmp_path / "whole.jsonl")
+        data.write_predictions({}, tmp_path / "whole.jsonl")
 
 
 def test_explanations_of_byte_tokens_are_one_line_of_sound_json(tmp_path):

@@ -52,10 +52,10 @@ QUICK = {
 @pytest.mark.parametrize(
     ("kind", "config", "options"),
     [
-        ("GPT2", "gpt2_frozen", ["--model.lens.injection=added"]),
+        ("GPT2", "gpt2_frozen", []),
         ("GPT2", "gpt2_unfrozen", []),
         ("Llama", "simplestories", []),
-        ("Qwen2", "simplestories", ["--model.teacher.rare=1", "--model.lens.injection=embedding"]),
+        ("Qwen2", "simplestories", ["--model.teacher.rare=1"]),
     ],
 )
 def test_a_model_of_transformers_passes_through_all_stages(

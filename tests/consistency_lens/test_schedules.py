@@ -11,11 +11,6 @@ def test_a_weight_counts_from_its_first_step_to_before_its_last() -> None:
     assert [LossWeight(0.5).at(step) for step in (0, 10**6)] == [0.5, 0.5]
 
 
-def test_a_weight_grows_over_its_warmup() -> None:
-    weight = LossWeight(3.0, begin=2, warmup=3)
-    assert [weight.at(step) for step in range(7)] == [0, 0, 1, 2, 3, 3, 3]
-
-
 def test_a_temperature_falls_in_a_straight_line_and_stays() -> None:
     temperature = TemperatureSchedule(1.0, 0.5, begin=10, until=20)
     found = [temperature.at(step) for step in (0, 10, 11, 15, 20, 99)]
@@ -26,11 +21,11 @@ def test_losses_name_what_counts_at_a_step() -> None:
     losses = LensLosses(
         teacher_text=LossWeight(1.0, end=4),
         reconstruction=LossWeight(2.0, begin=4),
-        entropy=LossWeight(0.1, begin=6),
+        fluency=LossWeight(0.1, begin=6),
     )
     assert losses.at(3) == {"teacher_text": 1.0}
     assert losses.at(4) == {"reconstruction": 2.0}
-    assert losses.at(6) == {"reconstruction": 2.0, "entropy": 0.1}
+    assert losses.at(6) == {"reconstruction": 2.0, "fluency": 0.1}
     assert losses.joint_start == 4
 
 
@@ -41,13 +36,13 @@ def test_joint_learning_starts_with_the_first_weighted_term_of_both_networks() -
     assert LensLosses(**warm, reconstruction=late, effect=early).joint_start == 2
     without = LossWeight(0.0, begin=1)
     assert LensLosses(**warm, reconstruction=without, effect=late).joint_start == 5
-    assert LensLosses(**warm, entropy=early).joint_start is None
+    assert LensLosses(**warm, fluency=early).joint_start is None
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: LossWeight(-1.0), "must be 0 or more, got -1.0, 0 and 0"),
+        (lambda: LossWeight(-1.0), "must be 0 or more, got -1.0 and 0"),
         (lambda: LossWeight(1.0, begin=5, end=5), "from step 5 on cannot end at step 5; give a"),
         (
             lambda: TemperatureSchedule(end=0.0),

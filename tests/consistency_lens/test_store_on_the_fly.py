@@ -49,7 +49,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("same")
     files = stories(folder, 60)
     dumped(folder / "kept", files, precision="64-true")
-    dumped(folder / "bare", files, precision="64-true", keep_activations=False)
     return folder
 
 
@@ -60,10 +59,9 @@ def on(folder: Path, way: str) -> ActivationDataModule:
 
 
 @pytest.mark.filterwarnings("ignore:Found .* in eval mode")
-@pytest.mark.parametrize("way", ["documents", "bare"])
-def test_plan_samples_and_losses_are_those_of_the_kept_store(folder: Path, way: str) -> None:
+def test_plan_samples_and_losses_are_those_of_the_store(folder: Path) -> None:
     kept, kept_plan = notes_of(folder, on(folder, "kept"))
-    found, plan = notes_of(folder, on(folder, way))
+    found, plan = notes_of(folder, on(folder, "documents"))
     np.testing.assert_array_equal(plan.order, kept_plan.order)
     np.testing.assert_array_equal(plan.offsets, kept_plan.offsets)
     assert len(found) == len(kept) == STEPS
@@ -77,7 +75,7 @@ def test_plan_samples_and_losses_are_those_of_the_kept_store(folder: Path, way: 
 def test_batches_are_equal_but_for_the_activation(folder: Path, stage: str) -> None:
     part = "train" if stage == "fit" else "test"
     sets = []
-    for way in ("kept", "bare", "documents"):
+    for way in ("kept", "documents"):
         data = on(folder, way)
         data.setup(stage)
         sets.append(data.datasets[part])  # type: ignore[index]

@@ -59,10 +59,6 @@ def test_an_untrained_verbalizer_can_say_every_word_of_a_teachers_text_after_a_s
     assert text_nats(lens.verbalizer(activations(), text), text).max() < 100  # not 1e4
 
 
-def test_rare_words_may_come_first() -> None:
-    assert words(4, rare=2, rare_first=True)[0] == [6, 4, 1, 2]
-
-
 def test_padding_and_neighbours_change_no_text() -> None:
     longer = torch.cat([IDS, torch.full((2, 5), 6)], dim=1)
     teacher = TeacherText(rare=3)

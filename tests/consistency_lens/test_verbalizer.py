@@ -1,4 +1,4 @@
-"""The verbalizer: with a cache as without, from an identity on, through every way of injection."""
+"""The verbalizer: with a cache as without, from an identity on."""
 
 import pytest
 import torch
@@ -13,10 +13,6 @@ from tests.consistency_lens.tiny import (
     moved,
 )
 
-WAYS = ("per_block", "embedding", "added")
-CASES = [(kind, "per_block") for kind in NETWORKS]
-CASES += [("own GPT-2", "embedding"), ("own Llama", "added"), ("GPT-2", "added")]
-CASES += [("Gemma", "embedding"), ("Qwen2", "embedding")]
 KEYS = torch.tensor([4, 5, 6])
 
 
@@ -27,9 +23,9 @@ def gradients_of(lens: Lens, found: Explanation, activation: Tensor) -> list[Ten
     return list(torch.autograd.grad(loss, [activation, *learning]))
 
 
-@pytest.mark.parametrize(("kind", "way"), CASES)
-def test_a_cache_changes_neither_words_nor_gradients(kind: str, way: str) -> None:
-    lens = moved(lens_of(kind, injection=way))
+@pytest.mark.parametrize("kind", list(NETWORKS))
+def test_a_cache_changes_neither_words_nor_gradients(kind: str) -> None:
+    lens = moved(lens_of(kind))
     activation = activations().requires_grad_()
     quick = lens.verbalizer.explain(activation, KEYS, 0.7)
     slow = explained_without_cache(lens.verbalizer, activation, KEYS, 0.7)
@@ -42,9 +38,9 @@ def test_a_cache_changes_neither_words_nor_gradients(kind: str, way: str) -> Non
         torch.testing.assert_close(one, other, rtol=near, atol=near)
 
 
-@pytest.mark.parametrize(("kind", "way"), CASES)
-def test_given_words_are_scored_as_they_were_chosen(kind: str, way: str) -> None:
-    lens, activation = moved(lens_of(kind, injection=way)), activations()
+@pytest.mark.parametrize("kind", list(NETWORKS))
+def test_given_words_are_scored_as_they_were_chosen(kind: str) -> None:
+    lens, activation = moved(lens_of(kind)), activations()
     with torch.no_grad():
         chosen = lens.verbalizer.explain(activation, KEYS)
         scored = lens.verbalizer(activation, chosen.token_ids)
@@ -56,48 +52,28 @@ def test_given_words_are_scored_as_they_were_chosen(kind: str, way: str) -> None
 @torch.no_grad()
 @pytest.mark.parametrize("kind", list(NETWORKS))
 def test_the_maps_begin_as_the_identity(kind: str) -> None:
-    for way, number in (("per_block", 3), ("embedding", 1), ("added", 3)):
-        verbalizer = lens_of(kind, injection=way).verbalizer
-        mapped = verbalizer._mapped(activations())
-        assert torch.equal(mapped, activations().expand(number, -1, -1))
+    lens = lens_of(kind)
+    verbalizer, seen = lens.verbalizer, []
+    assert torch.equal(verbalizer.map_weight, torch.eye(16).double().repeat(3, 1, 1))
+    assert not verbalizer.map_bias.any()
+    for block in verbalizer.network.blocks():  # the marker's place at every block's input
+        block.register_forward_hook(
+            lambda module, args, kwargs, output: seen.append(
+                *args[:1] or [kwargs["hidden_states"]]
+            ),
+            with_kwargs=True,
+        )
+    verbalizer.explain(activations())
+    assert all(torch.equal(hidden[:, 2], activations()) for hidden in seen[:3])
+    assert all(hidden.shape[1] == 1 for hidden in seen[3:])  # with the cache, word by word
     begin = verbalizer.network.embedding(torch.tensor([28, 28]))
     assert torch.equal(verbalizer.prompt, begin)
 
 
 @torch.no_grad()
-def test_each_way_puts_the_activation_where_it_says() -> None:
-    activation = activations(2)
-    prompts = {}
-    for way in WAYS:
-        verbalizer = lens_of(injection=way).verbalizer
-        prompts[way] = verbalizer._prompt(activation, 2)
-    begin = verbalizer.prompt.expand(2, -1, -1)
-    empty = torch.zeros(2, 1, 16, dtype=torch.float64)
-    assert torch.equal(prompts["per_block"], torch.cat([begin, empty], 1))
-    assert torch.equal(prompts["embedding"], torch.cat([begin, activation[:, None]], 1))
-    added = torch.cat([begin, empty], 1) + activation[:, None]
-    assert torch.equal(prompts["added"], added)
-
-    seen: list[Tensor] = []
-    verbalizer = lens_of().verbalizer  # per block: the marker's place at every block's input
-    for block in verbalizer.network.blocks():
-        block.register_forward_hook(lambda module, given, output: seen.append(given[0]))
-    verbalizer.explain(activation)
-    assert all(torch.equal(hidden[:, 2], activation) for hidden in seen[:3])
-    assert all(hidden.shape[1] == 1 for hidden in seen[3:])  # with the cache, word by word
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("way", WAYS)
-def test_without_an_activation_its_place_is_empty(way: str) -> None:
-    lens = moved(lens_of(injection=way))
-    none = lens.verbalizer.explain(None, rows=2)
-    lens.verbalizer.map_weight.zero_()
-    lens.verbalizer.map_bias.zero_()
-    if way != "per_block":  # there an activation of zeros still empties every block's input
-        nothing = lens.verbalizer.explain(activations(2))
-        torch.testing.assert_close(none.logits, nothing.logits)
-    assert torch.equal(none.token_ids[0], none.token_ids[1])
+def test_without_an_activation_its_place_is_empty() -> None:
+    found = moved(lens_of()).verbalizer.explain(None, rows=2)
+    assert torch.equal(found.token_ids[0], found.token_ids[1])
 
 
 @torch.no_grad()

@@ -14,9 +14,10 @@ from lit_models.consistency_lens.lens import (
     LensOptions,
     Verbalizer,
     gumbel_noise,
+    only_words,
     straight_through,
 )
-from lit_models.consistency_lens.subject import Subject, embedded, read
+from lit_models.consistency_lens.subject import Subject, embedded, output_edited, read
 from tests.causal_lm.folders import VOCAB, made
 
 SHAPE = {"vocab_size": VOCAB, "max_positions": 16, "hidden_size": 16, "num_layers": 3}
@@ -96,18 +97,61 @@ def documents(lengths: tuple[int, ...] = (9, 12, 7)) -> tuple[Tensor, Tensor]:
     return ids * (torch.arange(ids.shape[1]) < sizes[:, None]), sizes
 
 
+def patched_logits(
+    subject: Subject, ids: Tensor, position: Tensor, replacement: Tensor | None
+) -> Tensor:
+    """Logits [B, T, V] of the whole subject, with activations [B, D] in the place of the true
+    ones."""
+
+    def patch(output: Tensor) -> Tensor:
+        if replacement is None:
+            return output
+        rows = torch.arange(len(ids))
+        return output.index_put((rows, position), replacement.to(output.dtype))
+
+    with output_edited(subject.block, patch):
+        return subject.network.head(read(subject.network, ids))
+
+
+def effects(subject: Subject, ids: Tensor, position: Tensor, replacement: Tensor) -> Tensor:
+    """KL(true || changed) [B, T] of the next word at every place, of the whole subject."""
+    true, changed = (patched_logits(subject, ids, position, x) for x in (None, replacement))
+    own = true.double().log_softmax(-1)
+    return (own.exp() * (own - changed.double().log_softmax(-1))).sum(-1)
+
+
 def explained_without_cache(
     verbalizer: Verbalizer, activation: Tensor, keys: Tensor, temperature: float
 ) -> Explanation:
     """What `Verbalizer.explain` returns; everything is read again for each word."""
+    network, place = verbalizer.network, len(verbalizer.prompt)
+    maps = zip(verbalizer.map_weight, verbalizer.map_bias, strict=True)
+    entering = [activation @ weight.T + bias for weight, bias in maps]
+
+    def entered(layer: int) -> Any:
+        def hook(block: nn.Module, args: Any, kwargs: Any) -> Any:
+            hidden = (args[0] if args else kwargs["hidden_states"]).clone()
+            hidden[:, place] = entering[layer].to(hidden.dtype)
+            return (
+                ((hidden, *args[1:]), kwargs)
+                if args
+                else (args, kwargs | {"hidden_states": hidden})
+            )
+
+        return hook
+
+    blocks = enumerate(network.blocks())
+    hooks = [b.register_forward_pre_hook(entered(i), with_kwargs=True) for i, b in blocks]
     found: list[tuple[Tensor, Tensor, Tensor]] = []
+    marker = torch.zeros_like(verbalizer.prompt[:1])
+    prompt = torch.cat([verbalizer.prompt, marker]).expand(len(activation), -1, -1)
     while len(found) < verbalizer.num_words:
-        start = verbalizer._prompt(activation, len(activation))
         words = [embedding[:, None] for _, embedding, _ in found]
-        with verbalizer._injected(activation):
-            hidden = read(verbalizer.network, None, torch.cat([start, *words], dim=1))
-        logits = verbalizer._logits(hidden[:, -1])
+        hidden = read(network, None, torch.cat([prompt, *words], dim=1))
+        logits = only_words(network.head(hidden[:, -1]), verbalizer.is_word)
         noise = gumbel_noise(keys, len(found), logits.shape[1])
         word = straight_through(logits, noise, temperature)
-        found.append((word.argmax(-1), embedded(verbalizer.network, word), logits))
+        found.append((word.argmax(-1), embedded(network, word), logits))
+    for hook in hooks:
+        hook.remove()
     return Explanation(*(torch.stack(each, 1) for each in zip(*found, strict=True)))

@@ -75,15 +75,6 @@ def test_they_come_back_from_a_file(tmp_path: Path) -> None:
         np.testing.assert_array_equal(vars(read)[name], value)
 
 
-@pytest.mark.parametrize("keep", [0, 100, -40])
-def test_a_cut_file_is_named(tmp_path: Path, keep: int) -> None:
-    path = tmp_path / "statistics.npz"
-    statistics_of(cut(sample(), 64)).save(path)
-    path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(ValueError, match="statistics.npz is damaged .*dump the activations again"):
-        ActivationStatistics.load(path)
-
-
 def test_no_activation_and_no_number_are_refused() -> None:
     with pytest.raises(ValueError, match="is long enough .*lower data.positions.min_position"):
         statistics_of([])

@@ -128,7 +128,7 @@ def test_a_worker_that_is_no_fork_maps_the_activations_itself(tmp_path: Path) ->
     (tmp_path / "cache").mkdir()
     dataset = made("lens", tmp_path / "files", SHORT)
     arrived = pickle.loads(pickle.dumps(dataset))
-    assert isinstance(arrived.activations, np.memmap)
+    assert isinstance(arrived.activations.base, np.memmap)
     numbers = [arrived.example(number, 0) for number in (3, 1)]
     for name, value in dataset.collate(numbers).items():
         assert torch.equal(arrived.collate(numbers)[name], value), name

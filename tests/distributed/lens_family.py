@@ -40,11 +40,10 @@ JOINT_START = 6
 LENS_LOSSES = LensLosses(
     teacher_text=LossWeight(1.0, end=JOINT_START),
     teacher_reconstruction=LossWeight(1.0, end=4),  # the reconstructor then waits
-    reconstruction=LossWeight(1.0, begin=JOINT_START, warmup=2),
+    reconstruction=LossWeight(1.0, begin=JOINT_START),
     reference=LossWeight(0.1, begin=JOINT_START),
     effect=LossWeight(0.1, begin=JOINT_START + 1),
     fluency=LossWeight(0.01, begin=JOINT_START + 1),
-    entropy=LossWeight(0.01, begin=JOINT_START + 1),
 )
 
 

@@ -30,7 +30,6 @@ JOINT = LensLosses(
     reconstruction=LossWeight(1.0),
     effect=LossWeight(0.5),
     fluency=LossWeight(0.1),
-    entropy=LossWeight(0.1),
 )
 PHASES = {"warm": WARM, "joint": JOINT}
 
@@ -90,7 +89,7 @@ def dump(folder: Path, job: dict[str, Any]) -> None:
         job: perhaps `to` (another job's name whose store it writes) and `until` (a batch).
     """
     store = folder.parent / job.get("to", job["name"]) / "store"
-    torch.set_num_threads(job.get("threads", 1))
+    torch.set_num_threads(job.get("threads", 1))  # the dump takes one in any case
     documents = lens_documents(folder, min_position=1)
     batches = {"global_batch_size": 1, "loader": LoaderOptions(num_workers=0)}
     data = ActivationDumpDataModule(str(store), **documents, **batches)
