@@ -277,7 +277,7 @@ def demo_occupations(cache_dir: Path) -> Path:
     def rows() -> Iterator[Sequence[str]]:
         records = grammar.records(NUM_OCCUPATIONS, OCCUPATION_SEED)
         texts, first_codes = [r.text for r in records], [r.codes[0] for r in records]
-        parts = split_by_stem(texts, first_codes, OCCUPATION_SPLIT).parts.tolist()
+        parts = split_by_stem(texts, first_codes, OCCUPATION_SPLIT).tolist()
         yield OCCUPATION_COLUMNS
         for record, part in zip(records, parts, strict=True):
             second_code = record.codes[1] if len(record.codes) > 1 else ""

@@ -6,7 +6,6 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -75,15 +74,8 @@ class SplitOptions:
             )
 
 
-class Split(NamedTuple):
-    """parts [N] int8: 0 train, 1 validation, 2 test; digest: hex, equal for equal splits."""
-
-    parts: np.ndarray
-    digest: str
-
-
-def split_by_stem(texts: Sequence[str], codes: Sequence[str], options: SplitOptions) -> Split:
-    """The part of each row; all rows of one stem key get the same.
+def split_by_stem(texts: Sequence[str], codes: Sequence[str], options: SplitOptions) -> np.ndarray:
+    """The part of each row [N] int8: 0 train, 1 validation, 2 test; rows of one stem key share it.
 
     Args:
         texts: [N] descriptions, repeated ones allowed.
@@ -97,7 +89,7 @@ def split_by_stem(texts: Sequence[str], codes: Sequence[str], options: SplitOpti
     stratum_of_group = np.fromiter((stratum_id[s] for s in strata), np.int64, len(strata))
     lots = keyed_hashes(stratum_id, options.seed) / 2.0**64
     parts = _draw(hashes, stratum_of_group, lots, options)
-    return Split(parts[group_of_row], split_digest(hashes, parts))
+    return parts[group_of_row]
 
 
 def parse_part(value: str) -> int:
@@ -115,12 +107,6 @@ def parse_part(value: str) -> int:
         f'split "{value}" is not one of train, validation (or dev) and test.{hint} Leave the split '
         "column unnamed to have the rows split by their strings."
     )
-
-
-def split_digest(hashes: np.ndarray, parts: np.ndarray) -> str:
-    """Hex digest of which string is in which part; independent of order and repetition."""
-    pairs = np.unique(np.stack([hashes, parts.astype(np.uint64)], axis=1), axis=0)
-    return hashlib.sha256(pairs.astype("<u8").tobytes()).hexdigest()
 
 
 def stem_key(text: str) -> str:

@@ -1,7 +1,7 @@
 """Coded tables: every input column and row, in order, and the columns of the codes beside them.
 
-Tables may be larger than memory. The first pass writes each distinct (text, language) once, and the
-number of its input for every row. After prediction the tables are read again.
+The first pass writes each distinct (text, language) once, and the number of its input for every
+row. After prediction the tables are read again.
 Shapes: N rows, D distinct inputs, P characters of all inputs, K most codes of one record.
 """
 
@@ -9,14 +9,20 @@ import json
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from hashlib import blake2b, sha256
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from datamodules.core.store import cache_root, digest_of, file_digest, made_once
+from datamodules.core.store import (
+    ArrayFile,
+    cache_root,
+    digest_of,
+    file_digest,
+    made_once,
+    mapped_array,
+)
 from datamodules.files.rows import BadRows, OnBadRows
 from datamodules.files.tables import (
     EXCEL_SUFFIX,
@@ -32,18 +38,19 @@ from datamodules.files.tables import (
     suffix_of,
 )
 from datamodules.occupations.rows import Columns, RowRules
+from datamodules.occupations.store import text_arrays
 from datamodules.tokenizers.characters import TextNormalisation
 from datamodules.tokenizers.codes import CodeBook, CodeSystem
 
-INDEX_VERSION = 2
+INDEX_VERSION = 3
 NO_TEXT = -1
-FILES = {
-    "code_points": "<u4",  # [P], the texts one behind the other
-    "text_lengths": "<i8",  # [D]
-    "language_ids": "<i2",  # [D], index in the recipe's languages, 0 = unknown
-    "is_truncated": "|b1",  # [D]
-    "input_of_row": "<i8",  # [N], the number of the row's input, -1 = a row without text
-}
+ARRAYS = (
+    "code_points",  # [P] uint32, the texts one behind the other
+    "text_offsets",  # [D + 1] int64
+    "is_truncated",  # [D] bool
+    "language_ids",  # [D] int16, index in the recipe's languages, 0 = unknown
+    "input_of_row",  # [N] int64, the number of the row's input, -1 = a row without text
+)
 
 
 class PredictIndex:
@@ -57,33 +64,21 @@ class PredictIndex:
         self.folder = folder
         facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
         self.files = [Path(name) for name in facts["files"]]
-        self.fingerprint: str = facts["fingerprint"]
+        self.fingerprint = folder.name
         self.notes: list[str] = facts["notes"]
         self.table = TableOptions(**facts["table"])
-        self.code_points = _mapped(folder, "code_points")
-        self.language_ids = _mapped(folder, "language_ids")
-        self.is_truncated = _mapped(folder, "is_truncated")
-        self.input_of_row = _mapped(folder, "input_of_row")
-        lengths = _mapped(folder, "text_lengths")
-        self.text_offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        arrays = {name: mapped_array(folder / f"{name}.npy") for name in ARRAYS}
+        self.code_points, self.text_offsets = arrays["code_points"], arrays["text_offsets"]
+        self.is_truncated, self.language_ids = arrays["is_truncated"], arrays["language_ids"]
+        self.input_of_row = arrays["input_of_row"]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PredictIndex, (self.folder,)
 
     @property
-    def num_rows(self) -> int:
-        """N, rows without text included."""
-        return len(self.input_of_row)
-
-    @property
     def num_inputs(self) -> int:
         """D."""
         return len(self.language_ids)
-
-    @property
-    def language_known(self) -> np.ndarray:
-        """[D] bool: whether training had this language."""
-        return np.asarray(self.language_ids) != 0
 
 
 class CodedRows(NamedTuple):
@@ -113,7 +108,10 @@ def open_index(
     Raises:
         ValueError: tables differ in their columns, or rows break a rule.
     """
-    _check_columns(files, columns, table)
+    tables = [Table(path, table) for path in files]
+    for one in tables:
+        columns.text_columns(one)
+    same_columns(tables, "coded")
     root = cache_root()
     encoding = {key: recipe[key] for key in ("normalisation", "max_length", "languages")}
     key = {
@@ -131,17 +129,33 @@ def open_index(
         normalisation = TextNormalisation.from_dict(recipe["normalisation"])
         system = CodeSystem()
         rules = RowRules(columns, normalisation, system, bad_rows, None, table, is_prediction=True)
-        _IndexWriter(target, recipe).write(files, rules)
+        language_index = {name: i for i, name in enumerate(recipe["languages"])}
+        inputs: dict[str, int] = {}  # index of the language, space and text
+        with ArrayFile(target / "input_of_row.npy", np.int64) as input_of_row:
+            for path in files:
+                for batch in rules.input_batches(path):
+                    numbers = (
+                        NO_TEXT
+                        if text is None
+                        else inputs.setdefault(
+                            f"{language_index.get(language, 0)} {text}", len(inputs)
+                        )
+                        for text, language in rules.inputs(batch)
+                    )
+                    input_of_row.add(np.fromiter(numbers, np.int64, len(batch.line)))
         bad_rows.settle(target)
+        if not inputs:
+            why = [*bad_rows.rows[:1], *rules.notes()][0]
+            raise ValueError(f"{', '.join(map(str, files))}: no row can be coded. {why}")
+        languages, texts = zip(*(key.split(" ", 1) for key in inputs), strict=True)
+        language_ids = np.array(languages).astype(np.int16)
+        arrays = {**text_arrays(texts, recipe["max_length"]), "language_ids": language_ids}
+        for name, values in arrays.items():
+            np.save(target / f"{name}.npy", values)
+        facts = {"files": list(map(str, files)), "notes": rules.notes(), "table": asdict(table)}
+        (target / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
 
     return PredictIndex(made_once(folder, make))
-
-
-def _check_columns(files: Sequence[Path], columns: Columns, options: TableOptions) -> None:
-    tables = [Table(path, options) for path in files]
-    for table in tables:
-        columns.text_columns(table)
-    same_columns(tables, "coded")
 
 
 def rows_with_inputs(index: PredictIndex) -> Iterator[CodedRows]:
@@ -156,81 +170,11 @@ def rows_with_inputs(index: PredictIndex) -> Iterator[CodedRows]:
         position += len(batch.line)
         if len(ids) == len(batch.line):
             yield CodedRows(batch, ids)
-    if position != index.num_rows:
+    if position != len(index.input_of_row):
         raise RuntimeError(
-            f"the tables hold {position} rows, the index {index.num_rows}: a table changed while "
-            "it was coded; start the prediction again."
+            f"the tables hold {position} rows, the index {len(index.input_of_row)}: a table "
+            "changed while it was coded; start the prediction again."
         )
-
-
-def _mapped(folder: Path, name: str) -> np.ndarray:
-    path, kind = folder / f"{name}.bin", np.dtype(FILES[name])
-    if path.stat().st_size == 0:
-        return np.empty(0, dtype=kind)  # an empty file cannot be mapped
-    return np.memmap(path, dtype=kind, mode="r")
-
-
-class _IndexWriter:
-    """Appends to the files of an index; keeps one 128-bit key per distinct input in memory."""
-
-    def __init__(self, folder: Path, recipe: dict[str, Any]) -> None:
-        self.folder = folder
-        self.max_length: int = recipe["max_length"]
-        self.language_id = {name: i for i, name in enumerate(recipe["languages"])}
-        self.input_of_key: dict[bytes, int] = {}
-        self.content = sha256()
-
-    def write(self, files: Sequence[Path], rules: RowRules) -> None:
-        handles: dict[str, IO[bytes]] = {
-            name: (self.folder / f"{name}.bin").open("wb") for name in FILES
-        }
-        try:
-            for path in files:
-                for batch in rules.input_batches(path):
-                    self._take(batch, rules, handles)
-        finally:
-            for handle in handles.values():
-                handle.close()
-        if not self.input_of_key and not (rules.bad_rows.count and rules.bad_rows.mode == "error"):
-            why = [*rules.bad_rows.rows[:1], *rules.notes()][0]
-            raise ValueError(f"{', '.join(map(str, files))}: no row can be coded. {why}")
-        facts = {
-            "files": [str(path) for path in files],
-            "fingerprint": self.content.hexdigest(),
-            "notes": rules.notes(),
-            "table": asdict(rules.table),
-        }
-        (self.folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
-
-    def _take(self, batch: RowBatch, rules: RowRules, handles: dict[str, IO[bytes]]) -> None:
-        seen: dict[tuple[str, str], int] = {}
-        inputs = np.empty(len(batch.line), dtype="<i8")
-        for i, (text, language) in enumerate(rules.inputs(batch)):
-            if text is None:
-                inputs[i] = NO_TEXT
-                continue
-            number = seen.get((text, language))
-            if number is None:
-                number = seen[text, language] = self._input(text, language, handles)
-            inputs[i] = number
-        handles["input_of_row"].write(inputs.tobytes())
-
-    def _input(self, text: str, language: str, handles: dict[str, IO[bytes]]) -> int:
-        """The number of this input; a new one is appended."""
-        kept = text[: self.max_length]
-        points = kept.encode("utf-32-le")
-        truncated = b"\1" if len(text) > self.max_length else b"\0"
-        language_id = self.language_id.get(language, 0).to_bytes(2, "little")
-        key = blake2b(points + truncated + language_id, digest_size=16).digest()
-        number = self.input_of_key.get(key)
-        if number is None:
-            number = self.input_of_key[key] = len(self.input_of_key)
-            handles["code_points"].write(points)
-            handles["text_lengths"].write(len(kept).to_bytes(8, "little"))
-            handles["language_ids"].write(language_id)
-            handles["is_truncated"].write(truncated)
-            self.content.update(key)
-        return number
 
 
 log = logging.getLogger(__name__)
@@ -325,8 +269,8 @@ class _Columns:
             self._flag(
                 self.results["needs_review"][ids].astype(bool) | ~is_coded, np.ones_like(is_coded)
             ),
-            self._flag(np.asarray(self.index.is_truncated)[ids], is_coded),
-            self._flag(self.index.language_known[ids], is_coded),
+            self._flag(self.index.is_truncated[ids], is_coded),
+            self._flag(self.index.language_ids[ids] != 0, is_coded),
         ]
 
     def _number(self, values: np.ndarray, is_there: np.ndarray) -> pa.Array:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from datamodules.files.rows import BadRow, BadRows
+from datamodules.files.rows import BadRow, BadRows, RowFault
 from datamodules.files.splitting import parse_part
 from datamodules.files.tables import RowBatch, Table, TableOptions
 from datamodules.tokenizers.characters import TextNormalisation
@@ -16,62 +16,41 @@ from datamodules.tokenizers.codes import MOST_CODES, CodeBook, CodeSystem
 UNKNOWN = "unk"
 UNKNOWN_NAMES = ("", "unk", "unknown", "und", "na", "n/a", "nan", "none", "null", "?", "-", "xx")
 
-_ISO_639_1 = (
-    "aa=Afar ab=Abkhazian ae=Avestan af=Afrikaans ak=Akan am=Amharic an=Aragonese ar=Arabic "
-    "as=Assamese av=Avaric ay=Aymara az=Azerbaijani ba=Bashkir be=Belarusian bg=Bulgarian "
-    "bi=Bislama bm=Bambara bn=Bengali bo=Tibetan br=Breton bs=Bosnian ca=Catalan ce=Chechen "
-    "ch=Chamorro co=Corsican cr=Cree cs=Czech cu=Slavonic cv=Chuvash cy=Welsh da=Danish "
-    "de=German dv=Divehi dz=Dzongkha ee=Ewe el=Greek en=English eo=Esperanto es=Spanish "
-    "et=Estonian eu=Basque fa=Persian ff=Fulah fi=Finnish fj=Fijian fo=Faroese fr=French "
-    "fy=Frisian ga=Irish gd=Gaelic gl=Galician gn=Guarani gu=Gujarati gv=Manx ha=Hausa "
-    "he=Hebrew hi=Hindi ho=Motu hr=Croatian ht=Haitian hu=Hungarian hy=Armenian hz=Herero "
-    "ia=Interlingua id=Indonesian ie=Interlingue ig=Igbo ii=Nuosu ik=Inupiaq io=Ido "
-    "is=Icelandic it=Italian iu=Inuktitut ja=Japanese jv=Javanese ka=Georgian kg=Kongo "
-    "ki=Kikuyu kj=Kwanyama kk=Kazakh kl=Greenlandic km=Khmer kn=Kannada ko=Korean kr=Kanuri "
-    "ks=Kashmiri ku=Kurdish kv=Komi kw=Cornish ky=Kirghiz la=Latin lb=Luxembourgish lg=Ganda "
-    "li=Limburgish ln=Lingala lo=Lao lt=Lithuanian lu=Luba lv=Latvian mg=Malagasy "
-    "mh=Marshallese mi=Maori mk=Macedonian ml=Malayalam mn=Mongolian mr=Marathi ms=Malay "
-    "mt=Maltese my=Burmese na=Nauru nb=Bokmal nd=Ndebele ne=Nepali ng=Ndonga nl=Dutch "
-    "nn=Nynorsk no=Norwegian nv=Navajo ny=Chichewa oc=Occitan oj=Ojibwa om=Oromo or=Oriya "
-    "os=Ossetian pa=Punjabi pi=Pali pl=Polish ps=Pashto pt=Portuguese qu=Quechua rm=Romansh "
-    "rn=Rundi ro=Romanian ru=Russian rw=Kinyarwanda sa=Sanskrit sc=Sardinian sd=Sindhi "
-    "sg=Sango si=Sinhala sk=Slovak sl=Slovenian sm=Samoan sn=Shona so=Somali sq=Albanian "
-    "sr=Serbian ss=Swati st=Sotho su=Sundanese sv=Swedish sw=Swahili ta=Tamil te=Telugu "
-    "tg=Tajik th=Thai ti=Tigrinya tk=Turkmen tl=Tagalog tn=Tswana to=Tonga tr=Turkish "
-    "ts=Tsonga tt=Tatar tw=Twi ty=Tahitian ug=Uighur uk=Ukrainian ur=Urdu uz=Uzbek ve=Venda "
-    "vi=Vietnamese vo=Volapuk wa=Walloon wo=Wolof xh=Xhosa yi=Yiddish yo=Yoruba za=Zhuang "
-    "zh=Chinese zu=Zulu"
-)
-ISO_NAMES: dict[str, str] = {entry[:2]: entry[3:] for entry in _ISO_639_1.split()}
+_ISO_639_1 = """
+aa ab ae af ak am an ar as av ay az ba be bg bi bm bn bo br bs ca ce ch co cr cs cu cv cy da de dv
+dz ee el en eo es et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu hy hz ia id ie
+ig ii ik io is it iu ja jv ka kg ki kj kk kl km kn ko kr ks ku kv kw ky la lb lg li ln lo lt lu lv
+mg mh mi mk ml mn mr ms mt my na nb nd ne ng nl nn no nv ny oc oj om or os pa pi pl ps pt qu rm rn
+ro ru rw sa sc sd sg si sk sl sm sn so sq sr ss st su sv sw ta te tg th ti tk tl tn to tr ts tt tw
+ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu
+"""
+ISO_639_1 = frozenset(_ISO_639_1.split())
 
-# What tables of historical occupations hold, and country codes used as languages. "se" is Northern
-# Sami and "na" Nauru in the standard; in these tables they mean Swedish and "not available".
+# What tables of historical occupations hold: names, and country codes used as languages. "se" is
+# Northern Sami and "na" Nauru in the standard; there they mean Swedish and "not available".
+_NAMES = """
+sv se swe swedish svenska; da dk dan danish dansk; de ge ger deu german deutsch at
+no nb nn nor nob nno norwegian norsk bokmal nynorsk; en eng english gb us
+nl dut nld du dutch nederlands flemish; fr fre fra french français
+es spa sp spanish español castilian; pt por portuguese português; it ita italian italiano
+ca cat catalan català; el gr gre ell greek; is ice isl icelandic; fi fin finnish suomi; la lat latin
+pl pol polish; cs cz cze ces czech; hu hun hungarian; ru rus russian; he iw hebrew; id in indonesian
+yi ji yiddish; ja jp japanese; zh cn chinese; et estonian; lv latvian; lt lithuanian; ga irish
+gd gaelic; cy welsh; eu basque; gl galician; ro romanian; bg bulgarian; hr croatian; sr serbian
+sl slovenian; sk slovak; uk ukrainian; sq albanian; tr turkish; ar arabic; af afrikaans; fo faroese
+"""
 ALIASES: dict[str, str] = {
-    **{"se": "sv", "swe": "sv", "svenska": "sv"},
-    **{"dk": "da", "dan": "da", "dansk": "da"},
-    **{"ge": "de", "ger": "de", "deu": "de", "deutsch": "de", "at": "de"},
-    **{"nb": "no", "nn": "no", "nor": "no", "nob": "no", "nno": "no", "norsk": "no"},
-    **{"eng": "en", "gb": "en", "us": "en"},
-    **{"dut": "nl", "nld": "nl", "du": "nl", "nederlands": "nl", "flemish": "nl"},
-    **{"fre": "fr", "fra": "fr", "français": "fr"},
-    **{"spa": "es", "sp": "es", "español": "es", "castilian": "es"},
-    **{"por": "pt", "português": "pt"},
-    **{"ita": "it", "italiano": "it"},
-    **{"cat": "ca", "català": "ca"},
-    **{"gr": "el", "gre": "el", "ell": "el"},
-    **{"ice": "is", "isl": "is"},
-    **{"fin": "fi", "suomi": "fi"},
-    **{"lat": "la", "pol": "pl", "cz": "cs", "cze": "cs", "ces": "cs", "hun": "hu", "rus": "ru"},
-    **{"iw": "he", "in": "id", "ji": "yi", "jp": "ja", "cn": "zh"},
+    alias: names[0]
+    for names in (entry.split() for entry in _NAMES.replace("\n", ";").split(";"))
+    for alias in names[1:]
 }
-_NAMES = {name.lower(): code for code, name in ISO_NAMES.items()}
 
 
 def language_code(raw: str, unknown: Literal["error", "unk"] = "error") -> str:
     """Return the ISO 639-1 code of a language, or "unk" where none is stated.
 
     Args:
-        raw: a code, an alias (se, ge, dk, …), an English name, or a locale such as en-GB.
+        raw: a code, an alias (se, ge, dk, swedish, …), or a locale such as en-GB.
         unknown: what a name means that is none of these: an error, or "unk".
 
     Raises:
@@ -83,16 +62,14 @@ def language_code(raw: str, unknown: Literal["error", "unk"] = "error") -> str:
     for candidate in (name, name.replace("_", "-").split("-")[0]):
         if candidate in ALIASES:
             return ALIASES[candidate]
-        if candidate in ISO_NAMES:
+        if candidate in ISO_639_1:
             return candidate
-        if candidate in _NAMES:
-            return ALIASES.get(_NAMES[candidate], _NAMES[candidate])
     if unknown == "unk":
         return UNKNOWN
-    near = difflib.get_close_matches(name, [*_NAMES, *ALIASES, *ISO_NAMES], n=1)
+    near = difflib.get_close_matches(name, [*ALIASES, *ISO_639_1], n=1)
     hint = f' Did you mean "{near[0]}"?' if near else ""
     raise ValueError(
-        f'language "{raw}" is no ISO 639-1 code (en, da, sv, …), alias or English name.{hint} '
+        f'language "{raw}" is no ISO 639-1 code (en, da, sv, …) or known name.{hint} '
         f'Write "{UNKNOWN}" where the language is not known.'
     )
 
@@ -197,7 +174,7 @@ class RowRules:
     num_without_text: int = 0
     unknown_languages: Counter[str] = field(default_factory=Counter)
     _languages: dict[str, str | ValueError] = field(default_factory=dict)
-    _codes: "dict[str, str | BrokenCode | None]" = field(default_factory=dict)
+    _codes: dict[str, str | RowFault | None] = field(default_factory=dict)
 
     def jobs(self, path: Path, with_split: bool = False) -> Iterator[Job]:
         """Yields the sound rows of a table with codes, in order; with their part where asked."""
@@ -216,12 +193,10 @@ class RowRules:
                     continue
                 line = int(batch.line[i])
                 try:
-                    part = parse_part(parts[i]) if parts else None
                     found = self._row_codes([column[i] for column in cells])
-                except BrokenCode as broken:
-                    self._reject(batch, i, broken.value, str(broken), broken.kind)
-                except ValueError as error:
-                    self._reject(batch, i, parts[i] if parts else "", str(error), "split")
+                    part = _part(parts[i]) if parts else None
+                except RowFault as fault:
+                    self._reject(batch, i, *fault.args)
                 else:
                     yield Job(line, text, language, found, part)
 
@@ -245,13 +220,13 @@ class RowRules:
                 yield None, UNKNOWN
             elif not text:
                 rule = f'the column "{self.columns.text}" holds no text; fill it or drop the row.'
-                self._reject(batch, i, raw, rule, "text")
+                self._reject(batch, i, "text", raw, rule)
                 yield None, UNKNOWN
             elif isinstance(language, ValueError) and self.is_prediction:
                 self.unknown_languages[named[i] if named else ""] += 1
                 yield text, UNKNOWN
             elif isinstance(language, ValueError):
-                self._reject(batch, i, named[i] if named else "", str(language), "language")
+                self._reject(batch, i, "language", named[i] if named else "", str(language))
                 yield None, UNKNOWN
             else:
                 yield text, language
@@ -291,25 +266,25 @@ class RowRules:
         found: dict[str, None] = {}
         for cell in cells:
             code = self._codes[cell] if cell in self._codes else self._parse(cell)
-            if isinstance(code, BrokenCode):
+            if isinstance(code, RowFault):
                 raise code
             if code is not None:
                 found[code] = None
         if not found:
             rule = "the row has no code; give it one or drop the row."
-            raise BrokenCode(" ".join(cells).strip(), rule, "no code")
+            raise RowFault("no code", " ".join(cells).strip(), rule)
         most = self.system.max_codes or MOST_CODES
         if len(found) > most:
-            raise BrokenCode(
+            raise RowFault(
+                "too many codes",
                 ", ".join(found),
                 f"the row has {len(found)} codes, this code system allows {most}; raise max_codes "
                 "of data.code_system or drop a code.",
-                "too many codes",
             )
         return tuple(found)
 
-    def _parse(self, cell: str) -> "str | BrokenCode | None":
-        code: str | BrokenCode | None = None
+    def _parse(self, cell: str) -> str | RowFault | None:
+        code: str | RowFault | None = None
         raw, kind = cell.strip(), "code"
         if raw.lower() not in NO_CODE_MARKS or (self.book is not None and raw in self.book):
             try:
@@ -318,24 +293,22 @@ class RowRules:
                 if self.book is not None:
                     self.book.index(code)
             except ValueError as error:
-                is_zero = "leading zeros" in str(error)
-                code = BrokenCode(cell, str(error), "lost zeros" if is_zero else kind)
+                kind = "lost zeros" if "leading zeros" in str(error) else kind
+                code = RowFault(kind, cell, str(error))
         self._codes[cell] = code
         return code
 
-    def _reject(self, batch: RowBatch, i: int, value: str, rule: str, kind: str) -> None:
+    def _reject(self, batch: RowBatch, i: int, kind: str, value: str, rule: str) -> None:
         self.bad_rows.add(BadRow(str(batch.file), int(batch.line[i]), value, rule, kind))
+
+
+def _part(value: str) -> int:
+    try:
+        return parse_part(value)
+    except ValueError as error:
+        raise RowFault("split", value, str(error)) from error
 
 
 def counted(count: int) -> str:
     """The beginning of a sentence about so many rows."""
     return "1 row has" if count == 1 else f"{count:,} rows have"
-
-
-class BrokenCode(ValueError):
-    """A rule that a row's codes break, with the value that breaks it and the kind of fault."""
-
-    def __init__(self, value: str, rule: str, kind: str) -> None:
-        super().__init__(rule)
-        self.value = value
-        self.kind = kind

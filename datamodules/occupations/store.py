@@ -6,14 +6,14 @@ Shapes: T distinct texts, P their characters, N rows, K all codes of all rows.
 import hashlib
 import json
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from datamodules.core.store import cache_root, digest_of, file_digest, made_once
+from datamodules.core.store import cache_root, digest_of, file_digest, made_once, mapped_array
 from datamodules.files.rows import BadRows
 from datamodules.files.splitting import (
     PART_NAMES,
@@ -21,13 +21,11 @@ from datamodules.files.splitting import (
     TRAIN,
     VALIDATION,
     SplitOptions,
-    keyed_hashes,
     split_by_stem,
-    split_digest,
 )
 from datamodules.files.tables import TableOptions, check_file
 from datamodules.occupations.rows import UNKNOWN, Columns, Job, RowRules, language_code
-from datamodules.tokenizers.characters import TextNormalisation, encode
+from datamodules.tokenizers.characters import TextNormalisation
 from datamodules.tokenizers.codes import CodeBook, CodeSystem, build_code_book
 
 STORE_VERSION = 1
@@ -152,7 +150,7 @@ class OccupationStore:
         facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
         self.recipe: dict[str, Any] = facts["recipe"]
         self.fingerprint: str = facts["fingerprint"]
-        self.arrays = {name: _open(folder / f"{name}.npy") for name in ARRAYS}
+        self.arrays = {name: mapped_array(folder / f"{name}.npy") for name in ARRAYS}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return OccupationStore, (self.folder,)
@@ -163,14 +161,11 @@ class OccupationStore:
 
     def code_points(self, row: int) -> np.ndarray:
         """[S] uint32: the text of a row."""
-        text = self.arrays["text_id"][row]
-        offsets = self.arrays["text_offsets"]
-        return self.arrays["code_points"][offsets[text] : offsets[text + 1]]
+        return self.texts(np.array([row]))[0]
 
     def code_ids(self, row: int) -> np.ndarray:
         """[1 …] int32: the codes of a row."""
-        offsets = self.arrays["code_offsets"]
-        return self.arrays["code_ids"][offsets[row] : offsets[row + 1]]
+        return self.code_sets(np.array([row]))[0]
 
     def texts(self, rows: np.ndarray) -> list[np.ndarray]:
         """[S] uint32 for each of these rows: its text."""
@@ -194,10 +189,17 @@ def _parts(
     return [arrays[values][start:end] for start, end in pairs]
 
 
-def _open(path: Path) -> np.ndarray:
-    mapped = np.load(path, mmap_mode="r")
-    # Seen as a plain array, of which a slice takes a tenth of the time; an empty file has no map.
-    return np.asarray(mapped) if mapped.size else np.array(mapped)
+def text_arrays(texts: Iterable[str], max_length: int) -> dict[str, np.ndarray]:
+    """The code points of cut texts one behind the other, their offsets, and which were longer."""
+    kept, is_truncated = [], []
+    for text in texts:
+        kept.append(text[:max_length])
+        is_truncated.append(len(text) > max_length)
+    return {
+        "code_points": np.frombuffer("".join(kept).encode("utf-32-le"), "<u4"),
+        "text_offsets": np.cumsum([0, *map(len, kept)], dtype=np.int64),
+        "is_truncated": np.array(is_truncated, dtype=bool),
+    }
 
 
 def open_store(request: StoreRequest) -> OccupationStore:
@@ -224,56 +226,66 @@ class _Writer:
     def write(self, folder: Path) -> None:
         """Fills the folder; raises ValueError where rows break a rule."""
         request, recipe = self.request, self.request.recipe
-        normalisation = request.text.normalisation
+        normalisation, max_length = request.text.normalisation, request.text.max_length
+        book = None
         if recipe is not None:
             normalisation = TextNormalisation.from_dict(recipe["normalisation"])
-        book = self._book_before_reading()
-        rules = RowRules(
-            request.columns,
-            normalisation,
+            max_length, book = recipe["max_length"], CodeBook.from_dict(recipe["code_book"])
+        elif request.book.path is not None:
+            book = build_code_book(request.system, Path(request.book.path), ())
+        system, bad_rows = (
             request.system if book is None else book.system,
             BadRows(request.on_bad_rows),
-            book,
-            request.table,
         )
-        self._read(rules)
-        rules.bad_rows.settle(folder)
+        rules = RowRules(request.columns, normalisation, system, bad_rows, book, request.table)
+        for part, paths in request.files.items():
+            for path in paths:
+                for job in rules.jobs(path, part == TRAIN and request.columns.split is not None):
+                    self._take(job, part)
+        if not self.row_text and not bad_rows.count:
+            raise ValueError("the tables hold no row; give them at least one.")
+        bad_rows.settle(folder)
         parts = self._parts()
-        if book is None:
-            book = build_code_book(self._settled(request.system), None, self.code_ids)
-        elif book.system.max_codes is None:
-            book = CodeBook(self._settled(book.system), book.codes, book.descriptions)
+        if system.max_codes is None:  # as many codes per record as a row has
+            state = {**system.to_dict(), "max_codes": max(self.row_num_codes)}
+            system = CodeSystem.from_dict(state)
+            book = book and CodeBook(system, book.codes, book.descriptions)
+        book = book or build_code_book(system, None, self.code_ids)
+        languages = self._languages(parts) if recipe is None else recipe["languages"]
         seen = self._seen(parts)
-        languages = self._languages(parts)
-        parts = self._add_descriptions(book, normalisation, parts)
-        max_length = request.text.max_length if recipe is None else recipe["max_length"]
-        arrays = self._arrays(parts, seen, languages, book, max_length)
+        self._add_descriptions(book, normalisation)
+
+        num_new = len(self.row_text) - len(parts)  # descriptions are training rows themselves
+        parts = np.concatenate([parts, np.full(num_new, TRAIN, dtype=np.int8)])
+        seen_text, seen_code = (np.concatenate([rows, np.ones(num_new, bool)]) for rows in seen)
+        index = {name: i for i, name in enumerate(languages)}  # 0, unknown, where training had none
+        language_id = np.array([index.get(name, 0) for name in self.language_ids], np.int16)
+        code_id = np.array([book.index(code) for code in self.code_ids], np.int32)
+        arrays = {
+            **text_arrays(self.text_ids, max_length),
+            "text_id": np.array(self.row_text, np.int32),
+            "language_id": language_id[np.array(self.row_language)],
+            "code_ids": code_id[np.array(self.row_code)],
+            "code_offsets": np.cumsum([0, *self.row_num_codes], dtype=np.int64),
+            "part": parts,
+            "is_seen_text": seen_text,
+            "is_seen_code": seen_code,
+        }
+        content = hashlib.sha256()
         for name in ARRAYS:
             np.save(folder / f"{name}.npy", arrays[name])
-        made = recipe or self._recipe(normalisation, languages, book, arrays)
-        facts = {"recipe": made, "fingerprint": _fingerprint(arrays)}
+            content.update(f"{name} {arrays[name].dtype.str} {len(arrays[name])};".encode())
+            content.update(np.ascontiguousarray(arrays[name]).data)
+        made = recipe or {
+            "version": RECIPE_VERSION,
+            "normalisation": normalisation.to_dict(),
+            "max_length": max_length,
+            "languages": languages,
+            "default_language": request.columns.default_language,
+            "code_book": book.to_dict(),
+        }
+        facts = {"recipe": made, "fingerprint": content.hexdigest()[:32]}
         (folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
-
-    def _book_before_reading(self) -> CodeBook | None:
-        if self.request.recipe is not None:
-            return CodeBook.from_dict(self.request.recipe["code_book"])
-        if self.request.book.path is None:
-            return None
-        return build_code_book(self.request.system, Path(self.request.book.path), ())
-
-    def _settled(self, system: CodeSystem) -> CodeSystem:
-        """The code system with as many codes per record as a row has, where it names no number."""
-        most = system.max_codes or max(self.row_num_codes)
-        return CodeSystem.from_dict({**system.to_dict(), "max_codes": most})
-
-    def _read(self, rules: RowRules) -> None:
-        for part, paths in self.request.files.items():
-            with_split = part == TRAIN and self.request.columns.split is not None
-            for path in paths:
-                for job in rules.jobs(path, with_split):
-                    self._take(job, part)
-        if not self.row_text and not rules.bad_rows.count:
-            raise ValueError("the tables hold no row; give them at least one.")
 
     def _take(self, job: Job, part: int) -> None:
         self.row_text.append(self.text_ids.setdefault(job.text, len(self.text_ids)))
@@ -288,20 +300,18 @@ class _Writer:
         """[N] int8; training rows are divided where the parts have no rows of their own."""
         parts = np.array(self.row_part, dtype=np.int8)
         files, split = self.request.files, self.request.split
-        shares = split.validation_share + split.test_share
         if self.request.columns.split is None and not files.get(VALIDATION) and files.get(TRAIN):
             if files.get(TEST):
                 split = replace(split, test_share=0.0)
             train = np.flatnonzero(parts == TRAIN)
-            if shares and len(train):
+            if split.validation_share + split.test_share and len(train):
                 texts, codes = list(self.text_ids), list(self.code_ids)
                 first = np.cumsum([0, *self.row_num_codes])[train]
-                drawn = split_by_stem(
+                parts[train] = split_by_stem(
                     [texts[self.row_text[i]] for i in train],
                     [codes[self.row_code[i]] for i in first],
                     split,
                 )
-                parts[train] = drawn.parts
         if files.get(TRAIN) and not (parts == TRAIN).any():
             raise ValueError(
                 "no row is left for training; lower data.split.validation_share and test_share, "
@@ -311,19 +321,13 @@ class _Writer:
 
     def _seen(self, parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """[N] bool twice: text, and every code, occur in a training row (descriptions apart)."""
-        text_id, num_codes = np.array(self.row_text), np.array(self.row_num_codes)
-        code = np.array(self.row_code)
+        text_id, code, num_codes = map(np.array, (self.row_text, self.row_code, self.row_num_codes))
         row_of_code = np.repeat(np.arange(len(text_id)), num_codes)
-        train_text = np.zeros(len(self.text_ids), dtype=bool)
-        train_text[text_id[parts == TRAIN]] = True
-        train_code = np.zeros(len(self.code_ids), dtype=bool)
-        train_code[code[parts[row_of_code] == TRAIN]] = True
-        num_seen = np.bincount(row_of_code, train_code[code], minlength=len(text_id))
-        return train_text[text_id], num_seen == num_codes
+        is_seen_code = np.isin(code, code[parts[row_of_code] == TRAIN])
+        num_seen = np.bincount(row_of_code, is_seen_code, minlength=len(text_id))
+        return np.isin(text_id, text_id[parts == TRAIN]), num_seen == num_codes
 
     def _languages(self, parts: np.ndarray) -> list[str]:
-        if self.request.recipe is not None:
-            return list(self.request.recipe["languages"])
         names = list(self.language_ids)
         used = {names[i] for i in np.unique(np.array(self.row_language)[parts == TRAIN])}
         used.add(self.request.columns.default_language)
@@ -331,78 +335,11 @@ class _Writer:
             used.add(language_code(self.request.book.description_language))
         return [UNKNOWN, *sorted(used - {UNKNOWN})]
 
-    def _add_descriptions(
-        self, book: CodeBook, normalisation: TextNormalisation, parts: np.ndarray
-    ) -> np.ndarray:
+    def _add_descriptions(self, book: CodeBook, normalisation: TextNormalisation) -> None:
         options = self.request.book
-        if not options.descriptions_as_examples or not self.request.files.get(TRAIN):
-            return parts
-        language = language_code(options.description_language)
-        for code, description in zip(book.codes, book.descriptions, strict=True):
-            text = normalisation(description)
-            if text and code not in book.system.specials:
-                self._take(Job(0, text, language, (code,), None), TRAIN)
-        num_new = len(self.row_text) - len(parts)
-        return np.concatenate([parts, np.full(num_new, TRAIN, dtype=np.int8)])
-
-    def _arrays(
-        self,
-        parts: np.ndarray,
-        seen: tuple[np.ndarray, np.ndarray],
-        languages: Sequence[str],
-        book: CodeBook,
-        max_length: int,
-    ) -> dict[str, np.ndarray]:
-        encoded = [encode(text, max_length) for text in self.text_ids]
-        language_id = np.array([_index(languages, name) for name in self.language_ids], np.int16)
-        code_id = np.array([book.index(code) for code in self.code_ids], np.int32)
-        num_new = len(parts) - len(seen[0])
-        as_seen = np.ones(num_new, dtype=bool)  # descriptions are training rows themselves
-        return {
-            "code_points": np.concatenate([e.code_points for e in encoded]).astype(np.uint32),
-            "text_offsets": np.cumsum([0, *(len(e.code_points) for e in encoded)], dtype=np.int64),
-            "is_truncated": np.array([e.is_truncated for e in encoded]),
-            "text_id": np.array(self.row_text, np.int32),
-            "language_id": language_id[np.array(self.row_language)],
-            "code_ids": code_id[np.array(self.row_code)],
-            "code_offsets": np.cumsum([0, *self.row_num_codes], dtype=np.int64),
-            "part": parts,
-            "is_seen_text": np.concatenate([seen[0], as_seen]),
-            "is_seen_code": np.concatenate([seen[1], as_seen]),
-        }
-
-    def _recipe(
-        self,
-        normalisation: TextNormalisation,
-        languages: list[str],
-        book: CodeBook,
-        arrays: dict[str, np.ndarray],
-    ) -> dict[str, Any]:
-        texts = list(self.text_ids)
-        parts, text_id = arrays["part"], arrays["text_id"]
-        train_texts = np.unique(text_id[parts == TRAIN])
-        alphabet = sorted({letter for i in train_texts for letter in texts[i]})
-        hashes = keyed_hashes(texts, 0)[text_id]
-        return {
-            "version": RECIPE_VERSION,
-            "normalisation": normalisation.to_dict(),
-            "max_length": self.request.text.max_length,
-            "languages": languages,
-            "default_language": self.request.columns.default_language,
-            "code_book": book.to_dict(),
-            "alphabet": "".join(alphabet),
-            "split_digest": split_digest(hashes, parts),
-        }
-
-
-def _index(languages: Sequence[str], name: str) -> int:
-    """The index of a language; 0, unknown, for one that training did not have."""
-    return languages.index(name) if name in languages else 0
-
-
-def _fingerprint(arrays: dict[str, np.ndarray]) -> str:
-    content = hashlib.sha256()
-    for name in ARRAYS:
-        content.update(f"{name} {arrays[name].dtype.str} {len(arrays[name])};".encode())
-        content.update(np.ascontiguousarray(arrays[name]).data)
-    return content.hexdigest()[:32]
+        if options.descriptions_as_examples and self.request.files.get(TRAIN):
+            language = language_code(options.description_language)
+            for code, description in zip(book.codes, book.descriptions, strict=True):
+                text = normalisation(description)
+                if text and code not in book.system.specials:
+                    self._take(Job(0, text, language, (code,), None), TRAIN)

@@ -89,7 +89,7 @@ class Division:
             rows, kept = rows[~is_test], np.flatnonzero(~is_test).tolist()
             keys, strata = [keys[i] for i in kept], [strata[i] for i in kept]
             split = replace(split, test_share=0.0)
-        parts[rows] = split_by_stem(keys, strata, split).parts
+        parts[rows] = split_by_stem(keys, strata, split)
         return parts
 
     def facts(self, store: ScoredStore) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def test_identical_inputs_are_one_sample(tmp_path):
         ("smith", 2), ("smith", 1), ("a very lon", 2), ("smith", 0)
     ]  # fmt: skip
     assert index.is_truncated.tolist() == [False, False, True, False]
-    assert index.language_known.tolist() == [True, True, True, False]
+    assert index.language_ids.tolist() == [2, 1, 2, 0]
     assert set(dataset.collate(examples)) == {"input_ids", "attention_mask", "language_id"}
 
 
