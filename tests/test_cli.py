@@ -60,7 +60,7 @@ MISTAKES = [
     (["--config=occupation_coder/debg.yaml"], "Did you mean.*occupation_coder/debug.yaml"),
     (["--trainer.strategy=dp"], "`dp` is gone.*`ddp` or `ddp_spawn` does it"),
     (["--trainer.strategy=ddp_spwan"], "no strategy `ddp_spwan`.*ddp_spawn"),
-    (["--trainer.accelerator=gpuu"], "accelerator must be one of.*got gpuu"),
+    (["--trainer.accelerator=gpuu"], "invalid accelerator name:.*gpuu"),
     (["--trainer.devices=two"], "devices must be a number, auto, or indices"),
     (
         ["--data.micro_batch_size=1", "--trainer.accumulate_grad_batches=2"],

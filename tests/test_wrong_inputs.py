@@ -316,16 +316,6 @@ def test_one_file_for_training_and_test_and_one_label_are_told(
     assert "check the code column" in shown
 
 
-@pytest.mark.parametrize("name", ["RANK", "MASTER_PORT"])
-def test_a_variable_of_a_launcher_that_is_no_number_is_named(
-    unisono: Unisono, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.setenv(name, "one")
-    status, output = unisono(*FIT)
-    assert status == 2
-    assert f"the environment has {name}=one, which must be a whole number" in output
-
-
 def test_a_trial_run_of_a_recipe_without_validation_needs_no_row_for_it(
     unisono: Unisono, folder: Path
 ) -> None:

@@ -8,7 +8,6 @@ this way until one is left. `datamodules.core.plan.deal` gives each replica a su
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -19,12 +18,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from datamodules.core.plan import Batching
 from datamodules.core.planned import PlannedDataModule
 from lit_models.training.dropout import DrawGuard, ExactDropout, dropout_rate
 from lit_models.training.exact import ExactModule
-from lit_models.training.strategies import strategy_name
+from lit_models.training.strategies import BATCH_NORMS, strategy_name
 
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 Gradients = list[Tensor | None]  # one per parameter; None where no loss has reached it
 
 
@@ -121,41 +120,13 @@ def pinned(num_threads: int) -> Iterator[None]:
         torch.utils.deterministic.fill_uninitialized_memory = fills
 
 
-@dataclass(frozen=True)
-class Cut:
-    """How a step is cut into chunks.
-
-    Args:
-        num_replicas: processes that train.
-        accumulate_grad_batches: micro-batches of each of them in a step.
-        global_batch_size: samples of a step.
-        micro_batch_size: as the data was given it.
-        batch_size: the conventional size per device, if the data was given it.
-        is_accumulation_given: the trainer was given `accumulate_grad_batches`.
-    """
-
-    num_replicas: int
-    accumulate_grad_batches: int
-    global_batch_size: int
-    micro_batch_size: int | Literal["auto"] = "auto"
-    batch_size: int | None = None
-    is_accumulation_given: bool = False
-
-    @property
-    def num_chunks(self) -> int:
-        return self.num_replicas * self.accumulate_grad_batches
-
-
 def check_run(strategy: str | None, precision: str | int | None, world_size: int) -> None:
-    """Refuse a run that cannot give equal bits, before its data is read.
+    """Raise ValueError for a run that cannot give equal bits, before its data is read.
 
     Args:
-        strategy: name as the Trainer takes it, None where the configuration names a class.
+        strategy: name as the Trainer takes it, `None` where the configuration names a class.
         precision: as the Trainer takes it.
         world_size: processes.
-
-    Raises:
-        ValueError: another strategy, precision or number of processes than bits can be kept under.
     """
     if not (strategy or "auto").startswith(("auto", "ddp")):  # ddp_spawn, ddp_fork ... too
         raise ValueError(
@@ -174,40 +145,51 @@ def check_run(strategy: str | None, precision: str | int | None, world_size: int
         )
 
 
-def check_cut(cut: Cut) -> None:
-    """Refuse a step that is not cut alike on every number of devices.
+def check_cut(
+    batching: Batching,
+    num_replicas: int,
+    micro_batch_size: int | Literal["auto"] = "auto",
+    batch_size: int | None = None,
+    is_accumulation_given: bool = False,
+) -> None:
+    """Raise ValueError for a step that is not cut alike on every number of devices.
 
-    Raises:
-        ValueError: the cut follows the devices, or is no power of two.
+    Args:
+        batching: of the run.
+        num_replicas: processes that train.
+        micro_batch_size: as the data was given it.
+        batch_size: the conventional size per device, if the data was given it.
+        is_accumulation_given: the trainer was given `accumulate_grad_batches`.
     """
-    if cut.batch_size is not None:
+    total, accumulation = batching.global_batch_size, batching.accumulate_grad_batches
+    num_chunks = num_replicas * accumulation
+    if batch_size is not None:
         raise ValueError(
             f"exactness: bitwise needs one global batch on any number of devices, but "
-            f"data.batch_size {cut.batch_size} is per device; give data.global_batch_size and "
+            f"data.batch_size {batch_size} is per device; give data.global_batch_size and "
             "data.micro_batch_size instead."
         )
-    if cut.micro_batch_size == "auto" and not cut.is_accumulation_given:
+    if micro_batch_size == "auto" and not is_accumulation_given:
         raise ValueError(
             f"exactness: bitwise cuts a step alike on any number of devices, but nothing says how: "
-            f"give data.micro_batch_size, for example {max(1, cut.global_batch_size // 8)} for 8 "
-            f"chunks of data.global_batch_size {cut.global_batch_size}."
+            f"give data.micro_batch_size, for example {max(1, total // 8)} for 8 chunks of "
+            f"data.global_batch_size {total}."
         )
-    if not _is_power_of_two(cut.num_chunks):
+    if not _is_power_of_two(num_chunks):
         raise ValueError(
             f"exactness: bitwise needs a power of two of micro-batches in a step, got "
-            f"{cut.num_replicas} devices x {cut.accumulate_grad_batches} accumulated = "
-            f"{cut.num_chunks}; change the devices, data.micro_batch_size or "
-            "data.global_batch_size."
+            f"{num_replicas} devices x {accumulation} accumulated = {num_chunks}; change the "
+            "devices, data.micro_batch_size or data.global_batch_size."
         )
-    if cut.micro_batch_size == "auto" or cut.is_accumulation_given:
+    if micro_batch_size == "auto" or is_accumulation_given:
         return
-    asked = -(-cut.global_batch_size // cut.micro_batch_size)
-    if cut.num_chunks != asked:  # more devices than chunks of this size would cut smaller ones
+    asked = -(-total // micro_batch_size)
+    if num_chunks != asked:  # more devices than chunks of this size would cut smaller ones
         raise ValueError(
-            f"exactness: bitwise: data.micro_batch_size {cut.micro_batch_size} cuts "
-            f"data.global_batch_size {cut.global_batch_size} into {asked} chunks, but "
-            f"{cut.num_replicas} devices take {cut.num_chunks}; use at most {asked} devices, or a "
-            "smaller micro_batch_size for every run that shall be the same."
+            f"exactness: bitwise: data.micro_batch_size {micro_batch_size} cuts "
+            f"data.global_batch_size {total} into {asked} chunks, but {num_replicas} devices take "
+            f"{num_chunks}; use at most {asked} devices, or a smaller micro_batch_size for every "
+            "run that shall be the same."
         )
 
 
@@ -216,15 +198,9 @@ def _is_power_of_two(number: int) -> bool:
 
 
 def check_network(network: nn.Module, is_keyed: bool) -> None:
-    """Refuse modules whose results depend on more than a chunk and the weights.
-
-    Args:
-        network: what is trained.
-        is_keyed: dropout is keyed by sample.
-
-    Raises:
-        ValueError: dropout by a generator, running statistics, or sparse gradients.
-    """
+    """Raise ValueError for modules whose results depend on more than a chunk and the weights:
+    dropout by a generator (where it is not keyed by sample), running statistics, sparse
+    gradients."""
     if not is_keyed and dropout_rate(network) > 0:
         raise ValueError(
             f"exactness: bitwise: the network has dropout {dropout_rate(network)}, whose masks "
@@ -294,21 +270,19 @@ class BitwiseSum(Callback):
         """Check the cut and the network, which are known now."""
         data = trainer.datamodule
         batching = data.batching
-        cut = Cut(
+        check_cut(
+            batching,
             data.num_replicas,
-            batching.accumulate_grad_batches,
-            batching.global_batch_size,
             data.micro_batch_size,
             data.batch_size,
             data.given_accumulation > 1,
         )
-        check_cut(cut)
         check_network(pl_module, any(isinstance(c, ExactDropout) for c in trainer.callbacks))
         self._accumulation = batching.accumulate_grad_batches
         self._parameters = list(pl_module.parameters())
         self.exactness_facts = {
             "level": "bitwise",
-            "num_chunks": cut.num_chunks,
+            "num_chunks": data.num_replicas * self._accumulation,
             "num_threads": self.num_threads,
             "gradient_copies": max(self._accumulation.bit_length(), 3 * (data.num_replicas > 1)),
         }

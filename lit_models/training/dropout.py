@@ -173,7 +173,7 @@ def key_dropout(network: nn.Module, keys: SampleKeys) -> list[KeyedDropout]:
     for place, module in list(network.named_modules(remove_duplicate=False)):
         if type(module) is nn.Dropout:
             new = keyed.setdefault(module, KeyedDropout(module, len(keyed), place, keys))
-            _replace(network, place, new)
+            network.set_submodule(place, new)
     return list(keyed.values())
 
 
@@ -183,12 +183,7 @@ def release_dropout(network: nn.Module) -> None:
     for place, module in list(network.named_modules(remove_duplicate=False)):
         if isinstance(module, KeyedDropout):
             new = plain.setdefault(module, nn.Dropout(module.p, module.inplace))
-            _replace(network, place, new.train(module.training))
-
-
-def _replace(network: nn.Module, place: str, new: nn.Module) -> None:
-    parent, _, name = place.rpartition(".")
-    setattr(network.get_submodule(parent), name, new)
+            network.set_submodule(place, new.train(module.training))
 
 
 @contextmanager
@@ -217,27 +212,17 @@ ATTENTION_OPTIONS = (
 
 
 def check_keyable(network: nn.Module) -> None:
-    """Refuse a network that drops in a way that cannot be keyed.
-
-    Raises:
-        ValueError: the module and its rate.
-    """
+    """Raise ValueError for a module that drops in a way that cannot be keyed."""
     for name, module in network.named_modules():
-        for option in ATTENTION_OPTIONS:
-            rate = getattr(getattr(module, "config", None), option, None)
+        config = getattr(module, "config", None)
+        rates = {f"config.{key}": getattr(config, key, None) for key in ATTENTION_OPTIONS}
+        for option, rate in {**rates, "dropout": _unkeyable_rate(module)}.items():
             if isinstance(rate, float | int) and rate > 0:
-                _refuse(name, module, f"config.{option}", rate)
-        rate = _unkeyable_rate(module)
-        if rate > 0:
-            _refuse(name, module, "dropout", rate)
-
-
-def _refuse(name: str, module: nn.Module, option: str, rate: float) -> None:
-    raise ValueError(
-        f"exact_dropout: {name or 'the network'} ({type(module).__name__}) has {option} {rate}, "
-        "which cannot be keyed by sample; set it to 0 (nn.Dropout modules can stay), or leave "
-        "exact_dropout out."
-    )
+                raise ValueError(
+                    f"exact_dropout: {name or 'the network'} ({type(module).__name__}) has "
+                    f"{option} {rate}, which cannot be keyed by sample; set it to 0 (nn.Dropout "
+                    "modules can stay), or leave exact_dropout out."
+                )
 
 
 def _unkeyable_rate(module: nn.Module) -> float:
@@ -247,9 +232,8 @@ def _unkeyable_rate(module: nn.Module) -> float:
         return module.dropout
     if isinstance(module, nn.RReLU):
         return module.upper - module.lower
-    is_plain = type(module) in (nn.Dropout, KeyedDropout)
-    is_dropout = isinstance(module, DROPOUTS)
-    return module.p if is_dropout and not is_plain else 0.0
+    is_keyable = type(module) in (nn.Dropout, KeyedDropout)
+    return module.p if isinstance(module, DROPOUTS) and not is_keyable else 0.0
 
 
 def dropout_rate(network: nn.Module) -> float:
@@ -265,26 +249,20 @@ class DrawGuard:
         self._states: list[Tensor] = []
 
     def begin(self, device: torch.device) -> None:
-        self._states = _generator_states(device)
+        self._states = [torch.get_rng_state()]
+        self._states += [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
 
     def check(self, device: torch.device, option: str) -> None:
-        """Raise if numbers were drawn since `begin`.
-
-        Raises:
-            RuntimeError: something draws by an order that devices and micro-batches decide.
-        """
-        now = _generator_states(device)
-        if not all(torch.equal(a, b) for a, b in zip(self._states, now, strict=True)):
+        """Raise RuntimeError if numbers were drawn since `begin`, in an order that devices and
+        micro-batches decide."""
+        before = self._states
+        self.begin(device)
+        if not all(map(torch.equal, before, self._states)):
             raise RuntimeError(
                 f"{option}: training_step drew random numbers that belong to no sample (a "
                 "functional dropout, layer drop, sampling); make it an nn.Dropout module and "
                 "use exact_dropout, set its rate to 0, or leave this option out."
             )
-
-
-def _generator_states(device: torch.device) -> list[Tensor]:
-    states = [torch.get_rng_state()]
-    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
 
 
 class ExactDropout(Callback):

@@ -9,10 +9,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -31,8 +31,6 @@ REPEATED_WITHIN_S = 1.0  # one Ctrl-C can arrive twice, from the terminal and fr
 SHOWN_IDS = 20
 LOADER_KILLED = "DataLoader worker"  # torch raises it wherever the training is by then
 FAILURE, STACKS = "failure.json", "stacks"
-PHASE = "phase"  # key of a place
-SlowPhase = Literal["checkpoint", "evaluation_end"]
 # What gloo and nccl say on the ranks that are left when another one is gone.
 LOST = (
     "Connection closed by peer",
@@ -183,12 +181,17 @@ class NonFinite(Callback):
         if step == self._handled:
             return
         self._handled = step
-        ids = sample_ids(pl_module, step)
+        found: Any = record_of(pl_module).suspects(step)  # type: ignore[union-attr]
+        ranks: list[Any] = [found]
+        if is_distributed():
+            ranks = [None] * dist.get_world_size()
+            dist.all_gather_object(ranks, found)
+        wrong, used = (sorted({i for rank in ranks for i in rank[k]}) for k in (0, 1))
+        ids = wrong or used
         self.num_skipped += 1
         event = {"event": "not_applied", "step": step, "sample_ids": ids, "policy": self.policy}
         ledger.note(event)
-        names = ", ".join(map(str, ids[:SHOWN_IDS])) + (" …" if len(ids) > SHOWN_IDS else "")
-        run = trainer.default_root_dir
+        names, run = shown(ids), trainer.default_root_dir
         what = f"step {step}: loss or gradient is not finite; its update was not applied"
         if self.policy == "stop" or self.num_skipped > self.most_skipped:
             raise FloatingPointError(
@@ -215,23 +218,6 @@ class NonFinite(Callback):
         ledger.note({"event": "rolled_back", **undone})
 
 
-def sample_ids(pl_module: LightningModule, step: int) -> list[int]:
-    """Return the samples of a step whose loss was not finite, or all where none was alone; a
-    collective.
-
-    Args:
-        pl_module: an ExactModule.
-        step: one of the last two.
-    """
-    found = pl_module.step_record.suspects(step)  # type: ignore[union-attr, operator]
-    ranks: list[Any] = [found]
-    if is_distributed():
-        ranks = [None] * dist.get_world_size()
-        dist.all_gather_object(ranks, found)
-    wrong = sorted({i for bad, _ in ranks for i in bad})
-    return wrong or sorted({i for _, ids in ranks for i in ids})
-
-
 class Watch:
     """Looks at the newest sign of life of the training thread.
 
@@ -239,7 +225,6 @@ class Watch:
         run: the run folder.
         rank: this one.
         timeout_s: how long it may be silent; a little before it the stack is written.
-        slow_phases_s: the same of a place whose `PHASE` is one of these.
         end: leaves the process with a status, whatever its threads do.
 
     Attributes:
@@ -248,15 +233,9 @@ class Watch:
     """
 
     def __init__(
-        self,
-        run: Path,
-        rank: int,
-        timeout_s: float,
-        slow_phases_s: Mapping[SlowPhase, float] | None = None,
-        end: Callable[[int], Any] = os._exit,
+        self, run: Path, rank: int, timeout_s: float, end: Callable[[int], Any] = os._exit
     ) -> None:
-        self.run, self.rank, self.timeout_s = run, rank, timeout_s
-        self.slow_phases_s, self.end = slow_phases_s or {}, end
+        self.run, self.rank, self.timeout_s, self.end = run, rank, timeout_s, end
         self.beat: tuple[float, dict[str, Any]] | None = None  # `None` before the first batch
         self.is_over = threading.Event()
         threading.Thread(target=self._look, daemon=True, name="watch").start()
@@ -268,28 +247,20 @@ class Watch:
                 continue
             since, place = self.beat
             waited = time.monotonic() - since
-            phase: Any = place.get(PHASE)
-            timeout_s = self.slow_phases_s.get(phase, self.timeout_s)
-            if waited > 0.9 * timeout_s and wrote_at != since:
-                self._write(place, waited)
+            if waited > 0.9 * self.timeout_s and wrote_at != since:
+                folder = self.run / STACKS
+                folder.mkdir(parents=True, exist_ok=True)
+                with open(folder / f"rank-{self.rank}.txt", "w", encoding="utf-8") as file:
+                    file.write(f"no progress for {waited:.0f} s; last: {json.dumps(place)}\n")
+                    file.flush()
+                    faulthandler.dump_traceback(file, all_threads=True)
                 wrote_at = since
             # Those who wait for this rank have ended by now; it must not stay behind alone.
-            if waited > 1.2 * timeout_s:
-                print(
-                    f"rank {self.rank} made no progress for {waited:.0f} s in {place}: it hangs, "
-                    "or waits for a rank that does; it ends.",
-                    file=sys.stderr,
-                    flush=True,
-                )
+            if waited > 1.2 * self.timeout_s:
+                text = f"rank {self.rank} made no progress for {waited:.0f} s in {place}: it hangs"
+                text += ", or waits for a rank that does; it ends."
+                print(text, file=sys.stderr, flush=True)
                 self.end(1)
-
-    def _write(self, place: dict[str, Any], waited: float) -> None:
-        folder = self.run / STACKS
-        folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / f"rank-{self.rank}.txt", "w", encoding="utf-8") as file:
-            file.write(f"no progress for {waited:.0f} s; last: {json.dumps(place)}\n")
-            file.flush()
-            faulthandler.dump_traceback(file, all_threads=True)
 
 
 class FailureReport(Callback):
@@ -297,44 +268,27 @@ class FailureReport(Callback):
 
     A rank that fails writes `failure.json` and adds a note to its error; the others, which lose the
     connection, keep silent about theirs. With several processes a rank that makes no progress for
-    `timeout_s` writes its stack to `stacks/rank-N.txt` and ends.
-
-    Two clocks run. This one looks at what a rank itself does, and may have another limit for each
-    slow phase. The process group's, `trainer.strategy.timeout`, is one number for all that ranks
-    do together: after it a rank ends that waits for a slow one. So a run with slow phases has the
-    longest of them as the group's timeout, and the ordinary limit as `timeout_s` here. Preparing
-    data, the time before the first batch and the merge of predictions have no limit: no rank waits
-    for them in a collective of the group, or they come after the last one.
+    `timeout_s` writes its stack to `stacks/rank-N.txt` and ends. Preparing data, the time before
+    the first batch and the merge of predictions have no limit.
 
     Args:
-        timeout_s: `None` takes that of the strategy's process group.
-        slow_phases_s: phase -> its own, longer limit: `checkpoint`, from the beginning of a save
-            to the next batch; `evaluation_end`, from the last batch of a validation or a test to
-            the next batch.
+        timeout_s: `None` takes that of the strategy's process group (`trainer.strategy.timeout`),
+            after which a rank ends that waits for a slow one.
 
     Raises:
-        ValueError: timeout_s is not positive, or the limit of a slow phase would be none.
+        ValueError: timeout_s is not positive.
     """
 
-    def __init__(
-        self,
-        timeout_s: float | None = None,
-        slow_phases_s: dict[SlowPhase, float] | None = None,
-    ) -> None:
+    def __init__(self, timeout_s: float | None = None) -> None:
         if timeout_s is not None and timeout_s <= 0:
             raise ValueError(
                 f"timeout_s must be above 0, got {timeout_s}; leave it out to take the strategy's."
             )
-        self.timeout_s, self.slow_phases_s = timeout_s, slow_phases_s or {}
-        if unknown := self.slow_phases_s.keys() - set(get_args(SlowPhase)):
-            raise ValueError(
-                f"slow_phases_s names {', '.join(sorted(unknown))}; a phase is "
-                f"{' or '.join(get_args(SlowPhase))}."
-            )
+        self.timeout_s = timeout_s
         self._place: dict[str, Any] = {}
         self._batch: Any = None
         self._watch: Watch | None = None
-        self._timeout_s: float | None = None  # of this call; None where nobody waits for this rank
+        self._timeout_s: float | None = None  # of this call; `None` where nobody waits for it
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._place, self._batch = {"rank": trainer.global_rank, "verb": stage}, None
@@ -342,20 +296,7 @@ class FailureReport(Callback):
         if trainer.world_size > 1:
             # Lightning's own strategies, of a script, keep theirs to themselves.
             timeout = getattr(trainer.strategy, "timeout", default_pg_timeout)
-            group_s = timeout.total_seconds() if timeout else None
-            self._timeout_s = self.timeout_s or group_s
-            for name, seconds in self.slow_phases_s.items():
-                if seconds < (self._timeout_s or 0):
-                    raise ValueError(
-                        f"slow_phases_s gives {name} {seconds:g} s, less than the "
-                        f"{self._timeout_s:g} s of what is not slow; raise it, or lower timeout_s."
-                    )
-                if group_s is not None and seconds > group_s:
-                    raise ValueError(
-                        f"slow_phases_s gives {name} {seconds:g} s, but ranks that wait for it end "
-                        f"after the {group_s:g} s of trainer.strategy.timeout; raise that to the "
-                        "longest phase, and keep FailureReport's timeout_s for the rest."
-                    )
+            self._timeout_s = self.timeout_s or (timeout.total_seconds() if timeout else None)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take away what an earlier attempt left in the folder, which is chosen by now."""
@@ -384,16 +325,6 @@ class FailureReport(Callback):
 
     on_test_batch_start = on_predict_batch_start = on_validation_batch_start
 
-    def on_save_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        self._begin("checkpoint")
-
-    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._begin("evaluation_end")
-
-    on_test_epoch_end = on_validation_epoch_end
-
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Merging may take rank 0 any time, and no rank waits for it: nothing hangs from here."""
         self._end_watch()
@@ -413,7 +344,8 @@ class FailureReport(Callback):
             return
         run = Path(trainer.default_root_dir)
         exception.__dict__.setdefault("run_folder", str(run))  # for its traceback
-        if is_echo(exception) and wait_for_cause(run):
+        is_lost = is_echo(exception)
+        if is_lost and wait_for_cause(run):
             exception.__dict__["is_echo"] = True
             return
         if not self._batch:
@@ -423,7 +355,7 @@ class FailureReport(Callback):
             ids = self._batch["sample_id"][self._batch["weight"] > 0].tolist()
         report = {**self._place, "sample_ids": ids}
         report["error"] = f"{type(exception).__name__}: {exception}"
-        is_lost = exception.__dict__["is_lost"] = is_echo(exception)
+        exception.__dict__["is_lost"] = is_lost
         exception.add_note(_note_of(report, run, exception, ended if is_lost else None))
         if not is_lost:
             write_once(run / FAILURE, report)
@@ -445,11 +377,6 @@ class FailureReport(Callback):
     def _beat(self) -> None:
         if self._watch is not None:
             self._watch.beat = (time.monotonic(), dict(self._place))
-
-    def _begin(self, phase: SlowPhase) -> None:
-        """Enter a slow phase, which lasts until the next sign of life."""
-        if self._watch is not None:
-            self._watch.beat = (time.monotonic(), {**self._place, PHASE: phase})
 
     def _end_watch(self) -> None:
         if self._watch is not None:
@@ -493,10 +420,13 @@ def _note_of(report: dict[str, Any], run: Path, error: Exception, lost: str | No
             "machine was used up. What is saved is whole: --ckpt_path auto goes on; fewer "
             "data.num_workers take less memory."
         )
-    ids = ", ".join(map(str, report["sample_ids"][:SHOWN_IDS]))
-    ids += " …" if len(report["sample_ids"]) > SHOWN_IDS else ""
     again = f" `unisono replay {run} --step {report['step']}` rebuilds this step on one device."
-    return f"{where}, samples {ids}.{again if report['verb'] == 'fit' else ''}"
+    return f"{where}, samples {shown(report['sample_ids'])}.{again * (report['verb'] == 'fit')}"
+
+
+def shown(ids: list[int]) -> str:
+    """Return the first of some sample ids as a text."""
+    return ", ".join(map(str, ids[:SHOWN_IDS])) + " …" * (len(ids) > SHOWN_IDS)
 
 
 def write_once(path: Path, report: dict[str, Any]) -> None:

@@ -74,20 +74,18 @@ class WarmupDecay(LambdaLR):
     """Warms the learning rate up, then lets it decay until the last optimizer step of the run.
 
     Counts optimizer steps, whatever the device count; where `lr_scaling` lets the rate grow with
-    the global batch, a warm-up and a hold in steps become shorter by as much. The last step
-    is not stored in checkpoints: a run that is resumed with more epochs follows the new length.
+    the global batch, a warm-up in steps becomes shorter by as much. The last step is not stored in
+    checkpoints: a run that is resumed with more epochs follows the new length.
 
     Args:
         optimizer: whose groups are scheduled.
         warmup: steps from 0 to the full rate; a fraction below 1 is a share of the run.
         decay: shape after the warm-up.
         final_factor: share of the full rate at the last step.
-        hold: steps at the full rate between warm-up and decay; a fraction below 1 is a share of
-            the run.
         total_steps: length of the run; the module sets it from the plan.
 
     Raises:
-        ValueError: a negative warm-up or hold, or both together longer than the run.
+        ValueError: a negative warm-up, or one longer than the run.
     """
 
     def __init__(
@@ -97,13 +95,10 @@ class WarmupDecay(LambdaLR):
         decay: Literal["cosine", "linear", "constant"] = "cosine",
         final_factor: float = 0.0,
         total_steps: int | None = None,
-        hold: float = 0.0,
     ) -> None:
-        for name, value in (("warmup", warmup), ("hold", hold)):
-            if value < 0:
-                raise ValueError(f"{name} must be 0 or more, got {value}.")
-        self.warmup, self.hold = warmup, hold
-        self.decay, self.final_factor = decay, final_factor
+        if warmup < 0:
+            raise ValueError(f"warmup must be 0 or more, got {warmup}.")
+        self.warmup, self.decay, self.final_factor = warmup, decay, final_factor
         self.total_steps = total_steps
         super().__init__(optimizer, self.factor)
 
@@ -112,23 +107,15 @@ class WarmupDecay(LambdaLR):
 
         Args:
             total_steps: optimizer steps of the whole run.
-            batch_growth: how many times larger than planned the global batch is; a warm-up and
-                a hold in steps then take the same number of samples.
+            batch_growth: how many times larger than planned the global batch is; a warm-up in steps
+                then takes the same number of samples.
         """
         if self.warmup >= 1:
             self.warmup = max(1.0, self.warmup / batch_growth)
-        if self.hold >= 1:
-            self.hold = max(1.0, self.hold / batch_growth)
         if self.warmup >= total_steps:
             raise ValueError(
                 f"warmup is {self.warmup:g} steps, but the run has {total_steps}; give fewer, or a "
                 "share below 1."
-            )
-        whole = _in_steps(self.warmup, total_steps) + _in_steps(self.hold, total_steps)
-        if whole > total_steps:
-            raise ValueError(
-                f"warmup {self.warmup:g} and hold {self.hold:g} together take {whole:g} steps, but "
-                f"the run has {total_steps}; lower one of them."
             )
         self.total_steps = total_steps
         self._apply()
@@ -139,11 +126,10 @@ class WarmupDecay(LambdaLR):
 
     def shape(self, step: int, total: int) -> float:
         """Return the share of the full rate at a step of `total`."""
-        warmup = _in_steps(self.warmup, total)
+        warmup = self.warmup if self.warmup >= 1 else self.warmup * total
         if step < warmup:
             return (step + 1) / (warmup + 1)
-        begin = warmup + _in_steps(self.hold, total)
-        progress = min(1.0, max(0.0, step - begin) / max(1, total - begin))
+        progress = min(1.0, max(0.0, step - warmup) / max(1, total - warmup))
         if self.decay == "constant":
             return 1.0
         if self.decay == "linear":
@@ -185,12 +171,10 @@ class RestartedDecay(WarmupDecay):
         rates: list[float],
         **schedule: Any,
     ) -> None:
-        if not restarts or min(restarts) < 1 or sorted(set(restarts)) != restarts:
-            raise ValueError(f"restarts must be ascending steps from 1, got {restarts}.")
-        if len(rates) != len(restarts) + 1:
+        if len(rates) != len(restarts) + 1 or sorted({0, *restarts}) != [0, *restarts]:
             raise ValueError(
-                f"{len(restarts)} restarts make {len(restarts) + 1} phases, but rates has "
-                f"{len(rates)} factors; give one for each phase."
+                f"restarts must be ascending steps from 1 and rates one factor more, got restarts "
+                f"{restarts} and rates {rates}."
             )
         self.restarts, self.rates = restarts, rates
         super().__init__(optimizer, **schedule)
@@ -201,11 +185,6 @@ class RestartedDecay(WarmupDecay):
         bounds = [0, *self.restarts, max(self.total_steps or 1, self.restarts[-1] + 1)]
         begin, end = bounds[phase : phase + 2]
         return self.rates[phase] * self.shape(step - begin, end - begin)
-
-
-def _in_steps(given: float, total_steps: int) -> float:
-    """Return steps, of which a fraction below 1 names a share of the run."""
-    return given if given >= 1 else given * total_steps
 
 
 def gradients(optimizer: Optimizer) -> list[Tensor]:
@@ -262,12 +241,11 @@ class MuonAdamW(Optimizer):
             "eps": eps,
             "fused": True,  # torch then keeps AdamW's step counts beside the parameters
         }
-        for name in ("lr", "adamw_factor", "weight_decay", "eps"):
-            if defaults[name] < 0:
-                raise ValueError(f"{name} must be 0 or more, got {defaults[name]}.")
-        for name, value in (("momentum", momentum), *(("each of betas", b) for b in betas)):
-            if not 0 <= value < 1:
-                raise ValueError(f"{name} must be 0 to below 1, got {value}.")
+        # torch's classes check theirs; a wrong sign or decay would train, but not learn.
+        if min(lr, adamw_factor, weight_decay, eps, momentum, *betas) < 0:
+            raise ValueError(f"values of MuonAdamW must be 0 or more, got {defaults}.")
+        if max(momentum, *betas) >= 1:
+            raise ValueError(f"momentum and betas must be below 1, got {momentum} and {betas}.")
         groups = list(params)
         if not all(isinstance(group, dict) and "kind" in group for group in groups):
             raise ValueError(
@@ -316,14 +294,14 @@ class MuonAdamW(Optimizer):
         part.add_(update, alpha=-group["lr"] * factor)
 
     def _adamw_step(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        if not parameters:
+            return
         for parameter in parameters:
             state = self.state[parameter]
             if not state:
                 state["step"] = torch.zeros((), device=parameter.device, dtype=torch.float32)
                 state["exp_avg"] = torch.zeros_like(parameter)
                 state["exp_avg_sq"] = torch.zeros_like(parameter)
-        if not parameters:
-            return
         states = [self.state[p] for p in parameters]
         adamw(  # element by element: each rank on its own shards
             local_parts(parameters),

@@ -9,8 +9,6 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import socket
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,7 +17,6 @@ if TYPE_CHECKING:
     from datamodules.core.plan import Batching
 
 OnMissing = Literal["error", "fallback"]
-ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps", "tpu")
 # Names of strategies: the classes of those that take options, how ddp's start their processes.
 STRATEGY_CLASSES = {
     "ddp": "lit_models.training.strategies.ReplicatedStrategy",
@@ -31,27 +28,11 @@ START_METHODS: dict[str, Literal["popen", "spawn", "fork"]] = {
     "ddp_fork": "fork",
     "ddp_notebook": "fork",
 }
-GONE = "the strategy `{}` is gone"
-GONE_STRATEGIES = {
-    "dp": f"{GONE} (slow and inexact); `ddp` or `ddp_spawn` does it",
-    "dataparallel": f"{GONE} (slow and inexact); `ddp` or `ddp_spawn` does it",
-    "distributeddataparallel": "`{}` is called `ddp` here",
-    "fullyshardeddataparallel": "`{}` is called `fsdp` here",
-    "ddp2": f"{GONE}; `ddp` does it",
-    "ddpcpu": f"{GONE}; use `ddp` with --trainer.accelerator=cpu",
-    "ddpsharded": f"{GONE}; `fsdp` shards",
-    "fairscale": f"{GONE}; `fsdp` shards",
-    "horovod": f"{GONE}; `ddp` does it, with srun or torchrun as launcher",
-    "bagua": f"{GONE}; `ddp` does it",
-}
+GONE_STRATEGIES = ("dp", "dataparallel", "ddp2", "ddpcpu", "ddpsharded", "fairscale", "horovod")
 DEEPSPEED = (
     "trainer.strategy: `{}` is called fsdp here: ZeRO 3 is --trainer.strategy=fsdp, ZeRO 1 and 2 "
     "are fsdp with --trainer.strategy.reshard_after_forward=false, and ZeRO-Offload is fsdp with "
     "--trainer.strategy.cpu_offload=true, on GPUs."
-)
-LAUNCHER_NUMBERS = (
-    *("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT"),
-    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "OMP_NUM_THREADS"),
 )
 
 
@@ -192,7 +173,10 @@ def check_strategy(strategy: str | None, known: list[str]) -> None:
     if strategy is None or strategy in ("auto", *known):
         return
     if plain in GONE_STRATEGIES:
-        raise ValueError(f"trainer.strategy: {GONE_STRATEGIES[plain].format(strategy)}.")
+        raise ValueError(
+            f"trainer.strategy: the strategy `{strategy}` is gone; `ddp` or `ddp_spawn` does it, "
+            "and `fsdp` shards."
+        )
     near = difflib.get_close_matches(strategy, known, n=3)
     offered = sorted(name for name in known if "deepspeed_" not in name)
     hint = f" Did you mean {' or '.join(near)}?" if near else f" Known: {', '.join(offered)}."
@@ -205,69 +189,57 @@ def resolve_devices(settings: Settings, machine: Machine) -> Verdict:
     Raises:
         ValueError: devices that are not there, or no devices at all.
     """
-    accelerator, devices = settings.accelerator, settings.devices
-    if accelerator not in ACCELERATORS:
-        near = difflib.get_close_matches(accelerator, ACCELERATORS, n=1)
-        raise ValueError(
-            f"trainer.accelerator must be one of {', '.join(ACCELERATORS)}, got {accelerator}."
-            + (f" Did you mean {near[0]}?" if near else "")
-        )
-    text = "-1" if devices == "auto" else str(devices).strip()
+    accelerator, devices, nodes = settings.accelerator, settings.devices, settings.num_nodes
     indices = devices if isinstance(devices, list) else None
+    text = "-1" if devices == "auto" else str(devices).strip()
     if re.fullmatch(r"[\d ]+(,[\d ]*)+", text):
         indices = [int(index) for index in text.split(",") if index.strip()]
-    if indices is None and not re.fullmatch(r"-?\d+", text):
+    if indices is None and not re.fullmatch(r"-1|0*[1-9]\d*", text):
         raise ValueError(
-            f"trainer.devices must be a number, auto, or indices such as 0,2; got {devices}."
+            f"trainer.devices must be at least 1, auto, or indices such as 0,2; got {devices}."
         )
+    if nodes < 1:
+        raise ValueError(f"trainer.num_nodes must be at least 1, got {nodes}.")
     count = int(text) if indices is None else len(indices)
-    if (count < 1 and count != -1) or settings.num_nodes < 1:
-        raise ValueError(
-            f"trainer.num_nodes must be at least 1, got {settings.num_nodes}."
-            if settings.num_nodes < 1
-            else f"trainer.devices must be at least 1 or auto, got {devices}."
-        )
-
-    def verdict(kind: str, chosen: int | list[int], number: int) -> Verdict:
-        return Verdict(kind, chosen, number, number * settings.num_nodes)
-
-    wants_gpu = accelerator in ("gpu", "cuda")
-    if not wants_gpu and (accelerator != "auto" or not machine.num_gpus):
+    if accelerator not in ("gpu", "cuda") and (accelerator != "auto" or not machine.num_gpus):
+        number = max(count, 1)
         kind = "cpu" if accelerator == "auto" else accelerator
-        found = verdict(kind, max(count, 1), max(count, 1))
-        if kind == "cpu" and count == -1:
-            found.warnings.append(
+        out = Verdict(kind, number, number, number * nodes)
+        if kind != "cpu":
+            return out
+        if count == -1:
+            out.warnings.append(
                 "devices: auto found no GPU, the run uses 1 CPU process; --trainer.devices=2 uses "
                 "two"
             )
-        if kind == "cpu" and indices is not None:
-            found.warnings.append(
+        if indices is not None:
+            out.warnings.append(
                 f"trainer.devices={devices} names GPUs; on the CPU it means {count} processes"
             )
-        if kind == "cpu" and count > machine.num_cpus:
-            found.warnings.append(
+        if count > machine.num_cpus:
+            out.warnings.append(
                 f"{count} processes share {machine.num_cpus} CPU cores: right, but slower than "
                 f"--trainer.devices={machine.num_cpus}"
             )
-        return found
-    if count == -1 and machine.num_gpus:
-        return verdict("gpu", machine.num_gpus, machine.num_gpus)
-    if count != -1 and (max(indices) + 1 if indices else count) <= machine.num_gpus:
-        return verdict("gpu", indices or count, count)
-    there = f"{machine.num_gpus} GPU{'s' * (machine.num_gpus != 1)}"
-    asked = "all" if count == -1 else str(devices)
-    what = f"trainer.devices={asked} asks for GPUs that this machine does not have: it has {there}"
+        return out
+    there = machine.num_gpus
+    if count == -1 and there:
+        return Verdict("gpu", there, there, there * nodes)
+    if count != -1 and (max(indices) + 1 if indices else count) <= there:
+        return Verdict("gpu", indices or count, count, count * nodes)
+    what = (
+        f"trainer.devices={'all' if count == -1 else devices} asks for GPUs that this machine does "
+        f"not have: it has {there} GPU{'s' * (there != 1)}"
+    )
     if settings.on_missing_devices == "error":
-        way_out = f"devices={machine.num_gpus}" if machine.num_gpus else "accelerator=cpu"
+        way_out = f"devices={there}" if there else "accelerator=cpu"
         raise ValueError(
             f"{what}. Use --trainer.{way_out}, or --on_missing_devices=fallback to run on what is "
             "there."
         )
-    number = machine.num_gpus or 1
-    found = verdict("gpu" if machine.num_gpus else "cpu", number, number)
-    found.fallback = f"{what}; the run uses {number} {found.accelerator.upper()} device(s)"
-    found.warnings.append(found.fallback)
-    return found
+    kind, number = ("gpu", there) if there else ("cpu", 1)
+    fallback = f"{what}; the run uses {number} {kind.upper()} device(s)"
+    return Verdict(kind, number, number, number * nodes, [fallback], fallback)
 
 
 def tensor_groups(size: int, world_size: int) -> int:
@@ -297,22 +269,12 @@ def check_batch(settings: Settings, world_size: int) -> None:
         return
     from datamodules.core.plan import derive_batching
 
-    batching = derive_batching(
-        num_replicas,
-        settings.global_batch_size,
-        settings.micro_batch_size,
-        settings.batch_size,
-        settings.accumulate_grad_batches,
-    )
-    check_share(batching, num_replicas)
+    sizes = settings.micro_batch_size, settings.batch_size, settings.accumulate_grad_batches
+    check_share(derive_batching(num_replicas, settings.global_batch_size, *sizes), num_replicas)
 
 
 def check_share(batching: Batching, world_size: int) -> None:
-    """Refuses a global batch that has less than one sample for each micro-batch.
-
-    Raises:
-        ValueError: some device would have nothing to do.
-    """
+    """Refuses a global batch that has less than one sample for each micro-batch."""
     slots = world_size * batching.accumulate_grad_batches
     if slots > batching.global_batch_size:
         raise ValueError(
@@ -372,20 +334,6 @@ def launched_worlds(environ: Mapping[str, str]) -> dict[str, int]:
     return {name: size for name, size in worlds.items() if size > 1}
 
 
-def check_numbers(environ: Mapping[str, str]) -> None:
-    """Refuses a launcher's variable that is no number, before libraries read it as one.
-
-    Raises:
-        ValueError: it is none.
-    """
-    for name in LAUNCHER_NUMBERS:
-        if not (environ.get(name) or "0").isdecimal():
-            raise ValueError(
-                f"the environment has {name}={environ[name]}, which must be a whole number; "
-                "launchers set it: unset it, or correct it in the script that sets it."
-            )
-
-
 def complete_rendezvous(environ: dict[str, str] | os._Environ[str], num_nodes: int) -> None:
     """Fills in what a rank needs that was started by hand, as hand-written code is: with RANK,
     WORLD_SIZE, MASTER_ADDR and MASTER_PORT alone.
@@ -397,20 +345,6 @@ def complete_rendezvous(environ: dict[str, str] | os._Environ[str], num_nodes: i
     Raises:
         ValueError: a variable is missing, or the numbers contradict each other.
     """
-    if int(environ.get("RANK") or 0) >= int(environ.get("WORLD_SIZE") or sys.maxsize):
-        raise ValueError(
-            f"RANK={environ['RANK']} of WORLD_SIZE={environ['WORLD_SIZE']}: ranks count from 0, so "
-            "that the others would wait for ever; correct one of the two, or unset both."
-        )
-    address = environ.get("MASTER_ADDR")
-    if address:
-        try:
-            socket.getaddrinfo(address, None)
-        except OSError as error:
-            raise ValueError(
-                f"MASTER_ADDR={address} is no machine that can be found ({error.strerror}); give "
-                "the name or the address of the node with rank 0, or unset it for one machine."
-            ) from error
     is_launched = "LOCAL_RANK" in environ or "SLURM_NTASKS" in environ
     if "RANK" not in environ or is_launched or environ.get("WORLD_SIZE") == "1":
         return
@@ -422,9 +356,9 @@ def complete_rendezvous(environ: dict[str, str] | os._Environ[str], num_nodes: i
             f"hand needs {', '.join(names)}. Set all of them, or unset RANK."
         )
     rank, world_size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
-    if world_size % num_nodes:
+    if rank >= world_size or world_size % num_nodes:
         raise ValueError(
-            f"WORLD_SIZE={world_size} on trainer.num_nodes={num_nodes}: every node has equally "
-            "many ranks; correct one of the two."
+            f"RANK={rank} of WORLD_SIZE={world_size} on {num_nodes} node(s): ranks count from 0, "
+            "and every node has equally many; correct the numbers, or unset them."
         )
     environ["NODE_RANK"], environ["LOCAL_RANK"] = map(str, divmod(rank, world_size // num_nodes))

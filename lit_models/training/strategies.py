@@ -77,6 +77,7 @@ DEPRECATIONS = (  # of what Lightning calls itself
     "torch.distributed.nn.functional.all_gather is deprecated",
     "`isinstance(treespec, LeafSpec)` is deprecated",
 )
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 GRACE_S = 10.0  # within which a rank that failed says so, or one that heard of it ends
 INTERRUPTED_GRACE_S = 2.0
 UNUSED = "Expected to have finished reduction in the prior iteration"
@@ -123,46 +124,32 @@ class ManagedProcesses(ParallelStrategy):
         """Form the process group.
 
         Raises:
-            ValueError: the backend is not for this device or not in this torch.
             RuntimeError: the port of the rendezvous belongs to another program.
         """
         for text in DEPRECATIONS:  # a spawned rank has none of its parent's filters
             warnings.filterwarnings("ignore", message=re.escape(text))
-        backend, kind = self.process_group_backend, self.root_device.type  # type: ignore[attr-defined]
-        if backend == "nccl" and kind != "cuda":
-            raise ValueError(
-                f"process_group_backend is nccl, which joins GPUs, but the run is on {kind}; use "
-                "gloo, or leave it out and the device decides."
-            )
-        if backend == "mpi" and not dist.is_mpi_available():
-            raise ValueError(
-                f"process_group_backend is mpi, but torch {torch.__version__} was built without "
-                "MPI. Use gloo (CPU) or nccl (GPU), leave it out and the device decides, or build "
-                "torch from source on a machine with MPI."
-            )
         try:
             super().setup_environment()
         except dist.DistNetworkError as error:
             if not any(text in str(error) for text in PORT_TAKEN):
                 raise
             raise RuntimeError(
-                f"port {os.environ.get('MASTER_PORT', '?')} is taken: another program on this "
-                "machine listens there, perhaps what an earlier run left behind. Set MASTER_PORT "
-                "to a free one on all nodes, or unset it where there is one node: a free one is "
-                "then chosen."
+                f"port {os.environ.get('MASTER_PORT', '?')} is taken by another program. Set "
+                "MASTER_PORT to a free one on all nodes, or unset it on a single node: a free one "
+                "is then chosen."
             ) from error
         atexit.register(leave_group)
 
     def setup(self, trainer: Trainer) -> None:
         """Warn of batch norms: their statistics make a run depend on the number of devices."""
-        norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-        modules = trainer.lightning_module.modules()
-        if trainer.state.fn == TrainerFn.FITTING and any(isinstance(m, norms) for m in modules):
+        is_training = trainer.state.fn == TrainerFn.FITTING
+        if is_training and any(
+            isinstance(m, BATCH_NORMS) for m in trainer.lightning_module.modules()
+        ):
             rank_zero_warn(
                 "batch norm layers take their statistics from what each device computes at once, "
-                "rows that only fill a batch included: the run depends on the number of devices. "
-                "On GPUs trainer.sync_batchnorm=true lessens it; LayerNorm or GroupNorm do not "
-                "have it."
+                "filler rows included: the run depends on the number of devices. On GPUs "
+                "trainer.sync_batchnorm=true lessens it; LayerNorm or GroupNorm do not have it."
             )
         super().setup(trainer)
 
@@ -200,9 +187,8 @@ class ManagedProcesses(ParallelStrategy):
         super().on_exception(exception)
         children = getattr(self.launcher, "procs", [])
         # Without a group nobody can have failed elsewhere: the others are still on their way to it.
-        has_group = dist.is_initialized() or not all(
-            isinstance(c, subprocess.Popen) for c in children
-        )
+        is_launched = all(isinstance(c, subprocess.Popen) for c in children)
+        has_group = dist.is_initialized() or not is_launched
         grace_s = GRACE_S if isinstance(exception, Exception) else INTERRUPTED_GRACE_S
         deadline = time.monotonic() + (grace_s if has_group else 0.0)
         for child in children:
@@ -329,7 +315,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
             the layers that the network's `tensor_plan` names; 1 splits no layer.
         activation_checkpointing: keep only the inputs of blocks and compute the rest again in
             the backward pass: less memory, about a third more time.
-        cpu_offload: keep the shards in the memory of the host; needs a GPU.
+        cpu_offload: keep the shards of GPUs in the memory of the host.
         sharded_checkpoint: every rank writes its own shards, and a checkpoint is a folder, which
             any strategy and number of devices reads; else rank 0 gathers all and writes a file.
         process_group_backend: gloo, nccl or mpi; `None` takes the one for the device.
@@ -337,10 +323,9 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
 
     Raises:
         ValueError: `replicate_size` or `tensor_parallel_size` below 1 or no divisor of the world,
-            `cpu_offload` on a CPU, freeing after forward where the calls are uneven, computing
-            blocks again where the module keeps a cache in them, shards for another CheckpointIO,
-            dropout that devices of a tensor group would draw apart, or a network that cannot be
-            split so.
+            freeing after forward where the calls are uneven, computing blocks again where the
+            module keeps a cache in them, dropout that devices of a tensor group would draw apart,
+            or a network that cannot be split so.
     """
 
     strategy_name = "fsdp"
@@ -362,10 +347,6 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
             process_group_backend=process_group_backend,
             timeout=timeout,
         )
-        sizes = {"replicate_size": replicate_size, "tensor_parallel_size": tensor_parallel_size}
-        for name, size in sizes.items():
-            if size < 1:
-                raise ValueError(f"{name} must be at least 1, got {size}.")
         self.timeout = timeout
         self.reshard_after_forward = reshard_after_forward
         self.replicate_size, self.tensor_parallel_size = replicate_size, tensor_parallel_size
@@ -387,16 +368,6 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         """Start the process group; every tensor group is a data-parallel replica."""
         world_size = self.num_nodes * self.num_processes
         check_groups(world_size, self.replicate_size, self.tensor_parallel_size)
-        if self.cpu_offload and self.root_device.type == "cpu":
-            raise ValueError(
-                "cpu_offload keeps shards in the host's memory, where a CPU run has them anyway; "
-                "leave it out."
-            )
-        if self.sharded_checkpoint and not isinstance(self.checkpoint_io, AtomicCheckpointIO):
-            raise ValueError(
-                f"sharded_checkpoint is true, but {type(self.checkpoint_io).__name__} does the "
-                "writing, which knows no shards; use AtomicCheckpointIO, or leave it out."
-            )
         # The argument of this name comes before the number of devices is known.
         self._data_parallel_size = world_size // self.tensor_parallel_size
         super().setup_environment()
@@ -508,7 +479,8 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
 
     def _shard(self, module: LightningModule) -> None:
         blocks = list(module.blocks()) if hasattr(module, "blocks") else []
-        offload = CPUOffloadPolicy() if self.cpu_offload else OffloadPolicy()
+        is_offloaded = self.cpu_offload and self.root_device.type != "cpu"
+        offload = CPUOffloadPolicy() if is_offloaded else OffloadPolicy()
         inner, outer = self._split_and_mesh(module)
         options = {"mesh": inner, "offload_policy": offload}
         self._frees = self._frees_after_forward(module)
@@ -616,12 +588,9 @@ def _sharded_like_parameters(optimizer: Optimizer, state_dict: dict[str, Any]) -
 
 
 def check_groups(world_size: int, replicate_size: int, tensor_parallel_size: int) -> None:
-    """Refuse groups of devices that do not make up the world.
-
-    Raises:
-        ValueError: their size does not divide it.
-    """
-    if tensor_groups(tensor_parallel_size, world_size) % replicate_size:
+    """Raise ValueError where groups of devices do not make up the world."""
+    num_groups = tensor_groups(tensor_parallel_size, world_size)
+    if replicate_size < 1 or num_groups % replicate_size:
         raise ValueError(
             f"replicate_size {replicate_size} does not divide the {world_size} devices"
             f"{f' / {tensor_parallel_size} of a tensor group' * (tensor_parallel_size > 1)}; "

@@ -110,7 +110,6 @@ class Throughput(Callback):
         self._counter: FlopCounterMode | None = None  # during the first micro-batch
         self._forward_flops = 0
         self._file: IO[str] | None = None  # on rank 0, while it trains
-        self._totals = dict.fromkeys(("data", "evaluation", "steps"), 0.0)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
@@ -184,16 +183,6 @@ class Throughput(Callback):
         """Write what is left."""
         if self._file is not None and self._steps:
             self._write(trainer)
-        elif self._file is not None:
-            self._totals["evaluation"] += self._evaluation_s  # of the last step, with no line
-
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Say where the time went, after the last line of the progress."""
-        total = sum(self._totals.values())
-        if trainer.is_global_zero and total and trainer.progress_bar_callback is not None:
-            shares = sorted(((s / total, name) for name, s in self._totals.items()), reverse=True)
-            words = ", ".join(f"{name} {100 * share:.0f} %" for share, name in shares)
-            trainer.progress_bar_callback.print(f"time: {words}")
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
@@ -245,6 +234,4 @@ class Throughput(Callback):
             figures[f"throughput/{name}"] = line[name]
         for logger in trainer.loggers:
             logger.log_metrics(figures, trainer.global_step)
-        for name, value in split.items():
-            self._totals[name] += value
         self._begin(trainer)

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from datamodules.core.plan import deal, turn_order
+from datamodules.core.plan import Batching, deal, turn_order
 from lit_models.training import BitwiseSum, ExactDropout, LastCheckpoint, Ledger
-from lit_models.training.bitwise import Cut, TreeSum, check_cut, check_network, check_run, pinned
+from lit_models.training.bitwise import TreeSum, check_cut, check_network, check_run, pinned
 from tests.toy import LitToy, ToyData, ledger_lines, toy_trainer
 
 CHUNKS = 16
@@ -122,19 +122,21 @@ def test_a_run_that_cannot_keep_bits_is_refused(arguments, message) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cut", "message"),
+    ("total", "devices", "accumulation", "sizes", "message"),
     [
-        (Cut(2, 1, 8), "nothing says how: give data.micro_batch_size, for example 1 for 8 chunks"),
-        (Cut(2, 1, 8, batch_size=4), "data.batch_size 4 is per device; give data.global_batch"),
-        (Cut(2, 3, 12, 2), "2 devices x 3 accumulated = 6; change"),
-        (Cut(8, 1, 8, 2), "8 into 4 chunks, but 8 devices take 8; use at most 4 devices"),
+        (8, 2, 1, [], "nothing says how: give data.micro_batch_size, for example 1 for 8 chunks"),
+        (8, 2, 1, ["auto", 4], "data.batch_size 4 is per device; give data.global_batch"),
+        (12, 2, 3, [2], "2 devices x 3 accumulated = 6; change"),
+        (8, 8, 1, [2], "8 into 4 chunks, but 8 devices take 8; use at most 4 devices"),
     ],
 )
-def test_a_cut_that_follows_the_devices_is_refused(cut: Cut, message: str) -> None:
+def test_a_cut_that_follows_the_devices_is_refused(
+    total: int, devices: int, accumulation: int, sizes: list, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
-        check_cut(cut)
-    check_cut(Cut(2, 4, 64, "auto", is_accumulation_given=True))
-    check_cut(Cut(4, 2, 64, 8))
+        check_cut(Batching(total, 1, accumulation), devices, *sizes)
+    check_cut(Batching(64, 8, 4), 2, is_accumulation_given=True)
+    check_cut(Batching(64, 8, 2), 4, 8)
 
 
 @pytest.mark.parametrize(

@@ -41,21 +41,11 @@ def test_warmup_in_steps_and_as_a_share_are_the_same_ramp():
     assert rates(10, 20, warmup=0.15) == rates(10, 20, warmup=3)
 
 
-def test_a_rate_that_is_held_decays_in_what_is_left():
-    held = rates(10, 10, warmup=2, hold=4, decay="linear")
-    assert held == pytest.approx([1 / 3, 2 / 3, 1, 1, 1, 1, 1, 0.75, 0.5, 0.25])
-    assert held == pytest.approx(rates(10, 10, warmup=0.2, hold=0.4, decay="linear"))
-
-
-def test_warm_up_and_hold_in_steps_follow_a_larger_batch():
-    schedule = WarmupDecay(torch.optim.SGD([torch.zeros(1)], lr=1.0), warmup=4, hold=6)
-    schedule.set_total_steps(20, batch_growth=2)
-    same = WarmupDecay(torch.optim.SGD([torch.zeros(1)], lr=1.0), warmup=2, hold=3)
-    same.set_total_steps(20)
-    assert [schedule.factor(i) for i in range(20)] == [same.factor(i) for i in range(20)]
-    share = WarmupDecay(torch.optim.SGD([torch.zeros(1)], lr=1.0), warmup=0.1, hold=0.3)
-    share.set_total_steps(20, batch_growth=2)
-    assert (share.warmup, share.hold) == (0.1, 0.3)
+def test_a_warm_up_in_steps_follows_a_larger_batch_and_a_share_does_not():
+    for warmup, expected in ((4, 2), (0.1, 0.1)):
+        schedule = WarmupDecay(torch.optim.SGD([torch.zeros(1)], lr=1.0), warmup=warmup)
+        schedule.set_total_steps(20, batch_growth=2)
+        assert schedule.warmup == expected
 
 
 def test_decay_follows_its_formula():
@@ -91,10 +81,6 @@ def test_wrong_schedules_are_refused(tmp_path):
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
     with pytest.raises(ValueError, match="warmup must be 0 or more, got -1"):
         WarmupDecay(optimizer, warmup=-1)
-    with pytest.raises(ValueError, match="hold must be 0 or more, got -2"):
-        WarmupDecay(optimizer, hold=-2)
-    with pytest.raises(ValueError, match="warmup 3 and hold 0.9 together take 21.9 steps, but"):
-        rates(1, 21, warmup=3, hold=0.9)
     with pytest.raises(ValueError, match="warmup is 30 steps, but the run has 14"):
         toy_trainer(tmp_path).fit(LitToy(lr_scheduler=partial(WarmupDecay, warmup=30)), ToyData())
 
@@ -257,9 +243,9 @@ def test_shards_of_two_processes_move_as_whole_matrices_do(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"lr": -1.0}, "lr must be 0 or more, got -1.0"),
-        ({"momentum": 1.0}, "momentum must be 0 to below 1, got 1.0"),
-        ({"betas": (0.9, 1.0)}, "each of betas must be 0 to below 1, got 1.0"),
+        ({"lr": -1.0}, "must be 0 or more, got {'lr': -1.0"),
+        ({"momentum": 1.0}, "momentum and betas must be below 1, got 1.0"),
+        ({"betas": (0.9, 1.0)}, "momentum and betas must be below 1, got .* 1.0"),
     ],
 )
 def test_wrong_values_are_refused(values, message):

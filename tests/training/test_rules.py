@@ -76,12 +76,8 @@ def test_named_gpus_are_those_that_are_used() -> None:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("dp", "`dp` is gone (slow and inexact); `ddp` or `ddp_spawn` does it"),
-        ("DataParallel", "`DataParallel` is gone (slow and inexact); `ddp`"),
-        ("data_parallel", "`data_parallel` is gone (slow"),
-        ("DistributedDataParallel", "`DistributedDataParallel` is called `ddp` here"),
-        ("horovod", "`horovod` is gone; `ddp` does it, with srun or torchrun"),
-        ("ddp_sharded", "`ddp_sharded` is gone; `fsdp` shards"),
+        ("dp", "`dp` is gone; `ddp` or `ddp_spawn` does it, and `fsdp` shards"),
+        ("data_parallel", "`data_parallel` is gone"),
         ("fdsp", "no strategy `fdsp`. Did you mean fsdp"),
     ],
 )
@@ -116,7 +112,7 @@ def test_nodes_multiply_the_world() -> None:
         check(Settings(devices=2, num_nodes=3), TWO_GPUS, {}, [])
     with pytest.raises(ValueError, match="num_nodes must be at least 1, got 0"):
         verdict(NO_GPU, num_nodes=0)
-    with pytest.raises(ValueError, match="devices must be at least 1 or auto, got 0"):
+    with pytest.raises(ValueError, match="devices must be at least 1, auto, .* got 0"):
         verdict(NO_GPU, devices=0)
 
 
