@@ -6,33 +6,12 @@ of the Hugging Face kind, as transformers does it.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer, pre_tokenizers
-
-PIPELINE_FILE = "tokenizer.json"
-CONFIG_FILE = "tokenizer_config.json"
-
-
-def files_of(
-    backend: Tokenizer, special_tokens: dict[str, str], chat_template: str | None
-) -> dict[str, str]:
-    """Return file name -> content, see `TextTokenizer.hugging_face_files`."""
-    config: dict[str, Any] = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "clean_up_tokenization_spaces": False,
-        **special_tokens,
-    }
-    if chat_template is not None:
-        config["chat_template"] = chat_template
-    return {
-        PIPELINE_FILE: backend.to_str(pretty=True) + "\n",
-        CONFIG_FILE: json.dumps(config, indent=2, ensure_ascii=False) + "\n",
-    }
-
 
 SPACE_MARK = "▁"  # of SentencePiece
 SEQUENCES = ("normalizers", "pretokenizers", "decoders")
@@ -43,13 +22,30 @@ BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 def byte_lengths(backend: Tokenizer) -> np.ndarray | None:
     """Return the UTF-8 bytes of each token, see `TextTokenizer.byte_lengths`."""
-    measure = _measure(json.loads(backend.to_str()))
-    if measure is None:
+    pipeline = json.loads(backend.to_str())
+    model, steps = pipeline["model"], _steps(pipeline["decoder"])
+    kinds = {step["type"] for step in steps}
+    is_marked = "Metaspace" in kinds or any(
+        step["type"] == "Replace" and step["pattern"] == {"String": SPACE_MARK} for step in steps
+    )
+    spells_itself = kinds == {"Fuse"} and pipeline["pre_tokenizer"] is None
+    if model["type"] not in ("BPE", "Unigram") or model.get("end_of_word_suffix"):
         return None
+    if not ("ByteLevel" in kinds or is_marked or spells_itself):
+        return None
+    alphabet = frozenset(pre_tokenizers.ByteLevel.alphabet())
+
+    def measured(token: str) -> int:
+        if "ByteLevel" in kinds and alphabet.issuperset(token):  # another piece spells itself
+            return len(token)
+        if is_marked and BYTE_PIECE.fullmatch(token):
+            return 1
+        return len((token.replace(SPACE_MARK, " ") if is_marked else token).encode())
+
     vocabulary = backend.get_vocab(with_added_tokens=True)
     lengths = np.zeros(max(vocabulary.values()) + 1, np.int64)
     for token, i in vocabulary.items():
-        lengths[i] = measure(token)
+        lengths[i] = measured(token)
     for i, added in backend.get_added_tokens_decoder().items():
         lengths[i] = 0 if added.special else len(added.content.encode())
     return lengths
@@ -127,31 +123,6 @@ def whole_words(backend: Tokenizer) -> frozenset[str] | None:
     return frozenset(model["vocab"]) if is_plain else None
 
 
-def _measure(pipeline: dict[str, Any]) -> Any:
-    """Return the function that gives the bytes of one token; none where tokens spell no text."""
-    model, steps = pipeline["model"], _steps(pipeline["decoder"])
-    kinds = {step["type"] for step in steps}
-    if model["type"] not in ("BPE", "Unigram") or model.get("end_of_word_suffix"):
-        return None
-    if "ByteLevel" in kinds:
-        alphabet = frozenset(pre_tokenizers.ByteLevel.alphabet())
-        # A token of another alphabet, such as a byte piece, would spell something else.
-        return lambda token: len(token) if alphabet.issuperset(token) else len(token.encode())
-    is_marked = "Metaspace" in kinds or any(
-        step["type"] == "Replace" and step["pattern"] == {"String": SPACE_MARK} for step in steps
-    )
-    if is_marked:
-        return _bytes_of_piece
-    spells_itself = kinds <= {"Fuse"} and pipeline["pre_tokenizer"] is None
-    return (lambda token: len(token.encode())) if spells_itself and kinds else None
-
-
-def _bytes_of_piece(token: str) -> int:
-    if BYTE_PIECE.fullmatch(token):
-        return 1
-    return len(token.replace(SPACE_MARK, " ").encode())
-
-
 def _steps(step: dict[str, Any] | None) -> list[dict[str, Any]]:
     if step is None:
         return []
@@ -190,43 +161,3 @@ def named_template(name: str) -> str:
             f"({', '.join(TEMPLATES)}); name a Jinja file."
         )
     return path.read_text("utf-8")
-
-
-class Renderer:
-    """A compiled template. It runs in transformers' sandbox: templates come from strangers.
-
-    Args:
-        template: Jinja text.
-        special_tokens: name -> token, which the template may use.
-    """
-
-    def __init__(self, template: str, special_tokens: dict[str, str]) -> None:
-        from tokenizers import Tokenizer, models
-        from transformers import PreTrainedTokenizerFast
-
-        # Rendering reads the special tokens and no vocabulary.
-        self._tokenizer = PreTrainedTokenizerFast(
-            tokenizer_object=Tokenizer(models.BPE()), chat_template=template, **special_tokens
-        )
-
-    def __call__(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
-        """Return the text of a chat.
-
-        Raises:
-            ValueError: the template is wrong, or refuses these messages.
-        """
-        from jinja2 import TemplateError
-
-        try:
-            text = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-            )
-        except (TemplateError, TypeError) as error:
-            raise ValueError(
-                f"the chat template refuses these messages ({error}); correct them, or name "
-                "another template with data.tokenizer.chat_template."
-            ) from error
-        assert isinstance(text, str)
-        return text

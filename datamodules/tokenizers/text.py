@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -14,13 +14,9 @@ from tokenizers import Encoding, Tokenizer, decoders, models, pre_tokenizers, tr
 from datamodules.core.checkpoint_recipe import checkpoint_to_load, read_recipe
 from datamodules.core.store import cache_root, digest_of, file_digest
 from datamodules.tokenizers.pipelines import (
-    CONFIG_FILE,
-    PIPELINE_FILE,
     Message,
-    Renderer,
     anchor,
     byte_lengths,
-    files_of,
     may_drop,
     named_template,
     spells,
@@ -31,8 +27,6 @@ from datamodules.tokenizers.pipelines import (
 
 Kind = Literal["characters", "words", "bytes", "bpe", "folder"]
 DEFAULT_VOCAB_SIZE = 8000
-# What must have room, of each kind whose vocabulary can be larger or smaller.
-SMALLEST = {"bpe": (257, "256 bytes and end-of-text"), "words": (2, "a word and end-of-text")}
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,12 +111,24 @@ class TextTokenizer:
         Raises:
             ValueError: there is no chat template, or it refuses these messages.
         """
-        if self._renderer is None:
+        if self.chat_template is None:
             raise ValueError(
                 "the tokenizer has no chat template, which turns messages into text; name one "
                 "with data.tokenizer.chat_template: a Jinja file, or plain."
             )
-        return self._renderer(messages, add_generation_prompt)
+        from jinja2 import TemplateError
+
+        try:
+            return self._renderer.apply_chat_template(
+                [dict(message) for message in messages],
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+            )
+        except (TemplateError, TypeError) as error:
+            raise ValueError(
+                f"the chat template refuses these messages ({error}); correct them, or name "
+                "another template with data.tokenizer.chat_template."
+            ) from error
 
     def byte_lengths(self) -> np.ndarray | None:
         """Return how many UTF-8 bytes each token spells, [V] int64; special tokens spell none.
@@ -135,7 +141,17 @@ class TextTokenizer:
 
     def hugging_face_files(self) -> dict[str, str]:
         """Return file name -> content of a folder that transformers' AutoTokenizer reads."""
-        return files_of(self.backend, dict(self.special_tokens), self.chat_template)
+        config: dict[str, Any] = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+            **dict(self.special_tokens),
+        }
+        if self.chat_template is not None:
+            config["chat_template"] = self.chat_template
+        return {
+            PIPELINE_FILE: self.backend.to_str(pretty=True) + "\n",
+            CONFIG_FILE: json.dumps(config, indent=2, ensure_ascii=False) + "\n",
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values from which `from_dict` makes the same tokenizer."""
@@ -168,10 +184,16 @@ class TextTokenizer:
         return anchor(self.backend)
 
     @cached_property
-    def _renderer(self) -> Renderer | None:
-        if self.chat_template is None:
-            return None
-        return Renderer(self.chat_template, dict(self.special_tokens))
+    def _renderer(self) -> Any:
+        """A tokenizer of transformers, in whose sandbox templates run: they come from strangers.
+        Rendering reads the special tokens and no vocabulary."""
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast(
+            tokenizer_object=Tokenizer(models.BPE()),
+            chat_template=self.chat_template,
+            **dict(self.special_tokens),
+        )
 
     @cached_property
     def _without_first_space(self) -> Tokenizer:
@@ -185,55 +207,41 @@ class TextTokenizer:
         return copy
 
     @cached_property
-    def _known_characters(self) -> set[str] | None:
-        """Those found to be spelled so far; none where every character is."""
-        return set() if may_drop(self.backend) else None
-
-    @cached_property
     def _known_words(self) -> frozenset[str] | None:
-        """All of them; none where tokens are no whole words."""
+        """All words of a pipeline that has no token for others; `None` of another kind."""
         return whole_words(self.backend)
 
-    def _check_spelling(self, texts: Sequence[str]) -> None:
+    @cached_property
+    def _known_characters(self) -> set[str] | None:
+        """Those that are spelled, as far as they were asked for; `None` where every one is."""
+        return set() if may_drop(self.backend) else None
+
+    def _unknown(self, text: str) -> str | None:
+        """Return the first word or character of a text that the vocabulary cannot spell."""
         if self._known_words is not None:
-            self._check_words(texts, self._known_words)
-        elif self._known_characters is not None:
-            self._check_characters(texts, self._known_characters)
+            return next((word for word in words_of(text) if word not in self._known_words), None)
+        known = self._known_characters
+        if known is None or known.issuperset(text):
+            return None
+        known.update(c for c in set(text) - known if spells(self.backend, c))
+        return next((character for character in text if character not in known), None)
 
-    def _check_words(self, texts: Sequence[str], known: frozenset[str]) -> None:
+    def _check_spelling(self, texts: Sequence[str]) -> None:
         for text in texts:
-            if known.issuperset(words_of(text)):
+            if self._unknown(text) is None:
                 continue
+            # A special token is found as a whole.
             for token in self.backend.get_added_tokens_decoder().values():
-                text = text.replace(token.content, " ")
-            words = words_of(text)
-            for position, word in enumerate(words):
-                if word not in known:
-                    near = " ".join(words[max(0, position - 3) : position + 4])
-                    raise ValueError(
-                        f'the tokenizer does not know the word "{word}" in {near!r}; add a '
-                        "training text that has it, or use data.tokenizer.kind bytes or bpe, which "
-                        "spell every word."
-                    )
-
-    def _check_characters(self, texts: Sequence[str], known: set[str]) -> None:
-        for text in texts:
-            for character in set(text) - known:
-                if spells(self.backend, character):
-                    known.add(character)
-            if known.issuperset(text):
-                continue
-            for token in self.backend.get_added_tokens_decoder().values():
-                text = text.replace(token.content, "")
-            for position, character in enumerate(text):
-                if character not in known:
-                    near = text[max(0, position - 15) : position + 15]
-                    raise ValueError(
-                        f'the tokenizer does not know the character "{character}" '
-                        f"(U+{ord(character):04X}) in {near!r}, and would drop it; add a training "
-                        "text that has it, or use data.tokenizer.kind bytes or bpe, which spell "
-                        "every character."
-                    )
+                text = text.replace(token.content, "" if self._known_words is None else " ")
+            unknown = self._unknown(text)
+            if unknown is not None:
+                kind = "character" if self._known_words is None else "word"
+                place = text.index(unknown)
+                raise ValueError(
+                    f'the tokenizer does not know the {kind} "{unknown}" in '
+                    f"{text[max(0, place - 15) : place + len(unknown) + 15]!r}; add a training "
+                    "text that has it, or use data.tokenizer.kind bytes or bpe, which spell all."
+                )
 
 
 @dataclass(frozen=True)
@@ -260,38 +268,21 @@ class TokenizerOptions:
     min_count: int | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
+        smallest = {"bpe": 257, "words": 2}.get(self.kind)
+        if self.vocab_size is not None and (smallest is None or self.vocab_size < smallest):
             raise ValueError(
-                f'tokenizer.kind must be one of {", ".join(get_args(Kind))}, got "{self.kind}".'
+                f"tokenizer.vocab_size {self.vocab_size} does not fit kind {self.kind}: it is at "
+                "least 257 for bpe (256 bytes and end-of-text), 2 for words, and else left out."
             )
-        if self.vocab_size is not None:
-            self._check_vocab_size(self.vocab_size)
         if self.min_count is not None and (self.kind != "words" or self.min_count < 1):
             raise ValueError(
                 f"tokenizer.min_count belongs to kind words and is at least 1, got "
                 f"{self.min_count} with kind {self.kind}; leave it out."
             )
-        if self.path is not None and self.kind != "folder":
+        if (self.path is not None) != (self.kind == "folder"):
             raise ValueError(
-                f'tokenizer.path "{self.path}" has no effect on tokenizer.kind {self.kind}; leave '
-                "it out, or choose folder."
-            )
-        if self.path is None and self.kind == "folder":
-            raise ValueError(
-                "tokenizer.kind folder needs tokenizer.path, a folder with a tokenizer.json."
-            )
-
-    def _check_vocab_size(self, size: int) -> None:
-        if self.kind not in SMALLEST:
-            raise ValueError(
-                f"tokenizer.vocab_size {size} has no effect on tokenizer.kind {self.kind}, whose "
-                f"vocabulary is what it is; leave it out, or choose {' or '.join(SMALLEST)}."
-            )
-        smallest, content = SMALLEST[self.kind]
-        if size < smallest:
-            raise ValueError(
-                f"tokenizer.vocab_size must be at least {smallest} ({content}), got {size}; raise "
-                "it, or choose tokenizer.kind bytes."
+                f"tokenizer.path is {self.path} and tokenizer.kind {self.kind}; a folder with a "
+                "tokenizer.json needs both the path and kind folder, other kinds no path."
             )
 
     def facts(self) -> dict[str, Any]:
@@ -301,9 +292,7 @@ class TokenizerOptions:
             FileNotFoundError: the folder or the template does not exist.
         """
         facts = asdict(self)
-        if self.min_count is None:
-            del facts["min_count"]  # stores of older versions stay where they are
-        if self.kind in SMALLEST:
+        if self.kind in ("bpe", "words"):
             facts["vocab_size"] = self.vocab_size or DEFAULT_VOCAB_SIZE
         if self.path is not None:
             root = cache_root()
@@ -337,6 +326,7 @@ def make_tokenizer(options: TokenizerOptions, texts: Iterator[str]) -> TextToken
     return byte_tokenizer(template)
 
 
+PIPELINE_FILE, CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
 SPECIAL_FILE = "special_tokens_map.json"
 TEMPLATE_FILE = "chat_template.jinja"
 MODEL_FILES = ("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model")
@@ -359,19 +349,15 @@ def folder_tokenizer(folder: Path, chat_template: str | None = None) -> TextToke
     backend = _backend(folder)
     backend.no_truncation()  # tokenizer.json may hold both, and would cut texts in silence
     backend.no_padding()
-    special = {name: _content(config[name]) for name in NAMES if config.get(name)}
+    special = {name: config[name] for name in NAMES if config.get(name)}
+    special = {n: t["content"] if isinstance(t, dict) else t for n, t in special.items()}
     end = "eos_token" if "eos_token" in special else "sep_token"  # BERT has the latter alone
-    if end not in special:
-        raise ValueError(
-            f"{folder} names no end-of-text token, which ends documents and answers; add "
-            f'"eos_token" to its {CONFIG_FILE}, a token of the vocabulary.'
-        )
     ids = {name: backend.token_to_id(token) for name, token in special.items()}
-    end_id = ids[end]
+    end_id = ids.get(end)
     if end_id is None:
         raise ValueError(
-            f'{folder}: the end-of-text token "{special[end]}" of {CONFIG_FILE} is not '
-            f"in the vocabulary; name one that is."
+            f"{folder} names no end-of-text token of its vocabulary, which ends documents and "
+            f'answers; it names {special.get(end)}. Set "eos_token" in its {CONFIG_FILE}.'
         )
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     # A template writes them into the text, where they must be found.
@@ -394,39 +380,35 @@ def tokenizer_files(path: str) -> list[Path]:
         FileNotFoundError: there is no such folder, or no tokenizer in it.
     """
     folder = Path(path).expanduser()
-    if not folder.is_dir():
+    if not any((folder / name).is_file() for name in (PIPELINE_FILE, *MODEL_FILES)):
+        lack = "holds no tokenizer" if folder.is_dir() else "is no folder"
         raise FileNotFoundError(
-            f"tokenizer.path: {folder} is no folder; name the local folder of a Hugging Face "
+            f"tokenizer.path: {folder} {lack} "
+            f"({PIPELINE_FILE}, {', '.join(MODEL_FILES)}); name the local folder of a Hugging Face "
             "tokenizer. Nothing is downloaded."
         )
-    vocabulary = [folder / name for name in (PIPELINE_FILE, *MODEL_FILES)]
-    if not any(file.is_file() for file in vocabulary):
-        raise FileNotFoundError(
-            f"tokenizer.path: {folder} holds no tokenizer ({PIPELINE_FILE}, "
-            f"{', '.join(MODEL_FILES)}); copy its files there."
-        )
-    others = [folder / name for name in (CONFIG_FILE, SPECIAL_FILE, TEMPLATE_FILE)]
-    return [file for file in (*vocabulary, *others) if file.is_file()]
+    names = (PIPELINE_FILE, *MODEL_FILES, CONFIG_FILE, SPECIAL_FILE, TEMPLATE_FILE)
+    return [folder / name for name in names if (folder / name).is_file()]
 
 
 def _backend(folder: Path) -> Tokenizer:
     path = folder / PIPELINE_FILE
-    if not path.is_file():
-        from transformers import AutoTokenizer
-
-        made = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        if not hasattr(made, "backend_tokenizer"):
+    if path.is_file():
+        try:
+            return Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises plain Exception
             raise ValueError(
-                f"{folder}: transformers reads it as a {type(made).__name__} without a fast "
-                f"pipeline; save one with a {PIPELINE_FILE}."
-            )
-        return made.backend_tokenizer
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises plain Exception
+                f"{path} cannot be read by the tokenizers library ({error}); copy it again."
+            ) from error
+    from transformers import AutoTokenizer
+
+    made = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    if not hasattr(made, "backend_tokenizer"):
         raise ValueError(
-            f"{path} cannot be read by the tokenizers library ({error}); copy it again."
-        ) from error
+            f"{folder}: transformers reads it as a {type(made).__name__} without a fast pipeline; "
+            f"save one with a {PIPELINE_FILE}."
+        )
+    return made.backend_tokenizer
 
 
 def _template(folder: Path, config: dict[str, Any]) -> str | None:
@@ -437,10 +419,6 @@ def _template(folder: Path, config: dict[str, Any]) -> str | None:
     if isinstance(template, list):  # several by name
         template = {entry["name"]: entry["template"] for entry in template}.get("default")
     return template
-
-
-def _content(token: str | dict[str, Any]) -> str:
-    return token["content"] if isinstance(token, dict) else token
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -504,18 +482,18 @@ def word_tokenizer(
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(set(words_of(text.replace(END_OF_TEXT, " "))))
-        if min_count is None and len(counts) >= vocab_size:
-            raise ValueError(_too_many_words(vocab_size, "data.tokenizer.min_count"))
     words = sorted(word for word, count in counts.items() if count >= (min_count or 1))
     if not words:
         raise ValueError(_no_text("words"))
-    if len(words) + 2 > vocab_size and min_count is not None:
-        raise ValueError(_too_many_words(vocab_size, f"data.tokenizer.min_count {min_count}"))
-    vocabulary = {word: i for i, word in enumerate(words)}
     # No word is empty: without a token for the unknown, such a word is refused.
     unknown = "" if min_count is None else UNKNOWN_WORD
-    if unknown:
-        vocabulary[unknown] = len(vocabulary)
+    vocabulary = {word: i for i, word in enumerate([*words, *([unknown] if unknown else [])])}
+    if len(vocabulary) >= vocab_size:
+        raise ValueError(
+            "the training text has more different words than there is room for beside the special "
+            f"tokens in tokenizer.vocab_size {vocab_size}; raise it, or data.tokenizer.min_count, "
+            "which makes rare words unknown, or use data.tokenizer.kind bpe, which spells them."
+        )
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token=unknown))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return _with_end(backend, chat_template, unknown)
@@ -567,14 +545,6 @@ def _with_end(backend: Tokenizer, chat_template: str | None, unknown: str = "") 
     special = [(name, END_OF_TEXT) for name in ("bos_token", "eos_token", "pad_token")]
     special += [("unk_token", unknown)] if unknown else []
     return TextTokenizer(backend, end_id, end_id, chat_template, tuple(special))
-
-
-def _too_many_words(vocab_size: int, option: str) -> str:
-    return (
-        f"the training text has more different words than there is room for beside the special "
-        f"tokens in tokenizer.vocab_size {vocab_size}; raise it, raise {option}, which makes rare "
-        "words unknown, or use data.tokenizer.kind bpe, which spells rare words in pieces."
-    )
 
 
 def _no_text(kind: str) -> str:

@@ -118,7 +118,7 @@ def test_a_template_sees_the_special_tokens_and_runs_in_a_sandbox(tmp_path: Path
 
 def test_a_character_that_is_not_in_the_vocabulary_is_named() -> None:
     tokenizer = made("characters")
-    with pytest.raises(ValueError, match=r'does not know the character "Z" \(U\+005A\).*bytes or'):
+    with pytest.raises(ValueError, match='does not know the character "Z" in .*Zeb.*bytes or'):
         tokenizer.encode("The Zebra")
     with pytest.raises(ValueError, match="does not know"):
         tokenizer.encode_with_offsets(["fine", "Z"])
@@ -132,7 +132,7 @@ def test_a_folder_whose_bytes_are_not_all_there_drops_nothing_either(tmp_path: P
     backend.decoder = decoders.ByteLevel()
     tokenizer = make_tokenizer(folder_of(backend, tmp_path, eos_token="</s>"), iter(()))
     assert tokenizer.encode("hen hen</s>").tolist() == [0, 1, 2, 3, 0, 1, 2, 5]
-    with pytest.raises(ValueError, match=r'the character "é" \(U\+00E9\) in \'hené\''):
+    with pytest.raises(ValueError, match="the character \"é\" in 'hené'"):
         tokenizer.encode("hené")  # its first byte is there, its second is not
 
 
@@ -191,30 +191,32 @@ def test_a_changed_folder_or_template_changes_the_facts(tmp_path: Path) -> None:
 
 def test_a_folder_without_files_or_without_an_end_is_refused(tmp_path: Path) -> None:
     options = TokenizerOptions("folder", path=str(tmp_path))
-    with pytest.raises(FileNotFoundError, match="holds no tokenizer .*copy its files there"):
+    with pytest.raises(FileNotFoundError, match="holds no tokenizer .*Nothing is downloaded"):
         make_tokenizer(options, iter(()))
     folder_of(sentencepiece(), tmp_path)
-    with pytest.raises(ValueError, match='no end-of-text token.*add "eos_token" to its tokenizer_'):
+    with pytest.raises(
+        ValueError, match='no end-of-text token.*names None. Set "eos_token" in its tokenizer_'
+    ):
         make_tokenizer(options, iter(()))
     folder_of(sentencepiece(), tmp_path, eos_token="<end>")
-    with pytest.raises(ValueError, match='token "<end>" .* is not in the vocabulary'):
+    with pytest.raises(ValueError, match="no end-of-text token of its vocabulary.*names <end>"):
         make_tokenizer(options, iter(()))
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match="cannot be read by the tokenizers library"):
         make_tokenizer(options, iter(()))
-    with pytest.raises(FileNotFoundError, match="is no folder; .*Nothing is downloaded"):
+    with pytest.raises(FileNotFoundError, match="is no folder .*Nothing is downloaded"):
         make_tokenizer(TokenizerOptions("folder", path="gpt2"), iter(()))
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"kind": "letters"}, 'kind must be one of characters,.* got "letters"'),
-        ({"kind": "bytes", "vocab_size": 300}, "vocab_size 300 has no effect on tokenizer.kind b"),
-        ({"kind": "bpe", "vocab_size": 256}, "vocab_size must be at least 257"),
-        ({"kind": "words", "vocab_size": 1}, r"must be at least 2 \(a word and end-of-text\), got"),
-        ({"kind": "bpe", "path": "x"}, 'path "x" has no effect on tokenizer.kind bpe'),
-        ({"kind": "folder"}, "folder needs tokenizer.path"),
+        ({"kind": "bytes", "vocab_size": 300}, "vocab_size 300 does not fit kind bytes"),
+        ({"kind": "bpe", "vocab_size": 256}, "vocab_size 256 does not fit kind bpe: .* 257"),
+        ({"kind": "words", "vocab_size": 1}, "vocab_size 1 does not fit kind words: .* 2 for"),
+        ({"kind": "bpe", "path": "x"}, "path is x and tokenizer.kind bpe"),
+        ({"kind": "folder"}, "path is None and tokenizer.kind folder"),
+        ({"kind": "bpe", "min_count": 2}, "min_count belongs to kind words"),
     ],
 )
 def test_options_without_effect_are_refused(values: dict, message: str) -> None:
