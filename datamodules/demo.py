@@ -2,24 +2,34 @@
 
 import ast
 import csv
-import hashlib
 import inspect
 import io
 import json
-import os
 import platform
 import random
 import re
 import sysconfig
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from datamodules.files.splitting import PART_NAMES, SplitOptions, split_by_stem
+import numpy as np
+
+from datamodules.core.store import content_digest, digest_of, made_once
+from datamodules.files.splitting import (
+    PART_NAMES,
+    TEST,
+    TRAIN,
+    VALIDATION,
+    SplitOptions,
+    keyed_hashes,
+    split_by_stem,
+)
 from datamodules.occupations import grammar
 
+DEMO_VERSION = 1  # of the files of rules below; raised with every change of a file
+TEXT_VERSION = 2  # of those that depend on this Python, too
 TOPICS = "pydoc_data/topics.py"
 # Modules written in Python with documentation worth reading; one that a version lacks is left out.
 MODULES = """
@@ -67,6 +77,11 @@ class Documented(NamedTuple):
         """The first paragraph, on one line."""
         return " ".join(self.docstring.split("\n\n")[0].split())
 
+    @property
+    def body(self) -> str:
+        """What follows that."""
+        return self.docstring.partition("\n\n")[2].strip()
+
 
 def topics() -> dict[str, str]:
     """Return the topics of the language reference, name -> text."""
@@ -92,12 +107,8 @@ def documented() -> tuple[Documented, ...]:
 @cache
 def sources_digest() -> str:
     """Return the hex digest of all sources that are read."""
-    content = hashlib.sha256()
-    for name in (TOPICS, *(f"{module}.py" for module in MODULES.split())):
-        path = _library() / name
-        if path.is_file():
-            content.update(f"{name} {path.stat().st_size};".encode() + path.read_bytes())
-    return content.hexdigest()
+    paths = (_library() / name for name in (TOPICS, *(f"{m}.py" for m in MODULES.split())))
+    return digest_of([[path.name, content_digest(path)] for path in paths if path.is_file()])
 
 
 def _library() -> Path:
@@ -253,19 +264,42 @@ def _one(values: Sequence[T], rng: random.Random) -> T:
     return values[int(rng.random() * len(values))]  # `choice` may change with Python
 
 
-# SHA-256 of each file; its first digits stand in the name, so that no old file is taken for new.
-DIGESTS = {
-    "occupations": "314a69cb92ad227b7882cdc838256812a544f09028c3ac772c325ecea7cafea6",
-    "occupation_codes": "f564bb2874961c21c61b806e71f96b4adc2cf55dc2a35ddb6dad229fe0c19d17",
-    "stories": "f2025ae77f47b5b3f8bcacdef3180f1ab627a42fdb497d1329992076b7338426",
-}
+# --- the files, each made once ---
 
-# --- occupations: descriptions in four languages, codes of five digits ---
-
-NUM_OCCUPATIONS = 20_000
+NUM_OCCUPATIONS, OCCUPATION_SEED = 20_000, 1911
 OCCUPATION_COLUMNS = ("text", "language", "code_1", "code_2", "split")
-OCCUPATION_SEED = 1911
 OCCUPATION_SPLIT = SplitOptions(validation_share=0.08, test_share=0.1, seed=0)
+SHORTEST_TEXT, SHORTEST_SUMMARY, LONGEST_SUMMARY = 80, 20, 400
+SHORTEST_PAGE, LONGEST_TITLE = 40, 100
+# Of the collection: its documents and queries, and how they are divided.
+FEWEST_WORDS, LONGEST_SOURCE, FEWEST_QUERY_WORDS = 8, 300, 3
+GRADE_ITSELF, GRADE_RELATED = 2, 1
+TEST_LOTS, HELD_LOTS = 0.15, 0.3
+NAME_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
+
+
+def _made(cache_dir: Path, name: str, files: Iterator[tuple[str, str]], of_python: bool) -> Path:
+    """Return the folder of these files; those made of Python's sources are other ones with another
+    version of it."""
+    facts = [platform.python_version(), TEXT_VERSION, sources_digest()] if of_python else []
+
+    def write(folder: Path) -> None:
+        for path, content in files:
+            (folder / path).parent.mkdir(exist_ok=True)
+            (folder / path).write_text(content, "utf-8", newline="")
+
+    digest = digest_of([DEMO_VERSION, *facts])[:8]
+    return made_once(Path(cache_dir) / "demo" / f"{name}-{digest}", write)
+
+
+def _jsonl(rows: Iterable[dict[str, Any]]) -> str:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def _csv(rows: Iterable[Sequence[str]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
 
 
 def demo_occupations(cache_dir: Path) -> Path:
@@ -274,101 +308,25 @@ def demo_occupations(cache_dir: Path) -> Path:
     The split is by string: no variant of a test string stands in the training part.
     """
 
-    def rows() -> Iterator[Sequence[str]]:
+    def files() -> Iterator[tuple[str, str]]:
         records = grammar.records(NUM_OCCUPATIONS, OCCUPATION_SEED)
         texts, first_codes = [r.text for r in records], [r.codes[0] for r in records]
         parts = split_by_stem(texts, first_codes, OCCUPATION_SPLIT).tolist()
-        yield OCCUPATION_COLUMNS
+        rows: list[Sequence[str]] = [OCCUPATION_COLUMNS]
         for record, part in zip(records, parts, strict=True):
             second_code = record.codes[1] if len(record.codes) > 1 else ""
-            yield record.text, record.language, record.codes[0], second_code, PART_NAMES[part]
+            first_three = record.text, record.language, record.codes[0]
+            rows.append((*first_three, second_code, PART_NAMES[part]))
+        yield "occupations.csv", _csv(rows)
 
-    return _cached_table(cache_dir, "occupations", rows)
+    return _made(cache_dir, "occupations", files(), of_python=False) / "occupations.csv"
 
 
 def demo_code_book(cache_dir: Path) -> Path:
     """A csv (code, description) of every code that the grammar of the demo knows."""
     rows = [("code", "description"), *grammar.code_book().items()]
-    return _cached_table(cache_dir, "occupation_codes", lambda: rows)
-
-
-# --- language models: the documentation that Python carries ---
-
-TEXT_VERSION = 2  # of the functions below
-SHORTEST_TEXT, SHORTEST_SUMMARY, LONGEST_SUMMARY = 80, 20, 400
-SHORTEST_PAGE, LONGEST_TITLE = 40, 100
-
-
-def demo_text(cache_dir: Path) -> Path:
-    """A jsonl of {"text", "source"}: topics of the language reference, and docstrings, in ASCII.
-
-    Another version of Python has other words, and a file of its own.
-    """
-    return _cached_lines(cache_dir, "text", _texts)
-
-
-def demo_instructions(cache_dir: Path) -> Path:
-    """A jsonl of {"prompt", "completion"}: what is asked of a name, and its first paragraph."""
-    return _cached_lines(cache_dir, "instructions", _instructions)
-
-
-def demo_pages(cache_dir: Path) -> Path:
-    """A jsonl of {"text", "title", "query", "url"}: the docstrings as pages, their first paragraph
-    as the title, and the words of the signature as the query."""
-    return _cached_lines(cache_dir, "pages", _pages)
-
-
-def _pages() -> Iterator[dict[str, str]]:
-    known: set[str] = set()
-    for found in documented():
-        text = _unwrapped(found.docstring.partition("\n\n")[2].strip())
-        has_length = len(found.summary) <= LONGEST_TITLE and len(text) >= SHORTEST_PAGE
-        if has_length and text.isascii() and text not in known:
-            known.add(text)
-            words = re.findall(r"[a-z]{2,}", (found.signature or found.module).lower())
-            query = " ".join(w for w in dict.fromkeys(words) if w not in ("self", "none"))
-            url = f"https://docs.example/{found.source.replace('.', '/')}"
-            title = found.summary.rstrip(".")
-            yield {"text": text, "title": title, "query": query or found.module, "url": url}
-
-
-def _unwrapped(text: str) -> str:
-    """Return a text with one line per paragraph; examples, lists and tables keep their lines."""
-    paragraphs = text.split("\n\n")
-    kept = re.compile(r"^(\s|>>>|[-*+=|])", re.MULTILINE)
-    return "\n".join(p if kept.search(p) else " ".join(p.split()) for p in paragraphs)
-
-
-def _texts() -> Iterator[dict[str, str]]:
-    known: set[str] = set()
-    for name, text in topics().items():
-        if text not in known and text.isascii():
-            known.add(text)
-            yield {"text": text.strip() + "\n", "source": f"topic {name}"}
-    for found in documented():
-        is_long = len(found.docstring) >= SHORTEST_TEXT
-        # A rare letter would be unknown to a tokenizer of the other documents' characters.
-        if is_long and found.docstring.isascii() and found.docstring not in known:
-            known.add(found.docstring)
-            heading = f"{found.module}: {found.signature}" if found.name else found.module
-            yield {"text": f"{heading}\n\n{found.docstring}\n", "source": found.source}
-
-
-def _instructions() -> Iterator[dict[str, str]]:
-    known: set[str] = set()
-    for found in documented():
-        question = {
-            "module": f"What is the module {found.module} for?",
-            "class": f"What is the class {found.name} of the module {found.module}?",
-            "function": f"What does {found.name} of the module {found.module} do?",
-        }[found.kind]
-        has_length = SHORTEST_SUMMARY <= len(found.summary) <= LONGEST_SUMMARY
-        if has_length and not {question, found.summary} & known:
-            known |= {question, found.summary}
-            yield {"prompt": question, "completion": found.summary}
-
-
-# --- language models whose facts are known: stories of a grammar ---
+    files = iter([("codes.csv", _csv(rows))])
+    return _made(cache_dir, "codes", files, of_python=False) / "codes.csv"
 
 
 def demo_stories(cache_dir: Path) -> Path:
@@ -377,52 +335,167 @@ def demo_stories(cache_dir: Path) -> Path:
     The stories of combinations.jsonl hold pairs of attributes that no other file has, such as a
     job and a pet, see `HELD_OUT_PAIRS`. No text stands in two files.
     """
-    folder = Path(cache_dir) / f"demo-stories-{DIGESTS['stories'][:8]}"
-    paths = {part: folder / f"{part}.jsonl" for part in PARTS}
-    if all(path.is_file() for path in paths.values()):
-        content = b"".join(path.read_bytes() for path in paths.values())
-        if hashlib.sha256(content).hexdigest() == DIGESTS["stories"]:
-            return folder
-    lines: dict[str, list[str]] = {part: [] for part in paths}
-    for part, story in stories():
-        lines[part].append(json.dumps(story) + "\n")
-    for part, path in paths.items():
-        _write_atomically(path, "".join(lines[part]).encode("utf-8"))
-    return folder
+
+    def files() -> Iterator[tuple[str, str]]:
+        rows: dict[str, list[dict[str, Any]]] = {part: [] for part in PARTS}
+        for part, story in stories():
+            rows[part].append(story)
+        yield from ((f"{part}.jsonl", _jsonl(own)) for part, own in rows.items())
+
+    return _made(cache_dir, "stories", files(), of_python=False)
 
 
-# --- the cache ---
+def _of_python(cache_dir: Path, name: str, rows: Iterator[dict[str, Any]]) -> Path:
+    """Return the jsonl of this name for this Python; another version of it has other words."""
+    files = ((f"{name}.jsonl", _jsonl(rows)) for _ in range(1))
+    return _made(cache_dir, name, files, of_python=True) / f"{name}.jsonl"
 
 
-def _cached_lines(cache_dir: Path, name: str, rows: Callable[[], Iterator[dict[str, str]]]) -> Path:
-    """The jsonl of this name for this Python, made where it is missing."""
-    sources = sources_digest().encode()
-    digest = hashlib.sha256(f"{TEXT_VERSION} ".encode() + sources).hexdigest()[:8]
-    path = Path(cache_dir) / f"demo-{name}-{platform.python_version()}-{digest}.jsonl"
-    if not path.is_file():
-        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows()]
-        _write_atomically(path, "".join(lines).encode("utf-8"))
-    return path
+def demo_text(cache_dir: Path) -> Path:
+    """A jsonl of {"text", "source"}: topics of the language reference, and docstrings, in ASCII."""
+
+    def rows() -> Iterator[dict[str, str]]:
+        known: set[str] = set()
+        for name, text in topics().items():
+            if text not in known and text.isascii():
+                known.add(text)
+                yield {"text": text.strip() + "\n", "source": f"topic {name}"}
+        for thing in documented():
+            is_long = len(thing.docstring) >= SHORTEST_TEXT
+            # A rare letter would be unknown to a tokenizer of the other documents' characters.
+            if is_long and thing.docstring.isascii() and thing.docstring not in known:
+                known.add(thing.docstring)
+                heading = f"{thing.module}: {thing.signature}" if thing.name else thing.module
+                yield {"text": f"{heading}\n\n{thing.docstring}\n", "source": thing.source}
+
+    return _of_python(cache_dir, "text", rows())
 
 
-def _cached_table(cache_dir: Path, name: str, rows: Callable[[], Iterable[Sequence[str]]]) -> Path:
-    """The csv of this name, made anew where it is missing or not whole."""
-    path = Path(cache_dir) / f"demo-{name}-{DIGESTS[name][:8]}.csv"
-    if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == DIGESTS[name]:
-        return path
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows())
-    _write_atomically(path, text.getvalue().encode("utf-8"))
-    return path
+def demo_instructions(cache_dir: Path) -> Path:
+    """A jsonl of {"prompt", "completion"}: what is asked of a name, and its first paragraph."""
+
+    def rows() -> Iterator[dict[str, str]]:
+        known: set[str] = set()
+        for thing in documented():
+            question = {
+                "module": f"What is the module {thing.module} for?",
+                "class": f"What is the class {thing.name} of the module {thing.module}?",
+                "function": f"What does {thing.name} of the module {thing.module} do?",
+            }[thing.kind]
+            has_length = SHORTEST_SUMMARY <= len(thing.summary) <= LONGEST_SUMMARY
+            if has_length and not {question, thing.summary} & known:
+                known |= {question, thing.summary}
+                yield {"prompt": question, "completion": thing.summary}
+
+    return _of_python(cache_dir, "instructions", rows())
 
 
-def _write_atomically(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".partial")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.replace(partial, path)
-    except BaseException:
-        os.unlink(partial)
-        raise
+def demo_pages(cache_dir: Path) -> Path:
+    """A jsonl of {"text", "title", "query", "url"}: the docstrings as pages, their first paragraph
+    as the title, and the words of the signature as the query."""
+    marked = re.compile(r"^(\s|>>>|[-*+=|])", re.MULTILINE)  # examples, lists and tables
+
+    def rows() -> Iterator[dict[str, str]]:
+        known: set[str] = set()
+        for thing in documented():
+            paragraphs = thing.body.split("\n\n")  # one line each, but for what is marked
+            text = "\n".join(p if marked.search(p) else " ".join(p.split()) for p in paragraphs)
+            has_length = len(thing.summary) <= LONGEST_TITLE and len(text) >= SHORTEST_PAGE
+            if has_length and text.isascii() and text not in known:
+                known.add(text)
+                words = re.findall(r"[a-z]{2,}", (thing.signature or thing.module).lower())
+                query = " ".join(w for w in dict.fromkeys(words) if w not in ("self", "none"))
+                url = f"https://docs.example/{thing.source.replace('.', '/')}"
+                title = thing.summary.rstrip(".")
+                yield {"text": text, "title": title, "query": query or thing.module, "url": url}
+
+    return _of_python(cache_dir, "pages", rows())
+
+
+def demo_scored_texts(cache_dir: Path) -> Path:
+    """A jsonl of docstrings with facts that do not stand in them: id, text, module, kind,
+    num_parameters and has_default, the last two of functions alone."""
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for thing in documented():
+            counts = parameters(thing.signature) if thing.kind == "function" else (None, None)
+            facts = {"id": thing.source, "text": thing.docstring, "module": thing.module}
+            labels = {"num_parameters": counts[0], "has_default": counts[1]}
+            yield {**facts, "kind": thing.kind, **labels}
+
+    return _of_python(cache_dir, "scored", rows())
+
+
+def parameters(signature: str) -> tuple[int, bool]:
+    """Return the number of parameters without `self` and `cls`, and whether one has a default."""
+    function = ast.parse(f"def f{signature[signature.index('(') :]}: pass").body[0]
+    assert isinstance(function, ast.FunctionDef)
+    given = function.args
+    names = [argument.arg for argument in (*given.posonlyargs, *given.args)]
+    several = [*given.kwonlyargs, *filter(None, (given.vararg, given.kwarg))]
+    own = names[1:] if names[:1] in (["self"], ["cls"]) else names
+    has_default = bool(given.defaults) or any(d is not None for d in given.kw_defaults)
+    return len(own) + len(several), has_default
+
+
+def demo_collection(cache_dir: Path) -> Path:
+    """A folder of pages and of queries about them, in the layout of BEIR.
+
+    A page is a docstring: its first paragraph is the title, the rest the text. A query is the
+    words of a function's signature, which are not its title; its page has grade 2. Grade 1 have
+    the page of its class or module, and those of its class whose name shares a word with it.
+    """
+
+    def files() -> Iterator[tuple[str, str]]:
+        pages: dict[str, Documented] = {}  # each name and each text once
+        texts: set[str] = set()
+        for thing in documented():
+            fits = len(thing.summary) <= LONGEST_SOURCE
+            fits = fits and len(thing.body.split()) >= FEWEST_WORDS
+            if fits and thing.source not in pages and thing.docstring not in texts:
+                pages[thing.source] = thing
+                texts.add(thing.docstring)
+        rows = [{"_id": i, "title": p.summary, "text": p.body} for i, p in pages.items()]
+        yield "corpus.jsonl", _jsonl(rows)
+        queries, grades = _asked(pages)
+        rows = [{"_id": f"how-{source}", "text": text} for text, source in queries.items()]
+        yield "queries.jsonl", _jsonl(rows)
+        lots = keyed_hashes((f"how-{source}" for source in queries.values()), 0) / 2.0**64
+        part_of = np.where(lots < HELD_LOTS, VALIDATION, TRAIN)
+        part_of = np.where(lots < TEST_LOTS, TEST, part_of)
+        for part, name in enumerate(PART_NAMES):
+            lines = ["query-id\tcorpus-id\tscore\n"]
+            for source, own in zip(queries.values(), part_of.tolist(), strict=True):
+                if own == part:
+                    lines += [f"how-{source}\t{page}\t{g}\n" for page, g in grades[source].items()]
+            yield f"qrels/{name}.tsv", "".join(lines)
+
+    return _made(cache_dir, "collection", files(), of_python=True)
+
+
+def _asked(pages: dict[str, Documented]) -> tuple[dict[str, str], dict[str, dict[str, int]]]:
+    """Return query -> the page of its function, and that page -> page -> grade."""
+
+    def words_of(name: str) -> list[str]:
+        return [word.lower() for word in NAME_WORD.findall(name) if len(word) > 1]
+
+    by_parent: dict[str, list[str]] = {}
+    for source in pages:
+        by_parent.setdefault(source.rpartition(".")[0], []).append(source)
+    queries: dict[str, str] = {}
+    grades: dict[str, dict[str, int]] = {}
+    for source, page in pages.items():
+        arguments = re.sub(r"=[^,)]*|->.*|\bself\b|\bcls\b", " ", page.signature)
+        words = dict.fromkeys(words_of(f"{page.module} {arguments}"))
+        text = " ".join(words)
+        if page.kind != "function" or len(words) < FEWEST_QUERY_WORDS or text in queries:
+            continue
+        queries[text] = source
+        parent = source.rpartition(".")[0]
+        related = [parent] if parent in pages else []
+        if parent != page.module:
+            name = set(words_of(page.name.rpartition(".")[2]))
+            siblings = (s for s in by_parent[parent] if s != source)
+            related += [s for s in siblings if name & set(words_of(s.rpartition(".")[2]))]
+        grades[source] = {source: GRADE_ITSELF, **dict.fromkeys(related, GRADE_RELATED)}
+    return queries, grades

@@ -63,15 +63,19 @@ class SplitOptions:
     stratified: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("validation_share", "test_share"):
-            share = getattr(self, name)
-            if not 0 <= share <= MAX_SHARE:
-                raise ValueError(f"{name} must be 0 to {MAX_SHARE}, got {share}.")
-        if self.validation_share + self.test_share > MAX_SHARE:
-            raise ValueError(
-                f"validation_share + test_share must be at most {MAX_SHARE}, got "
-                f"{self.validation_share + self.test_share:g}: too little is left for training."
-            )
+        check_shares(self.validation_share, self.test_share)
+
+
+def check_shares(validation_share: float, test_share: float) -> None:
+    """Raise ValueError unless these shares leave something for training."""
+    for name, share in (("validation_share", validation_share), ("test_share", test_share)):
+        if not 0 <= share <= MAX_SHARE:
+            raise ValueError(f"{name} must be 0 to {MAX_SHARE}, got {share}.")
+    if validation_share + test_share > MAX_SHARE:
+        raise ValueError(
+            f"validation_share + test_share must be at most {MAX_SHARE}, got "
+            f"{validation_share + test_share:g}: too little is left for training."
+        )
 
 
 def split_by_stem(texts: Sequence[str], codes: Sequence[str], options: SplitOptions) -> np.ndarray:

@@ -5,6 +5,7 @@ sections 3.4 and 3.5; the inverse document frequency is Lucene's, which is never
 """
 
 import json
+from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -19,9 +20,7 @@ from datamodules.search.collection import Collection
 from datamodules.text.terms import check_languages, terms_by
 
 BM25_VERSION = 1
-DOCUMENTS_PER_BLOCK = 2_000
 QUERIES_PER_CHUNK = 256
-POSTINGS_PER_BLOCK = 1 << 22
 ARRAYS = {"starts": np.int64, "documents": np.int32, "impacts": np.float32}
 
 
@@ -32,8 +31,8 @@ class Bm25Options:
     Args:
         k1: how long further occurrences of a word count, 0 or more.
         b: how much long documents are marked down, 0 to 1.
-        stemmer: language of a Snowball stemmer, such as english; none compares whole words.
-        stopwords: language whose commonest words are passed over; none keeps all.
+        stemmer: language of a Snowball stemmer, such as english; `None` compares whole words.
+        stopwords: language whose commonest words are passed over; `None` keeps all.
     """
 
     k1: float = 0.9
@@ -49,7 +48,7 @@ class Bm25Options:
         check_languages(self.stemmer, self.stopwords)
 
     def words(self) -> Callable[[str], list[str]]:
-        """Return what cuts a text into words, see `terms_by`."""
+        """Return what cuts a text into words."""
         return terms_by(self.stemmer, self.stopwords)
 
 
@@ -169,46 +168,26 @@ def _write(folder: Path, collection: Collection, options: Bm25Options) -> None:
     terms: defaultdict[str, int] = defaultdict()
     terms.default_factory = terms.__len__  # a new word gets the next number
     lengths = np.zeros(collection.num_documents, np.int64)
-    blocks = _counted_blocks(collection, options.words(), terms, lengths)
-    term, document, count = np.concatenate(list(blocks), axis=1)
+    columns = array("i"), array("i"), array("i")  # term, document and count of each posting
+    words = options.words()
+    for number in range(collection.num_documents):
+        numbers = [terms[word] for word in words(" ".join(collection.document(number)))]
+        counts = Counter(numbers)
+        lengths[number] = len(numbers)
+        for column, values in zip(
+            columns, (counts, [number] * len(counts), counts.values()), strict=True
+        ):
+            column.extend(values)
+    term, document, count = (np.array(column, np.int32) for column in columns)
     order = np.argsort(term, kind="stable")  # documents stay ascending within a term
     term, document, count = term[order], document[order], count[order]
     frequency = np.bincount(term, minlength=len(terms))
+    impacts = impacts_of(count, lengths, document, frequency[term], options)
     np.concatenate([[0], np.cumsum(frequency)]).astype(np.int64).tofile(folder / "starts.bin")
     document.tofile(folder / "documents.bin")
-    with (folder / "impacts.bin").open("wb") as file:
-        for first in range(0, len(term), POSTINGS_PER_BLOCK):
-            part = slice(first, first + POSTINGS_PER_BLOCK)
-            impacts = impacts_of(
-                count[part], lengths, document[part], frequency[term[part]], options
-            )
-            impacts.astype(np.float32).tofile(file)
+    impacts.astype(np.float32).tofile(folder / "impacts.bin")
     (folder / "terms.txt").write_text("".join(f"{t}\n" for t in terms), "utf-8")
-    facts = {"num_documents": collection.num_documents, "options": asdict(options)}
-    (folder / "facts.json").write_text(json.dumps(facts), "utf-8")
-
-
-def _counted_blocks(
-    collection: Collection,
-    words: Callable[[str], list[str]],
-    terms: defaultdict[str, int],
-    lengths: np.ndarray,
-) -> Iterator[np.ndarray]:
-    """Yield term, document and count, [3, postings] int32, of some documents at a time.
-
-    Numbers of new words enter `terms`, numbers of words `lengths`.
-    """
-    for first in range(0, collection.num_documents, DOCUMENTS_PER_BLOCK):
-        numbers = range(first, min(first + DOCUMENTS_PER_BLOCK, collection.num_documents))
-        found: list[int] = []
-        for number in numbers:
-            before = len(found)
-            found += [terms[word] for word in words(" ".join(collection.document(number)))]
-            lengths[number] = len(found) - before
-        document = np.repeat(np.arange(len(numbers)), lengths[numbers.start : numbers.stop])
-        keys, count = np.unique(document * len(terms) + found, return_counts=True)
-        document, term = np.divmod(keys, max(len(terms), 1))
-        yield np.stack([term, document + first, count]).astype(np.int32)
+    (folder / "facts.json").write_text(json.dumps({"num_documents": len(lengths)}), "utf-8")
 
 
 def impacts_of(

@@ -3,25 +3,19 @@
 Shapes: Q queries, L most documents of one list.
 """
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
 from datamodules.core.store import cache_root, digest_of, file_digest, made_once, mapped_array
 from datamodules.files.tables import expand_files
-from datamodules.search.bm25 import BM25_VERSION, Bm25, Bm25Options, open_bm25
+from datamodules.search.bm25 import BM25_VERSION, Bm25Options, open_bm25
 from datamodules.search.collection import Collection
 from datamodules.search.formats import Files
-from datamodules.search.queries import (
-    NO_DOCUMENT,
-    CollectionQueries,
-    JudgedQueries,
-    Queries,
-    read_run,
-    rows_of,
-)
+from datamodules.search.queries import NO_DOCUMENT, Queries, read_run, rows_of
 
 LISTS_VERSION = 1
 RUN_SUFFIXES = (".trec", ".run", ".txt", ".tsv")
@@ -64,16 +58,6 @@ class CandidateOptions:
         if self.source == "bm25" and self.bm25 is None:
             raise ValueError("candidates.source bm25 needs candidates.bm25; leave it as it is.")
 
-    @property
-    def most(self) -> int:
-        """Candidates of a list at most."""
-        return 100 if self.top is None else self.top
-
-    @property
-    def scores_first(self) -> bool:
-        """Whether there is a first stage that scores the candidates."""
-        return self.source == "run" or self.bm25 is not None
-
 
 @dataclass(frozen=True)
 class GroupOptions:
@@ -100,21 +84,16 @@ class GroupOptions:
     unjudged_as_negative: bool = False
 
     def __post_init__(self) -> None:
-        if self.size < 2:
-            raise ValueError(f"groups.size must be at least 2, got {self.size}.")
-        if not 0 <= self.mined < self.size:
+        if not 0 <= self.mined < self.size or self.size < 2 or self.after_rank < 0:
             raise ValueError(
-                f"groups.mined must be 0 to {self.size - 1} (groups.size less one judged document),"
-                f" got {self.mined}."
+                "groups.size must be at least 2, groups.mined 0 to one less and groups.after_rank "
+                f"0 or more, got {self.size}, {self.mined} and {self.after_rank}."
             )
         if not self.mined and (self.after_rank or self.unjudged_as_negative):
-            name = "after_rank" if self.after_rank else "unjudged_as_negative"
             raise ValueError(
-                f"groups.{name} concerns mined documents, and groups.mined is 0; raise that, or "
-                f"leave {name} out."
+                "groups.after_rank and groups.unjudged_as_negative concern mined documents, and "
+                "groups.mined is 0; raise that, or leave them out."
             )
-        if self.after_rank < 0:
-            raise ValueError(f"groups.after_rank must be 0 or more, got {self.after_rank}.")
 
     def sizes(self, num_judged: int, num_minable: int) -> tuple[int, int]:
         """Return how many judged and how many mined documents a group has, of so many."""
@@ -178,34 +157,15 @@ class HardNegatives:
     bm25: Bm25Options = field(default_factory=Bm25Options)
 
     def __post_init__(self) -> None:
-        if self.source not in get_args(Source):
-            names = ", ".join(get_args(Source))
-            raise ValueError(f'negatives.source must be one of {names}, got "{self.source}".')
-        if self.count < 0:
-            raise ValueError(f"negatives.count must be 0 or more, got {self.count}.")
-        if not 0 <= self.skip < self.depth:
+        if self.count < 0 or not 0 <= self.skip < self.depth:
             raise ValueError(
-                f"negatives.skip must be 0 to {self.depth - 1} (negatives.depth less one), got "
-                f"{self.skip}; nothing would be left to draw from."
+                "negatives.count must be 0 or more and negatives.skip 0 to negatives.depth less "
+                f"one, got {self.count}, {self.skip} and {self.depth}."
             )
         if (self.run is not None) != (self.source == "run"):
             raise ValueError(
                 f'negatives.run is {self.run} and negatives.source "{self.source}"; a run file '
                 "and the source run belong together."
-            )
-
-    def check(self, judged: JudgedQueries) -> None:
-        """Refuse a run that is not there, or judgements that say nothing for the source.
-
-        Raises:
-            FileNotFoundError: there is no such run.
-            ValueError: nobody was found not relevant.
-        """
-        expand_files(self.run, "data.negatives.run", RUN_SUFFIXES)
-        if self.count and self.source == "judged" and not (judged.judgements.grade <= 0).any():
-            raise ValueError(
-                'negatives.source is "judged", but no document was judged and found not '
-                "relevant (grade 0); take bm25 or run, or set negatives.count to 0."
             )
 
 
@@ -235,18 +195,25 @@ class Lists:
         return np.array(self.documents[place, :size]), np.array(self.scores[place, :size])
 
 
-def bm25_lists(bm25: Bm25, collection: Collection, queries: Queries, most: int) -> Lists:
+def _made(facts: list[Any], make: Callable[[], tuple[np.ndarray, np.ndarray]]) -> Lists:
+    def write(folder: Path) -> None:
+        for name, values in zip(("documents", "scores"), make(), strict=True):
+            np.save(folder / f"{name}.npy", values)
+
+    folder = cache_root() / "candidates" / digest_of([LISTS_VERSION, *facts])
+    return Lists(made_once(folder, write))
+
+
+def bm25_lists(options: Bm25Options, collection: Collection, queries: Queries, most: int) -> Lists:
     """Return what BM25 finds, kept in the cache."""
-    texts = [queries.text(place) for place in range(len(queries))]
-    options = asdict(bm25.options)
-    facts = ["bm25", BM25_VERSION, collection.fingerprint, options, most, texts]
 
-    def make(folder: Path) -> None:
-        documents, scores = zip(*bm25.search(texts, most), strict=True)
-        np.save(folder / "documents.npy", np.concatenate(documents))
-        np.save(folder / "scores.npy", np.concatenate(scores))
+    def make() -> tuple[np.ndarray, np.ndarray]:
+        texts = [queries.text(place) for place in range(len(queries))]
+        documents, scores = zip(*open_bm25(collection, options).search(texts, most), strict=True)
+        return np.concatenate(documents), np.concatenate(scores)
 
-    return Lists(made_once(cache_root() / "candidates" / digest_of([LISTS_VERSION, *facts]), make))
+    facts = ["bm25", BM25_VERSION, collection.fingerprint, asdict(options), most, queries.digest]
+    return _made(facts, make)
 
 
 def run_lists(
@@ -271,20 +238,17 @@ def run_lists(
         FileNotFoundError: a file is not there.
         ValueError: a line breaks a rule, a document is unknown, or no query is in the files.
     """
-    paths, root = expand_files(files, option, RUN_SUFFIXES), cache_root()
-    ids = [queries.id(place) for place in range(len(queries))]
-    digests = [file_digest(path, root) for path in paths]
-    key = digest_of([LISTS_VERSION, "run", collection.fingerprint, digests, most, ids])
+    paths = expand_files(files, option, RUN_SUFFIXES)
 
-    def make(folder: Path) -> None:
-        places = {id: place for place, id in enumerate(ids)}
-        documents: dict[int, np.ndarray] = {}
-        scores: dict[int, np.ndarray] = {}
+    def make() -> tuple[np.ndarray, np.ndarray]:
+        places = {queries.id(place): place for place in range(len(queries))}
+        documents = [np.zeros(0, np.int64)] * len(queries)
+        scores = [np.zeros(0, np.float32)] * len(queries)
         for path in paths:
             for ranking in read_run(path):
                 if (place := places.get(ranking.query)) is None:
                     continue
-                if place in documents:
+                if len(documents[place]):
                     raise ValueError(
                         f'{path}: query "{ranking.query}" is in another of the runs too; name runs '
                         "that hold different queries."
@@ -297,115 +261,12 @@ def run_lists(
                         f'{path}: document "{names[unknown[0]]}" of query "{ranking.query}" is '
                         "not in the collection; name a run of this collection."
                     )
-        if not (documents or may_lack_all):
+        if not (may_lack_all or any(map(len, documents))):
             raise ValueError(
-                f"{option} {', '.join(map(str, paths))} ranks none of the {len(ids)} queries, such "
-                f'as "{ids[0]}"; name a run of these queries.'
+                f"{option} {', '.join(map(str, paths))} ranks none of the {len(queries)} queries, "
+                f'such as "{queries.id(0)}"; name a run of these queries.'
             )
-        none, zero = np.zeros(0, np.int64), np.zeros(0, np.float32)
-        listed = [documents.get(place, none) for place in range(len(ids))]
-        scored = [scores.get(place, zero) for place in range(len(ids))]
-        np.save(folder / "documents.npy", rows_of(listed, NO_DOCUMENT))
-        np.save(folder / "scores.npy", rows_of(scored, 0.0))
+        return rows_of(documents, NO_DOCUMENT), rows_of(scores, 0.0)
 
-    return Lists(made_once(root / "candidates" / key, make))
-
-
-class NegativePool:
-    """The documents that hard negatives of a query are drawn from.
-
-    Args:
-        options: of which kind.
-        collection: of the texts.
-        judged: queries of the training part.
-
-    Raises: as `HardNegatives.check` and `run_lists`.
-    """
-
-    def __init__(
-        self, options: HardNegatives, collection: Collection, judged: JudgedQueries
-    ) -> None:
-        options.check(judged)
-        self.options, self.judged = options, judged
-        self.lists: Lists | None = None
-        queries = CollectionQueries(collection, judged.queries)
-        if options.count and options.source == "bm25":
-            bm25 = open_bm25(collection, options.bm25)
-            self.lists = bm25_lists(bm25, collection, queries, options.depth)
-        elif options.count and options.source == "run":
-            facts = (options.run, collection, queries, options.depth, "data.negatives.run")
-            self.lists = run_lists(*facts)
-
-    @property
-    def fingerprint(self) -> list[Any]:
-        """All that decides which negatives are drawn, as plain JSON; not where a run lies."""
-        return [asdict(self.options) | {"run": None}, self.lists and self.lists.fingerprint]
-
-    def of(self, query: int) -> np.ndarray:
-        """Return documents [n] int64 for a judged query by its number; relevant ones may be there.
-
-        Those of BM25 and of a run come in the order of their ranks.
-        """
-        if self.lists is None:
-            return self.judged.documents_of(query, are_relevant=False)
-        place = int(np.searchsorted(self.judged.queries, query))
-        return self.lists.of(place)[0][self.options.skip :]
-
-
-class FirstStage:
-    """Candidates of some queries, and their scores before they are ranked.
-
-    Args:
-        options: of the candidates.
-        collection: of the documents.
-        queries: that are ranked for.
-    """
-
-    def __init__(self, options: CandidateOptions, collection: Collection, queries: Queries) -> None:
-        self.options, self.queries = options, queries
-        self.bm25 = None if options.bm25 is None else open_bm25(collection, options.bm25)
-        self.lists: Lists | None = None
-        if options.source == "bm25":
-            assert self.bm25 is not None
-            self.lists = bm25_lists(self.bm25, collection, queries, options.most)
-        elif options.source == "run":
-            self.lists = run_lists(options.run, collection, queries, options.most, "candidates.run")
-
-    @property
-    def names(self) -> list[str]:
-        """What a test shows beside a ranker: `first`, a run, and `bm25`."""
-        is_run, has_bm25 = self.options.source == "run", self.bm25 is not None
-        return [name for name, there in (("first", is_run), ("bm25", has_bm25)) if there]
-
-    def listed(self, place: int) -> np.ndarray:
-        """Return the documents of a query's list, best first; none where the source is judged."""
-        return np.zeros(0, np.int64) if self.lists is None else self.lists.of(place)[0]
-
-    def scores(self, place: int, documents: np.ndarray) -> np.ndarray:
-        """Return what the first stage gives documents, [n] float32, 0 where there is none.
-
-        A document that a run does not list has the lowest score of the query's list.
-        """
-        if self.options.source != "run":
-            return self.bm25_scores(place, documents)
-        assert self.lists is not None
-        listed, values = self.lists.of(place)
-        if not len(listed):
-            return np.zeros(len(documents), np.float32)
-        order = np.argsort(listed)
-        near = order[np.minimum(np.searchsorted(listed[order], documents), len(listed) - 1)]
-        return np.where(listed[near] == documents, values[near], values.min())
-
-    def bm25_scores(self, place: int, documents: np.ndarray) -> np.ndarray:
-        """Return what BM25 gives documents, [n] float32; 0 where BM25 is left out."""
-        if self.bm25 is None:
-            return np.zeros(len(documents), np.float32)
-        return self.bm25.scores(self.queries.text(place), documents).astype(np.float32)
-
-    def moments(self, place: int, judged: np.ndarray) -> tuple[float, float]:
-        """Return mean and deviation of the query's whole list: of all judged documents where there
-        is no list. They do not depend on a training step's draw."""
-        scores = self.scores(place, judged) if self.lists is None else self.lists.of(place)[1]
-        if not len(scores):
-            return 0.0, 1.0
-        return float(scores.mean()), float(scores.std()) or 1.0
+    digests = [file_digest(path, cache_root()) for path in paths]
+    return _made(["run", collection.fingerprint, digests, most, queries.digest], make)

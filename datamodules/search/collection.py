@@ -1,41 +1,47 @@
 """A collection: documents, queries and judgements, indexed once into the cache."""
 
+import hashlib
 import json
 import math
+import os
+import weakref
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from datamodules.core.store import cache_root, digest_of, file_digest, made_once
+from datamodules.core.store import cache_root, digest_of, file_digest, made_once, mapped_array
+from datamodules.demo import demo_collection
 from datamodules.files.rows import BadRow, BadRows, OnBadRows, read_rejected
 from datamodules.files.splitting import (
-    MAX_SHARE,
     PART_NAMES,
     TEST,
     TRAIN,
     VALIDATION,
+    check_shares,
     keyed_hashes,
 )
-from datamodules.search.demo import demo_collection
 from datamodules.search.formats import (
-    LAYOUTS,
     PAGE_SUFFIXES,
+    READERS,
     CollectionFiles,
     JudgementRows,
-    LinesReader,
-    PagesReader,
+    Reader,
+    TextRecord,
+    TextRow,
 )
-from datamodules.search.texts import TextTable, TextTableWriter
 
-COLLECTION_VERSION = 4
-Format = Literal["demo", "beir", "msmarco", "pages"]
+COLLECTION_VERSION = 5
+Format = Literal["demo", "beir", "pages"]
 SIGNS: dict[Format, tuple[str, ...]] = {  # files that tell a folder's format
     "beir": ("corpus.jsonl*",),
-    "msmarco": ("collection.tsv*", "qrels*.tsv", "queries*.tsv"),
     "pages": tuple(f"**/*{suffix}" for suffix in PAGE_SUFFIXES),
 }
+KEY = "S16"  # hash of an id; two of 128 bits never meet by chance
 
 
 @dataclass(frozen=True)
@@ -55,14 +61,7 @@ class QuerySplit:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("validation_share", "test_share"):
-            if not 0 <= getattr(self, name) <= MAX_SHARE:
-                raise ValueError(f"{name} must be 0 to {MAX_SHARE}, got {getattr(self, name)}.")
-        if self.validation_share + self.test_share > MAX_SHARE:
-            raise ValueError(
-                f"validation_share + test_share must be at most {MAX_SHARE}, got "
-                f"{self.validation_share + self.test_share:g}: too little is left for training."
-            )
+        check_shares(self.validation_share, self.test_share)
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class CollectionRequest:
     """All that a collection depends on.
 
     Args:
-        format: of the files; None finds it from the folder, and without files it is `demo`.
+        format: of the files; `None` finds it from the folder, and without a folder it is `demo`.
         folder: where they lie.
         files: those that lie elsewhere or have other names.
         split: how training queries are divided where a part is missing.
@@ -82,19 +81,16 @@ class CollectionRequest:
     split: QuerySplit = field(default_factory=QuerySplit)
 
     def __post_init__(self) -> None:
-        names = get_args(Format)
-        if self.format is not None and self.format not in names:
-            raise ValueError(f'format must be one of {", ".join(names)}, got "{self.format}".')
-        has_files = bool(self.folder) or any(asdict(self.files).values())
-        if self.format == "demo" and has_files:
+        is_demo = self.format == "demo" or (self.format is None and self.folder is None)
+        if is_demo and (self.folder or any(asdict(self.files).values())):
             raise ValueError(
-                'format "demo" reads no files, and some are named; leave the format out, or say '
-                f"how they are laid out: {', '.join(names[1:])}."
+                "the demo reads no files, and data.collection.files or .folder names some; name "
+                "the folder of the collection, and no format demo."
             )
-        if self.format not in (None, "demo") and not has_files:
+        if not is_demo and not self.folder:
             raise ValueError(
                 f'format "{self.format}" needs files; name their folder with '
-                "data.collection.folder, or each with data.collection.files."
+                "data.collection.folder."
             )
 
     @property
@@ -105,42 +101,30 @@ class CollectionRequest:
             FileNotFoundError: the folder is not there.
             ValueError: nothing tells the format.
         """
-        if self.format is not None:
-            return self.format
-        if self.folder is None:
-            documents = self.files.documents
-            if not any(asdict(self.files).values()):
-                return "demo"
-            first = documents[0] if isinstance(documents, list) and documents else documents
-            return "msmarco" if str(first).endswith(".tsv") else "beir"
+        if self.format is not None or self.folder is None:
+            return self.format or "demo"
         folder = Path(self.folder).expanduser()
         if not folder.is_dir():
-            raise FileNotFoundError(
-                f"data.collection.folder {folder} is no folder; name that of the collection."
-            )
+            raise FileNotFoundError(f"data.collection.folder {folder} is no folder.")
         for layout, patterns in SIGNS.items():
             if any(any(folder.glob(pattern)) for pattern in patterns):
                 return layout
         signs = "; ".join(f"{name}: {', '.join(patterns)}" for name, patterns in SIGNS.items())
         raise ValueError(
             f"data.collection.folder {folder} holds none of the files that tell a format "
-            f"({signs}); check the folder, or give data.collection.format and "
-            "data.collection.files."
+            f"({signs}); name the folder that holds them."
         )
 
-    def reader(self) -> LinesReader | PagesReader:
+    def reader(self) -> Reader:
         """Return what reads these files.
 
         Raises:
             FileNotFoundError: a file or folder is not there.
             ValueError: a file cannot be assigned to a part.
         """
-        layout = self.layout
-        if layout == "pages":
-            return PagesReader(self.folder, self.files)
-        if layout == "demo":
-            return LinesReader(LAYOUTS["beir"], str(demo_collection(cache_root())), self.files)
-        return LinesReader(LAYOUTS[layout], self.folder, self.files)
+        if (layout := self.layout) == "demo":
+            return READERS["beir"](demo_collection(cache_root()), self.files)
+        return READERS[layout](Path(self.folder or "").expanduser(), self.files)
 
 
 class Document(NamedTuple):
@@ -169,40 +153,138 @@ class Judgements(NamedTuple):
     grade: np.ndarray
 
 
+class TextTable:
+    """Texts with ids, such as documents, in the order of the files, found by number and by id.
+
+    Opening is cheap, pickling keeps only the place, and several processes may read at once.
+
+    Args:
+        folder: in which `write_texts` wrote it.
+        name: of the table in it.
+
+    Attributes:
+        lengths: [n] int64, bytes of title and text in UTF-8.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder, self.name = folder, name
+        self.lengths, self._starts, self._keys, self._order = (
+            mapped_array(folder / f"{name}.{kind}.npy")
+            for kind in ("lengths", "starts", "keys", "order")
+        )
+        self._handle: int | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TextTable, (self.folder, self.name)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> TextRecord:
+        """Return one text by its number.
+
+        Raises:
+            IndexError: there is no such text.
+        """
+        if not 0 <= index < len(self):
+            raise IndexError(f"{self.name} has {len(self)} texts, there is no number {index}.")
+        if self._handle is None:  # read, not mapped: the pages of a large file would count as ours
+            self._handle = os.open(self.folder / f"{self.name}.jsonl", os.O_RDONLY)
+            weakref.finalize(self, os.close, self._handle)
+        start, end = int(self._starts[index]), int(self._starts[index + 1])
+        return TextRecord(*json.loads(os.pread(self._handle, end - start, start)))
+
+    def indices_of(self, ids: Sequence[str]) -> np.ndarray:
+        """Return the number of each id, [n] int64; -1 where there is none."""
+        if not len(self) or not len(ids):
+            return np.full(len(ids), -1, np.int64)
+        wanted = np.frombuffer(b"".join(map(_key, ids)), KEY)
+        place = np.minimum(np.searchsorted(self._keys, wanted), len(self) - 1)
+        return np.where(self._keys[place] == wanted, self._order[place], -1)
+
+    def index_of(self, id: str) -> int:
+        """Return the number of an id.
+
+        Raises:
+            KeyError: there is none.
+        """
+        index = int(self.indices_of([id])[0])
+        if index < 0:
+            raise KeyError(f'the collection\'s {self.name} have no id "{id}".')
+        return index
+
+
+def _key(id: str) -> bytes:
+    return hashlib.blake2b(id.encode(errors="replace"), digest_size=16).digest()
+
+
+def write_texts(
+    folder: Path, name: str, rows: Iterable[TextRow], bad_rows: BadRows, may_be_empty: bool = True
+) -> TextTable:
+    """Copy texts into a folder, as a table; every id must be there once.
+
+    Args:
+        folder: of the table.
+        name: of the table.
+        rows: all texts, each with its place.
+        bad_rows: takes texts that break a rule.
+        may_be_empty: whether a text of no word is taken, as a document; the field's own files
+            have some.
+    """
+    numbers: dict[bytes, int] = {}
+    starts, lengths, lines, files = array("q", [0]), array("q"), array("q"), array("q")
+    paths: dict[str, int] = {}
+    with (folder / f"{name}.jsonl").open("wb") as copy:
+        for record, path, line in rows:
+            number = numbers.setdefault(_key(record.id), len(numbers))
+            if number < len(lengths):
+                before = f"{list(paths)[files[number]]}:{lines[number]}"
+                rule = f"this id stands at {before} already; every id must be there once."
+                bad_rows.add(BadRow(str(path), line, record.id, rule, "repeated id"))
+                continue
+            if not (may_be_empty or record.text.strip()):
+                del numbers[_key(record.id)]
+                rule = "the query is empty; write what was asked, or take it out."
+                bad_rows.add(BadRow(str(path), line, record.id, rule, name))
+                continue
+            content = json.dumps(record, ensure_ascii=False).encode()
+            copy.write(content)
+            starts.append(starts[-1] + len(content))
+            lengths.append(len(record.title.encode()) + len(record.text.encode()))
+            lines.append(line)
+            files.append(paths.setdefault(str(path), len(paths)))
+    keys = np.frombuffer(b"".join(numbers), KEY)
+    order = np.argsort(keys, kind="stable")
+    arrays = {"starts": starts, "lengths": lengths, "keys": keys[order], "order": order}
+    for kind, values in arrays.items():
+        np.save(folder / f"{name}.{kind}.npy", np.asarray(values))
+    return TextTable(folder, name)
+
+
 class Collection:
     """A folder of an indexed collection, as `open_collection` makes it.
 
     Args:
         folder: of the index.
+        has_titles: whether documents are read with their titles.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, has_titles: bool = True) -> None:
+        self.folder, self.has_titles = folder, has_titles
         self.facts = json.loads((folder / "facts.json").read_text("utf-8"))
-        self.fingerprint: str = self.facts["fingerprint"]
-        self.documents = TextTable(folder, "documents", self.facts["documents"]["files"])
-        self.queries = TextTable(folder, "queries", self.facts["queries"]["files"])
+        self.fingerprint: str = self.facts["fingerprint"] + "-untitled" * (not has_titles)
+        self.documents = TextTable(folder, "documents")
+        self.queries = TextTable(folder, "queries")
         self.num_documents, self.num_queries = len(self.documents), len(self.queries)
-        self.has_titles = True
+        self.document_lengths, self.query_lengths = self.documents.lengths, self.queries.lengths
+        self.document_index, self.query_index = self.documents.index_of, self.queries.index_of
 
     def without_leak(self) -> "Collection":
         """Return the collection as training and evaluation may see it: where the queries are the
         titles of the documents, without these."""
-        if self.facts["queries"]["files"] != self.facts["documents"]["files"]:
+        if not (self.has_titles and self.facts["asks_titles"]):
             return self
-        other = Collection(self.folder)
-        other.has_titles, other.fingerprint = False, f"{self.fingerprint}-untitled"
-        return other
-
-    @property
-    def document_lengths(self) -> np.ndarray:
-        """[documents] int64, bytes of title and text in UTF-8."""
-        return self.documents.lengths
-
-    @property
-    def query_lengths(self) -> np.ndarray:
-        """[queries] int64, bytes in UTF-8."""
-        return self.queries.lengths
+        return Collection(self.folder, has_titles=False)
 
     def document(self, index: int) -> Document:
         """Return a document by its number."""
@@ -230,20 +312,12 @@ class Collection:
         """Return the id of a query."""
         return self.queries[index].id
 
-    def document_index(self, id: str) -> int:
-        """Return the number of a document; KeyError where there is none."""
-        return self.documents.index_of(id)
-
-    def query_index(self, id: str) -> int:
-        """Return the number of a query; KeyError where there is none."""
-        return self.queries.index_of(id)
-
     def judgements(self, part: int) -> Judgements:
         """Return the judgements of one part: 0 train, 1 validation, 2 test."""
-        path = f"{self.folder}/{PART_NAMES[part]}"
-        return Judgements(*(np.load(f"{path}.{name}.npy") for name in Judgements._fields))
+        query, document, grade = np.load(self.folder / f"{PART_NAMES[part]}.npy")
+        return Judgements(*(query.astype(np.int64), document.astype(np.int64), grade.astype("f4")))
 
-    @property
+    @cached_property
     def bad_rows(self) -> list[BadRow]:
         """The rows that are left out because they break a rule."""
         return read_rejected(self.folder)
@@ -273,143 +347,106 @@ def open_collection(request: CollectionRequest, on_bad_rows: OnBadRows = "error"
     # Messages name the files, so that the same ones elsewhere are another folder.
     places = {role: [str(path.resolve()) for path in paths] for role, paths in files.items()}
     folder = root / "collections" / digest_of([fingerprint, places])
-    writer = _CollectionWriter(request, reader, fingerprint)
-    collection = Collection(made_once(folder, writer.write))
-    if collection.facts["num_bad_rows"] and refused.mode == "error":
+    facts = {"fingerprint": fingerprint, "format": request.layout}
+    made_once(folder, lambda unfinished: _write(unfinished, reader, request.split, facts))
+    collection = Collection(folder)
+    if refused.mode == "error" and collection.bad_rows:
         for row in collection.bad_rows:
             refused.add(row)
         raise ValueError(refused.message())
     return collection
 
 
-class _CollectionWriter:
-    """Fills a folder: texts are copied, judgements resolved to numbers, checked and divided.
-
-    Args:
-        request: of the collection.
-        reader: of its files.
-        fingerprint: of its content.
-    """
-
-    def __init__(
-        self, request: CollectionRequest, reader: LinesReader | PagesReader, fingerprint: str
-    ) -> None:
-        self.request, self.reader, self.fingerprint = request, reader, fingerprint
-        self.bad_rows = BadRows("reject")
-        self.num_merged, self.num_fractional = 0, 0
-        self.files: dict[str, int] = {}
-
-    def write(self, folder: Path) -> None:
-        """Fill the folder.
-
-        Raises:
-            ValueError: a file cannot be read at all, or no row of it is sound.
-        """
-        documents = TextTableWriter(folder, "documents", self.bad_rows)
-        queries = TextTableWriter(folder, "queries", self.bad_rows, are_queries=True)
-        try:
-            self.reader.add_documents(documents)
-            self.reader.add_queries(queries)
-        finally:
-            self.documents, self.queries = documents.finish(), queries.finish()
-        for table in (self.documents, self.queries):
-            if not len(table) and self.bad_rows.count:
-                raise ValueError(self.bad_rows.message())
-            if not len(table):
-                raise ValueError(
-                    f"the files hold no {table.name}; check that they are those of the collection."
-                )
-        columns: list[list[np.ndarray]] = [[] for _ in PART_NAMES]
-        for rows in self.reader.judgements(self.bad_rows):
-            if rows.lines:
-                columns[rows.part].append(self._resolved(rows))
-        is_missing = [not blocks for blocks in columns]
-        parts = [self._unique(np.concatenate([np.zeros((5, 0)), *b], axis=1)) for b in columns]
-        for part, (query, document, grade) in enumerate(self._divided(parts, is_missing)):
-            np.save(folder / f"{PART_NAMES[part]}.query.npy", query.astype(np.int64))
-            np.save(folder / f"{PART_NAMES[part]}.document.npy", document.astype(np.int64))
-            np.save(folder / f"{PART_NAMES[part]}.grade.npy", grade.astype(np.float32))
-        self.bad_rows.settle(folder)
-        facts: dict[str, Any] = {
-            "fingerprint": self.fingerprint,
-            "format": self.request.layout,
-            "documents": {"files": self.documents.files},
-            "queries": {"files": self.queries.files, "num_merged": queries.num_merged},
-            "num_bad_rows": self.bad_rows.count,
-            "num_merged_judgements": self.num_merged,
-            "num_fractional_grades": self.num_fractional,
-        }
-        (folder / "facts.json").write_text(json.dumps(facts), "utf-8")
-
-    def _resolved(self, rows: JudgementRows) -> np.ndarray:
-        """Return query, document, grade, line and file, [5, n] float64, which holds any number of
-        them; what is unknown or wrong is a bad row."""
-        query = self.queries.indices_of(rows.queries)
-        document = self.documents.indices_of(rows.documents)
-        grade = np.fromiter(map(_grade, rows.grades), np.float64, len(rows.grades))
-        is_sound = (query >= 0) & (document >= 0) & ~np.isnan(grade)
-        for i in np.flatnonzero(~is_sound).tolist():
-            value, kind = str(rows.grades[i]), "grade"
-            rule = "a grade must be a number, 0 or more, higher for what is more relevant."
-            for name, ids, found in (
-                ("document", rows.documents, document),
-                ("query", rows.queries, query),
-            ):
-                if found[i] < 0:
-                    value, kind = ids[i], f"unknown {name}"
-                    rule = f'no {name} has the id "{value}"; take the judgement out or add the '
-                    rule += f"{name}."
-            self.bad_rows.add(BadRow(rows.file, rows.lines[i], value, rule, kind))
-        self.num_fractional += int((grade[is_sound] % 1 != 0).sum())
-        file = np.full(len(grade), self.files.setdefault(rows.file, len(self.files)))
-        values = (query, document, grade.astype(np.float32), np.asarray(rows.lines), file)
-        return np.stack([np.asarray(value, np.float64) for value in values])[:, is_sound]
-
-    def _unique(self, rows: np.ndarray) -> np.ndarray:
-        """Return query, document and grade, [3, n], sorted, and pairs with one grade merged;
-        contradictions are bad rows."""
-        rows = rows[:, np.lexsort((rows[1], rows[0]))]  # stable: the order of the files
-        is_first = np.ones(rows.shape[1], bool)
-        is_first[1:] = (rows[:2, 1:] != rows[:2, :-1]).any(0)
-        first = np.maximum.accumulate(np.where(is_first, np.arange(len(is_first)), 0))
-        differs = rows[2] != rows[2, first]
-        self.num_merged += int((~is_first & ~differs).sum())
-        names = list(self.files)
-        for i in np.flatnonzero(differs).tolist():
-            query, document, before, before_line, before_file = rows[:, first[i]].tolist()
-            grade, line, file = rows[2:, i].tolist()
-            rule = (
-                f"query {self.queries[int(query)].id} and document "
-                f"{self.documents[int(document)].id} have the grade {before:g} at "
-                f"{names[int(before_file)]}:{int(before_line)}; decide on one of the two."
-            )
-            self.bad_rows.add(
-                BadRow(names[int(file)], int(line), f"{grade:g}", rule, "contradiction")
-            )
-        return rows[:3, is_first]
-
-    def _divided(self, parts: list[np.ndarray], is_missing: list[bool]) -> list[np.ndarray]:
-        """Move drawn training queries, each by its lot, to the parts that no file names."""
-        split, train = self.request.split, parts[TRAIN]
-        queries, place = np.unique(train[0], return_inverse=True)
-        if not len(queries):
-            return parts
-        ids = (self.queries[int(query)].id for query in queries)
-        lots = (keyed_hashes(ids, split.seed) / 2.0**64)[place]
-        test_share = split.test_share if is_missing[TEST] else 0.0
-        validation_share = split.validation_share if is_missing[VALIDATION] else 0.0
-        part_of = np.where(lots < test_share + validation_share, VALIDATION, TRAIN)
-        part_of = np.where(lots < test_share, TEST, part_of)
-        return [
-            train[:, part_of == part] if part == TRAIN or is_missing[part] else parts[part]
-            for part in range(len(PART_NAMES))
-        ]
+def _write(folder: Path, reader: Reader, split: QuerySplit, facts: dict[str, Any]) -> None:
+    """Fill a folder: texts are copied, judgements resolved to numbers, checked and divided."""
+    bad_rows = BadRows("reject")
+    documents, queries = (
+        write_texts(folder, name, reader.rows(name, bad_rows), bad_rows, name == "documents")
+        for name in ("documents", "queries")
+    )
+    for table in (documents, queries):
+        if not len(table):
+            empty = f"the files hold no {table.name}; check that they are those of the collection."
+            raise ValueError(bad_rows.message() if bad_rows.count else empty)
+    files: dict[str, int] = {}
+    columns: list[list[np.ndarray]] = [[] for _ in PART_NAMES]
+    for rows in reader.judgements(bad_rows):
+        if rows.lines:
+            file = files.setdefault(rows.file, len(files))
+            columns[rows.part].append(_resolved(rows, file, documents, queries, bad_rows))
+    is_missing = [not blocks for blocks in columns]
+    parts = [np.concatenate([np.zeros((5, 0)), *blocks], axis=1) for blocks in columns]
+    parts = [_unique(part, list(files), documents, queries, bad_rows) for part in parts]
+    for name, part in zip(PART_NAMES, _divided(parts, is_missing, queries, split), strict=True):
+        np.save(folder / f"{name}.npy", part)
+    bad_rows.settle(folder)
+    facts = {**facts, "asks_titles": not reader.files()["queries"]}
+    (folder / "facts.json").write_text(json.dumps(facts), "utf-8")
 
 
-def _grade(value: str | float) -> float:
+def _resolved(
+    rows: JudgementRows, file: int, documents: TextTable, queries: TextTable, bad_rows: BadRows
+) -> np.ndarray:
+    """Return query, document, grade, line and file, [5, n] float64, which holds any number of
+    them; what is unknown or wrong is a bad row."""
+    query, document = queries.indices_of(rows.queries), documents.indices_of(rows.documents)
+    grade = np.fromiter(map(_grade, rows.grades), np.float64, len(rows.grades))
+    is_sound = (query >= 0) & (document >= 0) & ~np.isnan(grade)
+    for i in np.flatnonzero(~is_sound).tolist():
+        value, kind = str(rows.grades[i]), "grade"
+        rule = "a grade must be a number, 0 or more, higher for what is more relevant."
+        for name, ids, numbers in (
+            ("document", rows.documents, document),
+            ("query", rows.queries, query),
+        ):
+            if numbers[i] < 0:
+                value, kind = ids[i], f"unknown {name}"
+                rule = f'no {name} has the id "{value}"; take the judgement out or add the {name}.'
+        bad_rows.add(BadRow(rows.file, rows.lines[i], value, rule, kind))
+    values = (query, document, grade.astype(np.float32), rows.lines, np.full(len(grade), file))
+    return np.stack([np.asarray(value, np.float64) for value in values])[:, is_sound]
+
+
+def _grade(value: Any) -> float:
     """Return a grade as a number, NaN where it is none."""
     try:
         number = float(value)
-    except ValueError:
+    except (TypeError, ValueError):
         return math.nan
     return number if 0 <= number < math.inf else math.nan
+
+
+def _unique(
+    rows: np.ndarray, files: list[str], documents: TextTable, queries: TextTable, bad_rows: BadRows
+) -> np.ndarray:
+    """Return query, document and grade, [3, n], sorted, each pair once; a pair with two grades is
+    a bad row."""
+    rows = rows[:, np.lexsort((rows[1], rows[0]))]  # stable: the order of the files
+    is_first = np.ones(rows.shape[1], bool)
+    is_first[1:] = (rows[:2, 1:] != rows[:2, :-1]).any(0)
+    first = np.maximum.accumulate(np.where(is_first, np.arange(len(is_first)), 0))
+    for i in np.flatnonzero(rows[2] != rows[2, first]).tolist():
+        query, document, before, before_line, before_file = rows[:, first[i]].tolist()
+        grade, line, file = rows[2:, i].tolist()
+        rule = (
+            f"query {queries[int(query)].id} and document {documents[int(document)].id} have the "
+            f"grade {before:g} at {files[int(before_file)]}:{int(before_line)}; decide on one."
+        )
+        bad_rows.add(BadRow(files[int(file)], int(line), f"{grade:g}", rule, "contradiction"))
+    return rows[:3, is_first]
+
+
+def _divided(
+    parts: list[np.ndarray], is_missing: list[bool], queries: TextTable, split: QuerySplit
+) -> list[np.ndarray]:
+    """Move drawn training queries, each by its lot, to the parts that no file names."""
+    numbers, place = np.unique(parts[TRAIN][0], return_inverse=True)
+    lots = (keyed_hashes((queries[int(n)].id for n in numbers), split.seed) / 2.0**64)[place]
+    test_share = split.test_share if is_missing[TEST] else 0.0
+    validation_share = split.validation_share if is_missing[VALIDATION] else 0.0
+    part_of = np.where(lots < test_share + validation_share, VALIDATION, TRAIN)
+    part_of = np.where(lots < test_share, TEST, part_of)
+    return [
+        parts[TRAIN][:, part_of == part] if part == TRAIN or is_missing[part] else own
+        for part, own in enumerate(parts)
+    ]

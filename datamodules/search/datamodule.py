@@ -1,7 +1,7 @@
 """SearchDataModule: the collection of rankers and retrievers, its tokens, and tables of results."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,16 +13,10 @@ from datamodules.files.audit import Audit, AuditPart, MakeModel, text_key
 from datamodules.files.rows import hand_over_rejected
 from datamodules.files.splitting import PART_NAMES
 from datamodules.files.tables import new_table
-from datamodules.search.collection import Collection, CollectionRequest, open_collection
-from datamodules.search.queries import (
-    FileQueries,
-    JudgedQueries,
-    Queries,
-    Ranking,
-)
-from datamodules.search.texts import TextTable
+from datamodules.search.collection import Collection, CollectionRequest, TextTable, open_collection
+from datamodules.search.queries import JudgedQueries, Queries, Ranking, file_queries
 from datamodules.text.encoding import EncodedTextDataModule, TextEncoding, kept_tokens
-from datamodules.text.store import ReadTokens, Tokens
+from datamodules.text.store import TokenRows
 from datamodules.text.terms import sentences_of, words_of
 
 TERM = "queries"  # of the losses: a query is one target
@@ -33,54 +27,29 @@ FOUND_COLUMNS = ("query_id", "query", "rank", "score", "address", "title", "snip
 SNIPPET_LENGTH, LONGEST_READ = 200, 50_000  # characters
 
 
-@dataclass(frozen=True)
-class CollectionTokens:
-    """Token ids of documents, by their number in the collection, and of queries, by theirs."""
-
-    documents: Tokens
-    queries: Tokens
-
-
-def kept_collection(
+def kept_documents(
     collection: Collection, encoding: TextEncoding, is_whole: bool = False
-) -> CollectionTokens:
-    """Return the tokens of a collection, tokenised once into the cache.
+) -> TokenRows:
+    """Return the tokens of all documents, tokenised once into the cache.
 
     Args:
         collection: of the texts.
         encoding: of the texts.
-        is_whole: keep what is beyond the lengths that an encoder sees, too.
+        is_whole: keep what is beyond the length that an encoder sees, too.
     """
-    limits, fingerprint = encoding.limits, collection.fingerprint
-    documents = kept_tokens(
-        ["documents", fingerprint],
+    return kept_tokens(
+        ["documents", collection.fingerprint],
         encoding,
         lambda: map(collection.document_text, range(collection.num_documents)),
-        None if is_whole else limits.max_length,
+        None if is_whole else encoding.limits.max_length,
     )
-    queries = kept_tokens(
-        ["queries", fingerprint],
-        encoding,
-        lambda: map(collection.query, range(collection.num_queries)),
-        None if is_whole else limits.max_query_length,
-    )
-    return CollectionTokens(documents, queries)
 
 
-def read_collection(
-    collection: Collection, encoding: TextEncoding, queries: Queries
-) -> CollectionTokens:
-    """Return tokens that are made when they are asked for, as a prediction reads each text once
-    and its memory must not grow with their number.
-
-    Args:
-        collection: of the documents.
-        encoding: of the texts.
-        queries: of the collection, or of a file.
-    """
-    text = queries.text if isinstance(queries, FileQueries) else collection.query
-    documents = ReadTokens(encoding.ids_once, collection.document_text)
-    return CollectionTokens(documents, ReadTokens(encoding.ids_once, text))
+def kept_queries(queries: Queries, encoding: TextEncoding, is_whole: bool = False) -> TokenRows:
+    """Return the tokens of queries, by their place; arguments as of `kept_documents`."""
+    most = None if is_whole else encoding.limits.max_query_length
+    texts = lambda: map(queries.text, range(len(queries)))  # noqa: E731
+    return kept_tokens(["queries", queries.digest], encoding, texts, most)
 
 
 def tokens_per_byte(encoding: TextEncoding, collection: Collection) -> float:
@@ -99,7 +68,7 @@ class SearchDataModule(EncodedTextDataModule):
         collection: which files, in which format; embedded demo data without any.
         on_bad_rows: `error` names the first 20, `reject` leaves them out.
         predict_output: where a prediction goes; `None` is a name in the run folder.
-        predict_queries: a file as `FileQueries` reads it, instead of judged queries.
+        predict_queries: a file as `file_queries` reads it, instead of judged queries.
         encoded: tokenizer, lengths, batch sizes, plan and loader, see `EncodedTextDataModule`.
     """
 
@@ -114,23 +83,19 @@ class SearchDataModule(EncodedTextDataModule):
         super().__init__(**encoded)
         self.collection_request, self.on_bad_rows = collection, on_bad_rows
         self.predict_output, self.predict_queries = predict_output, predict_queries
-        self._collection: Collection | None = None
-        self._without_leak: Collection | None = None
 
-    @property
+    @cached_property
     def collection(self) -> Collection:
         """The documents, queries and judgements; made in the cache at first use."""
-        if self._collection is None:
-            self._collection = open_collection(self.collection_request, self.on_bad_rows)
-        return self._collection
+        return open_collection(self.collection_request, self.on_bad_rows)
 
     def collection_of(self, stage: Stage) -> Collection:
         """Return the collection as a stage may read it, see `Collection.without_leak`."""
-        if stage == "predict":
-            return self.collection
-        if self._without_leak is None:
-            self._without_leak = self.collection.without_leak()
-        return self._without_leak
+        return self.collection if stage == "predict" else self._without_leak
+
+    @cached_property
+    def _without_leak(self) -> Collection:
+        return self.collection.without_leak()
 
     def judged(self, stage: Stage, may_lack: bool = False) -> JudgedQueries:
         """Return the judgements of a stage; those of the test in prediction.
@@ -146,11 +111,15 @@ class SearchDataModule(EncodedTextDataModule):
             )
         return judged
 
+    def queries(self, numbers: np.ndarray) -> Queries:
+        """Return queries of the collection, by their numbers."""
+        return Queries(self.collection.queries, numbers, self.collection.fingerprint)
+
     def queries_of_file(self) -> Queries | None:
         """Return the queries of `predict_queries`, where it is given."""
         if self.predict_queries is None:
             return None
-        return FileQueries(Path(self.predict_queries).expanduser())
+        return file_queries(Path(self.predict_queries).expanduser())
 
     def prepare_data(self) -> None:
         """Make collection and tokenizer in the cache; copy rejected rows to the run folder."""
@@ -170,13 +139,13 @@ class SearchDataModule(EncodedTextDataModule):
     def audit(self, make_model: MakeModel | None = None) -> Audit:
         """Return what is in the collection, and what is wrong with it, whatever the model."""
         collection = open_collection(self.collection_request, "reject")
-        facts, contents = collection.facts, _contents(collection.queries)
+        contents = _contents(collection.queries)
         audit = Audit("queries", "bytes", bad_rows=collection.bad_rows)
-        judged: list[np.ndarray] = []
+        num_judged = 0
         for number, name in enumerate(PART_NAMES):
             judgements = collection.judgements(number)
             queries, is_relevant = np.unique(judgements.query), judgements.grade > 0
-            judged.append(queries)
+            num_judged += len(queries)
             if not len(queries):
                 continue
             num_relevant = int(is_relevant.sum())
@@ -192,9 +161,8 @@ class SearchDataModule(EncodedTextDataModule):
             audit.labels[f"{name} grades"] = dict(zip(named, counts.tolist(), strict=True))
             num_without = len(queries) - len(np.unique(judgements.query[is_relevant]))
             if num_without:
-                audit.warnings.append(
-                    f"{name} queries with no document above grade 0: {num_without:,}"
-                )
+                sentence = f"{name} queries with no document above grade 0: {num_without:,}"
+                audit.warnings.append(sentence)
         documents = _contents(collection.documents)
         is_empty = documents == text_key("")
         num_repeated = (~is_empty).sum() - len(np.unique(documents[~is_empty]))
@@ -202,15 +170,11 @@ class SearchDataModule(EncodedTextDataModule):
         middle, high, most = np.quantile(lengths, [0.5, 0.95, 1]).round().astype(int)
         sentence = f"bytes: median {middle:,}, 95 % up to {high:,}, longest {most:,}"
         audit.notes.append(("documents", f"{len(lengths):,}; {sentence}"))
-        num_unjudged = collection.num_queries - len(np.unique(np.concatenate(judged)))
-        sentence = f"{num_unjudged:,} queries have no judgement and are in no part"
-        audit.notes.append(("unjudged", sentence))
+        sentence = f"{collection.num_queries - num_judged:,} queries have no judgement"
+        audit.notes.append(("unjudged", f"{sentence} and are in no part"))
         for count, sentence in (
             (is_empty.sum(), "documents with neither title nor text"),
             (num_repeated, "documents with the words of an earlier one"),
-            (facts["queries"]["num_merged"], "queries that stand in two files alike, taken once"),
-            (facts["num_merged_judgements"], "judgements that repeat another, taken once"),
-            (facts["num_fractional_grades"], "grades that are no whole numbers, taken as they are"),
         ):
             if count:
                 audit.warnings.append(f"{sentence}: {count:,}")

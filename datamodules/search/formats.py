@@ -1,13 +1,12 @@
-"""Files of a collection in their formats: lines of BEIR or MS MARCO, and folders of pages."""
+"""Files of a collection in their formats: lines of BEIR, and folders of pages."""
 
-import json
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from datamodules.files.documents import files_in
 from datamodules.files.html import decoded_html, parsed, visible_lines
@@ -16,25 +15,24 @@ from datamodules.files.rows import (
     JSON_SUFFIXES,
     BadRow,
     BadRows,
+    JsonRow,
+    RowFault,
     half_character,
     read_json_rows,
+    sound_rows,
 )
 from datamodules.files.splitting import PART_ALIASES, PART_NAMES, TEST, TRAIN, VALIDATION
 from datamodules.files.tables import Table, expand_files
-from datamodules.search.texts import LineError, TextRecord, TextTableWriter
 
 Files = str | list[str] | None
-LineKind = Literal["jsonl", "tsv"]
-SUFFIXES = (".jsonl", ".tsv", ".txt")
 LINES_AT_ONCE = 65_536
-BOM = b"\xef\xbb\xbf"
 GRADE_NAMES = ("score", "grade", "relevance", "label")  # at the end of a header of judgements
+BEIR_SUFFIXES = (".jsonl", ".tsv", ".txt")
 HTML_SUFFIXES = (".html", ".htm", ".xhtml")
 PAGE_SUFFIXES = (*HTML_SUFFIXES, ".md", ".txt")
-PAGE_QUERY_SUFFIXES = (*JSON_SUFFIXES, ".csv", ".tsv", ".xlsx", ".parquet")
-QUERY_COLUMNS = ("query", "question", "search")
+QUERY_TABLES = (*JSON_SUFFIXES, ".csv", ".tsv", ".xlsx", ".parquet")
+QUERY_COLUMNS = ("query", "question", "search", "text")
 PAGE_COLUMNS = ("page", "pages", "url", "address", "document", "relevant")
-GRADE_COLUMNS = ("grade", "relevance", "score")
 HEADING = re.compile(r"^#{1,6}\s+(.*?)\s*#*\s*$", re.MULTILINE)
 MARKUP = re.compile(
     r"!?\[([^\]\n]{0,1000})\]\([^)\n]{0,1000}\)|^#{1,6}\s+|(?<!\w)[*_`]{1,3}|[*_`]{1,3}(?!\w)",
@@ -43,19 +41,45 @@ MARKUP = re.compile(
 LONGEST_TITLE = 120  # characters of a first line that is taken for one
 
 
+class TextRecord(NamedTuple):
+    """One text with its id; title and address (a url) are "" where a format has none."""
+
+    id: str
+    title: str
+    text: str
+    address: str = ""
+
+
+class TextRow(NamedTuple):
+    """A text, and where it stands in the user's files."""
+
+    record: TextRecord
+    path: Path
+    line: int
+
+
+class JudgementRows(NamedTuple):
+    """Some judgements of one file and part, as ids, and grades as text or numbers."""
+
+    part: int
+    file: str
+    lines: list[int]
+    queries: list[str]
+    documents: list[str]
+    grades: list[Any]
+
+
 @dataclass(frozen=True)
 class CollectionFiles:
     """Files of a collection, where they are not those that its folder names by their layout.
 
     Args:
-        documents: corpus.jsonl or collection.tsv; one, or several.
-        queries: the same for queries; of pages a table or jsonl with query, page and maybe grade.
+        queries: jsonl; of pages a table or jsonl with query, page and maybe grade.
         train: judgements of the training queries; named judgements replace all of the folder's.
         validation: of the validation queries.
         test: of the test queries.
     """
 
-    documents: Files = None
     queries: Files = None
     train: Files = None
     validation: Files = None
@@ -67,138 +91,89 @@ class CollectionFiles:
         return {part: files for part, files in named.items() if files}
 
 
-class FileLayout(NamedTuple):
-    """Names of the files of a format in their folder, and how a line of text is written.
+class BeirReader:
+    """Reads `corpus.jsonl`, `queries.jsonl` and `qrels/*.tsv` of a folder.
 
-    Source: https://github.com/beir-cellar/beir; https://microsoft.github.io/msmarco/Datasets.
-    """
-
-    kind: LineKind
-    documents: str
-    queries: str
-    judgements: tuple[str, ...]
-
-
-LAYOUTS = {
-    "beir": FileLayout("jsonl", "corpus.jsonl", "queries.jsonl", ("qrels/*.tsv",)),
-    "msmarco": FileLayout("tsv", "collection.tsv", "queries*.tsv", ("*qrels*.tsv", "*qrels*.txt")),
-}
-
-
-class JudgementRows(NamedTuple):
-    """Some judgements of one file and part, as ids, and grades as text or numbers."""
-
-    part: int
-    file: str
-    lines: list[int]
-    queries: list[str]
-    documents: list[str]
-    grades: list[str | float]
-
-
-class LinesReader:
-    """Reads documents, queries and judgements, one a line.
-
-    Args:
-        layout: of the files.
-        folder: with the files; `None` where all are named.
-        files: those that lie elsewhere.
+    Source: https://github.com/beir-cellar/beir.
 
     Raises:
         FileNotFoundError: a file is not there.
         ValueError: it is not clear what a file holds.
     """
 
-    def __init__(self, layout: FileLayout, folder: str | None, files: CollectionFiles) -> None:
-        self.kind = layout.kind
-        self.folder = Path(folder).expanduser() if folder else None
-        self.documents = self._files(files.documents, "documents", (layout.documents,))
-        self.queries = self._files(files.queries, "queries", (layout.queries,))
+    def __init__(self, folder: Path, named: CollectionFiles) -> None:
+        def files(pattern: str, role: str) -> list[Path]:
+            if given := asdict(named).get(role):
+                return expand_files(given, f"data.collection.files.{role}", BEIR_SUFFIXES)
+            if not (found := sorted(folder.glob(pattern))):
+                packed = (
+                    " It is compressed; unpack it." if any(folder.glob(f"{pattern}.gz")) else ""
+                )
+                raise FileNotFoundError(f"{folder} has no {role} ({pattern}).{packed}")
+            return found
+
+        self.texts = {"documents": files("corpus.jsonl", "documents")}
+        self.texts["queries"] = files("queries.jsonl", "queries")
         self.judged: dict[int, list[Path]] = {}
-        if named := files.judgements():
-            for part, paths in named.items():
-                self.judged[part] = self._files(paths, PART_NAMES[part], ())
-            return
-        for path in self._files(None, "judgements", layout.judgements):
-            part = part_of(path)
-            if part in self.judged:
+        for part in named.judgements():
+            self.judged[part] = files("", PART_NAMES[part])
+        for path in [] if self.judged else files("qrels/*.tsv", "judgements"):
+            if (part := part_of(path)) in self.judged:
                 raise ValueError(
                     f"{self.judged[part][0]} and {path} both hold judgements of "
-                    f"{PART_NAMES[part]}; name one of them with "
-                    f"data.collection.files.{PART_NAMES[part]}."
+                    f"{PART_NAMES[part]}; name one with data.collection.files.{PART_NAMES[part]}."
                 )
             self.judged[part] = [path]
 
     def files(self) -> dict[str, list[Path]]:
         """Return all files by their role; all are part of the fingerprint."""
-        judged = {PART_NAMES[part]: self.judged[part] for part in sorted(self.judged)}
-        return {"documents": self.documents, "queries": self.queries, **judged}
+        return {
+            **self.texts,
+            **{PART_NAMES[part]: self.judged[part] for part in sorted(self.judged)},
+        }
 
-    def add_documents(self, table: TextTableWriter) -> None:
-        """Hand over every document."""
-        self._add(self.documents, table)
+    def rows(self, role: str, bad_rows: BadRows) -> Iterator[TextRow]:
+        """Yield every sound row of `documents` or `queries`."""
 
-    def add_queries(self, table: TextTableWriter) -> None:
-        """Hand over every query."""
-        self._add(self.queries, table)
+        def row_of(row: JsonRow) -> TextRow:
+            return TextRow(record_of(row.values), row.file, row.line)
+
+        for path in self.texts[role]:
+            yield from sound_rows(path, row_of, bad_rows)
 
     def judgements(self, bad_rows: BadRows) -> Iterator[JudgementRows]:
-        """Yield every judgement that can be cut into its values, some at a time."""
+        """Yield every judgement that can be cut into its values, some at a time: query, document
+        and grade with tabs, or TREC's four columns."""
         for part in sorted(self.judged):
             for path in self.judged[part]:
-                with path.open("rb") as file:
+                # What is not UTF-8 becomes an id that no text has.
+                with path.open(encoding="utf-8-sig", errors="replace") as file:
                     numbered = enumerate(file, start=1)
                     while block := list(islice(numbered, LINES_AT_ONCE)):
-                        yield self._judged_block(block, part, path, bad_rows)
+                        yield self._cut(block, part, path, bad_rows)
 
-    def _judged_block(
-        self, block: list[tuple[int, bytes]], part: int, path: Path, bad_rows: BadRows
+    def _cut(
+        self, block: list[tuple[int, str]], part: int, path: Path, bad_rows: BadRows
     ) -> JudgementRows:
         rows = JudgementRows(part, str(path), [], [], [], [])
-        for line, raw in block:
-            if not raw.strip():
+        for line, text in block:
+            values, words = text.strip("\r\n").split("\t"), text.split()
+            if not words:
                 continue
-            try:
-                values = cut_judgement(decoded(raw.removeprefix(BOM) if line == 1 else raw))
-            except LineError as error:
-                bad_rows.add(BadRow(str(path), line, error.value, error.rule))
-                continue
-            if line > 1 or values[-1].lower() not in GRADE_NAMES:
+            if len(values) != 3:  # an id may hold a blank
+                if len(words) != 4:
+                    rule = (
+                        f"the line has {len(values)} columns, and must have 3 with tabs between "
+                        "them (query, document, grade) or TREC's 4 (query, 0, document, grade)."
+                    )
+                    bad_rows.add(BadRow(str(path), line, text.strip(), rule))
+                    continue
+                values = [words[0], words[2], words[3]]
+            if line > 1 or values[2].lower() not in GRADE_NAMES:
                 rows.lines.append(line)
-                rows.queries.append(values[0])
-                rows.documents.append(values[1])
-                rows.grades.append(values[2])
+                for column, value in zip(rows[3:], values, strict=True):
+                    column.append(value)
         return rows
-
-    def _files(self, named: Files, role: str, patterns: Sequence[str]) -> list[Path]:
-        """Return the named files, or those of the first pattern that the folder has."""
-        if named:
-            return expand_files(named, f"data.collection.files.{role}", SUFFIXES)
-        if self.folder is not None:
-            for pattern in patterns:
-                if found := sorted(self.folder.glob(pattern)):
-                    return found
-            for pattern in patterns:
-                if packed := sorted(self.folder.glob(f"{pattern}.gz")):
-                    raise FileNotFoundError(f"{packed[0]} is compressed; unpack it with gunzip.")
-        raise FileNotFoundError(
-            f"{self.folder or 'the request'} has no {role} ({' or '.join(patterns)}); check the "
-            f"folder, or name them with data.collection.files.{role}."
-        )
-
-    def _add(self, paths: list[Path], table: TextTableWriter) -> None:
-        for path in paths:
-            with path.open("rb") as file:
-                for line, raw in enumerate(file, start=1):
-                    content = raw.removeprefix(BOM) if line == 1 else raw
-                    if not content.strip():
-                        continue
-                    try:
-                        record = parse_line(self.kind, content)
-                    except LineError as error:
-                        table.refuse(path, line, error)
-                    else:
-                        table.add(record, path, line)
 
 
 def part_of(path: Path) -> int:
@@ -212,108 +187,56 @@ def part_of(path: Path) -> int:
             return PART_ALIASES[word]
     raise ValueError(
         f"{path}: its name tells no part, which is one of train, validation (or dev) and test; "
-        "rename it, or name the files of all parts with data.collection.files.train, .validation "
-        "and .test."
+        "rename it, or name the files of all parts with data.collection.files.train and so on."
     )
-
-
-def parse_line(kind: LineKind, raw: bytes) -> TextRecord:
-    """Return the text of a line: {"_id", "text"} with perhaps title and url; or id, tab, text.
-
-    Raises:
-        LineError: it breaks a rule.
-    """
-    content = decoded(raw)
-    if kind == "tsv":
-        values = content.split("\t")
-        if len(values) != 2:
-            raise LineError(
-                content,
-                f"the line has {len(values)} columns, and must have 2, id and text, with one tab "
-                "between them; replace tabs inside the text by blanks.",
-            )
-        record = TextRecord(values[0], "", values[1])
-    else:
-        try:
-            row = json.loads(content)
-        except json.JSONDecodeError as error:
-            rule = f"the line is no JSON ({error.msg}); every line must be one JSON object."
-            raise LineError(content, rule) from error
-        if not isinstance(row, dict):
-            rule = 'every line must be an object such as {"_id": "1", "text": "…"}.'
-            raise LineError(content, rule)
-        record = record_of(row)
-    if not record.id.strip():
-        raise LineError(record.id, "the id is empty; give every document and query its own.")
-    return record
 
 
 def record_of(row: dict[str, Any]) -> TextRecord:
     """Return the text of a row with _id (or id), text, and title and url where it has them.
 
     Raises:
-        LineError: a value is missing or no text.
+        RowFault: a value is missing or no text.
     """
     key = "_id" if "_id" in row else "id"
     is_number = isinstance(row.get(key), int) and not isinstance(row[key], bool)
+    url = row.get("url")
     values: dict[str, Any] = {
         key: str(row[key]) if is_number else row.get(key),
         "title": "" if row.get("title") is None else row["title"],
         "text": "" if row.get("text", 0) is None else row.get("text"),
+        "url": url if isinstance(url, str) else "",
     }
-    values["url"] = row["url"] if isinstance(row.get("url"), str) else ""
     for name, value in values.items():
-        if not isinstance(value, str):
-            shown = f'has no "{name}"' if value is None else f'has a "{name}" that is no text'
-            raise LineError(
-                "" if value is None else str(value),
-                f"the row {shown}; it must have _id and text, and may have title; it has "
-                f"{', '.join(map(str, row)) or 'nothing'}.",
-            )
+        if not isinstance(value, str) or (name == key and not value.strip()):
+            rule = f'"{name}" is missing or no text; a row has _id and text, and may have title.'
+            raise RowFault("columns", "" if value is None else str(value), rule)
         if half := half_character(value):
-            raise LineError(half, f"it {HALF_RULE}")
+            raise RowFault("columns", half, f"it {HALF_RULE}")
     return TextRecord(*values.values())
 
 
-def decoded(raw: bytes) -> str:
-    """Return a line as text, without its end.
-
-    Raises:
-        LineError: it is not UTF-8.
-    """
-    try:
-        return raw.decode().removesuffix("\n").removesuffix("\r")
-    except UnicodeDecodeError as error:
-        raise LineError(
-            raw.decode(errors="replace").strip(),
-            f"byte 0x{raw[error.start]:02X} at place {error.start + 1} of the line is not UTF-8, "
-            "which every file must be; convert it, such as with iconv -f latin1 -t utf-8.",
-        ) from error
+def table_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield line and values of each row of a table or a jsonl file."""
+    if path.suffix.lower() in JSON_SUFFIXES:
+        yield from ((row.line, row.values) for row in read_json_rows(path))
+        return
+    for batch in Table(path).rows():
+        yield from zip(batch.line.tolist(), batch.rows.to_pylist(), strict=True)
 
 
-def cut_judgement(text: str) -> tuple[str, str, str]:
-    """Cut a line of judgements: query, document and grade with tabs, or TREC's four columns."""
-    values = text.split("\t")
-    if len(values) == 3:  # an id may hold a blank
-        return values[0], values[1], values[2]
-    trec = text.split()
-    if len(trec) == 4:
-        return trec[0], trec[2], trec[3]
-    raise LineError(
-        text,
-        f"the line has {len(values)} columns, and must have 3 with tabs between them (query, "
-        "document, grade) or TREC's 4 (query, 0, document, grade).",
-    )
+def value_of(row: dict[str, Any], names: tuple[str, ...]) -> Any:
+    """Return the first value of these columns that is there, `None` without one."""
+    return next((row[name] for name in names if row.get(name) not in (None, "")), None)
 
 
-class _Wish(NamedTuple):
+class PageWish(NamedTuple):
     """A query with one relevant page, as a row of a table says it."""
 
     file: Path
     line: int
     query: str
     page: str
-    grade: str | float
+    grade: Any
 
 
 class PagesReader:
@@ -323,110 +246,102 @@ class PagesReader:
     or in a named file: a row has query and page (its path, name or address), perhaps a grade above
     0. Without a file each title is a query, and its page, which is read without it, the answer.
 
-    Args:
-        folder: with the pages.
-        files: queries, where they lie elsewhere.
-
     Raises:
         FileNotFoundError: a file is not there.
-        ValueError: no folder is named, or other files than queries.
+        ValueError: other files than queries are named.
     """
 
-    def __init__(self, folder: str | None, files: CollectionFiles) -> None:
-        if folder is None or files.documents or files.judgements():
+    def __init__(self, folder: Path, named: CollectionFiles) -> None:
+        if named.judgements():
             raise ValueError(
-                "format pages reads data.collection.folder, and data.collection.files.queries "
-                "alone; name the folder, and leave the other files out."
+                "format pages reads data.collection.folder and data.collection.files.queries "
+                "alone; leave the other files out."
             )
-        self.folder = Path(folder).expanduser()
-        beside = (self.folder / f"queries{suffix}" for suffix in PAGE_QUERY_SUFFIXES)
-        named = files.queries or [str(path) for path in beside if path.is_file()]
-        self.queries = expand_files(named, "data.collection.files.queries", PAGE_QUERY_SUFFIXES)
-        own = {path.resolve() for path in self.queries}
-        found = files_in(self.folder, PAGE_SUFFIXES, "data.collection.folder")
-        self.pages = [path for path in found if path.resolve() not in own]
-        self._names: dict[str, str] = {}
+        self.folder = folder
+        beside = (folder / f"queries{suffix}" for suffix in QUERY_TABLES)
+        files = named.queries or [str(path) for path in beside if path.is_file()]
+        self.asked = expand_files(files, "data.collection.files.queries", QUERY_TABLES)
+        own = {path.resolve() for path in self.asked}
+        pages = files_in(folder, PAGE_SUFFIXES, "data.collection.folder")
+        self.pages = [path for path in pages if path.resolve() not in own]
+        self._ids: dict[str, str] = {}  # path, name or address -> id
+        self._titles: list[TextRow] = []
 
     def files(self) -> dict[str, list[Path]]:
         """Return all files by their role."""
-        return {"documents": self.pages, "queries": self.queries}
+        return {"documents": self.pages, "queries": self.asked}
 
-    def add_documents(self, table: TextTableWriter) -> None:
-        """Hand over every page."""
-        by_name: dict[str, list[str]] = {}
-        for page in self.pages:
-            record = page_record(page, self.folder)
-            table.add(record, page, 1)
-            by_name.setdefault(page.name, []).append(record.id)
-            place = page.relative_to(self.folder).as_posix()
-            names = (record.id, place, record.address, record.address.rpartition("://")[2])
-            self._names |= {name.strip("/"): record.id for name in names if name}
-        for name, ids in by_name.items():
-            if len(ids) == 1:
-                self._names.setdefault(name, ids[0])
-
-    def add_queries(self, table: TextTableWriter) -> None:
-        """Hand over every query, or every title."""
-        if not self.queries:
-            for page in self.pages:
-                record = page_record(page, self.folder)
-                table.add(TextRecord(record.id, "", record.title), page, 1)
-        for number, (query, first) in enumerate(self._first_wishes.items(), start=1):
-            table.add(TextRecord(str(number), "", query), first.file, first.line)
+    def rows(self, role: str, bad_rows: BadRows) -> Iterator[TextRow]:
+        """Yield every page, then every query or title; `documents` come first."""
+        if role == "documents":
+            yield from self._documents()
+        elif not self.asked:
+            yield from self._titles
+        else:
+            firsts: dict[str, PageWish] = {}
+            for wish in self._wishes:
+                firsts.setdefault(wish.query, wish)
+            for query, first in firsts.items():
+                record = TextRecord(self._numbers[query], "", query)
+                yield TextRow(record, first.file, first.line)
 
     def judgements(self, bad_rows: BadRows) -> Iterator[JudgementRows]:
         """Yield every pair of a query and a page that is there."""
-        if not self.queries:
-            ids = [page_id(page, self.folder) for page in self.pages]
+        if not self.asked:
+            ids = [row.record.id for row in self._titles]
             ones = [1] * len(ids)
             yield JudgementRows(TRAIN, str(self.folder), ones, ids, ids, [1.0] * len(ids))
-        numbers = {query: str(n) for n, query in enumerate(self._first_wishes, start=1)}
-        for wish in self._wishes():
-            if (page := self._names.get(wish.page.strip("/"))) is None:
+        for wish in self._wishes:
+            if (page := self._ids.get(wish.page.strip("/"))) is None:
                 rule = "no page has this path, name or address; correct it, or add the page."
                 bad_rows.add(BadRow(str(wish.file), wish.line, wish.page, rule, "unknown document"))
                 continue
-            values = [wish.line], [numbers[wish.query]], [page], [wish.grade]
+            values = [wish.line], [self._numbers[wish.query]], [page], [wish.grade]
             yield JudgementRows(TRAIN, str(wish.file), *values)
 
-    @cached_property
-    def _first_wishes(self) -> dict[str, _Wish]:
-        """The first row of each query, without spaces around it."""
-        first: dict[str, _Wish] = {}
-        for wish in self._wishes():
-            first.setdefault(wish.query, wish)
-        return first
+    def _documents(self) -> Iterator[TextRow]:
+        by_name: dict[str, list[str]] = {}
+        for page in self.pages:
+            record = page_record(page, self.folder)
+            yield TextRow(record, page, 1)
+            self._titles.append(TextRow(TextRecord(record.id, "", record.title), page, 1))
+            by_name.setdefault(page.name, []).append(record.id)
+            place = page.relative_to(self.folder).as_posix()
+            names = (record.id, place, record.address, record.address.rpartition("://")[2])
+            self._ids |= {name.strip("/"): record.id for name in names if name}
+        for name, ids in by_name.items():
+            if len(ids) == 1:
+                self._ids.setdefault(name, ids[0])
 
-    def _wishes(self) -> Iterator[_Wish]:
-        for path in self.queries:
-            rows: Iterator[tuple[int, dict[str, Any]]]
-            if path.suffix.lower() in JSON_SUFFIXES:
-                rows = ((row.line, row.values) for row in read_json_rows(path))
-            else:
-                rows = (
-                    (int(line), values)
-                    for batch in Table(path).rows()
-                    for line, values in zip(batch.line, batch.rows.to_pylist(), strict=True)
-                )
-            for line, values in rows:
-                query, pages, grade = (
-                    next((values[n] for n in names if values.get(n) not in (None, "")), None)
-                    for names in (QUERY_COLUMNS, PAGE_COLUMNS, GRADE_COLUMNS)
-                )
+    @cached_property
+    def _numbers(self) -> dict[str, str]:
+        """Query -> its id, a number from 1."""
+        queries = dict.fromkeys(wish.query for wish in self._wishes)
+        return {query: str(number) for number, query in enumerate(queries, start=1)}
+
+    @cached_property
+    def _wishes(self) -> list[PageWish]:
+        wishes = []
+        for path in self.asked:
+            for line, row in table_rows(path):
+                query, pages = value_of(row, QUERY_COLUMNS), value_of(row, PAGE_COLUMNS)
                 if not isinstance(query, str) or not query.strip() or not pages:
                     raise ValueError(
                         f"{path}:{line}: the row needs a query and its page (columns query and "
-                        f"page); it has {', '.join(map(str, values)) or 'nothing'}."
+                        f"page); it has {', '.join(map(str, row)) or 'nothing'}."
                     )
+                grade = value_of(row, GRADE_NAMES)
                 for page in pages if isinstance(pages, list) else [pages]:
-                    yield _Wish(
-                        path, line, query.strip(), str(page), 1.0 if grade is None else grade
-                    )
+                    values = (query.strip(), str(page), 1.0 if grade is None else grade)
+                    wishes.append(PageWish(path, line, *values))
+        return wishes
 
 
-def page_id(page: Path, folder: Path) -> str:
-    """Return the path of a page in its folder as one word."""
-    return re.sub(r"\s", "%20", page.relative_to(folder).as_posix())
+Reader = BeirReader | PagesReader
+READERS: dict[str, Callable[[Path, CollectionFiles], Reader]] = {
+    "beir": BeirReader,
+    "pages": PagesReader,
+}
 
 
 def page_record(page: Path, folder: Path) -> TextRecord:
@@ -447,10 +362,11 @@ def page_record(page: Path, folder: Path) -> TextRecord:
         is_markdown = page.suffix.lower() == ".md"
         heading = HEADING.search(source) if is_markdown else None
         plain = MARKUP.sub(r"\1", source) if is_markdown else source
-        lines = [" ".join(line.split()) for line in plain.splitlines()]
-        lines = [line for line in lines if line]
+        lines = [line for one in plain.splitlines() if (line := " ".join(one.split()))]
         title = lines[0] if len(lines) > 1 and len(lines[0]) <= LONGEST_TITLE else ""
         title = MARKUP.sub(r"\1", heading[1]) if heading else title
     title = title or page.stem.replace("-", " ").replace("_", " ")
     text = "\n".join(line for line in lines if line.casefold() != title.casefold())
-    return TextRecord(page_id(page, folder), title, text, address)
+    return TextRecord(
+        re.sub(r"\s", "%20", page.relative_to(folder).as_posix()), title, text, address
+    )

@@ -6,22 +6,28 @@ equal scores by document id, the last first.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from datamodules.core.plan import hash_ids
-from datamodules.core.store import digest_of
-from datamodules.files.rows import BadRow
-from datamodules.files.tables import Table, new_text_file
-from datamodules.search.collection import Collection, Judgements
-from datamodules.search.formats import BOM, QUERY_COLUMNS, LineKind, decoded, parse_line
-from datamodules.search.texts import LineError, TextRecord
+from datamodules.core.store import cache_root, digest_of, file_digest, made_once
+from datamodules.files.rows import BadRow, BadRows
+from datamodules.files.tables import check_file, new_text_file
+from datamodules.search.collection import Judgements, TextTable, write_texts
+from datamodules.search.formats import (
+    QUERY_COLUMNS,
+    QUERY_TABLES,
+    TextRecord,
+    TextRow,
+    table_rows,
+    value_of,
+)
 
 NO_DOCUMENT = -1  # where a row has fewer
 RELEVANT_ABOVE = 0.0  # grades above it are relevant
-QUERY_SUFFIXES = (".jsonl", ".tsv", ".csv", ".txt", ".xlsx")
 RUN_COLUMNS = ("query", "Q0", "document", "rank", "score", "tag")
 
 
@@ -38,12 +44,13 @@ def looked_up(wanted: np.ndarray, known: np.ndarray, values: np.ndarray) -> np.n
 
     Args:
         wanted: [n] int64.
-        known: [m] int64, ascending.
+        known: [m] int64, in any order.
         values: [m].
     """
     found = np.full(len(wanted), np.nan, np.float32)
     if len(known):
-        near = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+        order = np.argsort(known)
+        near = order[np.minimum(np.searchsorted(known, wanted, sorter=order), len(known) - 1)]
         hit = known[near] == wanted
         found[hit] = values[near[hit]]
     return found
@@ -55,10 +62,6 @@ class QueryJudgements(NamedTuple):
     documents: np.ndarray
     grades: np.ndarray
 
-    def grades_of(self, documents: np.ndarray) -> np.ndarray:
-        """Return the grades of documents, [n] float32; NaN = unjudged."""
-        return looked_up(documents, self.documents, self.grades)
-
 
 class JudgedQueries:
     """Judgements grouped by query.
@@ -68,12 +71,14 @@ class JudgedQueries:
 
     Attributes:
         queries: [Q] int64, numbers of the queries, ascending.
+        most: most judgements of one query.
     """
 
     def __init__(self, judgements: Judgements) -> None:
         self.judgements = judgements
         self.queries, starts = np.unique(judgements.query, return_index=True)
         self._offsets = np.append(starts, len(judgements.query))
+        self.most = int(np.diff(self._offsets).max(initial=0))
 
     def with_relevant(self) -> "JudgedQueries":
         """Return those that have a relevant document, with all their judgements."""
@@ -81,136 +86,89 @@ class JudgedQueries:
         kept = np.isin(judged.query, judged.query[judged.grade > RELEVANT_ABOVE])
         return JudgedQueries(Judgements(*(values[kept] for values in judged)))
 
-    @property
-    def most(self) -> int:
-        """Most judgements of one query."""
-        return int(np.diff(self._offsets).max(initial=0))
-
     def judged(self, place: int) -> QueryJudgements:
         """Return the judgements of the query at this place in `queries`."""
-        part = slice(*self._offsets[place : place + 2])
+        part = slice(self._offsets[place], self._offsets[place + 1])
         return QueryJudgements(self.judgements.document[part], self.judgements.grade[part])
 
-    def relevant(self, place: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the relevant documents and their grades, as float64."""
-        documents, grades = self.judged(place)
-        is_relevant = grades > RELEVANT_ABOVE
-        return documents[is_relevant], grades[is_relevant].astype(np.float64)
 
-    def documents_of(self, query: int, are_relevant: bool) -> np.ndarray:
-        """Return the documents of a query, by its number, that were found relevant, or those that
-        were found not to be; none of a query that is not judged."""
-        place = int(np.searchsorted(self.queries, query))
-        if place == len(self.queries) or self.queries[place] != query:
-            return np.zeros(0, np.int64)
-        documents, grades = self.judged(place)
-        return documents[(grades > RELEVANT_ABOVE) == are_relevant]
-
-
-class CollectionQueries:
-    """Some queries of a collection, by their place 0 … len - 1.
+@dataclass(frozen=True)
+class Queries:
+    """Some queries of a table, by their place 0 … len - 1.
 
     Args:
-        collection: that has them.
-        indices: [Q] int64, their numbers in it.
+        table: that has them.
+        numbers: [Q] int64, their numbers in it.
+        source: digest of the table's content.
     """
 
-    def __init__(self, collection: Collection, indices: np.ndarray) -> None:
-        self.collection, self.indices = collection, indices
+    table: TextTable
+    numbers: np.ndarray
+    source: str
 
     @property
     def digest(self) -> str:
-        """Tells these queries from others of the same collection."""
-        return numbers_digest(self.indices)
+        """Tells these queries from others."""
+        return digest_of([self.source, numbers_digest(self.numbers)])
 
     def __len__(self) -> int:
-        return len(self.indices)
+        return len(self.numbers)
 
     def id(self, place: int) -> str:
         """Return the id of a query."""
-        return self.collection.query_id(int(self.indices[place]))
+        return self.table[int(self.numbers[place])].id
 
     def text(self, place: int) -> str:
         """Return the text of a query."""
-        return self.collection.query(int(self.indices[place]))
+        return self.table[int(self.numbers[place])].text
 
 
-class FileQueries:
-    """The queries of a file, in its order: jsonl with _id and text, tsv with id and text, a table
-    (.csv, .xlsx) with query and perhaps id, or lines of text (.txt); without ids by their number.
-    They are asked for as those of `CollectionQueries`.
+def file_queries(path: Path) -> Queries:
+    """Return the queries of a file, in its order: lines of text (.txt), or a table or jsonl with
+    query and perhaps id; without ids by their number.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: its name ends otherwise, a line breaks a rule, an id comes twice, or it has
+        ValueError: its name ends otherwise, a row breaks a rule, an id comes twice, or it has
             no query.
     """
+    check_file(path, "data.predict_queries", (*QUERY_TABLES, ".txt"))
+    source = digest_of([1, path.suffix, file_digest(path, cache_root())])
 
-    def __init__(self, path: Path) -> None:
-        if path.suffix not in QUERY_SUFFIXES:
-            raise ValueError(
-                f"data.predict_queries {path} must end with {' or '.join(QUERY_SUFFIXES)}: one "
-                "query in each line."
-            )
-        if not path.is_file():
-            raise FileNotFoundError(f"data.predict_queries: there is no file {path}.")
-        self.records: list[TextRecord] = []
-        lines: dict[str, int] = {}
-        is_table = path.suffix in (".csv", ".xlsx")
-        for line, record in (_table_records if is_table else _line_records)(path):
-            if record.id in lines:
-                rule = f"the id stands in line {lines[record.id]} too; give each query its own."
-                raise _bad(path, line, record.id, rule)
-            lines[record.id] = line
-            self.records.append(record)
-        if not self.records:
+    def rows() -> Iterator[TextRow]:
+        if path.suffix.lower() == ".txt":
+            for line, text in enumerate(path.read_text("utf-8-sig").split("\n"), start=1):
+                if text.strip():
+                    yield TextRow(TextRecord(str(line), "", text.strip()), path, line)
+            return
+        known: set[str] = set()  # a table of queries and pages names a query several times
+        for line, row in table_rows(path):
+            query, id = value_of(row, QUERY_COLUMNS), value_of(row, ("_id", "id"))
+            if not isinstance(query, str) or not query.strip():
+                raise ValueError(
+                    f"{path}:{line}: the row has no {' or '.join(QUERY_COLUMNS)} "
+                    f"(data.predict_queries); it has {', '.join(map(str, row))}."
+                )
+            if id is not None or query not in known:
+                known.add(query)
+                yield TextRow(
+                    TextRecord(str(line if id is None else id), "", query.strip()), path, line
+                )
+
+    def write(folder: Path) -> None:
+        bad_rows = BadRows("error")
+        if not len(write_texts(folder, "queries", rows(), bad_rows)):
             raise ValueError(f"data.predict_queries {path} holds no query.")
-        self.indices = np.arange(len(self.records))
+        bad_rows.settle(folder)
 
-    @property
-    def digest(self) -> str:
-        return digest_of([[record.id, record.text] for record in self.records])
-
-    def __len__(self) -> int:
-        return len(self.records)
-
-    def id(self, place: int) -> str:
-        return self.records[place].id
-
-    def text(self, place: int) -> str:
-        return self.records[place].text
-
-
-Queries = CollectionQueries | FileQueries
+    folder = made_once(cache_root() / "queries" / source, write)
+    table = TextTable(folder, "queries")
+    return Queries(table, np.arange(len(table)), source)
 
 
 def numbers_digest(numbers: np.ndarray) -> str:
     """Return a digest of different numbers."""
     return digest_of([len(numbers), int(hash_ids(numbers).sum(dtype=np.uint64))])
-
-
-def _line_records(path: Path) -> Iterator[tuple[int, TextRecord]]:
-    kind: LineKind = "jsonl" if path.suffix == ".jsonl" else "tsv"
-    for line, raw in _lines(path):
-        numbered = f"{line}\t".encode() + raw.strip() if path.suffix == ".txt" else raw
-        try:
-            yield line, parse_line(kind, numbered)
-        except LineError as error:
-            raise _bad(path, line, error.value, error.rule) from error
-
-
-def _table_records(path: Path) -> Iterator[tuple[int, TextRecord]]:
-    table = Table(path)
-    column = next((name for name in QUERY_COLUMNS if name in table.names), QUERY_COLUMNS[0])
-    table.check([column], "data.predict_queries")
-    own = next((name for name in ("id", "_id") if name in table.names), None)
-    known: set[str] = set()  # a table of queries and pages names a query several times
-    for batch in table.rows():
-        ids = batch.texts(own) if own else map(str, batch.line.tolist())
-        for line, id, query in zip(batch.line.tolist(), ids, batch.texts(column), strict=True):
-            if query.strip() and (own or query not in known):
-                known.add(query)
-                yield line, TextRecord(id, "", query.strip())
 
 
 class Ranking(NamedTuple):
@@ -231,16 +189,19 @@ def write_run(path: Path, rankings: Iterable[Ranking], tag: str) -> None:
 
     Raises:
         FileExistsError: the file exists.
-        ValueError: an id or the tag holds a blank, or scores are not descending numbers.
+        ValueError: an id holds a blank, or scores are not descending numbers.
     """
     with new_text_file(path) as file:
-        _check_word(tag, "the tag")
         for ranking in rankings:
-            _check_word(ranking.query, "the query's id")
             last = math.inf
             pairs = zip(ranking.documents, ranking.scores, strict=True)
             for rank, (document, score) in enumerate(pairs, start=1):
-                _check_word(document, "the document's id")
+                for id in (ranking.query, document):
+                    if id.split() != [id]:
+                        raise ValueError(
+                            f'the id "{id}" must be one word, since blanks divide the columns of '
+                            "TREC's files; replace them."
+                        )
                 if not -math.inf < score <= last:
                     raise ValueError(
                         f"query {ranking.query}: the score of rank {rank} is {score}, and the one "
@@ -258,62 +219,42 @@ def read_run(path: Path) -> Iterator[Ranking]:
     """
     query, rows = "", dict[str, tuple[float, int]]()  # document -> score and rank, negative
     done: set[str] = set()
-    for line, raw in _lines(path):
-        try:
-            text = decoded(raw)
-        except LineError as error:
-            raise _bad(path, line, error.value, error.rule) from error
-        values = text.split()
-        if len(values) != len(RUN_COLUMNS):
-            rule = (
-                f"the line has {len(values)} columns, and must have {len(RUN_COLUMNS)} with blanks "
-                f"between them: {', '.join(RUN_COLUMNS)}."
-            )
-            raise _bad(path, line, text, rule)
-        own, _, document, rank, score, _ = values
-        if not rank.isdecimal():
-            raise _bad(path, line, rank, "the rank must be a whole number; write 1 for the best.")
-        try:
-            number = float(score)
-        except ValueError:
-            number = math.nan
-        if not math.isfinite(number):
-            raise _bad(path, line, score, "the score must be a number; correct the line.")
-        if own != query:
-            if rows:
-                yield _ranking(query, rows)
-            if own in done:
-                raise _bad(path, line, own, "this query stands further up; sort the run.")
-            query, rows = own, {}
-            done.add(query)
-        if document in rows:
-            rule = f"the document is ranked twice for query {query}; keep one of the lines."
-            raise _bad(path, line, document, rule)
-        rows[document] = (-number, int(rank))
+
+    def ranking() -> Ranking:
+        documents = sorted(rows, key=rows.__getitem__)
+        return Ranking(query, documents, [-rows[document][0] for document in documents])
+
+    def bad(line: int, value: str, rule: str) -> ValueError:
+        return ValueError(str(BadRow(str(path), line, value, rule)))
+
+    # What is not UTF-8 becomes an id that no text has.
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        for line, text in enumerate(file, start=1):
+            values = text.split()
+            if not values:
+                continue
+            if len(values) != len(RUN_COLUMNS):
+                rule = f"the line has {len(values)} columns, and must have {len(RUN_COLUMNS)} with "
+                rule += f"blanks between them: {', '.join(RUN_COLUMNS)}."
+                raise bad(line, text.strip(), rule)
+            own, _, document, rank, score, _ = values
+            try:
+                place, number = int(rank), float(score)
+            except ValueError:
+                place, number = 0, math.nan
+            if not math.isfinite(number):
+                rule = "rank must be a whole number and score a number; correct the line."
+                raise bad(line, f"{rank} {score}", rule)
+            if own != query:
+                if rows:
+                    yield ranking()
+                if own in done:
+                    raise bad(line, own, "this query stands further up; sort the run.")
+                query, rows = own, {}
+                done.add(query)
+            if document in rows:
+                rule = f"the document is ranked twice for query {query}; keep one of the lines."
+                raise bad(line, document, rule)
+            rows[document] = (-number, place)
     if rows:
-        yield _ranking(query, rows)
-
-
-def _ranking(query: str, rows: dict[str, tuple[float, int]]) -> Ranking:
-    documents = sorted(rows, key=rows.__getitem__)
-    return Ranking(query, documents, [-rows[document][0] for document in documents])
-
-
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines that are not blank, with their numbers from 1."""
-    with path.open("rb") as file:
-        for line, raw in enumerate(file, start=1):
-            if raw.strip():
-                yield line, raw.removeprefix(BOM) if line == 1 else raw
-
-
-def _bad(path: Path, line: int, value: str, rule: str) -> ValueError:
-    return ValueError(str(BadRow(str(path), line, value, rule)))
-
-
-def _check_word(value: str, name: str) -> None:
-    if len(value.split()) != 1 or value != value.strip():
-        raise ValueError(
-            f'{name} is "{value}", and must be one word, since blanks divide the columns of '
-            "TREC's files; replace them."
-        )
+        yield ranking()

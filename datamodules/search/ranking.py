@@ -5,8 +5,7 @@ Shapes: B queries in the micro-batch, K candidates of one, P pairs, J judgements
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,26 +15,25 @@ import torch
 from datamodules.core.plan import rng_for
 from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.core.store import digest_of
+from datamodules.search.bm25 import open_bm25
 from datamodules.search.candidates import (
     CandidateOptions,
-    FirstStage,
     GroupOptions,
     Lists,
+    bm25_lists,
     run_lists,
 )
 from datamodules.search.collection import Collection
 from datamodules.search.datamodule import (
     TERM,
-    CollectionTokens,
     SearchDataModule,
-    kept_collection,
-    read_collection,
+    kept_documents,
+    kept_queries,
     tokens_per_byte,
 )
 from datamodules.search.formats import Files
 from datamodules.search.queries import (
     NO_DOCUMENT,
-    CollectionQueries,
     JudgedQueries,
     Queries,
     QueryJudgements,
@@ -49,68 +47,9 @@ from datamodules.text.encoding import Framed, TextEncoding, padded
 ROWS_OF_PART = 64  # with fewer, what is saved of padding is lost by smaller matrix products
 RUN_NAME = "ranked.trec"
 TAG, DECIMALS = "unisono", 6
+MOST_LISTED = 100  # candidates of a list, where `top` does not say
 MOST_NAMED = 3  # queries of a message
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class RankingSource:
-    """What the queries of one stage are ranked from.
-
-    Args:
-        collection: of the documents.
-        encoding: of the texts.
-        tokens: of documents and queries.
-        queries: that are ranked for.
-        first: their first stage.
-        judgements: of these queries; `None` in prediction for a file of queries.
-        teacher: scores of a teacher.
-    """
-
-    collection: Collection
-    encoding: TextEncoding
-    tokens: CollectionTokens
-    queries: Queries
-    first: FirstStage
-    judgements: JudgedQueries | None = None
-    teacher: Lists | None = None
-
-    def judged(self, place: int) -> QueryJudgements:
-        """Return the judgements of a query."""
-        if self.judgements is None:
-            return QueryJudgements(np.zeros(0, np.int64), np.zeros(0, np.float32))
-        return self.judgements.judged(place)
-
-    def pairs(self, place: int, documents: np.ndarray) -> list[Framed]:
-        """Return the rows of a query, by its place, and of documents, by their numbers."""
-        query = self.tokens.queries[int(self.queries.indices[place])]
-        texts = map(self.tokens.documents.__getitem__, documents.tolist())
-        return self.encoding.framing.pairs(query, texts)
-
-    def lengths(self, documents: np.ndarray) -> np.ndarray:
-        """Return about how many positions the rows of documents have, [n] int64."""
-        limits = self.encoding.limits
-        num_bytes = self.collection.document_lengths[documents] * self._tokens_per_byte
-        longest = limits.max_length - limits.max_query_length
-        return np.minimum(num_bytes.astype(np.int64), longest) + limits.max_query_length // 2
-
-    @cached_property
-    def _tokens_per_byte(self) -> float:
-        return tokens_per_byte(self.encoding, self.collection)
-
-    def fingerprint(self, *options: Any) -> str:
-        """Return the hex digest of all this and of the options of a dataset."""
-        lists = [lists.fingerprint for lists in (self.first.lists, self.teacher) if lists]
-        bm25 = self.first.options.bm25
-        facts = [self.collection.fingerprint, self.encoding.digest, lists, *options]
-        return digest_of([*facts, bm25 and asdict(bm25)])
-
-
-class Candidates(NamedTuple):
-    """Documents [K] int64, ascending, and their grades [K] float32."""
-
-    documents: np.ndarray
-    grades: np.ndarray
 
 
 class RankingExample(NamedTuple):
@@ -130,53 +69,123 @@ class RankingDataset(PlannedDataset):
     """Queries, each with all its candidates: for evaluation and prediction.
 
     Args:
-        source: of queries and candidates.
-        with_baselines: whether BM25's scores come along.
+        collection: of the documents.
+        encoding: of the texts.
+        queries: that are ranked for.
+        options: of the candidates.
+        judgements: of these queries; `None` in prediction for a file of queries.
+        teacher: scores of a teacher.
+        with_baselines: whether the scores of the first stage and of BM25 come along.
         is_even: whether all batches are as wide as the longest list, so that results join.
     """
 
     def __init__(
-        self, source: RankingSource, with_baselines: bool = False, is_even: bool = False
+        self,
+        collection: Collection,
+        encoding: TextEncoding,
+        queries: Queries,
+        options: CandidateOptions,
+        judgements: JudgedQueries | None = None,
+        teacher: Lists | None = None,
+        with_baselines: bool = False,
+        is_even: bool = False,
     ) -> None:
-        self.source, self.with_baselines = source, with_baselines
-        places = range(len(source.queries))
+        self.collection, self.encoding, self.queries = collection, encoding, queries
+        self.options, self.judgements, self.teacher = options, judgements, teacher
+        self.with_baselines = with_baselines
+        self.bm25 = None if options.bm25 is None else open_bm25(collection, options.bm25)
+        self.lists: Lists | None = None
+        most = MOST_LISTED if options.top is None else options.top
+        if options.source == "run":
+            self.lists = run_lists(options.run, collection, queries, most, "candidates.run")
+        elif options.source == "bm25":
+            assert options.bm25 is not None
+            self.lists = bm25_lists(options.bm25, collection, queries, most)
+        self.document_tokens = kept_documents(collection, encoding)
+        self.query_tokens = kept_queries(queries, encoding)
+        self._tokens_per_byte = tokens_per_byte(encoding, collection)
+        places = range(len(queries))
         lengths = np.fromiter(map(self._length, places), np.int64, len(places))
         self.lengths = np.maximum(1, lengths)
-        self.fingerprint = source.fingerprint(len(places), self._options())
+        lists = [lists.fingerprint for lists in (self.lists, teacher) if lists]
+        facts = [collection.fingerprint, encoding.digest, lists, len(places), self._options()]
+        self.fingerprint = digest_of([*facts, options.bm25 and asdict(options.bm25)])
         self.target_counts = {TERM: None}
         widths = (len(self.candidates(place)) for place in places) if is_even else ()
         self.width = max(widths, default=1)
 
+    @property
+    def baselines(self) -> list[str]:
+        """What a test shows beside a ranker: `first`, a run, and `bm25`."""
+        is_run, has_bm25 = self.options.source == "run", self.bm25 is not None
+        return [name for name, there in (("first", is_run), ("bm25", has_bm25)) if there]
+
+    def judged(self, place: int) -> QueryJudgements:
+        """Return the judgements of a query."""
+        if self.judgements is None:
+            return QueryJudgements(np.zeros(0, np.int64), np.zeros(0, np.float32))
+        return self.judgements.judged(place)
+
+    def listed(self, place: int) -> np.ndarray:
+        """Return the documents of a query's list, best first; none where the source is judged."""
+        return np.zeros(0, np.int64) if self.lists is None else self.lists.of(place)[0]
+
     def candidates(self, place: int) -> np.ndarray:
         """Return the documents that are ranked for a query, ascending."""
-        if self.source.first.lists is None:
-            return self.source.judged(place).documents
-        return np.sort(self.source.first.listed(place))
+        if self.lists is None:
+            return self.judged(place).documents
+        return np.sort(self.listed(place))
 
-    def graded(self, sample_id: int, epoch: int) -> Candidates:
-        """Return the candidates of this epoch."""
+    def graded(self, sample_id: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the candidates of this epoch [K] int64, ascending, and their grades [K] float32,
+        NaN = unjudged."""
         documents = self.candidates(sample_id)
-        return Candidates(documents, self.source.judged(sample_id).grades_of(documents))
+        return documents, looked_up(documents, *self.judged(sample_id))
+
+    def bm25_scores(self, place: int, documents: np.ndarray) -> np.ndarray:
+        """Return what BM25 gives documents, [n] float32; 0 where BM25 is left out."""
+        if self.bm25 is None:
+            return np.zeros(len(documents), np.float32)
+        return self.bm25.scores(self.queries.text(place), documents).astype(np.float32)
+
+    def first_scores(self, place: int, documents: np.ndarray) -> np.ndarray:
+        """Return what the first stage gives documents, [n] float32, 0 where there is none.
+
+        A document that a run does not list has the lowest score of the query's list.
+        """
+        if self.options.source != "run":
+            return self.bm25_scores(place, documents)
+        assert self.lists is not None
+        listed, values = self.lists.of(place)
+        if not len(listed):
+            return np.zeros(len(documents), np.float32)
+        scores = looked_up(documents, listed, values)
+        return np.where(np.isnan(scores), values.min(), scores)
 
     def example(self, sample_id: int, epoch: int) -> RankingExample:
         """Return one query with its candidates of this epoch."""
-        source, judged = self.source, self.source.judged(sample_id)
+        judged = self.judged(sample_id)
         documents, grades = self.graded(sample_id, epoch)
-        scores = source.first.scores(sample_id, documents)
-        mean, deviation = source.first.moments(sample_id, judged.documents)
-        bm25 = source.first.bm25_scores(sample_id, documents) if self.with_baselines else scores
+        scores = self.first_scores(sample_id, documents)
+        # Of the query's whole list, so that a training step's draw does not move the prior.
+        known = (
+            self.first_scores(sample_id, judged.documents)
+            if self.lists is None
+            else self.lists.of(sample_id)[1]
+        )
+        mean = float(known.mean()) if len(known) else 0.0
+        deviation = (float(known.std()) if len(known) else 1.0) or 1.0
         teacher = np.full(len(documents), np.nan, np.float32)
-        if source.teacher is not None:
-            listed, values = source.teacher.of(sample_id)
-            order = np.argsort(listed)
-            teacher = looked_up(documents, listed[order], values[order])
+        if self.teacher is not None:
+            teacher = looked_up(documents, *self.teacher.of(sample_id))
+        texts = map(self.document_tokens.__getitem__, documents.tolist())
         return RankingExample(
-            pairs=source.pairs(sample_id, documents),
+            pairs=self.encoding.framing.pairs(self.query_tokens[sample_id], texts),
             document=documents,
             relevance=grades,
             prior=(scores - mean) / deviation,
             first_stage=scores,
-            bm25=bm25,
+            bm25=self.bm25_scores(sample_id, documents) if self.with_baselines else scores,
             teacher=teacher,
             all_relevance=judged.grades,
         )
@@ -186,8 +195,14 @@ class RankingDataset(PlannedDataset):
         sizes = np.array([len(example.pairs) for example in examples])
         index = np.full((len(examples), max(self.width, *sizes)), NO_DOCUMENT)
         width = index.shape[1]
-        rows, row_of = self._rows_by_length([pair for e in examples for pair in e.pairs])
+        pairs = [pair for example in examples for pair in example.pairs]
+        order = np.argsort([-len(pair.ids) for pair in pairs], kind="stable")
+        row_of = np.empty(len(pairs), np.int64)
+        row_of[order] = np.arange(len(pairs))
         index[np.arange(width) < sizes[:, None]] = row_of
+        longest_first = [pairs[place] for place in order.tolist()]
+        # Where no query has a candidate there is one empty row.
+        rows = padded(longest_first or [self.encoding.framing.single(np.zeros(0, np.int64))])
         batch = {
             **rows,
             "pair_lengths": rows["attention_mask"].sum(1).numpy(),
@@ -198,64 +213,56 @@ class RankingDataset(PlannedDataset):
             "prior": _rows([e.prior for e in examples], 0.0, width),
             "all_relevance": _rows([e.all_relevance for e in examples], np.nan, 1),
         }
-        if self.source.teacher is not None:
+        if self.teacher is not None:
             batch["teacher"] = _rows([e.teacher for e in examples], np.nan, width)
         if self.with_baselines:
             scores = {
                 "first": [e.first_stage for e in examples],
                 "bm25": [e.bm25 for e in examples],
             }
-            names = self.source.first.names
-            batch["baselines"] = {name: _rows(scores[name], 0.0, width) for name in names}
+            batch["baselines"] = {n: _rows(scores[n], 0.0, width) for n in self.baselines}
         return batch
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
         """Return the query, and the grades of its candidates of this epoch."""
         documents, grades = self.graded(sample_id, epoch)
-        names = [self.source.collection.document_id(int(number)) for number in documents]
-        pairs = zip(names, grades.tolist(), strict=True)
-        return {
-            "query": self.source.queries.text(sample_id),
-            "candidates": " ".join(f"{name}:{grade:g}" for name, grade in pairs),
-        }
+        names = [self.collection.document_id(int(number)) for number in documents]
+        shown = (f"{name}:{grade:g}" for name, grade in zip(names, grades.tolist(), strict=True))
+        return {"query": self.queries.text(sample_id), "candidates": " ".join(shown)}
 
     def num_parts(self, num_queries: int) -> int:
         """Return in how many parts a training step computes the rows of so many queries."""
         return 1
 
-    def _rows_by_length(self, pairs: list[Framed]) -> tuple[dict[str, torch.Tensor], np.ndarray]:
-        """Return the rows, the longest first, and which of them each pair is."""
-        if not pairs:  # no query has a candidate
-            empty = self.source.encoding.framing.single(np.zeros(0, np.int64))
-            return padded([empty]), np.zeros(0, np.int64)
-        lengths = np.array([len(pair.ids) for pair in pairs])
-        order = np.argsort(-lengths, kind="stable")
-        row_of = np.empty_like(order)
-        row_of[order] = np.arange(len(order))
-        return padded([pairs[place] for place in order.tolist()]), row_of
+    def row_lengths(self, documents: np.ndarray) -> np.ndarray:
+        """Return about how many positions the rows of documents have, [n] int64."""
+        limits = self.encoding.limits
+        num_bytes = self.collection.document_lengths[documents] * self._tokens_per_byte
+        longest = limits.max_length - limits.max_query_length
+        return np.minimum(num_bytes.astype(np.int64), longest) + limits.max_query_length // 2
 
     def _options(self) -> Any:
         return None
 
     def _length(self, place: int) -> int:
         """Return about how many positions the rows of a query have together."""
-        return int(self.source.lengths(self.candidates(place)).sum())
+        return int(self.row_lengths(self.candidates(place)).sum())
 
 
 class GroupDataset(RankingDataset):
     """Queries, each with a group of candidates that is drawn anew in every epoch: for training.
 
     Args:
-        source: of queries and candidates.
         groups: how they are drawn.
         seed: key of the draw, together with epoch and sample id.
+        ranking: as of `RankingDataset`.
     """
 
-    def __init__(self, source: RankingSource, groups: GroupOptions, seed: int) -> None:
+    def __init__(self, groups: GroupOptions, seed: int, *ranking: Any) -> None:
         self.groups, self.seed = groups, seed
-        super().__init__(source)
+        super().__init__(*ranking)
 
-    def graded(self, sample_id: int, epoch: int) -> Candidates:
+    def graded(self, sample_id: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the group of this epoch."""
         judged, minable = self._pool(sample_id)
         rng = rng_for(self.seed, epoch, sample_id)
@@ -264,15 +271,15 @@ class GroupDataset(RankingDataset):
         documents = np.append(judged.documents, minable)[chosen]
         grades = np.append(judged.grades, np.full(len(minable), mined_grade, np.float32))[chosen]
         order = np.argsort(documents)
-        return Candidates(documents[order], grades[order])
+        return documents[order], grades[order]
 
     def num_parts(self, num_queries: int) -> int:
         # By the size that groups may have, which is the same on all replicas; each has a pair.
         return max(1, min(num_queries, num_queries * self.groups.size // ROWS_OF_PART))
 
     def _pool(self, place: int) -> tuple[QueryJudgements, np.ndarray]:
-        judged = self.source.judged(place)
-        return judged, self.groups.minable(self.source.first.listed(place), judged.documents)
+        judged = self.judged(place)
+        return judged, self.groups.minable(self.listed(place), judged.documents)
 
     def _options(self) -> Any:
         return asdict(self.groups)
@@ -282,7 +289,7 @@ class GroupDataset(RankingDataset):
         judged, minable = self._pool(place)
         size = sum(self.groups.sizes(len(judged.documents), len(minable)))
         documents = np.append(judged.documents, minable)
-        return int(size * self.source.lengths(documents).mean())
+        return int(size * self.row_lengths(documents).mean())
 
 
 class RankingDataModule(SearchDataModule):
@@ -334,7 +341,7 @@ class RankingDataModule(SearchDataModule):
 
     def prepare_tokens(self, stage: Stage, encoding: TextEncoding, recipe: dict[str, Any]) -> None:
         """Make BM25's index, the candidates of a stage and all tokens in the cache."""
-        self._source(stage, encoding)
+        self._dataset(stage, encoding)
 
     def build(self, stage: Stage) -> PlannedDataset:
         """Return the dataset of one stage.
@@ -344,15 +351,12 @@ class RankingDataModule(SearchDataModule):
             ValueError: no query is judged in it, or a run or file of queries breaks a rule.
         """
         assert self.encoding is not None
-        source = self._source(stage, self.encoding)
-        if stage == "train":
-            return GroupDataset(source, self.groups, self.seed)
-        return RankingDataset(source, stage == "test", is_even=stage == "predict")
+        return self._dataset(stage, self.encoding)
 
     @property
     def scores_first(self) -> bool:
         """Whether each candidate, in training too, has the score of a first stage."""
-        return self.candidates.scores_first
+        return self.candidates.source == "run" or self.candidates.bm25 is not None
 
     def setup(self, stage: str) -> None:
         """Build the datasets; refuse to write where a table lies that is not of this prediction."""
@@ -389,7 +393,7 @@ class RankingDataModule(SearchDataModule):
         """
         dataset = self.datasets["predict"]
         assert isinstance(dataset, RankingDataset)
-        queries = dataset.source.queries
+        queries = dataset.queries
         write_run(path, self._rankings(dataset, results["score"]), TAG)
         if self.shows_found:
             rankings = self._rankings(dataset, results["score"])
@@ -402,34 +406,29 @@ class RankingDataModule(SearchDataModule):
             )
 
     def _rankings(self, dataset: RankingDataset, scores: np.ndarray) -> Iterator[Ranking]:
-        for place in range(len(dataset.source.queries)):
+        for place in range(len(dataset.queries)):
             documents = dataset.candidates(place)
             own = scores[place, : len(documents)].astype(np.float64).round(DECIMALS)
             order = np.argsort(-own, kind="stable")
             ids = [self.collection.document_id(int(index)) for index in documents[order]]
-            yield Ranking(dataset.source.queries.id(place), ids, own[order].tolist())
+            yield Ranking(dataset.queries.id(place), ids, own[order].tolist())
 
-    def _source(self, stage: Stage, encoding: TextEncoding) -> RankingSource:
-        """Return what a stage's queries are ranked from; `build` says what is raised."""
-        queries, judgements = self._queries(stage)
-        collection = self.collection_of(stage)
-        first = FirstStage(self.candidates, collection, queries)
-        tokens = (
-            read_collection(collection, encoding, queries)
-            if stage == "predict"
-            else kept_collection(collection, encoding)
-        )
+    def _dataset(self, stage: Stage, encoding: TextEncoding) -> RankingDataset:
+        collection, (queries, judgements) = self.collection_of(stage), self._queries(stage)
         teacher = None
         if self.teacher is not None and stage != "predict":
             facts = (self.teacher, self.collection, queries, None, "data.teacher")
             teacher = run_lists(*facts, may_lack_all=stage != "train")
-        return RankingSource(collection, encoding, tokens, queries, first, judgements, teacher)
+        ranking = (collection, encoding, queries, self.candidates, judgements, teacher)
+        if stage == "train":
+            return GroupDataset(self.groups, self.seed, *ranking)
+        return RankingDataset(*ranking, stage == "test", is_even=stage == "predict")
 
     def _queries(self, stage: Stage) -> tuple[Queries, JudgedQueries | None]:
         if stage == "predict" and (queries := self.queries_of_file()) is not None:
             return queries, None
         judgements = self.judged(stage)
-        return CollectionQueries(self.collection, judgements.queries), judgements
+        return self.queries(judgements.queries), judgements
 
 
 def _rows(values: Sequence[np.ndarray], filler: float, width: int) -> torch.Tensor:

@@ -8,9 +8,9 @@ import json
 import os
 import shutil
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -22,33 +22,32 @@ from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.core.store import digest_of, sync
 from datamodules.files.splitting import PART_NAMES
 from datamodules.files.tables import naming
-from datamodules.search.bm25 import Bm25, Bm25Options, open_bm25
-from datamodules.search.candidates import HardNegatives, NegativePool
+from datamodules.search.bm25 import Bm25Options, open_bm25
+from datamodules.search.candidates import HardNegatives, Lists, bm25_lists, run_lists
 from datamodules.search.collection import Collection, Document
 from datamodules.search.datamodule import (
     TERM,
     SearchDataModule,
-    kept_collection,
-    read_collection,
+    kept_documents,
+    kept_queries,
     tokens_per_byte,
 )
 from datamodules.search.queries import (
     NO_DOCUMENT,
-    CollectionQueries,
+    RELEVANT_ABOVE,
     JudgedQueries,
     Queries,
     numbers_digest,
     rows_of,
 )
-from datamodules.text.encoding import Framed, TextEncoding, padded
+from datamodules.text.encoding import Framing, TextEncoding
 from datamodules.text.terms import sentences_of
 
 KINDS = ("judged", "titles", "sentences")  # of training pairs
 FEWEST_WORDS = 4  # of a sentence that can stand for a query
 SAMPLE_KEY = 1_607  # of the documents that are drawn; any number
+KEPT_TEXTS = 1 << 13  # whose sentences a process remembers
 QueryPart = Literal["train", "validation", "test", "all"]
-NumberType = Literal["float32", "float16"]
-ROWS_AT_ONCE = 65_536
 TEXTS = ("documents", "queries")
 RUN_FILE = "run.trec"
 
@@ -79,13 +78,10 @@ class TrainingMix:
     token_dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        times = {name: getattr(self, name) for name in KINDS}
-        for name, value in times.items():
-            if value < 0:
-                raise ValueError(f"mix.{name} must be 0 or more, got {value}.")
-        if not any(times.values()):
+        times = [getattr(self, name) for name in KINDS]
+        if min(times) < 0 or not any(times):
             raise ValueError(
-                f"mix takes no pair at all; give one of {', '.join(KINDS)} a number above 0."
+                f"mix.{', mix.'.join(KINDS)} must be 0 or more, one of them above 0, got {times}."
             )
         for name in ("removal", "token_dropout"):
             if not 0 <= getattr(self, name) <= 1:
@@ -117,13 +113,18 @@ class TrainingMix:
         return counts
 
 
-def document_sentences(document: Document) -> list[str]:
+def document_sentences(document: Document) -> tuple[str, ...]:
     """Return the sentences of a document's text, at least one; it may have no word.
 
     The ends of lines mean nothing, as texts may be wrapped.
     """
-    text = " ".join(document.text.split())
-    return sentences_of([text]) or [text]
+    return _sentences(document.text)
+
+
+@lru_cache(KEPT_TEXTS)
+def _sentences(text: str) -> tuple[str, ...]:
+    line = " ".join(text.split())
+    return tuple(sentences_of([line])) or (line,)
 
 
 def drawn_sentence(
@@ -146,12 +147,27 @@ def drawn_sentence(
     return sentences[place], Document(document.title, rest)
 
 
-class PairExample(NamedTuple):
-    """A query, its K documents (the first answers it), their numbers [K] with -1 where there are
-    fewer, and the documents [R] that may be no negatives of it."""
+def framed(texts: Sequence[np.ndarray], framing: Framing) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return input_ids [n, T] int64, padded with 0, and attention_mask [n, T] bool of token ids,
+    each between its marks and cut before."""
+    first = framing.num_marks - 1
+    sizes = np.fromiter(map(len, texts), np.int64, len(texts))
+    ends = (first + sizes)[:, None]
+    place = np.arange(ends.max() + 1)
+    ids = np.zeros((len(texts), len(place)), np.int64)
+    ids[(place >= first) & (place < ends)] = np.concatenate(texts)
+    ids[place == ends] = framing.separator_id
+    if framing.begin_id is not None:
+        ids[:, 0] = framing.begin_id
+    return torch.from_numpy(ids), torch.from_numpy(place <= ends)
 
-    query: Framed
-    texts: list[Framed]
+
+class PairExample(NamedTuple):
+    """A query and its K documents (the first answers it) as token ids, their numbers [K] with -1
+    where there are fewer, and the documents [R] that may be no negatives of it."""
+
+    query: np.ndarray
+    texts: list[np.ndarray]
     document: np.ndarray
     known: np.ndarray
 
@@ -162,13 +178,15 @@ class PairDataset(PlannedDataset):
     Args:
         collection: of texts and judgements.
         encoding: of the texts.
-        judged: queries of the training part.
+        judged: queries of the training part that have a relevant document.
+        queries: the same, with their texts.
         mix: how often each kind comes.
         negatives: which documents come along as hard negatives.
+        lists: that these are drawn from, where people have not judged them.
         seed: key of all that is drawn, together with epoch and sample id.
 
     Raises:
-        ValueError: nothing is left to train on, or there are no negatives of the wanted kind.
+        ValueError: nothing is left to train on.
     """
 
     def __init__(
@@ -176,55 +194,71 @@ class PairDataset(PlannedDataset):
         collection: Collection,
         encoding: TextEncoding,
         judged: JudgedQueries,
+        queries: Queries,
         mix: TrainingMix,
         negatives: HardNegatives,
+        lists: Lists | None,
         seed: int,
     ) -> None:
         self.collection, self.encoding, self.mix, self.seed = collection, encoding, mix, seed
-        self.judged, self.num_negatives = judged.with_relevant(), negatives.count
-        self.pool = NegativePool(negatives, collection, judged)
-        self.counts = mix.counts(collection, self.judged)
+        self.judged, self.queries, self.negatives, self.lists = judged, queries, negatives, lists
+        self.counts = mix.counts(collection, judged)
         self.ends = np.cumsum([self.counts[kind] * getattr(mix, kind) for kind in KINDS]).tolist()
-        self.tokens = kept_collection(collection, encoding, mix.reads_whole)
+        self.document_tokens = kept_documents(collection, encoding, mix.reads_whole)
+        self.query_tokens = kept_queries(queries, encoding, mix.reads_whole)
         of_document = estimated_lengths(encoding, collection)
-        answers = (self.judged.relevant(place)[0] for place in range(len(self.judged.queries)))
+        answers = (self.relevant(place)[0] for place in range(len(queries)))
         of_query = np.array([of_document[documents].mean() for documents in answers], np.int64)
         of_kinds = zip(KINDS, (of_query, of_document, of_document), strict=True)
         self.lengths = np.concatenate([np.tile(own, getattr(mix, kind)) for kind, own in of_kinds])
-        facts = [asdict(mix), self.pool.fingerprint, collection.fingerprint, encoding.digest]
-        self.fingerprint = digest_of(facts)
+        pool = [asdict(negatives) | {"run": None}, lists and lists.fingerprint]
+        self.fingerprint = digest_of([asdict(mix), pool, collection.fingerprint, encoding.digest])
         self.target_counts = {TERM: None}
+
+    def relevant(self, place: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the relevant documents of a query and their grades, as float64."""
+        documents, grades = self.judged.judged(place)
+        is_relevant = grades > RELEVANT_ABOVE
+        return documents[is_relevant], grades[is_relevant].astype(np.float64)
+
+    def pool(self, place: int) -> np.ndarray:
+        """Return the documents [n] int64 that negatives of a query are drawn from, those of lists
+        in the order of their ranks; relevant ones may be there."""
+        if self.lists is not None:
+            return self.lists.of(place)[0][self.negatives.skip :]
+        documents, grades = self.judged.judged(place)
+        return documents[grades <= RELEVANT_ABOVE]
 
     def example(self, sample_id: int, epoch: int) -> PairExample:
         """Return one sample as it is in this epoch."""
         kind, number = self._place(sample_id)
-        rng, framing = rng_for(self.seed, epoch, sample_id), self.encoding.framing
+        rng, limits = rng_for(self.seed, epoch, sample_id), self.encoding.limits
         if kind == "judged":
-            query_number, answer, known = self._judged_pair(number, rng)
-            query, text = self.tokens.queries[query_number], self.tokens.documents[answer]
-            negatives = self._negatives(query_number, known, rng)
+            answer, known, negatives = self._judged_pair(number, rng)
+            query, text = self.query_tokens[number], self.document_tokens[answer]
         else:
             asked, rest = self._own_pair(kind, number, rng)
             answer, known, negatives = number, np.array([number]), []
             query = self.encoding.ids(asked)  # drawn again in a later epoch
-            whole = self.tokens.documents
-            text = whole[number] if rest is None else self.encoding.ids(rest)
-        others = [self.tokens.documents[other] for other in negatives]
-        missing = self.num_negatives - len(negatives)
-        texts = [framing.single(self._kept(ids, rng)) for ids in (text, *others)]
-        texts += [framing.single(np.zeros(0, np.int64))] * missing
+            text = self.document_tokens[number] if rest is None else self.encoding.ids(rest)
+        room = limits.max_length - self.encoding.framing.num_marks
+        texts = [text, *(self.document_tokens[other] for other in negatives)]
+        texts = [self._kept(ids, rng)[:room] for ids in texts]
+        missing = self.negatives.count - len(negatives)
+        texts += [np.zeros(0, np.int64)] * missing
         numbers = np.array([answer, *negatives, *[NO_DOCUMENT] * missing], np.int64)
-        return PairExample(framing.query(self._kept(query, rng)), texts, numbers, known)
+        return PairExample(self._kept(query, rng)[: limits.max_query_length], texts, numbers, known)
 
     def collate(self, examples: list[PairExample]) -> dict[str, torch.Tensor]:
         """Return the padded batch."""
-        queries = padded([example.query for example in examples])
-        documents = padded([text for example in examples for text in example.texts])
+        framing = self.encoding.framing
+        queries = framed([example.query for example in examples], framing)
+        documents = framed([text for example in examples for text in example.texts], framing)
         return {
-            "query_ids": queries["input_ids"],
-            "query_mask": queries["attention_mask"],
-            "document_ids": documents["input_ids"],
-            "document_mask": documents["attention_mask"],
+            "query_ids": queries[0],
+            "query_mask": queries[1],
+            "document_ids": documents[0],
+            "document_mask": documents[1],
             "document": torch.from_numpy(np.concatenate([e.document for e in examples])),
             "known": torch.from_numpy(rows_of([e.known for e in examples], NO_DOCUMENT)),
         }
@@ -233,13 +267,13 @@ class PairDataset(PlannedDataset):
         """Return the kind, the query and the ids of the documents."""
         kind, number = self._place(sample_id)
         rng, document_id = rng_for(self.seed, epoch, sample_id), self.collection.document_id
-        if kind != "judged":
-            query, _ = self._own_pair(kind, number, rng)
-            return {"kind": kind, "query": query, "answer": document_id(number), "negatives": ""}
-        query_number, answer, known = self._judged_pair(number, rng)
-        negatives = map(document_id, self._negatives(query_number, known, rng))
-        texts = {"query": self.collection.query(query_number), "answer": document_id(answer)}
-        return {"kind": kind, **texts, "negatives": " ".join(negatives)}
+        if kind == "judged":
+            answer, _, negatives = self._judged_pair(number, rng)
+            query = self.queries.text(number)
+        else:
+            (query, _), answer, negatives = self._own_pair(kind, number, rng), number, []
+        others = " ".join(map(document_id, negatives))
+        return {"kind": kind, "query": query, "answer": document_id(answer), "negatives": others}
 
     def _place(self, sample_id: int) -> tuple[str, int]:
         """Return the kind of a sample and its number among those."""
@@ -247,11 +281,18 @@ class PairDataset(PlannedDataset):
         first = self.ends[kind - 1] if kind else 0
         return KINDS[kind], (sample_id - first) % self.counts[KINDS[kind]]
 
-    def _judged_pair(self, place: int, rng: np.random.Generator) -> tuple[int, int, np.ndarray]:
-        """Return the number of a query, of a document that answers it, and of all that do."""
-        documents, grades = self.judged.relevant(place)
-        answer = int(rng.choice(documents, p=grades / grades.sum()))
-        return int(self.judged.queries[place]), answer, documents
+    def _judged_pair(
+        self, place: int, rng: np.random.Generator
+    ) -> tuple[int, np.ndarray, list[int]]:
+        """Return the numbers of a document that answers a query, of all that do, and of at most
+        `negatives.count` hard negatives."""
+        known, grades = self.relevant(place)
+        answer = int(rng.choice(known, p=grades / grades.sum()))
+        if not self.negatives.count:
+            return answer, known, []
+        pool = np.setdiff1d(self.pool(place), known)
+        count = min(self.negatives.count, len(pool))
+        return answer, known, rng.choice(pool, count, replace=False).tolist()
 
     def _own_pair(self, kind: str, number: int, rng: np.random.Generator) -> tuple[str, str | None]:
         """Return the query and the answer that a document makes itself; `None` is all of it."""
@@ -261,13 +302,6 @@ class PairDataset(PlannedDataset):
             return document.title, document.text.removeprefix(document.title)
         sentence, rest = drawn_sentence(document, self.mix.removal, rng)
         return sentence, rest and rest.whole
-
-    def _negatives(self, query: int, known: np.ndarray, rng: np.random.Generator) -> list[int]:
-        """Return the numbers of at most `num_negatives` hard negatives; none is known relevant."""
-        if not self.num_negatives:
-            return []
-        pool = np.setdiff1d(self.pool.of(query), known)
-        return rng.choice(pool, min(self.num_negatives, len(pool)), replace=False).tolist()
 
     def _kept(self, ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Return token ids without those that are dropped in this epoch."""
@@ -288,10 +322,10 @@ def estimated_lengths(encoding: TextEncoding, collection: Collection) -> np.ndar
 
 
 class TextExample(NamedTuple):
-    """One text, its number, and of a query its judgements and the first stage's documents with
-    their scores, best first."""
+    """Token ids of one text, its number, and of a query its judgements and the first stage's
+    documents with their scores, best first."""
 
-    framed: Framed
+    ids: np.ndarray
     is_query: bool
     number: int
     judged: np.ndarray = np.zeros(0, np.int64)
@@ -311,7 +345,7 @@ class TextsDataset(PlannedDataset):
         judged: judgements of the queries; `None` in prediction.
         bm25: how the first stage scores; `None` leaves it out.
         depth: documents of the first stage.
-        is_whole: read tokens beyond the encoder's lengths too, where a training keeps those.
+        is_whole: read the tokens that a training keeps which drops some of them.
     """
 
     def __init__(
@@ -326,15 +360,11 @@ class TextsDataset(PlannedDataset):
         is_whole: bool = False,
     ) -> None:
         self.collection, self.encoding = collection, encoding
-        self.queries, self.documents = queries, documents
-        self.judged, self.bm25_options = judged, bm25
-        self.tokens = (
-            read_collection(collection, encoding, queries)
-            if judged is None
-            else kept_collection(collection, encoding, is_whole)
-        )
+        self.queries, self.documents, self.judged = queries, documents, judged
+        self.document_tokens = kept_documents(collection, encoding, is_whole)
+        self.query_tokens = kept_queries(queries, encoding, is_whole)
+        self.bm25 = None if bm25 is None else open_bm25(collection, bm25)
         self.depth = min(depth, len(documents)) if bm25 else 0
-        self._bm25: Bm25 | None = None
         of_queries = np.full(len(queries), encoding.limits.max_query_length)
         of_documents = estimated_lengths(encoding, collection)[documents]
         self.lengths = np.concatenate([of_queries, of_documents]).astype(np.int64)
@@ -345,29 +375,27 @@ class TextsDataset(PlannedDataset):
 
     def example(self, sample_id: int, epoch: int) -> TextExample:
         """Return one text; it is the same in every epoch."""
-        framing = self.encoding.framing
+        limits = self.encoding.limits
         if sample_id >= len(self.queries):
-            index = int(self.documents[sample_id - len(self.queries)])
-            return TextExample(framing.single(self.tokens.documents[index]), False, index)
-        index = int(self.queries.indices[sample_id])
-        framed = framing.query(self.tokens.queries[index])
+            number = int(self.documents[sample_id - len(self.queries)])
+            room = limits.max_length - self.encoding.framing.num_marks
+            return TextExample(self.document_tokens[number][:room], False, number)
+        ids = self.query_tokens[sample_id][: limits.max_query_length]
+        number = int(self.queries.numbers[sample_id])
         if self.judged is None:
-            return TextExample(framed, True, index)
-        judged = self.judged.judged(int(np.searchsorted(self.judged.queries, index)))
-        if self.bm25_options is None:
-            return TextExample(framed, True, index, *judged)
-        query = self.queries.text(sample_id)
-        if self._bm25 is None:
-            self._bm25 = open_bm25(self.collection, self.bm25_options)
-        (hits,) = self._bm25.search([query], self.depth, self.documents)
-        return TextExample(framed, True, index, *judged, hits.documents[0], hits.scores[0])
+            return TextExample(ids, True, number)
+        judged = self.judged.judged(sample_id)
+        if self.bm25 is None:
+            return TextExample(ids, True, number, *judged)
+        (hits,) = self.bm25.search([self.queries.text(sample_id)], self.depth, self.documents)
+        return TextExample(ids, True, number, *judged, hits.documents[0], hits.scores[0])
 
     def collate(self, examples: list[TextExample]) -> dict[str, torch.Tensor]:
         """Return the padded batch; widths of judgements do not depend on it."""
-        rows = padded([example.framed for example in examples])
+        ids, mask = framed([example.ids for example in examples], self.encoding.framing)
         texts = {
-            "input_ids": rows["input_ids"],
-            "attention_mask": rows["attention_mask"],
+            "input_ids": ids,
+            "attention_mask": mask,
             "is_query": torch.tensor([example.is_query for example in examples]),
             "text_index": torch.tensor([example.number for example in examples]),
         }
@@ -446,12 +474,10 @@ class EncodedCollection:
 
     @property
     def document_ids(self) -> list[str]:
-        """One id per row of `documents`."""
         return self._ids("documents")
 
     @property
     def query_ids(self) -> list[str]:
-        """One id per row of `queries`."""
         return self._ids("queries")
 
     def _ids(self, name: str) -> list[str]:
@@ -461,9 +487,7 @@ class EncodedCollection:
 
 def write_encoded(
     folder: Path,
-    vectors: dict[str, np.ndarray],
-    ids: dict[str, Iterable[str]],
-    number_type: NumberType,
+    texts: dict[str, tuple[np.ndarray, Iterable[str]]],
     facts: dict[str, Any],
     finish: Callable[[EncodedCollection], None],
 ) -> None:
@@ -471,45 +495,30 @@ def write_encoded(
 
     Args:
         folder: which must not be there yet.
-        vectors: `documents` and `queries`, [n, W]; larger than memory where they are mapped.
-        ids: of each row.
-        number_type: of the matrices.
+        texts: `documents` and `queries`: vectors [n, W], larger than memory where they are
+            mapped, and the id of each row.
         facts: what else a reader should know.
         finish: called with the unfinished folder, to which it may add files.
 
     Raises:
         FileExistsError: the folder is there.
     """
-    with _whole_folder(folder) as unfinished:
-        for name in TEXTS:
-            values = vectors[name]
-            header = {"descr": np.dtype(number_type).str, "fortran_order": False}
-            with naming(folder), (unfinished / f"{name}.npy").open("wb") as file:
-                # Not mapped: a full disk is then an error, not a signal.
-                np.lib.format.write_array_header_1_0(file, {**header, "shape": values.shape})
-                for start in range(0, len(values), ROWS_AT_ONCE):
-                    rows = np.asarray(values[start : start + ROWS_AT_ONCE], number_type)
-                    file.write(rows.tobytes())
-            with naming(folder), (unfinished / f"{name}.ids.jsonl").open("w", -1, "utf-8") as file:
-                file.writelines(json.dumps(id) + "\n" for id in ids[name])
-        (unfinished / "facts.json").write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
-        finish(EncodedCollection(unfinished))
-
-
-@contextmanager
-def _whole_folder(folder: Path) -> Iterator[Path]:
-    """Give an unfinished folder, which takes its name when all in it is on the disk."""
     if folder.exists():
         raise FileExistsError(f"{folder} exists and is not overwritten; move it away.")
     unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
-    with naming(folder):
-        unfinished.mkdir(parents=True)
     try:
-        yield unfinished
-        for path in unfinished.iterdir():
+        with naming(folder):
+            unfinished.mkdir(parents=True)
+            for name, (vectors, ids) in texts.items():
+                np.save(unfinished / f"{name}.npy", vectors)
+                lines = (json.dumps(id) + "\n" for id in ids)
+                with (unfinished / f"{name}.ids.jsonl").open("w", encoding="utf-8") as file:
+                    file.writelines(lines)
+            (unfinished / "facts.json").write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
+        finish(EncodedCollection(unfinished))
+        for path in (*unfinished.iterdir(), unfinished):
             sync(path)
-        sync(unfinished)
         os.rename(unfinished, folder)
         sync(folder.parent)
     finally:
@@ -535,11 +544,10 @@ class RetrievalDataModule(SearchDataModule):
         bm25_depth: documents of the first stage for each query.
         predict_part: part whose judged queries a prediction encodes and searches with.
         predict_depth: documents of each query in the run that a prediction writes.
-        predict_type: numbers of the matrices that a prediction writes.
         search: collection, output, tokenizer and more, see `SearchDataModule`.
 
     Raises:
-        ValueError: a number below 1, or of others below 0, or options in conflict.
+        ValueError: a number below 1, or of others below 0.
     """
 
     def __init__(
@@ -551,7 +559,6 @@ class RetrievalDataModule(SearchDataModule):
         bm25_depth: int = 1000,
         predict_part: QueryPart = "test",
         predict_depth: int = 1000,
-        predict_type: NumberType = "float32",
         **search: Any,
     ) -> None:
         super().__init__(**search)
@@ -560,15 +567,9 @@ class RetrievalDataModule(SearchDataModule):
                 raise ValueError(f"{name} must be at least 1, got {value}.")
         if num_others is not None and num_others < 0:
             raise ValueError(f"num_others must be 0 or more, got {num_others}.")
-        if self.predict_queries is not None and predict_part != "test":
-            raise ValueError(
-                f"predict_part {predict_part} has no effect beside predict_queries "
-                f"{self.predict_queries}; leave one of them out."
-            )
         self.mix, self.negatives, self.num_others = mix, negatives, num_others
         self.bm25, self.bm25_depth = bm25, bm25_depth
         self.predict_part, self.predict_depth = predict_part, predict_depth
-        self.predict_type: NumberType = predict_type
         self.search_encoded: Callable[[EncodedCollection], None] = no_search
 
     @property
@@ -580,19 +581,12 @@ class RetrievalDataModule(SearchDataModule):
         """Raise where there is nothing to train on, or no query to evaluate or search with."""
         if stage == "predict":
             self._predicted()
-            return
-        judged = self.judged(stage, may_lack=stage == "train")
-        if stage == "train":
-            self.negatives.check(judged)
+        elif (judged := self.judged(stage, may_lack=stage == "train")) and stage == "train":
             self.mix.counts(self.collection, judged.with_relevant())
 
     def prepare_tokens(self, stage: Stage, encoding: TextEncoding, recipe: dict[str, Any]) -> None:
         """Make the tokens of the stage's texts, and the lists of negatives, in the cache."""
-        collection = self.collection_of(stage)
-        if stage != "predict":
-            kept_collection(collection, encoding, self.mix.reads_whole)
-        if stage == "train":
-            NegativePool(self.negatives, collection, self.judged(stage, may_lack=True))
+        self._dataset(stage, encoding)
 
     def build(self, stage: Stage) -> PlannedDataset:
         """Return the dataset of one stage.
@@ -601,46 +595,47 @@ class RetrievalDataModule(SearchDataModule):
             ValueError: there is nothing to train on, or no query to evaluate or search with.
         """
         assert self.encoding is not None
-        collection, encoding = self.collection_of(stage), self.encoding
+        return self._dataset(stage, self.encoding)
+
+    def _dataset(self, stage: Stage, encoding: TextEncoding) -> PairDataset | TextsDataset:
+        collection = self.collection_of(stage)
+        everything = np.arange(collection.num_documents)
         if stage == "predict":
-            everything = np.arange(collection.num_documents)
             return TextsDataset(collection, encoding, self._predicted(), everything)
         judged = self.judged(stage, may_lack=stage == "train")
         if stage == "train":
-            facts = (judged, self.mix, self.negatives, self.seed)
-            return PairDataset(collection, encoding, *facts)
+            own = judged.with_relevant()
+            queries = self.queries(own.queries)
+            lists = negative_lists(self.negatives, collection, judged, queries)
+            facts = (self.mix, self.negatives, lists, self.seed)
+            return PairDataset(collection, encoding, own, queries, *facts)
         documents = chosen_documents(judged, collection.num_documents, self.num_others)
         first = (self.bm25, self.bm25_depth, self.mix.reads_whole)
-        queries = CollectionQueries(collection, judged.queries)
+        queries = self.queries(judged.queries)
         return TextsDataset(collection, encoding, queries, documents, judged, *first)
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
         """Write the encoded texts, and whatever `search_encoded` finds in them."""
         dataset = self.datasets["predict"]
         assert isinstance(dataset, TextsDataset)
-        vectors, num_queries = results["vector"], len(dataset.queries)
-        collection = self.collection
-        write_encoded(
-            path,
-            {"queries": vectors[:num_queries], "documents": vectors[num_queries:]},
-            {
-                "queries": (dataset.queries.id(place) for place in range(num_queries)),
-                "documents": (collection.document_id(int(n)) for n in dataset.documents),
-            },
-            self.predict_type,
-            {
-                "collection": collection.fingerprint,
-                "queries": self.predict_queries or self.predict_part,
-            },
-            self.search_encoded,
-        )
+        vectors, queries = results["vector"], dataset.queries
+        names = map(self.collection.document_id, range(self.collection.num_documents))
+        texts = {
+            "queries": (vectors[: len(queries)], map(queries.id, range(len(queries)))),
+            "documents": (vectors[len(queries) :], names),
+        }
+        facts = {
+            "collection": self.collection.fingerprint,
+            "queries": self.predict_queries or self.predict_part,
+        }
+        write_encoded(path, texts, facts, self.search_encoded)
 
     def _predicted(self) -> Queries:
         """Return the queries that a prediction searches with."""
         if (queries := self.queries_of_file()) is not None:
             return queries
         if self.predict_part == "all":
-            return CollectionQueries(self.collection, np.arange(self.collection.num_queries))
+            return self.queries(np.arange(self.collection.num_queries))
         judgements = self.collection.judgements(PART_NAMES.index(self.predict_part))
         numbers = np.unique(judgements.query)
         if not len(numbers):
@@ -648,4 +643,24 @@ class RetrievalDataModule(SearchDataModule):
                 f"predict_part is {self.predict_part}, and no query is judged there; take "
                 "another part, or all."
             )
-        return CollectionQueries(self.collection, numbers)
+        return self.queries(numbers)
+
+
+def negative_lists(
+    options: HardNegatives, collection: Collection, judged: JudgedQueries, queries: Queries
+) -> Lists | None:
+    """Return the lists that hard negatives of queries are drawn from; `None` for judged ones.
+
+    Raises: as of `run_lists`, and ValueError where nobody was found not relevant.
+    """
+    if options.count and options.source == "bm25":
+        return bm25_lists(options.bm25, collection, queries, options.depth)
+    if options.count and options.source == "run":
+        facts = (collection, queries, options.depth, "data.negatives.run")
+        return run_lists(options.run, *facts)
+    if options.count and not (judged.judgements.grade <= RELEVANT_ABOVE).any():
+        raise ValueError(
+            'negatives.source is "judged", but no document was judged and found not relevant '
+            "(grade 0); take bm25 or run, or set negatives.count to 0."
+        )
+    return None

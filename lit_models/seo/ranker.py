@@ -125,11 +125,11 @@ class LitRanker(EncodedTextModule):
         """Return what `QueryTable` shows of a test; the means of a validation are logged alone."""
         if split != "test":
             return None
-        source, systems = self.trainer.datamodule.datasets["test"].source, {}
-        for system in (RANKER, *source.first.names):
+        dataset, systems = self.trainer.datamodule.datasets["test"], {}
+        for system in (RANKER, *dataset.baselines):
             rows = self.tested[system].take()
             systems[system] = {n: getattr(rows, n).cpu().numpy() for n in self.test_metrics}
-        names = [source.queries.id(place) for place in rows.id.tolist()]
+        names = [dataset.queries.id(place) for place in rows.id.tolist()]
         return QueryValues(names, systems, f"{len(names)} queries")
 
     def in_words(self, answers: dict[str, list[float]]) -> dict[str, str]:
