@@ -11,7 +11,6 @@ DOCUMENTS = [
 QUERIES = [("q1", "what is lift"), ("q2", "what is drag"), ("q3", "what is heat")]
 TRAIN = [("q1", "d1", "2"), ("q1", "d2", "0"), ("q2", "d2", "1")]
 TEST = [("q3", "d3", "1")]
-PASSAGES = [("0", 'He said "lift" and left'), ("1", '"Drag'), ("2", "a\u00a0b, 5' 6\"")]
 
 
 def write_lines(path: Path, *lines: str) -> Path:
@@ -35,15 +34,4 @@ def write_beir(folder: Path, train: list[tuple[str, str, str]] = TRAIN) -> Path:
     write_lines(folder / "queries.jsonl", *map(json.dumps, rows))
     write_qrels(folder / "qrels" / "train.tsv", train)
     write_qrels(folder / "qrels" / "test.tsv", TEST)
-    return folder
-
-
-def write_msmarco(folder: Path) -> Path:
-    """Write passages with quotes, queries of three files and TREC's qrels."""
-    write_lines(folder / "collection.tsv", *("\t".join(row) for row in PASSAGES))
-    write_lines(folder / "queries.train.tsv", "10\twhat is lift", '11\t"drag" meaning')
-    write_lines(folder / "queries.dev.tsv", "20\thow tall", "21\tnever judged")
-    write_lines(folder / "queries.dev.small.tsv", "20\thow tall")
-    write_lines(folder / "qrels.train.tsv", "10\t0\t0\t1", "11\t0\t1\t1")
-    write_lines(folder / "qrels.dev.small.tsv", "20 0 2 1")
     return folder

@@ -1,7 +1,9 @@
-"""Candidates of a query: drawn for training, listed by a first stage, or judged."""
+"""Candidates of a query: drawn for training, listed by a first stage, or judged; TREC's run files:
+written whole, read back equal, wrong lines named."""
 
 import pickle
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +14,9 @@ from datamodules.search import candidates as candidates_file
 from datamodules.search.bm25 import Bm25Options, open_bm25
 from datamodules.search.candidates import CandidateOptions, GroupOptions
 from datamodules.search.collection import CollectionRequest, open_collection
-from datamodules.search.queries import Ranking, write_run
+from datamodules.search.queries import Ranking, read_run, write_run
+from datamodules.search.ranking import RankingDataset
+from tests.search_collections import write_lines
 from tests.seo.small_collection import ranking_data, relevance_files
 
 MINED = GroupOptions(size=6, mined=3, unjudged_as_negative=True)
@@ -76,7 +80,7 @@ def test_mined_candidates_are_unjudged_unless_said_otherwise(folder, collection)
         teacher = None if as_negative else str(run)
         data = built(folder, "train", candidates=candidates, groups=groups, teacher=teacher)
         for place in range(len(data.lengths)):
-            example, judged = data.example(place, 0), data.source.judged(place)
+            example, judged = data.example(place, 0), data.judged(place)
             is_mined = ~np.isin(example.document, judged.documents)
             assert (np.diff(example.document) > 0).all()
             assert is_mined.any()
@@ -84,9 +88,10 @@ def test_mined_candidates_are_unjudged_unless_said_otherwise(folder, collection)
             assert (
                 (grades[is_mined] == 0).all() if as_negative else np.isnan(grades[is_mined]).all()
             )
-            expected = judged.grades_of(example.document[~is_mined])
-            assert grades[~is_mined].tolist() == expected.tolist()
-            assert np.isin(example.document[is_mined], data.source.first.listed(place)).all()
+            grade_of = dict(zip(*map(np.ndarray.tolist, judged), strict=True))
+            expected = [grade_of[document] for document in example.document[~is_mined].tolist()]
+            assert grades[~is_mined].tolist() == expected
+            assert np.isin(example.document[is_mined], data.listed(place)).all()
 
 
 def test_the_first_stage_of_judged_documents_is_bm25(folder, collection):
@@ -94,7 +99,7 @@ def test_the_first_stage_of_judged_documents_is_bm25(folder, collection):
     bm25 = open_bm25(collection, Bm25Options())
     for place in (0, 5):
         example = data.example(place, 0)
-        expected = bm25.scores(data.source.queries.text(place), example.document)
+        expected = bm25.scores(data.queries.text(place), example.document)
         assert example.first_stage == pytest.approx(expected)
         spread = (expected - expected.mean()) / (expected.std() or 1)
         assert example.prior == pytest.approx(spread, abs=1e-5)
@@ -103,7 +108,8 @@ def test_the_first_stage_of_judged_documents_is_bm25(folder, collection):
 def test_the_prior_of_a_candidate_is_the_same_in_training_and_evaluation(folder):
     options = {"candidates": CandidateOptions("bm25", top=10), "groups": MINED}
     train = built(folder, "train", **options)
-    whole = train.__class__.__mro__[1](train.source)
+    facts = (train.collection, train.encoding, train.queries, train.options, train.judgements)
+    whole = RankingDataset(*facts)
     for place in range(5):
         drawn, listed = train.example(place, 3), whole.example(place, 0)
         known = dict(zip(listed.document.tolist(), listed.prior.tolist(), strict=True))
@@ -117,42 +123,90 @@ def test_candidates_of_a_run_keep_all_judgements_for_the_ideal_ranking(folder, t
     options = CandidateOptions("run", top=2, run=str(tmp_path / "first.trec"))
     data = built(folder, "test", candidates=options)
     example, other = data.example(0, 0), data.example(1, 0)
-    assert data.source.queries.id(0) == "q39"
+    assert data.queries.id(0) == "q39"
     assert example.document.tolist() == [1, 5]
     assert example.first_stage.tolist() == [2.0, 3.0]
     assert example.prior.tolist() == [-1.0, 1.0]
-    assert example.all_relevance.tolist() == data.source.judged(0).grades.tolist()
+    assert example.all_relevance.tolist() == data.judged(0).grades.tolist()
     assert other.document.tolist() == []  # not in the run: counts, and scores 0
     batch = data.collate([other, other])
     assert batch["pair_index"].tolist() == [[-1], [-1]]
     assert batch["input_ids"].shape == (1, 2)  # marks
     assert sorted(batch["baselines"]) == ["bm25", "first"]
     # Outside its list a run gives a document the lowest score that it has given.
-    assert data.source.first.scores(0, np.array([5, 6])).tolist() == [3.0, 2.0]
+    assert data.first_scores(0, np.array([5, 6])).tolist() == [3.0, 2.0]
 
 
 def test_the_rows_of_a_group_are_those_of_its_texts(folder):
     data = built(folder, "train", candidates=CandidateOptions("bm25", top=10), groups=MINED)
-    source = pickle.loads(pickle.dumps(data)).source  # what a worker gets that is no fork
-    encode, framing = source.encoding.ids_once, source.encoding.framing
+    data = pickle.loads(pickle.dumps(data))  # what a worker gets that is no fork
+    encode, framing = data.encoding.ids_once, data.encoding.framing
     for place in range(len(data.lengths)):
         example = data.example(place, 2)
-        query = encode(source.queries.text(place))
+        query = encode(data.queries.text(place))
         for document, row in zip(example.document.tolist(), example.pairs, strict=True):
-            expected = framing.pair(query, encode(source.collection.document_text(document)))
+            expected = framing.pair(query, encode(data.collection.document_text(document)))
             assert row.ids.tolist() == expected.ids.tolist()
 
 
-def test_the_lists_of_bm25_are_kept(folder, collection):
-    before = built(folder, "test", candidates=CandidateOptions("bm25", top=7)).source.first.lists
+def test_the_lists_of_bm25_are_kept_until_its_scoring_changes(folder, monkeypatch):
+    options = {"candidates": CandidateOptions("bm25", top=7)}
+    before = built(folder, "test", **options).lists
     kept = cache_root() / "candidates" / before.fingerprint
     assert np.load(kept / "documents.npy").shape[1] == 7
-    again = built(folder, "test", candidates=CandidateOptions("bm25", top=7)).source.first.lists
-    assert again.fingerprint == before.fingerprint
-
-
-def test_changed_scoring_gives_other_lists(folder, monkeypatch):
-    options = {"candidates": CandidateOptions("bm25", top=7)}
-    before = built(folder, "test", **options).source.first.lists
+    assert built(folder, "test", **options).lists.fingerprint == before.fingerprint
     monkeypatch.setattr(candidates_file, "BM25_VERSION", candidates_file.BM25_VERSION + 1)
-    assert built(folder, "test", **options).source.first.lists.fingerprint != before.fingerprint
+    assert built(folder, "test", **options).lists.fingerprint != before.fingerprint
+
+
+RANKINGS = [Ranking("q1", ["a", "b"], [0.1 + 0.2, -1e-30]), Ranking("q2", ["a"], [3.0])]
+
+
+def test_a_run_is_written_in_six_columns_and_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "mine.run"
+    write_run(path, RANKINGS, "bm25")
+    assert path.read_text().splitlines() == [
+        "q1 Q0 a 1 0.30000000000000004 bm25",
+        "q1 Q0 b 2 -1e-30 bm25",
+        "q2 Q0 a 1 3.0 bm25",
+    ]
+    assert list(read_run(path)) == RANKINGS
+
+
+def test_a_run_is_read_in_the_order_of_its_scores(tmp_path: Path) -> None:
+    lines = ["q Q0 a 1 1 x", "q Q0 b 3 2 x", "", "q\tQ0\tc\t2\t2\tx"]
+    path = write_lines(tmp_path / "mine.run", *lines)
+    assert list(read_run(path)) == [Ranking("q", ["c", "b", "a"], [2, 2, 1])]
+
+
+def test_a_file_is_never_overwritten_and_a_failure_leaves_none(tmp_path: Path) -> None:
+    path = tmp_path / "mine.run"
+    with pytest.raises(ValueError, match=r"q1: the score of rank 2 is 2, and the one before it 1"):
+        write_run(path, [Ranking("q1", ["a", "b"], [1, 2])], "x")
+    with pytest.raises(ValueError, match="scores must be numbers and never rise"):
+        write_run(path, [Ranking("q1", ["a"], [float("nan")])], "x")
+    with pytest.raises(ValueError, match='the id "a b" must be one word, since blanks divide'):
+        write_run(path, [Ranking("q1", ["a b"], [1])], "x")
+    assert not list(tmp_path.iterdir())
+    write_run(path, RANKINGS, "first")
+    before = path.read_text()
+    with pytest.raises(FileExistsError, match="mine.run exists and is not overwritten; move it"):
+        write_run(path, RANKINGS, "second")
+    assert path.read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["q Q0 b 2 0.5"], r"mine.run:2: .*: the line has 5 columns, and must have 6 with blanks"),
+        (["q Q0 b two 0.5 x"], 'mine.run:2: "two 0.5": rank must be a whole number and score a'),
+        (["q Q0 b 2 high x"], 'mine.run:2: "2 high": rank must be a whole number and score a num'),
+        (["q Q0 b 2 nan x"], 'mine.run:2: "2 nan": rank must be a whole number and score a numbe'),
+        (["q Q0 a 2 0.5 x"], 'mine.run:2: "a": the document is ranked twice for query q; keep one'),
+        (["p Q0 a 1 1 x", "q Q0 b 2 0 x"], 'run:3: "q": this query stands further up; sort'),
+    ],
+)
+def test_a_wrong_line_of_a_run_is_named(tmp_path: Path, lines: list[str], message: str) -> None:
+    path = write_lines(tmp_path / "mine.run", "q Q0 a 1 1 x", *lines)
+    with pytest.raises(ValueError, match=message):
+        list(read_run(path))

@@ -1,4 +1,5 @@
-"""A collection is read by number and id from any process, and never from a file that changed."""
+"""Collections are read from the field's own files, by number and id from any process; a fault is
+named with its file, line, value, rule and the way out."""
 
 import json
 import multiprocessing
@@ -6,14 +7,28 @@ import os
 import pickle
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from datamodules.files.splitting import TEST, TRAIN, VALIDATION
-from datamodules.search.collection import Collection, CollectionRequest, QuerySplit, open_collection
-from tests.search_collections import DOCUMENTS, write_beir, write_lines, write_qrels
+from datamodules.search.collection import (
+    Collection,
+    CollectionRequest,
+    Document,
+    QuerySplit,
+    open_collection,
+)
+from datamodules.search.formats import CollectionFiles
+from tests.search_collections import DOCUMENTS, QUERIES, write_beir, write_lines, write_qrels
+from tests.search_collections import TRAIN as TRAIN_ROWS
 
+WHOLE = QuerySplit(validation_share=0.0)
 MEMORY_SCRIPT = """
 import resource, sys
 from pathlib import Path
@@ -25,12 +40,14 @@ def peak_mib():
 
 def make(folder, num_documents):
     folder.mkdir()
-    with (folder / "collection.tsv").open("w") as file:
+    text = "a passage of several words " * 15
+    with (folder / "corpus.jsonl").open("w") as file:
         for i in range(num_documents):
-            file.write(f"{i}\\t{'a passage of several words ' * 15}{i}\\n")
-    (folder / "queries.train.tsv").write_text("1\\tq\\n")
-    (folder / "qrels.train.tsv").write_text("1\\t0\\t7\\t1\\n")
-    collection = open_collection(CollectionRequest("msmarco", str(folder)))
+            file.write(f'{{"_id": "{i}", "text": "{text}{i}"}}\\n')
+    (folder / "queries.jsonl").write_text('{"_id": "1", "text": "q"}\\n')
+    (folder / "qrels").mkdir()
+    (folder / "qrels" / "train.tsv").write_text("1\\t0\\t7\\t1\\n")
+    collection = open_collection(CollectionRequest("beir", str(folder)))
     step = num_documents // 10_000
     for i in range(0, num_documents, step):
         assert collection.document(i).text.endswith(str(i))
@@ -40,6 +57,186 @@ def make(folder, num_documents):
 folder = Path(sys.argv[1])
 print(make(folder / "small", 20_000), make(folder / "large", 200_000))
 """
+
+
+def opened(folder: Path, **options: Any) -> Collection:
+    return open_collection(CollectionRequest("beir", str(folder), **{"split": WHOLE, **options}))
+
+
+def judged(collection: Collection, part: int) -> list[tuple[str, str, float]]:
+    found = collection.judgements(part)
+    return [
+        (collection.query_id(q), collection.document_id(d), round(float(g), 6))
+        for q, d, g in zip(found.query.tolist(), found.document.tolist(), found.grade, strict=True)
+    ]
+
+
+def test_beir_is_read(tmp_path: Path) -> None:
+    collection = opened(write_beir(tmp_path))
+    assert (collection.num_documents, collection.num_queries) == (3, 3)
+    for i, (id, title, text) in enumerate(DOCUMENTS):
+        assert collection.document(i) == Document(title, text)
+        assert (collection.document_id(i), collection.document_index(id)) == (id, i)
+    for i, (id, text) in enumerate(QUERIES):
+        assert (collection.query(i), collection.query_id(i)) == (text, id)
+    assert collection.document_lengths.tolist() == [19, 14, 8]
+    assert judged(collection, TRAIN) == [("q1", "d1", 2), ("q1", "d2", 0), ("q2", "d2", 1)]
+    assert judged(collection, VALIDATION) == []
+    assert judged(collection, TEST) == [("q3", "d3", 1)]
+    with pytest.raises(KeyError, match='documents have no id "d4"'):
+        collection.document_index("d4")
+    with pytest.raises(KeyError, match='queries have no id "d1"'):
+        collection.query_index("d1")
+    with pytest.raises(IndexError, match="has 3 texts, there is no number 3"):
+        collection.document(3)
+
+
+def test_files_of_judgements_may_lie_anywhere(tmp_path: Path) -> None:
+    folder = write_beir(tmp_path)
+    mine = write_qrels(tmp_path / "elsewhere" / "mine.tsv", [("q2", "d1", "3")])
+    files = CollectionFiles(validation=str(mine), train=str(folder / "qrels" / "train.tsv"))
+    collection = opened(folder, files=files)
+    assert judged(collection, VALIDATION) == [("q2", "d1", 3)]
+    assert judged(collection, TEST) == []
+    assert len(judged(collection, TRAIN)) == 3
+
+
+def test_byte_order_marks_windows_line_ends_and_numbers_as_ids_are_read(tmp_path: Path) -> None:
+    folder = write_beir(tmp_path)
+    lines = ['{"_id": 7, "title": null, "text": "été"}', "", '{"_id": "8", "text": ""}']
+    (folder / "corpus.jsonl").write_text("\ufeff" + "\r\n".join(lines) + "\r\n", "utf-8")
+    (folder / "qrels" / "test.tsv").unlink()
+    qrels = "\ufeffquery-id\tcorpus-id\tscore\r\nq1\t7\t1\r\n"
+    (folder / "qrels" / "train.tsv").write_text(qrels, "utf-8", newline="")
+    collection = opened(folder)
+    assert [collection.document_id(i) for i in range(2)] == ["7", "8"]
+    assert collection.document(0) == Document("", "été")
+    assert collection.document_lengths.tolist() == [5, 0]
+    assert judged(collection, TRAIN) == [("q1", "7", 1)]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1))
+def test_any_text_is_a_document(texts: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        rows = [{"_id": f"x{i}", "text": text} for i, text in enumerate(texts)]
+        folder = write_beir(Path(name), [])
+        write_lines(folder / "corpus.jsonl", *map(json.dumps, rows))
+        request = CollectionRequest("beir", str(folder))
+        collection = open_collection(request, "reject")
+        assert [collection.document(i).text for i in range(len(texts))] == texts
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("q1\td1\t2", "q 2\td2\t0.5"),
+        ("query-id\tcorpus-id\tscore", "q1\td1\t2", "", "q 2\td2\t0.50", "q1\td1\t2.0"),
+        ("q1 0 d1 2", "q 2\td2\t0.5"),
+    ],
+)
+def test_qrels_have_three_columns_with_or_without_a_header_or_four(
+    tmp_path: Path, lines: tuple[str, ...]
+) -> None:
+    folder = write_beir(tmp_path)
+    write_lines(folder / "qrels" / "train.tsv", *lines)
+    with (folder / "queries.jsonl").open("a") as file:
+        file.write('{"_id": "q 2", "text": "an id with a blank"}\n')
+    # A judgement that stands twice with one grade is one.
+    assert judged(opened(folder), TRAIN) == [("q1", "d1", 2), ("q 2", "d2", 0.5)]
+
+
+def test_the_demo_has_three_parts_and_no_query_is_a_title() -> None:
+    collection = open_collection(CollectionRequest())
+    parts = [collection.judgements(part) for part in (TRAIN, VALIDATION, TEST)]
+    queries = [set(part.query.tolist()) for part in parts]
+    assert sum(map(len, queries)) == collection.num_queries == len(set.union(*queries))
+    assert min(map(len, queries)) > 50
+    for part in parts:
+        assert set(part.grade.tolist()) == {1.0, 2.0}
+        for query, document, grade in list(zip(*part, strict=True))[:100]:
+            title = collection.document(int(document)).title.lower()
+            assert collection.query(int(query)) != title
+            if grade == 2:
+                assert collection.query_id(int(query)) == f"how-{collection.document_id(document)}"
+
+
+PAGES = {
+    "bread/rye bread.html": "<title>Rye  bread</title><h1>Rye bread</h1><p>Takes <b>sour</b> dough."
+    "<link rel=canonical href=https://ex.org/rye>",
+    "bread/index.html": "<h1>All breads</h1><p>White and dark.</p><script>x</script>",
+    "oven.md": "# The *oven*\n\nHeat it to [230](http://x.y) degrees of _max_length_.\n",
+    "notes.txt": "Flour\nKeep it *dry*: 2*3 of max_length.\n",
+    "old.htm": "<meta charset=latin1><title>Caf\xe9</title><p>Cr\xe8me",
+    ".hidden/x.html": "<p>no",
+}
+RECORDS = {
+    "bread/index.html": ("All breads", "White and dark.", "bread/index.html"),
+    "bread/rye%20bread.html": ("Rye bread", "Takes sour dough.", "https://ex.org/rye"),
+    "notes.txt": ("Flour", "Keep it *dry*: 2*3 of max_length.", "notes.txt"),
+    "old.htm": ("Café", "Crème", "old.htm"),
+    "oven.md": ("The oven", "Heat it to 230 degrees of max_length.", "oven.md"),
+}
+
+
+def write_pages(folder: Path) -> Path:
+    for name, content in PAGES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content.encode("latin1"))
+    return folder
+
+
+def test_a_folder_of_pages_asks_for_its_titles(tmp_path: Path) -> None:
+    collection = open_collection(CollectionRequest(folder=str(write_pages(tmp_path)), split=WHOLE))
+    numbers = range(collection.num_documents)
+    found = {
+        collection.document_id(n): (*collection.document(n), collection.address(n)) for n in numbers
+    }
+    assert found == RECORDS
+    assert judged(collection, TRAIN) == [(id, id, 1) for id in RECORDS]
+    assert [collection.query(n) for n in numbers] == [title for title, _, _ in RECORDS.values()]
+    # What is trained and measured on titles does not read them in the documents.
+    bare = collection.without_leak()
+    assert [bare.document_text(n) for n in numbers] == [text for _, text, _ in RECORDS.values()]
+    assert bare.fingerprint != collection.fingerprint
+    assert bare.without_leak().without_leak().document_text(0) == "White and dark."
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_a_folder_of_pages_has_queries_beside_it(tmp_path: Path, kind: str) -> None:
+    write_pages(tmp_path)
+    pairs = [
+        ("sour dough", "https://ex.org/rye", 2),
+        ("keep dry", "notes.txt", 1),
+        ("sour dough", "/bread/index.html", 1),
+        ("how hot", "oven.md", 1),
+        ("bread", "rye bread.html", 1),
+    ]
+    if kind == "csv":
+        lines = ["query;page;grade", *(f"{q};{page};{grade}" for q, page, grade in pairs)]
+    else:
+        lines = [f'{{"query": "{q}", "pages": ["{p}"], "grade": {g}}}' for q, p, g in pairs]
+    write_lines(tmp_path / f"queries.{kind}", *lines)
+    request = CollectionRequest(folder=str(tmp_path), split=WHOLE)
+    collection = open_collection(request)
+    assert [collection.query(n) for n in range(4)] == ["sour dough", "keep dry", "how hot", "bread"]
+    assert judged(collection, TRAIN) == [
+        ("1", "bread/index.html", 1),
+        ("1", "bread/rye%20bread.html", 2),
+        ("2", "notes.txt", 1),
+        ("3", "oven.md", 1),
+        ("4", "bread/rye%20bread.html", 1),
+    ]
+    assert collection.without_leak() is collection
+    for name, page, message in (
+        ("grill", "gone.html", '"gone.html": no page has this path, name or address'),
+        ("grill", "", rf"queries.{kind}:\d: the row needs a query and its page"),
+    ):
+        wrong = f'{{"query": "{name}", "page": "{page}"}}'
+        more = f"{name};{page};1" if kind == "csv" else wrong
+        write_lines(tmp_path / f"queries.{kind}", *lines, more)
+        with pytest.raises(ValueError, match=message):
+            open_collection(request)
 
 
 def with_queries(folder: Path, count: int) -> CollectionRequest:
@@ -57,7 +254,7 @@ def queries_of(collection: Collection, part: int) -> set[str]:
 
 
 def test_two_processes_read_one_pickled_collection(tmp_path: Path) -> None:
-    collection = open_collection(CollectionRequest("beir", str(write_beir(tmp_path))))
+    collection = opened(write_beir(tmp_path))
     before = [collection.document(i) for i in range(3)]  # handles and maps stay here
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         assert pool.map(collection.document, range(3), chunksize=1) == before
@@ -94,12 +291,8 @@ def test_a_part_with_files_of_its_own_is_left_alone(tmp_path: Path) -> None:
 
 def test_judgements_are_sorted_whatever_the_order_of_their_lines(tmp_path: Path) -> None:
     rows = [("q2", "d3", "1"), ("q1", "d2", "2"), ("q2", "d1", "0"), ("q1", "d1", "1")]
-    folder = write_beir(tmp_path, rows)
-    whole = QuerySplit(validation_share=0.0)
-    found = open_collection(CollectionRequest("beir", str(folder), split=whole)).judgements(TRAIN)
-    assert found.query.tolist() == [0, 0, 1, 1]
-    assert found.document.tolist() == [0, 1, 0, 2]
-    assert found.grade.tolist() == [1, 2, 0, 1]
+    found = opened(write_beir(tmp_path, rows)).judgements(TRAIN)
+    assert [values.tolist() for values in found] == [[0, 0, 1, 1], [0, 1, 0, 2], [1, 2, 0, 1]]
     assert (found.query.dtype, found.grade.dtype) == (np.int64, np.float32)
 
 
@@ -118,10 +311,7 @@ def test_a_changed_file_changes_no_open_collection_and_is_indexed_anew(tmp_path:
 
 
 def test_the_same_files_elsewhere_have_the_same_fingerprint(tmp_path: Path) -> None:
-    first, second = (
-        open_collection(CollectionRequest("beir", str(write_beir(tmp_path / name))))
-        for name in ("a", "b")
-    )
+    first, second = (opened(write_beir(tmp_path / name)) for name in ("a", "b"))
     assert first.fingerprint == second.fingerprint
     assert first.folder != second.folder
 
@@ -137,3 +327,110 @@ def test_memory_stays_flat_over_ten_times_the_documents(tmp_path: Path) -> None:
     )
     small, large = map(float, done.stdout.split())
     assert large - small < 45, f"{small:.0f} MiB, then {large:.0f} MiB; the texts are 80 MiB"
+
+
+def refused(folder: Path, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        opened(folder)
+    assert "--data.on_bad_rows=reject" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "message"),
+    [
+        ("qrels/train.tsv", "q9\td1\t1", r'train.tsv:5: no query has the id "q9"; take the judg'),
+        ("qrels/train.tsv", "q1\td9\t1", r'train.tsv:5: no document has the id "d9"; take the '),
+        ("qrels/train.tsv", "q1\td3\tgood", r'train.tsv:5: "good": a grade must be a number, 0 '),
+        ("qrels/train.tsv", "q1\td3\t-1", r'train.tsv:5: "-1": a grade must be a number, 0 or m'),
+        ("qrels/train.tsv", "q1\td3\tnan", r'train.tsv:5: "nan": a grade must be a number'),
+        ("qrels/train.tsv", "q1 d3 1", r"train.tsv:5: .*has 1 columns, and must have 3 with tabs"),
+        ("qrels/train.tsv", "q1\td1\t1", r"train.tsv:5: .*grade 2 at .*train.tsv:2; decide on"),
+        ("corpus.jsonl", '{"_id": "d1", "text": "x"}', r'4: "d1": this id stands at .*jsonl:1 al'),
+        ("corpus.jsonl", '{"_id": "d4"}', 'corpus.jsonl:4: "": "text" is missing or no text'),
+        ("corpus.jsonl", '{"text": "x"}', 'corpus.jsonl:4: "": "id" is missing or no text; a row'),
+        ("corpus.jsonl", '{"_id": "d4", "text": 3}', 'jsonl:4: "3": "text" is missing or no text'),
+        ("corpus.jsonl", '{"_id": " ", "text": "x"}', 'jsonl:4: " ": "_id" is missing or no text'),
+        ("corpus.jsonl", '{"_id": "d4", "text": "\\ud83d"}', "jsonl:4: .*is half of a surrogate"),
+        ("queries.jsonl", '{"_id": "q4", "text": " "}', '4: "q4": the query is empty; write what'),
+        ("queries.jsonl", '{"_id": "q1", "text": "x"}', '4: "q1": this id stands at .*jsonl:1 al'),
+    ],
+)
+def test_a_wrong_row_is_named_and_left_out(
+    tmp_path: Path, name: str, row: str, message: str
+) -> None:
+    folder = write_beir(tmp_path)
+    with (folder / name).open("a") as file:
+        file.write(row + "\n")
+    refused(folder, message)
+    request = CollectionRequest("beir", str(folder), split=WHOLE)
+    collection = open_collection(request, "reject")
+    assert len(collection.judgements(TRAIN).query) == 3  # the sound ones
+    assert (collection.num_documents, collection.num_queries) == (3, 3)
+    assert collection.document(0).title == "Wings"  # the first of a repeated id stays
+    assert [bad.line for bad in collection.bad_rows] == [4 + name.startswith("qrels")]
+
+
+def test_what_is_not_utf8_or_json_is_named(tmp_path: Path) -> None:
+    folder = write_beir(tmp_path)
+    (folder / "qrels" / "train.tsv").write_bytes("q1\tcafé\t1\n".encode("latin1"))
+    refused(folder, 'train.tsv:1: no document has the id "caf\ufffd"; take the judgement out')
+    for wrong, what in (("café".encode("latin1"), "not UTF-8"), (b'{"_id": ', "no JSON")):
+        (folder / "corpus.jsonl").write_bytes(wrong + b"\n")
+        with pytest.raises(ValueError, match=f"corpus.jsonl:1: the line is {what}"):
+            opened(folder)
+
+
+def test_files_that_are_missing_or_unclear_are_named(tmp_path: Path) -> None:
+    folder = write_beir(tmp_path)
+    write_qrels(folder / "qrels" / "valid.tsv", TRAIN_ROWS)
+    write_qrels(folder / "qrels" / "dev.tsv", TRAIN_ROWS)
+    with pytest.raises(ValueError, match=r"dev.tsv and .*valid.tsv both hold .* of validation; na"):
+        opened(folder)
+    (folder / "qrels" / "valid.tsv").rename(folder / "qrels" / "mine.tsv")
+    with pytest.raises(ValueError, match=r"mine.tsv: its name tells no part, .*; rename it, or"):
+        opened(folder)
+    (folder / "corpus.jsonl").unlink()
+    with pytest.raises(FileNotFoundError, match=r"has no documents \(corpus.jsonl\)"):
+        opened(folder)
+    write_lines(folder / "corpus.jsonl.gz", "")
+    with pytest.raises(FileNotFoundError, match=r"has no documents .*compressed; unpack it"):
+        opened(folder)
+    write_lines(folder / "corpus.jsonl", "")
+    (folder / "qrels" / "mine.tsv").unlink()
+    with pytest.raises(ValueError, match="the files hold no documents; check that they are those"):
+        opened(folder)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: CollectionRequest("demo", "x"), "the demo reads no files, and data.collection"),
+        (lambda: CollectionRequest("beir"), 'format "beir" needs files; name their folder with'),
+        (
+            lambda: CollectionRequest("pages", "x", CollectionFiles(train="y")).reader(),
+            "format pages reads data.collection.folder and data.collection.files.queries alone",
+        ),
+        (lambda: QuerySplit(validation_share=1.0), r"validation_share must be 0 to 0.9, got 1.0"),
+        (lambda: QuerySplit(0.5, 0.5), r"must be at most 0.9, got 1: too little is left"),
+        (
+            lambda: open_collection(CollectionRequest(), "drop"),  # type: ignore[arg-type]
+            'on_bad_rows must be "error" or "reject", got "drop"',
+        ),
+    ],
+)
+def test_options_in_conflict_are_refused(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_the_format_is_found_from_the_folder(tmp_path: Path) -> None:
+    assert CollectionRequest(folder=str(write_beir(tmp_path / "beir"))).layout == "beir"
+    write_lines(tmp_path / "site" / "a" / "page.htm", "<p>x")
+    assert CollectionRequest(folder=str(tmp_path / "site")).layout == "pages"
+    assert CollectionRequest().layout == "demo"
+    (tmp_path / "bare").mkdir()
+    words = "bare holds none of the files that tell a format .*corpus.jsonl.*html"
+    with pytest.raises(ValueError, match=words):
+        CollectionRequest(folder=str(tmp_path / "bare")).reader()
+    with pytest.raises(FileNotFoundError, match="collection.folder .*gone is no folder"):
+        CollectionRequest(folder=str(tmp_path / "gone")).reader()

@@ -19,12 +19,13 @@ from datamodules.search.collection import (
     Document,
     open_collection,
 )
-from datamodules.search.queries import JudgedQueries, Ranking, write_run
+from datamodules.search.queries import JudgedQueries, Queries, Ranking, write_run
 from datamodules.search.retrieval import (
     PairDataset,
     TrainingMix,
     document_sentences,
     drawn_sentence,
+    negative_lists,
 )
 from datamodules.text.encoding import TextEncoding
 from datamodules.tokenizers.text import TokenizerOptions, make_tokenizer
@@ -47,7 +48,10 @@ def pairs(
     tokenizer = make_tokenizer(TokenizerOptions("bytes"), iter(()))
     encoding = TextEncoding({"tokenizer": tokenizer.to_dict(), "text": LIMITS})
     judged = JudgedQueries(collection.judgements(TRAIN))
-    return PairDataset(collection, encoding, judged, mix, negatives, seed=5)
+    own = judged.with_relevant()
+    queries = Queries(collection.queries, own.queries, collection.fingerprint)
+    lists = negative_lists(negatives, collection, judged, queries)
+    return PairDataset(collection, encoding, own, queries, mix, negatives, lists, seed=5)
 
 
 def sentence_and_rest(document: Document, seed: int, removal: float) -> tuple[str, Document]:
@@ -63,7 +67,7 @@ def test_each_kind_comes_as_often_as_the_mix_says(collection: Collection) -> Non
 
 def test_a_relevant_document_is_drawn_in_proportion_to_its_grade(collection: Collection) -> None:
     dataset = pairs(collection)
-    documents, grades = dataset.judged.relevant(0)
+    documents, grades = dataset.relevant(0)
     drawn = Counter(int(dataset.example(0, epoch).document[0]) for epoch in range(600))
     assert set(drawn) == set(documents.tolist())
     share = drawn[int(documents[grades.argmax()])] / 600
@@ -85,8 +89,7 @@ def test_no_relevant_document_is_a_negative(collection: Collection, source: str)
             assert not set(others.tolist()) & set(example.known.tolist())
             assert example.document[0] in example.known
             if source == "judged":
-                query = int(dataset.judged.queries[sample_id])
-                assert set(others) <= set(dataset.judged.documents_of(query, are_relevant=False))
+                assert set(others) <= set(dataset.pool(sample_id))
     assert found > 0
 
 
@@ -164,12 +167,11 @@ def test_a_batch_has_the_documents_of_a_sample_side_by_side(collection: Collecti
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: TrainingMix(judged=-1), r"mix\.judged must be 0 or more, got -1"),
-        (lambda: TrainingMix(0, 0), r"mix takes no pair at all"),
+        (lambda: TrainingMix(judged=-1), r"mix\.judged, .* must be 0 or more, .* got \[-1, 0, 0\]"),
+        (lambda: TrainingMix(0, 0), r"one of them above 0, got \[0, 0, 0\]"),
         (lambda: TrainingMix(removal=2), r"mix\.removal must be 0 to 1, got 2"),
-        (lambda: HardNegatives(-1), r"negatives\.count must be 0 or more, got -1"),
-        (lambda: HardNegatives(1, "x"), r"negatives\.source must be one of judged, bm25, run, got"),
-        (lambda: HardNegatives(1, "bm25", depth=3, skip=3), r"negatives\.skip must be 0 to 2"),
+        (lambda: HardNegatives(-1), r"negatives\.count must be 0 or more"),
+        (lambda: HardNegatives(1, "bm25", depth=3, skip=3), r"less one, got 1, 3 and 3"),
         (lambda: HardNegatives(1, "run"), r"a run file and the source run belong together"),
     ],
 )
@@ -210,11 +212,10 @@ def test_a_pair_draws_its_documents_its_sentence_and_its_tokens_in_this_order(
         rng, number = rng_for(5, epoch, sample_id), (sample_id - SIZES["train"]) % 40
         others: list[int] = []
         if sample_id < SIZES["train"]:
-            relevant, grades = dataset.judged.relevant(sample_id)
+            relevant, grades = dataset.relevant(sample_id)
             answer = collection.document_text(int(rng.choice(relevant, p=grades / grades.sum())))
             query_number = int(dataset.judged.queries[sample_id])
-            judged = dataset.judged.documents_of(query_number, are_relevant=False)
-            pool = np.setdiff1d(judged, relevant)
+            pool = np.setdiff1d(dataset.pool(sample_id), relevant)
             others = rng.choice(pool, min(2, len(pool)), replace=False).tolist()
             query, way = collection.query(query_number), f"judged, {len(others)} negatives"
         elif sample_id < SIZES["train"] + 40 and collection.document(number).title:
@@ -234,18 +235,19 @@ def test_a_pair_draws_its_documents_its_sentence_and_its_tokens_in_this_order(
         rows = [framing.single(np.array(kept(encode(text), rng), np.int64)) for text in texts]
         rows.insert(0, framing.query(np.array(kept(encode(query), rng))))
         example = dataset.example(sample_id, epoch)
-        given = [example.query, *example.texts[: len(texts)]]
-        assert [row.ids.tolist() for row in given] == [row.ids.tolist() for row in rows]
+        batch = dataset.collate([example])
+        given = [batch["query_ids"][0], *batch["document_ids"][: len(texts)]]
+        masks = [batch["query_mask"][0], *batch["document_mask"][: len(texts)]]
+        found = [ids[mask].tolist() for ids, mask in zip(given, masks, strict=True)]
+        assert found == [row.ids.tolist() for row in rows]
         ways[way] += 1
     assert {"judged, 0 negatives", "judged, 1 negatives"} <= set(ways)
     assert {"title", "sentence, True", "sentence, False"} <= set(ways)
 
 
-def test_lists_of_negatives_are_made_before_the_run(collection: Collection, tmp_path: Path) -> None:
+def test_lists_of_negatives_are_made_before_the_run(collection: Collection) -> None:
     dataset = pairs(collection, negatives=HardNegatives(2, "bm25", depth=9, skip=3))
-    assert dataset.pool.lists is not None
-    assert len(pickle.dumps(dataset.pool.lists)) < 500
-    query = int(dataset.judged.queries[0])
-    (hits,) = open_bm25(collection).search([collection.query(query)], 9)
+    assert len(pickle.dumps(dataset.lists)) < 500
+    (hits,) = open_bm25(collection).search([dataset.queries.text(0)], 9)
     expected = [number for number in hits.documents[0].tolist()[3:] if number >= 0]
-    assert dataset.pool.of(query).tolist() == expected
+    assert dataset.pool(0).tolist() == expected

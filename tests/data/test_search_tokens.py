@@ -10,7 +10,8 @@ import pytest
 
 from datamodules.core.store import cache_root
 from datamodules.search.collection import Collection, CollectionRequest, open_collection
-from datamodules.search.datamodule import kept_collection
+from datamodules.search.datamodule import kept_documents, kept_queries
+from datamodules.search.queries import Queries
 from datamodules.text.encoding import TextEncoding
 from datamodules.text.store import TokenRows, TokenRowsWriter
 from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, make_tokenizer
@@ -40,16 +41,24 @@ def encoding_of(kind: str = "bytes", **limits: Any) -> TextEncoding:
     return TextEncoding({"tokenizer": tokenizer.to_dict(), "text": {**LIMITS, **limits}})
 
 
+def kept(collection: Collection, encoding: TextEncoding, is_whole: bool = False) -> tuple:
+    everything = np.arange(collection.num_queries)
+    queries = Queries(collection.queries, everything, collection.fingerprint)
+    documents = kept_documents(collection, encoding, is_whole)
+    return documents, kept_queries(queries, encoding, is_whole)
+
+
 def check(collection: Collection, encoding: TextEncoding, is_whole: bool = False) -> None:
     """Checks that kept tokens are those of the texts as they are now."""
-    kept, limits = kept_collection(collection, encoding, is_whole), encoding.limits
+    documents, queries = kept(collection, encoding, is_whole)
+    limits = encoding.limits
     most = (None, None) if is_whole else (limits.max_length, limits.max_query_length)
     for number in range(collection.num_documents):
         ids = encoding.ids_once(collection.document_text(number))[: most[0]]
-        assert kept.documents[number].tolist() == ids.tolist()
+        assert documents[number].tolist() == ids.tolist()
     for number in range(collection.num_queries):
         ids = encoding.ids_once(collection.query(number))[: most[1]]
-        assert kept.queries[number].tolist() == ids.tolist()
+        assert queries[number].tolist() == ids.tolist()
 
 
 @pytest.mark.parametrize(
@@ -110,14 +119,14 @@ def test_no_epoch_tokenises_what_is_judged_and_no_process_has_a_copy(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     collection, encoding = opened(folder), encoding_of("bpe")
-    kept_collection(collection, encoding)
+    kept(collection, encoding)
 
     def refuse(*_: object) -> None:
         raise AssertionError("a text is tokenised again")
 
     monkeypatch.setattr(TextEncoding, "ids_of", refuse)
     monkeypatch.setattr(TextTokenizer, "encode_batch", refuse)
-    documents = kept_collection(collection, encoding).documents  # such as another rank's
+    documents, _ = kept(collection, encoding)  # such as another rank's
     assert isinstance(documents, TokenRows)
     assert len(pickle.dumps(documents)) < 500
     assert np.array_equal(pickle.loads(pickle.dumps(documents))[3], documents[3])
