@@ -57,7 +57,6 @@ def retriever(
         mix=TrainingMix(judged=1, titles=1),
         negatives=HardNegatives(1, "bm25", depth=8),
         predict_output=str(folder / "coded.encoded"),
-        predict_type="float16",
         tokenizer=TokenizerOptions("words"),
         text=TextLimits(max_length=24, max_query_length=8),
         loader=LoaderOptions(num_workers=0),

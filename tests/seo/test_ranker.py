@@ -128,7 +128,7 @@ def test_a_prediction_is_a_run_of_all_candidates_in_the_order_of_scores(folder, 
         ids = [f"d{i}" for i in example.document]
         assert sorted(ranking.documents) == sorted(ids)
         texts = [data.collection.document_text(int(i)) for i in example.document]
-        query = dataset.source.queries.text(place)
+        query = dataset.queries.text(place)
         scores = module.rank(query, texts, prior=example.first_stage.tolist())
         known = dict(zip(ids, scores.tolist(), strict=True))
         found = [known[document] for document in ranking.documents]
@@ -136,7 +136,7 @@ def test_a_prediction_is_a_run_of_all_candidates_in_the_order_of_scores(folder, 
 
 
 def test_queries_of_a_file_are_ranked_too(folder, trained, tmp_path, caplog):
-    (tmp_path / "mine.tsv").write_text("a\tsalt ship\nb\tnothing known\nc\thay\n")
+    (tmp_path / "mine.tsv").write_text("id\tquery\na\tsalt ship\nb\tnothing known\nc\thay\n")
     data = ranking_data(
         folder,
         predict_queries=str(tmp_path / "mine.tsv"),

@@ -100,9 +100,7 @@ def test_bm25_over_some_documents_is_its_search_without_the_others(tmp_path) -> 
         assert [d for d in best.documents[0].tolist() if d >= 0] == expected[:10]
 
 
-def test_queries_without_judgements_have_none() -> None:
+def test_a_query_has_all_its_judgements() -> None:
     judged = JudgedQueries(Judgements(np.array([2, 2]), np.array([5, 8]), np.array([1.0, 0.0])))
-    assert judged.documents_of(2, are_relevant=True).tolist() == [5]
-    assert judged.documents_of(2, are_relevant=False).tolist() == [8]
-    assert not len(judged.documents_of(3, True)) + len(judged.documents_of(0, False))
-    assert judged.with_relevant().most == 2
+    assert [values.tolist() for values in judged.judged(0)] == [[5, 8], [1, 0]]
+    assert judged.with_relevant().most == judged.most == 2

@@ -93,7 +93,7 @@ def test_a_prediction_is_a_mapped_matrix_with_ids_and_a_run(
     _, data = retriever(retriever_run, {})
     assert encoded.document_ids == [data.collection.document_id(n) for n in range(40)]
     assert isinstance(encoded.documents, np.memmap)
-    assert encoded.documents.dtype == np.float16
+    assert encoded.documents.dtype == np.float32
     names = encoded.query_ids
     texts = [data.collection.query(data.collection.query_index(name)) for name in names]
     expected = trained.encode(texts, is_query=True)

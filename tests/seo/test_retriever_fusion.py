@@ -22,7 +22,7 @@ def test_the_written_run_is_what_a_test_measures(
     retriever_run: Path, tmp_path: Path, predict_depth: int
 ) -> None:
     _, data = retriever(retriever_run, {"bm25_depth": 6, "predict_depth": predict_depth})
-    data.predict_output, data.predict_type = str(tmp_path / "out"), "float32"
+    data.predict_output = str(tmp_path / "out")
     module = LitRetriever.load_from_checkpoint(retriever_run / LAST)
     module.fusion = Fusion(0.4)
     trainer = toy_trainer(tmp_path)
