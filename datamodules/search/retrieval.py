@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -487,7 +487,7 @@ class EncodedCollection:
 
 def write_encoded(
     folder: Path,
-    texts: dict[str, tuple[np.ndarray, Iterable[str]]],
+    texts: Mapping[str, tuple[np.ndarray, Iterable[str]]],
     facts: dict[str, Any],
     finish: Callable[[EncodedCollection], None],
 ) -> None:

@@ -78,7 +78,7 @@ def test_queries_of_a_file_search_as_those_of_the_collection(
 ) -> None:
     _, data = retriever(retriever_run, {})
     text = data.collection.query(data.collection.query_index("test-3"))
-    (tmp_path / "mine.tsv").write_text(f"mine\t{text}\n")
+    (tmp_path / "mine.tsv").write_text(f"id\tquery\nmine\t{text}\n")
     options = {"predict_queries": str(tmp_path / "mine.tsv")}
     _, data = retriever(retriever_run, options)
     data.predict_output = str(tmp_path / "out")
@@ -87,7 +87,3 @@ def test_queries_of_a_file_search_as_those_of_the_collection(
     (found,) = read_run(tmp_path / "out" / "run.trec")
     known = {r.query: r for r in read_run(retriever_run / "coded.encoded" / "run.trec")}["test-3"]
     assert (found.query, found.documents) == ("mine", known.documents)
-    with pytest.raises(
-        ValueError, match=r"predict_part train has no effect beside predict_queries"
-    ):
-        retriever(retriever_run, {**options, "predict_part": "train"})
