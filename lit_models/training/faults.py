@@ -371,7 +371,7 @@ class FailureReport(Callback):
         self._batch = batch
         if self._watch is None and self._timeout_s:
             run, rank = Path(trainer.default_root_dir), trainer.global_rank
-            self._watch = Watch(run, rank, self._timeout_s, self.slow_phases_s)
+            self._watch = Watch(run, rank, self._timeout_s)
         self._beat()
 
     def _beat(self) -> None:
