@@ -30,7 +30,6 @@ class Augmentation:
         delete: letters are left out.
         insert: letters of the sample's script are put in.
         substitute: letters are replaced by others of the script.
-        neighbour: letters are replaced by those beside them on the keyboard.
         swap_letters: neighbouring letters change places.
         swap_words: two words change places; leave it 0 where word order decides the code.
         status_word: a word such as "deceased" is added in the sample's language.
@@ -41,7 +40,6 @@ class Augmentation:
     delete: float = 0.0
     insert: float = 0.0
     substitute: float = 0.0
-    neighbour: float = 0.0
     swap_letters: float = 0.0
     swap_words: float = 0.0
     status_word: float = 0.0
@@ -65,9 +63,10 @@ class Augmentation:
         return any(self.probabilities())
 
     def probabilities(self) -> tuple[float, ...]:
-        """The eight probabilities in the order of the fields, drop_language resolved."""
+        """Those of deletion, insertion, substitution, nothing, swapped letters, swapped words, status
+        word and dropped language; the place of nothing keeps the draws of the others."""
         on_text = (
-            *(self.delete, self.insert, self.substitute, self.neighbour, self.swap_letters),
+            *(self.delete, self.insert, self.substitute, 0.0, self.swap_letters),
             *(self.swap_words, self.status_word),
         )
         default = DROP_LANGUAGE if any(on_text) else 0.0
@@ -112,7 +111,7 @@ def augment(
 def _letter_noise(
     text: str, language: str, fires: list[bool], rng: np.random.Generator, num_edits: int
 ) -> str:
-    deletes, inserts, substitutes, neighbours, swaps = fires
+    deletes, inserts, substitutes, _, swaps = fires
     draws = iter(rng.random(sum(fires) * (1 + 2 * num_edits)).tolist())
     letters = list(text)
     if deletes:
@@ -129,12 +128,6 @@ def _letter_noise(
             place = int(where * len(letters))
             alphabet = _alphabet(letters, place, language)
             letters[place] = alphabet[int(which * len(alphabet))]
-    if neighbours:
-        for where, which in _edits(draws, num_edits):
-            place = int(where * len(letters))
-            near = _NEIGHBOURS.get(letters[place])
-            if near:
-                letters[place] = near[int(which * len(near))]
     if swaps:
         for where, _ in _edits(draws, num_edits):
             place = int(where * (len(letters) - 1))
@@ -180,29 +173,6 @@ def _add_status_word(text: str, language: str, which: float, where: float) -> st
     return forms[int(where * len(forms))]
 
 
-def _keyboard_neighbours(*rows: str) -> dict[str, str]:
-    """Each key with those left, right, above and below it on a staggered keyboard."""
-    near: dict[str, str] = {}
-    for y, row in enumerate(rows):
-        for x, key in enumerate(row):
-            around = [
-                (y, x - 1),
-                (y, x + 1),
-                (y - 1, x),
-                (y - 1, x + 1),
-                (y + 1, x - 1),
-                (y + 1, x),
-            ]
-            near[key] = "".join(
-                rows[v][u] for v, u in around if 0 <= v < len(rows) and 0 <= u < len(rows[v])
-            )
-    return near
-
-
-_NEIGHBOURS = {
-    **_keyboard_neighbours("йцукенгшщзхъ", "фывапролджэ", "ячсмитьбю"),
-    **_keyboard_neighbours("qwertyuiopå", "asdfghjklæø", "zxcvbnm"),
-}
 _LATIN = "abcdefghijklmnopqrstuvwxyz"
 _LATIN_END = 0x250
 _LATIN_LETTERS = {

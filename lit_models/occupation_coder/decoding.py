@@ -4,6 +4,9 @@ Temperatures make both heads' probabilities honest. The nats of the true codes a
 set of them while validating; the best, refined by a parabola, is kept. Sums over records are exact
 on any number of devices, and no logits are stored.
 
+In all functions `memory` is that of B texts or records, `decoder` writes their codes, code ids have
+`NONE` on the right, and `temperature` divides logits.
+
 Shapes: B batch, K blocks, L symbols of a block, T positions, V symbols, C codes, W beams,
 N candidate sets, O orders.
 """
@@ -38,11 +41,7 @@ def set_probability(
 ) -> Tensor:
     """Probability of each set, summed over the orders of its codes [B, N]; 0 for the empty set.
 
-    Args:
-        decoder: writes the codes.
-        memory: of B records.
-        candidates: distinct codes [B, N, K], NONE on the right.
-        temperature: divides the logits.
+    Args: candidates: distinct codes [B, N, K].
     """
     num_sets = candidates.shape[1]
     code_ids = candidates.flatten(0, 1)
@@ -63,14 +62,7 @@ def set_probability(
 def code_probability(
     decoder: BlockDecoder, memory: Memory, code_ids: Tensor, temperature: float = 1.0
 ) -> Tensor:
-    """Probability of each code given the ones before it [B, K], 0 where there is none.
-
-    Args:
-        decoder: writes the codes.
-        memory: of B records.
-        code_ids: [B, K], NONE on the right.
-        temperature: divides the logits.
-    """
+    """Probability of each code given the ones before it [B, K], 0 where there is none."""
     trie = decoder.trie
     steps = step_log_probability(decoder, memory, code_ids, temperature)
     size = code_ids.shape[1] * trie.block_size
@@ -82,14 +74,8 @@ def code_probability(
 def step_log_probability(
     decoder: BlockDecoder, memory: Memory, code_ids: Tensor, temperature: float = 1.0
 ) -> Tensor:
-    """Log-probability of each symbol among the legal ones [B x O, T], 0 beyond the last.
-
-    Args:
-        decoder: writes the codes.
-        memory: of B records.
-        code_ids: codes in order [B x O, K], NONE on the right.
-        temperature: divides the logits.
-    """
+    """Log-probability of each symbol of codes [B x O, K] among the legal ones [B x O, T], 0 beyond
+    the last."""
     most_codes = int((code_ids >= 0).sum(1).max()) if len(code_ids) else 0
     targets = decoder.trie.targets(code_ids[:, :most_codes])
     legal = decoder.trie.legal_targets(code_ids, targets.shape[1])
@@ -99,12 +85,8 @@ def step_log_probability(
 
 
 def flat_set_log_probability(logits: Tensor, candidates: Tensor) -> Tensor:
-    """Log-probability of sets under independent codes, given that there is a code [B, N].
-
-    Args:
-        logits: [B, C].
-        candidates: [B, N, K], NONE where there is no code; -inf for the empty set.
-    """
+    """Log-probability [B, N] of sets [B, N, K] under independent codes of logits [B, C], given that
+    there is a code; -inf for the empty set."""
     dtype = logits.dtype
     logits = logits.double()  # a sum over the whole code book loses digits in float32
     nothing = F.logsigmoid(-logits).sum(1, keepdim=True)
@@ -176,9 +158,9 @@ class Decoded(NamedTuple):
 
 
 class Beams(NamedTuple):
-    """Hypotheses, best first: code_ids [B, W, K], nats of each code [B, W, K] (negative
-    log-probabilities), log-probability of the sequence [B, W], -inf where there are fewer, and what
-    that of no other sequence exceeds [B], -inf where there is none."""
+    """Hypotheses, best first: code_ids [B, W, K], nats of each code [B, W, K], log-probability of
+    the sequence [B, W], -inf where there are fewer, and what that of no other sequence exceeds [B],
+    -inf where there is none."""
 
     code_ids: Tensor
     code_nats: Tensor
@@ -194,14 +176,9 @@ def decode(
     options: DecodingOptions,
     temperature: dict[str, float],
 ) -> Decoded:
-    """Codes of encoded texts.
+    """Codes of texts with these flat logits [B, C], as `options` say.
 
-    Args:
-        network: its decoder and trie are used; put it in eval mode before.
-        memory: of B texts.
-        flat_logits: [B, C].
-        options: method and its settings.
-        temperature: of "seq2seq" and "flat"; 1 leaves the network's probabilities as they are.
+    Args: network: in eval mode; temperature: of "seq2seq" and "flat".
     """
     decoder, sharpness = network.decoder, temperature["seq2seq"]
     flat_logits = flat_logits / temperature["flat"]
@@ -356,10 +333,7 @@ def decode_mixed(
     options: DecodingOptions,
     temperature: float,
 ) -> Decoded:
-    """The likeliest set when both heads vote; its confidence is the weighted mean of theirs.
-
-    Args: as of `likeliest_sets`.
-    """
+    """The likeliest set when both heads vote; its confidence is the weighted mean of theirs."""
     share = options.flat_share
     chosen = likeliest_sets(decoder, memory, flat_logits, options, temperature)[:, :1]
     of_set = share * flat_set_log_probability(flat_logits, chosen).exp()
@@ -388,13 +362,6 @@ def likeliest_sets(
     `MOST_ORDERS` of their orders, do not prove it, which several codes per record can need, the
     sets are the best of those.
 
-    Args:
-        decoder: writes the codes.
-        memory: of B texts.
-        flat_logits: [B, C], divided by their temperature.
-        options: the first width of the beams and the share of the flat head.
-        temperature: of the decoder.
-        num_sets: N.
     """
     rows, width = torch.arange(len(flat_logits), device=flat_logits.device), options.beam_size
     width = max(width, num_sets)
@@ -457,9 +424,6 @@ def repeats(candidates: Tensor) -> Tensor:
     """Which sets stand before them in another order of their codes [B, N] bool.
 
     Their probabilities are equal but for rounding, which must not choose the order.
-
-    Args:
-        candidates: [B, N, K], NONE on the right.
     """
     ordered = candidates.sort(dim=-1).values
     is_same = (ordered[:, :, None] == ordered[:, None]).all(-1)  # [B, N, N]
@@ -509,11 +473,8 @@ def temperatures() -> Tensor:
 
 
 def given_temperature(given: Mapping[str, float]) -> dict[str, float]:
-    """Return the temperature of each head, 1 where none is given.
-
-    Raises:
-        ValueError: of a head that there is not, or not above 0.
-    """
+    """Return the temperature of each head, 1 where none is given; raises ValueError where it is not
+    above 0, or of a head that there is not."""
     for name, value in given.items():
         if name not in TERMS:
             raise ValueError(f"temperature has {name!r}; its names are {' and '.join(TERMS)}.")
@@ -528,14 +489,8 @@ def given_temperature(given: Mapping[str, float]) -> dict[str, float]:
 def nats_by_temperature(
     network: OccupationNetwork, memory: Memory, flat_logits: Tensor, batch: Mapping[str, Any]
 ) -> dict[str, Tensor]:
-    """Nats of the true codes, "seq2seq" (in their best order) and "flat" [B, temperatures].
-
-    Args:
-        network: in eval mode.
-        memory: of B records.
-        flat_logits: [B, C].
-        batch: `code_ids` [B, K], NONE where there is no code, and its `num_with_codes`.
-    """
+    """Nats of the true codes of a batch, "seq2seq" (in their best order) and "flat"
+    [B, temperatures]; the network is in eval mode."""
     trie = network.trie
     code_ids = batch["code_ids"]
     ordered = best_orders(network.decoder, memory, code_ids, batch["num_with_codes"])

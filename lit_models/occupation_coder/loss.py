@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import permutations
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -70,29 +70,6 @@ class OccupationLossOptions:
         return {"seq2seq": self.seq2seq_weight, "flat": 1 - self.seq2seq_weight}
 
 
-def occupation_losses(
-    memory: Memory,
-    flat_logits: Tensor,
-    decoder: BlockDecoder,
-    batch: Mapping[str, Any],
-    label_smoothing: float = 0.0,
-    importance: Tensor | None = None,
-) -> dict[str, LossSum]:
-    """Both terms, "seq2seq" and "flat", each in nats per record.
-
-    Args:
-        memory: encoded texts.
-        flat_logits: [B, C].
-        decoder: writes the codes.
-        batch: `code_ids` [B, K], NONE = no code; its `num_with_codes`; `weight` [B], 0 = counts
-            nowhere.
-        label_smoothing: share of the target spread over all symbols.
-        importance: factor of each record's losses [B]; it counts as one record all the same.
-    """
-    losses = record_losses(memory, flat_logits, decoder, batch, label_smoothing)
-    return summed(losses, batch["weight"], importance)
-
-
 def record_losses(
     memory: Memory,
     flat_logits: Tensor,
@@ -100,7 +77,15 @@ def record_losses(
     batch: Mapping[str, Any],
     label_smoothing: float = 0.0,
 ) -> dict[str, Tensor]:
-    """Both terms of each record by itself, [B] each; arguments as for `occupation_losses`."""
+    """Both terms, "seq2seq" and "flat", in nats of each record [B].
+
+    Args:
+        memory: encoded texts.
+        flat_logits: [B, C].
+        decoder: writes the codes.
+        batch: `code_ids` [B, K], NONE = no code, and its `num_with_codes`.
+        label_smoothing: share of the target spread over all symbols.
+    """
     code_ids = batch["code_ids"]
     ordered = best_orders(decoder, memory, code_ids, batch["num_with_codes"])
     nats = sequence_nats(decoder, memory, ordered, label_smoothing)
@@ -128,14 +113,8 @@ def summed(
 def sequence_nats(
     decoder: BlockDecoder, memory: Memory, code_ids: Tensor, label_smoothing: float = 0.0
 ) -> Tensor:
-    """Negative log-likelihood of codes in the given order, summed over symbols [B x O].
-
-    Args:
-        decoder: writes the codes.
-        memory: of B records.
-        code_ids: [B x O, K], NONE on the right; the orders of one record lie side by side.
-        label_smoothing: share of the target spread over all symbols.
-    """
+    """Negative log-likelihood of codes [B x O, K] in the given order, summed over symbols [B x O];
+    the orders of one record lie side by side."""
     targets = decoder.trie.targets(code_ids)
     logits = decoder(targets, memory)
     nats = F.cross_entropy(
@@ -170,11 +149,7 @@ def best_orders(
     Every order is tried, for records of two or more codes only; dropout is off, so the search draws
     no random numbers and the other records' training is untouched.
 
-    Args:
-        decoder: writes the codes.
-        memory: of B records.
-        code_ids: [B, K], NONE = no code.
-        num_with_codes: records that have 0, 1 ... codes, which no device need then be asked for.
+    Args: num_with_codes: records that have 0, 1 ... codes, which no device need then be asked for.
     """
     check_num_codes(decoder.trie)
     ordered = pack_left(code_ids)
@@ -212,11 +187,7 @@ def pack_left(code_ids: Tensor) -> Tensor:
 
 
 def check_num_codes(trie: CodeTrie) -> None:
-    """Refuses code systems whose orders are too many to try.
-
-    Raises:
-        ValueError: more than 5 codes per record.
-    """
+    """Raises ValueError for code systems whose orders are too many to try."""
     if trie.max_codes > MOST_MATCHED_CODES:
         raise ValueError(
             f"max_codes is {trie.max_codes}, but at most {MOST_MATCHED_CODES} codes per record can "
@@ -225,14 +196,6 @@ def check_num_codes(trie: CodeTrie) -> None:
 
 
 log = logging.getLogger(__name__)
-
-
-class Examples(NamedTuple):
-    """code points of each text [T], has_code [T, C] bool, and weight [T] float64, above 0."""
-
-    texts: list[np.ndarray]
-    has_code: np.ndarray
-    weight: np.ndarray
 
 
 def row_weights(store: OccupationStore, options: OccupationLossOptions) -> Tensor:
@@ -252,12 +215,17 @@ def row_weights(store: OccupationStore, options: OccupationLossOptions) -> Tenso
     return torch.from_numpy(weights)
 
 
-def linear_examples(store: OccupationStore, options: OccupationLossOptions) -> Examples:
+def linear_examples(
+    store: OccupationStore, options: OccupationLossOptions
+) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
     """Return the training texts, each once per set of codes that it has.
 
     Args:
         store: the tokenised tables.
         options: its `linear` says how many are taken at most, evenly from all.
+
+    Returns:
+        Code points of each text, has_code [texts, C] bool, and weight [texts] float64, above 0.
     """
     assert options.linear is not None
     rows, row_weight = store.rows(TRAIN), row_weights(store, options).double().tolist()
@@ -280,25 +248,18 @@ def linear_examples(store: OccupationStore, options: OccupationLossOptions) -> E
     has_code = np.zeros((len(keys), len(store.recipe["code_book"]["codes"])), bool)
     for place, ids in enumerate(store.code_sets(chosen)):
         has_code[place, ids] = True
-    return Examples(store.texts(chosen), has_code, np.array([weight[key] for key in keys]))
+    return store.texts(chosen), has_code, np.array([weight[key] for key in keys])
 
 
 def _describes_an_unused_code(store: OccupationStore, rows: np.ndarray) -> np.ndarray:
     """[N] bool: the row is the only one of its code and says what the code book says."""
     book = CodeBook.from_dict(store.recipe["code_book"])
     normalisation = TextNormalisation.from_dict(store.recipe["normalisation"])
-    codes = [store.code_ids(row) for row in rows]
+    codes = store.code_sets(rows)
     num_rows = np.bincount(np.concatenate(codes), minlength=len(book.codes))
-    return np.array(
-        [
-            len(code_ids) == 1
-            and num_rows[code_ids[0]] == 1
-            and _says(store, row, normalisation(book.descriptions[code_ids[0]]))
-            for row, code_ids in zip(rows, codes, strict=True)
-        ]
-    )
-
-
-def _says(store: OccupationStore, row: int, text: str) -> bool:
-    points = store.code_points(row)
-    return len(points) > 0 and decode(points) == text[: len(points)]
+    is_one = np.zeros(len(rows), dtype=bool)
+    for place, (code_ids, points) in enumerate(zip(codes, store.texts(rows), strict=True)):
+        if len(code_ids) == 1 and num_rows[code_ids[0]] == 1 and len(points):
+            description = normalisation(book.descriptions[code_ids[0]])
+            is_one[place] = decode(points) == description[: len(points)]
+    return is_one

@@ -36,9 +36,9 @@ from lit_models.occupation_coder.loss import (
     OccupationLossOptions,
     check_num_codes,
     linear_examples,
-    occupation_losses,
     record_losses,
     row_weights,
+    summed,
 )
 from lit_models.occupation_coder.metrics import (
     LossMetrics,
@@ -160,9 +160,10 @@ class LitOccupationCoder(ExactModule):
 
     def training_terms(self, batch: OccupationBatch) -> dict[str, LossSum]:
         weights = None if self.row_weights is None else self.row_weights[batch["sample_id"]]
-        options = (self.loss.label_smoothing, weights)
         memory, flat_logits = self(batch)
-        return occupation_losses(memory, flat_logits, self.network.decoder, batch, *options)
+        smoothing = self.loss.label_smoothing
+        losses = record_losses(memory, flat_logits, self.network.decoder, batch, smoothing)
+        return summed(losses, batch["weight"], weights)
 
     def term_weights(self) -> dict[str, float]:
         return self.loss.term_weights

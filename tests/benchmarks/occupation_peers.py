@@ -16,7 +16,7 @@ from torch import Tensor
 from datamodules.occupations.batches import padded_texts
 from datamodules.tokenizers.characters import TextNormalisation, encode
 from lit_models.occupation_coder.decoding import Decoded, DecodingOptions, decode
-from lit_models.occupation_coder.loss import occupation_losses
+from lit_models.occupation_coder.loss import record_losses, summed
 from lit_models.occupation_coder.network import BEGIN, PAD, OccupationNetwork
 
 PADDED_LENGTH = 128
@@ -70,7 +70,8 @@ def train(
         if step == warm + steps:
             break
         memory, flat = network(batch["input_ids"], batch["attention_mask"], batch["language_id"])
-        terms = occupation_losses(memory, flat, network.decoder, batch, 0.0, None)
+        losses = record_losses(memory, flat, network.decoder, batch)
+        terms = summed(losses, batch["weight"])
         loss = sum(0.5 * term.total / term.count for term in terms.values())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)

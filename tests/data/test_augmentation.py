@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datamodules.occupations.batches import Augmentation, augment
@@ -9,7 +9,6 @@ FIELDS = (
     "delete",
     "insert",
     "substitute",
-    "neighbour",
     "swap_letters",
     "swap_words",
     "status_word",
@@ -55,11 +54,6 @@ def test_substitution_takes_letters_of_the_script_and_the_language() -> None:
     assert variants("大工", only("substitute")) <= {"大工", "大大", "工工"}
 
 
-def test_a_keyboard_neighbour_lies_beside_the_letter() -> None:
-    assert variants("g", only("neighbour")) == set("fhtyvb")
-    assert variants("大", only("neighbour")) == {"大"}
-
-
 def test_letters_and_words_change_places() -> None:
     assert variants("abc", only("swap_letters")) == {"bac", "acb"}
     assert variants("a b c", only("swap_words")) == {"b a c", "c b a", "a c b"}
@@ -94,6 +88,7 @@ def test_the_same_generator_gives_the_same_text(name: str) -> None:
     assert drawn[0] == drawn[1]
 
 
+@settings(deadline=None)
 @given(
     st.text(min_size=1, max_size=12).filter(lambda text: text.strip()),
     st.integers(0, 2**32),

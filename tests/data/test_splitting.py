@@ -2,7 +2,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datamodules.files.splitting import (
@@ -70,6 +70,7 @@ def test_small_codes_get_their_shares_on_average_and_keep_one_string_for_trainin
     assert (np.bincount(parts.reshape(-1, 2).min(axis=1)) == [1500]).all()
 
 
+@settings(deadline=None)
 @given(st.permutations(range(40)))
 def test_the_order_of_the_rows_changes_nothing(order: list[int]) -> None:
     texts, codes = [f"t{i % 30}" for i in range(40)], [str(i % 3) for i in range(40)]

@@ -8,7 +8,7 @@ import pytest
 from datamodules.occupations.rows import Columns
 from datamodules.occupations.store import CodeBookOptions, OccupationStore, StoreRequest, open_store
 from datamodules.tokenizers.codes import CodeSystem
-from lit_models.occupation_coder.baseline import LinearBaseline, fit_and_predict
+from lit_models.occupation_coder.baseline import LinearBaseline
 from lit_models.occupation_coder.linear import LinearOptions
 from lit_models.occupation_coder.module import LitOccupationCoder
 
@@ -52,10 +52,10 @@ def trainer_on(store: object, **changes: object) -> SimpleNamespace:
 
 def test_the_scores_are_those_worked_out_by_hand(store: OccupationStore) -> None:
     # right, right, one of two codes (F1 2/3, accuracy 1/2), and a trade never seen
-    scores = LinearBaseline().judge(store, store.rows(0), store.rows(2))
-    assert scores.f1 == pytest.approx((1 + 1 + 2 / 3 + 0) / 4)
-    assert scores.accuracy == pytest.approx((1 + 1 + 1 / 2 + 0) / 4)
-    assert (scores.num_records, scores.num_texts) == (4, 6)
+    baseline = LinearBaseline()
+    baseline.on_test_end(trainer_on(store), None)
+    assert baseline.scores["f1"] == pytest.approx((1 + 1 + 2 / 3 + 0) / 4)
+    assert baseline.scores["accuracy"] == pytest.approx((1 + 1 + 1 / 2 + 0) / 4)
 
 
 def test_the_table_shows_the_model_beside_the_baseline(
@@ -98,28 +98,21 @@ def test_a_baseline_that_wins_is_told_with_its_remedy(
 def test_only_rank_zero_trains(store: OccupationStore, capsys: pytest.CaptureFixture[str]) -> None:
     baseline = LinearBaseline()
     baseline.on_test_end(trainer_on(store, is_global_zero=False), None)
-    assert baseline.scores is None
+    assert not baseline.scores
     assert not capsys.readouterr().out
 
 
-def test_more_strings_than_allowed_are_thinned_out_evenly(store: OccupationStore) -> None:
-    assert LinearBaseline(max_texts=3).judge(store, store.rows(0), store.rows(2)).num_texts == 3
+def test_more_strings_than_allowed_are_thinned_out_evenly(
+    store: OccupationStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for most, said in ((20, "6 training strings"), (3, "3 training strings"), (1, "1 training s")):
+        LinearBaseline(max_texts=most).on_test_end(trainer_on(store), None)
+        assert said in capsys.readouterr().out
 
 
-def test_one_code_in_training_is_named_everywhere() -> None:
-    assert fit_and_predict(["a", "b"], [5, 5], ["c", "d", "e"], max_features=10) == [5, 5, 5]
-
-
-def test_a_code_per_text_is_told_to_nobody() -> None:  # a warning is an error here
-    texts = [f"{letter}{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"]
-    assert fit_and_predict(texts, list(range(26)), ["cc"], max_features=100) == [2]
-
-
-def test_other_data_and_impossible_sizes_are_refused() -> None:
+def test_other_data_are_refused() -> None:
     with pytest.raises(ValueError, match="through an OccupationDataModule"):
         LinearBaseline().on_test_end(trainer_on(None), None)
-    with pytest.raises(ValueError, match="max_texts must be at least 2"):
-        LinearBaseline(max_texts=1)
 
 
 def test_the_recipe_for_a_table_of_ones_own_needs_no_code_book_and_no_language(

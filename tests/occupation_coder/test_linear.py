@@ -19,11 +19,10 @@ from lit_models.occupation_coder.linear import (
 from lit_models.occupation_coder.loss import (
     OccupationLossOptions,
     linear_examples,
-    occupation_losses,
     row_weights,
 )
 from lit_models.occupation_coder.network import NONE, BlockDecoder, CodeTrie, OccupationNetwork
-from tests.occupation_coder.test_loss import batch_of
+from tests.occupation_coder.test_loss import batch_of, occupation_losses
 
 TABLE = [[4, 4], [4, 5], [5, 4], [5, 5]]
 
@@ -178,7 +177,7 @@ def test_a_linear_head_sees_each_text_once_per_set_of_codes(store, caplog):
     of_farmer = [w for text, w in zip(said, weight, strict=True) if text == "farmer"]
     assert sorted(of_farmer) == [0.25, 0.75]
     few = OccupationLossOptions(linear=LinearOptions(max_texts=2), repeats=0.0)
-    assert len(linear_examples(store, few).texts) == 2
+    assert len(linear_examples(store, few)[0]) == 2
     assert "solved on 2 of" in caplog.text
 
 

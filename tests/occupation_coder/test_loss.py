@@ -12,9 +12,10 @@ from lit_models.occupation_coder.loss import (
     check_num_codes,
     flat_nats,
     multi_hot,
-    occupation_losses,
     pack_left,
+    record_losses,
     sequence_nats,
+    summed,
 )
 from lit_models.occupation_coder.network import NONE, BlockDecoder, CodeTrie, Memory
 
@@ -30,6 +31,11 @@ class UniformDecoder(torch.nn.Module):
 
     def forward(self, targets, memory):
         return torch.zeros(*targets.shape, 6)
+
+
+def occupation_losses(memory, logits, decoder, batch, importance=None):
+    """Both terms as sums and counts."""
+    return summed(record_losses(memory, logits, decoder, batch), batch["weight"], importance)
 
 
 def memory_of(rows: int) -> Memory:

@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lit_models.occupation_coder.encoders import SPACE, ngram_keys, within_words
@@ -64,11 +64,13 @@ def test_without_ends_it_is_the_last_word():
     assert head_of("clerk of works", []) == "works"
 
 
+@settings(deadline=None)
 @given(st.text("aofnd &,(å", max_size=30))
 def test_it_is_what_reading_word_by_word_finds(text):
     assert head_of(text, ENDS) == plain_head(text, ENDS)
 
 
+@settings(deadline=None)
 @given(st.lists(st.text("ab ", max_size=8), min_size=1, max_size=4))
 def test_each_row_has_its_own_head(texts):
     size = max(map(len, texts)) + 2
