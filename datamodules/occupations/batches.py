@@ -63,8 +63,8 @@ class Augmentation:
         return any(self.probabilities())
 
     def probabilities(self) -> tuple[float, ...]:
-        """Those of deletion, insertion, substitution, nothing, swapped letters, swapped words, status
-        word and dropped language; the place of nothing keeps the draws of the others."""
+        """The probability of each of the eight draws, in the order of the fields; the fourth is of
+        nothing any more, which keeps the draws of the others."""
         on_text = (
             *(self.delete, self.insert, self.substitute, 0.0, self.swap_letters),
             *(self.swap_words, self.status_word),
