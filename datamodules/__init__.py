@@ -25,7 +25,7 @@ _HOME = {
     "SplitOptions": "datamodules.files.splitting",
     "TextDataModule": "datamodules.text.texts",
     "TextOptions": "datamodules.occupations.store",
-    "TextSplit": "datamodules.text.splitting",
+    "TextSplit": "datamodules.files.splitting",
     "TokenizerOptions": "datamodules.tokenizers.text",
 }
 

@@ -4,8 +4,7 @@ import json
 
 import numpy as np
 
-from datamodules.files.splitting import TEST, TRAIN, VALIDATION
-from datamodules.text.splitting import TextSplit
+from datamodules.files.splitting import TEST, TRAIN, VALIDATION, TextSplit
 from datamodules.text.store import TokenRequest
 from datamodules.tokenizers.text import TokenizerOptions
 

@@ -22,15 +22,13 @@ from datamodules.files.documents import (
     TEXT_SUFFIXES,
     DocumentsBy,
     Reading,
-    read_section,
-    sections_of,
+    read_documents,
     text_files,
 )
 from datamodules.files.rows import read_json_rows
-from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
-from datamodules.text.splitting import TextSplit
+from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, TextSplit
+from datamodules.text.packing import cut_into_pieces
 from datamodules.text.store import TokenRequest, TokenStore, open_token_store
-from datamodules.text.texts import cut_into_pieces
 from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, model_options
 
 SEEDS_APART = 1_000_003  # more than positions of a document
@@ -243,13 +241,7 @@ def _rows_of(path: Path, reading: Reading, column: str | None) -> Iterator[Known
 
 def _texts_of(path: Path, reading: Reading) -> Iterator[Known]:
     """Yield each document of a txt file, with the hash that a token store has of it."""
-    key = 0
-    for section in sections_of(path, reading):
-        for fragment in read_section(section, reading):
-            own = _hash_of(fragment.text)
-            key = own if fragment.begins else int(hash_ids(np.array([key], np.uint64), own)[0])
-            if fragment.ends:
-                yield key, {}
+    yield from ((_hash_of(document.text), {}) for document in read_documents(path, reading))
 
 
 def _hash_of(text: str) -> int:
@@ -381,7 +373,7 @@ class DocumentsDataModule(PlannedDataModule):
             names |= dict.fromkeys(facts.names)
             shares.append(f"{name} {100 * (facts.attributes != NONE).any(1).mean():.1f} %")
             columns: dict[str, int | str] = {
-                "tokens": store.part_facts(number).num_tokens,
+                "tokens": len(pieces.stream.tokens),
                 "too short": count - len(np.unique(pieces.document[piece])),
                 "cut": int((np.bincount(pieces.document, minlength=count) > 1).sum()),
                 "activations": len(piece),

@@ -21,7 +21,6 @@ BAR = 40  # columns of the longest bar
 NUM_BAD_SHOWN, NUM_LABELS_SHOWN = 20, 12
 EXCERPT_LENGTH = 1200  # characters
 OPENS, CLOSES = "⟦", "⟧"  # mark what is trained on where there is no colour
-TOO_LONG = "too long"  # kind of a bad row, which data.too_long decides on
 
 MakeModel = Callable[[], Any]  # builds the module of the run, where an audit depends on it
 
@@ -210,8 +209,7 @@ def _show_bad_rows(console: "Console", rows: Sequence[BadRow]) -> None:
         console.print(line, markup=False, soft_wrap=True)
     if len(times) > NUM_BAD_SHOWN:
         console.print(f"  … and {len(times) - NUM_BAD_SHOWN:,} other faults")
-    if kinds[TOO_LONG] < len(rows):
-        console.print(
-            "Correct them, or leave them out of a run with --data.on_bad_rows=reject, which "
-            "writes them to rejected.csv."
-        )
+    console.print(
+        "Correct them, or leave them out of a run with --data.on_bad_rows=reject, which "
+        "writes them to rejected.csv."
+    )

@@ -150,39 +150,25 @@ class JsonRow(NamedTuple):
         return f"{self.file}:{self.line}"
 
 
-def read_json_rows(
-    path: Path,
-    start: int = 0,
-    end: int | None = None,
-    first_line: int = 1,
-    columns: Sequence[str] = (),
-) -> Iterator[JsonRow]:
-    """Yield the rows of one file, or of a part of it; blank lines of jsonl are passed over.
+def read_json_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[JsonRow]:
+    """Yield the rows of one file; blank lines of jsonl are passed over.
 
     Args:
         path: jsonl, parquet, or json with a list of all rows.
-        start: byte at which a line begins, or first row group.
-        end: byte behind the last line, or row group behind the last; none is all.
-        first_line: number of the line or row at the start.
-        columns: enough of a parquet file, if it has them; none is all.
+        columns: enough of a parquet file, if it has them; () is all.
 
     Raises:
         ValueError: a line is no JSON object or not UTF-8, or the parquet file is damaged.
     """
     if path.suffix.lower() in PARQUET_SUFFIXES:
-        groups = None if end is None else range(start, end)
-        yield from _parquet_rows(path, groups, first_line, columns)
+        yield from _parquet_rows(path, columns)
         return
     with path.open("rb") as file:
         if path.suffix.lower() == LIST_SUFFIX and file.read(4096).lstrip(BLANK)[:1] == b"[":
             yield from _listed_rows(path)
             return
-        file.seek(start)
-        position = start
-        for line, content in enumerate(file, start=first_line):
-            if end is not None and position >= end:
-                return
-            position += len(content)
+        file.seek(0)
+        for line, content in enumerate(file, start=1):
             if content.strip():
                 yield JsonRow(path, line, _parsed(path, line, content))
 
@@ -270,16 +256,10 @@ def _parsed(path: Path, line: int, content: bytes) -> dict[str, Any]:
     return values
 
 
-def _parquet_rows(
-    path: Path, groups: range | None, first_row: int, columns: Sequence[str]
-) -> Iterator[JsonRow]:
+def _parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[JsonRow]:
     with open_parquet(path) as file:
         has_them = bool(columns) and set(columns) <= set(file.schema_arrow.names)
-        batches = file.iter_batches(
-            ROWS_PER_BATCH,
-            row_groups=list(range(file.num_row_groups) if groups is None else groups),
-            columns=list(columns) if has_them else None,
-        )
+        batches = file.iter_batches(ROWS_PER_BATCH, columns=list(columns) if has_them else None)
         rows = (values for batch in batches for values in batch.to_pylist())
-        for row, values in enumerate(rows, start=first_row):
+        for row, values in enumerate(rows, start=1):
             yield JsonRow(path, row, values)

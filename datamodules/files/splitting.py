@@ -4,10 +4,15 @@ import difflib
 import hashlib
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
+
+from datamodules.core.plan import hash_ids
 
 STATUS_WORDS: dict[str, tuple[str, ...]] = {
     "en": ("deceased", "retired", "reserve", "late", "former", "dead", "formerly", "pensioned"),
@@ -64,6 +69,67 @@ class SplitOptions:
 
     def __post_init__(self) -> None:
         check_shares(self.validation_share, self.test_share)
+
+
+@dataclass(frozen=True)
+class TextSplit:
+    """How training files of texts are divided where there are no validation files.
+
+    Args:
+        validation_share: share of the documents or characters for validation, 0 to 0.9.
+        test_share: share for the test, where it has no files; both together at most 0.9.
+        by: `documents` draws whole documents by a hash of their text, equal ones together; `tail`
+            takes the last characters of every document, validation before test.
+        seed: another seed draws other documents.
+    """
+
+    validation_share: float = 0.1
+    test_share: float = 0.0
+    by: Literal["documents", "tail"] = "documents"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_shares(self.validation_share, self.test_share)
+
+    def beside(self, files: Mapping[int, Sequence[Path]]) -> "TextSplit | None":
+        """Return how the training files are divided beside others; `None` where they are not.
+
+        Validation files leave the training files whole; test files leave them undivided but for
+        validation.
+
+        Args:
+            files: per part (train, validation, test) the files.
+        """
+        if files.get(VALIDATION):
+            return None
+        split = replace(self, test_share=0.0) if files.get(TEST) else self
+        return split if split.validation_share or split.test_share else None
+
+    def drawn(self, parts: np.ndarray, hashes: np.ndarray) -> np.ndarray:
+        """Return the part [N] int8 of each text: of the distinct ones of training, those with the
+        lowest lots are held out. A share above 0 gives at least one, training and then validation
+        first.
+
+        Args:
+            parts: [N] int8, of the file in which each text stands.
+            hashes: [N] uint64, equal for equal texts.
+        """
+        in_training, parts = parts == TRAIN, parts.copy()
+        distinct = np.unique(hashes[in_training])
+        distinct = distinct[np.argsort(hash_ids(distinct, self.seed), kind="stable")]
+        shares = (self.test_share, self.validation_share)
+        num_test, num_validation = (max(round(s * len(distinct)), s > 0) for s in shares)
+        num_held = max(0, min(num_test + num_validation, len(distinct) - 1))
+        num_test = max(0, num_held - num_validation)
+        parts[in_training & np.isin(hashes, distinct[:num_held])] = VALIDATION
+        parts[in_training & np.isin(hashes, distinct[:num_test])] = TEST
+        return parts
+
+    def tails(self, size: int) -> list[tuple[int, int, int]]:
+        """Return which characters of a training text each part has: (part, start, stop)."""
+        held = self.validation_share + self.test_share
+        ends = [0, int(size * (1 - held)), int(size * (1 - self.test_share)), size]
+        return [(part, a, b) for part, (a, b) in enumerate(pairwise(ends)) if a < b]
 
 
 def check_shares(validation_share: float, test_share: float) -> None:

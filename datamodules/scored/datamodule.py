@@ -37,11 +37,13 @@ from datamodules.text.encoding import (
     EncodedTextDataModule,
     Framed,
     Framing,
+    ReadTokens,
     TextEncoding,
+    TokenRows,
+    Tokens,
     kept_tokens,
     padded,
 )
-from datamodules.text.store import ReadTokens, TokenRows, Tokens
 
 Files = str | list[str] | None
 SHOWN = 300  # characters of a text in a description

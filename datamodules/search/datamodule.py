@@ -15,8 +15,7 @@ from datamodules.files.splitting import PART_NAMES
 from datamodules.files.tables import new_table
 from datamodules.search.collection import Collection, CollectionRequest, TextTable, open_collection
 from datamodules.search.queries import JudgedQueries, Queries, Ranking, file_queries
-from datamodules.text.encoding import EncodedTextDataModule, TextEncoding, kept_tokens
-from datamodules.text.store import TokenRows
+from datamodules.text.encoding import EncodedTextDataModule, TextEncoding, TokenRows, kept_tokens
 from datamodules.text.terms import sentences_of, words_of
 
 TERM = "queries"  # of the losses: a query is one target

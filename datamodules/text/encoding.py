@@ -7,15 +7,15 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from datamodules.core.checkpoint_recipe import checkpoint_to_load, read_recipe
 from datamodules.core.planned import PlannedDataModule, Stage
-from datamodules.core.store import cache_root, digest_of, made_once
-from datamodules.text.store import TokenRows, TokenRowsWriter
+from datamodules.core.store import ArrayFile, cache_root, digest_of, made_once, mapped_array
+from datamodules.text.store import token_dtype
 from datamodules.text.terms import check_languages, terms_by
 from datamodules.tokenizers.text import (
     TextTokenizer,
@@ -26,11 +26,10 @@ from datamodules.tokenizers.text import (
 
 DOCUMENT = 1  # segment; that of a query or an only text is 0
 KEPT_BYTES = 128 << 20  # of the texts that a process remembers
-ROWS_VERSION = 1  # of how texts become rows of tokens
+ROWS_VERSION = 2  # of how texts become rows of tokens
 TEXTS_AT_ONCE = 1024
 RECIPE_KEY = "text_encoder_recipe"
 MODULES = "LitTextScorer, LitRanker or LitRetriever"
-TOKENIZER_FILE = "tokenizer.json"
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class TextLimits:
 
 @dataclass(frozen=True)
 class Framing:
-    """Marks and lengths.
+    """Marks around texts, and their lengths.
 
     Args:
         begin_id: token before a text; `None` where the tokenizer has no such mark.
@@ -102,10 +101,9 @@ class Framing:
         """Marks around a single text."""
         return 1 + (self.begin_id is not None)
 
-    def single(self, ids: np.ndarray, max_length: int | None = None) -> "Framed":
-        """Return one text between its marks, cut at `max_length` positions."""
-        room = (max_length or self.limits.max_length) - self.num_marks
-        return self._row(ids[:room])
+    def single(self, ids: np.ndarray) -> "Framed":
+        """Return one text between its marks; its end is cut."""
+        return self._row(ids[: self.limits.max_length - self.num_marks])
 
     def query(self, ids: np.ndarray) -> "Framed":
         """Return a query between its marks."""
@@ -205,6 +203,52 @@ class TextEncoding:
         return digest_of([self.tokenizer.digest, asdict(self.limits)])
 
 
+class Tokens(Protocol):
+    """Token ids of texts, by the number of the text."""
+
+    def __getitem__(self, number: int) -> np.ndarray:
+        """Return the token ids of one text, [n] integers, without marks."""
+        ...
+
+
+class TokenRows:
+    """The tokens of N texts, memory-mapped; pickled is their place alone.
+
+    Args:
+        folder: in which `kept_tokens` wrote tokens [n] of all texts and starts [N + 1] int64, the
+            first token of each text and the end of the last.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.tokens = mapped_array(folder / "tokens.npy")
+        self.starts = mapped_array(folder / "starts.npy")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TokenRows, (self.folder,)
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def __getitem__(self, number: int) -> np.ndarray:
+        return self.tokens[self.starts[number] : self.starts[number + 1]]
+
+
+class ReadTokens:
+    """Tokens that are made when they are asked for, where a text does not come again.
+
+    Args:
+        encode: a text -> its token ids.
+        text: a number -> the text.
+    """
+
+    def __init__(self, encode: Callable[[str], np.ndarray], text: Callable[[int], str]) -> None:
+        self.encode, self.text = encode, text
+
+    def __getitem__(self, number: int) -> np.ndarray:
+        return self.encode(self.text(number))
+
+
 def kept_tokens(
     facts: Sequence[object],
     encoding: TextEncoding,
@@ -222,12 +266,18 @@ def kept_tokens(
     key = digest_of([ROWS_VERSION, *facts, encoding.digest, most])
 
     def make(folder: Path) -> None:
-        with TokenRowsWriter(folder, "texts", encoding.tokenizer.vocab_size) as writer:
-            left = iter(texts())
+        left, dtype = iter(texts()), token_dtype(encoding.tokenizer.vocab_size)
+        with (
+            ArrayFile(folder / "tokens.npy", dtype) as tokens,
+            ArrayFile(folder / "starts.npy", np.int64) as starts,
+        ):
+            starts.add(np.zeros(1))
             while some := list(islice(left, TEXTS_AT_ONCE)):
-                writer.add(ids[:most] for ids in encoding.ids_of(some))
+                for ids in encoding.ids_of(some):
+                    tokens.add(ids[:most])
+                    starts.add(np.array([tokens.length]))
 
-    return TokenRows(made_once(cache_root() / "token_rows" / key, make), "texts")
+    return TokenRows(made_once(cache_root() / "token_rows" / key, make))
 
 
 class EncodedTextDataModule(PlannedDataModule):
@@ -340,12 +390,11 @@ class EncodedTextDataModule(PlannedDataModule):
             return make_tokenizer(options, iter(()))
         kept = {k: v for k, v in asdict(self.text).items() if not k.startswith("max_")}
         facts = [options.facts(), self.texts_digest(), kept]
-        folder = made_once(
-            cache_root() / "tokenizers" / digest_of(facts), lambda f: self._write(f, options)
-        )
-        return TextTokenizer.from_dict(json.loads((folder / TOKENIZER_FILE).read_text("utf-8")))
 
-    def _write(self, folder: Path, options: TokenizerOptions) -> None:
-        texts = (self.text.normalised(text) for text in self.training_texts())
-        values = make_tokenizer(options, texts).to_dict()
-        (folder / TOKENIZER_FILE).write_text(json.dumps(values), "utf-8")
+        def make(folder: Path) -> None:
+            texts = (self.text.normalised(text) for text in self.training_texts())
+            values = make_tokenizer(options, texts).to_dict()
+            (folder / "tokenizer.json").write_text(json.dumps(values), "utf-8")
+
+        folder = made_once(cache_root() / "tokenizers" / digest_of(facts), make)
+        return TextTokenizer.from_dict(json.loads((folder / "tokenizer.json").read_text("utf-8")))

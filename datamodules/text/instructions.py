@@ -1,94 +1,504 @@
-"""Prompts with answers, and chats, as planned batches of tokens for language models."""
+"""Prompts with answers, and chats: their rows, what is trained on, their store and datamodule."""
 
+import hashlib
+import json
 import logging
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from datamodules.core.batches import IGNORED, TERM
 from datamodules.core.planned import PlannedDataset, Stage
-from datamodules.core.store import cache_root
-from datamodules.files.audit import TOO_LONG, Audit, AuditPart, MakeModel
-from datamodules.files.rows import SUFFIXES, BadRow, BadRows, hand_over_rejected
-from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
-from datamodules.files.tables import expand_files
-from datamodules.text.instruction_store import (
-    InstructionPart,
-    InstructionRequest,
-    InstructionStore,
-    TrainOn,
-    open_instruction_store,
+from datamodules.core.store import cache_root, digest_of
+from datamodules.files.audit import Audit, AuditPart, MakeModel
+from datamodules.files.rows import (
+    HALF_RULE,
+    SUFFIXES,
+    BadRow,
+    BadRows,
+    JsonRow,
+    RowFault,
+    half_character,
+    hand_over_rejected,
+    read_rejected,
+    sound_rows,
 )
-from datamodules.text.language_model import LanguageModelDataModule, trained_pieces
+from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, keyed_hashes
+from datamodules.files.tables import expand_files
 from datamodules.text.packing import Piece, RowDataset
-from datamodules.text.splitting import TextSplit
-from datamodules.tokenizers.text import TokenizerOptions, model_options, options_of_model
+from datamodules.text.prompts import ASSISTANT, as_messages
+from datamodules.text.store import (
+    CorpusRequest,
+    StorePart,
+    TokenFolder,
+    made_store,
+    naming_places,
+    part_files,
+    token_dtype,
+)
+from datamodules.text.texts import Files, LanguageModelDataModule, trained_pieces
+from datamodules.tokenizers.text import (
+    TextTokenizer,
+    TokenizerOptions,
+    make_tokenizer,
+    options_of_model,
+)
 
-TooLong = Literal["cut", "leave_out", "error"]
-Layout = Literal["packed", "documents"]
-LONG_WAY_OUT = "Raise it, or set data.too_long to cut (drops the beginning) or leave_out."
+ROLES = ("system", "user", ASSISTANT, "tool")
+SHAPES = (
+    '{"prompt": "…", "completion": "…"}, {"messages": [{"role": "user", "content": "…"}, …]}, '
+    '{"conversations": [{"from": "human", "value": "…"}, …]} or {"instruction": "…", "input": "…", '
+    '"output": "…"}'
+)
+STORE_VERSION = 4
+ROWS_PER_BATCH = 1024
+DTYPES = {  # of a part: the type of each array; that of tokens depends on the vocabulary
+    **{"is_trained": bool, "starts": np.int64, "sizes": np.int64, "keys": np.uint64},
+    **{"files": np.int32, "lines": np.int64, "texts": np.uint8, "text_ends": np.int64},
+}
+
+
+class Instruction(NamedTuple):
+    """One sample: a prompt and its completion, or the messages of a chat (then both are empty).
+
+    Args:
+        shrinks: first and past-the-last character of what loses its end in a prompt that is too
+            long; equal where nothing may.
+        group: samples of equal groups are in one part; "" groups by all that is said.
+        extra: text that the store keeps beside the tokens of evaluation.
+    """
+
+    file: str
+    line: int
+    prompt: str
+    completion: str
+    messages: tuple[dict[str, Any], ...] = ()
+    shrinks: tuple[int, int] = (0, 0)
+    group: str = ""
+    extra: str = ""
+
+    @property
+    def key(self) -> str:
+        """The sample without its place: equal for exact duplicates, and within a group."""
+        if self.group:
+            return self.group
+        said = self.messages or (self.prompt, self.completion)
+        return json.dumps(said, sort_keys=True, ensure_ascii=False)
+
+
+def _checked(row: JsonRow) -> Instruction:
+    values = as_messages({name: value for name, value in row.values.items() if value is not None})
+    read = [values.get(name) for name in ("messages", "prompt", "completion")]
+    if (half := half_character(json.dumps(read, ensure_ascii=False, default=str))) is not None:
+        raise RowFault("half character", half, f'"{half}" {HALF_RULE}')
+    if "messages" in values:
+        return Instruction(str(row.file), row.line, "", "", _messages(values["messages"]))
+    for name in ("prompt", "completion"):
+        if name not in values:
+            keys = ", ".join(values) or "nothing"
+            raise RowFault("keys", keys, f'the row has no "{name}"; a row must be {SHAPES}.')
+        if not isinstance(values[name], str):
+            raise RowFault(
+                "keys", str(values[name]), f'"{name}" must be a text; write chats as "messages".'
+            )
+    if not values["completion"].strip():
+        raise RowFault("empty answer", values["prompt"], _empty("the completion"))
+    return Instruction(str(row.file), row.line, values["prompt"], values["completion"])
+
+
+def _messages(messages: Any) -> tuple[dict[str, Any], ...]:
+    if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
+        raise RowFault(
+            "messages", str(messages), f'"messages" must be a list of objects: {SHAPES}.'
+        )
+    checked = tuple(_message(message, place) for place, message in enumerate(messages, start=1))
+    if not any(message["role"] == ASSISTANT for message in checked):
+        roles = ", ".join(message["role"] for message in checked) or "no message"
+        raise RowFault(
+            "no answer", roles, 'no message has the role "assistant": nothing could be learnt; '
+            "add its answer."
+        )  # fmt: skip
+    return checked
+
+
+def _message(message: dict[str, Any], place: int) -> dict[str, Any]:
+    message = {name: value for name, value in message.items() if value is not None}
+    role, content = message.get("role"), message.get("content", "")
+    if role not in ROLES:
+        raise RowFault(
+            "role", str(role), f'message {place} has the role "{role}"; it must be one of '
+            f"{', '.join(ROLES)}."
+        )  # fmt: skip
+    if not isinstance(content, str):
+        raise RowFault("content", str(content), f'"content" of message {place} must be a text.')
+    is_call = role == ASSISTANT and message.get("tool_calls")
+    if "content" not in message and not is_call:
+        raise RowFault("content", str(message), f'message {place} has no "content"; add it.')
+    if role == ASSISTANT and not content.strip() and not is_call:
+        raise RowFault("empty answer", content, _empty(f"the answer in message {place}"))
+    return {**message, "content": content}
+
+
+def _empty(what: str) -> str:
+    return f"{what} is empty: only end-of-text could be learnt; fill it in, or delete the row."
+
+
+class MarkedText(NamedTuple):
+    """A text and what of it is trained on.
+
+    Args:
+        text: as it is tokenised.
+        spans: first and past-the-last character of each.
+        is_chat: written by a template, which brings its own begin token.
+        ends: whether end-of-text goes behind it.
+        is_end_trained: whether that is trained on.
+        place: file and line.
+        shrinks: see `Instruction`.
+    """
+
+    text: str
+    spans: list[tuple[int, int]]
+    is_chat: bool
+    ends: bool
+    is_end_trained: bool
+    place: str
+    shrinks: tuple[int, int] = (0, 0)
+
+
+class TrainedTokens(NamedTuple):
+    """ids [n] int64; is_trained [n] bool; whether an answer begins inside a token."""
+
+    ids: np.ndarray
+    is_trained: np.ndarray
+    begins_inside_token: bool
+
+
+def kept_tokens(
+    offsets: np.ndarray, prompt_end: int, shrinks: tuple[int, int], most: int
+) -> np.ndarray:
+    """Return which tokens stay, [n] bool, where a prompt that is too long loses the end of a part.
+
+    Args:
+        offsets: [n, 2] characters of each token, of a prompt and what may follow it.
+        prompt_end: characters of the prompt.
+        shrinks: first and past-the-last character of that part.
+        most: tokens that the prompt may have; it keeps more where the part is shorter than that.
+    """
+    surplus = int((offsets[:, 0] < prompt_end).sum()) - most
+    part = np.flatnonzero((offsets[:, 0] >= shrinks[0]) & (offsets[:, 1] <= shrinks[1]))
+    kept = np.ones(len(offsets), bool)
+    if surplus > 0:
+        kept[part[max(len(part) - surplus, 0) :]] = False
+    return kept
+
+
+class Marker:
+    """Turns instructions into tokens that know whether they are trained on.
+
+    A prompt is followed by the separator, the completion and end-of-text. A chat becomes what the
+    template makes of it; an answer lasts from where the template would let the assistant begin to
+    its last special token, or to the next turn where there is none. A chat that ends in no
+    special token gets end-of-text, so that there is always an end to learn.
+
+    Args:
+        tokenizer: with a chat template where there are chats.
+        separator: between a prompt and its completion.
+        max_prompt: tokens of a prompt, its beginning included, from which on it loses the end of
+            what shrinks; `None` cuts nothing.
+    """
+
+    def __init__(
+        self, tokenizer: TextTokenizer, separator: str, max_prompt: int | None = None
+    ) -> None:
+        self.tokenizer, self.separator, self.max_prompt = tokenizer, separator, max_prompt
+        added = tokenizer.backend.get_added_tokens_decoder().values()
+        self.special = tuple(token.content for token in added if token.special)
+        self.special_behind = re.compile(rf"\s*({'|'.join(map(re.escape, self.special))})")
+
+    def marked(self, row: Instruction) -> MarkedText:
+        """Return the text of one instruction.
+
+        Raises:
+            ValueError: the template refuses the messages, or rewrites earlier turns.
+        """
+        place = f"{row.file}:{row.line}"
+        if not row.messages:
+            before = row.prompt + self.separator
+            text = before + row.completion
+            span = len(before), len(text)
+            return MarkedText(text, [span], False, True, True, place, row.shrinks)
+        text = self.tokenizer.render(row.messages)
+        ends = not text.rstrip().endswith(self.special)
+        spans = [
+            self._answer(row.messages, i, text)
+            for i, message in enumerate(row.messages)
+            if message["role"] == ASSISTANT
+        ]
+        is_end_trained = row.messages[-1]["role"] == ASSISTANT
+        return MarkedText(text, spans, True, ends, is_end_trained, place)
+
+    def tokens(self, marked: Sequence[MarkedText]) -> list[TrainedTokens]:
+        """Return the tokens of each text; one that lies partly in an answer belongs to it."""
+        texts, places = [text.text for text in marked], [text.place for text in marked]
+        encodings = naming_places(self.tokenizer.encode_with_offsets, texts, places)
+        return [
+            self._trained(text, np.array(e.ids, np.int64), np.array(e.offsets).reshape(-1, 2))
+            for text, e in zip(marked, encodings, strict=True)
+        ]
+
+    def _answer(self, messages: tuple[dict, ...], i: int, text: str) -> tuple[int, int]:
+        """Return where answer i of the chat stands in its text."""
+        through, said = self.tokenizer.render(messages[: i + 1]), messages[i]["content"].strip()
+        if i or not said:
+            before = self.tokenizer.render(messages[:i], add_generation_prompt=True)
+        else:  # nothing to render yet: the answer begins with what it says
+            before = through.partition(said)[0]
+        if text.startswith(before):
+            start = len(before)
+            if text.startswith(through) and through.startswith(before):
+                return start, len(through)
+            # Some templates write the last answer in another way, with room for thoughts.
+            place = text.find(said, start)
+            end = self.special_behind.match(text, place + len(said)) if place >= 0 else None
+            if end is not None:
+                return start, end.end()
+        raise ValueError(
+            f"the chat template writes the turns before message {i + 1} in another way once it is "
+            "there, so that its answer cannot be told apart; name another template with "
+            "data.tokenizer.chat_template, such as plain."
+        )
+
+    def _trained(self, text: MarkedText, ids: np.ndarray, offsets: np.ndarray) -> TrainedTokens:
+        if self.max_prompt is not None:
+            most = self.max_prompt - (self.tokenizer.begin_id is not None)
+            kept = kept_tokens(offsets, text.spans[0][0], text.shrinks, most)
+            ids, offsets = ids[kept], offsets[kept]
+        is_trained, is_inside = np.zeros(len(ids), bool), False
+        for start, end in text.spans:
+            found = np.flatnonzero((offsets[:, 1] > start) & (offsets[:, 0] < end))
+            if not len(found):
+                continue
+            is_inside |= bool(offsets[found[0], 0] < start)
+            special = np.flatnonzero(np.isin(ids[found], self.tokenizer.special_ids))
+            if text.is_chat and len(special):
+                last = found[special[-1]]
+                if not text.text[offsets[last, 1] : end].strip():  # a template's line break
+                    found = found[found <= last]
+            is_trained[found] = True
+        begin_id = self.tokenizer.begin_id
+        if not text.is_chat and begin_id is not None:
+            ids, is_trained = np.append(begin_id, ids), np.append(False, is_trained)
+        if text.ends:
+            ids = np.append(ids, self.tokenizer.end_id)
+            is_trained = np.append(is_trained, text.is_end_trained)
+        return TrainedTokens(ids, is_trained, is_inside)
+
+
+@dataclass(frozen=True, eq=False)
+class InstructionPart(StorePart):
+    """The samples of one part: N of them, n tokens in all.
+
+    Args:
+        tokens: [n] uint16 or uint32.
+        is_trained: [n] bool.
+        starts: [N] int64, first token of each sample.
+        sizes: [N] int64, its tokens.
+        keys: [N] uint64, equal for exact duplicates.
+        files: [N] int32, index in the store's `files`.
+        lines: [N] int64.
+        texts: [m] uint8, `Instruction.extra` of all samples in UTF-8.
+        text_ends: [N] int64, where that of each sample ends.
+    """
+
+    tokens: np.ndarray
+    is_trained: np.ndarray
+    starts: np.ndarray
+    sizes: np.ndarray
+    keys: np.ndarray
+    files: np.ndarray
+    lines: np.ndarray
+    texts: np.ndarray
+    text_ends: np.ndarray
+
+    def extra(self, sample: int) -> str:
+        """Return the text that is kept beside a sample."""
+        start = self.text_ends[sample - 1] if sample else 0
+        return self.texts[start : self.text_ends[sample]].tobytes().decode()
+
+
+class InstructionStore(TokenFolder):
+    """A folder of tokenised instructions, as `open_instruction_store` makes it."""
+
+    @cached_property
+    def bad_rows(self) -> list[BadRow]:
+        """The rows that are left out because they break a rule."""
+        return read_rejected(self.folder)
+
+    def part(self, part: int) -> InstructionPart:
+        """Return the samples of one part: 0 train, 1 validation, 2 test."""
+        return InstructionPart.opened(self.folder, part)
+
+
+@dataclass(frozen=True)
+class InstructionRequest(CorpusRequest):
+    """All that a store depends on.
+
+    Args:
+        separator: see `Marker`.
+    """
+
+    separator: str = ""
+
+    def folder(self) -> Path:
+        """Return the store's place in the cache; the store names the files."""
+        names = [str(path) for paths in self.files.values() for path in paths]
+        facts = [STORE_VERSION, self.facts(), names, self.separator]
+        return cache_root() / "instructions" / digest_of(facts)
+
+    def marker(self, tokenizer: TextTokenizer) -> Marker:
+        """Return what turns rows into tokens."""
+        return Marker(tokenizer, self.separator)
+
+    def read(self, path: Path, bad_rows: BadRows) -> Iterator[Instruction]:
+        """Yield the sound rows of one file; the others go to `bad_rows`."""
+        return sound_rows(path, _checked, bad_rows)
+
+    def rows(self, bad_rows: BadRows) -> Iterator[tuple[int, int, Instruction]]:
+        """Yield the part, the number of the file and the row of all sound rows."""
+        paths = [(part, path) for part, paths in self.files.items() for path in paths]
+        for number, (part, path) in enumerate(paths):
+            yield from ((part, number, row) for row in self.read(path, bad_rows))
+
+
+def open_instruction_store(request: InstructionRequest) -> InstructionStore:
+    """Return the store of a request, made at first use; bad rows are left out and listed in it.
+
+    Raises:
+        ValueError: no row is sound, or there are chats and no chat template.
+        RuntimeError: a file has changed while it was read.
+    """
+    return InstructionStore(made_store(request, partial(_write, request)))
+
+
+def _write(request: InstructionRequest, folder: Path) -> tuple[TextTokenizer, dict[str, Any]]:
+    """Fill the folder of a store."""
+    of_files: list[int] = []
+
+    def keys() -> Iterator[str]:
+        for part, _, row in request.rows(BadRows("collect")):
+            of_files.append(part)
+            yield row.key
+
+    hashes = keyed_hashes(keys(), 0)
+    parts = request.divided(of_files, hashes)
+
+    def training_texts() -> Iterator[str]:
+        """What a vocabulary is taken from; templates read special tokens and no vocabulary."""
+        template = TokenizerOptions(chat_template=request.tokenizer.chat_template)
+        marker = request.marker(make_tokenizer(template, iter(())))
+        # Collected alone: the reading that fills the store names bad rows.
+        for index, _, _, marked in _marked(request, marker, len(parts), BadRows("collect")):
+            if parts[index] == TRAIN:
+                text = marked.text
+                for token in marker.special:
+                    text = text.replace(token, "")
+                yield text
+
+    tokenizer = request.given or make_tokenizer(request.tokenizer, training_texts())
+    marker, bad_rows, content = request.marker(tokenizer), BadRows("reject"), hashlib.sha256()
+    byte_lengths = tokenizer.byte_lengths()
+    num_bytes, num_inside = [0] * len(PART_NAMES), 0
+    with part_files(folder, {"tokens": token_dtype(tokenizer.vocab_size), **DTYPES}) as files:
+        rows = _marked(request, marker, len(parts), bad_rows)
+        while batch := list(islice(rows, ROWS_PER_BATCH)):
+            tokens = marker.tokens([text for *_, text in batch])
+            for (index, number, row, _), (ids, is_trained, is_inside) in zip(
+                batch, tokens, strict=True
+            ):
+                num_inside += is_inside
+                part, arrays = parts[index], files[parts[index]]
+                if byte_lengths is not None:
+                    num_bytes[part] += int(byte_lengths[ids].sum())
+                extra = row.extra.encode() if part != TRAIN else b""
+                arrays["texts"].add(np.frombuffer(extra, np.uint8))
+                places = {"starts": arrays["tokens"].length, "sizes": len(ids), "files": number}
+                places |= {"lines": row.line, "text_ends": arrays["texts"].length}
+                for name, value in {**places, "keys": hashes[index]}.items():
+                    arrays[name].add(np.array([value]))
+                arrays["tokens"].add(ids)
+                arrays["is_trained"].add(is_trained)
+                for values in (ids, is_trained, np.array([part], np.int64)):
+                    content.update(values.tobytes())
+    if not any(arrays["sizes"].length for arrays in files):
+        raise ValueError(
+            bad_rows.message()
+            if bad_rows.count
+            else "the files hold no rows; write prompts and completions, or chats, into them."
+        )
+    bad_rows.settle(folder)
+    return tokenizer, {
+        "fingerprint": content.hexdigest()[:32],
+        "files": [str(path) for paths in request.files.values() for path in paths],
+        "num_bytes": num_bytes if byte_lengths is not None else [None] * len(PART_NAMES),
+        "begins_inside_token": num_inside,
+    }
+
+
+def _marked(
+    request: InstructionRequest, marker: Marker, number: int, bad_rows: BadRows
+) -> Iterator[tuple[int, int, Instruction, MarkedText]]:
+    """Yield number, number of the file, row and text of each sound row, of as many as there were
+    before; what the template refuses goes to `bad_rows`.
+
+    Raises:
+        ValueError: a row is a chat, and the tokenizer cannot write any.
+    """
+    for index, (_, file, row) in enumerate(request.rows(bad_rows)):
+        if index == number:  # a file has grown, which `made_store` refuses
+            return
+        if row.messages and marker.tokenizer.chat_template is None:
+            marker.tokenizer.render(row.messages)  # names the way out
+        try:
+            text = marker.marked(row)
+        except ValueError as error:
+            bad_rows.add(BadRow(row.file, row.line, "", str(error), "template"))
+        else:
+            yield index, file, row, text
+
+
+TooLong = Literal["cut", "leave_out"]
 log = logging.getLogger(__name__)
-Files = str | list[str] | None
-TOKENS_AT_ONCE = 1 << 24
-
-
-class Loss(NamedTuple):
-    """A label of one or two words, and what is lost in how many samples."""
-
-    label: str
-    sentence: str
 
 
 class Fitted(NamedTuple):
-    """The samples that are used, K of them, and how many are not.
+    """The samples that are used, K of them.
 
     samples [K] int64, their numbers in the part; starts [K] int64, first token used; sizes [K]
-    int64, positions, one less than tokens; num_targets [K] int64.
+    int64, positions, one less than tokens; num_targets [K] int64; losses: what a user should hear
+    of samples that are cut or left out.
     """
 
     samples: np.ndarray
     starts: np.ndarray
     sizes: np.ndarray
     num_targets: np.ndarray
-    num_too_long: int
-    num_without_target: int
-    num_answers_cut: int  # samples that lose some of their targets
-
-    def losses(self, name: str, context_length: int, too_long: TooLong) -> list[Loss]:
-        """Return what a user should hear of samples that are cut or left out.
-
-        Args:
-            name: of the part.
-            context_length: as `fitted` took it.
-            too_long: as `fitted` took it.
-        """
-        found = []
-        if self.num_too_long:
-            fate = {"cut": "their beginnings are cut off", "leave_out": "they are left out"}.get(
-                too_long, "a run stops at them"
-            )
-            lost = f", {self.num_answers_cut:,} lose a part of an answer" * bool(
-                self.num_answers_cut
-            )
-            sentence = (
-                f"{self.num_too_long:,} {name} samples exceed data.context_length "
-                f"{context_length:,}: {fate}{lost}"
-            )
-            found.append(Loss("too long", sentence))
-        if self.num_without_target:
-            sentence = f"{self.num_without_target:,} {name} samples have no target: left out"
-            found.append(Loss("no target", sentence))
-        return found
+    losses: list[str]
 
 
-def fitted(part: InstructionPart, context_length: int, too_long: TooLong) -> Fitted:
+def fitted(part: InstructionPart, name: str, context_length: int, too_long: TooLong) -> Fitted:
     """Return the samples of a part as they fit into the context.
 
     `cut` drops the beginning: the end of the answer, where end-of-text stands, is what stays.
 
     Args:
         part: N samples.
+        name: of the part.
         context_length: most positions of a sample.
         too_long: what happens to longer ones.
     """
@@ -101,15 +511,16 @@ def fitted(part: InstructionPart, context_length: int, too_long: TooLong) -> Fit
     targets[is_long] = count_trained(part.is_trained, starts[is_long] + 1, sizes[is_long])
     stays = np.ones(len(sizes), bool) if too_long == "cut" else ~is_long
     used = np.flatnonzero(stays & (targets > 0))
-    return Fitted(
-        used,
-        starts[used],
-        sizes[used],
-        targets[used],
-        int(is_long.sum()),
-        int((stays & (targets == 0)).sum()),
-        int((stays & (targets < before)).sum()),
-    )
+    losses = []
+    if is_long.any():
+        fate = "their beginnings are cut off" if too_long == "cut" else "they are left out"
+        num_answers = (stays & (targets < before)).sum()
+        lost = f", {num_answers:,} lose a part of an answer" if num_answers else ""
+        long = f"{is_long.sum():,} {name} samples exceed data.context_length {context_length:,}"
+        losses.append(f"{long}: {fate}{lost}")
+    if num_without := (stays & (targets == 0)).sum():
+        losses.append(f"{num_without:,} {name} samples have no target: left out")
+    return Fitted(used, starts[used], sizes[used], targets[used], losses)
 
 
 def count_trained(is_trained: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
@@ -130,34 +541,24 @@ class InstructionDataset(RowDataset):
         too_long: see `fitted`.
 
     Raises:
-        ValueError: a sample is too long and the policy is `error`, or none is left.
+        ValueError: no sample is there, or none is left.
     """
-
-    long_way_out: ClassVar[str] = LONG_WAY_OUT
 
     def __init__(
         self,
         store: InstructionStore,
         part: int,
         context_length: int,
-        layout: Layout,
+        layout: str,
         too_long: TooLong,
     ) -> None:
-        self.store, self.part = store, store.part(part)
-        self.fitted = fitted(self.part, context_length, too_long)
-        if too_long == "error" and self.fitted.num_too_long:
-            longest = int(self.part.sizes.argmax())
+        self.store, self.part, name = store, store.part(part), PART_NAMES[part]
+        self.fitted = fitted(self.part, name, context_length, too_long)
+        sizes = self.fitted.sizes
+        if not len(sizes) and self.fitted.losses:
             raise ValueError(
-                f"{self.fitted.num_too_long} samples are longer than data.context_length "
-                f"{context_length}; the longest, {store.place(self.part, longest)}, has "
-                f"{self.part.sizes[longest] - 1} positions. {self.long_way_out}"
-            )
-        sizes, name = self.fitted.sizes, PART_NAMES[part]
-        if not len(sizes) and (self.fitted.num_too_long or self.fitted.num_without_target):
-            raise ValueError(
-                f"no sample of the {name} part is left: {self.fitted.num_too_long} are longer than "
-                f"data.context_length {context_length}, {self.fitted.num_without_target} have no "
-                "target; raise data.context_length."
+                f"no sample of the {name} part is left: {'; '.join(self.fitted.losses)}. Raise "
+                "data.context_length."
             )
         if not len(sizes):
             raise ValueError(
@@ -172,9 +573,10 @@ class InstructionDataset(RowDataset):
         """Return the places, the texts and what is trained on, one line per instruction."""
         shown: dict[str, list[str]] = {"place": [], "text": [], "trained on": []}
         for i in self.pieces_of(sample_id):
-            piece = self.piece(i)
+            piece, sample = self.piece(i), self.fitted.samples[i]
             answer = piece.labels[piece.labels != IGNORED]
-            shown["place"].append(self.store.place(self.part, int(self.fitted.samples[i])))
+            file = self.store.facts["files"][self.part.files[sample]]
+            shown["place"].append(f"{file}:{self.part.lines[sample]}")
             shown["text"].append(repr(self.store.tokenizer.decode(piece.input_ids)))
             decoded = self.store.tokenizer.decode(answer, skip_special_tokens=False)
             shown["trained on"].append(repr(decoded))
@@ -191,62 +593,48 @@ class InstructionDataset(RowDataset):
 
 
 class InstructionDataModule(LanguageModelDataModule):
-    """Tokenises instructions once and deals them; without any file, embedded demo data.
+    """Tokenises instructions once and deals them; without any file, embedded demo data. Training
+    files are divided by a hash of the text; answers are trained on, each with its end.
 
     Args:
         train_files: jsonl, json or parquet; a path, a pattern, or several. A row has prompt and
             completion, messages with role and content, conversations with from and value
-            (ShareGPT), or instruction, input and output (Alpaca).
-        validation_files: `None` divides the training files.
-        test_files: as validation_files.
-        tokenizer: how text becomes tokens; `None` takes that of a pretrained model, else bytes. A
-            checkpoint's own wins in evaluation. Chats need one with a chat template.
+            (ShareGPT), or instruction, input and output (Alpaca). Chats need a tokenizer with a
+            chat template.
         context_length: most positions of a row.
         layout: `packed` fills rows with whole samples that do not see each other, `documents`
             keeps samples apart and joins those of a micro-batch without padding.
-        train_on: `answers` only, each with its end, or `all` tokens.
         too_long: a sample beyond context_length is `cut` at its beginning, so that the end of the
-            answer stays, or left out (`leave_out`), or an `error`.
+            answer stays, or left out (`leave_out`); both are counted and said.
         separator: stands between a prompt and its completion.
-        split: how training files are divided, by a hash of the text.
         on_bad_rows: `error` names the first 20, `reject` writes all to rejected.csv.
-        planned: files of prediction, see `LanguageModelDataModule`; batch sizes, plan and loader,
-            see `PlannedDataModule`.
-
-    After `setup`, `tokenizer` is what a model needs to know of the data.
+        language_model: other files, tokenizer, split and prediction, see `LanguageModelDataModule`.
 
     Raises:
-        ValueError: options are wrong or in conflict.
+        ValueError: options are in conflict.
     """
 
-    dataset_class: ClassVar[type[InstructionDataset]] = InstructionDataset
+    store: InstructionStore | None
 
     def __init__(
         self,
         train_files: Files = None,
-        validation_files: Files = None,
-        test_files: Files = None,
-        tokenizer: TokenizerOptions | None = None,
         context_length: int = 512,
-        layout: Layout = "packed",
-        train_on: TrainOn = "answers",
+        layout: Literal["packed", "documents"] = "packed",
         too_long: TooLong = "cut",
         separator: str = "",
-        split: TextSplit = TextSplit(),  # noqa: B008 - frozen
         on_bad_rows: Literal["error", "reject"] = "error",
-        **planned: Any,
+        **language_model: Any,
     ) -> None:
-        super().__init__(**planned)
-        self.files: dict[int, Files] = {
-            TRAIN: train_files,
-            VALIDATION: validation_files,
-            TEST: test_files,
-        }
-        self.tokenizer_options, self.split = tokenizer, split
-        self.context_length, self.layout, self.too_long = context_length, layout, too_long
-        self.train_on, self.separator, self.on_bad_rows = train_on, separator, on_bad_rows
-        self.store: InstructionStore | None = None
-        self._check()
+        super().__init__(
+            train_files=train_files, context_length=context_length, layout=layout, **language_model
+        )
+        self.too_long, self.separator, self.on_bad_rows = too_long, separator, on_bad_rows
+        if self.split.by != "documents":
+            raise ValueError(
+                f'split.by "{self.split.by}" would cut samples apart; instructions are divided by '
+                "documents."
+            )
 
     def prepare_data(self) -> None:
         """Tokenise into the cache; say what does not fit, and copy rejected rows to the run."""
@@ -256,22 +644,20 @@ class InstructionDataModule(LanguageModelDataModule):
         run_folder = self.trainer.default_root_dir if self.trainer is not None else "."
         hand_over_rejected(store.folder, Path(run_folder))
         for number, name in enumerate(PART_NAMES):
-            found = fitted(store.part(number), self.context_length, self.too_long)
-            for loss in found.losses(name, self.context_length, self.too_long):
-                log.warning(loss.sentence)
+            for loss in fitted(store.part(number), name, self.context_length, self.too_long).losses:
+                log.warning(loss)
 
     def build(self, stage: Stage) -> PlannedDataset:
         """Return the dataset of one stage.
 
         Raises:
-            ValueError: no sample belongs to it, or one is too long and must not be.
+            ValueError: no sample belongs to it.
         """
         if stage == "predict":
-            return self.build_prompts(self.separator)
+            return self.build_prompts()
         assert self.store is not None
-        part = PART_NAMES.index(stage)
-        options = (self.context_length, self.layout, self.too_long)
-        return self.dataset_class(self.store, part, *options)
+        part, options = PART_NAMES.index(stage), (self.context_length, self.layout, self.too_long)
+        return InstructionDataset(self.store, part, *options)
 
     def audit(self, make_model: MakeModel | None = None) -> Audit:
         """Return what is in the files, and what is wrong with them.
@@ -282,68 +668,41 @@ class InstructionDataModule(LanguageModelDataModule):
         if make_model is not None:
             self.tokenizer_options = options_of_model(make_model(), self.tokenizer_options)
         store = open_instruction_store(self.store_request())
-        tokenizer, is_error = store.tokenizer, self.too_long == "error"
         audit = Audit("samples", "tokens", limit=self.context_length + 1)
         audit.bad_rows = list(store.bad_rows)
-        audit.notes.append(("tokenizer", f"{tokenizer.vocab_size:,} tokens"))
-        bytes_of = tokenizer.byte_lengths()
+        audit.notes.append(("tokenizer", f"{store.tokenizer.vocab_size:,} tokens"))
         for number, name in enumerate(PART_NAMES):
-            samples = store.part(number)
+            samples, options = store.part(number), (self.context_length, self.too_long)
             if not len(samples.sizes):
                 continue
-            found = fitted(samples, self.context_length, self.too_long)
-            losses = found.losses(name, self.context_length, self.too_long)
-            audit.warnings += [loss.sentence for loss in losses]
-            if is_error:
-                for i in np.flatnonzero(samples.sizes - 1 > self.context_length).tolist():
-                    rule = (
-                        f"the sample has {samples.sizes[i] - 1} positions, more than "
-                        f"data.context_length {self.context_length}. "
-                        f"{self.dataset_class.long_way_out}"
-                    )
-                    place = store.file_of(samples, i), int(samples.lines[i])
-                    audit.bad_rows.append(BadRow(*place, "", rule, TOO_LONG))
+            found = fitted(samples, name, *options)
+            audit.warnings += found.losses
             if not len(found.samples):
                 audit.parts.append(AuditPart(name, samples.sizes, samples.keys))
                 continue
-            # A part is read piece by piece: it may not fit into memory.
-            starts = range(0, len(samples.tokens), TOKENS_AT_ONCE)
-            pieces = (samples.tokens[start : start + TOKENS_AT_ONCE] for start in starts)
-            num_bytes = None
-            if bytes_of is not None:
-                num_bytes = sum(int(bytes_of[piece].sum()) for piece in pieces)
-            policy: TooLong = "leave_out" if is_error else self.too_long
-            options = (self.context_length, self.layout, policy)
-            dataset = InstructionDataset(store, number, *options)
-            part = self.audit_part(name, samples.sizes, samples.keys, num_bytes, dataset)
-            audit.parts.append(part)
+            context_length, too_long = options
+            dataset = InstructionDataset(store, number, context_length, self.layout, too_long)
+            facts = samples.sizes, samples.keys, store.num_bytes(number)
+            audit.parts.append(self.audit_part(name, *facts, dataset))
             if name == "train":
-                audit.excerpt = trained_pieces(dataset, tokenizer)
+                audit.excerpt = trained_pieces(dataset, store.tokenizer)
         if inside := store.facts["begins_inside_token"]:
             audit.warnings.append(
                 f"{inside:,} samples have an answer that begins inside a token; in use the prompt "
                 "ends before it and the model meets other tokens. Move the space or line break at "
                 "the end of the prompt to the beginning of the answer."
             )
-        if special := store.facts["holds_special_token"]:
-            audit.warnings.append(
-                f"{special:,} samples have a special token written in their text; it counts as one."
-            )
         return audit
 
-    def store_request(self, may_lack_training: bool = False) -> InstructionRequest:
-        """Return what is read and how; the demo samples where no file is named."""
-        files = self.named_files(may_lack_training)
-        if not any(files.values()):
-            files[TRAIN] = self.demo_files()
-        options = model_options(self.trainer, self.tokenizer_options)
-        return InstructionRequest(files, options, self.split, self.train_on, self.separator)
+    def request_of(
+        self, files: dict[int, list[Path]], tokenizer: TokenizerOptions
+    ) -> InstructionRequest:
+        return InstructionRequest(files, tokenizer, self.split, separator=self.separator)
 
-    def demo_files(self) -> list[Path]:
-        """Return the embedded data, which is made only where it is asked for."""
+    def demo_files(self) -> dict[int, list[Path]]:
         from datamodules import demo
 
-        return [demo.demo_instructions(cache_root())]
+        return {TRAIN: [demo.demo_instructions(cache_root())], VALIDATION: [], TEST: []}
 
     def make_store(self, request: InstructionRequest) -> InstructionStore:
         store = open_instruction_store(request)
@@ -353,25 +712,6 @@ class InstructionDataModule(LanguageModelDataModule):
                 found.add(row)
             raise ValueError(found.message())
         return store
-
-    def _check(self) -> None:
-        self.check_training()
-        choices = {
-            "layout": ("packed", "documents"),
-            "train_on": ("answers", "all"),
-            "too_long": ("cut", "leave_out", "error"),
-            "on_bad_rows": ("error", "reject"),
-        }
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(
-                    f'{name} must be {" or ".join(allowed)}, got "{getattr(self, name)}".'
-                )
-        if self.split.by != "documents":
-            raise ValueError(
-                f'split.by "{self.split.by}" would cut samples apart; instructions are divided by '
-                "documents."
-            )
 
     def paths(self, part: int) -> list[Path]:
         return expand_files(self.files[part], f"data.{PART_NAMES[part]}_files", SUFFIXES)

@@ -1,4 +1,7 @@
-"""Rows of tokens: ragged pieces packed by best fit, joined and padded."""
+"""Rows of tokens: documents cut into pieces, packed by best fit, joined and padded.
+
+Shapes: R rows of the micro-batch, T positions of its longest; D documents, N pieces of them.
+"""
 
 from abc import abstractmethod
 from bisect import bisect_left, insort
@@ -7,8 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from datamodules.core.batches import IGNORED
+from datamodules.core.batches import IGNORED, TERM
+from datamodules.core.plan import rng_for
 from datamodules.core.planned import PlannedDataset
+from datamodules.text.store import TokenStream
+from datamodules.tokenizers.text import TextTokenizer
 
 
 class Piece(NamedTuple):
@@ -47,54 +53,34 @@ def best_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray
         )
     by_length = np.argsort(-lengths.astype(np.int64), kind="stable")
     sizes, firsts = np.unique(-lengths[by_length].astype(np.int64), return_index=True)
-    row_of, rows = np.empty(len(lengths), np.int64), _Rows(capacity)
+    row_of, num_rows = np.empty(len(lengths), np.int64), 0
+    rooms: list[int] = []  # that rows have, ascending
+    with_room: dict[int, list[np.ndarray]] = {}
     for size, pieces in zip((-sizes).tolist(), np.split(by_length, firsts[1:]), strict=True):
-        done = 0
-        while done < len(pieces):
-            done += rows.lay(size, pieces[done:], row_of)
+        while len(pieces):
+            place = bisect_left(rooms, size)
+            if place < len(rooms):  # the least room that holds a piece
+                room = rooms.pop(place)
+                rows = np.concatenate(with_room.pop(room))
+            else:
+                room, needed = capacity, -(-len(pieces) // (capacity // size))
+                rows = np.arange(num_rows, num_rows + needed)
+                num_rows += needed
+            each = room // size
+            count = min(len(pieces), each * len(rows))
+            row_of[pieces[:count]] = np.repeat(rows, each)[:count]
+            full, rest = divmod(count, each)
+            used = full + (rest > 0)
+            left = (room - each * size, rows[:full]), (room - rest * size, rows[full:used])
+            for room_left, some in (*left, (room, rows[used:])):
+                if room_left and len(some):
+                    if room_left not in with_room:
+                        insort(rooms, room_left)
+                    with_room.setdefault(room_left, []).append(some)
+            pieces = pieces[count:]
     order = np.argsort(row_of, kind="stable")
-    counts = np.bincount(row_of, minlength=rows.num_rows)
+    counts = np.bincount(row_of, minlength=num_rows)
     return order, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-
-
-class _Rows:
-    """The rows that have room, by the amount of it."""
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity, self.num_rows = capacity, 0
-        self.rooms: list[int] = []  # ascending
-        self.with_room: dict[int, list[np.ndarray]] = {}
-
-    def lay(self, size: int, pieces: np.ndarray, row_of: np.ndarray) -> int:
-        """Lay as many pieces of one size as rows of one amount of room take; return how many."""
-        room, rows = self._taken(size, len(pieces))
-        each = room // size
-        count = min(len(pieces), each * len(rows))
-        row_of[pieces[:count]] = np.repeat(rows, each)[:count]
-        full, rest = divmod(count, each)
-        self._give(room - each * size, rows[:full])
-        if rest:
-            self._give(room - rest * size, rows[full : full + 1])
-            full += 1
-        self._give(room, rows[full:])
-        return count
-
-    def _taken(self, size: int, num_pieces: int) -> tuple[int, np.ndarray]:
-        """Return the rows with the least room that holds a piece, new ones where there is none."""
-        place = bisect_left(self.rooms, size)
-        if place < len(self.rooms):
-            room = self.rooms.pop(place)
-            return room, np.concatenate(self.with_room.pop(room))
-        needed = -(-num_pieces // (self.capacity // size))
-        self.num_rows += needed
-        return self.capacity, np.arange(self.num_rows - needed, self.num_rows)
-
-    def _give(self, room: int, rows: np.ndarray) -> None:
-        if not room or not len(rows):
-            return
-        if room not in self.with_room:
-            insort(self.rooms, room)
-        self.with_room.setdefault(room, []).append(rows)
 
 
 def padded_rows(examples: list[list[Piece]]) -> dict[str, Any]:
@@ -178,3 +164,107 @@ class RowDataset(PlannedDataset):
     def collate(self, examples: list[list[Piece]]) -> dict[str, Any]:
         """Return the rows; samples of single documents follow each other in one row, unpadded."""
         return padded_rows(examples) if self.is_padded else one_row(examples)
+
+
+class TokenDataset(RowDataset):
+    """One part of a token store, its documents cut into pieces.
+
+    Args:
+        stream: the tokens.
+        fingerprint: of the store and the part.
+        context_length: most positions of a row.
+        layout: see `RowDataset`.
+        tokenizer: that of the stream, for `describe`.
+    """
+
+    def __init__(
+        self,
+        stream: TokenStream,
+        fingerprint: str,
+        context_length: int,
+        layout: str,
+        tokenizer: TextTokenizer,
+    ) -> None:
+        self.stream, self.tokenizer = stream, tokenizer
+        self.starts, self.sizes = cut_into_pieces(stream, context_length)
+        super().__init__(self.sizes, context_length, layout)
+        self.fingerprint = f"{fingerprint}-{layout}-{context_length}"
+        self.target_counts = {TERM: self.lengths}
+
+    def piece(self, number: int) -> Piece:
+        """Return one piece."""
+        return self._stretch(int(self.starts[number]), int(self.sizes[number]))
+
+    def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
+        """Return the text of each document of the row, special tokens included."""
+        texts = {"positions": str(self.lengths[sample_id])}
+        for number, piece in enumerate(self.example(sample_id, epoch), start=1):
+            tokens = np.append(piece.input_ids, piece.labels[-1:])
+            text = self.tokenizer.decode(tokens, skip_special_tokens=False)
+            texts[f"document {number}"] = text
+        return texts
+
+    def _stretch(self, start: int, size: int) -> Piece:
+        tokens = self.stream.tokens[start : start + size + 1].astype(np.int64)
+        return Piece(tokens[:-1], tokens[1:])
+
+
+class BlockDataset(TokenDataset):
+    """Successive blocks of a stream, whatever its documents; each epoch cuts at other places.
+
+    The stream is a ring: a block that passes its end goes on at its beginning, as a document of
+    its own. So every epoch has the same number of blocks and uses each position exactly once.
+
+    Args:
+        stream: the tokens.
+        fingerprint: of the store and the part.
+        context_length: positions of a block; the last one may be shorter.
+        tokenizer: that of the stream, for `describe`.
+        seed: key of the places; `None` always cuts from the beginning (evaluation).
+    """
+
+    def __init__(
+        self,
+        stream: TokenStream,
+        fingerprint: str,
+        context_length: int,
+        tokenizer: TextTokenizer,
+        seed: int | None,
+    ) -> None:
+        self.stream, self.context_length = stream, context_length
+        self.tokenizer, self.seed, self.is_padded = tokenizer, seed, True
+        self.num_positions = max(0, len(stream.tokens) - 1)
+        self.starts = np.arange(0, self.num_positions, context_length)
+        self.lengths = np.minimum(context_length, self.num_positions - self.starts)
+        self.fingerprint = f"{fingerprint}-blocks-{context_length}"
+        self.target_counts = {TERM: self.lengths}
+        self._phase_of: tuple[int, int] = (-1, 0)
+
+    def example(self, sample_id: int, epoch: int) -> list[Piece]:
+        """Return one block, in two pieces where it passes the end of the stream."""
+        start = (int(self.starts[sample_id]) + self.phase(epoch)) % self.num_positions
+        size = int(self.lengths[sample_id])
+        before_end = min(size, self.num_positions - start)
+        pieces = [self._stretch(start, before_end)]
+        if before_end < size:
+            pieces.append(self._stretch(0, size - before_end))
+        return pieces
+
+    def phase(self, epoch: int) -> int:
+        """Return the position at which the blocks of an epoch begin."""
+        if self.seed is None:
+            return 0
+        if self._phase_of[0] != epoch:
+            phase = int(rng_for(self.seed, epoch, 0).integers(self.num_positions))
+            self._phase_of = epoch, phase
+        return self._phase_of[1]
+
+
+def cut_into_pieces(stream: TokenStream, longest: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return starts [N] and sizes [N] of the pieces of all documents, 1 to `longest` positions."""
+    counts = -(-stream.num_positions // longest)  # [D]
+    number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    before = number * longest
+    starts = np.repeat(stream.starts, counts) + before
+    sizes = np.minimum(longest, np.repeat(stream.num_positions, counts) - before)
+    return starts, sizes

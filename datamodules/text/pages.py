@@ -1,20 +1,19 @@
 """Pages with a title or a description as planned batches for a model that writes them."""
 
 import json
-import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 
 from datamodules.core.batches import IGNORED
 from datamodules.core.planned import PlannedDataset, Stage
-from datamodules.core.store import cache_root, digest_of, made_once
+from datamodules.core.store import cache_root, digest_of
 from datamodules.files.audit import Audit, MakeModel
 from datamodules.files.html import parsed, visible_lines
 from datamodules.files.rows import (
@@ -25,47 +24,41 @@ from datamodules.files.rows import (
     half_character,
     sound_rows,
 )
-from datamodules.files.splitting import PART_NAMES, TEST, VALIDATION
+from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
 from datamodules.files.tables import own_files_hint
-from datamodules.text.instruction_store import (
+from datamodules.text.instructions import (
     Instruction,
+    InstructionDataModule,
+    InstructionDataset,
     InstructionRequest,
-    InstructionStore,
     Marker,
     kept_tokens,
 )
-from datamodules.text.instructions import InstructionDataModule, InstructionDataset
 from datamodules.text.packing import Piece
 from datamodules.text.prompts import (
-    COMPLETED,
     ROWS_AT_ONCE,
     Prompt,
     PromptDataset,
-    PromptRequest,
     begun,
-    check_results,
     completed,
-    json_line,
     padded_prompts,
     read_rows,
     write_rows,
 )
-from datamodules.tokenizers.text import TextTokenizer
+from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions
 
 if TYPE_CHECKING:
     from selectolax.lexbor import LexborHTMLParser
 
 Target = Literal["title", "description"]
 TARGETS = ("title", "description")
-COLUMNS = ("html", "text", *TARGETS, "query", "url")
+COLUMNS = ("html", "text", *TARGETS, "query")
 SHAPES = '{"html": "<html>…", "query": "…"} or {"text": "…", "title": "…", "description": "…"}'
 WORD = re.compile(r"\w+")
 SEPARATORS = re.compile(r"\s+[|–—·»:/<>~•-]+\s+")  # of the parts of a title
-PAGES_VERSION = 1  # of how pages become prompts
-LINES, PLACES = "texts.jsonl", "starts.npy"
+PAGES_VERSION = 2  # of how pages become prompts
 Records = dict[str, Callable[[JsonRow, str], Any]]
 WRITTEN_COLUMNS = ("snippet", "num_characters", "finish_reason", "page_tokens_cut")
-log = logging.getLogger(__name__)
 
 
 class WriterPage(NamedTuple):
@@ -219,131 +212,58 @@ class PageRequest(InstructionRequest):
 
     def marker(self, tokenizer: TextTokenizer) -> Marker:
         """Return what turns rows into tokens."""
-        return Marker(tokenizer, self.train_on, self.separator, self.max_prompt)
+        return Marker(tokenizer, self.separator, self.max_prompt)
 
-    def rows(self, bad_rows: BadRows) -> Iterator[tuple[int, int, Instruction]]:
-        """Yield the part, the number of the file and the row of all sound pages."""
-        for part, number, page in self.pages(bad_rows):
+    def read(self, path: Path, bad_rows: BadRows) -> Iterator[Instruction]:
+        """Yield the sound pages of one file; the others go to `bad_rows`."""
+        for page in read_pages(path, self.target, bad_rows):
             asked = framed(page, self.target)
-            row = Instruction(page.file, page.line, asked.prompt, page.target)
+            texts = json.dumps([page.text, page.target, page.query])
             # One page that is asked for by several queries is on one side of the split.
-            yield part, number, row._replace(shrinks=asked.shrinks, group=page.text)
-
-    def pages(self, bad_rows: BadRows) -> Iterator[tuple[int, int, WriterPage]]:
-        """Yield the part, the number of the file and the page of all sound rows."""
-        number = 0
-        for part, paths in self.files.items():
-            for path in paths:
-                for page in read_pages(path, self.target, bad_rows):
-                    yield part, number, page
-                number += 1
+            row = Instruction(page.file, page.line, asked.prompt, page.target)
+            yield row._replace(shrinks=asked.shrinks, group=page.text, extra=texts)
 
 
-@dataclass(frozen=True)
-class PagePrompts(PromptRequest):
-    """Pages to write for; they may lack the target.
+def page_prompts(
+    rows: Iterable[JsonRow], tokenizer: TextTokenizer, target: Target, max_prompt: int
+) -> Iterator[Prompt]:
+    """Yield the tokens of pages to write for; they may lack the target.
 
     Args:
+        rows: of the pages.
+        tokenizer: of the model.
         target: what is written.
         max_prompt: see `PageRequest`.
+
+    Raises:
+        ValueError: a row is no page.
     """
-
-    target: Target = "title"
-    max_prompt: int = 384
-
-    def prompts(self) -> Iterator[list[Prompt]]:
-        """Yield the tokens of each page.
-
-        Raises:
-            ValueError: a row is no page.
-        """
-        rows = self.rows()
-        while some := [row for _, row in zip(range(ROWS_AT_ONCE), rows, strict=False)]:
-            for row in some:
-                json_line(row, row.values)  # what cannot be written is said now
-            asked = [framed(page_of(row, self.target), self.target) for row in some]
-            encodings = self.tokenizer.encode_with_offsets([one.prompt for one in asked])
-            most = self.max_prompt - (self.tokenizer.begin_id is not None)
-            for one, encoding in zip(asked, encodings, strict=True):
-                offsets = np.array(encoding.offsets).reshape(-1, 2)
-                kept = kept_tokens(offsets, len(one.prompt), one.shrinks, most)
-                ids = np.array(encoding.ids, np.int64)[kept].tolist()
-                yield [Prompt(begun(ids, False, self.tokenizer), 0, int((~kept).sum()))]
-
-    def queries(self) -> Iterator[str]:
-        """Yield the query of each page, "" where it has none."""
-        for row in self.rows():
-            yield " ".join(str(row.values.get("query") or "").split())
-
-
-class PageText(NamedTuple):
-    """What is written about, what people wrote, and for which query."""
-
-    text: str
-    target: str
-    query: str
-
-
-class PageTexts:
-    """The texts of one part on disk, in the order of its store.
-
-    Args:
-        folder: as `open_page_texts` made it.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / LINES
-        self.starts = np.load(folder / PLACES)
-
-    def __getitem__(self, number: int) -> PageText:
-        with self.path.open("rb") as file:
-            file.seek(self.starts[number])
-            return PageText(*json.loads(file.readline()))
-
-
-def open_page_texts(request: PageRequest, store: InstructionStore, part: int) -> PageTexts:
-    """Return the whole texts of a part's pages, copied from the user's files at first use.
-
-    Args:
-        request: of the store.
-        store: that was made of it.
-        part: 0 train, 1 validation, 2 test.
-    """
-    folder = store.folder.with_name(f"{store.folder.name}-{PART_NAMES[part]}")
-    return PageTexts(made_once(folder, partial(_copy_texts, request, store, part)))
-
-
-def _copy_texts(request: PageRequest, store: InstructionStore, part: int, folder: Path) -> None:
-    samples = store.part(part)
-    wanted = set(zip(samples.files.tolist(), samples.lines.tolist(), strict=True))
-    starts = []
-    with (folder / LINES).open("wb") as file:
-        for _, number, page in request.pages(BadRows("collect")):
-            if (number, page.line) in wanted:
-                starts.append(file.tell())
-                line = json.dumps([page.text, page.target, page.query], ensure_ascii=False)
-                file.write(line.encode("utf-8") + b"\n")
-    if len(starts) != len(samples.sizes):
-        raise RuntimeError(
-            f"{store.folder} knows {len(samples.sizes)} pages for {PART_NAMES[part]}, the files "
-            f"hold {len(starts)} of them: a file changed meanwhile; start again."
-        )
-    np.save(folder / PLACES, np.array(starts, np.int64))
+    rows, most = iter(rows), max_prompt - (tokenizer.begin_id is not None)
+    while some := list(islice(rows, ROWS_AT_ONCE)):
+        asked = [framed(page_of(row, target), target) for row in some]
+        encodings = tokenizer.encode_with_offsets([one.prompt for one in asked])
+        for one, encoding in zip(asked, encodings, strict=True):
+            offsets = np.array(encoding.offsets).reshape(-1, 2)
+            kept = kept_tokens(offsets, len(one.prompt), one.shrinks, most)
+            ids = np.array(encoding.ids, np.int64)[kept].tolist()
+            yield Prompt(begun(ids, False, tokenizer), 0, int((~kept).sum()))
 
 
 class PagePromptDataset(PromptDataset):
     """Pages to write for: one sample per row, with its query.
 
     Args:
-        request: which files, how they become tokens.
+        rows: of the pages.
+        prompts: see `page_prompts`.
 
     Raises:
         ValueError: there is no row, or one is no page; file and line are named.
     """
 
-    def __init__(self, request: PagePrompts) -> None:
-        super().__init__(request)
-        self.queries = list(request.queries())
+    def __init__(self, rows: Iterable[JsonRow], *prompts: Any) -> None:
+        rows = list(rows)
+        super().__init__([prompt] for prompt in page_prompts(rows, *prompts))
+        self.queries = [_line(str(row.values.get("query") or "")) for row in rows]
 
     def example(self, sample_id: int, epoch: int) -> Any:
         """Return the texts of one row, and its query."""
@@ -355,50 +275,21 @@ class PagePromptDataset(PromptDataset):
         return {**super().collate(list(prompts)), "queries": list(queries)}
 
 
-class PageDataset(InstructionDataset):
-    """Pages with their targets, for training."""
-
-    long_way_out: ClassVar[str] = (
-        "Raise data.max_target_tokens, with data.context_length, or set data.too_long to leave_out."
-    )
-
-
 class SnippetExample(NamedTuple):
-    """The tokens of a page with its target, and its texts."""
+    """The tokens of a page with its target; the texts of the page and the target, and the query."""
 
     piece: Piece
-    texts: PageText
+    texts: list[str]
 
 
-class SnippetDataset(PageDataset):
-    """One part for evaluation: a sample is one page, to be rated and to be written for.
-
-    Args:
-        store: of the pages.
-        texts: of the part.
-        part: 1 validation, 2 test.
-        context_length: most positions of a row.
-        too_long: `leave_out` or `error`.
-
-    Raises:
-        ValueError: see `InstructionDataset`.
-    """
-
-    def __init__(
-        self,
-        store: InstructionStore,
-        texts: PageTexts,
-        part: int,
-        context_length: int,
-        too_long: Any,
-    ) -> None:
-        super().__init__(store, part, context_length, "documents", too_long)
-        self.texts = texts
+class SnippetDataset(InstructionDataset):
+    """One part for evaluation: a sample is one page, to be rated and to be written for; see
+    `InstructionDataset`."""
 
     def example(self, sample_id: int, epoch: int) -> Any:
         """Return the tokens and the texts of one page."""
-        texts = self.texts[int(self.fitted.samples[sample_id])]
-        return SnippetExample(self.piece(sample_id), texts)
+        texts = self.part.extra(int(self.fitted.samples[sample_id]))
+        return SnippetExample(self.piece(sample_id), json.loads(texts))
 
     def collate(self, examples: list[Any]) -> dict[str, Any]:
         """Return the pages with their targets as one row, their prompts, and their texts."""
@@ -435,10 +326,8 @@ def write_snippets(
 
     Raises:
         FileExistsError: the file exists.
-        ValueError: a result is missing.
         RuntimeError: there are more or fewer rows than results.
     """
-    check_results(results, COMPLETED)
 
     def added(number: int, row: JsonRow) -> tuple[Any, ...]:
         text, reason = completed(results, number, tokenizer)
@@ -453,41 +342,25 @@ class PagesDataModule(InstructionDataModule):
     """Pages in, prompts with a title or description out; without any file, embedded demo data.
 
     A row of the files has `html` or `text` (which wins), `title` and `description` (or its html
-    has them), and may have `query` and `url`. The target is taken out of the page, see
-    `datamodules.text.pages`; a page that is too long loses its end, never the target.
+    has them), and may have `query`. The target is taken out of the page, see
+    `datamodules.text.pages`; a page that is too long loses its end, and one whose target has more
+    than `max_target_tokens` is left out and counted.
 
     Args:
         target: what is written, `title` or `description`.
         max_target_tokens: room for it in context_length, in training as in use.
-        too_long: a target beyond its room is left out (`leave_out`), or an `error`.
         instructions: see `InstructionDataModule`; rows beneath `train_files` and the others are
             pages.
 
     Raises:
-        ValueError: options are wrong or in conflict.
+        ValueError: options are in conflict.
     """
 
-    dataset_class: ClassVar[type[InstructionDataset]] = PageDataset
-
     def __init__(
-        self,
-        target: Target = "title",
-        max_target_tokens: int = 128,
-        too_long: Literal["leave_out", "error"] = "error",
-        **instructions: Any,
+        self, target: Target = "title", max_target_tokens: int = 128, **instructions: Any
     ) -> None:
-        if target not in TARGETS:
-            raise ValueError(f'target must be {" or ".join(TARGETS)}, got "{target}".')
-        if too_long == "cut":
-            raise ValueError(
-                "too_long must be leave_out or error: a page loses its end in any case, and a "
-                "target is never cut."
-            )
-        super().__init__(
-            too_long=too_long, train_on="answers", separator="", prompt_column=None, **instructions
-        )
+        super().__init__(too_long="leave_out", separator="", **instructions)
         self.target, self.max_target_tokens = target, max_target_tokens
-        self.page_request: PageRequest | None = None  # of the store
         if not 0 < max_target_tokens < self.context_length:
             raise ValueError(
                 f"max_target_tokens must be 1 to {self.context_length - 1}, got "
@@ -499,14 +372,6 @@ class PagesDataModule(InstructionDataModule):
         """Tokens that a page may have with what is asked of it."""
         return self.context_length - self.max_target_tokens
 
-    def prepare_data(self) -> None:
-        """Tokenise into the cache, and copy the texts by which is judged what is written."""
-        super().prepare_data()
-        if self.page_request is not None and not self.is_predicting:
-            store = self.make_store(self.page_request)
-            for part in (VALIDATION, TEST):
-                open_page_texts(self.page_request, store, part)
-
     def build(self, stage: Stage) -> PlannedDataset:
         """Return the dataset of one stage; evaluation has one page per sample.
 
@@ -516,37 +381,27 @@ class PagesDataModule(InstructionDataModule):
         if stage in ("train", "predict"):
             return super().build(stage)
         assert self.store is not None
-        assert self.page_request is not None
         part = PART_NAMES.index(stage)
-        texts = open_page_texts(self.page_request, self.store, part)
-        return SnippetDataset(self.store, texts, part, self.context_length, self.too_long)
+        return SnippetDataset(self.store, part, self.context_length, "documents", "leave_out")
 
-    def build_prompts(self, separator: str = "") -> PromptDataset:
+    def build_prompts(self) -> PromptDataset:
         """Return the dataset of prediction; rows may lack the target."""
-        tokenizer = self.prompt_tokenizer()
-        asked = PagePrompts(
-            self._predict_paths(), tokenizer, target=self.target, max_prompt=self.max_prompt
-        )
-        dataset = PagePromptDataset(asked)
-        num_cut = int((dataset.num_cut > 0).sum())
-        if num_cut and self.trainer.is_global_zero:
-            log.warning(
-                "%d of %d pages are longer than the %d tokens that data.context_length leaves: "
-                "their end is cut.",
-                num_cut,
-                len(dataset.num_cut),
-                self.max_prompt,
-            )
+        rows, tokenizer = read_rows(self._predict_paths()), self.prompt_tokenizer()
+        dataset = PagePromptDataset(rows, tokenizer, self.target, self.max_prompt)
+        room = f"the {self.max_prompt} tokens that data.context_length leaves"
+        self.warn_of_cuts(dataset, f"{room}: the page's end is cut")
         return dataset
 
     def audit(self, make_model: MakeModel | None = None) -> Audit:
         """Return what is in the files, what is wrong with them, and where the target shows."""
         audit = super().audit(make_model)
         count = num_removed = num_holding = 0
-        for _, _, page in self.store_request().pages(BadRows("collect")):
-            count += 1
-            num_removed += page.num_removed > 0
-            num_holding += page.holds_target
+        paths = [path for paths in self.store_request().files.values() for path in paths]
+        for path in paths:
+            for page in read_pages(path, self.target, BadRows("collect")):
+                count += 1
+                num_removed += page.num_removed > 0
+                num_holding += page.holds_target
         if num_removed:
             audit.warnings.append(
                 f"{num_removed:,} of {count:,} pages have their {self.target} as a line of "
@@ -559,24 +414,18 @@ class PagesDataModule(InstructionDataModule):
             )
         return audit
 
-    def store_request(self, may_lack_training: bool = False) -> PageRequest:
-        """Return what is read and how; the demo pages where no file is named."""
-        request = super().store_request(may_lack_training)
-        return PageRequest(**vars(request), target=self.target, max_prompt=self.max_prompt)
+    def request_of(self, files: dict[int, list[Path]], tokenizer: TokenizerOptions) -> PageRequest:
+        options = (None, "", self.target, self.max_prompt)
+        return PageRequest(files, tokenizer, self.split, *options)
 
     def predict_hint(self, command: str) -> str:
         """Return the command for the pages of this run."""
         return own_files_hint(command, self.store_request().files)
 
-    def demo_files(self) -> list[Path]:
-        """Return the embedded data."""
+    def demo_files(self) -> dict[int, list[Path]]:
         from datamodules import demo
 
-        return [demo.demo_pages(cache_root())]
-
-    def make_store(self, request: Any) -> InstructionStore:
-        self.page_request = request
-        return super().make_store(request)
+        return {TRAIN: [demo.demo_pages(cache_root())], VALIDATION: [], TEST: []}
 
     @property
     def predict_output_path(self) -> Path:

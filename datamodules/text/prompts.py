@@ -4,9 +4,6 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import date, time
-from decimal import Decimal
 from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -17,56 +14,19 @@ from torch import Tensor
 
 from datamodules.core.batches import IGNORED, PromptBatch
 from datamodules.core.planned import PlannedDataset
-from datamodules.files.rows import HALF_RULE, JSON_SUFFIXES, JsonRow, half_character, read_json_rows
+from datamodules.files.rows import JSON_SUFFIXES, JsonRow, half_character, read_json_rows
 from datamodules.files.tables import free_names, naming, new_text_file
-from datamodules.text.instruction_store import as_messages
 from datamodules.text.packing import Piece, best_fit, padded_rows
+from datamodules.text.store import naming_places
 from datamodules.tokenizers.text import TextTokenizer
 
+ASSISTANT = "assistant"
+SHARE_GPT_ROLES = {"human": "user", "gpt": ASSISTANT, "chatgpt": ASSISTANT, "bot": ASSISTANT}
 ROWS_AT_ONCE = 1024
-DEFAULT_COLUMNS = ("prompt", "messages")
 FINISH_REASONS = ("end", "stop", "length", "positions")
 NO_TOKEN = -1
-COMPLETED = ("completion_ids", "num_tokens", "num_characters", "finish_reason")
 COMPLETED_COLUMNS = ("completion", "num_tokens", "finish_reason", "prompt_tokens_cut")
 SCORED = ("scores", "num_tokens")
-SCORED_COLUMNS = (*SCORED, "best", "prompt_tokens_cut")
-
-
-@dataclass(frozen=True)
-class PromptRequest:
-    """All that the tokens of prompts depend on.
-
-    Args:
-        files: jsonl, json or parquet.
-        tokenizer: of the model.
-        column: of the prompt, a text or messages; `None` takes `prompt` or `messages`.
-        separator: stands behind a prompt that is a text.
-        mode: `generate`, or `score` for rows with choices or a continuation.
-        max_positions: most positions of the network; `None` for no limit.
-        max_new_tokens: that will be generated.
-        cuts: whether a text that is too long loses its beginning; else it is an error.
-        given: rows instead of those of files.
-    """
-
-    files: Sequence[Path]
-    tokenizer: TextTokenizer
-    column: str | None = None
-    separator: str = ""
-    mode: str = "generate"
-    max_positions: int | None = None
-    max_new_tokens: int = 1
-    cuts: bool = False
-    given: Sequence[dict[str, Any]] = ()
-
-    def rows(self) -> Iterator[JsonRow]:
-        """Yield the rows, in order."""
-        yield from (JsonRow(Path("row"), i, row) for i, row in enumerate(self.given, 1))
-        yield from read_rows(self.files)
-
-    def prompts(self) -> Iterator[list["Prompt"]]:
-        """Yield the tokens of each row, see `read_prompts`."""
-        return read_prompts(self)
 
 
 class Prompt(NamedTuple):
@@ -80,7 +40,7 @@ class Prompt(NamedTuple):
 class _Text(NamedTuple):
     """A row's prompt as text, whether a chat template wrote it, and what may follow it."""
 
-    row: JsonRow
+    place: str
     prompt: str
     is_chat: bool
     choices: list[str]
@@ -91,38 +51,49 @@ def read_rows(files: Sequence[Path]) -> Iterator[JsonRow]:
     return chain.from_iterable(read_json_rows(path) for path in files)
 
 
-def read_prompts(request: PromptRequest) -> Iterator[list[Prompt]]:
+def rows_in_memory(values: Iterable[dict[str, Any]]) -> Iterator[JsonRow]:
+    """Yield rows that are in no file."""
+    return (JsonRow(Path("row"), number, row) for number, row in enumerate(values, start=1))
+
+
+def read_prompts(
+    rows: Iterable[JsonRow],
+    tokenizer: TextTokenizer,
+    separator: str = "",
+    mode: str = "generate",
+    max_positions: int | None = None,
+    max_new_tokens: int = 1,
+    cuts: bool = False,
+) -> Iterator[list[Prompt]]:
     """Yield the tokens of each row: one prompt, or each choice after the row's prompt.
+
+    Args:
+        rows: each with a `prompt`, a text, or `messages`.
+        tokenizer: of the model.
+        separator: stands behind a prompt that is a text.
+        mode: `generate`, or `score` for rows with choices.
+        max_positions: most positions of the network; `None` for no limit.
+        max_new_tokens: that will be generated.
+        cuts: whether a text that is too long loses its beginning; else it is an error.
 
     Raises:
         ValueError: a row lacks what the mode needs, a value is of a wrong type, or a text is
             longer than the network's positions.
     """
-    tokenizer, limit = request.tokenizer, request.max_positions
-
-    def encoded(texts: list[tuple[JsonRow, str]]) -> list[list[int]]:
-        """Return the tokens of texts that stand in rows; an error names the row."""
-        try:
-            return [ids.tolist() for ids in tokenizer.encode_batch([text for _, text in texts])]
-        except ValueError:
-            for row, text in texts:
-                with _at(row):
-                    tokenizer.encode(text)
-            raise
 
     def check_cut(text: _Text, what: str, size: int) -> None:
-        if not request.cuts:
+        if not cuts:
             raise ValueError(
-                f"{text.row.place}: {what} has {size} tokens and the network {limit} positions; "
-                "shorten it, or cut its beginning with model.generation.context=recent."
+                f"{text.place}: {what} has {size} tokens and the network {max_positions} positions;"
+                " shorten it, or cut its beginning with model.generation.context=recent."
             )
 
     def prompt(text: _Text, ids: list[int]) -> Prompt:
         ids = begun(ids, text.is_chat, tokenizer)
-        if limit is None or len(ids) <= limit:
+        if max_positions is None or len(ids) <= max_positions:
             return Prompt(ids, 0, 0)
         check_cut(text, "the prompt", len(ids))
-        kept = recent(ids, limit, request.max_new_tokens)
+        kept = recent(ids, max_positions, max_new_tokens)
         return Prompt(kept, 0, len(ids) - len(kept))
 
     def choice(text: _Text, prompt: list[int], joint: list[int]) -> Prompt:
@@ -132,29 +103,98 @@ def read_prompts(request: PromptRequest) -> Iterator[list[Prompt]]:
             ids = [tokenizer.end_id, *ids]
         if not num_rated:
             raise ValueError(
-                f"{text.row.place}: a continuation adds no token to the prompt; write what "
-                "follows it."
+                f"{text.place}: a choice adds no token to the prompt; write what follows it."
             )
-        if limit is None or len(ids) - 1 <= limit:
+        if max_positions is None or len(ids) - 1 <= max_positions:
             return Prompt(ids, num_rated, 0)
-        check_cut(text, "prompt and continuation", len(ids) - 1)
-        if num_rated > limit:
+        check_cut(text, "prompt and choice", len(ids) - 1)
+        if num_rated > max_positions:
             raise ValueError(
-                f"{text.row.place}: the continuation has {num_rated} tokens and the network "
-                f"{limit} positions; shorten it."
+                f"{text.place}: the choice has {num_rated} tokens and the network "
+                f"{max_positions} positions; shorten it."
             )
-        return Prompt(ids[-limit - 1 :], num_rated, len(ids) - limit - 1)
+        return Prompt(ids[-max_positions - 1 :], num_rated, len(ids) - max_positions - 1)
 
-    texts = (_text(row, request) for row in request.rows())
+    texts = (_text(row, tokenizer, separator, mode) for row in rows)
     while some := list(islice(texts, ROWS_AT_ONCE)):
-        prompts = encoded([(text.row, text.prompt) for text in some])
-        if request.mode == "generate":
+        asked, places = [text.prompt for text in some], [text.place for text in some]
+        prompts = [ids.tolist() for ids in naming_places(tokenizer.encode_batch, asked, places)]
+        if mode == "generate":
             yield from ([prompt(text, ids)] for text, ids in zip(some, prompts, strict=True))
             continue
-        both = [(text.row, text.prompt + more) for text in some for more in text.choices]
-        joint = iter(encoded(both))
+        both = [(text.prompt + more, text.place) for text in some for more in text.choices]
+        joint = iter(naming_places(tokenizer.encode_batch, *map(list, zip(*both, strict=True))))
         for text, ids in zip(some, prompts, strict=True):
-            yield [choice(text, ids, next(joint)) for _ in text.choices]
+            yield [choice(text, ids, next(joint).tolist()) for _ in text.choices]
+
+
+def _text(row: JsonRow, tokenizer: TextTokenizer, separator: str, mode: str) -> _Text:
+    values: dict[str, Any] = as_messages(row.values)
+    names = ", ".join(f'"{name}"' for name in row.values) or "no value"
+    prompt, messages = values.get("prompt"), values.get("messages")
+    if (prompt is None) == (messages is None):
+        which = "neither" if prompt is None else "both"
+        raise ValueError(
+            f'{row.place}: the row has {which} of "prompt" and "messages" (it has {names}); write '
+            "one of them."
+        )
+    choices = values.get("choices") if mode == "score" else [""]
+    if not isinstance(choices, list) or not choices or not all(isinstance(c, str) for c in choices):
+        raise ValueError(
+            f'{row.place}: mode score needs "choices", a list of texts; the row has {names}.'
+        )
+    if prompt is not None:
+        if not isinstance(prompt, str):
+            raise ValueError(
+                f'{row.place}: "prompt" must be a text, got {prompt!r:.60}; write chats as '
+                '"messages".'
+            )
+        return _Text(row.place, prompt + separator, False, choices)
+    if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
+        raise ValueError(
+            f'{row.place}: "messages" must be a list such as [{{"role": "user", "content": "…"}}], '
+            f"got {messages!r:.60}."
+        )
+    try:
+        return _Text(row.place, tokenizer.render(messages, True), True, choices)
+    except ValueError as error:
+        raise ValueError(f"{row.place}: {error}") from error
+
+
+def as_messages(values: dict[str, Any]) -> dict[str, Any]:
+    """Return a row's values with its chat as `messages`; others come back as they are.
+
+    Args:
+        values: may hold `conversations` with `from` and `value` (ShareGPT), or `instruction`,
+            `input` and `output` (Alpaca); `system` goes before either. In prediction the last
+            answer may be missing. A row with `messages` or `prompt` is no other.
+    """
+    if values.get("messages") is not None or values.get("prompt") is not None:
+        return values
+    turns = values.get("conversations")
+    if turns is None and isinstance(values.get("instruction"), str):
+        asked = [values["instruction"], values.get("input") or ""]
+        turns = [{"role": "user", "content": "\n\n".join(str(part) for part in asked if part)}]
+        if values.get("output") is not None:
+            turns.append({"role": ASSISTANT, "content": values["output"]})
+    if turns is None:
+        return values
+    if isinstance(turns, list):
+        turns = [*turns]
+        if values.get("system"):
+            turns.insert(0, {"role": "system", "content": values["system"]})
+        for place, turn in enumerate(turns):
+            if isinstance(turn, dict) and "from" in turn and "role" not in turn:  # of ShareGPT
+                others = {name: turn[name] for name in turn if name not in ("from", "value")}
+                role = SHARE_GPT_ROLES.get(str(turn["from"]), turn["from"])
+                turns[place] = {"role": role, "content": turn.get("value"), **others}
+    return {**values, "messages": turns}
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(value.get(key), str) for key in ("role", "content")
+    )
 
 
 def prompt_tokens(tokenizer: TextTokenizer, prompts: Sequence[str]) -> list[list[int]]:
@@ -194,108 +234,40 @@ def begun(ids: list[int], is_chat: bool, tokenizer: TextTokenizer) -> list[int]:
     return [begin, *ids]
 
 
-@contextmanager
-def _at(row: JsonRow) -> Iterator[None]:
-    """Begin the message of an error with the place of a row."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{row.place}: {error}") from error
-
-
-def _text(row: JsonRow, request: PromptRequest) -> _Text:
-    json_line(row, row.values)  # what cannot be written is said now, not after hours of prediction
-    values, column = row.values if request.column else as_messages(row.values), request.column
-    names = ", ".join(f'"{name}"' for name in row.values) or "no value"
-    if column is None:
-        named = [name for name in DEFAULT_COLUMNS if name in values]
-        held = [name for name in named if values[name] is not None] or named
-        if len(held) != 1:
-            raise ValueError(
-                f'{row.place}: the row has {"both" if held else "neither"} of "prompt" and '
-                f'"messages" (it has {names}); name the column with --data.prompt_column.'
-            )
-        column = held[0]
-    if column not in values:
-        raise ValueError(
-            f'{row.place}: the row has no "{column}" (it has {names}); name the column with '
-            "--data.prompt_column."
-        )
-    value: Any = values[column]
-    choices: Any = []
-    if isinstance(value, list):
-        value = as_messages({"conversations": value})["messages"]
-    if request.mode == "score":
-        choices = row.values.get("choices")
-        if choices is None:
-            choices = row.values.get("continuation")
-            choices = [choices] if isinstance(choices, str) else choices
-        is_list = isinstance(choices, list) and choices
-        if not is_list or not all(isinstance(choice, str) for choice in choices):
-            raise ValueError(
-                f'{row.place}: mode score needs "choices", a list of texts, or "continuation", a '
-                f"text; the row has {names if choices is None else _shown(choices)}."
-            )
-    if isinstance(value, str):
-        return _Text(row, value + request.separator, False, choices)
-    if not isinstance(value, list) or not value or not all(map(_is_message, value)):
-        raise ValueError(
-            f'{row.place}: "{column}" is {_shown(value)}; it must be a text, or a list of messages '
-            'such as [{"role": "user", "content": "…"}].'
-        )
-    if request.tokenizer.chat_template is None:
-        raise ValueError(
-            f'{row.place}: "{column}" holds messages, but the tokenizer has no chat template; '
-            "write the prompt as a text, or use a model that was trained on chats."
-        )
-    with _at(row):
-        return _Text(row, request.tokenizer.render(value, True), True, choices)
-
-
-def _is_message(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        isinstance(value.get(key), str) for key in ("role", "content")
-    )
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:59] + "…"
-
-
 class PromptDataset(PlannedDataset):
-    """One sample per row of the files, rows that are equal too; gives `PromptBatch`.
+    """One sample per row, rows that are equal too; gives `PromptBatch`.
 
     Args:
-        request: which files, how they become tokens.
+        prompts: of each row, see `read_prompts`.
 
     Attributes:
         num_cut: [N] int64, tokens at the beginning of a text that the model does not see; of the
             choice that lost most.
 
     Raises:
-        ValueError: there is no row, or one breaks a rule; file and line are named.
+        ValueError: there is no row.
     """
 
-    def __init__(self, request: PromptRequest) -> None:
+    mode = "generate"
+
+    def __init__(self, prompts: Iterable[list[Prompt]]) -> None:
         per_row, lengths, rated, cut, tokens = [], [], [], [], []
-        for prompts in request.prompts():
-            per_row.append(len(prompts))
-            for prompt in prompts:
+        for row in prompts:
+            per_row.append(len(row))
+            for prompt in row:
                 tokens.append(np.array(prompt.ids, np.int32))
                 lengths.append(len(prompt.ids))
                 rated.append(prompt.num_rated)
                 cut.append(prompt.num_cut)
         if not per_row:
-            names = ", ".join(map(str, request.files))
-            raise ValueError(f"{names}: there is no row; write at least one prompt.")
+            raise ValueError("there is no row to predict for; write at least one prompt.")
         self.tokens = np.concatenate(tokens)
         self.text_offsets = np.concatenate([[0], np.cumsum(lengths)])  # [P + 1]
         self.offsets = np.concatenate([[0], np.cumsum(per_row)])  # [N + 1]
         self.num_rated = np.array(rated)  # [P]
         self.num_cut = np.maximum.reduceat(np.array(cut), self.offsets[:-1])
         self.lengths = np.add.reduceat(np.array(lengths), self.offsets[:-1])
-        content = hashlib.sha256(json.dumps(request.mode).encode())
+        content = hashlib.sha256(json.dumps(self.mode).encode())
         for values in (self.tokens, self.text_offsets, self.offsets, self.num_rated):
             content.update(values.tobytes())
         self.fingerprint = content.hexdigest()[:32]
@@ -318,16 +290,12 @@ class PromptDataset(PlannedDataset):
 class ChoiceDataset(PromptDataset):
     """As `PromptDataset`, but each row has one or more texts whose ends are rated; gives
     `ChoiceBatch`.
-
-    Args:
-        request: with mode `score`.
-
-    Raises:
-        ValueError: see `PromptDataset`.
     """
 
-    def __init__(self, request: PromptRequest) -> None:
-        super().__init__(request)
+    mode = "score"
+
+    def __init__(self, prompts: Iterable[list[Prompt]]) -> None:
+        super().__init__(prompts)
         self.most_choices = int(np.diff(self.offsets).max())
 
     def collate(self, examples: list[list[Prompt]]) -> dict[str, Tensor]:
@@ -405,10 +373,8 @@ def write_completions(
 
     Raises:
         FileExistsError: the file exists.
-        ValueError: a result is missing.
         RuntimeError: there are more or fewer rows than results.
     """
-    check_results(results, COMPLETED)
 
     def added(number: int, row: JsonRow) -> tuple[Any, ...]:
         text, reason = completed(results, number, tokenizer)
@@ -438,9 +404,8 @@ def write_scores(
         num_cut: see `write_completions`, of the choice that lost most.
 
     Raises:
-        FileExistsError, ValueError, RuntimeError: see `write_completions`.
+        FileExistsError, RuntimeError: see `write_completions`.
     """
-    check_results(results, SCORED)
 
     def added(number: int, row: JsonRow) -> tuple[Any, ...]:
         scores = results["scores"][number]
@@ -448,7 +413,7 @@ def write_scores(
         lists = [results[name][number][there].tolist() for name in SCORED]
         return (*lists, int(np.argmax(scores[there])), int(num_cut[number]))
 
-    write_rows(rows, added, SCORED_COLUMNS, len(results["scores"]), path)
+    write_rows(rows, added, (*SCORED, "best", "prompt_tokens_cut"), len(results["scores"]), path)
 
 
 def check_output(path: Path) -> None:
@@ -460,38 +425,6 @@ def check_output(path: Path) -> None:
     if path.suffix.lower() not in JSON_SUFFIXES:
         raise ValueError(
             f'{path} ends in "{path.suffix}"; name a file in {" or ".join(JSON_SUFFIXES)}.'
-        )
-
-
-def json_line(row: JsonRow, values: dict[str, Any]) -> str:
-    """Return values as one line of JSON; dates and decimal numbers of parquet files become text.
-
-    Raises:
-        ValueError: a value has no such form, or holds half of a character.
-    """
-    try:
-        line = json.dumps(values, ensure_ascii=False, default=_as_json)
-    except TypeError as error:
-        raise ValueError(
-            f"{row.place}: {error}, and the output is JSON; leave that column out."
-        ) from error
-    if (half := half_character(line)) is not None:
-        raise ValueError(f'{row.place}: "{half}" {HALF_RULE}')
-    return line
-
-
-def _as_json(value: Any) -> str:
-    if isinstance(value, date | time | Decimal):  # a datetime is a date
-        return value.isoformat() if not isinstance(value, Decimal) else str(value)
-    raise TypeError(f"a value is of type {type(value).__name__}")
-
-
-def check_results(results: dict[str, np.ndarray], names: Sequence[str]) -> None:
-    """Raise ValueError where a prediction lacks results."""
-    missing = [name for name in names if name not in results]
-    if missing:
-        raise ValueError(
-            f"predict_step must return {', '.join(names)}; it returned {', '.join(results)}."
         )
 
 
@@ -525,8 +458,12 @@ def write_rows(
             if number < num_results:
                 values = dict(zip(names[keys], row.values.values(), strict=True))
                 values |= zip(columns, added(number, row), strict=True)
+                # Dates and decimal numbers of parquet files become text.
+                line = json.dumps(values, ensure_ascii=False, default=str)
+                if half_character(line) is not None:  # which stands in no file of UTF-8
+                    line = json.dumps(values, default=str)
                 with naming(path):
-                    file.write(json_line(row, values) + "\n")
+                    file.write(line + "\n")
         if number + 1 != num_results:
             raise RuntimeError(
                 f"the files hold {number + 1} rows, {num_results} were predicted: a file changed "

@@ -1,169 +1,83 @@
-"""Text files as planned batches of tokens for language models.
+"""Datamodules of language models: their base, with prompts for prediction, and text files.
 
-Shapes: R rows of the micro-batch, T positions of its longest; D documents, N pieces of them.
+Shapes: D documents, N samples.
 """
 
+import json
+import logging
+from abc import abstractmethod
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 import numpy as np
 
-from datamodules.core.batches import TERM
-from datamodules.core.plan import rng_for
-from datamodules.core.planned import PlannedDataset, Stage
+from datamodules.core.batches import IGNORED, TERM
+from datamodules.core.checkpoint_recipe import checkpoint_to_load, read_recipe
+from datamodules.core.planned import PlannedDataModule, PlannedDataset, Stage
 from datamodules.core.store import cache_root
-from datamodules.files.audit import Audit, MakeModel
+from datamodules.files.audit import Audit, AuditPart, MakeModel
 from datamodules.files.documents import DocumentsBy, Reading, text_files
-from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
-from datamodules.text.language_model import LanguageModelDataModule, trained_pieces
-from datamodules.text.packing import Piece, RowDataset
-from datamodules.text.splitting import TextSplit, without_text
-from datamodules.text.store import TokenRequest, TokenStore, TokenStream, open_token_store
+from datamodules.files.rows import SUFFIXES
+from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, TextSplit
+from datamodules.files.tables import expand_files
+from datamodules.text.packing import BlockDataset, RowDataset, TokenDataset
+from datamodules.text.prompts import (
+    ChoiceDataset,
+    PromptDataset,
+    check_output,
+    read_prompts,
+    read_rows,
+    write_completions,
+    write_scores,
+)
+from datamodules.text.store import (
+    CorpusRequest,
+    TokenFolder,
+    TokenRequest,
+    TokenStore,
+    open_token_store,
+)
 from datamodules.tokenizers.text import (
+    TEXT_RECIPE_KEY,
     TextTokenizer,
     TokenizerOptions,
+    make_tokenizer,
     model_options,
     options_of_model,
+    trained_tokenizer,
 )
 
-Layout = Literal["blocks", "packed", "documents"]
+log = logging.getLogger(__name__)
 Files = str | list[str] | None
-Demo = Literal["documentation", "stories"]
 
 
-class TokenDataset(RowDataset):
-    """One part of a token store, its documents cut into pieces.
+class LanguageModelDataModule(PlannedDataModule):
+    """Makes the store of a stage, with the tokenizer of the model where that is trained, and reads
+    prompts for prediction. A subclass says how files are read, and their datasets.
 
-    Args:
-        stream: the tokens.
-        fingerprint: of the store and the part.
-        context_length: most positions of a row.
-        layout: `packed` or `documents`, see `TextDataModule`.
-        tokenizer: that of the stream, for `describe`.
-    """
-
-    def __init__(
-        self,
-        stream: TokenStream,
-        fingerprint: str,
-        context_length: int,
-        layout: Layout,
-        tokenizer: TextTokenizer,
-    ) -> None:
-        self.stream, self.tokenizer = stream, tokenizer
-        self.starts, self.sizes = cut_into_pieces(stream, context_length)
-        super().__init__(self.sizes, context_length, layout)
-        self.fingerprint = f"{fingerprint}-{layout}-{context_length}"
-        self.target_counts = {TERM: self.lengths}
-
-    def piece(self, number: int) -> Piece:
-        """Return one piece."""
-        return self._stretch(int(self.starts[number]), int(self.sizes[number]))
-
-    def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
-        """Return the text of each document of the row, special tokens included."""
-        texts = {"positions": str(self.lengths[sample_id])}
-        for number, piece in enumerate(self.example(sample_id, epoch), start=1):
-            tokens = np.append(piece.input_ids, piece.labels[-1:])
-            text = self.tokenizer.decode(tokens, skip_special_tokens=False)
-            texts[f"document {number}"] = text
-        return texts
-
-    def _stretch(self, start: int, size: int) -> Piece:
-        tokens = self.stream.tokens[start : start + size + 1].astype(np.int64)
-        return Piece(tokens[:-1], tokens[1:])
-
-
-class BlockDataset(TokenDataset):
-    """Successive blocks of a stream, whatever its documents; each epoch cuts at other places.
-
-    The stream is a ring: a block that passes its end goes on at its beginning, as a document of
-    its own. So every epoch has the same number of blocks and uses each position exactly once.
+    After `setup`, `tokenizer` is what a model needs to know of the data, and `store` what it holds.
 
     Args:
-        stream: the tokens.
-        fingerprint: of the store and the part.
-        context_length: positions of a block; the last one may be shorter.
-        tokenizer: that of the stream, for `describe`.
-        seed: key of the places; `None` always cuts from the beginning (evaluation).
-    """
-
-    def __init__(
-        self,
-        stream: TokenStream,
-        fingerprint: str,
-        context_length: int,
-        tokenizer: TextTokenizer,
-        seed: int | None,
-    ) -> None:
-        self.stream, self.context_length = stream, context_length
-        self.tokenizer, self.seed, self.is_padded = tokenizer, seed, True
-        self.num_positions = max(0, len(stream.tokens) - 1)
-        self.starts = np.arange(0, self.num_positions, context_length)
-        self.lengths = np.minimum(context_length, self.num_positions - self.starts)
-        self.fingerprint = f"{fingerprint}-blocks-{context_length}"
-        self.target_counts = {TERM: self.lengths}
-        self._phase_of: tuple[int, int] = (-1, 0)
-
-    def example(self, sample_id: int, epoch: int) -> list[Piece]:
-        """Return one block, in two pieces where it passes the end of the stream."""
-        start = (int(self.starts[sample_id]) + self.phase(epoch)) % self.num_positions
-        size = int(self.lengths[sample_id])
-        before_end = min(size, self.num_positions - start)
-        pieces = [self._stretch(start, before_end)]
-        if before_end < size:
-            pieces.append(self._stretch(0, size - before_end))
-        return pieces
-
-    def phase(self, epoch: int) -> int:
-        """Return the position at which the blocks of an epoch begin."""
-        if self.seed is None:
-            return 0
-        if self._phase_of[0] != epoch:
-            phase = int(rng_for(self.seed, epoch, 0).integers(self.num_positions))
-            self._phase_of = epoch, phase
-        return self._phase_of[1]
-
-
-def cut_into_pieces(stream: TokenStream, longest: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return starts [N] and sizes [N] of the pieces of all documents, 1 to `longest` positions."""
-    counts = -(-stream.num_positions // longest)  # [D]
-    number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    before = number * longest
-    starts = np.repeat(stream.starts, counts) + before
-    sizes = np.minimum(longest, np.repeat(stream.num_positions, counts) - before)
-    return starts, sizes
-
-
-class TextDataModule(LanguageModelDataModule):
-    """Tokenises text once and deals it in rows; without any file, embedded demo text.
-
-    `global_batch_size` counts rows, with `layout: documents` documents.
-
-    Args:
-        train_files: txt, jsonl or parquet; a path, a pattern or a folder, or several.
+        train_files: a path, a pattern or a folder, or several; without any file, embedded data.
         validation_files: `None` divides the training files.
         test_files: as validation_files; with validation files and none here, nothing is tested.
         tokenizer: how text becomes tokens; `None` takes that of a pretrained model, else bytes. A
             checkpoint's own wins in evaluation.
-        context_length: most positions of a row; longer documents are cut into pieces.
-        layout: `packed` fills rows with whole documents that do not see each other, `blocks` cuts
-            the stream of all documents into equal blocks, `documents` makes each document a
-            sample of its own and joins those of a micro-batch without padding.
+        context_length: most positions of a row.
+        layout: how rows are filled.
         split: how training files are divided.
-        text_column: of jsonl and parquet files, whose rows are documents.
-        documents_by: a txt file is one document (`file`), or holds several, between blank lines
-            (`blank_line`) or one in each line (`line`).
-        demo: what is read where no file is named: the `documentation` of Python, or `stories` of a
-            small grammar, each a document of at most 60 words, divided into files already.
-        planned: files of prediction, see `LanguageModelDataModule`; batch sizes, plan and loader,
-            see `PlannedDataModule`.
-
-    After `setup`, `tokenizer` is what a model needs to know of the data, and `store` what it holds.
+        predict_files: jsonl, json or parquet; rows with a prompt or a chat; mode score: choices.
+        predict_output: jsonl; `None` makes mine.jsonl mine.completed.jsonl (mine.scored.jsonl) in
+            the run folder.
+        planned: batch sizes, plan and loader, see `PlannedDataModule`.
 
     Raises:
-        ValueError: an option is out of its range, or in conflict with another.
+        ValueError: no context, files of validation alone, or predict_output is of another kind.
     """
+
+    store: Any = None  # of tokens; `None` before `setup`, and in prediction
+    separator = ""  # between a prompt and its completion
 
     def __init__(
         self,
@@ -172,25 +86,276 @@ class TextDataModule(LanguageModelDataModule):
         test_files: Files = None,
         tokenizer: TokenizerOptions | None = None,
         context_length: int = 256,
-        layout: Layout = "packed",
+        layout: Literal["packed", "blocks", "documents"] = "packed",
         split: TextSplit = TextSplit(),  # noqa: B008 - frozen
-        text_column: str = "text",
-        documents_by: DocumentsBy = "file",
-        demo: Demo = "documentation",
+        predict_files: Files = None,
+        predict_output: str | None = None,
         **planned: Any,
     ) -> None:
         super().__init__(**planned)
-        self.files: dict[int, Files] = {
-            TRAIN: train_files,
-            VALIDATION: validation_files,
-            TEST: test_files,
-        }
+        self.files = {TRAIN: train_files, VALIDATION: validation_files, TEST: test_files}
         self.tokenizer_options = tokenizer
         self.context_length, self.layout, self.split = context_length, layout, split
-        self.reading = Reading(text_column, documents_by)
-        self.demo = demo
-        self.store: TokenStore | None = None
-        self._check()
+        self.predict_files, self.predict_output = predict_files, predict_output
+        if context_length < 1:
+            raise ValueError(f"context_length must be at least 1, got {context_length}.")
+        if validation_files and not train_files and not test_files:
+            raise ValueError("validation_files are given without train_files; name both.")
+        if predict_output is not None:
+            check_output(Path(predict_output))  # not after hours of prediction
+
+    def predict_hint(self, command: str) -> str:
+        """Return the command with a first prompt."""
+        row = json.dumps({"prompt": "The"})
+        return f"echo '{row}' > prompts.jsonl && {command} --data.predict_files=prompts.jsonl"
+
+    @abstractmethod
+    def paths(self, part: int) -> list[Path]:
+        """Return the files of one part; FileNotFoundError where one does not exist."""
+
+    @abstractmethod
+    def demo_files(self) -> dict[int, list[Path]]:
+        """Return the embedded data, which is made only where it is asked for."""
+
+    @abstractmethod
+    def request_of(
+        self, files: dict[int, list[Path]], tokenizer: TokenizerOptions
+    ) -> CorpusRequest:
+        """Return how files are read, with which tokenizer where no trained one is given."""
+
+    @abstractmethod
+    def make_store(self, request: Any) -> Any:
+        """Return the store of a request, made at first use."""
+
+    def store_request(self, may_lack_training: bool = False) -> Any:
+        """Return what is read and how; the embedded data where no file is named.
+
+        Args:
+            may_lack_training: the training files may be missing where validation has its own.
+
+        Raises:
+            FileNotFoundError: a named file does not exist.
+        """
+        files = {part: self.paths(part) for part in (VALIDATION, TEST)}
+        try:
+            files = {TRAIN: self.paths(TRAIN), **files}
+        except FileNotFoundError:
+            if not (may_lack_training and files[VALIDATION]):
+                raise
+        if not any(files.values()):
+            files = self.demo_files()
+        return self.request_of(files, model_options(self.trainer, self.tokenizer_options))
+
+    def open_store(self, stage: str) -> Any:
+        """Return the tokens that a stage of training or evaluation reads, in a `folder`."""
+        options = model_options(self.trainer, self.tokenizer_options)
+        has_gone = options.path is not None and not Path(options.path).expanduser().exists()
+        # A trained model's, in evaluation and in a training whose tokenizer's folder has gone.
+        given = trained_tokenizer(self.trainer) if stage != "fit" or has_gone else None
+        if given is None and stage != "fit" and self.store is not None:
+            return self.store
+        is_evaluation = given is not None and stage != "fit"
+        request = self.store_request(is_evaluation)
+        is_made = False
+        if given is not None and not has_gone:
+            # The training on the same files has most likely made the store with this tokenizer.
+            folder = request.folder()
+            is_made = folder.exists() and TokenFolder(folder).tokenizer.digest == given.digest
+        if given is not None and not is_made:
+            needed = {**request.files}
+            if is_evaluation and needed[VALIDATION]:
+                needed.pop(TRAIN, None)  # nothing of it is held out
+            request = replace(request, files=needed, given=given)
+        return self.make_store(request)
+
+    def setup(self, stage: str) -> None:
+        """Open the store and build the datasets of the stage; prediction reads prompts anew."""
+        if stage == "predict":
+            self.datasets.pop("predict", None)
+        else:
+            store = self.open_store(stage)
+            if self.store is None or store.folder != self.store.folder:
+                self.store = store
+                self.datasets.clear()
+        super().setup(stage)
+
+    def model_recipe(self) -> dict[str, Any] | None:
+        """Return what the model knows of its data: the tokenizer, and the network's shape; none
+        where it is not trained yet.
+
+        Raises:
+            FileNotFoundError: there is no such checkpoint.
+            ValueError: it is damaged, or of another family.
+        """
+        path = checkpoint_to_load(self.trainer)
+        if path:
+            return read_recipe(Path(path), TEXT_RECIPE_KEY, "text", "LitCausalLM")
+        return getattr(getattr(self.trainer, "lightning_module", None), "recipe", None)
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        """The tokenizer of the data, the model's in prediction; there after `setup`."""
+        if self.store is None:
+            return self.prompt_tokenizer()
+        return self.store.tokenizer
+
+    @property
+    def is_predicting(self) -> bool:
+        """Whether the trainer predicts: the files of training are then not needed."""
+        state = getattr(self.trainer, "state", None)
+        return state is not None and state.fn == "predict"
+
+    def prompt_tokenizer(self) -> TextTokenizer:
+        """Return the model's tokenizer: of its checkpoint, or of its pretrained folder.
+
+        Raises:
+            ValueError: there is no trained model, or the user's tokenizer is not the model's.
+        """
+        trained = trained_tokenizer(self.trainer)
+        if trained is not None:
+            return trained
+        if self.trainer.lightning_module.wanted_tokenizer() is None:
+            raise ValueError(
+                "predict needs a trained model: give --ckpt_path or --model.pretrained, in a "
+                "script predict(ckpt_path=…) or LitCausalLM.load_from_checkpoint(path)."
+            )
+        return make_tokenizer(model_options(self.trainer, self.tokenizer_options), iter(()))
+
+    def build_prompts(self) -> PromptDataset:
+        """Return the dataset of prediction.
+
+        Raises:
+            ValueError: there is no trained model, no file, or a row breaks a rule.
+        """
+        model = self.trainer.lightning_module
+        options, limit = model.generation, model.max_positions(self.model_recipe())
+        prompts = read_prompts(
+            read_rows(self._predict_paths()),
+            self.prompt_tokenizer(),
+            separator=self.separator,
+            mode=options.mode,
+            max_positions=limit,
+            max_new_tokens=options.max_new_tokens,
+            cuts=options.context == "recent",
+        )
+        dataset = (ChoiceDataset if options.mode == "score" else PromptDataset)(prompts)
+        self.warn_of_cuts(dataset, f"the network's {limit} positions: their beginning is cut")
+        return dataset
+
+    def warn_of_cuts(self, dataset: PromptDataset, sentence: str) -> None:
+        """Say how many prompts are longer than what a sentence says, on one rank."""
+        if (num_cut := int((dataset.num_cut > 0).sum())) and self.trainer.is_global_zero:
+            log.warning(
+                "%d of %d prompts are longer than %s.", num_cut, len(dataset.num_cut), sentence
+            )
+
+    def audit_part(
+        self,
+        name: str,
+        lengths: np.ndarray,
+        keys: np.ndarray,
+        num_bytes: int | None,
+        dataset: RowDataset,
+    ) -> AuditPart:
+        """Return what is in one part, and in the rows of a batch that it fills.
+
+        Args:
+            name: of the part.
+            lengths: [N] tokens of each document or sample.
+            keys: [N] equal for equal ones.
+            num_bytes: of UTF-8 that the tokens spell; `None` where they do not spell the text.
+            dataset: of its rows.
+        """
+        num_tokens, num_rows = int(lengths.sum()), len(dataset.lengths)
+        columns: dict[str, int | str] = {
+            "tokens": num_tokens,
+            "trained on": int(dataset.target_counts[TERM].sum()),
+            "bytes/token": "–" if num_bytes is None else f"{num_bytes / num_tokens:.2f}",
+            "rows": num_rows,
+        }
+        if self.layout != "documents":
+            share = dataset.lengths.sum() / (num_rows * self.context_length)
+            columns["used"] = f"{100 * share:.1f} %"
+        return AuditPart(name, lengths, keys, columns)
+
+    @property
+    def predict_output_path(self) -> Path:
+        """Where the completions or scores go."""
+        if self.predict_output is not None:
+            return Path(self.predict_output).expanduser()
+        is_scoring = self.trainer.lightning_module.generation.mode == "score"
+        name = f"{self._predict_paths()[0].stem}.{'scored' if is_scoring else 'completed'}.jsonl"
+        return Path(self.trainer.default_root_dir) / name
+
+    def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
+        """Write the completions or scores; `results` as `complete` returns them."""
+        dataset = self.datasets["predict"]
+        assert isinstance(dataset, PromptDataset)
+        rows = read_rows(self._predict_paths())
+        if isinstance(dataset, ChoiceDataset):
+            write_scores(rows, results, path, dataset.num_cut)
+        else:
+            write_completions(rows, results, path, self.prompt_tokenizer(), dataset.num_cut)
+
+    def _predict_paths(self) -> list[Path]:
+        files = expand_files(self.predict_files, "data.predict_files", SUFFIXES)
+        if not files:
+            raise ValueError(
+                "predict needs prompts: name them with --data.predict_files=prompts.jsonl."
+            )
+        return files
+
+
+def trained_pieces(dataset: RowDataset, tokenizer: TextTokenizer) -> list[tuple[str, bool]]:
+    """Return a row from the middle of a dataset, cut where training begins and ends: the text of
+    each piece, and whether it is trained on."""
+    found: list[tuple[str, bool]] = []
+    for piece in dataset.example(len(dataset.lengths) // 2, 0):
+        tokens = np.append(piece.input_ids, np.maximum(piece.labels[-1:], 0))
+        is_trained = np.append(False, piece.labels != IGNORED)
+        if piece.labels[-1] == IGNORED:  # nobody knows this token
+            tokens, is_trained = tokens[:-1], is_trained[:-1]
+        borders = np.flatnonzero(np.diff(is_trained)) + 1
+        for ids, flags in zip(
+            np.split(tokens, borders), np.split(is_trained, borders), strict=True
+        ):
+            decode = tokenizer.decode_continuation if found else tokenizer.decode
+            found.append((decode(ids, skip_special_tokens=False), bool(flags[0])))
+    return found
+
+
+class TextDataModule(LanguageModelDataModule):
+    """Tokenises text once and deals it in rows; without any file, embedded demo text.
+
+    `global_batch_size` counts rows, with `layout: documents` documents. Longer documents than
+    `context_length` are cut into pieces.
+
+    Args:
+        train_files: txt, jsonl or parquet; a path, a pattern or a folder, or several.
+        layout: `packed` fills rows with whole documents that do not see each other, `blocks` cuts
+            the stream of all documents into equal blocks, `documents` makes each document a
+            sample of its own and joins those of a micro-batch without padding.
+        text_column: of jsonl and parquet files, whose rows are documents.
+        documents_by: a txt file is one document (`file`), or holds several, between blank lines
+            (`blank_line`) or one in each line (`line`).
+        demo: what is read where no file is named: the `documentation` of Python, or `stories` of a
+            small grammar, each a document of at most 60 words, divided into files already.
+        language_model: other files, tokenizer, split and prediction, see `LanguageModelDataModule`.
+    """
+
+    store: TokenStore | None
+
+    def __init__(
+        self,
+        train_files: Files = None,
+        layout: Literal["packed", "blocks", "documents"] = "packed",
+        text_column: str = "text",
+        documents_by: DocumentsBy = "file",
+        demo: Literal["documentation", "stories"] = "documentation",
+        **language_model: Any,
+    ) -> None:
+        super().__init__(train_files=train_files, layout=layout, **language_model)
+        self.reading, self.demo = Reading(text_column, documents_by), demo
 
     def prepare_data(self) -> None:
         """Tokenise into the cache."""
@@ -209,10 +374,7 @@ class TextDataModule(LanguageModelDataModule):
         part = PART_NAMES.index(stage)
         stream, fingerprint = self.store.stream(part), f"{self.store.fingerprint}-{part}"
         if not stream.num_positions.sum():
-            is_divided = not self.files[VALIDATION] and not (stage == "test" and self.files[TEST])
-            split = self.split if is_divided else None
-            num_documents = len(self.store.stream(TRAIN).num_positions)
-            raise ValueError(without_text(stage, split, num_documents))
+            raise ValueError(self._without_text(stage, len(self.store.hashes(TRAIN))))
         if self.layout == "blocks":
             seed = self.seed if stage == "train" else None
             return BlockDataset(stream, fingerprint, self.context_length, self.tokenizer, seed)
@@ -233,10 +395,9 @@ class TextDataModule(LanguageModelDataModule):
             sizes = store.stream(number).num_positions
             if not sizes.sum():
                 continue
-            dataset = self.build(cast(Stage, name))
-            num_bytes = store.part_facts(number).num_bytes
-            keys = store.hashes(number)
-            audit.parts.append(self.audit_part(name, sizes + 1, keys, num_bytes, dataset))
+            dataset: Any = self.build(cast(Stage, name))
+            facts = store.hashes(number), store.num_bytes(number)
+            audit.parts.append(self.audit_part(name, sizes + 1, *facts, dataset))
             num_long, num_empty = (sizes > self.context_length).sum(), (sizes < 1).sum()
             if num_long and self.layout != "blocks":
                 audit.warnings.append(
@@ -248,32 +409,36 @@ class TextDataModule(LanguageModelDataModule):
                 audit.excerpt = trained_pieces(dataset, self.tokenizer)
         return audit
 
-    def store_request(self, may_lack_training: bool = False) -> TokenRequest:
-        """Return what is read and how; the demo text where no file is named."""
-        files = self.named_files(may_lack_training)
-        reading = self.reading
-        if not any(files.values()):
-            files, reading = self._demo_files(), Reading()
-        options = model_options(self.trainer, self.tokenizer_options)
-        return TokenRequest(files, options, self.split, None, reading)
+    def request_of(self, files: dict[int, list[Path]], tokenizer: TokenizerOptions) -> TokenRequest:
+        reading = self.reading if any(self.files.values()) else Reading()
+        return TokenRequest(files, tokenizer, self.split, reading=reading)
 
     def make_store(self, request: TokenRequest) -> TokenStore:
         return open_token_store(request)
 
-    def _check(self) -> None:
-        self.check_training()
-        for name, choices in (("layout", get_args(Layout)), ("demo", get_args(Demo))):
-            value = getattr(self, name)
-            if value not in choices:
-                raise ValueError(f'{name} must be one of {", ".join(choices)}, got "{value}".')
-
     def paths(self, part: int) -> list[Path]:
         return text_files(self.files[part], f"data.{PART_NAMES[part]}_files")
 
-    def _demo_files(self) -> dict[int, list[Path]]:
-        from datamodules import demo  # made only where it is asked for
+    def demo_files(self) -> dict[int, list[Path]]:
+        from datamodules import demo
 
         if self.demo == "documentation":
             return {TRAIN: [demo.demo_text(cache_root())], VALIDATION: [], TEST: []}
         folder = demo.demo_stories(cache_root())
-        return {part: [folder / f"{PART_NAMES[part]}.jsonl"] for part in (TRAIN, VALIDATION, TEST)}
+        return {part: [folder / f"{name}.jsonl"] for part, name in enumerate(PART_NAMES)}
+
+    def _without_text(self, stage: Stage, num_documents: int) -> str:
+        """Return what to say where a part has no text."""
+        start = f"no text is for {stage}"
+        if stage == "train":
+            return f"{start}; give data.train_files longer texts, or lower data.split's shares."
+        if self.files[VALIDATION] or (stage == "test" and self.files[TEST]):
+            return f"{start}; name data.{stage}_files."
+        share = getattr(self.split, f"{stage}_share")
+        if share and self.split.by == "documents":
+            return (
+                f"{start}: the training files hold {num_documents} documents, too few to keep one "
+                f"for {stage}; set data.split.by to tail, or data.documents_by to blank_line or "
+                f"line, or name data.{stage}_files."
+            )
+        return f"{start}; name data.{stage}_files, or raise data.split.{stage}_share above {share}."

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from datamodules.core.batches import TERM, TextBatch
 from datamodules.core.store import digest_of
-from datamodules.text.prompts import PromptDataset, PromptRequest, completion_text
+from datamodules.text.prompts import PromptDataset, completion_text, read_prompts, rows_in_memory
 from datamodules.tokenizers.pipelines import Message
 from datamodules.tokenizers.text import TEXT_RECIPE_KEY, TextTokenizer
 from lit_models.causal_lm.adapters import (
@@ -214,10 +214,10 @@ class LitCausalLM(ExactModule):
         limit = most_positions(self.recipe["network"], chosen.context)
         size: dict[str, Any] = {"max_positions": limit, "max_new_tokens": chosen.max_new_tokens}
         cuts = chosen.context == "recent"
-        request = PromptRequest((), self.tokenizer, **size, cuts=cuts, given=rows)
+        asked = read_prompts(rows_in_memory(rows), self.tokenizer, **size, cuts=cuts)
         return [
             completion_text(self.tokenizer, ids, characters)
-            for done in self._answers(PromptDataset(request), chosen)
+            for done in self._answers(PromptDataset(asked), chosen)
             for ids, characters in zip(
                 done["completion_ids"].numpy(), done["num_characters"].tolist(), strict=True
             )

@@ -7,7 +7,8 @@ import numpy as np
 from torch import Tensor
 
 from datamodules.core.batches import SnippetBatch
-from datamodules.text.pages import TARGETS, PagePromptDataset, PagePrompts, Records, Target
+from datamodules.text.pages import TARGETS, PagePromptDataset, Records, Target
+from datamodules.text.prompts import rows_in_memory
 from lit_models.causal_lm.generation import Completions, GenerationOptions, generate
 from lit_models.causal_lm.module import LitCausalLM
 from lit_models.seo.ranker import LitRanker
@@ -89,11 +90,11 @@ class LitSnippetWriter(LitCausalLM):
         limit = self.max_positions(self.recipe)
         if limit is not None:
             max_prompt = min(max_prompt, limit - self.generation.max_new_tokens)
-        target = self.target
-        asked = PagePrompts((), self.tokenizer, given=rows, target=target, max_prompt=max_prompt)
+        asked = rows_in_memory(rows)
+        dataset = PagePromptDataset(asked, self.tokenizer, self.target, max_prompt)
         return [
             written_text(self.tokenizer, ids, characters)
-            for done in self._answers(PagePromptDataset(asked), self.generation)
+            for done in self._answers(dataset, self.generation)
             for ids, characters in zip(
                 done["completion_ids"].numpy(), done["num_characters"].tolist(), strict=True
             )

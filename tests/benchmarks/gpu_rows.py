@@ -17,7 +17,7 @@ from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import Checkpoint
 
 from datamodules.core.planned import PlannedDataset, Stage
-from datamodules.text.texts import BlockDataset
+from datamodules.text.packing import BlockDataset
 from lit_models import LitCausalLM
 from lit_models.causal_lm.adapters import LoraOptions
 from lit_models.causal_lm.module import ComputationOptions

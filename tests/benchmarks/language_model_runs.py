@@ -11,9 +11,9 @@ import torch
 from lightning.pytorch import Callback, Trainer
 
 from datamodules.core.planned import PlannedDataModule, PlannedDataset, Stage
-from datamodules.text.language_model import LanguageModelDataModule
+from datamodules.text.packing import TokenDataset
 from datamodules.text.store import TokenStream, token_dtype
-from datamodules.text.texts import TokenDataset
+from datamodules.text.texts import LanguageModelDataModule
 from datamodules.tokenizers.text import TextTokenizer, byte_tokenizer
 from lit_models import LitCausalLM
 from lit_models.training import default_callbacks

@@ -9,7 +9,7 @@ import pytest
 import torch
 from lightning.pytorch import seed_everything
 
-from datamodules.text.splitting import TextSplit
+from datamodules.files.splitting import TextSplit
 from datamodules.text.texts import TextDataModule
 from datamodules.tokenizers.pipelines import TEMPLATES
 from datamodules.tokenizers.text import byte_tokenizer

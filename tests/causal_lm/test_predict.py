@@ -7,8 +7,8 @@ import pytest
 import torch
 from lightning.pytorch import seed_everything
 
+from datamodules.files.splitting import TextSplit
 from datamodules.text.instructions import InstructionDataModule
-from datamodules.text.splitting import TextSplit
 from datamodules.text.texts import TextDataModule
 from datamodules.tokenizers.text import TokenizerOptions, byte_tokenizer
 from lit_models.causal_lm.generation import GenerationOptions

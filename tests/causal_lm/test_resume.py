@@ -8,7 +8,7 @@ import pytest
 import torch
 from lightning.pytorch import seed_everything
 
-from datamodules.text.splitting import TextSplit
+from datamodules.files.splitting import TextSplit
 from datamodules.text.texts import TextDataModule
 from datamodules.tokenizers.text import TokenizerOptions
 from lit_models.causal_lm.adapters import LoraOptions

@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch import seed_everything
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from datamodules.text.splitting import TextSplit
+from datamodules.files.splitting import TextSplit
 from datamodules.text.texts import TextDataModule
 from lit_models.causal_lm.generation import GenerationOptions
 from lit_models.causal_lm.module import LitCausalLM

@@ -8,7 +8,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback, seed_everything
 
-from datamodules.text.splitting import TextSplit
+from datamodules.files.splitting import TextSplit
 from datamodules.text.texts import TextDataModule
 from lit_models.causal_lm.module import ComputationOptions, LitCausalLM
 from lit_models.causal_lm.network import Decoder, DecoderConfig

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from lightning.pytorch import seed_everything
 
-from datamodules.text.splitting import TextSplit
+from datamodules.files.splitting import TextSplit
 from datamodules.tokenizers.text import TokenizerOptions
 from lit_models.causal_lm.pretrained import network_from_config as drawn
 from lit_models.consistency_lens import subject

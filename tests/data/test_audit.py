@@ -19,8 +19,8 @@ from datamodules import (
 )
 from datamodules.files.audit import WIDTH, Audit, AuditPart
 from datamodules.search.collection import CollectionRequest, QuerySplit
-from datamodules.text.language_model import trained_pieces
 from datamodules.text.packing import Piece
+from datamodules.text.texts import trained_pieces
 from datamodules.tokenizers.text import byte_tokenizer
 from lit_models.commands.check import check
 from tests.search_collections import TEST, TRAIN, write_beir, write_qrels

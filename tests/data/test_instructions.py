@@ -17,8 +17,12 @@ from tokenizers import processors
 
 from datamodules import InstructionDataModule, PlanOptions, TextSplit, TokenizerOptions
 from datamodules.core.batches import IGNORED
-from datamodules.text.instruction_store import Instruction, Marker, open_instruction_store
-from datamodules.text.instructions import InstructionDataset
+from datamodules.text.instructions import (
+    Instruction,
+    InstructionDataset,
+    Marker,
+    open_instruction_store,
+)
 from datamodules.tokenizers.text import TextTokenizer, bpe_tokenizer, byte_tokenizer, make_tokenizer
 from tests.text_corpora import saved_tokenizer
 
@@ -385,7 +389,7 @@ def test_answers_and_their_ends_are_found(name: str, tmp_path: Path) -> None:
 
 def test_tool_calls_may_be_answers_without_content(tmp_path: Path) -> None:
     from datamodules.files.rows import BadRows
-    from datamodules.text.instruction_store import read_instructions
+    from datamodules.text.instructions import read_instructions
 
     call = {"role": "assistant", "content": None, "tool_calls": [{"name": "look"}]}
     rows = [{"messages": [CHAT[0], call, {"role": "tool", "content": "it is"}, CHAT[1]]}]

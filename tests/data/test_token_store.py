@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from datamodules.text.splitting import Fragments, TextSplit, cuts_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -18,7 +19,6 @@ from datamodules.files import documents
 from datamodules.files.documents import Reading
 from datamodules.files.splitting import TEST, TRAIN, VALIDATION
 from datamodules.text.prompts import completion_text
-from datamodules.text.splitting import Fragments, TextSplit, cuts_of
 from datamodules.text.store import TokenStream, open_token_store
 from datamodules.tokenizers.pipelines import without_first_space
 from datamodules.tokenizers.text import (
