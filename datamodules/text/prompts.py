@@ -14,7 +14,7 @@ from torch import Tensor
 
 from datamodules.core.batches import IGNORED, PromptBatch
 from datamodules.core.planned import PlannedDataset
-from datamodules.files.rows import JSON_SUFFIXES, JsonRow, half_character, read_json_rows
+from datamodules.files.rows import HALF_RULE, JSON_SUFFIXES, JsonRow, half_character, read_json_rows
 from datamodules.files.tables import free_names, naming, new_text_file
 from datamodules.text.packing import Piece, best_fit, padded_rows
 from datamodules.text.store import naming_places
@@ -117,6 +117,9 @@ def read_prompts(
 
     texts = (_text(row, tokenizer, separator, mode) for row in rows)
     while some := list(islice(texts, ROWS_AT_ONCE)):
+        for text in some:
+            if (half := half_character("".join([text.prompt, *text.choices]))) is not None:
+                raise ValueError(f'{text.place}: "{half}" {HALF_RULE}')
         asked, places = [text.prompt for text in some], [text.place for text in some]
         prompts = [ids.tolist() for ids in naming_places(tokenizer.encode_batch, asked, places)]
         if mode == "generate":

@@ -271,10 +271,8 @@ def _write(request: TokenRequest, folder: Path) -> tuple[TextTokenizer, dict[str
         of_files.append(part)
         keys.append(_hash(document.text))
     if not of_files:
-        held = f"{len(empty)} documents, all without a text, the first at {empty[0]}"
-        raise ValueError(
-            f"the files hold {held if empty else 'no document'}; give them at least one text."
-        )
+        held = f"{len(empty)} documents, all without a text ({', '.join(empty[:1])})"
+        raise ValueError(f"the files hold {held}; give them at least one text.")
     parts = request.divided(of_files, np.frombuffer(keys, np.uint64))
     tokenizer = request.given or make_tokenizer(
         request.tokenizer, (s.text for s in _stretches(request, parts) if s.part == TRAIN)

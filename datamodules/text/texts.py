@@ -227,10 +227,10 @@ class LanguageModelDataModule(PlannedDataModule):
         Raises:
             ValueError: there is no trained model, no file, or a row breaks a rule.
         """
-        model = self.trainer.lightning_module
+        rows, model = read_rows(self._predict_paths()), self.trainer.lightning_module
         options, limit = model.generation, model.max_positions(self.model_recipe())
         prompts = read_prompts(
-            read_rows(self._predict_paths()),
+            rows,
             self.prompt_tokenizer(),
             separator=self.separator,
             mode=options.mode,

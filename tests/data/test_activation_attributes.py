@@ -113,10 +113,7 @@ def test_no_two_files_have_one_name_and_none_is_all(files: list[str], names: lis
     assert group_names([Path("/") / file for file in files]) == names
 
 
-def test_a_long_text_file_is_known_by_the_hash_of_all_its_sections(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("datamodules.files.documents.SECTION_BYTES", 64)
+def test_text_files_are_known_by_the_hash_of_their_texts(tmp_path: Path) -> None:
     long = "\n".join(f"line {i} of the long one" for i in range(20))
     files = [text_file(tmp_path / "a.txt", "short"), text_file(tmp_path / "b.txt", long)]
     _, found = facts(files)

@@ -71,13 +71,8 @@ def test_losses_are_counted(tmp_path: Path) -> None:
     assert "3 train samples exceed data.context_length 10" in long
     assert "2 lose a part of an answer" in long  # the second and the chat
     assert "1 train samples have no target" in empty
-    audit = instructions(tmp_path, *rows, context_length=10, too_long="error")
-    assert [(row.line, row.kind) for row in audit.bad_rows] == [
-        (1, "too long"),
-        (2, "too long"),
-        (3, "too long"),
-    ]
-    assert "more than data.context_length 10. Raise it, or" in audit.bad_rows[0].rule
+    (left,) = instructions(tmp_path, *rows, context_length=10, too_long="leave_out").warnings
+    assert left.startswith("3 train samples exceed data.context_length 10: they are left out")
 
 
 def test_overlap_counts_different_samples(tmp_path: Path) -> None:
@@ -114,15 +109,12 @@ def test_documents_are_counted_and_none_is_lost(tmp_path: Path) -> None:
     assert audit.warnings == ["1 train documents exceed the context; they are cut into pieces"]
 
 
-def test_prompts_that_end_inside_a_token_and_written_special_tokens_are_named(
-    tmp_path: Path,
-) -> None:
+def test_prompts_that_end_inside_a_token_are_named(tmp_path: Path) -> None:
     words = [sample("the hen sat ", "the mat"), sample("the hen sat", " the mat<|endoftext|>")]
     options = TokenizerOptions("bpe", 300)
-    audit = instructions(tmp_path, *words, *[sample("the", " the hen")] * 5, tokenizer=options)
-    assert len(audit.warnings) == 2
-    assert audit.warnings[0].startswith("1 samples have an answer that begins inside a token")
-    assert audit.warnings[1].startswith("1 samples have a special token written in their text")
+    rows = [*words, *[sample("the", " the hen")] * 5]
+    (warning,) = instructions(tmp_path, *rows, tokenizer=options).warnings
+    assert warning.startswith("1 samples have an answer that begins inside a token")
 
 
 def test_what_is_trained_on_is_marked_in_colour_and_without(tmp_path: Path) -> None:
@@ -140,19 +132,11 @@ def test_a_long_excerpt_is_cut_and_brackets_are_no_markup(tmp_path: Path) -> Non
     assert "…⟧" in text
 
 
-def test_samples_that_are_too_long_name_the_option_that_helps(tmp_path: Path) -> None:
-    rows = [sample("p" * 9, "c"), sample("p", "c" * 30)]
-    text = shown(instructions(tmp_path, *rows, context_length=10, too_long="error"))
-    assert "on_bad_rows" not in text
-    assert "set data.too_long to cut" in " ".join(text.split())
-
-
-def test_pages_with_a_long_target_are_not_told_to_cut_it(tmp_path: Path) -> None:
+def test_pages_with_a_long_target_are_left_out_and_counted(tmp_path: Path) -> None:
     path = written(tmp_path / "pages.jsonl", {"text": "a" * 9, "title": "b" * 99})
     sizes = {"context_length": 64, "max_target_tokens": 24, "split": TextSplit(validation_share=0)}
-    (row,) = PagesDataModule(train_files=path, **sizes).audit().bad_rows
-    assert "Raise data.max_target_tokens, with data.context_length, or set data.too_l" in row.rule
-    assert "cut" not in row.rule
+    (sentence,) = PagesDataModule(train_files=path, **sizes).audit().warnings
+    assert sentence == "1 train samples exceed data.context_length 64: they are left out"
 
 
 @pytest.mark.parametrize("layout", ["packed", "documents"])

@@ -1,4 +1,4 @@
-"""Documents and rows of nested values in."""
+"""Documents in."""
 
 import json
 
@@ -6,25 +6,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from datamodules.files import documents
-from datamodules.files.documents import Fragment, Reading, read_section, sections_of, text_files
+from datamodules.files.documents import Document, Reading, read_documents, text_files
 from datamodules.files.rows import read_json_rows
 
 TEXT = "First line.\nSecond, löng — line.\n\n \t \nThird 🙂 line,\nfourth line.\n\n\nThe end.\n"
 
 
 def read(path, reading=Reading()):  # noqa: B008 - frozen
-    return [f for s in sections_of(path, reading) for f in read_section(s, reading)]
+    return list(read_documents(path, reading))
 
 
 def place_of(fragments):
     return [(f.place.rsplit(":", 1)[1], f.text) for f in fragments]
 
 
-def test_a_text_file_is_one_document_or_several(tmp_path):
+@pytest.mark.parametrize("line_break", ["\n", "\r\n", "\r"])
+def test_a_text_file_is_one_document_or_several(tmp_path, line_break):
     path = tmp_path / "a.txt"
-    path.write_text(TEXT, "utf-8")
-    assert read(path) == [Fragment(f"{path}:1", TEXT)]
+    path.write_bytes(("\ufeff" + TEXT).replace("\n", line_break).encode())
+    assert read(path) == [Document(f"{path}:1", TEXT)]
     assert place_of(read(path, Reading(documents_by="blank_line"))) == [
         ("1", "First line.\nSecond, löng — line."),
         ("5", "Third 🙂 line,\nfourth line."),
@@ -39,53 +39,16 @@ def test_a_text_file_is_one_document_or_several(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("unit", ["file", "blank_line", "line"])
-@pytest.mark.parametrize("section_bytes", [1, 2, 5, 13, 31])
-def test_sections_of_any_size_give_the_same_documents(tmp_path, monkeypatch, unit, section_bytes):
-    path, reading = tmp_path / "a.txt", Reading(documents_by=unit)
-    path.write_bytes(TEXT.replace("\n", "\r\n").encode())
-    whole = read(path, reading)
-    monkeypatch.setattr(documents, "SECTION_BYTES", section_bytes)
-    sections = sections_of(path, reading)
-    assert len(sections) > 1
-    found = read(path, reading)
-    if unit == "file":
-        assert [f.begins for f in found] == [True] + [False] * (len(sections) - 1)
-        assert [f.ends for f in found] == [False] * (len(sections) - 1) + [True]
-        assert "".join(f.text for f in found) == TEXT
-    else:
-        assert found == whole
-
-
-def test_a_line_longer_than_a_section_is_cut_between_characters(tmp_path, monkeypatch):
-    path = tmp_path / "a.txt"
-    path.write_text("ä🙂" * 50, "utf-8")
-    monkeypatch.setattr(documents, "SECTION_BYTES", 16)
-    found = read(path)
-    assert len(found) > 10
-    assert "".join(f.text for f in found) == "ä🙂" * 50
-
-
-@pytest.mark.parametrize("section_bytes", [3, 40, 1 << 20])
-def test_rows_of_jsonl_are_documents_with_their_line(tmp_path, monkeypatch, section_bytes):
-    path = tmp_path / "a.jsonl"
+def test_rows_of_jsonl_and_parquet_are_documents_with_their_line_or_row(tmp_path):
     lines = [json.dumps({"text": f"row {i}", "n": i}) for i in range(5)]
-    path.write_text("\ufeff" + "\n".join([*lines[:2], "", *lines[2:]]), "utf-8")
-    monkeypatch.setattr(documents, "SECTION_BYTES", section_bytes)
+    (tmp_path / "a.jsonl").write_text("\ufeff" + "\n".join([*lines[:2], "", *lines[2:]]), "utf-8")
     expected = [(str(i + 1 + (i > 1)), f"row {i}") for i in range(5)]
-    assert place_of(read(path)) == expected
-
-
-@pytest.mark.parametrize("section_bytes", [1, 1 << 20])
-def test_rows_of_parquet_are_documents_with_their_row(tmp_path, monkeypatch, section_bytes):
-    path = tmp_path / "a.parquet"
+    assert place_of(read(tmp_path / "a.jsonl")) == expected
     rows = [f"row {i}" for i in range(7)]
     table = pa.table({"body": rows, "other": [[i] for i in range(7)]})
-    pq.write_table(table, path, row_group_size=3)
-    monkeypatch.setattr(documents, "SECTION_BYTES", section_bytes)
-    reading = Reading(text_column="body")
-    assert len(sections_of(path, reading)) == (3 if section_bytes == 1 else 1)
-    assert place_of(read(path, reading)) == [(str(i + 1), row) for i, row in enumerate(rows)]
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=3)
+    found = read(tmp_path / "a.parquet", Reading(text_column="body"))
+    assert place_of(found) == [(str(i + 1), row) for i, row in enumerate(rows)]
 
 
 def test_folders_give_all_their_text_files_in_order(tmp_path):
@@ -154,33 +117,6 @@ def test_text_that_is_not_utf_8_is_named_with_its_line(tmp_path):
     path.write_bytes(b"good\nna\xefve\n")
     with pytest.raises(ValueError, match=r"a.txt:2: the text is not UTF-8 \(byte 7 of the file\)"):
         read(path)
-
-
-def test_an_unknown_unit_is_refused():
-    with pytest.raises(ValueError, match='documents_by must be one of file, .*got "page"'):
-        Reading(documents_by="page")  # type: ignore[arg-type]
-
-
-def test_a_part_of_a_jsonl_file_keeps_its_line_numbers(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"a": 1}\n\n{"a": [2]}\n{"a": 3}')
-    assert [(r.line, r.values) for r in read_json_rows(path)] == [
-        (1, {"a": 1}),
-        (3, {"a": [2]}),
-        (4, {"a": 3}),
-    ]
-    part = list(read_json_rows(path, start=9, end=20, first_line=2))
-    assert [(r.place, r.values) for r in part] == [(f"{path}:3", {"a": [2]})]
-
-
-def test_a_part_of_a_parquet_file_is_some_of_its_row_groups(tmp_path):
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"a": range(6), "b": list("abcdef")}), path, row_group_size=2)
-    part = list(read_json_rows(path, start=1, end=2, first_line=3, columns=("b",)))
-    assert [(r.line, r.values) for r in part] == [(3, {"b": "c"}), (4, {"b": "d"})]
-    whole = list(read_json_rows(path, columns=("c",)))
-    assert whole[5].values == {"a": 5, "b": "f"}
-    assert list(read_json_rows(path, 0, 0)) == []
 
 
 def test_damaged_files_are_named(tmp_path):

@@ -10,15 +10,15 @@ from datamodules import PagesDataModule, PlanOptions, TextSplit, TokenizerOption
 from datamodules.core.batches import IGNORED
 from datamodules.files.rows import BadRows, JsonRow
 from datamodules.text.pages import (
-    PagePrompts,
     SnippetDataset,
     WriterPage,
     framed,
-    open_page_texts,
     page_of,
+    page_prompts,
     prompt_of,
     read_pages,
 )
+from datamodules.text.prompts import read_rows
 
 TITLE = "Apple pie – Grandmother's Kitchen"
 HTML = f"""<html><head><title>{TITLE}</title><meta property="og:title" content="{TITLE}">
@@ -129,19 +129,17 @@ def test_a_long_page_loses_its_end_and_never_the_target(tmp_path, tokenizer):
 def test_prediction_asks_as_training_did(tmp_path):
     rows = [{"text": "the hen " * n, "title": f"Hen {n}", "query": "q"} for n in (1, 40)]
     data = module(tmp_path, rows, layout="documents")
-    asked = PagePrompts(
-        [Path(data.files[0])], data.store.tokenizer, target="title", max_prompt=data.max_prompt
-    )
-    prompts = [prompt.ids for [prompt] in asked.prompts()]
-    assert prompts == [prompt_of(piece).tolist() for piece in pieces(data.build("train"))]
-    assert [p.num_cut for [p] in asked.prompts()] == [0, len("the hen " * 40) + 24 - 1 - 72]
+    asked = read_rows([Path(data.files[0])]), data.store.tokenizer, "title", data.max_prompt
+    prompts = list(page_prompts(*asked))
+    assert [prompt.ids for prompt in prompts] == [
+        prompt_of(piece).tolist() for piece in pieces(data.build("train"))
+    ]
+    assert [prompt.num_cut for prompt in prompts] == [0, len("the hen " * 40) + 24 - 1 - 72]
 
 
-def test_a_target_beyond_its_room_is_an_error_or_left_out(tmp_path):
+def test_a_target_beyond_its_room_is_left_out(tmp_path):
     rows = [{"text": "a" * 200, "title": "b" * 25}, {"text": "c", "title": "d"}]
-    with pytest.raises(ValueError, match="1 samples are longer .* Raise data.max_target_tokens"):
-        module(tmp_path, rows).build("train")
-    assert len(module(tmp_path, rows, too_long="leave_out").build("train").fitted.samples) == 1
+    assert len(module(tmp_path, rows).build("train").fitted.samples) == 1
 
 
 def test_one_page_with_several_queries_is_in_one_part(tmp_path):
@@ -163,8 +161,8 @@ def test_evaluation_has_a_page_per_sample_with_its_whole_texts(tmp_path):
     dataset = data.build("validation")
     assert isinstance(dataset, SnippetDataset)
     batch = dataset.collate([dataset.example(i, 0) for i in range(30)])
-    texts = open_page_texts(data.page_request, data.store, 1)
-    assert batch["texts"] == [texts[i].text for i in range(30)]
+    lines = data.store.part(1).lines.tolist()
+    assert batch["texts"] == [rows[line - 1]["text"].strip() for line in lines[:30]]
     decode = data.store.tokenizer.decode
     for i, target in enumerate(batch["targets"]):
         prompt = batch["prompt_ids"][i, : batch["prompt_lengths"][i]]
@@ -183,8 +181,6 @@ def test_check_says_where_the_target_shows(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"target": "h1"}, 'target must be title or description, got "h1"'),
-        ({"too_long": "cut"}, "too_long must be leave_out or error: a page loses its end in any"),
         ({"max_target_tokens": 512}, "max_target_tokens must be 1 to 511, got 512"),
     ],
 )

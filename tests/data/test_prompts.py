@@ -15,8 +15,9 @@ from datamodules.core.plan import MicroBatch
 from datamodules.files.rows import JsonRow
 from datamodules.text.prompts import (
     PromptDataset,
-    PromptRequest,
     check_output,
+    read_prompts,
+    read_rows,
     recent,
     write_completions,
     write_scores,
@@ -47,7 +48,7 @@ def written(folder: Path, rows: list) -> Path:
 
 
 def dataset(folder, rows, tokenizer=TOKENIZER, **options) -> PromptDataset:
-    return PromptDataset(PromptRequest([written(folder, rows)], tokenizer, **options))
+    return PromptDataset(read_prompts(read_rows([written(folder, rows)]), tokenizer, **options))
 
 
 def ids_of(data: PromptDataset, sample: int) -> list[int]:
@@ -68,14 +69,14 @@ def test_prompts_begin_documents_and_chats_begin_as_their_template_writes_them(t
 
 
 def test_chats_of_other_keys_are_asked_as_messages(tmp_path):
-    turns = [{"from": "human", "value": "Hi"}]
-    rows = [{"conversations": turns}, {"instruction": "Hi", "input": ""}, {"prompt": turns}]
+    rows = [
+        {"conversations": [{"from": "human", "value": "Hi"}]},
+        {"instruction": "Hi", "input": ""},
+    ]
     data = dataset(tmp_path, rows, CHATS)
-    assert {tuple(ids_of(data, i)) for i in range(3)} == {
+    assert {tuple(ids_of(data, i)) for i in range(2)} == {
         tuple(TOKENIZER.encode("user: Hi\nassistant: "))
     }
-    named = dataset(tmp_path, rows[1:2], CHATS, column="instruction")  # a text where it is named
-    assert ids_of(named, 0) == [BEGIN, *TOKENIZER.encode("Hi")]
 
 
 def test_a_tokenizer_without_a_begin_token_adds_one_only_where_there_is_nothing(tmp_path):
@@ -83,15 +84,6 @@ def test_a_tokenizer_without_a_begin_token_adds_one_only_where_there_is_nothing(
     data = dataset(tmp_path, [{"prompt": "Hello"}, {"prompt": ""}], bare)
     assert ids_of(data, 0) == TOKENIZER.encode("Hello").tolist()
     assert ids_of(data, 1) == [TOKENIZER.end_id]
-
-
-def test_parquet_and_jsonl_are_read_alike(tmp_path):
-    rows = [{"question": "a"}, {"question": "b"}]
-    pq.write_table(pa.table({"question": ["a", "b"]}), tmp_path / "mine.parquet")
-    request = PromptRequest([tmp_path / "mine.parquet"], TOKENIZER, "question")
-    assert PromptDataset(request).fingerprint == (
-        dataset(tmp_path, rows, column="question").fingerprint
-    )
 
 
 def test_the_fingerprint_tells_other_prompts(tmp_path):
@@ -114,22 +106,22 @@ def test_a_long_prompt_is_an_error_or_loses_its_beginning(tmp_path):
     ("row", "options", "message"),
     [
         ({"text": "a"}, {}, '2: the row has neither of "prompt" and "messages" .it has "text".'),
+        ({"prompt": None}, {}, '2: the row has neither of "prompt" and "messages"'),
         ({"prompt": "a", "messages": TALK}, {}, '2: the row has both of "prompt" and "messages"'),
-        ({"prompt": "a"}, {"column": "ask"}, '2: the row has no "ask" .it has "prompt".; name'),
-        ({"prompt": 3}, {}, '2: "prompt" is 3; it must be a text, or a list of messages'),
-        ({"prompt": None}, {}, '2: "prompt" is None; it must be a text'),
-        ({"messages": []}, {}, r'2: "messages" is \[\]; it must be a text'),
-        ({"messages": [{"role": "user"}]}, {}, '2: "messages" is .* it must be a text'),
-        ({"messages": TALK}, {}, '2: "messages" holds messages, but the tokenizer has no chat'),
+        ({"prompt": 3}, {}, '2: "prompt" must be a text, got 3; write chats as "messages"'),
+        ({"messages": []}, {}, r'2: "messages" must be a list such as .*, got \[\]'),
+        ({"messages": [{"role": "user"}]}, {}, '2: "messages" must be a list'),
+        ({"messages": TALK}, {}, "2: the tokenizer has no chat template"),
         ({"prompt": "a"}, {"mode": "score"}, '2: mode score needs "choices", .* has "prompt"'),
-        ({"prompt": "a", "choices": []}, {"mode": "score"}, r"2: mode score .* the row has \[\]"),
-        ({"prompt": "a", "choices": "b"}, {"mode": "score"}, "2: mode score .* the row has 'b'"),
-        ({"prompt": "a", "choices": [""]}, {"mode": "score"}, "2: a continuation adds no token"),
+        ({"prompt": "a", "choices": []}, {"mode": "score"}, '2: mode score needs "choices"'),
+        ({"prompt": "a", "choices": "b"}, {"mode": "score"}, '2: mode score needs "choices"'),
+        ({"prompt": "a", "choices": [""]}, {"mode": "score"}, "2: a choice adds no token"),
+        ({"prompt": "a\ud83d"}, {}, r'2: "\\ud83d" is half of a surrogate pair'),
         ("{", {}, "2: the line is no JSON"),
     ],
 )
 def test_a_wrong_row_is_named_with_its_place(tmp_path, row, options, message):
-    good = {"prompt": "x", "ask": "x", "choices": ["y"]}
+    good = {"prompt": "x", "choices": ["y"]}
     with pytest.raises(ValueError, match="mine.jsonl:" + message):
         dataset(tmp_path, [good, row], **options)
 
@@ -145,23 +137,10 @@ def test_what_a_tokenizer_refuses_is_named_with_its_place(tmp_path):
 
 
 def test_a_file_without_rows_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="mine.jsonl: there is no row; write at least one prompt"):
+    with pytest.raises(
+        ValueError, match="there is no row to predict for; write at least one prompt"
+    ):
         dataset(tmp_path, [])
-
-
-def test_a_value_that_json_does_not_know_is_found_before_any_work(tmp_path):
-    pq.write_table(pa.table({"prompt": ["a"], "raw": [b"x"]}), tmp_path / "mine.parquet")
-    with pytest.raises(ValueError, match="mine.parquet:1: a value is of type bytes, and the outp"):
-        PromptDataset(PromptRequest([tmp_path / "mine.parquet"], TOKENIZER))
-
-
-@pytest.mark.parametrize(
-    "row",
-    [{"prompt": "a\ud83d"}, {"prompt": "a", "note": ["\ud83d"]}, {"prompt": "a", "\ud83d": 1}],
-)
-def test_half_of_a_character_is_named_when_the_file_is_read(tmp_path, row):
-    with pytest.raises(ValueError, match=r'mine.jsonl:2: "\\ud83d" is half of a surrogate pair'):
-        dataset(tmp_path, [{"prompt": "x"}, row])
 
 
 def rows_of(rows: list[dict]) -> list[JsonRow]:
@@ -199,8 +178,21 @@ def test_completions_stand_in_the_rows_that_asked_for_them(tmp_path, caplog):
         write_completions(rows, results_of(["a", "b"]), out, TOKENIZER, num_cut)
 
 
+def test_parquet_is_read_as_jsonl_and_any_value_is_written(tmp_path):
+    values = {"day": datetime.date(2024, 2, 29), "price": Decimal("1.50"), "prompt": "a"}
+    pq.write_table(pa.Table.from_pylist([values]), tmp_path / "mine.parquet")
+    rows = list(read_rows([tmp_path / "mine.parquet"]))
+    data = PromptDataset(read_prompts(rows, TOKENIZER))
+    assert data.fingerprint == dataset(tmp_path, [{"prompt": "a"}]).fingerprint
+    rows += rows_of([{"prompt": "b", "note": ["\ud83d"]}])  # half a character, as an escape
+    write_completions(rows, results_of(["b", "c"]), tmp_path / "out.jsonl", TOKENIZER, np.zeros(2))
+    first, second = map(json.loads, (tmp_path / "out.jsonl").read_text("utf-8").splitlines())
+    assert (first["day"], first["price"]) == ("2024-02-29", "1.50")
+    assert second["note"] == ["\ud83d"]
+
+
 def test_scores_are_lists_with_the_place_of_the_best(tmp_path):
-    rows = rows_of([{"prompt": "a", "choices": ["b", "c"]}, {"continuation": "d"}])
+    rows = rows_of([{"prompt": "a", "choices": ["b", "c"]}, {"choices": ["d"]}])
     results = {
         "scores": np.array([[-3.5, -1.25], [-2.0, np.nan]]),
         "num_tokens": np.array([[2, 1], [1, 0]]),
@@ -222,18 +214,6 @@ def test_a_file_that_changed_meanwhile_is_not_written(tmp_path, num_rows):
     assert not list(tmp_path.iterdir())
 
 
-def test_results_of_another_step_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="predict_step must return scores, num_tokens"):
-        write_scores([], results_of(["a"]), tmp_path / "out.jsonl", np.zeros(1))
+def test_an_output_of_another_kind_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r'out.csv ends in ".csv"; name a file in .jsonl or'):
         check_output(tmp_path / "out.csv")
-
-
-def test_values_that_json_does_not_know(tmp_path):
-    values = {"day": datetime.date(2024, 2, 29), "price": Decimal("1.50"), "prompt": "a"}
-    row = JsonRow(tmp_path / "mine.parquet", 1, values)
-    write_completions(
-        [row], results_of(["b"]), tmp_path / "out.jsonl", TOKENIZER, np.zeros(1, np.int64)
-    )
-    got = json.loads((tmp_path / "out.jsonl").read_text("utf-8"))
-    assert (got["day"], got["price"]) == ("2024-02-29", "1.50")

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from datamodules.core.store import cache_root
+from datamodules.core.store import ArrayFile, cache_root
 from datamodules.search.collection import Collection, CollectionRequest, open_collection
 from datamodules.search.datamodule import kept_documents, kept_queries
 from datamodules.search.queries import Queries
-from datamodules.text.encoding import TextEncoding
-from datamodules.text.store import TokenRows, TokenRowsWriter
+from datamodules.text.encoding import TextEncoding, TokenRows
 from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, make_tokenizer
 from tests.seo.retrieval_collection import write_collection
 
@@ -100,13 +99,13 @@ def rewrite(path: Path, change: Any) -> None:
 def test_what_was_interrupted_is_not_there_and_is_made_whole_later(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    collection, encoding, add = opened(folder), encoding_of(), TokenRowsWriter.add
+    collection, encoding, add = opened(folder), encoding_of(), ArrayFile.add
 
-    def interrupted(self: TokenRowsWriter, rows: Any) -> None:
-        add(self, rows)
+    def interrupted(self: ArrayFile, values: np.ndarray) -> None:
+        add(self, values)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(TokenRowsWriter, "add", interrupted)
+    monkeypatch.setattr(ArrayFile, "add", interrupted)
     with pytest.raises(KeyboardInterrupt):
         check(collection, encoding)
     assert list((cache_root() / "token_rows").iterdir()) == []

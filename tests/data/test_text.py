@@ -18,9 +18,16 @@ from datamodules.core.plan import PlanOptions
 from datamodules.core.planned import PlannedDataModule
 from datamodules.core.store import cache_root
 from datamodules.files.splitting import TEST, TRAIN, VALIDATION
-from datamodules.text.packing import Piece, best_fit, one_row, padded_rows
+from datamodules.text.packing import (
+    BlockDataset,
+    Piece,
+    TokenDataset,
+    best_fit,
+    cut_into_pieces,
+    one_row,
+    padded_rows,
+)
 from datamodules.text.store import TokenStream
-from datamodules.text.texts import BlockDataset, TokenDataset, cut_into_pieces
 from datamodules.tokenizers.text import make_tokenizer
 from tests.text_corpora import TEXTS, text_file, text_module, text_rows, texts_of
 
@@ -326,7 +333,7 @@ def test_without_files_the_demo_text_is_divided_by_documents(monkeypatch):
     monkeypatch.undo()  # the cache of all tests has the demo, most likely
     data = TextDataModule(split=TextSplit(0.1, 0.05))
     data.setup("fit")
-    counts = [data.store.part_facts(part).num_documents for part in (TRAIN, VALIDATION, TEST)]
+    counts = [len(data.store.hashes(part)) for part in (TRAIN, VALIDATION, TEST)]
     assert sum(counts) > 1500
     assert [round(count / sum(counts), 2) for count in counts] == [0.85, 0.1, 0.05]
     assert "document 1" in data.datasets["train"].describe(0, 0)
@@ -337,17 +344,17 @@ def test_validation_and_test_files_are_read_as_they_are(tmp_path, corpus):
     data = text_module(corpus, validation_files=held[0], test_files=held[1])
     data.setup("fit")
     data.setup("test")
-    counts = [data.store.part_facts(part).num_documents for part in (TRAIN, VALIDATION, TEST)]
+    counts = [len(data.store.hashes(part)) for part in (TRAIN, VALIDATION, TEST)]
     assert counts == [20, 1, 1]
     data = text_module(corpus, test_files=held[1], split=TextSplit(0.2, 0.2))
     data.setup("fit")
-    counts = [data.store.part_facts(part).num_documents for part in (TRAIN, VALIDATION, TEST)]
+    counts = [len(data.store.hashes(part)) for part in (TRAIN, VALIDATION, TEST)]
     assert counts == [16, 4, 1]
 
 
 def test_a_second_start_reads_nothing(corpus, monkeypatch):
     text_module(corpus, tokenizer=CHARACTERS).prepare_data()
-    monkeypatch.setattr("datamodules.text.store.cuts_of", None)  # making it would now fail
+    monkeypatch.setattr("datamodules.text.store.make_tokenizer", None)  # making it would now fail
     data = text_module(corpus, tokenizer=CHARACTERS)
     data.prepare_data()
     data.setup("fit")
@@ -379,8 +386,6 @@ def test_one_document_for_two_parts_names_the_ways_to_divide_it(tmp_path):
 def test_wrong_options_are_refused():
     with pytest.raises(ValueError, match="context_length must be at least 1, got 0"):
         TextDataModule(context_length=0)
-    with pytest.raises(ValueError, match='layout must be one of blocks, packed, .*got "rows"'):
-        TextDataModule(layout="rows")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="validation_files are given without train_files"):
         TextDataModule(validation_files="a.txt")
 
