@@ -227,11 +227,12 @@ class LanguageModelDataModule(PlannedDataModule):
         Raises:
             ValueError: there is no trained model, no file, or a row breaks a rule.
         """
-        rows, model = read_rows(self._predict_paths()), self.trainer.lightning_module
+        rows, tokenizer = read_rows(self._predict_paths()), self.prompt_tokenizer()
+        model = self.trainer.lightning_module
         options, limit = model.generation, model.max_positions(self.model_recipe())
         prompts = read_prompts(
             rows,
-            self.prompt_tokenizer(),
+            tokenizer,
             separator=self.separator,
             mode=options.mode,
             max_positions=limit,
