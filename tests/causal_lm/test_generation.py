@@ -12,7 +12,7 @@ from torch import nn
 
 from datamodules.core.loader import collated
 from datamodules.core.plan import MicroBatch, rng_for
-from datamodules.text.prompts import ChoiceDataset, PromptRequest, joint_tokens
+from datamodules.text.prompts import ChoiceDataset, joint_tokens, read_prompts, read_rows
 from datamodules.tokenizers.text import TextTokenizer
 from lit_models.causal_lm.generation import GenerationOptions, draw, filtered, score
 from lit_models.causal_lm.network import Decoder, DecoderConfig
@@ -239,7 +239,7 @@ def test_options_out_of_range_are_refused(options, message):
 
 ROWS = [
     {"prompt": "The sky is", "choices": [" blue", " a fish that flies", " b"]},
-    {"prompt": "", "continuation": "Once upon a time"},
+    {"prompt": "", "choices": ["Once upon a time"]},
     {"prompt": "2 + 2 =", "choices": [" 4", " 22"]},
     {"prompt": "A long prompt, longer than all others, ends", "choices": ["."]},
 ]
@@ -248,7 +248,8 @@ ROWS = [
 def dataset(tmp_path, rows, **options) -> ChoiceDataset:
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return ChoiceDataset(PromptRequest([path], **{"tokenizer": TOKENIZER, **options}, mode="score"))
+    options = {"tokenizer": TOKENIZER, **options}
+    return ChoiceDataset(read_prompts(read_rows([path]), **options, mode="score"))
 
 
 def batch_of(data: ChoiceDataset, ids: list[int]):
@@ -276,7 +277,7 @@ def test_scores_are_those_of_one_forward_per_token(tmp_path, make):
     assert found["scores"].shape == (4, 3)
     for place, number in enumerate(order):
         row = ROWS[number]
-        choices = row.get("choices") or [row["continuation"]]
+        choices = row["choices"]
         for k, choice in enumerate(choices):
             total, count = slow_score(network, row["prompt"], choice)
             assert float(found["scores"][place, k]) == pytest.approx(total, abs=1e-9)
@@ -306,7 +307,7 @@ def test_a_token_across_the_border_is_the_continuations(tmp_path):
     backend.decoder = decoders.Fuse()
     backend.add_special_tokens(["<end>"])
     tokenizer = TextTokenizer(backend, 4)  # without a begin-of-text token
-    rows = [{"prompt": "xy", "choices": ["z", "x"]}, {"prompt": "", "continuation": "yx"}]
+    rows = [{"prompt": "xy", "choices": ["z", "x"]}, {"prompt": "", "choices": ["yx"]}]
     data = dataset(tmp_path, rows, tokenizer=tokenizer)
     texts = [data.example(i, 0) for i in (0, 1)]
     assert [(t.ids, t.num_rated) for t in texts[0]] == [([0, 3], 1), ([0, 1, 0], 1)]
@@ -315,12 +316,12 @@ def test_a_token_across_the_border_is_the_continuations(tmp_path):
 
 def test_a_text_longer_than_the_positions_is_refused_or_loses_its_beginning(tmp_path):
     rows = [{"prompt": "abcdefgh", "choices": ["ijk", "i"]}]
-    with pytest.raises(ValueError, match=r"rows.jsonl:1: prompt and continuation has 11 tokens"):
+    with pytest.raises(ValueError, match=r"rows.jsonl:1: prompt and choice has 11 tokens"):
         dataset(tmp_path, rows, max_positions=10)
     data = dataset(tmp_path, rows, max_positions=6, cuts=True)
     long, short = data.example(0, 0)
     assert long.ids == TOKENIZER.encode("efghijk").tolist()
     assert (long.num_rated, short.num_rated) == (3, 1)
     assert data.num_cut.tolist() == [5]  # with the begin-of-text token
-    with pytest.raises(ValueError, match="the continuation has 3 tokens and the network 2"):
+    with pytest.raises(ValueError, match="the choice has 3 tokens and the network 2"):
         dataset(tmp_path, rows, max_positions=2, cuts=True)
