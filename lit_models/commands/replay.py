@@ -150,7 +150,7 @@ def replay(
     if json is not None and not Path(json).absolute().parent.is_dir():
         raise FileNotFoundError(f"--json {json}: there is no folder {Path(json).parent}; make it.")
     found = find_step(run, step, attempt)
-    start = find_start(run, found, advance)
+    start = find_start(run, found)
     path, module, data, trainer_values, seed = _from_config(run, trust_checkpoint)
     advance = advance and start.num_older > 0
     with tempfile.TemporaryDirectory() as folder:

@@ -322,7 +322,7 @@ def run_facts(run: RunRecord) -> dict[str, Any]:
         "more_charts": charts[5 + MOST_METRICS :],
         "attempts": attempts,
         "duration": duration,
-        "events": [ln for ln in run.ledger if ln.get("event") in ("not_applied", "rolled_back")],
+        "events": [ln for ln in run.ledger if ln.get("event") == "not_applied"],
         "metrics": list(_metric_rows(run)),
         "facts": _facts(run),
         "proof": proof,

@@ -730,13 +730,6 @@ class LastCheckpoint(Callback):
         self._saved_at, self._saved_step = time.monotonic(), trainer.global_step
 
 
-def settle_checkpoints(trainer: Trainer) -> None:
-    """Wait until all that a run saved so far can be read, on every rank; a collective."""
-    for callback in trainer.callbacks:
-        if isinstance(callback, LastCheckpoint):
-            callback.settle(trainer)
-
-
 def _ledger_of(trainer: Trainer) -> Any | None:
     """Return the callback by which ranks agree on saves; `Ledger` builds on this file."""
     return next((c for c in trainer.callbacks if hasattr(c, "wants_save")), None)

@@ -21,8 +21,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch.distributed.constants import default_pg_timeout
 from torch.optim import Optimizer
 
-from lit_models.training.checkpoints import settle_checkpoints
-from lit_models.training.ledger import Ledger, is_distributed, ledger_of, record_of
+from lit_models.training.ledger import is_distributed, ledger_of, record_of
 from lit_models.training.strategies import ManagedProcesses
 
 USR1 = getattr(signal, "SIGUSR1", None)  # POSIX alone has it
@@ -125,17 +124,14 @@ class NonFinite(Callback):
     so too (`ExactModule.exact_mean`): all ranks see the same.
 
     Args:
-        policy: `stop` ends the run with an error; `skip` goes on with the next step; `rollback`
-            takes weights and moments from the newest checkpoint and goes on behind the step.
+        policy: `stop` ends the run with an error; `skip` goes on with the next step.
         most_skipped: updates that may be left out in one run before it stops.
 
     Raises:
         ValueError: most_skipped below 1.
     """
 
-    def __init__(
-        self, policy: Literal["stop", "skip", "rollback"] = "stop", most_skipped: int = 10
-    ) -> None:
+    def __init__(self, policy: Literal["stop", "skip"] = "stop", most_skipped: int = 10) -> None:
         if most_skipped < 1:
             raise ValueError(f"most_skipped must be at least 1, got {most_skipped}.")
         self.policy, self.most_skipped = policy, most_skipped
@@ -196,26 +192,10 @@ class NonFinite(Callback):
         if self.policy == "stop" or self.num_skipped > self.most_skipped:
             raise FloatingPointError(
                 f"{what}. Samples: {names}. Look at it with `unisono replay {run} --step {step}`; "
-                "the callback lit_models.training.NonFinite with policy skip or rollback "
-                f"goes on ({self.num_skipped - 1} of {self.most_skipped} left out so far)."
+                "the callback lit_models.training.NonFinite with policy skip goes on "
+                f"({self.num_skipped - 1} of {self.most_skipped} left out so far)."
             )
-        if self.policy == "rollback":
-            self._roll_back(trainer, ledger)
         rank_zero_warn(f"{what} ({self.policy}). Samples: {names}.")
-
-    def _roll_back(self, trainer: Trainer, ledger: Ledger) -> None:
-        settle_checkpoints(trainer)  # or one rank would take the last, another the one before
-        path = Path(trainer.default_root_dir) / "checkpoints" / "last.ckpt"
-        if not path.exists():
-            raise FloatingPointError(
-                "there is no checkpoint to roll back to yet; save sooner with "
-                "LastCheckpoint(every_n_steps=…), or use policy skip."
-            )
-        checkpoint = trainer.strategy.load_checkpoint(path, weights_only=True)
-        trainer.strategy.load_model_state_dict(checkpoint)
-        trainer.strategy.load_optimizer_state_dict(checkpoint)
-        undone = {"to_step": checkpoint["global_step"], "step": trainer.global_step}
-        ledger.note({"event": "rolled_back", **undone})
 
 
 class Watch:

@@ -24,7 +24,7 @@ class Status(IntEnum):
 
     PROVEN = 0  # every epoch is whole: each of its samples is in the weights once
     CUT = 3  # an epoch is not whole, or the run has no end: what was used was used once
-    NOT_APPLIED = 4  # steps that were skipped or rolled back are not in the weights
+    NOT_APPLIED = 4  # steps that were skipped are not in the weights
     MISSING = 5  # steps between others, or behind the last one, are not in the ledger
     DOUBLED = 6  # a step is in the ledger twice
     DENIED = 7  # a step used other samples or targets than the plan gives it
@@ -235,9 +235,6 @@ def left_out(rows: list[dict[str, Any]]) -> dict[int, str]:
             steps[row["step"]] = "its update was not applied"
         elif row.get("is_finite") is False:  # which a scaler of float16 leaves out by itself
             steps[row["step"]] = "its loss or gradient is not finite"
-        elif row.get("event") == "rolled_back":
-            undone = range(row["to_step"] + 1, row["step"] + 1)
-            steps |= dict.fromkeys(undone, f"rolled back to step {row['to_step']}")
     return steps
 
 
@@ -505,53 +502,29 @@ def find_step(run: Path, step: int, attempt: int | None = None) -> LedgerStep:
     return LedgerStep(chosen, starts[chosen["attempt"]], is_discarded, before, why)
 
 
-def find_start(run: Path, found: LedgerStep, advance: bool = False) -> Start:
+def find_start(run: Path, found: LedgerStep) -> Start:
     """Return the checkpoint whose weights are nearest to those that a step began with.
 
-    Checkpoints of steps that a kill discarded or a rollback undid are of another lineage, and
-    damaged ones are passed over and named.
-
-    Args:
-        run: a run folder.
-        found: the step.
-        advance: the steps between are to be trained.
-
-    Raises:
-        ValueError: the step follows a rollback whose weights are not kept, or from which no
-            training can go on.
+    Checkpoints of steps that a kill discarded are of another lineage, and damaged ones are passed
+    over and named.
     """
     from lit_models.training.checkpoints import read_checkpoint  # torch: few callers need it
 
     last = found.line["step"] - 1
-    places = {row.get("hash"): place for place, row in enumerate(found.before)}
-    undone = [place for place, row in enumerate(found.before) if row.get("event") == "rolled_back"]
-    rollback = found.before[undone[-1]] if undone else {}
-    usable: list[Start] = []
+    hashes = {row.get("hash") for row in found.before}
     damaged_ones: list[str] = []
-    for path in sorted((run / "checkpoints").glob("[!.]*.ckpt")):
+    starts = [Start(None, 0, damaged_ones, last)]
+    for path in sorted((run / "checkpoints").glob("[!.]*.ckpt"), reverse=True):
         try:
             content = read_checkpoint(path, mmap=True)
         except (ValueError, FileNotFoundError):
-            damaged_ones.append(path.name)
+            damaged_ones.insert(0, path.name)
             continue
         step = int(content.get("global_step", 0))
-        place = places.get(content.get("ledger", {}).get("hash"), -1)
-        if "loops" not in content or step > last or (place < 0 and "ledger" in content):
-            continue
-        if not undone or place > undone[-1]:
-            usable.append(Start(path, step, damaged_ones, last - step))
-        elif step == rollback["to_step"] and not (advance and last > rollback["step"]):
-            usable.append(Start(path, step, damaged_ones, last - rollback["step"]))
-    if usable:
-        return min(usable, key=lambda start: (start.num_older, str(start.checkpoint)))
-    if rollback:
-        way_out = "leave --advance out" if advance else "replay a step before it"
-        raise ValueError(
-            f"step {last + 1} follows the rollback of step {rollback['step']} to step "
-            f"{rollback['to_step']}, and {run} keeps no checkpoint from which its weights can be "
-            f"made; {way_out}, or train with more checkpoints (LastCheckpoint.every_n_steps)."
-        )
-    return Start(None, 0, damaged_ones, last)
+        is_of_lineage = "ledger" not in content or content["ledger"].get("hash") in hashes
+        if "loops" in content and step <= last and is_of_lineage:
+            starts.append(Start(path, step, damaged_ones, last - step))
+    return min(reversed(starts), key=lambda start: start.num_older)
 
 
 def check_data(data: "PlannedDataModule", found: LedgerStep, run: Path, epoch: int) -> None:

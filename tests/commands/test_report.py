@@ -166,14 +166,12 @@ def test_the_page_says_when_attempts_began_and_were_last_seen(tmp_path: Path) ->
     lines.append(
         {"event": "not_applied", "step": 7, "attempt": 2, "policy": "skip", "sample_ids": [3, 4]}
     )
-    lines.append({"event": "rolled_back", "attempt": 2, "to_step": 2})
     (folder / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     words = text_of(page_of(folder))
     assert "Began 2026-11-21 23:59:58, last step 2026-11-22 08:00:02 (UTC)." in words
     assert "1 broke off 2026-11-21 23:59:58 1 0 4 0 2 s" in words
     assert "Step 7: loss or gradient was not finite; its update was not applied" in words
     assert "(skip; samples 3, 4)" in words
-    assert "Attempt 2: the weights of step 2 were put back." in words
 
 
 def test_speed_is_that_of_throughput_or_of_the_ledger(tmp_path: Path) -> None:

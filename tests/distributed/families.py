@@ -116,24 +116,12 @@ class LitTied(ExactModule):
         return configured(self, adamw(parameter_groups(self)), None)
 
 
-class LitMuon(LitTied):
-    """The same, whose hidden matrices Muon moves."""
-
-    def configure_optimizers(self) -> Any:
-        groups = parameter_groups(self, heads=[self.output.weight])
-        return configured(self, MuonAdamW(groups, lr=0.01), None)
-
-
 def toy(folder: Path, options: dict[str, Any]) -> tuple[ExactModule, PlannedDataModule]:
     return LitToy(), ToyData(predict_output=str(folder / "coded.csv"), **options)
 
 
 def tied(folder: Path, options: dict[str, Any]) -> tuple[ExactModule, PlannedDataModule]:
     return LitTied(), ToyData(predict_output=str(folder / "coded.csv"), **options)
-
-
-def muon(folder: Path, options: dict[str, Any]) -> tuple[ExactModule, PlannedDataModule]:
-    return LitMuon(), ToyData(predict_output=str(folder / "coded.csv"), **options)
 
 
 def occupation_table(path: Path) -> None:
@@ -227,7 +215,6 @@ GPT2 = {"norm": "layer", "positions": "learned", "activation": "gelu", "bias": T
 GROUPED = {"num_heads": 4, "num_kv_heads": 2, "feed_forward": 38}
 ON_BFLOAT16 = LoraOptions(["*"], rank=2, dropout=0.0, base_dtype="bfloat16")
 SPECIAL: dict[str, Family] = {  # not in every test
-    "muon": muon,
     "llama": partial(causal_lm, **GROUPED),
     "lora": partial(causal_lm, optimizer=adamw, lora=ON_BFLOAT16),
     "gpt2": partial(causal_lm, optimizer=adamw, dropout=0.1, **GPT2),

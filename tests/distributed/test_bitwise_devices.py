@@ -10,17 +10,6 @@ from lit_models.training.checkpoints import read_checkpoint
 from tests.distributed.launch import run
 from tests.toy import ledger_lines
 
-STEPS = 6
-CODER = (
-    *("-m", "lit_models", "fit", "--config", "occupation_coder/debug.yaml"),
-    *("--trainer.accelerator=cpu", "--trainer.gradient_clip_val=1.0"),
-    *(f"--trainer.limit_train_batches={STEPS}", "--data.micro_batch_size=4"),
-)
-DROPOUT = (
-    *("--model.encoder.dropout=0.3", "--model.decoder.dropout=0.3"),
-    *("--model.loss.flat_dropout=0.3", "--exact_dropout=true"),
-)
-
 
 def state(folder: Path) -> dict[str, Tensor]:
     """Return all weights and the optimizer's moments of a run's last checkpoint."""
@@ -61,27 +50,3 @@ def test_without_the_fixed_tree_bits_differ_while_gradients_agree(runs: Path) ->
         ):
             assert a["digest"] == b["digest"]
             assert a["loss"] == pytest.approx(b["loss"], rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    "extra",
-    [
-        pytest.param((), id="no dropout", marks=pytest.mark.soak),
-        pytest.param(DROPOUT, id="dropout", marks=pytest.mark.soak),
-    ],
-)
-def test_the_occupation_coder_has_the_same_bits_on_1_2_and_4_devices(
-    tmp_path: Path, extra: tuple[str, ...]
-) -> None:
-    for devices in (1, 2, 4):
-        on = [
-            f"--trainer.devices={devices}",
-            f"--trainer.default_root_dir={tmp_path / 'r'}{devices}",
-        ]
-        on += ["--trainer.strategy=ddp"] if devices > 1 else []
-        done = run(*CODER, "--exactness=bitwise", *extra, *on)
-        assert done.returncode == 0, done.stdout
-        assert "bitwise: 4 chunks a step" in done.stdout
-    assert len(ledger_lines(tmp_path / "r1")) == STEPS
-    assert differences(tmp_path / "r1", tmp_path / "r2") == []
-    assert differences(tmp_path / "r1", tmp_path / "r4") == []

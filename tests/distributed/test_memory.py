@@ -1,13 +1,11 @@
 """A rehearsal under ddp and fsdp: the rank with least room decides, and no trace is left."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.distributed.launch import run
 from tests.distributed.test_matrix import facts, run_jobs, weights
 from tests.toy import ledger_lines
 
@@ -44,15 +42,3 @@ def test_the_run_is_bit_for_bit_that_of_the_number_that_was_found(runs, family, 
         assert {**a, "seconds": 0} == {**b, "seconds": 0}
     for name, value in weights(given).items():
         assert torch.equal(value, weights(auto)[name]), name
-
-
-def test_the_command_says_once_which_strategy_it_chose(tmp_path):
-    options = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.limit_val_batches=0"]
-    place = f"--trainer.default_root_dir={tmp_path / 'run'}"
-    done = run(
-        "-m", "lit_models", "fit", "--config", "occupation_coder/debug.yaml", *options, place
-    )
-    assert done.returncode == 0, done.stdout[-3000:]
-    assert done.stdout.count("strategy ddp: 2 processes on CPUs") == 1
-    plan = json.loads((tmp_path / "run" / "topology.json").read_text())["plan"]
-    assert plan["micro_batch_size"] == 8

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from lit_models.training import BestCheckpoint, LastCheckpoint, Ledger, NonFinite, checkpoints
+from lit_models.training import BestCheckpoint, LastCheckpoint, Ledger, checkpoints
 from lit_models.training.checkpoints import (
     AtomicCheckpointIO,
     BackgroundWriter,
@@ -527,16 +527,6 @@ def test_a_background_file_is_that_of_a_save_at_once(tmp_path):
     assert type(behind["state_dict"]) is type(once["state_dict"])
     assert behind.pop("ledger") != once.pop("ledger")  # seconds are in the lines
     assert {k: str(v) for k, v in behind.items()} == {k: str(v) for k, v in once.items()}
-
-
-def test_a_rollback_takes_the_checkpoint_that_is_still_being_written(tmp_path):
-    saver = LastCheckpoint(every_n_steps=1, every_epoch=False, asynchronous=True)
-    callbacks = [Ledger(), NonFinite(policy="rollback", most_skipped=3), saver]
-    trainer = toy_trainer(tmp_path, max_epochs=1, callbacks=callbacks, enable_checkpointing=False)
-    io = trainer.strategy.checkpoint_io = SlowIO(seconds=0.2)
-    with pytest.warns(UserWarning, match="rollback"):
-        trainer.fit(LitToy(), ToyData(nan_sample=3))
-    assert io.whole == sorted(io.whole)
 
 
 def test_a_copy_keeps_tied_tensors_tied_and_shares_no_memory_with_the_weights():

@@ -234,20 +234,6 @@ def test_the_run_stops_and_names_the_sample(tmp_path):
     assert f"step {event['step']}:" in str(error.value)
 
 
-def test_a_rollback_takes_weights_and_moments_of_the_newest_checkpoint(tmp_path):
-    after, step = fit(tmp_path, OPTIMIZERS["adamw"], "rollback")
-    lines = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
-    (event,) = [line for line in lines if line.get("event") == "rolled_back"]
-    assert event["to_step"] == step  # saved after the step that was not applied
-    weights, new = after[step - 1][0], after[step + 1][0]  # the step behind it is undone as well
-    assert all(torch.equal(new[name], value) for name, value in weights.items())
-    assert len(after) == 7
-    proof = verify_run(tmp_path)
-    undone = [f"step {n}: {why}" for n, why in ((step, "its update"), (step + 1, "rolled back to"))]
-    assert [fault.startswith(text) for fault, text in zip(proof.faults, undone, strict=True)]
-    assert proof.num_steps == 5
-
-
 def test_too_many_skipped_steps_stop_the_run(tmp_path):
     callbacks = [*[c for c in default_callbacks() if not isinstance(c, NonFinite)]]
     callbacks.append(NonFinite("skip", most_skipped=1))
