@@ -29,7 +29,7 @@ def test_a_debug_config_runs(tmp_path: Path, name: str, devices: int) -> None:
     done = run(
         "-m", "lit_models", "fit", "--config", name, "--test_after_fit=true",
         f"--trainer.devices={devices}", "--trainer.accelerator=cpu",
-        f"--trainer.default_root_dir={tmp_path / 'run'}", timeout_s=60,
+        f"--trainer.default_root_dir={tmp_path / 'run'}", timeout_s=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     assert "test/" in done.stdout
