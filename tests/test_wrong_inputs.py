@@ -79,7 +79,7 @@ WRONG: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
     ),
     "a code too long": (
         FIT, {"train.csv": SOUND + "smith,en,831100\n"},
-        f'train.csv:62: code "831100" is too long: 6 symbols, every code has 5.*{REJECT}',
+        f'train.csv:62: code "831100" has 6 symbols, every code has 5.*{REJECT}',
     ),
     "an unknown symbol in a code": (
         FIT, {"train.csv": SOUND + "smith,en,8311x\n"},

@@ -6,6 +6,7 @@ Shapes: C codes, L symbols per block (the longest code), V symbols.
 import difflib
 import re
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,30 +15,30 @@ import numpy as np
 from datamodules.files.tables import check_file, read_rows
 
 CONTROL_SYMBOLS = ("<pad>", "<begin>", "<end>", "<empty>")
+PAD_ID, BEGIN_ID, END_ID, EMPTY_ID = range(len(CONTROL_SYMBOLS))
 DIGITS = "0123456789"
 MOST_CODES = 5  # of one record
+NUM_NEAREST = 5
+NUM_ERRORS_SHOWN = 20
 
 
 class CodeSystem:
     """The rules by which a code is written; `parse` checks one code and returns its normal form.
 
     Args:
-        length: symbols of every ordinary code (levels, where a separator is given); None = any.
-        alphabet: characters that a code may hold; None = any character.
-        specials: codes outside the rules, each one symbol, such as -1 for "no title".
-        special_descriptions: one description per special, used where a code book names none.
-        max_codes: most codes of one record, 1 to 5; None = as many as a row of the data has.
-        level_separator: text between the levels of a code; a level value is then one symbol.
+        length: symbols (characters) of every ordinary code; `None` is any.
+        alphabet: characters that a code may hold; `None` is any character.
+        specials: codes outside the rules, each one symbol, such as -1 for "no title", with the
+            description that is used where a code book names none.
+        max_codes: most codes of one record, 1 to 5; `None` is as many as a row of the data has.
     """
 
     def __init__(
         self,
         length: int | None = None,
         alphabet: str | None = None,
-        specials: Sequence[str] = (),
-        special_descriptions: Sequence[str] = (),
+        specials: dict[str, str] | None = None,
         max_codes: int | None = None,
-        level_separator: str | None = None,
     ) -> None:
         if length is not None and length < 1:
             raise ValueError(f"length must be at least 1 or null for any length, got {length}.")
@@ -46,33 +47,12 @@ class CodeSystem:
                 f"max_codes must be 1 to {MOST_CODES}, got {max_codes}: the loss tries every "
                 "order of a record's codes."
             )
-        if level_separator == "":
-            raise ValueError(
-                "level_separator must not be empty; leave it out where each character of a code "
-                "is a symbol of its own."
-            )
-        if special_descriptions and len(special_descriptions) != len(specials):
-            raise ValueError(
-                f"special_descriptions must be one per special ({len(specials)}), got "
-                f"{len(special_descriptions)}."
-            )
-        self.length = length
-        self.alphabet = alphabet
-        self.specials = tuple(specials)
-        self.special_descriptions = tuple(special_descriptions) or ("",) * len(self.specials)
-        self.max_codes = max_codes
-        self.level_separator = level_separator
+        self.length, self.alphabet = length, alphabet
+        self.specials, self.max_codes = specials or {}, max_codes
 
     def to_dict(self) -> dict[str, Any]:
         """The system as plain JSON types."""
-        return {
-            "length": self.length,
-            "alphabet": self.alphabet,
-            "specials": list(self.specials),
-            "special_descriptions": list(self.special_descriptions),
-            "max_codes": self.max_codes,
-            "level_separator": self.level_separator,
-        }
+        return dict(vars(self))
 
     @classmethod
     def from_dict(cls, state: dict[str, Any]) -> "CodeSystem":
@@ -81,13 +61,7 @@ class CodeSystem:
 
     def split(self, code: str) -> list[str]:
         """The symbols of a code in normal form; a special is one symbol."""
-        if code in self.specials:
-            return [code]
-        return code.split(self.level_separator) if self.level_separator else list(code)
-
-    def join(self, symbols: Sequence[str]) -> str:
-        """The code that these symbols spell."""
-        return (self.level_separator or "").join(symbols)
+        return [code] if code in self.specials else list(code)
 
     def parse(self, raw: str) -> str:
         """The code in its normal form: outer spaces dropped, nothing else changed.
@@ -100,80 +74,51 @@ class CodeSystem:
             return code
         if not code:
             raise ValueError("the code is empty; leave the row out or give it a code.")
-        if self.level_separator:
-            code = self.level_separator.join(s.strip() for s in code.split(self.level_separator))
-        self._check_decimal(code)
-        symbols = self.split(code)
-        self._check_symbols(code, symbols)
-        if self.length is not None and len(symbols) != self.length:
-            raise ValueError(self._length_error(code, len(symbols)))
-        return code
-
-    def _check_decimal(self, code: str) -> None:
-        if "." in (self.alphabet or "") or self.level_separator == ".":
-            return
-        match = re.fullmatch(r"(-?\d+)\.0*", code)
-        if match and (self.alphabet is not None or self.length is not None):
-            right = match[1]
-            if self.length is not None and right not in self.specials:
-                right = right.zfill(self.length)
+        decimal = re.fullmatch(r"(-?\d+)\.0*", code)
+        has_rules = self.alphabet is not None or self.length is not None
+        if decimal and has_rules and "." not in (self.alphabet or ""):
+            right = (
+                decimal[1] if decimal[1] in self.specials else decimal[1].zfill(self.length or 0)
+            )
             raise ValueError(
                 f'code "{code}" was written as a decimal number; keep code columns as text '
                 f'(here "{right}").'
             )
-
-    def _check_symbols(self, code: str, symbols: list[str]) -> None:
-        for place, symbol in enumerate(symbols, start=1):
-            if not symbol:
-                raise ValueError(
-                    f'code "{code}" has an empty level {place}; a level needs a value between the '
-                    f'separators "{self.level_separator}".'
-                )
-            if symbol in CONTROL_SYMBOLS:
-                raise ValueError(f'code "{code}" holds "{symbol}", which is a reserved symbol.')
-            wrong = [c for c in symbol if self.alphabet is not None and c not in self.alphabet]
-            if wrong:
+        for place, symbol in enumerate(code, start=1):
+            if self.alphabet is not None and symbol not in self.alphabet:
                 specials = f" or one of {', '.join(self.specials)}" if self.specials else ""
                 raise ValueError(
-                    f'code "{code}" holds the unknown symbol "{wrong[0]}" at place {place}; '
+                    f'code "{code}" holds the unknown symbol "{symbol}" at place {place}; '
                     f'a code is made of "{self.alphabet}"{specials}.'
                 )
-
-    def _length_error(self, code: str, length: int) -> str:
-        unit = "levels" if self.level_separator else "symbols"
-        rule = f"every code has {self.length}"
-        if length > (self.length or 0):
-            return f'code "{code}" is too long: {length} {unit}, {rule}.'
-        if not self.level_separator and re.fullmatch(r"\d+", code):
-            return (
-                f'code "{code}" has {length} {unit}, {rule}: it seems to have lost its leading '
-                f'zeros ("{code.zfill(self.length or 0)}"); read and save code columns as text.'
-            )
-        return f'code "{code}" is too short: {length} {unit}, {rule}.'
+        if self.length is not None and len(code) != self.length:
+            rule = f'code "{code}" has {len(code)} symbols, every code has {self.length}'
+            if len(code) < self.length and re.fullmatch(r"\d+", code):
+                raise ValueError(
+                    f"{rule}: it seems to have lost its leading zeros "
+                    f'("{code.zfill(self.length)}"); read and save code columns as text.'
+                )
+            raise ValueError(f"{rule}.")
+        return code
 
 
 class HISCO(CodeSystem):
     """HISCO: five digits, up to five codes per record, and -1, -2, -3 outside the tree."""
 
     def __init__(self, max_codes: int = 5) -> None:
-        super().__init__(
-            length=5,
-            alphabet=DIGITS,
-            specials=("-1", "-2", "-3"),
-            special_descriptions=(
-                "Missing, no title",
-                "Source explicitly states that the person does not work",
-                "Non work related title",
-            ),
-            max_codes=max_codes,
-        )
+        specials = {
+            "-1": "Missing, no title",
+            "-2": "Source explicitly states that the person does not work",
+            "-3": "Non work related title",
+        }
+        super().__init__(5, DIGITS, specials, max_codes)
 
 
 class OCC1950(CodeSystem):
     """The 1950 census classification (OCC1950): three digits, up to two codes per record."""
 
     def __init__(self, max_codes: int = 2) -> None:
-        super().__init__(length=3, alphabet=DIGITS, max_codes=max_codes)
+        super().__init__(3, DIGITS, max_codes=max_codes)
 
 
 NAMED_SYSTEMS: dict[str, type[CodeSystem]] = {
@@ -195,27 +140,6 @@ def named_code_system(system: str | CodeSystem) -> CodeSystem:
             "system is a class: {class_path: datamodules.CodeSystem, init_args: …}."
         )
     return NAMED_SYSTEMS[system]()
-
-
-__all__ = [
-    "BEGIN_ID",
-    "CONTROL_SYMBOLS",
-    "EMPTY_ID",
-    "END_ID",
-    "HISCO",
-    "OCC1950",
-    "PAD_ID",
-    "CodeBook",
-    "CodeSystem",
-    "Trie",
-    "build_code_book",
-    "lost_zero_suspects",
-    "named_code_system",
-]
-
-PAD_ID, BEGIN_ID, END_ID, EMPTY_ID = range(len(CONTROL_SYMBOLS))
-NUM_NEAREST = 5
-NUM_ERRORS_SHOWN = 20
 
 
 class Trie(NamedTuple):
@@ -289,7 +213,9 @@ class CodeBook:
         spelled = [system.split(code) for code in self.codes]
         if symbols is None:
             found = {symbol for row in spelled for symbol in row}
-            symbols = [*CONTROL_SYMBOLS, *sorted(found, key=_symbol_order)]
+            # Digits sort as numbers, before all else.
+            order = {s: (not s.isdecimal(), int(s) if s.isdecimal() else 0, s) for s in found}
+            symbols = [*CONTROL_SYMBOLS, *sorted(found, key=order.__getitem__)]
         self.symbols = list(symbols)
         self._symbol_id = {symbol: i for i, symbol in enumerate(self.symbols)}
         self._code_id = {code: i for i, code in enumerate(self.codes)}
@@ -321,7 +247,9 @@ class CodeBook:
         found = self._code_id.get(code)
         if found is not None:
             return found
-        if (zeros := self._with_zeros(code)) is not None:
+        fills = (code.zfill(n) for n in range(len(code) + 1, self.block_size + 1))
+        zeros = next((fill for fill in fills if code.isdigit() and fill in self), None)
+        if zeros is not None:
             raise ValueError(
                 f'code "{code}" is not in the code book, but "{zeros}" is: it seems to have lost '
                 "its leading zeros; read and save code columns as text."
@@ -343,16 +271,8 @@ class CodeBook:
 
     def spell(self, symbol_ids: Iterable[int]) -> str:
         """The code that a row of symbol ids spells, up to the first <end>."""
-        symbols = []
-        for symbol_id in symbol_ids:
-            if symbol_id == END_ID:
-                break
-            symbols.append(self.symbols[symbol_id])
-        return self.system.join(symbols)
-
-    def truncated(self, code_id: int, digits: int) -> str:
-        """The first `digits` symbols (levels) of a code; a shorter code stays whole."""
-        return self.spell(self.table[code_id, :digits])
+        code = takewhile(lambda symbol_id: symbol_id != END_ID, symbol_ids)
+        return "".join(self.symbols[symbol_id] for symbol_id in code)
 
     def truncation_ids(self, digits: int) -> np.ndarray:
         """[C] int64: codes with the same first `digits` symbols share a number."""
@@ -377,12 +297,6 @@ class CodeBook:
         system = CodeSystem.from_dict(state["system"])
         return cls(system, state["codes"], state["descriptions"], state["symbols"])
 
-    def _with_zeros(self, code: str) -> str | None:
-        if self.system.level_separator or not code.isdigit():
-            return None
-        fills = (code.zfill(n) for n in range(len(code) + 1, self.block_size + 1))
-        return next((fill for fill in fills if fill in self._code_id), None)
-
 
 def build_code_book(
     system: CodeSystem, book_path: Path | None, codes_in_data: Iterable[str]
@@ -391,7 +305,7 @@ def build_code_book(
 
     Args:
         system: how codes are written.
-        book_path: csv, tsv or parquet with the columns `code` and `description`; None = no book.
+        book_path: csv, tsv or parquet with the columns `code` and `description`; `None` is no book.
         codes_in_data: codes in normal form; read only where no book is given, since a code that
             a given book lacks is an error of its row.
 
@@ -400,23 +314,46 @@ def build_code_book(
         ValueError: the book or the data hold no code, or a line of the book is wrong.
     """
     if book_path is not None:
-        found = _read_book(system, Path(book_path))
+        descriptions = _read_book(system, Path(book_path))
     else:
-        found = dict.fromkeys(sorted(set(codes_in_data)), "")
-        _check_codes_in_data(list(found))
-    for special, description in zip(system.specials, system.special_descriptions, strict=True):
-        found[special] = found.get(special) or description
-    return CodeBook(system, list(found), list(found.values()))
+        descriptions = dict.fromkeys(sorted(set(codes_in_data)), "")
+        if not descriptions:
+            raise ValueError("the data hold no code; name the code columns or give a code book.")
+        if all(re.fullmatch(r"-?\d+\.0", code) for code in descriptions):
+            raise ValueError(
+                f'every code in the data is a decimal number (such as "{next(iter(descriptions))}")'
+                "; save the code columns as text."
+            )
+    for special, description in system.specials.items():
+        descriptions[special] = descriptions.get(special) or description
+    return CodeBook(system, list(descriptions), list(descriptions.values()))
 
 
-def _check_codes_in_data(codes: Sequence[str]) -> None:
-    if not codes:
-        raise ValueError("the data hold no code; name the code columns or give a code book.")
-    if all(re.fullmatch(r"-?\d+\.0", code) for code in codes):
-        raise ValueError(
-            f'every code in the data is a decimal number (such as "{codes[0]}"); save the code '
-            "columns as text."
-        )
+def _read_book(system: CodeSystem, path: Path) -> dict[str, str]:
+    """Return code -> description of a file."""
+    check_file(path, "data.code_book")
+    descriptions: dict[str, str] = {}
+    errors: list[str] = []
+    for batch in read_rows(path, ("code", "description")):
+        rows = zip(batch.line, batch.texts("code"), batch.texts("description"), strict=True)
+        for line, value, text in rows:
+            try:
+                code = system.parse(value)
+            except ValueError as error:
+                errors.append(f"{path}:{line}: {error}")
+                continue
+            first = descriptions.setdefault(code, text.strip())
+            if first != text.strip():
+                errors.append(
+                    f'{path}:{line}: code "{code}" has two descriptions, "{first}" and '
+                    f'"{text.strip()}"; keep one line.'
+                )
+    if errors:
+        more = len(errors) - NUM_ERRORS_SHOWN
+        tail = [f"… and {more} more"] if more > 0 else []
+        head = "wrong lines in the code book; correct or remove them:"
+        raise ValueError("\n".join([head, *errors[:NUM_ERRORS_SHOWN], *tail]))
+    return descriptions
 
 
 def lost_zero_suspects(codes: Iterable[str]) -> list[str]:
@@ -431,45 +368,3 @@ def lost_zero_suspects(codes: Iterable[str]) -> list[str]:
     if has_zero_first or any(len(code) < longest - 1 or code[0] == "0" for code in shorter):
         return []
     return shorter if len(shorter) < len(digits) / 2 else []
-
-
-def _read_book(system: CodeSystem, path: Path) -> dict[str, str]:
-    check_file(path, "data.code_book")
-    found: dict[str, str] = {}
-    errors: list[str] = []
-    for batch in read_rows(path, ("code", "description")):
-        rows = zip(batch.line, batch.texts("code"), batch.texts("description"), strict=True)
-        for line, code, description in rows:
-            _take_book_row(system, code, description.strip(), found, errors, f"{path}:{line}")
-    if errors:
-        more = len(errors) - NUM_ERRORS_SHOWN
-        tail = [f"… and {more} more"] if more > 0 else []
-        head = "wrong lines in the code book; correct or remove them:"
-        raise ValueError("\n".join([head, *errors[:NUM_ERRORS_SHOWN], *tail]))
-    return found
-
-
-def _take_book_row(
-    system: CodeSystem,
-    value: str,
-    description: str,
-    found: dict[str, str],
-    errors: list[str],
-    where: str,
-) -> None:
-    """Adds one line of the book to `found`, or to `errors` what is wrong with it."""
-    try:
-        code = system.parse(value)
-    except ValueError as error:
-        errors.append(f"{where}: {error}")
-        return
-    if found.setdefault(code, description) != description:
-        errors.append(
-            f'{where}: code "{code}" has two descriptions, "{found[code]}" and "{description}"; '
-            "keep one line."
-        )
-
-
-def _symbol_order(symbol: str) -> tuple[bool, int, str]:
-    is_number = symbol.isdecimal()
-    return (not is_number, int(symbol) if is_number else 0, symbol)

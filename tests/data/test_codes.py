@@ -17,9 +17,8 @@ from datamodules.tokenizers.codes import (
     Trie,
     build_code_book,
     lost_zero_suspects,
+    named_code_system,
 )
-
-LEVELS = CodeSystem(level_separator=",")
 
 
 def book_of(codes: list[str], system: CodeSystem | None = None) -> CodeBook:
@@ -29,6 +28,56 @@ def book_of(codes: list[str], system: CodeSystem | None = None) -> CodeBook:
 def write(path: Path, text: str) -> Path:
     path.write_text(text, encoding="utf-8")
     return path
+
+
+# --- systems ---
+
+
+@pytest.mark.parametrize("raw", ["01110", " 01110 ", "-1", "-3"])
+def test_a_hisco_code_survives_parsing_with_its_zeros_and_signs(raw: str) -> None:
+    assert HISCO().parse(raw) == raw.strip()
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ("1110", r'lost its leading zeros \("01110"\)'),
+        ("1110.0", r'decimal number; keep code columns as text \(here "01110"\)'),
+        ("-1.0", r'decimal number.*"-1"'),
+        ("011100", "has 6 symbols, every code has 5"),
+        ("0111x", r'unknown symbol "x" at place 5; .*"0123456789" or one of -1, -2, -3'),
+        ("-4", 'unknown symbol "-" at place 1'),
+        ("  ", "code is empty"),
+    ],
+)
+def test_a_wrong_hisco_code_is_refused_with_the_reason(raw: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        HISCO().parse(raw)
+
+
+def test_a_short_code_of_letters_is_not_said_to_have_lost_zeros() -> None:
+    with pytest.raises(ValueError, match=r"has 2 symbols, every code has 3\.$"):
+        CodeSystem(length=3).parse("ab")
+
+
+def test_a_system_is_found_by_name_and_a_wrong_name_gets_a_suggestion() -> None:
+    assert isinstance(named_code_system("occ1950"), OCC1950)
+    own = CodeSystem(length=2)
+    assert named_code_system(own) is own
+    with pytest.raises(ValueError, match=r'"hisko" is not one of .*Did you mean "hisco"'):
+        named_code_system("hisko")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"length": 0}, "length must be at least 1"),
+        ({"max_codes": 6}, "max_codes must be 1 to 5, got 6"),
+    ],
+)
+def test_a_system_with_impossible_rules_is_refused(arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        CodeSystem(**arguments)
 
 
 # --- the book ---
@@ -41,19 +90,15 @@ def test_the_table_spells_codes_and_fills_the_shorter_with_end() -> None:
     assert [book.index(code) for code in ("10", "2", "012")] == [0, 1, 2]
 
 
-def test_level_values_sort_as_numbers_and_a_special_is_one_symbol() -> None:
-    assert book_of(["1,12,0", "1,2,10"], LEVELS).symbols[4:] == ["0", "1", "2", "10", "12"]
+def test_a_special_is_one_symbol() -> None:
     book = book_of(["01110", "-1"], HISCO())
     assert book.symbols[4:] == ["0", "1", "-1"]
     assert book.table[1].tolist() == [6, END_ID, END_ID, END_ID, END_ID]
 
 
-def test_truncation_counts_digits_levels_and_keeps_short_codes_whole() -> None:
-    book = book_of(["01110", "01199", "-1"], HISCO())
-    assert [book.truncated(i, 3) for i in range(3)] == ["011", "011", "-1"]
-    groups = book.truncation_ids(3)
+def test_codes_of_the_same_first_digits_share_a_number() -> None:
+    groups = book_of(["01110", "01199", "-1"], HISCO()).truncation_ids(3)
     assert groups[0] == groups[1] != groups[2]
-    assert book_of(["1,12,0"], LEVELS).truncated(0, 2) == "1,12"
 
 
 def test_an_unknown_code_lists_the_nearest_first() -> None:
@@ -89,7 +134,7 @@ def test_codes_of_any_script_come_back_from_their_rows(codes: list[str]) -> None
 
 @given(st.lists(levels, min_size=1, max_size=20, unique=True))
 def test_a_book_comes_back_from_json_with_the_same_ids(codes: list[str]) -> None:
-    book = book_of(codes, LEVELS)
+    book = book_of(codes)
     copy = CodeBook.from_dict(json.loads(json.dumps(book.to_dict())))
     assert copy.to_dict() == book.to_dict()
     assert np.array_equal(copy.table, book.table)
@@ -126,7 +171,7 @@ def test_a_code_that_begins_another_ends_in_its_own_leaf() -> None:
 
 @given(st.lists(levels, min_size=1, max_size=30, unique=True))
 def test_every_row_walks_to_its_own_leaf_and_leaves_add_up(codes: list[str]) -> None:
-    book = book_of(codes, LEVELS)
+    book = book_of(codes)
     trie = book.trie()
     for code_id, row in enumerate(book.table):
         node = 0

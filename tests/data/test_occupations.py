@@ -11,7 +11,6 @@ import torch
 from datamodules import (
     Augmentation,
     CodeBookOptions,
-    CodeSystem,
     Columns,
     OccupationDataModule,
     SplitOptions,
@@ -55,14 +54,6 @@ def test_one_column_with_a_separator_gives_the_same_codes(tmp_path):
     codes = store.recipe["code_book"]["codes"]
     assert [codes[i] for i in store.code_ids(0)] == ["83110", "95410"]
     assert store.recipe["languages"] == ["unk", "da"]
-
-
-def test_codes_of_several_levels_are_read(tmp_path):
-    rows = [("smed", '"1,1,3,1,12,1,0,0"'), ("snedker", '"2,1"')]
-    path = table(tmp_path / "t.csv", rows, "text,code_1")
-    system = CodeSystem(level_separator=",")
-    store = OccupationDataModule(path, code_system=system)._open_store(None)
-    assert store.recipe["code_book"]["codes"] == ["1,1,3,1,12,1,0,0", "2,1"]
 
 
 def test_no_variant_of_a_string_stands_on_both_sides(tmp_path):

@@ -270,12 +270,11 @@ def test_several_target_columns_or_one_with_a_separator(folder: Path) -> None:
         (
             [
                 "--data.code_system=datamodules.CodeSystem",
-                "--data.code_system.length=4",
+                "--data.code_system.length=8",
                 "--data.code_system.max_codes=3",
-                "--data.code_system.level_separator=,",
             ],
             ["1,1,12,0", "1,30,1,0"],
-            (4, 3),
+            (8, 3),
         ),
     ],
     ids=["formatter", "from the data", "block size and separator inside a code"],
