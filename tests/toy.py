@@ -102,16 +102,14 @@ class LitToy(ExactModule):
         self.val_loss, self.test_loss = SumCount(), SumCount()
         self.test_count = SumMetric()
 
-    def configure_model(self) -> None:
-        if self.model is None:
-            generator = torch.Generator().manual_seed(5)
-            self.model = nn.Sequential(nn.Linear(1, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
-            for parameter in self.model.parameters():
-                start = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-                parameter.data.copy_(start)
-            if self.dropout:
-                self.model.insert(2, nn.Dropout(self.dropout))
-            self.configure_model_from()
+    def build(self, recipe: dict[str, Any], data: Any) -> None:
+        generator = torch.Generator().manual_seed(5)
+        self.model = nn.Sequential(nn.Linear(1, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
+        for parameter in self.model.parameters():
+            start = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.data.copy_(start)
+        if self.dropout:
+            self.model.insert(2, nn.Dropout(self.dropout))
 
     def forward(self, batch: dict[str, Any]) -> Tensor:
         values = batch["values"].to(self.model[0].weight.dtype)

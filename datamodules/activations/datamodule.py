@@ -18,12 +18,11 @@ from datamodules.activations.documents import (
 )
 from datamodules.activations.store import ActivationStore
 from datamodules.core.planned import Stage
-from datamodules.files.audit import Audit, MakeModel
+from datamodules.files.audit import Audit
 from datamodules.files.splitting import PART_NAMES, TEST
 from datamodules.files.tables import naming
 from datamodules.text.prompts import check_output, new_json_file
 from datamodules.text.store import TokenStore
-from datamodules.tokenizers.text import options_of_model
 
 OF_THE_DUMP = (
     *("train_files", "validation_files", "test_files", "tokenizer", "split", "text_column"),
@@ -142,17 +141,12 @@ class ActivationDataModule(DocumentsDataModule):
             return pieces, self.store.array(part, "piece"), self.store.array(part, "position")
         return self.places_of(self.store, part)
 
-    def audit(self, make_model: MakeModel | None = None) -> Audit:
+    def audit(self) -> Audit:
         """Return what is in the store, all of which is read, or in the documents.
-
-        Args:
-            make_model: builds the module of the run, which may bring its tokenizer.
 
         Raises:
             ValueError: the store is damaged, or documents are in two parts.
         """
-        if make_model is not None and self.folder is None:
-            self.tokenizer_options = options_of_model(make_model(), self.tokenizer_options)
         self.store = store = self.open_store()
         if not isinstance(store, ActivationStore):
             check_parts(store)
@@ -223,7 +217,7 @@ class ActivationDataModule(DocumentsDataModule):
         them."""
         dataset = self.datasets["predict"]
         assert isinstance(dataset, ActivationDataset)
-        controls = self.trainer.lightning_module.control_names
+        controls = self.model.options["controls"]
         with new_json_file(path) as file:
             for number in range(len(results["error"])):
                 values = {name: found[number] for name, found in results.items()}

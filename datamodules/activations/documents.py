@@ -29,7 +29,7 @@ from datamodules.files.rows import read_json_rows
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, TextSplit
 from datamodules.text.packing import cut_into_pieces
 from datamodules.text.store import TokenRequest, TokenStore, open_token_store
-from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, model_options
+from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, options_of_model
 
 SEEDS_APART = 1_000_003  # more than positions of a document
 
@@ -322,7 +322,7 @@ class DocumentsDataModule(PlannedDataModule):
         Raises:
             ValueError: there is no text, or two parts hold the same document.
         """
-        options = model_options(self.trainer, self.tokenizer_options)
+        options = options_of_model(self.model.tokenizer, self.tokenizer_options)
         paths = {part: self.paths(part) for part in (TRAIN, VALIDATION, TEST)}
         store = open_token_store(TokenRequest(paths, options, self.split, None, self._reading()))
         check_parts(store)

@@ -33,11 +33,10 @@ from datamodules.activations.store import (
 )
 from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.core.store import content_digest, digest_of, sync
-from datamodules.files.audit import Audit, MakeModel
+from datamodules.files.audit import Audit
 from datamodules.files.splitting import PART_NAMES, TRAIN
 from datamodules.files.tables import naming
 from datamodules.text.store import TokenStore
-from datamodules.tokenizers.text import options_of_model
 
 CHUNK = 4096  # activations that are summed at once; another value moves the last bits
 
@@ -253,14 +252,8 @@ class ActivationDumpDataModule(DocumentsDataModule):
         check_activations(len(places[TRAIN][1]), PART_NAMES[TRAIN])
         return DumpDataset([pieces for pieces, *_ in places], [drawn for _, *drawn in places])
 
-    def audit(self, make_model: MakeModel | None = None) -> Audit:
-        """Return what a dump would hold.
-
-        Args:
-            make_model: builds the module of the run, which brings its tokenizer.
-        """
-        if make_model is not None:
-            self.tokenizer_options = options_of_model(make_model(), self.tokenizer_options)
+    def audit(self) -> Audit:
+        """Return what a dump would hold."""
         store = self.open_tokens()
         facts_of = partial(self.facts_of, store)
         return self.audit_of(store, partial(self.places_of, store), facts_of, self.positions)
@@ -286,6 +279,6 @@ class ActivationDumpDataModule(DocumentsDataModule):
             path,
             self.store,
             parts,
-            self.trainer.lightning_module.facts,
+            self.model.options["subject"],
             self.positions,
         )

@@ -14,8 +14,8 @@ import platform
 import shutil
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, MutableMapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -24,7 +24,6 @@ import numpy as np
 import torch
 from filelock import FileLock
 from lightning.pytorch import LightningDataModule, Trainer
-from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 
 from datamodules.core.loader import LoaderOptions, PlannedDataset, PlannedLoader, auto_workers
 from datamodules.core.plan import (
@@ -54,24 +53,20 @@ STAGES_OF: dict[str, tuple[Stage, ...]] = {
 }
 
 
-class ToldConnector(_CheckpointConnector):
-    """Lightning's, but it knows the checkpoint of a call from the beginning.
+@dataclass(frozen=True)
+class ModelFacts:
+    """What a module says of itself before the data are read, handed over by `ExactModule`.
 
-    Lightning's own keeps the `ckpt_path` of `fit(…)` and its kin to itself until the network is
-    built, and until then has that of an earlier call in its place.
+    Args:
+        recipe: plain values that its network is built by, its own or those of the checkpoint that
+            is to be loaded; `None` for a new one.
+        tokenizer: folder of the tokenizer that the data must be read with; `None` for any.
+        options: what else the data of its family need, such as the options of generation.
     """
 
-    def _select_ckpt_path(self, *args: Any, **kwargs: Any) -> Any:
-        self._ckpt_path = super()._select_ckpt_path(*args, **kwargs)
-        return self._ckpt_path
-
-    @classmethod
-    def install(cls, trainer: Any) -> None:
-        """Replace the connector of a trainer, before it selects the checkpoint of a call."""
-        if isinstance(trainer, Trainer) and not isinstance(trainer._checkpoint_connector, cls):
-            own = cls(trainer)
-            own.__dict__.update(vars(trainer._checkpoint_connector))
-            trainer._checkpoint_connector = own
+    recipe: dict[str, Any] | None = None
+    tokenizer: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 class RunLimits:
@@ -206,6 +201,7 @@ class PlannedDataModule(LightningDataModule):
         self.batch_size = batch_size
         self.plan_options = plan
         self.loader_options = loader
+        self.model = ModelFacts()
         self.rehearsed: Rehearsed | None = None
         self._is_told_of_files = False
         self.datasets: dict[Stage, PlannedDataset] = {}
@@ -224,16 +220,6 @@ class PlannedDataModule(LightningDataModule):
         raise TypeError(
             f"a checkpoint keeps no arguments of a datamodule; call {cls.__name__}(…) with yours."
         )
-
-    @property  # type: ignore[override]
-    def trainer(self) -> Any:
-        """The trainer, `None` without one; Lightning sets it at the beginning of each call."""
-        return self._trainer
-
-    @trainer.setter
-    def trainer(self, trainer: Any) -> None:
-        ToldConnector.install(trainer)
-        self._trainer = trainer
 
     def predict_hint(self, command: str) -> str:
         """Return a line for a shell: `unisono predict …`, completed with data at hand."""

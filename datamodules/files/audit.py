@@ -2,11 +2,11 @@
 
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,8 +21,6 @@ BAR = 40  # columns of the longest bar
 NUM_BAD_SHOWN, NUM_LABELS_SHOWN = 20, 12
 EXCERPT_LENGTH = 1200  # characters
 OPENS, CLOSES = "⟦", "⟧"  # mark what is trained on where there is no colour
-
-MakeModel = Callable[[], Any]  # builds the module of the run, where an audit depends on it
 
 
 @dataclass
@@ -49,7 +47,7 @@ class AuditPart:
 
 @dataclass
 class Audit:
-    """Findings over all files of a datamodule, which its `audit(make_model)` returns.
+    """Findings over all files of a datamodule, which its `audit()` returns.
 
     Args:
         noun: what a part consists of, such as rows.

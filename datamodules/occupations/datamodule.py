@@ -9,10 +9,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from datamodules.core.checkpoint_recipe import checkpoint_to_load, read_recipe
 from datamodules.core.planned import PlannedDataModule, PlannedDataset, Stage
 from datamodules.core.store import cache_root
-from datamodules.files.audit import Audit, AuditPart, MakeModel, text_key
+from datamodules.files.audit import Audit, AuditPart, text_key
 from datamodules.files.rows import BadRows, hand_over_rejected
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, SplitOptions
 from datamodules.files.tables import (
@@ -174,7 +173,7 @@ class OccupationDataModule(PlannedDataModule):
             )  # fmt: skip
         return dataset
 
-    def audit(self, make_model: MakeModel | None = None) -> Audit:
+    def audit(self) -> Audit:
         """Return what is in the tables, and what is wrong with them, whatever the model."""
         request, book, bad_rows = self.store_request(), None, BadRows("collect")
         system, rules = request.system, (request.text.normalisation, bad_rows)
@@ -269,14 +268,12 @@ class OccupationDataModule(PlannedDataModule):
         """The recipe that decides the encoding; none makes a new one from the training data."""
         if stage == "fit":
             return None
-        if path := checkpoint_to_load(self.trainer):
-            return recipe_of_checkpoint(Path(path))
-        model = getattr(self.trainer, "lightning_module", None)
-        recipe = getattr(model, "recipe", None) or self.recipe
+        recipe = self.model.recipe or self.recipe
         if recipe is None and stage == "predict":
             raise ValueError(
                 "predict needs a trained model: give --ckpt_path, in a script "
-                "predict(ckpt_path=…) or LitOccupationCoder.load_from_checkpoint(path)."
+                "trainer.ckpt_path = path before it, or "
+                "LitOccupationCoder.load_from_checkpoint(path)."
             )
         return recipe
 
@@ -351,8 +348,3 @@ class OccupationDataModule(PlannedDataModule):
 
     def _run_folder(self) -> Path:
         return Path(self.trainer.default_root_dir if self.trainer is not None else ".")
-
-
-def recipe_of_checkpoint(path: Path) -> dict[str, Any]:
-    """Return what a checkpoint keeps of its data; raises as `read_recipe`."""
-    return read_recipe(path, RECIPE_KEY, "occupation", "LitOccupationCoder")

@@ -16,7 +16,7 @@ import torch
 
 from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.core.store import cache_root
-from datamodules.files.audit import Audit, AuditPart, MakeModel, text_key
+from datamodules.files.audit import Audit, AuditPart, text_key
 from datamodules.files.rows import BadRows, hand_over_rejected
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, SplitOptions, stem_key
 from datamodules.files.tables import TableOptions, expand_files, output_like, own_files_hint
@@ -318,7 +318,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
         facts = {"heads": statistics(store, parts), "chunks": asdict(self.chunks)}
         return {**facts, "split": self.division.trained_facts(store)}
 
-    def audit(self, make_model: MakeModel | None = None) -> Audit:
+    def audit(self) -> Audit:
         """Return what is in the files, and what is wrong with them, whatever the model."""
         request, bad_rows = self.store_request("fit", None), BadRows("collect")
         heads = [LabelReader(name, options) for name, options in request.heads.items()]

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from datamodules.core.planned import Stage
-from datamodules.files.audit import Audit, AuditPart, MakeModel, text_key
+from datamodules.files.audit import Audit, AuditPart, text_key
 from datamodules.files.rows import hand_over_rejected
 from datamodules.files.splitting import PART_NAMES
 from datamodules.files.tables import new_table
@@ -135,7 +135,7 @@ class SearchDataModule(EncodedTextDataModule):
     def texts_digest(self) -> str:
         return self.collection.fingerprint
 
-    def audit(self, make_model: MakeModel | None = None) -> Audit:
+    def audit(self) -> Audit:
         """Return what is in the collection, and what is wrong with it, whatever the model."""
         collection = open_collection(self.collection_request, "reject")
         contents = _contents(collection.queries)

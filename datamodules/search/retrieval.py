@@ -570,7 +570,6 @@ class RetrievalDataModule(SearchDataModule):
         self.mix, self.negatives, self.num_others = mix, negatives, num_others
         self.bm25, self.bm25_depth = bm25, bm25_depth
         self.predict_part, self.predict_depth = predict_part, predict_depth
-        self.search_encoded: Callable[[EncodedCollection], None] = no_search
 
     @property
     def predict_output_path(self) -> Path:
@@ -615,7 +614,7 @@ class RetrievalDataModule(SearchDataModule):
         return TextsDataset(collection, encoding, queries, documents, judged, *first)
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
-        """Write the encoded texts, and whatever `search_encoded` finds in them."""
+        """Write the encoded texts, and whatever the model's `search` finds in them."""
         dataset = self.datasets["predict"]
         assert isinstance(dataset, TextsDataset)
         vectors, queries = results["vector"], dataset.queries
@@ -628,7 +627,7 @@ class RetrievalDataModule(SearchDataModule):
             "collection": self.collection.fingerprint,
             "queries": self.predict_queries or self.predict_part,
         }
-        write_encoded(path, texts, facts, self.search_encoded)
+        write_encoded(path, texts, facts, self.model.options.get("search", no_search))
 
     def _predicted(self) -> Queries:
         """Return the queries that a prediction searches with."""

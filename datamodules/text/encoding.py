@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from datamodules.core.checkpoint_recipe import checkpoint_to_load, read_recipe
 from datamodules.core.planned import PlannedDataModule, Stage
 from datamodules.core.store import ArrayFile, cache_root, digest_of, made_once, mapped_array
 from datamodules.text.store import token_dtype
@@ -21,7 +20,7 @@ from datamodules.tokenizers.text import (
     TextTokenizer,
     TokenizerOptions,
     make_tokenizer,
-    model_options,
+    options_of_model,
 )
 
 DOCUMENT = 1  # segment; that of a query or an only text is 0
@@ -373,19 +372,16 @@ class EncodedTextDataModule(PlannedDataModule):
         """
         if stage == "fit":
             return None
-        if path := checkpoint_to_load(self.trainer):
-            return read_recipe(Path(path), RECIPE_KEY, "text encoder's", MODULES)
-        model = getattr(self.trainer, "lightning_module", None)
-        recipe = getattr(model, "recipe", None) or self.recipe
+        recipe = self.model.recipe or self.recipe
         if recipe is None and stage == "predict":
             raise ValueError(
                 "predict needs a trained model: give --ckpt_path, in a script "
-                "predict(ckpt_path=…) or load_from_checkpoint(path) of its class."
+                "trainer.ckpt_path = path before it, or load_from_checkpoint(path) of its class."
             )
         return recipe
 
     def _new_tokenizer(self) -> TextTokenizer:
-        options = model_options(self.trainer, self.tokenizer_options)
+        options = options_of_model(self.model.tokenizer, self.tokenizer_options)
         if options.kind in ("bytes", "folder"):  # made at once
             return make_tokenizer(options, iter(()))
         kept = {k: v for k, v in asdict(self.text).items() if not k.startswith("max_")}

@@ -16,7 +16,7 @@ import numpy as np
 from datamodules.core.batches import IGNORED, TERM
 from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.core.store import cache_root, digest_of
-from datamodules.files.audit import Audit, AuditPart, MakeModel
+from datamodules.files.audit import Audit, AuditPart
 from datamodules.files.rows import (
     HALF_RULE,
     SUFFIXES,
@@ -47,7 +47,6 @@ from datamodules.tokenizers.text import (
     TextTokenizer,
     TokenizerOptions,
     make_tokenizer,
-    options_of_model,
 )
 
 ROLES = ("system", "user", ASSISTANT, "tool")
@@ -659,14 +658,8 @@ class InstructionDataModule(LanguageModelDataModule):
         part, options = PART_NAMES.index(stage), (self.context_length, self.layout, self.too_long)
         return InstructionDataset(self.store, part, *options)
 
-    def audit(self, make_model: MakeModel | None = None) -> Audit:
-        """Return what is in the files, and what is wrong with them.
-
-        Args:
-            make_model: builds the module of the run, which may bring its tokenizer.
-        """
-        if make_model is not None:
-            self.tokenizer_options = options_of_model(make_model(), self.tokenizer_options)
+    def audit(self) -> Audit:
+        """Return what is in the files, and what is wrong with them."""
         store = open_instruction_store(self.store_request())
         audit = Audit("samples", "tokens", limit=self.context_length + 1)
         audit.bad_rows = list(store.bad_rows)

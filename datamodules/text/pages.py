@@ -14,7 +14,7 @@ import torch
 from datamodules.core.batches import IGNORED
 from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.core.store import cache_root, digest_of
-from datamodules.files.audit import Audit, MakeModel
+from datamodules.files.audit import Audit
 from datamodules.files.html import parsed, visible_lines
 from datamodules.files.rows import (
     HALF_RULE,
@@ -392,9 +392,9 @@ class PagesDataModule(InstructionDataModule):
         self.warn_of_cuts(dataset, f"{room}: the page's end is cut")
         return dataset
 
-    def audit(self, make_model: MakeModel | None = None) -> Audit:
+    def audit(self) -> Audit:
         """Return what is in the files, what is wrong with them, and where the target shows."""
-        audit = super().audit(make_model)
+        audit = super().audit()
         count = num_removed = num_holding = 0
         paths = [path for paths in self.store_request().files.values() for path in paths]
         for path in paths:
@@ -437,7 +437,7 @@ class PagesDataModule(InstructionDataModule):
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
         """Write each row with what was written for it; `results` as `complete` returns them."""
-        dataset, module = self.datasets["predict"], self.trainer.lightning_module
+        dataset, records = self.datasets["predict"], self.model.options["page_records"]
         assert isinstance(dataset, PromptDataset)
         rows, tokenizer = read_rows(self._predict_paths()), self.prompt_tokenizer()
-        write_snippets(rows, results, path, tokenizer, dataset.num_cut, module.page_records())
+        write_snippets(rows, results, path, tokenizer, dataset.num_cut, records)

@@ -13,10 +13,9 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from datamodules.core.batches import IGNORED, TERM
-from datamodules.core.checkpoint_recipe import checkpoint_to_load, read_recipe
 from datamodules.core.planned import PlannedDataModule, PlannedDataset, Stage
 from datamodules.core.store import cache_root
-from datamodules.files.audit import Audit, AuditPart, MakeModel
+from datamodules.files.audit import Audit, AuditPart
 from datamodules.files.documents import DocumentsBy, Reading, text_files
 from datamodules.files.rows import SUFFIXES
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, TextSplit
@@ -39,13 +38,10 @@ from datamodules.text.store import (
     open_token_store,
 )
 from datamodules.tokenizers.text import (
-    TEXT_RECIPE_KEY,
     TextTokenizer,
     TokenizerOptions,
     make_tokenizer,
-    model_options,
     options_of_model,
-    trained_tokenizer,
 )
 
 log = logging.getLogger(__name__)
@@ -144,14 +140,17 @@ class LanguageModelDataModule(PlannedDataModule):
                 raise
         if not any(files.values()):
             files = self.demo_files()
-        return self.request_of(files, model_options(self.trainer, self.tokenizer_options))
+        return self.request_of(
+            files, options_of_model(self.model.tokenizer, self.tokenizer_options)
+        )
 
     def open_store(self, stage: str) -> Any:
         """Return the tokens that a stage of training or evaluation reads, in a `folder`."""
-        options = model_options(self.trainer, self.tokenizer_options)
+        options = options_of_model(self.model.tokenizer, self.tokenizer_options)
         has_gone = options.path is not None and not Path(options.path).expanduser().exists()
         # A trained model's, in evaluation and in a training whose tokenizer's folder has gone.
-        given = trained_tokenizer(self.trainer) if stage != "fit" or has_gone else None
+        recipe = self.model.recipe if stage != "fit" or has_gone else None
+        given = None if recipe is None else TextTokenizer.from_dict(recipe["tokenizer"])
         if given is None and stage != "fit" and self.store is not None:
             return self.store
         is_evaluation = given is not None and stage != "fit"
@@ -179,19 +178,6 @@ class LanguageModelDataModule(PlannedDataModule):
                 self.datasets.clear()
         super().setup(stage)
 
-    def model_recipe(self) -> dict[str, Any] | None:
-        """Return what the model knows of its data: the tokenizer, and the network's shape; none
-        where it is not trained yet.
-
-        Raises:
-            FileNotFoundError: there is no such checkpoint.
-            ValueError: it is damaged, or of another family.
-        """
-        path = checkpoint_to_load(self.trainer)
-        if path:
-            return read_recipe(Path(path), TEXT_RECIPE_KEY, "text", "LitCausalLM")
-        return getattr(getattr(self.trainer, "lightning_module", None), "recipe", None)
-
     @property
     def tokenizer(self) -> TextTokenizer:
         """The tokenizer of the data, the model's in prediction; there after `setup`."""
@@ -211,15 +197,16 @@ class LanguageModelDataModule(PlannedDataModule):
         Raises:
             ValueError: there is no trained model, or the user's tokenizer is not the model's.
         """
-        trained = trained_tokenizer(self.trainer)
-        if trained is not None:
-            return trained
-        if self.trainer.lightning_module.wanted_tokenizer() is None:
+        if self.model.recipe is not None:
+            return TextTokenizer.from_dict(self.model.recipe["tokenizer"])
+        if self.model.tokenizer is None:
             raise ValueError(
                 "predict needs a trained model: give --ckpt_path or --model.pretrained, in a "
-                "script predict(ckpt_path=…) or LitCausalLM.load_from_checkpoint(path)."
+                "script trainer.ckpt_path = path before it, or "
+                "LitCausalLM.load_from_checkpoint(path)."
             )
-        return make_tokenizer(model_options(self.trainer, self.tokenizer_options), iter(()))
+        options = options_of_model(self.model.tokenizer, self.tokenizer_options)
+        return make_tokenizer(options, iter(()))
 
     def build_prompts(self) -> PromptDataset:
         """Return the dataset of prediction.
@@ -228,8 +215,7 @@ class LanguageModelDataModule(PlannedDataModule):
             ValueError: there is no trained model, no file, or a row breaks a rule.
         """
         rows, tokenizer = read_rows(self._predict_paths()), self.prompt_tokenizer()
-        model = self.trainer.lightning_module
-        options, limit = model.generation, model.max_positions(self.model_recipe())
+        options, limit = (self.model.options[name] for name in ("generation", "max_positions"))
         prompts = read_prompts(
             rows,
             tokenizer,
@@ -284,7 +270,7 @@ class LanguageModelDataModule(PlannedDataModule):
         """Where the completions or scores go."""
         if self.predict_output is not None:
             return Path(self.predict_output).expanduser()
-        is_scoring = self.trainer.lightning_module.generation.mode == "score"
+        is_scoring = self.model.options["generation"].mode == "score"
         name = f"{self._predict_paths()[0].stem}.{'scored' if is_scoring else 'completed'}.jsonl"
         return Path(self.trainer.default_root_dir) / name
 
@@ -381,14 +367,8 @@ class TextDataModule(LanguageModelDataModule):
             return BlockDataset(stream, fingerprint, self.context_length, self.tokenizer, seed)
         return TokenDataset(stream, fingerprint, self.context_length, self.layout, self.tokenizer)
 
-    def audit(self, make_model: MakeModel | None = None) -> Audit:
-        """Return what is in the files.
-
-        Args:
-            make_model: builds the module of the run, which may bring its tokenizer.
-        """
-        if make_model is not None:
-            self.tokenizer_options = options_of_model(make_model(), self.tokenizer_options)
+    def audit(self) -> Audit:
+        """Return what is in the files."""
         self.store = store = self.open_store("fit")
         audit = Audit("documents", "tokens", limit=self.context_length + 1)
         audit.notes.append(("tokenizer", f"{self.tokenizer.vocab_size:,} tokens"))

@@ -11,7 +11,6 @@ from typing import Any, Literal
 import numpy as np
 from tokenizers import Encoding, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from datamodules.core.checkpoint_recipe import checkpoint_to_load, read_recipe
 from datamodules.core.store import cache_root, digest_of, file_digest
 from datamodules.tokenizers.pipelines import (
     Message,
@@ -557,39 +556,17 @@ def _no_text(kind: str) -> str:
 TEXT_RECIPE_KEY = "text_recipe"
 
 
-def trained_tokenizer(trainer: Any) -> TextTokenizer | None:
-    """Return the tokenizer with which the model of an evaluation was trained; none if unknown.
-
-    Raises:
-        FileNotFoundError: there is no such checkpoint.
-        ValueError: the checkpoint is damaged, or of another family.
-    """
-    if trainer is None:
-        return None
-    recipe = getattr(trainer.lightning_module, "recipe", None)
-    if path := checkpoint_to_load(trainer):
-        recipe = read_recipe(Path(path), TEXT_RECIPE_KEY, "text", "LitCausalLM")
-    return TextTokenizer.from_dict(recipe["tokenizer"]) if recipe else None
-
-
-def model_options(trainer: Any, given: TokenizerOptions | None) -> TokenizerOptions:
+def options_of_model(folder: str | None, given: TokenizerOptions | None) -> TokenizerOptions:
     """Return the options of the tokenizer for training.
 
     Args:
-        trainer: whose module may bring a tokenizer, the folder that `wanted_tokenizer()` returns.
-        given: by the user; none takes the model's, else bytes. A chat template alone joins the
+        folder: of the model's tokenizer, if it brings one.
+        given: by the user; `None` takes the model's, else bytes. A chat template alone joins the
             model's tokenizer.
 
     Raises:
         ValueError: the user's tokenizer is not the model's.
     """
-    return options_of_model(getattr(trainer, "lightning_module", None), given)
-
-
-def options_of_model(model: Any, given: TokenizerOptions | None) -> TokenizerOptions:
-    """Return the options of the tokenizer with which a model is trained, see `model_options`."""
-    wanted = getattr(model, "wanted_tokenizer", None)
-    folder = wanted() if wanted is not None else None
     if folder is None:
         return given or TokenizerOptions()
     if given is None:

@@ -11,6 +11,7 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
 from datamodules.core.batches import TERM, TextBatch
+from datamodules.core.planned import ModelFacts
 from datamodules.core.store import digest_of
 from datamodules.text.prompts import PromptDataset, completion_text, read_prompts, rows_in_memory
 from datamodules.tokenizers.pipelines import Message
@@ -95,7 +96,7 @@ class LitCausalLM(ExactModule):
         init_from: checkpoint to take weights from.
     """
 
-    export_keys: ClassVar[tuple[str, ...]] = (TEXT_RECIPE_KEY,)
+    recipe_key: ClassVar[str] = TEXT_RECIPE_KEY
     settled_options: ClassVar[tuple[str, ...]] = ("network", "pretrained", "lora")
 
     def __init__(
@@ -120,53 +121,46 @@ class LitCausalLM(ExactModule):
         self.request = NetworkRequest(config, pretrained, lora)
         self.computation = computation or ComputationOptions()
         self.init_from = init_from
-        self.recipe: Any = None  # a dict of plain values, from the data or a checkpoint
-        self.is_trained = False  # whether a checkpoint's weights are to come
-        self.is_ready = False  # whether the network is made ready for training
         self.network: Any = None  # a Decoder or a PretrainedDecoder once the recipe is known
 
     def blocks(self) -> list[nn.Module]:
         return self.network.blocks()
 
-    def wanted_tokenizer(self) -> str | None:
-        """Return the folder of the tokenizer that the data must be read with, if there is one."""
-        return self.request.pretrained
+    def model_facts(self) -> ModelFacts:
+        facts, pretrained = super().model_facts(), self.request.pretrained
+        options: dict[str, Any] = {"generation": self.generation}
+        if self._trainer is not None and self.trainer.predicting and (facts.recipe or pretrained):
+            options["max_positions"] = self.max_positions(facts.recipe)
+        return replace(facts, tokenizer=pretrained, options=options)
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
         """The tokenizer that the model was trained with; there after `setup`."""
         return TextTokenizer.from_dict(self.recipe["tokenizer"])
 
-    def setup(self, stage: str) -> None:
-        """Take the recipe of the checkpoint, or make one for the data."""
-        super().setup(stage)
-        data = self.trainer.datamodule
-        if self.recipe is None:
-            trained = data.model_recipe()
-            self.is_trained, facts = trained is not None, (data.tokenizer, data.context_length)
-            if trained is None:
-                self.recipe = new_recipe(self.request, *facts)
-            elif stage == "fit":
-                self.recipe = continued_recipe(self.request, trained, *facts)
-            else:
-                self.recipe = trained
-        if stage != "predict":
-            check_data(self.recipe, data.tokenizer, data.context_length)
+    def recipe_of(self, data: Any, trained: Recipe | None) -> Recipe:
+        """Return the checkpoint's recipe, or one for the data, by today's options."""
+        if trained is None:
+            return new_recipe(self.request, data.tokenizer, data.context_length)
+        if not self.is_training_run:
+            return trained
+        return continued_recipe(self.request, trained, data.tokenizer, data.context_length)
 
-    def configure_model(self) -> None:
-        if self.recipe is None:
-            return
-        if self.network is None:
-            self._build(None if self.is_trained else self.request)
-            if not self.is_trained:
-                self.configure_model_from()
-        if self.trainer.state.fn == "fit" and not self.is_ready:
+    def build(self, recipe: Recipe, data: Any) -> None:
+        self.network = new_network(None if data is None else self.request, recipe)
+        table = byte_table(self.tokenizer.byte_lengths(), self.network.head.weight.shape[0])
+        self.val_metrics, self.test_metrics = TextMetrics(table), TextMetrics(table)
+        if self.hparams.freeze:
+            freeze(self.network, self.hparams.freeze)
+
+    def prepare(self, data: Any, is_new: bool) -> None:
+        """Check that the network can take the data; compile and recompute blocks as asked."""
+        if not self.trainer.predicting:
+            check_data(self.recipe, data.tokenizer, data.context_length)
+        if self.is_training_run:
             check_isolation(self.network)
-            if self.hparams.freeze:
-                freeze(self.network, self.hparams.freeze)
             if self.computation.activation_checkpointing:
                 self.network.recompute_blocks()
-            self.is_ready = True
         if self.computation.compile and not self.network.is_compiled:
             self.network.compile_blocks()
 
@@ -232,22 +226,8 @@ class LitCausalLM(ExactModule):
         groups = parameter_groups(self, heads=[self.network.head.weight])
         return configured(self, self.optimizer(groups), self.lr_scheduler)
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint[TEXT_RECIPE_KEY] = self.recipe
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_load_checkpoint(checkpoint)
-        trained = checkpoint.get(TEXT_RECIPE_KEY)
-        if trained is None:
-            raise ValueError(
-                "the checkpoint holds no text recipe: it is of another family; give one of "
-                "LitCausalLM."
-            )
-        if self.network is None:
-            self.recipe = trained
-            self._build(None)
-        else:
-            check_same(trained, self.recipe)
+    def take_recipe(self, trained: Recipe) -> None:
+        check_same(trained, self.recipe)
 
     def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
         """Return the weights that `init_from` takes, and new adapters where it has none.
@@ -281,11 +261,6 @@ class LitCausalLM(ExactModule):
                 batch = self.transfer_batch_to_device(batch, self.device, 0)
                 done = self.predict_step(batch, 0, options)
                 yield {name: values.cpu() for name, values in done.items()}
-
-    def _build(self, request: NetworkRequest | None) -> None:
-        self.network = new_network(request, self.recipe)
-        table = byte_table(self.tokenizer.byte_lengths(), self.network.head.weight.shape[0])
-        self.val_metrics, self.test_metrics = TextMetrics(table), TextMetrics(table)
 
     def _evaluate(self, split: Literal["val", "test"], batch: TextBatch) -> SampleResult:
         metrics: TextMetrics = getattr(self, f"{split}_metrics")

@@ -1,7 +1,5 @@
 """Audit the data without training; exit status 1 on errors."""
 
-from functools import partial
-
 
 def check(run_options: list[str] | None = None) -> int:
     """Read all files of a config to their end, train nothing, and say what is wrong with them.
@@ -16,8 +14,10 @@ def check(run_options: list[str] | None = None) -> int:
     from lightning.pytorch import LightningDataModule, LightningModule
     from rich.console import Console
 
+    from datamodules.core.planned import PlannedDataModule
     from datamodules.files.audit import WIDTH
     from lit_models.cli import built_part, parsed
+    from lit_models.training.exact import ExactModule
 
     config = parsed(run_options or [], needs_model=False)
     module = built_part(config, "data", LightningDataModule)
@@ -26,9 +26,9 @@ def check(run_options: list[str] | None = None) -> int:
             f"`unisono check` asks a datamodule for its audit, and {type(module).__name__} has "
             "none; give a config of one of Unisono's, or write the method."
         )
-    make_model = None
-    if config.get("model"):
-        make_model = partial(built_part, config, "model", LightningModule)
-    audit = module.audit(make_model)
+    if config.get("model") and isinstance(module, PlannedDataModule):
+        model = built_part(config, "model", LightningModule)
+        module.model = model.model_facts() if isinstance(model, ExactModule) else module.model
+    audit = module.audit()
     audit.show(Console(width=WIDTH, highlight=False))
     return 0 if audit.is_sound else 1

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,10 +16,12 @@ from datamodules.activations.store import (
     ActivationStatistics,
     ActivationStore,
     Chunk,
+    SubjectFacts,
     one_thread,
     statistics_of,
 )
 from datamodules.core.batches import ActivationBatch, DumpBatch
+from datamodules.core.planned import ModelFacts
 from datamodules.files.splitting import TRAIN
 from datamodules.text.prompts import prompt_tokens
 from datamodules.tokenizers.text import TextTokenizer
@@ -45,7 +48,6 @@ from lit_models.consistency_lens.recipe import (
     check_subject,
     continued,
     recipe_of_run,
-    stored_recipe,
 )
 from lit_models.consistency_lens.subject import (
     Subject,
@@ -82,7 +84,7 @@ class LitConsistencyLens(ExactModule):
         init_from: checkpoint to take weights from.
     """
 
-    export_keys: ClassVar[tuple[str, ...]] = (LENS_RECIPE_KEY,)
+    recipe_key: ClassVar[str] = LENS_RECIPE_KEY
     buffers_stand_still: ClassVar[bool] = True
     may_recompute_blocks: ClassVar[bool] = False
     control_names: ClassVar[tuple[str, ...]] = CONTROLS
@@ -115,7 +117,6 @@ class LitConsistencyLens(ExactModule):
         self.reconstructor_rate, self.init_from = reconstructor_rate, init_from
         self.reaches_all_parameters = not leaves_one_idle(losses)
         self.evaluation = evaluation or EvaluationOptions()
-        self.recipe: Any = None  # a dict of plain values, from the data or a checkpoint
         self.lens: Any = None  # a Lens once the recipe is known
         self.baselines: Any = None
 
@@ -127,9 +128,10 @@ class LitConsistencyLens(ExactModule):
 
         return [*super().own_callbacks(), ControlTable()]
 
-    def wanted_tokenizer(self) -> str | None:
-        """Return the folder of the tokenizer that the data must be read with, if there is one."""
-        return tokenizer_folder(self.options)
+    def model_facts(self) -> ModelFacts:
+        facts = super().model_facts()
+        folder = tokenizer_folder(self.options)
+        return replace(facts, tokenizer=folder, options={"controls": self.control_names})
 
     @property
     def tokenizer(self) -> TextTokenizer:
@@ -137,29 +139,38 @@ class LitConsistencyLens(ExactModule):
         return TextTokenizer.from_dict(self.recipe["tokenizer"])
 
     def setup(self, stage: str) -> None:
-        """Take the recipe of the checkpoint, or make one for the data."""
+        """Know the data that a lens goes on with."""
+        known = self.recipe
         super().setup(stage)
-        recipe = recipe_of_run(self.options, self.lens_options, self.trainer.datamodule)
-        self.recipe = continued(self.recipe, recipe, self.trainer)
+        if known is not None:
+            self.recipe = self.recipe_of(self.trainer.datamodule, known)
 
-    def configure_model(self) -> None:
-        if self.recipe is None or self.baselines is not None:
-            return
-        data, is_new = self.trainer.datamodule, self.lens is None
-        if is_new:
-            self._build(data.longest)
-        statistics = statistics_for(self.lens.subject, data)
-        self.lens.token_counts.copy_(word_counts(data, self.lens.verbalizer.is_word))
-        self.baselines = Baselines(statistics, len(self.lens.token_counts))
-        self.tested = Tested(self.evaluation, data.group_names, data.attribute_names)
-        if is_new:  # else the checkpoint knows the mean of its training
-            self.lens.take_statistics(statistics)
-            self.configure_model_from()
+    def recipe_of(self, data: Any, trained: dict[str, Any] | None) -> dict[str, Any]:
+        recipe = recipe_of_run(self.options, self.lens_options, data)
+        return continued(trained, recipe, self.trainer)
+
+    def build(self, recipe: dict[str, Any], data: Any) -> None:
+        tokenizer = TextTokenizer.from_dict(recipe["tokenizer"])
+        longest = 1 if data is None else data.longest
+        network = load_subject(self.options, recipe["network"], longest, tokenizer.vocab_size)
+        subject = Subject(network.to(torch.get_default_dtype()), self.options.layer)
+        self.lens = Lens(subject, tokenizer, LensOptions(**recipe["lens"]))
+        leave_out(self, {f"lens.{name}" for name in self.lens.unsaved_names()})
+        self.val_loss, self.val_fve = SumCount(), Explained()
+
+    def prepare(self, data: Any, is_new: bool) -> None:
+        """Know the data's statistics, by which it is judged what was learnt."""
+        if self.baselines is None:
+            statistics = statistics_for(self.lens.subject, data)
+            if is_new:  # else the checkpoint knows the mean of its training
+                self.lens.take_statistics(statistics)
+            self.lens.token_counts.copy_(word_counts(data, self.lens.verbalizer.is_word))
+            self.baselines = Baselines(statistics, len(self.lens.token_counts))
+            self.tested = Tested(self.evaluation, data.group_names, data.attribute_names)
 
     def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
         """Return the weights of another run, with the mean and variance of this one's data."""
-        trained = stored_recipe(checkpoint)
-        self.recipe = continued(trained, self.recipe, self._trainer)
+        self.take_recipe(self.stored_recipe(checkpoint))
         own = {"lens.mean": self.lens.mean, "lens.variance": self.lens.variance}
         return {**checkpoint["state_dict"], **own}
 
@@ -242,28 +253,19 @@ class LitConsistencyLens(ExactModule):
         groups = parameter_groups(self, rates={"lens.reconstructor.": self.reconstructor_rate})
         return configured(self, self.optimizer(groups), self.lr_scheduler)
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint[LENS_RECIPE_KEY] = self.recipe
-
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self.recipe is None:
+            check_subject(self.options, self.stored_recipe(checkpoint))
         super().on_load_checkpoint(checkpoint)
-        trained = stored_recipe(checkpoint)
-        if self.lens is None:
-            check_subject(self.options, trained)
-            self.recipe = trained
-            self._build(1)
-        self.recipe = continued(trained, self.recipe, self._trainer)
 
-    def _build(self, context_length: int) -> None:
-        tokenizer = TextTokenizer.from_dict(self.recipe["tokenizer"])
-        network = load_subject(
-            self.options, self.recipe["network"], context_length, tokenizer.vocab_size
-        )
-        subject = Subject(network.to(torch.get_default_dtype()), self.options.layer)
-        with next(subject.parameters()).device:
-            self.lens = Lens(subject, tokenizer, LensOptions(**self.recipe["lens"]))
-        leave_out(self, {f"lens.{name}" for name in self.lens.unsaved_names()})
-        self.val_loss, self.val_fve = SumCount(), Explained()
+    @classmethod
+    def stored_recipe(cls, checkpoint: dict[str, Any]) -> dict[str, Any]:
+        recipe = super().stored_recipe(checkpoint)
+        options = LensOptions(**recipe["lens"])  # with the defaults of whatever came later
+        return {**recipe, "lens": asdict(options)}
+
+    def take_recipe(self, trained: dict[str, Any]) -> None:
+        self.recipe = continued(trained, self.recipe, self._trainer)
 
     def _case(self, batch: ActivationBatch) -> Case:
         pair = (self.lens.activation(batch), self.lens.activation(batch["other"]))
@@ -338,29 +340,25 @@ class LitSubject(ExactModule):
         self.save_hyperparameters()
         self.options = subject
         self.subject: Any = None
-        self.recipe: Any = None
-        self.facts: Any = None  # SubjectFacts, after `setup`
+        self.recipe = None  # it has no checkpoint
 
     def blocks(self) -> list[nn.Module]:
         return self.subject.network.blocks()
 
-    def wanted_tokenizer(self) -> str | None:
-        """Return the folder of the tokenizer that the data must be read with, if there is one."""
-        return tokenizer_folder(self.options)
+    def model_facts(self) -> ModelFacts:
+        options = {} if self.recipe is None else {"subject": SubjectFacts(**self.recipe["subject"])}
+        return ModelFacts(tokenizer=tokenizer_folder(self.options), options=options)
 
-    def setup(self, stage: str) -> None:
-        super().setup(stage)
-        size = self.trainer.datamodule.store.tokenizer.vocab_size
-        self.recipe = subject_recipe(self.options, size)
-        self.facts = subject_facts(self.options, self.recipe)
+    def recipe_of(self, data: Any, trained: dict[str, Any] | None) -> dict[str, Any]:
+        sizes = (data.context_length, data.store.tokenizer.vocab_size)
+        network = subject_recipe(self.options, sizes[1])
+        facts = asdict(subject_facts(self.options, network))
+        return {"network": network, "sizes": sizes, "subject": facts}
 
-    def configure_model(self) -> None:
-        if self.subject is None:
-            data = self.trainer.datamodule
-            size = data.store.tokenizer.vocab_size
-            network = load_subject(self.options, self.recipe, data.context_length, size)
-            self.subject = Subject(network, self.options.layer)
-            keep_layers(network, self.options.layer + 1)
+    def build(self, recipe: dict[str, Any], data: Any) -> None:
+        network = load_subject(self.options, recipe["network"], *recipe["sizes"])
+        self.subject = Subject(network, self.options.layer)
+        keep_layers(network, self.options.layer + 1)
 
     def predict_step(self, batch: DumpBatch, batch_idx: int) -> dict[str, Tensor]:
         with one_thread():

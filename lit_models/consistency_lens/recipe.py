@@ -106,22 +106,6 @@ def continued(trained: Recipe | None, recipe: Recipe, trainer: Trainer | None) -
     return {**recipe, TRAINED_ON: list(dict.fromkeys(known))}
 
 
-def stored_recipe(checkpoint: dict[str, Any]) -> Recipe:
-    """Return the recipe that a checkpoint keeps.
-
-    Raises:
-        ValueError: it keeps none.
-    """
-    if LENS_RECIPE_KEY not in checkpoint:
-        raise ValueError(
-            "the checkpoint holds no lens recipe: it is of another family; give one of "
-            "LitConsistencyLens."
-        )
-    recipe = checkpoint[LENS_RECIPE_KEY]
-    options = LensOptions(**recipe["lens"])  # with the defaults of whatever came later
-    return {**recipe, "lens": asdict(options)}
-
-
 def check_subject(options: SubjectOptions, recipe: Recipe) -> None:
     """Refuse a subject that is not the one that a lens was trained with.
 

@@ -10,7 +10,6 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor, nn
 
 from datamodules.core.batches import OccupationBatch
-from datamodules.core.checkpoint_recipe import checkpoint_to_load
 from datamodules.occupations.batches import padded_texts
 from datamodules.occupations.rows import language_code
 from datamodules.tokenizers.characters import TextNormalisation, encode
@@ -103,7 +102,8 @@ class LitOccupationCoder(ExactModule):
     row_weights: Tensor | None
     # Only micro-batches with several codes per record search for the best order of them.
     calls_blocks_evenly: ClassVar[bool] = False
-    export_keys: ClassVar[tuple[str, ...]] = (RECIPE_KEY,)
+    recipe_key: ClassVar[str] = RECIPE_KEY
+    learnt_facts: ClassVar[tuple[str, ...]] = ("temperature",)
     settled_options: ClassVar[tuple[str, ...]] = ("temperature",)
 
     def __init__(
@@ -128,7 +128,6 @@ class LitOccupationCoder(ExactModule):
         self.encoder_factory, self.decoder_factory = encoder, decoder
         self.loss, self.decoding = loss or OccupationLossOptions(), decoding or DecodingOptions()
         self.init_from, self.init_from_part = init_from, init_from_part
-        self.recipe: Any = None  # a dict of plain values, from the data or a checkpoint
         self.temperature = given_temperature(temperature or {})
         # [training rows], where they are not all 1
         self.register_buffer("row_weights", None, persistent=False)
@@ -137,22 +136,32 @@ class LitOccupationCoder(ExactModule):
     def blocks(self) -> list[nn.Module]:
         return self.network.blocks()
 
-    def setup(self, stage: str) -> None:
-        """Take the recipe (code book, languages, normalisation) that the data was read with."""
-        super().setup(stage)
-        if self.recipe is None:
-            self._take_recipe(self.trainer.datamodule.recipe)
-        if stage == "fit" and self.loss.weighs_rows:
-            weights = row_weights(self.trainer.datamodule.store, self.loss)
-            self.register_buffer("row_weights", weights, persistent=False)
+    def recipe_of(self, data: Any, trained: dict[str, Any] | None) -> dict[str, Any]:
+        """Return code book, languages and normalisation, by which the data were read."""
+        self._take_learnt(data.recipe)
+        return {**data.recipe}
 
-    def configure_model(self) -> None:
-        if self.network is None and self.recipe is not None:
-            self._build()
-            if self.trainer.state.fn == "fit":
-                self.configure_model_from()
-                if self.loss.linear and checkpoint_to_load(self.trainer) is None:
-                    self._solve_linear_head()
+    def build(self, recipe: dict[str, Any], data: Any) -> None:
+        book, languages = CodeBook.from_dict(recipe["code_book"]), recipe["languages"]
+        trie = CodeTrie.from_code_book(book)
+        check_num_codes(trie)
+        encoder = self.encoder_factory(len(languages))
+        decoder = self.decoder_factory(encoder.width, trie)
+        options = (self.loss.flat_dropout, self.loss.linear)
+        self.network = OccupationNetwork(encoder, decoder, *options)
+        freeze_encoder(self.network.encoder, self.hparams.freeze)
+        for split in ("val", "test"):
+            self.add_module(f"{split}_metrics", OccupationMetrics(book, languages))
+            self.add_module(f"{split}_losses", LossMetrics(self.loss.term_weights))
+        self.temperature_search = torch.nn.ModuleDict({t: TemperatureSearch() for t in TERMS})
+
+    def prepare(self, data: Any, is_new: bool) -> None:
+        """Weigh the training rows, and solve the linear head of a new network."""
+        if self.is_training_run and self.loss.weighs_rows:
+            weights = row_weights(data.store, self.loss)
+            self.register_buffer("row_weights", weights, persistent=False)
+        if self.is_training_run and is_new and self.loss.linear:
+            solve(self.network.flat, *linear_examples(data.store, self.loss))
 
     def forward(self, batch: OccupationBatch) -> tuple[Memory, Tensor]:
         """Return the encoded texts and the flat logits [B, C]."""
@@ -181,7 +190,7 @@ class LitOccupationCoder(ExactModule):
             search.reset()
         if self.trainer.sanity_checking:
             return
-        if self._is_training:
+        if self.is_training_run:
             self.temperature = found
         precision, bins = self.decoding.review_for_precision, self.val_metrics["calibration_error"]
         if precision is not None:
@@ -218,20 +227,13 @@ class LitOccupationCoder(ExactModule):
         checkpoint[RECIPE_KEY] = {**self.recipe, "temperature": self.temperature}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_load_checkpoint(checkpoint)
-        if RECIPE_KEY not in checkpoint:
-            raise ValueError(
-                "the checkpoint holds no occupation recipe: it is of another family; give one of "
-                "LitOccupationCoder."
-            )
         given, before = self.hparams.temperature, checkpoint.get("hyper_parameters", {})
         if isinstance(before.get("loss"), dict):  # else given anew in Python, and none is known
             refuse_other_features(self.loss.linear, before["loss"].get("linear"))
-        self._take_recipe(checkpoint[RECIPE_KEY])
-        if self._is_training and given != before.get("temperature"):
+        super().on_load_checkpoint(checkpoint)
+        self._take_learnt(self.recipe)
+        if self.is_training_run and given != before.get("temperature"):
             self.temperature = given_temperature(given or {})  # as of every option, the run's
-        if self.network is None:
-            self._build()
 
     def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
         """Return the weights with the rows of the language embedding that the new data needs."""
@@ -304,31 +306,8 @@ class LitOccupationCoder(ExactModule):
         next_sets = [(named(ids), p) for ids, p in following if ids[0] >= 0]
         return CodedText(text, codes, names, confidences, of_set, is_truncated, next_sets)
 
-    def _take_recipe(self, recipe: dict[str, Any]) -> None:
-        self.recipe = recipe
+    def _take_learnt(self, recipe: dict[str, Any]) -> None:
         self.temperature = dict(recipe.get("temperature") or self.temperature)
-
-    def _build(self) -> None:
-        book, languages = CodeBook.from_dict(self.recipe["code_book"]), self.recipe["languages"]
-        trie = CodeTrie.from_code_book(book)
-        check_num_codes(trie)
-        encoder = self.encoder_factory(len(languages))
-        decoder = self.decoder_factory(encoder.width, trie)
-        options = (self.loss.flat_dropout, self.loss.linear)
-        self.network = OccupationNetwork(encoder, decoder, *options)
-        freeze_encoder(self.network.encoder, self.hparams.freeze)
-        for split in ("val", "test"):
-            self.add_module(f"{split}_metrics", OccupationMetrics(book, languages))
-            self.add_module(f"{split}_losses", LossMetrics(self.loss.term_weights))
-        self.temperature_search = torch.nn.ModuleDict({t: TemperatureSearch() for t in TERMS})
-
-    def _solve_linear_head(self) -> None:
-        examples = linear_examples(self.trainer.datamodule.store, self.loss)
-        solve(self.network.flat, *examples)
-
-    @property
-    def _is_training(self) -> bool:
-        return self._trainer is not None and self.trainer.state.fn == "fit"
 
     def _evaluate(
         self, split: str, batch: OccupationBatch

@@ -3,12 +3,14 @@
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
+from datamodules.core.planned import ModelFacts
 from datamodules.text.encoding import RECIPE_KEY
 from datamodules.tokenizers.text import TextTokenizer
 from lit_models.blocks import layer_depths
@@ -117,9 +119,8 @@ class EncodedTextModule(ExactModule):
         init_from: checkpoint to take weights from.
     """
 
-    export_keys: ClassVar[tuple[str, ...]] = (RECIPE_KEY,)
+    recipe_key: ClassVar[str] = RECIPE_KEY
     settled_options: ClassVar[tuple[str, ...]] = ("pretrained", "lora")
-    learnt_facts: ClassVar[tuple[str, ...]] = ()  # keys of the recipe that training finds
     network: Any
 
     def __init__(
@@ -142,7 +143,6 @@ class EncodedTextModule(ExactModule):
         self.encoder_factory, self.pretrained = encoder, pretrained
         self.lora, self.freeze_patterns = lora, freeze
         self.init_from = init_from
-        self.recipe: Any = None  # a dict of plain values, from the data or a checkpoint
         self.network = None  # of `make_network`, once the recipe is known
 
     @abstractmethod
@@ -156,49 +156,40 @@ class EncodedTextModule(ExactModule):
         """Return name of a parameter -> encoder layers above it."""
         return layer_depths(self, self.network.encoder)
 
-    def wanted_tokenizer(self) -> str | None:
-        """Return the folder of the tokenizer that the data must be read with, if there is one."""
-        return self.pretrained
+    def model_facts(self) -> ModelFacts:
+        return replace(super().model_facts(), tokenizer=self.pretrained)
 
     @property
     def tokenizer(self) -> TextTokenizer:
         """The tokenizer that the model was trained with; there after `setup`."""
         return TextTokenizer.from_dict(self.recipe["tokenizer"])
 
-    def setup(self, stage: str) -> None:
-        """Take the recipe (tokenizer, lengths) that the data was read with."""
-        super().setup(stage)
-        if self.recipe is None:
-            self.recipe = {**self.trainer.datamodule.recipe}
+    def recipe_of(self, data: Any, trained: dict[str, Any] | None) -> dict[str, Any]:
+        """Return tokenizer, lengths and more, by which the data were read."""
+        return {**data.recipe}
 
-    def configure_model(self) -> None:
-        if self.network is None and self.recipe is not None:
-            self._build(is_trained=self.recipe.get("encoder") is not None)
-            if self.trainer.state.fn == "fit":
-                self.configure_model_from()
+    def build(self, recipe: dict[str, Any], data: Any) -> None:
+        encoder = self._new_encoder(data) if "encoder" not in recipe else self._trained_encoder()
+        recipe["kind"] = self.kind
+        if recipe["lora"] is not None:
+            add_lora(encoder, recipe["lora"])
+        self.network = self.make_network(encoder)
+        if self.freeze_patterns:
+            freeze_by_name(self.network, self.freeze_patterns)
 
     def configure_optimizers(self) -> Any:
         decay = self.hparams.layer_decay
         groups = parameter_groups(self, layer_decay=decay, depths=self.depths())
         return configured(self, self.optimizer(groups), self.lr_scheduler)
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint[RECIPE_KEY] = self.recipe
-
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_load_checkpoint(checkpoint)
-        trained = checkpoint.get(RECIPE_KEY)
-        if trained is None or trained["kind"] != self.kind:
-            kind = "another family" if trained is None else f"a {trained['kind']}"
+        kind = self.stored_recipe(checkpoint)["kind"]
+        if kind != self.kind:
             raise ValueError(
-                f"the checkpoint is of {kind}; give one of {self.kind}, or take the "
-                "encoder alone with model.init_from."
+                f"the checkpoint is of a {kind}; give one of {self.kind}, or take the encoder "
+                "alone with model.init_from."
             )
-        if self.network is None:
-            self.recipe = trained
-            self._build(is_trained=True)
-        else:  # a fit that goes on: the recipe is the data's, but for what was learnt
-            self.recipe |= {key: trained[key] for key in self.learnt_facts if key in trained}
+        super().on_load_checkpoint(checkpoint)
 
     def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
         """Return the weights that `init_from` takes: the encoder's, and those of heads that are
@@ -227,21 +218,12 @@ class EncodedTextModule(ExactModule):
         """Whether a weight besides the encoder's means the same in another recipe of this kind."""
         return True
 
-    def _build(self, is_trained: bool) -> None:
-        encoder = self._trained_encoder() if is_trained else self._new_encoder()
-        self.recipe["kind"] = self.kind
-        if self.recipe["lora"] is not None:
-            add_lora(encoder, self.recipe["lora"])
-        self.network = self.make_network(encoder)
-        if self.freeze_patterns:
-            freeze_by_name(self.network, self.freeze_patterns)
-
-    def _new_encoder(self) -> TextEncoder:
+    def _new_encoder(self, data: Any) -> TextEncoder:
         encoder: TextEncoder
         if self.pretrained is None:
             encoder = self.encoder_factory(self.tokenizer.vocab_size)
-            if hasattr(encoder, "start_from"):
-                encoder.start_from(*self.trainer.datamodule.token_counts())
+            if data is not None and hasattr(encoder, "start_from"):
+                encoder.start_from(*data.token_counts())
             self.recipe["encoder"] = {"kind": "own"}
         else:
             content = read_config(self.pretrained)

@@ -6,7 +6,7 @@ first stage's rankings, J most judgements of one query.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from datamodules.core.batches import EncodeBatch, RetrievalBatch
+from datamodules.core.planned import ModelFacts
 from datamodules.search.bm25 import open_bm25
 from datamodules.search.datamodule import NUM_FOUND, TERM
 from datamodules.search.queries import NO_DOCUMENT, Ranking, read_run
@@ -514,8 +515,9 @@ class LitRetriever(EncodedTextModule):
                 "model.fusion adds BM25's scores, and data.bm25 is none; give its options, or "
                 "leave the fusion out."
             )
-        if stage == "predict":
-            self.trainer.datamodule.search_encoded = self.write_run
+
+    def model_facts(self) -> ModelFacts:
+        return replace(super().model_facts(), options={"search": self.write_run})
 
     def forward(self, batch: EncodeBatch) -> Tensor:
         """Return unit vectors [B, W]."""

@@ -1,13 +1,15 @@
 """Titles and descriptions from pages as a LightningModule. Batch: TextBatch, SnippetBatch."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from torch import Tensor
 
 from datamodules.core.batches import SnippetBatch
-from datamodules.text.pages import TARGETS, PagePromptDataset, Records, Target
+from datamodules.core.planned import ModelFacts
+from datamodules.text.pages import TARGETS, PagePromptDataset, Target
 from datamodules.text.prompts import rows_in_memory
 from lit_models.causal_lm.generation import Completions, GenerationOptions, generate
 from lit_models.causal_lm.module import LitCausalLM
@@ -67,9 +69,10 @@ class LitSnippetWriter(LitCausalLM):
             )
         super().setup(stage)
 
-    def page_records(self) -> Records:
-        """Return what prediction adds to each row besides the snippet."""
-        return {"onpage": onpage_record} if self.onpage else {}
+    def model_facts(self) -> ModelFacts:
+        facts = super().model_facts()
+        records = {"onpage": onpage_record} if self.onpage else {}
+        return replace(facts, options={**facts.options, "page_records": records})
 
     def written(self, batch: SnippetBatch) -> list[str]:
         """Return what the model writes for each page, on one line."""

@@ -6,9 +6,8 @@ which the plan knows beforehand and every batch carries: no communication is nee
 """
 
 import atexit
-import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -20,8 +19,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
-from datamodules.core.checkpoint_recipe import checkpoint_to_load
-from datamodules.core.planned import PlannedDataModule
+from datamodules.core.planned import ModelFacts, PlannedDataModule
+from datamodules.core.store import digest_of
 from lit_models.training.checkpoints import (
     AtomicCheckpointIO,
     LastCheckpoint,
@@ -56,36 +55,22 @@ def float32_on(device: torch.device | str) -> Iterator[None]:
         torch.set_default_dtype(dtype)
 
 
-def _built_on_host(configure_model: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return a `configure_model` that builds where `weights_device` says.
-
-    Lightning calls it in the context of a GPU under one device and ddp, of the host under fsdp,
-    and in the precision of the run: one seed would start from other weights in each. What is built
-    is converted to that precision before weights are loaded into it, and moved by the strategy.
-    """
-
-    @functools.wraps(configure_model)
-    def build(module: "ExactModule") -> None:
-        module.weights_dtype = torch.get_default_dtype()
-        with float32_on(module.weights_device):
-            configure_model(module)
-        module.convert_weights()
-
-    return build
-
-
 class ExactModule(LightningModule):
     """A LightningModule whose losses are sums and counts over a planned optimizer step.
 
-    A family calls `save_hyperparameters()` in its constructor, sets `init_from` where it takes
-    weights from a checkpoint, and returns the sums of its loss from `training_terms`.
+    A family calls `save_hyperparameters()` in its constructor, says in `recipe_of` which plain
+    values its network follows from, makes it in `build`, and returns the sums of its loss from
+    `training_terms`. The recipe is what a checkpoint keeps besides weights and hyperparameters, so
+    that the network can be built without the data.
 
     Attributes:
-        export_keys: keys of a checkpoint whose plain values an exported folder needs besides
-            weights and hyperparameters, so that it runs alone.
+        recipe_key: key of a checkpoint that holds the recipe; empty where a network needs none.
+        learnt_facts: keys of the recipe that training finds.
         settled_options: arguments of the constructor that an evaluation takes from its
             checkpoint; the command line refuses others.
+        init_from: checkpoint to take weights from, where a network begins anew.
         weights_device: where `configure_model` builds; the strategy moves the network from there.
+        recipe: plain values that the network is built by; `None` before they are known.
     """
 
     monitor: ClassVar[str] = "val/loss"
@@ -103,22 +88,23 @@ class ExactModule(LightningModule):
     buffers_stand_still: ClassVar[bool] = False
     # Whether a step may be cut into micro-batches: not where the loss couples its samples.
     may_accumulate: ClassVar[bool] = True
-    export_keys: ClassVar[tuple[str, ...]] = ()
+    recipe_key: ClassVar[str] = ""
+    learnt_facts: ClassVar[tuple[str, ...]] = ()
     settled_options: ClassVar[tuple[str, ...]] = ()
     init_from: str | None = None
     init_from_part: str | None = None
     weights_device: torch.device | str = "cpu"
     weights_dtype: torch.dtype = torch.float32  # of the run, noted as `configure_model` begins
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if "configure_model" in vars(cls):
-            cls.configure_model = _built_on_host(cls.configure_model)  # type: ignore[method-assign]
-
     def __init__(self) -> None:
         super().__init__()
         self.step_record = StepRecord()
         self.averages_replicas = True  # false where a callback adds their gradients instead
+        self.recipe: Any = None if self.recipe_key else {}
+        self.is_built = False
+        self._trained_recipe: dict[str, Any] | None = None  # of the checkpoint of a trainer's call
+        self._names_checkpoint = False  # whether the trainer had a ckpt_path before the call
+        self._awaited: Any = None  # a checkpoint that this network was built for
         self._early_weights: dict[str, Any] | None = None
 
     def save_hyperparameters(
@@ -164,6 +150,12 @@ class ExactModule(LightningModule):
             return []
         if self.trainer.state.fn == "fit" and self.trainer.datamodule is not None:
             follows_plan(self, self.trainer.datamodule)
+        # The first hook of a call, before the data are read.
+        self._names_checkpoint = self.trainer.ckpt_path is not None
+        path = self.trainer.ckpt_path if self.recipe is None else None
+        content = None if path is None else read_checkpoint(path, mmap=True)
+        self._trained_recipe = None if content is None else self.stored_recipe(content)
+        self._hand_over()
         present = self.trainer.callbacks
         own = [c for c in self.own_callbacks() if not any(isinstance(p, type(c)) for p in present)]
         # What a script's own callbacks write (a checkpoint, a reason to stop) belongs to the step
@@ -185,7 +177,9 @@ class ExactModule(LightningModule):
         for module in self.modules():
             if isinstance(module, Metric):
                 module.reset()
-        accumulation = self._trainer.accumulate_grad_batches if self._trainer is not None else 1
+        if self._trainer is None:
+            return
+        accumulation, clip = self.trainer.accumulate_grad_batches, self.trainer.gradient_clip_val
         if stage == "fit" and accumulation > 1 and not self.may_accumulate:
             raise ValueError(
                 f"the step is cut into {accumulation} micro-batches, but the loss of "
@@ -193,15 +187,101 @@ class ExactModule(LightningModule):
                 "data.micro_batch_size and trainer.accumulate_grad_batches out, and save memory "
                 "inside the step (encode_chunk of a retriever), or lower data.global_batch_size."
             )
-        clip = self._trainer.gradient_clip_val if self._trainer is not None else None
         if clip is not None and not clip >= 0:
             raise ValueError(
                 f"trainer.gradient_clip_val must be 0 or more, got {clip}: every step would go "
                 "uphill. 1.0 is usual; 0 or null clips nothing."
             )
 
+        if self.recipe is None and self.trainer.datamodule is not None:
+            self.recipe = self.recipe_of(self.trainer.datamodule, self._trained_recipe)
+            self._hand_over()
+
+    def model_facts(self) -> ModelFacts:
+        """Return what the data need to know of the module; the one thing that they are told."""
+        return ModelFacts(self._trained_recipe if self.recipe is None else self.recipe)
+
+    def _hand_over(self) -> None:
+        if isinstance(self.trainer.datamodule, PlannedDataModule):
+            self.trainer.datamodule.model = self.model_facts()
+
+    def recipe_of(self, data: Any, trained: dict[str, Any] | None) -> dict[str, Any]:
+        """Return the plain values that the network is built by.
+
+        Args:
+            data: the datamodule after its `setup`.
+            trained: recipe of the checkpoint that is to be loaded, if the trainer knows of one.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must implement recipe_of.")
+
+    def build(self, recipe: dict[str, Any], data: Any) -> None:
+        """Make the network, and the metrics that need to know it; nothing by default, where the
+        constructor makes it.
+
+        Args:
+            recipe: of the network; what is found out while building is added to it.
+            data: the datamodule, from which a new network may take its beginning; `None` where all
+                weights will come from a checkpoint.
+        """
+
+    def prepare(self, data: Any, is_new: bool) -> None:
+        """Make a built network ready for a trainer's call; nothing by default.
+
+        Args:
+            data: the datamodule after its `setup`.
+            is_new: whether this call begins the training of the network.
+        """
+
+    def configure_model(self) -> None:
+        """Build the network once its recipe is known; a family overrides `build` instead.
+
+        Lightning calls it in the context of a GPU under one device and ddp, of the host under fsdp,
+        and in the precision of the run: one seed would start from other weights in each. What is
+        built is converted to that precision before weights are loaded into it, and moved by the
+        strategy.
+        """
+        if self.recipe is None:
+            return
+        data = self.trainer.datamodule if self._trainer is not None else None
+        self.weights_dtype = torch.get_default_dtype()
+        is_new = False
+        with float32_on(self.weights_device):
+            if not self.is_built:
+                weights, self._early_weights = self._early_weights, None
+                if data is not None and weights is None:
+                    self._awaited = self.trainer.ckpt_path
+                    is_new = self._awaited is None
+                self.build(self.recipe, data if is_new else None)
+                self.is_built = True
+                self.convert_weights()
+                if weights is not None:
+                    self.load_state_dict(weights)
+                elif is_new and self.init_from is not None:
+                    load_part(self, self.init_from, self.init_from_part, self.adapted_weights)
+            if data is not None:
+                self.prepare(data, is_new)
+        self.convert_weights()
+
+    def teardown(self, stage: str) -> None:
+        if self._trainer is not None and not self._names_checkpoint:
+            self.trainer.ckpt_path = None  # an argument of this call is not that of the next
+
+    def _check_restored(self) -> None:
+        """Refuse a trainer's `ckpt_path` of an earlier call that failed."""
+        if self._awaited is not None:
+            raise RuntimeError(
+                f"trainer.ckpt_path is still {self._awaited}, of an earlier call, and this call "
+                "loads no checkpoint: set trainer.ckpt_path = None before it."
+            )
+
+    def on_train_start(self) -> None:
+        self._check_restored()
+
+    on_validation_start = on_train_start
+
     def on_predict_start(self) -> None:
         """Refuse weights whose every answer would be nan, on all ranks alike."""
+        self._check_restored()
         wrong = ""
         for name, parameter in self.named_parameters():
             values = getattr(parameter, "to_local", lambda here=parameter: here)().detach()
@@ -288,14 +368,61 @@ class ExactModule(LightningModule):
         super().lr_scheduler_step(scheduler, metric)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Rewrite Lightning's progress: it counts micro-batches, whose number may now differ.
+        """Build the network where the checkpoint alone knows its recipe, and take what it learnt.
 
-        A checkpoint that is evaluated or exported gives its averaged weights, if it has any.
+        A training goes on: Lightning's progress is rewritten, which counts micro-batches, whose
+        number may now differ. Else the averaged weights are taken, if there are any.
         """
-        if self._trainer is None or self.trainer.state.fn != "fit":
+        trained = self.stored_recipe(checkpoint)
+        self._awaited = None
+        if self.is_training_run:
+            self.settle_progress(checkpoint)
+        else:
             take_averaged(checkpoint)
-            return
-        self.settle_progress(checkpoint)
+        if self.recipe is None:
+            self.recipe = trained
+            self.configure_model()
+        else:
+            self.take_recipe(trained)
+
+    @property
+    def is_training_run(self) -> bool:
+        """Whether a trainer fits this module."""
+        return self._trainer is not None and self.trainer.state.fn == "fit"
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self.recipe_key:
+            checkpoint[self.recipe_key] = self.recipe
+
+    @classmethod
+    def stored_recipe(cls, checkpoint: dict[str, Any]) -> dict[str, Any]:
+        """Return the recipe that a checkpoint keeps.
+
+        Raises:
+            ValueError: it keeps none.
+        """
+        if cls.recipe_key and cls.recipe_key not in checkpoint:
+            raise ValueError(
+                f"the checkpoint is of another family: it holds no {cls.recipe_key}; give one of "
+                f"{cls.__name__}."
+            )
+        return checkpoint[cls.recipe_key] if cls.recipe_key else {}
+
+    def take_recipe(self, trained: dict[str, Any]) -> None:
+        """Take what a checkpoint's recipe has learnt into that of a network that is built.
+
+        Raises:
+            ValueError: an evaluation's data were read by another recipe.
+        """
+        fixed = [name for name in self.recipe if name not in self.learnt_facts]
+        other = [n for n in fixed if digest_of(self.recipe[n]) != digest_of(trained.get(n))]
+        if other and not self.is_training_run:
+            raise ValueError(
+                f"the data were read with another {' and '.join(other)} than the checkpoint's: in "
+                "a script set trainer.ckpt_path = path before the call, or load the module with "
+                f"{type(self).__name__}.load_from_checkpoint(path)."
+            )
+        self.recipe |= {name: trained[name] for name in self.learnt_facts if name in trained}
 
     def settle_progress(self, checkpoint: dict[str, Any]) -> None:
         """Make a checkpoint's progress that of today's accumulation; twice is the same as once."""
@@ -324,16 +451,6 @@ class ExactModule(LightningModule):
             self._early_weights = dict(state_dict)
             return super().load_state_dict({}, strict=False)
         return super().load_state_dict(state_dict, strict=strict, assign=assign)
-
-    def configure_model_from(self) -> None:
-        """Take early weights or those that `init_from` names; a family calls it at the end of
-        `configure_model`, when its network is built. A checkpoint that is to come replaces them."""
-        self.convert_weights()
-        if self._early_weights is not None:
-            weights, self._early_weights = self._early_weights, None
-            self.load_state_dict(weights)
-        elif self.init_from is not None and checkpoint_to_load(self._trainer) is None:
-            load_part(self, self.init_from, self.init_from_part, self.adapted_weights)
 
     def convert_weights(self) -> None:
         """Give all weights the dtype of a run in 64-true, 16-true or bf16-true."""
@@ -420,7 +537,7 @@ class ExactModule(LightningModule):
         Args:
             folder: that was exported.
             stored: its tensors under their names there, tied ones included.
-            extra: values of `export_keys`.
+            extra: the recipe under `recipe_key`.
         """
         raise NotImplementedError(f"{cls.__name__} must implement restored_weights.")
 

@@ -108,12 +108,7 @@ def write_checkpoint(
         )
     module_class = class_of(class_path, source, classes)
     which, chosen = chosen_weights(content, weights, source)
-    absent = [key for key in module_class.export_keys if key not in content]
-    if absent:
-        raise ValueError(
-            f"{source} lacks {', '.join(absent)}, without which a {module_class.__name__} cannot "
-            "run; give a checkpoint of that class that `unisono fit` wrote."
-        )
+    recipe = {module_class.recipe_key: module_class.stored_recipe(content)}
     packages = {name: version(name) for name in ("torch", "lightning", "safetensors")}
     global_step = int(content.get("global_step", 0))
     config: dict[str, Any] = {
@@ -128,7 +123,7 @@ def write_checkpoint(
             "global_step": global_step,
             "epoch": int(content.get("epoch", 0)),
         },
-        "extra": _plain({key: content[key] for key in module_class.export_keys}, source),
+        "extra": _plain(recipe if module_class.recipe_key else {}, source),
     }
     layout = module_class.exported_layout(content, chosen, adapter)
     if layout is not None:  # another program's files say a part of the config

@@ -39,7 +39,6 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from rich.console import Console
 from rich.table import Table
 
-from datamodules.core.checkpoint_recipe import checkpoint_to_load
 from lit_models.training.checkpoints import newest_checkpoint
 from lit_models.training.ledger import ledger_of
 from lit_models.training.strategies import strategy_name
@@ -332,6 +331,8 @@ class RunFolder(Callback):
 
     The folder is the trainer's `default_root_dir`, or the first of NAME-2, NAME-3, … where that
     holds a run; without one given it is runs/SCRIPT. A checkpoint of the run goes on in its folder.
+    Lightning says which checkpoint a call loads when it has loaded it: the folder is taken then,
+    and what saves checkpoints follows.
 
     Raises:
         RuntimeError: on all ranks: another process holds the folder, or it cannot be made.
@@ -340,8 +341,8 @@ class RunFolder(Callback):
     def __init__(self) -> None:
         self.run: Run | None = None  # of the first training with this trainer
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage != "fit" or trainer.fast_dev_run or HANDED_DOWN in os.environ:
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.fast_dev_run or HANDED_DOWN in os.environ:
             return
         run, fault = None, ""
         if trainer.is_global_zero:
@@ -355,6 +356,11 @@ class RunFolder(Callback):
         if self.run is None and run.notice:
             rank_zero_info(run.notice)
         self.run = run
+        before = Path(trainer.default_root_dir).absolute()
+        for callback in trainer.checkpoint_callbacks:
+            saves_to = Path(getattr(callback, "dirpath", None) or "/").absolute()
+            if saves_to.is_relative_to(before):
+                callback.dirpath = str(run.folder / saves_to.relative_to(before))
         trainer._default_root_dir = run.folder  # it has no public setter
 
     def on_exception(
@@ -367,7 +373,8 @@ class RunFolder(Callback):
             release(Path(self.run.folder))
 
     def _choose(self, trainer: Trainer) -> Run:
-        root, ckpt_path = Path(trainer.default_root_dir), checkpoint_to_load(trainer)
+        path = trainer.ckpt_path
+        root, ckpt_path = Path(trainer.default_root_dir), None if path is None else str(path)
         if self.run is not None or ckpt_path in WORDS:
             return Run(str(root), ckpt_path)
         if root.resolve() == Path.cwd():

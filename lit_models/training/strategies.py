@@ -374,6 +374,11 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         if self.tensor_parallel_size > 1:
             self.repeats_samples = self.device_mesh["tensor_parallel"].get_local_rank() > 0
 
+    @property
+    def restore_checkpoint_after_setup(self) -> bool:
+        """Weights are loaded whole, on the host, as under the other strategies, and then cut."""
+        return False
+
     def setup(self, trainer: Trainer) -> None:
         """Shard the module, as rank 0 has it, then make the optimizer over the shards."""
         module = self.lightning_module

@@ -5,12 +5,11 @@ import json
 import pytest
 import torch
 
-from datamodules.core.checkpoint_recipe import read_recipe
 from datamodules.occupations.datamodule import RECIPE_KEY
 from datamodules.text.texts import TextDataModule
-from datamodules.tokenizers.text import TEXT_RECIPE_KEY
 from lit_models.causal_lm.module import LitCausalLM
 from lit_models.commands.export import export_checkpoint
+from lit_models.occupation_coder.module import LitOccupationCoder
 from lit_models.training.checkpoints import AtomicCheckpointIO, Part, prepare, read_checkpoint
 from lit_models.training.predictions import PredictionWriter
 from tests.causal_lm.test_resume import SGD, model, run
@@ -86,24 +85,7 @@ def test_the_recipe_of_occupations_is_read_from_shards(tmp_path):
     recipe = {"languages": ["unk", "da"]}
     content = {"state_dict": {"weight": torch.zeros(4, 2)}, RECIPE_KEY: recipe}
     write_shards(content, tmp_path / "last.ckpt")
-    found = read_recipe(tmp_path / "last.ckpt", RECIPE_KEY, "occupation", "LitOccupationCoder")
-    assert found == recipe
-
-
-def test_other_folders_are_named(trained, tmp_path):
-    asked = (TEXT_RECIPE_KEY, "text", "LitCausalLM")
-    with pytest.raises(FileNotFoundError, match="is a folder, and no checkpoint"):
-        read_recipe(tmp_path, *asked)
-    with pytest.raises(FileNotFoundError, match="gone.ckpt does not exist"):
-        read_recipe(tmp_path / "gone.ckpt", *asked)
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(ValueError, match="is of another family: it keeps no text recipe"):
-        read_recipe(tmp_path, *asked)
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ValueError, match="config.json is damaged"):
-        read_recipe(tmp_path, *asked)
-    write_shards(read_checkpoint(trained["file"]), tmp_path / "cut.ckpt")
-    marker = tmp_path / "cut.ckpt" / "meta.pt"
-    marker.write_bytes(marker.read_bytes()[:100])
-    with pytest.raises(ValueError, match="cut.ckpt is damaged or no checkpoint"):
-        read_recipe(tmp_path / "cut.ckpt", *asked)
+    content = read_checkpoint(tmp_path / "last.ckpt", mmap=True)
+    assert LitOccupationCoder.stored_recipe(content) == recipe
+    with pytest.raises(ValueError, match="of another family: it holds no text_recipe"):
+        LitCausalLM.stored_recipe(content)

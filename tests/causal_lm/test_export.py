@@ -40,14 +40,13 @@ PROMPT = "Ask, and it shall be given you"
 class LitTiny(ExactModule):
     """What LitCausalLM does about folders, without data and training."""
 
-    export_keys = (TEXT_RECIPE_KEY,)
+    recipe_key = TEXT_RECIPE_KEY
 
     def __init__(self, pretrained: str = "", lora: dict[str, Any] | None = None) -> None:
         super().__init__()
         self.network: Any = None
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        recipe = checkpoint[TEXT_RECIPE_KEY]
+    def build(self, recipe: dict[str, Any], data: Any) -> None:
         self.network = network_from_config(recipe["network"])
         if recipe["lora"]:
             add_lora(self.network, recipe["lora"])

@@ -20,8 +20,7 @@ from tests.toy import ledger_lines, toy_trainer
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("is_known", [False, True])
-def test_a_checkpoint_outlives_the_folder_that_it_began_with(tmp_path, is_known):
+def test_a_checkpoint_outlives_the_folder_that_it_began_with(tmp_path):
     base = tmp_path / "base"
     saved(base, "Llama", vocab_size=257)
     saved_tokenizer(byte_tokenizer(), base)
@@ -34,15 +33,15 @@ def test_a_checkpoint_outlives_the_folder_that_it_began_with(tmp_path, is_known)
     half = run(tmp_path / "half", tuned())
     shutil.rmtree(base)
     for verb in ("validate", "test"):
-        run(tmp_path / verb, tuned(), verb, ckpt_path=half, is_known=is_known)
-    resumed = run(tmp_path / "resumed", tuned(), steps=2, ckpt_path=half, is_known=is_known)
+        run(tmp_path / verb, tuned(), verb, ckpt_path=half)
+    resumed = run(tmp_path / "resumed", tuned(), steps=2, ckpt_path=half)
     found = torch.load(resumed, weights_only=True)
     assert found["text_recipe"] == whole["text_recipe"]
     for name, value in whole["state_dict"].items():
         torch.testing.assert_close(found["state_dict"][name], value, rtol=1e-5, atol=1e-6)
     lora = LoraOptions(["q_proj"], 2, 64.0)
     with pytest.raises(ValueError, match=r"lora.alpha 16.0 there and 64.0 here"):
-        run(tmp_path / "other", tuned(), steps=2, ckpt_path=half, is_known=is_known)
+        run(tmp_path / "other", tuned(), steps=2, ckpt_path=half)
     with pytest.raises(FileNotFoundError, match="base"):
         run(tmp_path / "new", tuned())
 
@@ -87,7 +86,9 @@ def test_instructions_outlive_the_folder_of_their_tokenizer(tmp_path):
     # Nor are training files needed where validation has its own.
     held = {"train_files": str(tmp_path / "b.jsonl"), "validation_files": str(tmp_path / "a.jsonl")}
     data = InstructionDataModule(**held, context_length=16)
-    toy_trainer(tmp_path).validate(model(), data, str(tmp_path / "a.ckpt"), weights_only=True)
+    trainer = toy_trainer(tmp_path)
+    trainer.ckpt_path = str(tmp_path / "a.ckpt")
+    trainer.validate(model(), data, weights_only=True)
     assert len(data.datasets["validation"].lengths) > 0
     with pytest.raises(FileNotFoundError, match=r"data.train_files: .*b.jsonl"):
         toy_trainer(tmp_path).validate(model(), InstructionDataModule(**held, context_length=16))

@@ -98,14 +98,12 @@ def test_a_resume_takes_another_dropout(trained, tmp_path, is_known):
     assert stored["text_recipe"]["lora"]["dropout"] == 0.5
 
 
-@pytest.mark.parametrize("is_known", [True, False])
-def test_weights_to_begin_with_are_not_read_again(tmp_path, is_known):
+def test_weights_to_begin_with_are_not_read_again(tmp_path):
     start = run(tmp_path / "start", model())
     half = run(tmp_path / "half", model(init_from=str(start)))
     start.unlink()
-    again = {"ckpt_path": half, "is_known": is_known}
-    run(tmp_path / "half", model(init_from=str(start)), steps=2, **again)
-    run(tmp_path / "half", model(init_from=str(start)), "validate", **again)
+    run(tmp_path / "half", model(init_from=str(start)), steps=2, ckpt_path=half)
+    run(tmp_path / "half", model(init_from=str(start)), "validate", ckpt_path=half)
 
 
 def test_an_evaluation_without_a_checkpoint_takes_the_weights_to_begin_with(tmp_path):
@@ -125,7 +123,6 @@ def test_the_checkpoint_of_an_earlier_call_is_not_that_of_the_next(trained, tmp_
     sizes = {"context_length": 16, "global_batch_size": 8}
     data = TextDataModule(str(text), split=TextSplit(by="tail"), **sizes)
     trainer.validate(module, data, ckpt_path=trained)
-    assert trainer.ckpt_path == trained
     trainer.fit(next_one, TextDataModule(str(text), split=TextSplit(by="tail"), **sizes))
     assert next_one.recipe["lora"] is None
     # Nor is its tokenizer: the one of the data is taken.

@@ -8,7 +8,7 @@ from torch import nn
 
 from lit_models.causal_lm.adapters import LoraOptions
 from lit_models.consistency_lens.lens import Lens, LensOptions
-from lit_models.consistency_lens.recipe import stored_recipe
+from lit_models.consistency_lens.module import LitConsistencyLens
 from lit_models.consistency_lens.subject import BaseOptions
 from lit_models.training.strategies import separate_frozen
 from tests.consistency_lens.tiny import NETWORKS, activations, lens_of, moved
@@ -102,6 +102,7 @@ def test_fsdp_gives_each_block_frozen_parameters_of_its_own() -> None:
 
 
 def test_options_survive_a_checkpoint() -> None:
+    stored_recipe = LitConsistencyLens.stored_recipe
     options = LensOptions(num_prompt=2, verbalizer=lora("own GPT-2"))
     recipe = stored_recipe({"lens_recipe": {"lens": asdict(options), "tokenizer": {}}})
     assert LensOptions(**recipe["lens"]) == options

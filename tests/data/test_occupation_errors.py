@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 
 from datamodules import (
     CodeBookOptions,
@@ -12,7 +11,6 @@ from datamodules import (
     SplitOptions,
     TextOptions,
 )
-from datamodules.occupations.datamodule import recipe_of_checkpoint
 from datamodules.tokenizers.codes import CodeBook
 from tests.occupation_tables import COLUMNS, ROWS, many, module, table
 
@@ -125,17 +123,6 @@ def test_missing_columns_and_books_are_named(tmp_path):
         OccupationDataModule(path).prepare_data()
     with pytest.raises(FileNotFoundError, match="data.code_book: .*none.csv does not exist"):
         module(tmp_path, ROWS, code_book=CodeBookOptions(str(tmp_path / "none.csv"))).prepare_data()
-
-
-def test_a_wrong_checkpoint_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="checkpoint .*a.ckpt does not exist"):
-        recipe_of_checkpoint(tmp_path / "a.ckpt")
-    (tmp_path / "a.ckpt").write_bytes(b"no checkpoint")
-    with pytest.raises(ValueError, match="a.ckpt is damaged or no checkpoint"):
-        recipe_of_checkpoint(tmp_path / "a.ckpt")
-    torch.save({"state_dict": {}}, tmp_path / "a.ckpt")
-    with pytest.raises(ValueError, match="is of another family: .*its keys: state_dict"):
-        recipe_of_checkpoint(tmp_path / "a.ckpt")
 
 
 def test_prediction_without_a_model_says_what_is_missing(tmp_path):

@@ -2,7 +2,6 @@
 
 import pickle
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from datamodules import (
     TextOptions,
 )
 from datamodules.core.plan import PlanOptions
+from datamodules.core.planned import ModelFacts
 from tests.occupation_tables import COLUMNS, ROWS, many, module, table
 
 
@@ -189,11 +189,9 @@ def test_the_fingerprint_follows_the_content_not_the_place(tmp_path):
 def test_a_checkpoint_decides_the_encoding(tmp_path, caplog):
     trained = module(tmp_path, many(40), text=TextOptions(max_length=5, lowercase=False))
     recipe = trained._open_store(None).recipe
-    torch.save({"occupation_recipe": recipe}, tmp_path / "a.ckpt")
     test = table(tmp_path / "t.csv", [("TRADE of all", "sv", "10003", "")])
     data = OccupationDataModule(test_files=test, columns=COLUMNS)
-    trainer = SimpleNamespace(ckpt_path=str(tmp_path / "a.ckpt"))
-    data.trainer = trainer  # type: ignore[assignment]
+    data.model = ModelFacts(recipe)
     data.files[0] = str(tmp_path / "not_here.csv")  # the table of the training machine
     recipe_found = data._wanted_recipe("test")
     store = data._open_store(recipe_found)

@@ -3,9 +3,9 @@
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from datamodules import TokenizerOptions
+from datamodules.core.planned import ModelFacts
 from datamodules.files.splitting import TRAIN, VALIDATION
 from datamodules.tokenizers.text import make_tokenizer
 from tests.text_corpora import TEXTS, saved_tokenizer, text_file, text_module, text_rows
@@ -23,27 +23,19 @@ def corpus(tmp_path):
     return text_rows(tmp_path)
 
 
-def trainer_of(stage, ckpt_path=None, **module):
-    """Return what of a Trainer decides the tokenizer."""
-    return SimpleNamespace(
-        state=SimpleNamespace(fn=SimpleNamespace(value=stage)),
-        ckpt_path=ckpt_path,
-        lightning_module=SimpleNamespace(**module),
-    )
+def trainer_of(stage):
+    """Return what of a Trainer says what it does."""
+    return SimpleNamespace(state=SimpleNamespace(fn=SimpleNamespace(value=stage)))
 
 
-@pytest.mark.parametrize("is_checkpoint", [True, False])
-def test_evaluation_uses_the_tokenizer_of_the_model(tmp_path, corpus, is_checkpoint):
+def test_evaluation_uses_the_tokenizer_of_the_model(corpus):
     trained = make_tokenizer(CHARACTERS, iter([*TEXTS, "zß"]))
-    recipe = {"tokenizer": trained.to_dict()}
-    torch.save({"text_recipe": recipe}, tmp_path / "a.ckpt")
-    source = {"ckpt_path": str(tmp_path / "a.ckpt")} if is_checkpoint else {"recipe": recipe}
     data = text_module(corpus, tokenizer=CHARACTERS)
-    data.trainer = trainer_of("validate", **source)
+    data.trainer, data.model = trainer_of("validate"), ModelFacts({"tokenizer": trained.to_dict()})
     data.prepare_data()
     store = data.open_store("validate")
     assert store.tokenizer.digest == trained.digest
-    data.trainer = trainer_of("fit", **source)
+    data.trainer = trainer_of("fit")
     assert data.open_store("fit").tokenizer.backend.token_to_id("ß") is None
 
 
@@ -54,16 +46,16 @@ def test_evaluation_takes_the_store_of_training_and_needs_no_training_text(tmp_p
     data.setup("fit")
     recipe = {"tokenizer": data.tokenizer.to_dict()}
     again = text_module(corpus, tokenizer=CHARACTERS, validation_files=held)
-    again.trainer = trainer_of("validate", recipe=recipe)
+    again.model = ModelFacts(recipe)
     assert again.open_store("validate").folder == data.store.folder
     elsewhere = text_module(str(tmp_path / "gone.txt"), validation_files=held)
-    elsewhere.trainer = trainer_of("validate", recipe=recipe)
+    elsewhere.model = ModelFacts(recipe)
     store = elsewhere.open_store("validate")
     assert store.tokenizer.digest == data.tokenizer.digest
     tokens = [one.stream(VALIDATION).tokens.tolist() for one in (store, data.store)]
     assert tokens[0] == tokens[1]
     assert len(store.stream(TRAIN).tokens) == 0
-    elsewhere.trainer = None
+    elsewhere.model = ModelFacts()
     with pytest.raises(FileNotFoundError, match=r"data.train_files: .*gone.txt does not exist"):
         elsewhere.prepare_data()
 
@@ -72,7 +64,7 @@ def test_a_pretrained_model_brings_its_tokenizer(tmp_path, corpus):
     folder = tmp_path / "pretrained"
     saved_tokenizer(make_tokenizer(CHARACTERS, iter([*TEXTS, "q"])), folder)
     data = text_module(corpus)
-    data.trainer = trainer_of("fit", wanted_tokenizer=lambda: str(folder))
+    data.model = ModelFacts(tokenizer=str(folder))
     data.prepare_data()
     assert data.open_store("fit").tokenizer.backend.token_to_id("q") is not None
     data.tokenizer_options = TokenizerOptions(kind="folder", path=str(folder))
@@ -82,7 +74,7 @@ def test_a_pretrained_model_brings_its_tokenizer(tmp_path, corpus):
         ValueError, match=r"data.tokenizer is kind characters, and the pretrained mo"
     ):
         data.prepare_data()
-    data.trainer = trainer_of("fit", wanted_tokenizer=lambda: None)
+    data.model = ModelFacts()
     assert data.open_store("fit").tokenizer.backend.token_to_id("q") is None
 
 
@@ -91,20 +83,10 @@ def test_a_chat_template_joins_the_tokenizer_of_a_pretrained_model(tmp_path, cor
     made = make_tokenizer(CHARACTERS, iter([*TEXTS, "q"]))
     saved_tokenizer(made, folder)
     data = text_module(corpus, tokenizer=TokenizerOptions(chat_template="plain"))
-    data.trainer = trainer_of("fit", wanted_tokenizer=lambda: str(folder))
+    data.model = ModelFacts(tokenizer=str(folder))
     for tokenizer in (data.open_store("fit").tokenizer, data.prompt_tokenizer()):
         assert tokenizer.backend.token_to_id("q") is not None
         assert tokenizer.render([{"role": "user", "content": "q"}]) == "user:\nq\n\n"
     data.tokenizer_options = TokenizerOptions()
     with pytest.raises(ValueError, match=r"kind bytes.* leave data.tokenizer out \(null\)"):
         data.prompt_tokenizer()
-
-
-def test_a_checkpoint_of_another_family_is_named(tmp_path, corpus):
-    torch.save({"state_dict": {}}, tmp_path / "a.ckpt")
-    data = text_module(corpus)
-    data.trainer = trainer_of("validate", str(tmp_path / "a.ckpt"))
-    with pytest.raises(
-        ValueError, match=r"keeps no text recipe .* give a checkpoint of LitCausalLM"
-    ):
-        data.prepare_data()

@@ -66,15 +66,13 @@ class LitTied(ExactModule):
         self.test_loss = SumCount()
         self.embedding: nn.Embedding | None = None
 
-    def configure_model(self) -> None:
-        if self.embedding is None:
-            with torch.random.fork_rng():
-                torch.manual_seed(5)
-                self.embedding = nn.Embedding(self.NUM_SYMBOLS, 8)
-                self.layers = nn.ModuleList(TiedBlock(8) for _ in range(3))
-                self.output = nn.Linear(8, self.NUM_SYMBOLS, bias=False)
-            self.output.weight = self.embedding.weight
-            self.configure_model_from()
+    def build(self, recipe: dict[str, Any], data: Any) -> None:
+        with torch.random.fork_rng():
+            torch.manual_seed(5)
+            self.embedding = nn.Embedding(self.NUM_SYMBOLS, 8)
+            self.layers = nn.ModuleList(TiedBlock(8) for _ in range(3))
+            self.output = nn.Linear(8, self.NUM_SYMBOLS, bias=False)
+        self.output.weight = self.embedding.weight
 
     def blocks(self) -> list[nn.Module]:
         return list(self.layers)

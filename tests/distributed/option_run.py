@@ -46,10 +46,8 @@ class LitOptions(LitToy):
         self.register_buffer("place", torch.zeros(1))
         self.places: list[float] = []
 
-    def configure_model(self) -> None:
-        if self.model is not None:
-            return
-        super().configure_model()
+    def build(self, recipe: dict[str, Any], data: Any) -> None:
+        super().build(recipe, data)
         self.unused = nn.Linear(2, 2) if self.has_unused else None
         if self.is_normed:
             self.norm, self.head = nn.BatchNorm1d(3), nn.Linear(3, 1)

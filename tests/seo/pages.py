@@ -76,6 +76,6 @@ def predict(folder, module, path, **options):
         max_target_tokens=16,
         global_batch_size=3,
     )
-    ckpt_path = options.pop("ckpt_path", None)
-    trainer.predict(module, data, return_predictions=False, ckpt_path=ckpt_path, weights_only=True)
+    trainer.ckpt_path = options.pop("ckpt_path", None)
+    trainer.predict(module, data, return_predictions=False, weights_only=True)
     return [json.loads(line) for line in output.read_text("utf-8").splitlines()]

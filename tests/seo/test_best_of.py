@@ -92,7 +92,9 @@ def test_a_writer_writes_what_its_ranker_chooses_and_keeps_it_out_of_its_weights
     candidates = []
     for options in chosen.options(module.generation):
         plain = writer(generation=options)
-        plain.recipe, plain.network = module.recipe, module.network
+        plain.recipe = module.recipe
+        plain.configure_model()
+        plain.load_state_dict(module.state_dict())
         (tmp_path / "out.jsonl").unlink()
         candidates.append([row["snippet"] for row in predict(tmp_path, plain, path)])
     judge = chosen.loaded_ranker()

@@ -47,7 +47,7 @@ def built(folder, **options):
     data.setup("fit")
     data.setup("test")
     module.recipe = {**data.recipe}
-    module._build(is_trained=False)
+    module.configure_model()
     for parameter in module.parameters():  # a new head of 0 would hide the rest
         torch.nn.init.normal_(parameter, std=0.3)
     return module.double().eval(), data

@@ -21,7 +21,7 @@ def ready(tmp_path_factory):
     module, data = ranker(), ranking_data(folder, candidates=candidates, groups=GROUPS)
     data.setup("fit")
     module.recipe = {**data.recipe}
-    module._build(is_trained=False)
+    module.configure_model()
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return module.double(), data

@@ -21,7 +21,7 @@ def scorer(tmp_path: Path):
     module, data = text_scorer(tmp_path / "run", {})
     data.setup("fit")
     module.recipe = {**data.recipe}
-    module._build(is_trained=False)
+    module.configure_model()
     return module.double().eval(), data.datasets["train"]
 
 
@@ -95,7 +95,7 @@ def test_an_unknown_head_is_refused(scorer) -> None:
     other = LitTextScorer({"prize": HeadOptions()}, optimizer=adamw, encoder=SMALL_ENCODER)
     other.recipe = module.recipe
     with pytest.raises(ValueError, match='model.heads names "prize"; the data has the heads price'):
-        other._build(is_trained=False)
+        other.configure_model()
 
 
 def test_one_batch_is_learnt_by_heart(scorer) -> None:

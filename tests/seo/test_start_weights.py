@@ -26,7 +26,7 @@ def recipe(tmp_path):
 
 def built(module, recipe):
     module.recipe = copy.deepcopy(recipe)
-    module._build(is_trained=False)
+    module.configure_model()
     module.init_from = "first.ckpt"
     return module
 

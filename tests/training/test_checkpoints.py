@@ -27,6 +27,7 @@ from lit_models.training.checkpoints import (
     copied,
     cut,
     damage,
+    load_part,
     newest_checkpoint,
     prepare,
     put_in_place,
@@ -64,7 +65,6 @@ def test_a_checkpoint_of_a_script_is_plain_data_and_rebuilds_the_module(run):
     assert module.optimizer([torch.nn.Parameter(torch.zeros(1))]).defaults["lr"] == 0.01
     again = plain_hyperparameters(dict(module.hparams))
     assert again["optimizer"]["class_path"].endswith("AdamW")
-    module.configure_model()  # the weights came before the network
     for name, value in module.state_dict().items():
         assert torch.equal(value, content["state_dict"][name].to(value))
 
@@ -152,10 +152,10 @@ def test_weights_alone_start_another_run(run, tmp_path):
 
 
 def test_one_part_of_the_weights_can_be_taken(run):
-    module = LitToy(init_from=str(run / "checkpoints" / "best.ckpt"))
-    module.init_from_part = "2"
+    module, path = LitToy(), run / "checkpoints" / "best.ckpt"
     module.configure_model()
-    expected = read_checkpoint(module.init_from)["state_dict"]
+    load_part(module, str(path), "2")
+    expected = read_checkpoint(path)["state_dict"]
     assert torch.equal(module.model[2].weight, expected["model.2.weight"].float())
     assert not torch.equal(module.model[0].weight, expected["model.0.weight"].float())
 
@@ -166,13 +166,10 @@ def test_weights_that_do_not_fit_are_named(run, tmp_path):
     wrong = tmp_path / "wrong.ckpt"
     states = {**other.state_dict(), "model.0.weight": torch.zeros(9, 1)}
     torch.save({"state_dict": states}, wrong)
-    module = LitToy(init_from=str(wrong))
     with pytest.raises(ValueError, match=r"model\.0\.weight: \(9, 1\) instead of \(4, 1\)"):
-        module.configure_model()
-    module = LitToy(init_from=str(run / "checkpoints" / "best.ckpt"))
-    module.init_from_part = "encoder"
+        load_part(other, str(wrong))
     with pytest.raises(ValueError, match="init_from_part is 'encoder', but LitToy has none"):
-        module.configure_model()
+        load_part(other, str(run / "checkpoints" / "best.ckpt"), "encoder")
 
 
 def test_the_clock_saves_through_the_ledger(tmp_path):
