@@ -270,7 +270,6 @@ def test_a_limit_that_would_be_none_is_refused():
 def test_names_of_libraries_that_are_private_are_still_there(tmp_path):
     trainer = toy_trainer(tmp_path, callbacks=[])
     assert trainer.default_root_dir == str(trainer._default_root_dir)
-    assert callable(trainer._checkpoint_connector._select_ckpt_path)
     assert LitToy()._trainer is None
     for name in ("_parse_ckpt_path", "_set_seed", "_run_subcommand"):
         assert callable(getattr(LightningCLI, name))
