@@ -64,17 +64,9 @@ def added(left: Gradients, right: Gradients) -> Gradients:
 def added_over_ranks(
     gradients: Gradients, parameters: list[nn.Parameter], rank: int, world_size: int
 ) -> Gradients:
-    """Return the sum over all ranks in the order of the tree; a collective.
-
-    In each of log2(world_size) rounds two ranks swap their sums. Both add the same two numbers,
-    and a + b is b + a in every bit, so that nothing needs to be sent back.
-
-    Args:
-        gradients: this rank's subtree; its tensors are used up.
-        parameters: what they are gradients of, in the same order.
-        rank: of the process.
-        world_size: a power of two.
-    """
+    """Return the sum over all ranks in the order of the tree; a collective that uses the tensors of
+    `gradients` up. In each of log2(world_size) rounds two ranks swap their sums. Both add the same
+    two numbers, and a + b is b + a in every bit, so that nothing needs to be sent back."""
     while world_size > 1:
         partner = rank ^ (world_size - 1)
         # A 0 or 1 per parameter for whether it has a gradient, then those.
@@ -121,13 +113,8 @@ def pinned(num_threads: int) -> Iterator[None]:
 
 
 def check_run(strategy: str | None, precision: str | int | None, world_size: int) -> None:
-    """Raise ValueError for a run that cannot give equal bits, before its data is read.
-
-    Args:
-        strategy: name as the Trainer takes it, `None` where the configuration names a class.
-        precision: as the Trainer takes it.
-        world_size: processes.
-    """
+    """Raise ValueError for a run that cannot give equal bits, before its data is read; the strategy
+    is a name, `None` where the configuration names a class."""
     if not (strategy or "auto").startswith(("auto", "ddp")):  # ddp_spawn, ddp_fork ... too
         raise ValueError(
             f"exactness: bitwise needs trainer.strategy ddp or ddp_spawn, got {strategy}, which "
@@ -152,15 +139,8 @@ def check_cut(
     batch_size: int | None = None,
     is_accumulation_given: bool = False,
 ) -> None:
-    """Raise ValueError for a step that is not cut alike on every number of devices.
-
-    Args:
-        batching: of the run.
-        num_replicas: processes that train.
-        micro_batch_size: as the data was given it.
-        batch_size: the conventional size per device, if the data was given it.
-        is_accumulation_given: the trainer was given `accumulate_grad_batches`.
-    """
+    """Raise ValueError for a step that is not cut alike on every number of devices, by the sizes
+    that the data and the trainer were given."""
     total, accumulation = batching.global_batch_size, batching.accumulate_grad_batches
     num_chunks = num_replicas * accumulation
     if batch_size is not None:

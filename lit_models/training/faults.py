@@ -378,14 +378,8 @@ def wait_for_cause(run: Path) -> bool:
 
 
 def _note_of(report: dict[str, Any], run: Path, error: Exception, lost: str | None) -> str:
-    """Return what the user reads beside the error.
-
-    Args:
-        report: the place.
-        run: its folder.
-        error: what happened.
-        lost: what became of the other rank, where the error is that it does not answer.
-    """
+    """Return what the user reads beside an error at a place; `lost` says what became of the other
+    rank, where the error is that it does not answer."""
     where = f"rank {report['rank']}, {report['verb']}, epoch {report['epoch']}"
     where += f", step {report['step']}"
     if lost is not None:

@@ -64,14 +64,8 @@ class StepRecord:
     def add(
         self, sample_id: Tensor, weight: Tensor, terms: dict[str, LossSum], loss: Tensor
     ) -> None:
-        """Add one micro-batch.
-
-        Args:
-            sample_id: [B] int64.
-            weight: [B], 0 for fillers.
-            terms: totals and counts on this rank.
-            loss: [] this micro-batch's share of the step's loss.
-        """
+        """Add one micro-batch: ids [B] int64, weights [B] with 0 for fillers, totals and counts on
+        this rank, and its share [] of the step's loss."""
         self.term_names, used, loss = tuple(terms), weight > 0, loss.detach()
         self._used.append((sample_id, used, loss))
         digest = torch.where(used, hash_ids(sample_id), 0).sum()
@@ -103,13 +97,8 @@ class StepRecord:
         return wrong, [i for ids, _ in parts for i in ids]
 
     def vector(self, stop: bool, save: bool, step: int = 0) -> Tensor:
-        """Return [8 + 2 terms] float64 for the sum over ranks, and start the next step.
-
-        Args:
-            stop: this rank asks all to stop.
-            save: this rank asks all to save.
-            step: the optimizer step that ended.
-        """
+        """Return [8 + 2 terms] float64 for the sum over ranks, and start the next step: whether
+        this rank asks all to stop or to save, and what the optimizer step that ended has used."""
         if self._sums is None:
             raise RuntimeError(
                 "an optimizer step ended, but training_step never called exact_mean; the loss "
@@ -182,13 +171,8 @@ class HostCopy:
 
 
 def complete_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the JSON objects of a file, one a line, and cut off a last line that a kill tore.
-
-    There are none where there is no file.
-
-    Raises:
-        ValueError: a whole line that is no JSON.
-    """
+    """Return the JSON objects of a file, one a line, and cut off a last line that a kill tore; none
+    where there is no file. Raises ValueError for a whole line that is no JSON."""
     if not path.exists():
         return []
     rows, size = json_lines(path)

@@ -101,24 +101,15 @@ class Proof:
 
 
 def chained(line: dict[str, Any], before: str) -> str:
-    """Return the hash of a line of the ledger, 16 hex digits, chained to the line before.
-
-    Args:
-        line: plain values; a `hash` among them does not count.
-        before: hash of the line before; "" for the first one.
-    """
+    """Return the hash of a line of the ledger without its own `hash`, 16 hex digits, chained to
+    that of the line before; "" for the first one."""
     text = json.dumps({name: value for name, value in line.items() if name != "hash"})
     return hashlib.sha256(f"{before}\n{text}".encode()).hexdigest()[:16]
 
 
 def plan_hash(request: dict[str, Any], repeats_first_epoch: bool, lengths: np.ndarray) -> str:
-    """Return the hash of all that a plan is made of, 16 hex digits.
-
-    Args:
-        request: the values of a `PlanRequest`.
-        repeats_first_epoch: every epoch has the steps of the first one.
-        lengths: [N] positions of each sample.
-    """
+    """Return the hash of all that a plan is made of, 16 hex digits: the values of a `PlanRequest`,
+    whether every epoch has the steps of the first one, positions of each sample [N]."""
     digest = hashlib.sha256(json.dumps([request, repeats_first_epoch], sort_keys=True).encode())
     digest.update(np.ascontiguousarray(lengths, dtype="<i8").tobytes())
     return digest.hexdigest()[:16]
@@ -150,11 +141,8 @@ def damaged(path: Path, line: int, reason: object) -> ValueError:
 
 
 def read_ledger(path: Path) -> tuple[list[dict[str, Any]], bool]:
-    """Return the whole lines of a ledger, and whether a torn last line was passed over.
-
-    Raises:
-        FileNotFoundError: no ledger.
-        ValueError: a line that is damaged but not the last.
+    """Return the whole lines of a ledger, and whether a torn last line was passed over; raise
+    FileNotFoundError where there is none, ValueError for a line that is damaged but not the last.
     """
     if not path.exists():
         raise FileNotFoundError(
@@ -464,12 +452,7 @@ class Start:
 
 
 def find_step(run: Path, step: int, attempt: int | None = None) -> LedgerStep:
-    """Return a step of the surviving lineage, or of one attempt.
-
-    Args:
-        run: a run folder.
-        step: optimizer step, from 1.
-        attempt: from 1; `None` takes the one that led to the final weights.
+    """Return a step, from 1, of the surviving lineage, or of one attempt, from 1.
 
     Raises:
         FileNotFoundError: no such run, or it has no ledger.

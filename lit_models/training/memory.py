@@ -44,11 +44,7 @@ CLEARLY_TOO_MUCH = 1.05  # of an expected share; what is nearer to 1 is tried
 
 def state_bytes(module: nn.Module, precision: str | int | None = None) -> int:
     """Return the bytes of weights, gradients and moments of a network: a frozen weight has itself.
-
-    Args:
-        module: with its network.
-        precision: as the Trainer takes it, where the weights are not yet converted to it.
-    """
+    `precision` is the Trainer's, where the weights are not yet converted to it."""
     is_half = str(precision) in ("16-true", "bf16-true")
     return sum(
         p.numel()
@@ -67,15 +63,8 @@ def choose_strategy(
 ) -> tuple[str, str] | None:
     """Return what `trainer.strategy: auto` becomes and a line that says why; `None` where it stays.
 
-    Several devices take ddp; GPUs that train take fsdp where the state does not fit on each.
-    A network that is built later, when the data is read, takes ddp.
-
-    Args:
-        settings: the values of the command line.
-        verdict: the devices.
-        module: perhaps not built yet.
-        is_training: false in validate, test and predict.
-        precision: as the Trainer takes it.
+    Several devices take ddp; GPUs that train take fsdp where the state does not fit on each. A
+    network that is built later, when the data is read, takes ddp.
 
     Raises:
         ValueError: the state fits under no strategy.
@@ -244,16 +233,11 @@ def load_of(trainer: Trainer, module: LightningModule, size: int, meter: DeviceM
 
 
 def _try_batch(trainer: Trainer, module: LightningModule, batch: Any, is_accumulated: bool) -> None:
-    """Run forward and backward on one batch, in the order of Lightning's loop.
+    """Run forward and backward on one batch, in the order of Lightning's loop; where it is
+    accumulated, the gradients of the last one stay while it runs.
 
     It calls no wrapper of the module: under ddp nothing is communicated, so that a rank that runs
     out of memory leaves no other one waiting.
-
-    Args:
-        trainer: fully set up.
-        module: its module.
-        batch: on the CPU.
-        is_accumulated: the backward pass adds to gradients that are there.
     """
     plugin, data = trainer.precision_plugin, trainer.datamodule
     batch = data.on_before_batch_transfer(plugin.convert_input(batch), 0)
@@ -278,15 +262,9 @@ def _try_batch(trainer: Trainer, module: LightningModule, batch: Any, is_accumul
 
 
 def largest_that_fits(sizes: list[int], load: Callable[[int], float]) -> tuple[int, float]:
-    """Return the largest size whose load is at most 1, and its load; the smallest where none fits.
-
-    Memory grows in a straight line with the rows of a batch: the last two loads say what the next
-    size would take, and one that clearly exceeds is not tried.
-
-    Args:
-        sizes: ascending.
-        load: size -> share of the memory; called once per size at most.
-    """
+    """Return the largest of ascending sizes whose load is at most 1, and its load; the smallest
+    where none fits. Memory grows in a straight line with the rows of a batch: the last two loads
+    say what the next size would take, and one that clearly exceeds is not tried."""
     loads: list[tuple[int, float]] = []
     for size in sizes:
         if len(loads) > 1:
@@ -318,20 +296,13 @@ def heaviest_batches(data: PlannedDataModule, micro_batch_size: int) -> list[dic
 def heaviest_ids(
     request: PlanRequest, plan: Plan, lengths: np.ndarray, num_chunks: int
 ) -> list[np.ndarray]:
-    """Return the sample ids of the micro-batches with most positions per row and most in all.
+    """Return the sample ids of the micro-batches with most positions per row and most in all, one
+    or two arrays, each from the longest sample to shorter ones; a step has `num_chunks`
+    micro-batches.
 
-    Cut by number, every step has the same rows, and the longest samples of the split make a
-    batch that none of any epoch exceeds. Cut by a budget of positions, each epoch has the same
-    steps in another order: the longest and the widest of the first one are those of all.
-
-    Args:
-        request: what the plan was made from.
-        plan: of any epoch.
-        lengths: [N] positions of each sample.
-        num_chunks: micro-batches that a step is cut into, over all replicas.
-
-    Returns:
-        one or two arrays of ids, each from the longest sample to shorter ones.
+    Cut by number, every step has the same rows, and the longest samples of the split make a batch
+    that none of any epoch exceeds. Cut by a budget of positions, each epoch has the same steps in
+    another order: the longest and the widest of the first one are those of all.
     """
     lengths = lengths.astype(np.int64)
     rows = -(-np.diff(plan.offsets) // num_chunks)  # [steps]

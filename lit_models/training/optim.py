@@ -103,13 +103,8 @@ class WarmupDecay(LambdaLR):
         super().__init__(optimizer, self.factor)
 
     def set_total_steps(self, total_steps: int, batch_growth: float = 1.0) -> None:
-        """Fix the length of the run and set the rates of the first step.
-
-        Args:
-            total_steps: optimizer steps of the whole run.
-            batch_growth: how many times larger than planned the global batch is; a warm-up in steps
-                then takes the same number of samples.
-        """
+        """Fix the length of the run and set the rates of the first step; a warm-up in steps becomes
+        shorter by `batch_growth`, how many times larger than planned the global batch is."""
         if self.warmup >= 1:
             self.warmup = max(1.0, self.warmup / batch_growth)
         if self.warmup >= total_steps:
@@ -414,13 +409,9 @@ def follow_rates(scheduler: Any) -> None:
 
 
 def configured(module: LightningModule, optimizer: Optimizer, scheduler: Any | None) -> Any:
-    """Return what `configure_optimizers` hands to Lightning: a schedule in optimizer steps.
-
-    Args:
-        module: attached to a trainer with a planned datamodule.
-        optimizer: made from `parameter_groups`.
-        scheduler: factory of a schedule, or none for a constant rate.
-    """
+    """Return what `configure_optimizers` hands to Lightning: a schedule in optimizer steps, made by
+    `scheduler`, or a constant rate where that is `None`. The module is attached to a trainer with a
+    planned datamodule."""
     by_name(optimizer)
     facts = module.trainer.datamodule.plan_facts
     rule = module.hparams.get("lr_scaling", "none")

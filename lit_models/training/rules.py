@@ -136,16 +136,10 @@ def this_machine() -> Machine:
 def check(
     settings: Settings, machine: Machine, environ: Mapping[str, str], strategies: list[str]
 ) -> Verdict:
-    """Returns what will run.
-
-    Args:
-        settings: what was asked for.
-        machine: what is there.
-        environ: the environment, for what launchers set in it.
-        strategies: names that the Trainer knows.
+    """Returns what will run on a machine; `strategies` are the names that the Trainer knows.
 
     Raises:
-        ValueError: the settings contradict each other, the machine or the launcher.
+        ValueError: the settings contradict each other, the machine or the launcher's variables.
     """
     check_strategy(settings.strategy, strategies)
     verdict = resolve_devices(settings, machine)
@@ -258,12 +252,8 @@ def tensor_groups(size: int, world_size: int) -> int:
 
 
 def check_batch(settings: Settings, world_size: int) -> None:
-    """Refuses batch sizes that contradict each other or leave devices idle.
-
-    Raises:
-        ValueError: devices x micro-batch x accumulation does not make the global batch, or tensor
-            groups do not make up the world.
-    """
+    """Refuses batch sizes that contradict each other, leave devices idle, or do not fit tensor
+    groups."""
     num_replicas = tensor_groups(settings.tensor_parallel_size, world_size)
     if settings.global_batch_size is None:
         return
@@ -288,11 +278,7 @@ def check_world(
     world_size: int, strategy: str | None, environ: Mapping[str, str], warnings: list[str]
 ) -> None:
     """Refuses a launcher's world that differs from the trainer's: N silent copies of one run, or
-    one silent rank of several.
-
-    Raises:
-        ValueError: the worlds differ.
-    """
+    one silent rank of several."""
     for name, started in launched_worlds(environ).items():
         if started != world_size:
             raise ValueError(
@@ -335,12 +321,8 @@ def launched_worlds(environ: Mapping[str, str]) -> dict[str, int]:
 
 
 def complete_rendezvous(environ: dict[str, str] | os._Environ[str], num_nodes: int) -> None:
-    """Fills in what a rank needs that was started by hand, as hand-written code is: with RANK,
-    WORLD_SIZE, MASTER_ADDR and MASTER_PORT alone.
-
-    Args:
-        environ: the environment; LOCAL_RANK and NODE_RANK are added.
-        num_nodes: machines, each with equally many ranks.
+    """Adds LOCAL_RANK and NODE_RANK for a rank that was started by hand, as hand-written code is:
+    with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT alone, equally many ranks on each node.
 
     Raises:
         ValueError: a variable is missing, or the numbers contradict each other.

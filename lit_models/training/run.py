@@ -231,13 +231,8 @@ def _text(path: Path) -> str:
 def settle(
     choose: Callable[[], Run], environ: dict[str, str] | os._Environ[str], claims: Path
 ) -> Run:
-    """Return the same run on every rank; `choose` runs in one process only.
-
-    Args:
-        choose: called by the launching process or by the first rank.
-        environ: the environment; children started later inherit the choice through it.
-        claims: a folder that all ranks see.
-    """
+    """Return the same run on every rank: `choose` runs in the launching process or on the first
+    rank; `environ` hands it to children, a file in the folder `claims` to other ranks."""
     if HANDED_DOWN in environ and int(environ.get("LOCAL_RANK") or 0) > 0:
         return Run(**json.loads(environ[HANDED_DOWN]))
     claim = claim_path(environ, claims)
@@ -312,12 +307,8 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def withdraw(environ: dict[str, str] | os._Environ[str], claims: Path, is_over: bool) -> None:
-    """Forget the choice and give its folder free: the next command in this process decides anew.
-
-    Args:
-        environ, claims: those that `settle` was given.
-        is_over: the run ended well, so no rank can still be waiting for the claim.
-    """
+    """Forget the choice of `settle` and give its folder free: the next command in this process
+    decides anew. Of a run that `is_over` no rank can still be waiting for the claim."""
     environ.pop(HANDED_DOWN, None)
     for folder in list(_held):
         release(folder)
@@ -681,12 +672,8 @@ class AppendingCSVLogger(Logger):
 
 
 def default_loggers(folder: str, resumed_step: int | None = None) -> list[Logger]:
-    """Return the loggers of a run folder: metrics.csv and tensorboard/.
-
-    Args:
-        folder: the run folder.
-        resumed_step: steps that the checkpoint holds; later ones run again and replace their rows.
-    """
+    """Return the loggers of a run folder: metrics.csv and tensorboard/. Rows behind the steps that
+    a checkpoint holds, `resumed_step`, are replaced."""
     purge = {} if resumed_step is None else {"purge_step": resumed_step + 1}
     board = TensorBoardLogger(folder, name="tensorboard", version="", **purge)
     return [AppendingCSVLogger(folder, resumed_step), board]

@@ -604,26 +604,15 @@ def check_groups(world_size: int, replicate_size: int, tensor_parallel_size: int
 
 
 def mesh_of(device: torch.device, **sizes: int) -> DeviceMesh:
-    """Return a mesh of all devices without axes of size 1 in front.
-
-    Args:
-        device: of this rank; its type counts.
-        sizes: axis -> devices along it, `replicate` first.
-    """
+    """Return a mesh of all devices, axis -> devices along it, without a `replicate` of size 1."""
     if sizes["replicate"] == 1 and "tensor" not in sizes:
         del sizes["replicate"]
     return init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
 
 def equal_weights(module: nn.Module, device: torch.device) -> None:
-    """Give every rank the parameters and buffers of rank 0, in all bits; a collective.
-
-    Ranks may have drawn different ones: each would keep its part of another network.
-
-    Args:
-        module: with whole tensors on any device.
-        device: of this rank, which the process group can send from.
-    """
+    """Give every rank the parameters and buffers of rank 0, in all bits; a collective. Ranks may
+    have drawn different ones: each would keep its part of another network."""
     with torch.no_grad():
         for tensor in itertools.chain(module.parameters(), module.buffers()):
             here = tensor.to(device).reshape(-1).contiguous()

@@ -71,12 +71,8 @@ WHOLE |= {operation.default: count for operation, count in WHOLE.items()}
 
 
 def peak_of(name: str, precision: str) -> float | None:
-    """Return the dense peak of a GPU in FLOP/s; `None` where it is unknown.
-
-    Args:
-        name: as `torch.cuda.get_device_name` gives it.
-        precision: `trainer.precision`.
-    """
+    """Return the dense peak of a GPU, named as torch names it, in FLOP/s under `trainer.precision`;
+    `None` where it is unknown."""
     kinds = {"bf16": "bf16", "16": "fp16"}
     kind = kinds.get(precision.removesuffix("-true").removesuffix("-mixed"), precision)
     if precision.startswith("32"):
