@@ -87,9 +87,7 @@ def mix(keys: Tensor) -> Tensor:
     return (keys ^ (keys >> 31)) & 0x7FFFFFFFFFFFFFFF
 
 
-CHARACTER_BUCKETS = (
-    2048  # more than the letters of any one language pair; other scripts share buckets
-)
+CHARACTER_BUCKETS = 2048  # more than the letters of any two languages; other scripts share them
 CANINE_MULTIPLE, CANINE_PADS = 4, 8
 BAG_SCALE = 0.2  # large against the heads' first steps, so that the bag stays nearly linear
 WEIGHT_RATE = 3.0  # the one weight of an n-gram must move faster than its vector
@@ -298,14 +296,10 @@ def pad_for_canine(input_ids: Tensor, attention_mask: Tensor, config: Any) -> tu
 
 
 def freeze_encoder(encoder: Encoder, freeze: Literal["none", "encoder"] | int) -> None:
-    """Stop gradients of the whole encoder, or of its lowest layers with the embeddings.
-
-    Args:
-        encoder: changed in place.
-        freeze: `none`, `encoder`, or a number of layers from the lowest.
+    """Stop gradients of the whole encoder, or of so many of its lowest layers with the embeddings.
 
     Raises:
-        ValueError: not one of these, or more layers than there are.
+        ValueError: more layers than there are.
     """
     num_layers = len(encoder.blocks())
     lowest = {"none": 0, "encoder": num_layers + 1}.get(str(freeze), freeze)
@@ -321,12 +315,7 @@ def freeze_encoder(encoder: Encoder, freeze: Literal["none", "encoder"] | int) -
 
 
 def language_rows(rows: Tensor, trained: Sequence[str], wanted: Sequence[str]) -> Tensor:
-    """The embeddings [wanted, D] of these languages; one not trained on begins as the unknown one.
-
-    Args:
-        rows: embeddings [trained, D].
-        trained: names of the rows, the unknown language first.
-        wanted: names of the languages of the new data.
-    """
+    """Embeddings [wanted, D] of languages from those trained [trained, D], the unknown one first;
+    one not trained on begins as that."""
     index = {name: row for row, name in enumerate(trained)}
     return rows[[index.get(name, 0) for name in wanted]]

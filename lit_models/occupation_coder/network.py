@@ -45,23 +45,22 @@ class CodeTrie(nn.Module):
         self, table: Any, next_node: Any, leaf_code: Any, num_leaves: Any, max_codes: int
     ) -> None:
         super().__init__()
-        buffers = {
-            "table": table,
-            "next_node": next_node,
-            "leaf_code": leaf_code,
-            "num_leaves": num_leaves,
-        }
-        for name, values in buffers.items():
+        buffers = (table, next_node, leaf_code, num_leaves)
+        for name, values in zip(
+            ("table", "next_node", "leaf_code", "num_leaves"), buffers, strict=True
+        ):
             tensor = torch.as_tensor(values).long().clone()
             self.register_buffer(name, tensor, persistent=False)
-        self.register_buffer("path", _paths(self.table, self.next_node), persistent=False)
+        nodes = [torch.zeros(len(self.table), dtype=torch.long)]  # from the root to each code
+        for symbol in self.table.unbind(1):
+            nodes.append(self.next_node[nodes[-1], symbol])
+        self.register_buffer("path", torch.stack(nodes, dim=1), persistent=False)  # [C, L + 1]
         self.max_codes = max_codes
         self.num_codes, self.block_size = self.table.shape
         self.num_nodes, self.vocab_size = self.next_node.shape
 
     @classmethod
     def from_code_book(cls, book: CodeBook) -> CodeTrie:
-        """Trie of a code book."""
         return cls(book.table, *book.trie(), book.max_codes)
 
     @classmethod
@@ -128,14 +127,6 @@ class CodeTrie(nn.Module):
         before = torch.arange(num_codes, device=code_ids.device)[None, :] < block[:, None]
         used = code_ids[:, None, :].masked_fill(~before[None], NONE)  # [B, T, U]
         return self.legal(node, used, depth, block)
-
-
-def _paths(table: Tensor, next_node: Tensor) -> Tensor:
-    """Nodes from the root to each code [C, L + 1]."""
-    nodes = [torch.zeros(len(table), dtype=torch.long)]
-    for symbol in table.unbind(1):
-        nodes.append(next_node[nodes[-1], symbol])
-    return torch.stack(nodes, dim=1)
 
 
 def widened(values: Tensor) -> Tensor:
