@@ -6,9 +6,9 @@ Shapes: N rows, D distinct inputs, P characters of all inputs, K most codes of o
 """
 
 import json
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,7 +64,7 @@ class PredictIndex:
         self.folder = folder
         facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
         self.files = [Path(name) for name in facts["files"]]
-        self.fingerprint = folder.name
+        self.fingerprint: str = facts["fingerprint"]
         self.notes: list[str] = facts["notes"]
         self.table = TableOptions(**facts["table"])
         arrays = {name: mapped_array(folder / f"{name}.npy") for name in ARRAYS}
@@ -150,9 +150,16 @@ def open_index(
         languages, texts = zip(*(key.split(" ", 1) for key in inputs), strict=True)
         language_ids = np.array(languages).astype(np.int16)
         arrays = {**text_arrays(texts, recipe["max_length"]), "language_ids": language_ids}
+        content = sha256()
         for name, values in arrays.items():
             np.save(target / f"{name}.npy", values)
-        facts = {"files": list(map(str, files)), "notes": rules.notes(), "table": asdict(table)}
+            content.update(values.tobytes())
+        facts = {
+            "files": list(map(str, files)),
+            "fingerprint": content.hexdigest(),
+            "notes": rules.notes(),
+            "table": asdict(table),
+        }
         (target / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
 
     return PredictIndex(made_once(folder, make))
@@ -177,7 +184,6 @@ def rows_with_inputs(index: PredictIndex) -> Iterator[CodedRows]:
         )
 
 
-log = logging.getLogger(__name__)
 RESULTS = ("code_ids", "code_confidence", "set_confidence", "needs_review")
 
 
@@ -245,47 +251,34 @@ class _Columns:
 
     def of(self, input_ids: np.ndarray) -> list[pa.Array]:
         """The added columns of these rows, in the order of `names`; -1 is a row without text."""
-        is_coded = input_ids >= 0
+        results, is_coded = self.results, input_ids >= 0
         ids = np.where(is_coded, input_ids, 0)
-        code_ids = np.where(is_coded[:, None], self.results["code_ids"][ids], -1)
-        code_ids = np.maximum(code_ids, -1)
         columns = []
         for k in range(self.num_codes):
-            has_code = code_ids[:, k] >= 0
-            columns.append(pa.array(self.codes[code_ids[:, k]], pa.string()))
-            columns.append(pa.array(self.descriptions[code_ids[:, k]], pa.string()))
-            confidence = self.results["code_confidence"][ids, k]
-            columns.append(self._number(confidence, has_code))
-        columns.append(self._number(self.results["set_confidence"][ids], is_coded))
+            code_ids = np.maximum(np.where(is_coded, results["code_ids"][ids, k], -1), -1)
+            columns.append(pa.array(self.codes[code_ids], pa.string()))
+            columns.append(pa.array(self.descriptions[code_ids], pa.string()))
+            columns.append(self._values(results["code_confidence"][ids, k], code_ids >= 0))
+        columns.append(self._values(results["set_confidence"][ids], is_coded))
         for k in range(self.num_next):
-            next_ids = np.maximum(self.results["next_ids"][ids, k], -1)
+            next_ids = np.maximum(results["next_ids"][ids, k], -1)
             has_set = is_coded & (next_ids[:, 0] >= 0)
             sets = ["+".join(filter(None, codes)) for codes in self.codes[next_ids].tolist()]
             columns.append(pa.array(np.where(has_set, np.array(sets, object), ""), pa.string()))
-            columns.append(self._number(self.results["next_confidence"][ids, k], has_set))
-        return [
-            *columns,
-            # A row without text has no code: a person must look at it.
-            self._flag(
-                self.results["needs_review"][ids].astype(bool) | ~is_coded, np.ones_like(is_coded)
-            ),
-            self._flag(self.index.is_truncated[ids], is_coded),
-            self._flag(self.index.language_ids[ids] != 0, is_coded),
-        ]
+            columns.append(self._values(results["next_confidence"][ids, k], has_set))
+        # A row without text has no code: a person must look at it.
+        needs_review = results["needs_review"][ids].astype(bool) | ~is_coded
+        columns.append(self._values(needs_review, np.ones_like(is_coded)))
+        columns.append(self._values(self.index.is_truncated[ids], is_coded))
+        columns.append(self._values(self.index.language_ids[ids] != 0, is_coded))
+        return columns
 
-    def _number(self, values: np.ndarray, is_there: np.ndarray) -> pa.Array:
-        return _numbers(values, is_there, self.as_text)
-
-    def _flag(self, values: np.ndarray, is_there: np.ndarray) -> pa.Array:
-        if self.as_text:
-            names = np.array(["false", "true"], dtype=object)[values.astype(np.int64)]
-            return pa.array(np.where(is_there, names, ""), pa.string())
-        return pa.array(values.astype(bool), mask=~is_there)
-
-
-def _numbers(values: np.ndarray, is_there: np.ndarray, as_text: bool) -> pa.Array:
-    """Numbers of six decimals, as text or typed."""
-    if as_text:
-        pairs = zip(values.tolist(), is_there.tolist(), strict=True)
-        return pa.array([f"{value:.6f}" if there else "" for value, there in pairs], pa.string())
-    return pa.array(np.round(values.astype(np.float64), 6), mask=~is_there)
+    def _values(self, values: np.ndarray, is_there: np.ndarray) -> pa.Array:
+        """Numbers of six decimals, or true and false; as text or typed."""
+        is_number = values.dtype != bool
+        if not self.as_text:
+            typed = np.round(values.astype(np.float64), 6) if is_number else values
+            return pa.array(typed, mask=~is_there)
+        texts = [f"{x:.6f}" if is_number else str(x).lower() for x in values.tolist()]
+        pairs = zip(texts, is_there.tolist(), strict=True)
+        return pa.array([text if there else "" for text, there in pairs], pa.string())
