@@ -283,8 +283,7 @@ class CanineEncoder(Encoder):
 def pad_for_canine(input_ids: Tensor, attention_mask: Tensor, config: Any) -> tuple[Tensor, Tensor]:
     """CANINE's marks around the texts, padded to a multiple of 4 with at least 8 pads.
 
-    CANINE pools four characters into one and its last characters see the padding through a
-    convolution: below six pads its output depends on their number.
+    It pools four characters into one, and below six pads its output depends on their number.
     """
     lengths = attention_mask.sum(1) + 2
     size = input_ids.shape[1] + 2 + CANINE_PADS

@@ -27,12 +27,10 @@ NONE = -100
 class CodeTrie(nn.Module):
     """Buffers over a code book, on the network's device and in no checkpoint.
 
-    Args:
-        table: symbols of each code [C, L].
-        next_node: child of each node under each symbol [N, V], -1 where illegal; 0 is the root.
-        leaf_code: code that ends in each node [N], -1 elsewhere.
-        num_leaves: codes below each node [N].
-        max_codes: most codes of one record.
+    `table` [C, L]: symbols of each code; `next_node` [N, V]: child of each node under each symbol,
+    -1 where illegal, 0 is the root; `leaf_code` [N]: code that ends in each node, else -1;
+    `num_leaves` [N]: codes below each node; `path` [C, L + 1]: nodes to each code; `max_codes` of
+    one record.
     """
 
     table: Tensor
