@@ -1,5 +1,6 @@
 """Language models as a LightningModule. Batch: TextBatch."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -295,29 +296,21 @@ def new_recipe(
         size = request.config.vocab_size or tokenizer.vocab_size
         network = own_recipe(replace(request.config, vocab_size=size))
     check_recipe(network, context_length, tokenizer.vocab_size)
-    recipe: Recipe = {"tokenizer": tokenizer.to_dict(), "network": network, "lora": None}
+    lora = None
     if request.lora is not None:
         with torch.device("meta"):
-            bare = network_from_config(network)
-        recipe["lora"] = lora_recipe(bare, request.lora, request.pretrained)
-    return recipe
+            lora = lora_recipe(network_from_config(network), request.lora, request.pretrained)
+    return {"tokenizer": tokenizer.to_dict(), "network": network, "lora": lora}
 
 
 def continued_recipe(
     request: NetworkRequest, trained: Recipe, tokenizer: TextTokenizer, context_length: int
 ) -> Recipe:
-    """Return the recipe of a training that goes on: today's options with the checkpoint's weights.
-
-    All weights come from the checkpoint, so that folders may have gone.
-
-    Args:
-        request: of the user.
-        trained: the checkpoint's recipe.
-        tokenizer: of the data.
-        context_length: positions of the longest document.
+    """Return the recipe of a training that goes on: today's options with the checkpoint's weights,
+    which need no folder any more. Arguments and errors as of `new_recipe`.
 
     Raises:
-        ValueError: the options make another function, or as `new_recipe`.
+        ValueError: the options make another function than the checkpoint's recipe `trained`.
     """
     folder = request.pretrained
     has_gone = folder is not None and not Path(folder).expanduser().exists()
@@ -332,7 +325,7 @@ def check_start(init_from: str, trained: Recipe | None, recipe: Recipe) -> None:
 
     Args:
         init_from: where they come from.
-        trained: recipe that they were trained by; none in a checkpoint of another family.
+        trained: recipe that they were trained by; `None` in a checkpoint of another family.
         recipe: of this run.
 
     Raises:
@@ -341,70 +334,48 @@ def check_start(init_from: str, trained: Recipe | None, recipe: Recipe) -> None:
     """
     if trained is None:
         return
-    if not _same_tokens(trained, recipe["tokenizer"]):
-        raise ValueError(
-            f"model.init_from {init_from} was trained with another tokenizer than that of the "
-            "data; `unisono export` it, and give the folder as model.pretrained instead."
-        )
     if trained["lora"] and not recipe["lora"]:
         raise ValueError(
             f"model.init_from {init_from} was trained with LoRA, and this run has none; `unisono "
             "export` merges it: give that folder."
         )
-    changed = differences(trained, recipe, is_start=True)
-    if changed:
-        raise ValueError(
-            f"model.init_from {init_from} was trained with other options, with which its weights "
-            f"mean something else: {'; '.join(changed)}. Take the checkpoint's."
-        )
+    check_same(trained, recipe, f"model.init_from {init_from}", is_start=True)
 
 
-def check_same(trained: Recipe, recipe: Recipe) -> None:
-    """Refuse a checkpoint of other tokens or of another function than the network's.
+def check_same(
+    trained: Recipe, recipe: Recipe, source: str = "the checkpoint", is_start: bool = False
+) -> None:
+    """Refuse weights of other tokens or of another function than those of this run.
 
     Args:
-        trained: the checkpoint's recipe.
+        trained: recipe of the weights.
         recipe: by which the network is built.
-
-    Raises:
-        ValueError: it is.
+        source: of the weights.
+        is_start: see `differences`.
     """
-    if not _same_tokens(trained, recipe["tokenizer"]):
-        raise ValueError(
-            "the checkpoint was trained with another tokenizer than that of the data; take the "
-            "data and data.tokenizer of its run."
-        )
-    changed = differences(trained, recipe)
+    check_tokens(trained, recipe["tokenizer"], source)
+    changed = differences(trained, recipe, is_start)
     if changed:
         raise ValueError(
-            "the checkpoint was trained with other options, with which its weights mean something "
-            f"else: {'; '.join(changed)}. Leave them out to take the checkpoint's, or begin a new "
-            "run."
+            f"{source} was trained with other options, with which its weights mean something "
+            f"else: {'; '.join(changed)}. Leave them out to take its own, or begin a new run."
+        )
+
+
+def check_tokens(trained: Recipe, tokenizer: dict[str, Any], source: str) -> None:
+    """Refuse data with another tokenizer than that of a recipe."""
+    if digest_of(trained["tokenizer"]) != digest_of(tokenizer):
+        raise ValueError(
+            f"{source} was trained with another tokenizer than that of the data; set "
+            "data.tokenizer to the one of its training, or `unisono export` it and give the folder "
+            "as model.pretrained."
         )
 
 
 def check_data(recipe: Recipe, tokenizer: TextTokenizer, context_length: int) -> None:
-    """Refuse data that a trained model cannot take.
-
-    Args:
-        recipe: of the model.
-        tokenizer: of the data.
-        context_length: positions of the longest document.
-
-    Raises:
-        ValueError: they are other tokens, or documents are longer than learned positions.
-    """
-    if not _same_tokens(recipe, tokenizer.to_dict()):
-        raise ValueError(
-            "the model was trained with another tokenizer than that of the data; set "
-            "data.tokenizer to the one of its training, or `unisono export` the model and give "
-            "the folder as model.pretrained."
-        )
+    """Refuse data of other tokens, or with documents beyond learned positions."""
+    check_tokens(recipe, tokenizer.to_dict(), "the model")
     check_recipe(recipe["network"], context_length, tokenizer.vocab_size)
-
-
-def _same_tokens(recipe: Recipe, tokenizer: dict[str, Any]) -> bool:
-    return digest_of(recipe["tokenizer"]) == digest_of(tokenizer)
 
 
 def new_network(request: NetworkRequest | None, recipe: Recipe) -> Network:
@@ -462,12 +433,11 @@ def _network_facts(network: Recipe) -> dict[str, Any]:
         config = DecoderConfig(**network["config"])
         facts |= {"num_kv_heads": config.kv_heads, "feed_forward": config.inner_size}
         facts.pop("max_positions" if config.positions == "rotary" else "rope_theta")
-    return {f"network.{name}": value for name, value in facts.items() if _matters(name)}
-
-
-def _matters(name: str) -> bool:
-    is_rate = "dropout" in name or name.endswith("pdrop")
-    return not is_rate and not name.startswith("_") and name not in NO_FUNCTION
+    return {
+        f"network.{name}": value
+        for name, value in facts.items()
+        if name not in NO_FUNCTION and not re.search("^_|dropout|pdrop$", name)
+    }
 
 
 def _lora_facts(lora: Recipe) -> dict[str, Any]:
