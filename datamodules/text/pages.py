@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -57,7 +57,6 @@ SHAPES = '{"html": "<html>…", "query": "…"} or {"text": "…", "title": "…
 WORD = re.compile(r"\w+")
 SEPARATORS = re.compile(r"\s+[|–—·»:/<>~•-]+\s+")  # of the parts of a title
 PAGES_VERSION = 2  # of how pages become prompts
-Records = dict[str, Callable[[JsonRow, str], Any]]
 WRITTEN_COLUMNS = ("snippet", "num_characters", "finish_reason", "page_tokens_cut")
 
 
@@ -312,7 +311,6 @@ def write_snippets(
     path: Path,
     tokenizer: TextTokenizer,
     num_cut: np.ndarray,
-    records: Records,
 ) -> None:
     """Write each row with what was written for it, its characters and the reason of its end.
 
@@ -322,7 +320,6 @@ def write_snippets(
         path: .jsonl.
         tokenizer: of the model.
         num_cut: [N] tokens at the end of a page that the model did not see.
-        records: further columns: name -> what makes its value of a row and its snippet.
 
     Raises:
         FileExistsError: the file exists.
@@ -332,10 +329,9 @@ def write_snippets(
     def added(number: int, row: JsonRow) -> tuple[Any, ...]:
         text, reason = completed(results, number, tokenizer)
         snippet = " ".join(text.split())
-        more = (record(row, snippet) for record in records.values())
-        return (snippet, len(snippet), reason, int(num_cut[number]), *more)
+        return snippet, len(snippet), reason, int(num_cut[number])
 
-    write_rows(rows, added, (*WRITTEN_COLUMNS, *records), len(results["num_tokens"]), path)
+    write_rows(rows, added, WRITTEN_COLUMNS, len(results["num_tokens"]), path)
 
 
 class PagesDataModule(InstructionDataModule):
@@ -437,7 +433,7 @@ class PagesDataModule(InstructionDataModule):
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
         """Write each row with what was written for it; `results` as `complete` returns them."""
-        dataset, records = self.datasets["predict"], self.model.options["page_records"]
+        dataset = self.datasets["predict"]
         assert isinstance(dataset, PromptDataset)
         rows, tokenizer = read_rows(self._predict_paths()), self.prompt_tokenizer()
-        write_snippets(rows, results, path, tokenizer, dataset.num_cut, records)
+        write_snippets(rows, results, path, tokenizer, dataset.num_cut)

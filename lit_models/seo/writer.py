@@ -1,28 +1,147 @@
-"""Titles and descriptions from pages as a LightningModule. Batch: TextBatch, SnippetBatch."""
+"""Titles and descriptions from pages as a LightningModule, and how good they are.
 
+Batch: TextBatch, SnippetBatch. Shapes: B pages.
+"""
+
+import hashlib
+import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torchmetrics import Metric
+from torchmetrics.functional.text.rouge import rouge_score
+from torchmetrics.utilities import dim_zero_cat
 
 from datamodules.core.batches import SnippetBatch
-from datamodules.core.planned import ModelFacts
-from datamodules.text.pages import TARGETS, PagePromptDataset, Target
-from datamodules.text.prompts import rows_in_memory
+from datamodules.text.pages import PagePromptDataset, Target
+from datamodules.text.prompts import completion_text, rows_in_memory
+from datamodules.text.terms import sentences_of
+from datamodules.tokenizers.text import TextTokenizer
 from lit_models.causal_lm.generation import Completions, GenerationOptions, generate
 from lit_models.causal_lm.module import LitCausalLM
-from lit_models.seo.ranker import LitRanker
-from lit_models.seo.snippets import (
-    BestOf,
-    SnippetMetrics,
-    best,
-    onpage_record,
-    written_text,
-    written_texts,
-)
-from lit_models.training.metrics import SampleResult
+from lit_models.seo.onpage import LONGEST_DESCRIPTION, LONGEST_TITLE, SHORTEST_DESCRIPTION
+from lit_models.training.metrics import SampleResult, SumCount
+
+LIMITS = {"title": (1, LONGEST_TITLE), "description": (SHORTEST_DESCRIPTION, LONGEST_DESCRIPTION)}
+WORD = re.compile(r"\w+")
+ROUGE = ("rouge1", "rouge2", "rougeL")
+BASELINE = "lead_"  # before the names of the same scores of the lead sentence
+
+
+class SnippetMetrics(nn.ModuleDict):
+    """All scores of one split, of what is written and, after `lead_`, of the lead sentence.
+
+    Names, all 0 to 1 but for the length: `rouge1`, `rouge2`, `rougeL` (F measure; words without
+    case, not stemmed); `within_limits` (title 1 to 60 characters, description 70 to 160);
+    `query_coverage`, the share of the query's words that occur, over the pages with a query;
+    `copy_rate`, the share of runs of three words that stand in the page; `characters`, the mean
+    length; `duplicates`, the share of outputs that another page has too.
+
+    Args:
+        target: title or description.
+    """
+
+    def __init__(self, target: str) -> None:
+        self.limits = LIMITS[target]
+        names = (*ROUGE, "within_limits", "query_coverage", "copy_rate", "characters")
+        metrics: dict[str, Metric] = {}
+        for start in ("", BASELINE):
+            metrics |= {start + name: SumCount() for name in names}
+            metrics[f"{start}duplicates"] = Duplicates()
+        super().__init__(metrics)
+
+    def add_batch(self, snippets: Sequence[str], batch: SnippetBatch) -> None:
+        """Add one batch. Args: snippets [B], and the batch that they were written for."""
+        leads = [next(iter(sentences_of(text.splitlines())), "") for text in batch["texts"]]
+        for start, outputs in (("", snippets), (BASELINE, leads)):
+            columns = zip(outputs, batch["texts"], batch["targets"], batch["queries"], strict=True)
+            rated = [snippet_scores(*column, self.limits) for column in columns]
+            weight = batch["weight"].double()
+            for name in rated[0]:
+                pairs = torch.tensor([page[name] for page in rated], dtype=torch.float64)
+                value, own = pairs.to(weight.device).unbind(1)
+                self[start + name].update(value * own * weight, own * weight)
+            self[f"{start}duplicates"].update(outputs, weight)
+
+
+class Duplicates(Metric):
+    """The share of texts that another one equals, kept as hashes: exact on any number of devices.
+
+    Case and spaces do not matter.
+    """
+
+    full_state_update = False
+    hashes: list[Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("hashes", [], dist_reduce_fx="cat")
+
+    def update(self, texts: Sequence[str], weight: Tensor) -> None:
+        """Add texts [B]; those of weight 0 do not count."""
+        folded = [" ".join(text.casefold().split()).encode() for text in texts]
+        digests = [hashlib.blake2b(text, digest_size=8).digest() for text in folded]
+        numbers = [int.from_bytes(digest, "big", signed=True) for digest in digests]
+        hashes = torch.tensor(numbers, dtype=torch.int64, device=weight.device)
+        self.hashes.append(hashes[weight > 0])
+
+    def compute(self) -> Tensor:
+        """Return the share, [] float64; 0 without any text."""
+        kept = dim_zero_cat(self.hashes)
+        _, counts = kept.unique(return_counts=True)
+        repeated = counts[counts > 1].sum().double()
+        return repeated / max(len(kept), 1)
+
+
+def snippet_scores(
+    output: str, text: str, target: str, query: str, limits: tuple[int, int]
+) -> dict[str, tuple[float, float]]:
+    """Return name -> score of one output, see `SnippetMetrics`, and 1 where it counts or 0 where
+    there is nothing to rate.
+
+    Args:
+        output: what is rated.
+        text: of the page.
+        target: what people wrote.
+        query: "" where there is none.
+        limits: fewest and most characters.
+
+    Source of ROUGE: Lin 2004, sections 2 and 3.1; as torchmetrics computes it.
+    """
+    asked, said, page = set(_words(query)), _words(output), _words(text)
+    size = min(3, len(said))
+    runs, there = (
+        [tuple(part[i : i + size]) for i in range(len(part) - size + 1)] for part in (said, page)
+    )
+    known = set(there)
+    copied = sum(run in known for run in runs) / len(runs) if said else 0.0
+    rouge = rouge_score(output, target, rouge_keys=ROUGE, normalizer=str, tokenizer=_words)
+    return {
+        **{name: (float(rouge[f"{name}_fmeasure"]), 1.0) for name in ROUGE},
+        "within_limits": (float(limits[0] <= len(output) <= limits[1]), 1.0),
+        "query_coverage": (len(asked & set(said)) / max(len(asked), 1), float(bool(asked))),
+        "copy_rate": (copied, float(bool(said))),
+        "characters": (float(len(output)), 1.0),
+    }
+
+
+def _words(text: str) -> list[str]:
+    """Return the words of a text without case."""
+    return WORD.findall(text.casefold())
+
+
+def written_texts(done: Completions, tokenizer: TextTokenizer) -> list[str]:
+    """Return the text of each completion, on one line."""
+    pairs = zip(done.completion_ids.cpu().numpy(), done.num_characters.tolist(), strict=True)
+    return [written_text(tokenizer, *pair) for pair in pairs]
+
+
+def written_text(tokenizer: TextTokenizer, ids: np.ndarray, num_characters: int) -> str:
+    """Return the text of one completion, on one line; arguments as for `completion_text`."""
+    return " ".join(completion_text(tokenizer, ids, num_characters).split())
 
 
 class LitSnippetWriter(LitCausalLM):
@@ -31,12 +150,10 @@ class LitSnippetWriter(LitCausalLM):
 
     Args:
         target: what is written; the data must name the same.
-        onpage: prediction adds the on-page report of each row that has html.
-        best_of: write several snippets and let a ranker choose, in evaluation and prediction.
         language_model: see `LitCausalLM`; generation writes 64 tokens at most where not given.
 
     Raises:
-        ValueError: an unknown target, or options of generation for scores.
+        ValueError: options of generation for scores.
     """
 
     settled_options: ClassVar[tuple[str, ...]] = (*LitCausalLM.settled_options, "target")
@@ -44,19 +161,14 @@ class LitSnippetWriter(LitCausalLM):
     def __init__(
         self,
         target: Target = "title",
-        onpage: bool = False,
         generation: GenerationOptions | None = None,
-        best_of: BestOf | None = None,
         **language_model: Any,
     ) -> None:
-        if target not in TARGETS:
-            raise ValueError(f'target must be {" or ".join(TARGETS)}, got "{target}".')
         generation = generation or GenerationOptions(max_new_tokens=64)
         if generation.mode != "generate":
             raise ValueError('a writer writes texts; leave generation.mode at "generate".')
         super().__init__(generation=generation, **language_model)
-        self.target, self.onpage, self.best_of = target, onpage, best_of
-        self._rankers: list[LitRanker] = []  # at most one; a list hides it from the state
+        self.target = target
         self.val_snippets, self.test_snippets = SnippetMetrics(target), SnippetMetrics(target)
 
     def setup(self, stage: str) -> None:
@@ -68,11 +180,6 @@ class LitSnippetWriter(LitCausalLM):
                 "with a PagesDataModule."
             )
         super().setup(stage)
-
-    def model_facts(self) -> ModelFacts:
-        facts = super().model_facts()
-        records = {"onpage": onpage_record} if self.onpage else {}
-        return replace(facts, options={**facts.options, "page_records": records})
 
     def written(self, batch: SnippetBatch) -> list[str]:
         """Return what the model writes for each page, on one line."""
@@ -103,36 +210,9 @@ class LitSnippetWriter(LitCausalLM):
             )
         ]
 
-    def predict_step(self, batch: Any, batch_idx: int, options: Any = None) -> dict[str, Tensor]:
-        if self.best_of is None:
-            return super().predict_step(batch, batch_idx, options)
-        prompts = (batch["input_ids"], batch["lengths"], batch["sample_id"])
-        return self._completed(*prompts, batch["queries"])._asdict()
-
     def _completions(self, batch: SnippetBatch) -> Completions:
         prompts = (batch["prompt_ids"], batch["prompt_lengths"], batch["sample_id"])
-        return self._completed(*prompts, batch["queries"])
-
-    def _completed(
-        self, input_ids: Tensor, lengths: Tensor, sample_ids: Tensor, queries: list[str]
-    ) -> Completions:
-        prompts = (input_ids, lengths, sample_ids)
-        if self.best_of is None:
-            return generate(self.network, self.tokenizer, *prompts, self.generation)
-        candidates = [
-            generate(self.network, self.tokenizer, *prompts, options)
-            for options in self.best_of.options(self.generation)
-        ]
-        return best(candidates, self._texts_of, queries, self._ranker())
-
-    def _texts_of(self, done: Completions) -> list[str]:
-        return written_texts(done, self.tokenizer)
-
-    def _ranker(self) -> LitRanker:
-        assert self.best_of is not None
-        if not self._rankers:
-            self._rankers.append(self.best_of.loaded_ranker().to(self.device))
-        return self._rankers[0]
+        return generate(self.network, self.tokenizer, *prompts, self.generation)
 
     def in_words(self, answers: dict[str, list[float]]) -> dict[str, str]:
         ids, [num_characters] = np.array(answers["written"], np.int64), answers["num_characters"]

@@ -46,17 +46,12 @@ def test_what_is_learnt_by_heart_is_written(trained):
 
 def test_rows_come_back_with_what_was_written(trained, tmp_path):
     folder, _, _ = trained
-    module = writer(onpage=True)
+    module = writer()
     rows = predict(tmp_path, module, folder / "pages.jsonl", ckpt_path=str(folder / "a.ckpt"))
     assert [row["snippet"] for row in rows] == [row["title"] for row in rows]
     assert [row["id"] for row in rows] == list(range(4))
     assert all(row["num_characters"] == 7 for row in rows)
     assert all(row["finish_reason"] == "end" for row in rows)
-    assert rows[0]["onpage"] is None
-    report = rows[1]["onpage"]
-    assert report["headings"] == [[1, "Big cow"]]
-    assert report["keywords"]["cow food"]["text"] == 0
-    assert report["findings"][0]["evidence"] == "nowhere"
 
 
 def test_the_table_of_errors_shows_what_the_writer_wrote(trained, tmp_path, monkeypatch):
@@ -80,7 +75,6 @@ def test_pages_without_a_title_are_written_for_too(trained, tmp_path):
     module = writer()
     rows = predict(tmp_path, module, tmp_path / "bare.jsonl", ckpt_path=str(folder / "a.ckpt"))
     assert [row["snippet"] for row in rows] == [r["title"] for r in lines if "text" in r]
-    assert "onpage" not in rows[0]
 
 
 def test_an_exported_folder_writes_the_same(trained, tmp_path):
@@ -111,5 +105,3 @@ def test_wrong_options_are_refused(tmp_path):
     trainer = toy_trainer(tmp_path, max_epochs=1)
     with pytest.raises(ValueError, match="model.target is title and the data's is description"):
         trainer.fit(writer(), pages_of(path, target="description"))
-    with pytest.raises(ValueError, match='target must be title or description, got "h1"'):
-        writer(target="h1")
