@@ -84,19 +84,8 @@ class ActivationDataModule(DocumentsDataModule):
         self.options = documents
         self.folder = None if activations is None else Path(activations).expanduser()
         self.predict_part, self.predict_output = predict_part, predict_output
-        self.store: TokenStore | None = None
         if predict_output is not None:
             check_output(Path(predict_output))
-
-    def prepare_data(self) -> None:
-        """Tokenise into the cache where there is no store."""
-        self.open_store()
-
-    def setup(self, stage: str) -> None:
-        """Open the store and build the datasets of the stage."""
-        if self.store is None:
-            self.store = self.open_store()
-        super().setup(stage)
 
     def open_store(self) -> TokenStore:
         """Return the store: of activations where one is named, else of tokens.
@@ -106,9 +95,10 @@ class ActivationDataModule(DocumentsDataModule):
             ValueError: it is incomplete, or of other options than those that are given.
         """
         if self.folder is None:
-            return self.open_tokens()
+            return super().open_store()
         store = ActivationStore(self.folder)
         check_agrees(self.options, store)
+        self.context_length, self.positions = store.context_length, store.positions
         return store
 
     def build(self, stage: Stage) -> ActivationDataset:
@@ -117,17 +107,15 @@ class ActivationDataModule(DocumentsDataModule):
         Raises:
             ValueError: it has none.
         """
-        assert self.store is not None
         part = PART_NAMES.index(self.predict_part if stage == "predict" else stage)
         pieces, piece, position = self.places(part)
         check_activations(len(piece), PART_NAMES[part])
-        is_kept = isinstance(self.store, ActivationStore)
         return ActivationDataset(
             pieces,
             piece,
             position,
-            path=self.store.path(part, "activations") if is_kept else None,  # type: ignore[attr-defined]
-            facts=self._facts(part) if stage != "train" else None,
+            path=None if self.folder is None else self.store.path(part, "activations"),
+            facts=self.facts(part) if stage != "train" else None,
             fingerprint=f"{self.store.fingerprint}-{part}-{len(piece)}-{position.sum()}",
             seed=self.seed if stage == "train" else 0,
             pairs_others=stage in ("test", "predict"),
@@ -135,11 +123,19 @@ class ActivationDataModule(DocumentsDataModule):
 
     def places(self, part: int) -> tuple[Pieces, np.ndarray, np.ndarray]:
         """Return the documents of a part, and the piece [N] and position [N] of each activation."""
-        assert self.store is not None
-        if isinstance(self.store, ActivationStore):
-            pieces = Pieces(self.store, part, self.store.context_length)
-            return pieces, self.store.array(part, "piece"), self.store.array(part, "position")
-        return self.places_of(self.store, part)
+        if self.folder is None:
+            return super().places(part)
+        pieces = Pieces(self.store, part, self.context_length)
+        return pieces, self.store.array(part, "piece"), self.store.array(part, "position")
+
+    def facts(self, part: int) -> DocumentFacts:
+        """Return the attributes and files of a part's documents."""
+        if self.folder is None:
+            return super().facts(part)
+        name = PART_NAMES[part]
+        attributes, group = (self.store.array(part, kind) for kind in ("attributes", "group"))
+        names, groups = (self.store.schema[kind][name] for kind in ("attributes", "groups"))
+        return DocumentFacts(names, attributes, group, groups)
 
     def audit(self) -> Audit:
         """Return what is in the store, all of which is read, or in the documents.
@@ -147,18 +143,17 @@ class ActivationDataModule(DocumentsDataModule):
         Raises:
             ValueError: the store is damaged, or documents are in two parts.
         """
-        self.store = store = self.open_store()
-        if not isinstance(store, ActivationStore):
-            check_parts(store)
-            return self.audit_of(store, self.places, self._facts, self.positions)
+        audit = super().audit()
+        if self.folder is None:
+            return audit
+        store = self.store
+        check_parts(store)
         if damaged := store.damaged():
             names = ", ".join(path.name for path in damaged[:3])
             raise ValueError(
                 f"{store.folder} is damaged: {len(damaged)} files do not hold what was written "
                 f"({names}); copy the store again, or dump the activations again."
             )
-        check_parts(store)
-        audit = self.audit_of(store, self.places, self._facts, store.positions)
         subject, files = store.subject, store.schema["files"]
         size = sum(facts["bytes"] for facts in files.values())
         audit.notes += [
@@ -172,12 +167,6 @@ class ActivationDataModule(DocumentsDataModule):
         ]
         return audit
 
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest document that is read."""
-        is_kept = isinstance(self.store, ActivationStore)
-        return self.store.context_length if is_kept else self.context_length  # type: ignore[union-attr]
-
     def training_sample(self) -> Iterator[dict[str, Any]]:
         """Yield batches of the first activations of the training part, always the same ones."""
         dataset = self.datasets.get("train") or self.build("train")
@@ -189,12 +178,12 @@ class ActivationDataModule(DocumentsDataModule):
     @property
     def group_names(self) -> list[str]:
         """The files of the test part, which are reported one by one."""
-        return self._facts(TEST).group_names
+        return self.facts(TEST).group_names
 
     @property
     def attribute_names(self) -> list[str]:
         """What is known of the documents."""
-        return self._facts(TEST).names
+        return self.facts(TEST).names
 
     @property
     def predict_output_path(self) -> Path:
@@ -202,15 +191,6 @@ class ActivationDataModule(DocumentsDataModule):
         if self.predict_output is not None:
             return Path(self.predict_output).expanduser()
         return Path(self.trainer.default_root_dir) / "explanations.jsonl"
-
-    def _facts(self, part: int) -> DocumentFacts:
-        assert self.store is not None
-        if not isinstance(self.store, ActivationStore):
-            return self.facts_of(self.store, part)
-        name = PART_NAMES[part]
-        attributes, group = (self.store.array(part, kind) for kind in ("attributes", "group"))
-        names, groups = (self.store.schema[kind][name] for kind in ("attributes", "groups"))
-        return DocumentFacts(names, attributes, group, groups)
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
         """Write a line per activation, whole or not at all; `results` as `predict_step` returns

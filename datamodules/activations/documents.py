@@ -5,7 +5,7 @@ are found again by the text's hash. Shapes: D documents of a part, A attributes,
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
@@ -45,7 +45,7 @@ class PositionRule:
         seed: another seed draws others.
 
     Raises:
-        ValueError: one of them is outside its range.
+        ValueError: a negative position.
     """
 
     min_position: int = 6
@@ -55,10 +55,6 @@ class PositionRule:
     def __post_init__(self) -> None:
         if self.min_position < 0:
             raise ValueError(f"positions.min_position must be 0 or more, got {self.min_position}.")
-        if self.per_document < 1:
-            raise ValueError(
-                f"positions.per_document must be at least 1, got {self.per_document}; usual is 4."
-            )
 
 
 def drawn_positions(
@@ -180,7 +176,9 @@ def document_facts(
         is_text = path.suffix.lower() in TEXT_SUFFIXES
         if len(files) == 1 and (is_text or column is None):
             break  # nothing is known, and all are of the one file
-        for key, words in _texts_of(path, reading) if is_text else _rows_of(path, reading, column):
+        rows = _rows_of(path, reading.text_column, column)
+        texts = ((_hash_of(document.text), {}) for document in read_documents(path, reading))
+        for key, words in texts if is_text else rows:
             known.setdefault(key, (number, words))
     names = list(dict.fromkeys(name for _, words in known.values() for name in words))
     every = {word for _, words in known.values() for word in words.values()}
@@ -218,11 +216,11 @@ def first_tokens(words: Sequence[str], tokenizer: TextTokenizer) -> dict[str, in
     }
 
 
-Known = tuple[int, dict[str, str]]  # hash of a document, and attribute -> word
-
-
-def _rows_of(path: Path, reading: Reading, column: str | None) -> Iterator[Known]:
-    columns = (reading.text_column, *([] if column is None else [column]))
+def _rows_of(
+    path: Path, text_column: str, column: str | None
+) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield the hash of each document and its words by attribute."""
+    columns = (text_column, *([] if column is None else [column]))
     for row in read_json_rows(path, columns=columns):
         given: Any = None if column is None else row.values.get(column)
         if isinstance(given, list) and all(isinstance(pair, tuple) for pair in given):
@@ -236,15 +234,11 @@ def _rows_of(path: Path, reading: Reading, column: str | None) -> Iterator[Known
                 f"{str(given)[:60]}; mend it, or set data.attributes_column to null."
             )
         words = {str(n): str(word) for n, word in (given or {}).items() if word is not None}
-        yield _hash_of(str(row.values.get(reading.text_column) or "")), words
-
-
-def _texts_of(path: Path, reading: Reading) -> Iterator[Known]:
-    """Yield each document of a txt file, with the hash that a token store has of it."""
-    yield from ((_hash_of(document.text), {}) for document in read_documents(path, reading))
+        yield _hash_of(str(row.values.get(text_column) or "")), words
 
 
 def _hash_of(text: str) -> int:
+    """Hash of a document, as a token store has it."""
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
@@ -296,27 +290,27 @@ class DocumentsDataModule(PlannedDataModule):
         }
         self.tokenizer_options = tokenizer
         self.context_length, self.positions, self.split = context_length, positions, split
-        self.reading = Reading(text_column, documents_by)
+        has_files = train_files or validation_files or test_files
+        self.reading = Reading(text_column, documents_by) if has_files else Reading()
         self.attributes_column = attributes_column
-        shortest = positions.min_position + 2  # a position, and the token that follows
-        if context_length < shortest:
-            raise ValueError(
-                f"context_length {context_length} leaves no position from positions.min_position "
-                f"{positions.min_position} on; raise it to {shortest} or more, or lower "
-                "positions.min_position."
-            )
+        self.store: Any = None  # a TokenStore, after `setup`
         if split.by != "documents":
             raise ValueError(
                 f'split.by is "{split.by}", and a lens may not share documents between parts; '
                 "leave it at documents."
             )
 
-    @property
-    def has_files(self) -> bool:
-        """Whether files are named, or the embedded stories are read."""
-        return any(self.files.values())
+    def prepare_data(self) -> None:
+        """Tokenise into the cache."""
+        self.open_store()
 
-    def open_tokens(self) -> TokenStore:
+    def setup(self, stage: str) -> None:
+        """Open the store and build the datasets of the stage."""
+        if self.store is None:
+            self.store = self.open_store()
+        super().setup(stage)
+
+    def open_store(self) -> TokenStore:
         """Return the documents as tokens, made at first use.
 
         Raises:
@@ -324,49 +318,42 @@ class DocumentsDataModule(PlannedDataModule):
         """
         options = options_of_model(self.model.tokenizer, self.tokenizer_options)
         paths = {part: self.paths(part) for part in (TRAIN, VALIDATION, TEST)}
-        store = open_token_store(TokenRequest(paths, options, self.split, None, self._reading()))
+        store = open_token_store(TokenRequest(paths, options, self.split, None, self.reading))
         check_parts(store)
         return store
 
     def paths(self, part: int) -> list[Path]:
         """Return the files of a part; the embedded stories where no file is named."""
-        if not self.has_files:
+        if not any(self.files.values()):
             from datamodules import demo  # made only where it is asked for
 
             folder = demo.demo_stories(cache_root())
             return [folder / f"{name}.jsonl" for name in STORY_FILES[part]]
         return text_files(self.files[part], f"data.{PART_NAMES[part]}_files")
 
-    def facts_of(self, store: TokenStore, part: int) -> DocumentFacts:
-        """Return the attributes and files of a part's documents."""
-        files = self.paths(part) or self.paths(TRAIN)
-        column = self.attributes_column
-        return document_facts(files, store.hashes(part), self._reading(), column, store.tokenizer)
-
-    def places_of(self, store: TokenStore, part: int) -> tuple[Pieces, np.ndarray, np.ndarray]:
+    def places(self, part: int) -> tuple[Pieces, np.ndarray, np.ndarray]:
         """Return the documents of a part, and the piece [N] and position [N] of each activation."""
-        pieces = Pieces(store, part, self.context_length)
+        pieces = Pieces(self.store, part, self.context_length)
         return pieces, *drawn_positions(pieces.sizes, pieces.hashes, self.positions)
 
-    def audit_of(
-        self,
-        store: TokenStore,
-        places: Callable[[int], tuple[Pieces, np.ndarray, np.ndarray]],
-        facts_of: Callable[[int], DocumentFacts],
-        rule: PositionRule,
-    ) -> Audit:
-        """Return what the parts of a store of tokens, or of activations, hold.
+    def facts(self, part: int) -> DocumentFacts:
+        """Return the attributes and files of a part's documents."""
+        files, hashes = self.paths(part) or self.paths(TRAIN), self.store.hashes(part)
+        return document_facts(
+            files, hashes, self.reading, self.attributes_column, self.store.tokenizer
+        )
 
-        Args:
-            store: of the documents.
-            places: returns the documents of a part, and the piece and position of each activation.
-            facts_of: returns what is known of its documents.
-            rule: how positions are drawn.
+    def audit(self) -> Audit:
+        """Return what the parts hold.
+
+        Raises:
+            ValueError: documents are in two parts.
         """
+        self.store, rule = self.open_store(), self.positions
         audit, shares = Audit("documents", "tokens"), []
         names: dict[str, None] = {}
         for number, name in enumerate(PART_NAMES):
-            (pieces, piece, _), facts = places(number), facts_of(number)
+            (pieces, piece, _), facts = self.places(number), self.facts(number)
             audit.limit, count = pieces.context_length, len(facts.group)
             if not count:
                 continue
@@ -379,7 +366,7 @@ class DocumentsDataModule(PlannedDataModule):
                 "activations": len(piece),
             }
             lengths = pieces.stream.num_positions + 1
-            audit.parts.append(AuditPart(name, lengths, store.hashes(number), columns))
+            audit.parts.append(AuditPart(name, lengths, self.store.hashes(number), columns))
         known = "none; recall of known attributes is not reported"
         if names:
             listed = ", ".join([*names][:12]) + (" …" if len(names) > 12 else "")
@@ -389,18 +376,15 @@ class DocumentsDataModule(PlannedDataModule):
         audit.notes += [("positions", f"{drawn}{rule.seed}; {cut}"), ("attributes", known)]
         return audit
 
-    def _reading(self) -> Reading:
-        return self.reading if self.has_files else Reading()
-
 
 def check_activations(number: int, name: str) -> None:
     """Raise ValueError where a part has no activation."""
     if number:
         return
     raise ValueError(
-        f"the part {name} holds no activation: none of its documents is longer than "
-        "data.positions.min_position, or it has none; lower that, or give it texts, with "
-        f"data.{name}_files or a share of data.split (and dump again where there is a store)."
+        f"the part {name} holds no activation: it has no document, or none that is longer than "
+        "data.positions.min_position, or data.context_length is not; lower the position, raise the "
+        f"context, or give data.{name}_files or a share of data.split (and dump again)."
     )
 
 
@@ -410,9 +394,10 @@ def check_parts(store: TokenStore) -> None:
     Raises:
         ValueError: there are some.
     """
-    hashes = {name: set(store.hashes(part).tolist()) for part, name in enumerate(PART_NAMES)}
+    hashes = {name: store.hashes(part) for part, name in enumerate(PART_NAMES)}
     for one, other in combinations(PART_NAMES, 2):
-        if shared := hashes[one] & hashes[other]:
+        shared = np.intersect1d(hashes[one], hashes[other])
+        if len(shared):
             raise ValueError(
                 f"{len(shared)} documents are both in {one} and in {other}; take them out of one "
                 "of the two, or name the training files alone and let data.split divide them."

@@ -9,7 +9,6 @@ import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +32,6 @@ from datamodules.activations.store import (
 )
 from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.core.store import content_digest, digest_of, sync
-from datamodules.files.audit import Audit
 from datamodules.files.splitting import PART_NAMES, TRAIN
 from datamodules.files.tables import naming
 from datamodules.text.store import TokenStore
@@ -229,16 +227,10 @@ class ActivationDumpDataModule(DocumentsDataModule):
     def __init__(self, predict_output: str | None = None, **documents: Any) -> None:
         super().__init__(**documents)
         self.predict_output = predict_output
-        self.store: TokenStore | None = None
-
-    def prepare_data(self) -> None:
-        """Tokenise into the cache."""
-        self.open_tokens()
 
     def setup(self, stage: str) -> None:
         if stage != "predict":
             raise ValueError("a dump only predicts; run unisono predict.")
-        self.store = self.open_tokens()
         super().setup(stage)
 
     def build(self, stage: Stage) -> DumpDataset:
@@ -247,16 +239,9 @@ class ActivationDumpDataModule(DocumentsDataModule):
         Raises:
             ValueError: the training part has no activation.
         """
-        assert self.store is not None
-        places = [self.places_of(self.store, part) for part in PARTS]
+        places = [self.places(part) for part in PARTS]
         check_activations(len(places[TRAIN][1]), PART_NAMES[TRAIN])
         return DumpDataset([pieces for pieces, *_ in places], [drawn for _, *drawn in places])
-
-    def audit(self) -> Audit:
-        """Return what a dump would hold."""
-        store = self.open_tokens()
-        facts_of = partial(self.facts_of, store)
-        return self.audit_of(store, partial(self.places_of, store), facts_of, self.positions)
 
     @property
     def predict_output_path(self) -> Path:
@@ -269,11 +254,10 @@ class ActivationDumpDataModule(DocumentsDataModule):
         """Write the store; `results` as `LitSubject.predict_step` returns them."""
         dataset = self.datasets["predict"]
         assert isinstance(dataset, DumpDataset)
-        assert self.store is not None
         parts = []
         for part in PARTS:
             found = results["activations"][dataset.first[part] : dataset.first[part + 1]]
-            (piece, position), facts = dataset.positions[part], self.facts_of(self.store, part)
+            (piece, position), facts = dataset.positions[part], self.facts(part)
             parts.append(DumpedPart(dataset.parts[part], piece, position, found, facts))
         write_store(
             path,

@@ -252,22 +252,13 @@ class ActivationStore(TokenStore):
 
 
 def read_schema(folder: Path) -> dict[str, Any]:
-    """Return the schema of a store whose files are all there.
-
-    Raises:
-        FileNotFoundError: there is no such folder, or no schema in it.
-        ValueError: it is of another version, or a file has not the size that the schema says.
-    """
+    """Return the schema of a store whose files are all there; errors as of `ActivationStore`."""
     path = folder / SCHEMA
-    if not folder.is_dir():
-        raise FileNotFoundError(
-            f"the store {folder} does not exist; make it with: unisono predict --config "
-            f"consistency_lens/dump.yaml --data.predict_output={folder}"
-        )
     if not path.is_file():
         raise FileNotFoundError(
-            f"{folder} holds no {SCHEMA}, so it is no complete store of activations; make it "
-            "again with unisono predict, which goes on where it was interrupted."
+            f"{folder} holds no {SCHEMA}, so it is no complete store of activations; make it with: "
+            f"unisono predict --config consistency_lens/dump.yaml --data.predict_output={folder}, "
+            "which goes on where it was interrupted."
         )
     try:
         schema = json.loads(path.read_text("utf-8"))

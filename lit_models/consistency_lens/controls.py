@@ -7,6 +7,7 @@ Shapes: B samples, D features, t words, V vocabulary, R replicates.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from math import nan
 from typing import NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from datamodules.activations.documents import ALL
 from datamodules.activations.store import ActivationStatistics
 from datamodules.core.batches import ActivationBatch
 from lit_models.consistency_lens.lens import Explanation, Lens
-from lit_models.consistency_lens.loss import TeacherText, recent_words, squared_error, text_nats
+from lit_models.consistency_lens.loss import TeacherText, recent_words, squared_error
 from lit_models.consistency_lens.subject import PatchedSubject
 from lit_models.training.dropout import mixed
 from lit_models.training.metrics import SumCount
@@ -34,19 +35,10 @@ class EvaluationOptions:
             are rows of the table.
         num_examples: activations on the page of examples; 0 makes no page.
 
-    Raises:
-        ValueError: a number out of its range.
     """
 
     num_draws: int = 8
     num_examples: int = 100
-
-    def __post_init__(self) -> None:
-        if self.num_draws < 1 or self.num_examples < 0:
-            raise ValueError(
-                "evaluation.num_draws must be at least 1 and evaluation.num_examples 0 or more, "
-                f"got {self.num_draws} and {self.num_examples}; usual are 8 and 100."
-            )
 
     @property
     def best_of(self) -> tuple[int, ...]:
@@ -186,12 +178,6 @@ class Case:
         place = (self.batch["input_ids"], self.position, self.lens.verbalizer.num_words)
         is_word = self.lens.verbalizer.is_word
         return self.lens.words(self.teacher.words(*place, self.lens.token_counts, is_word))
-
-    @cached_property
-    def greedy_nats(self) -> Tensor:
-        """[B]: mean nats of the greedy words under the subject as a language model."""
-        ids = self.greedy.token_ids
-        return text_nats(self.lens.language_logits(ids), ids)
 
     @cached_property
     def draws(self) -> list[Tensor]:
@@ -432,6 +418,9 @@ def poisson(key: Tensor) -> Tensor:
     return torch.searchsorted(torch.stack(bounds), uniform)
 
 
+RECALLS = ("recall", "shuffled_recall", "known")
+
+
 class Explained(SumCount):
     """Fraction of variance explained: `update(error, spread)` adds squared distances."""
 
@@ -440,129 +429,81 @@ class Explained(SumCount):
         return _saved(self.total, self.count)
 
 
-class DistinctShare(Metric):
-    """Distinct texts among all, as a share."""
-
-    full_state_update = False
-    keys: list[Tensor]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("keys", [], dist_reduce_fx="cat")
-
-    def update(self, token_ids: Tensor, weight: Tensor) -> None:
-        """Add a batch. Args: token_ids [B, t] int64; weight [B], 0 for what does not count."""
-        key = torch.zeros_like(token_ids[:, 0])
-        for place in range(token_ids.shape[1]):
-            key = mixed(key, token_ids[:, place])
-        self.keys.append(key[weight > 0])
-
-    def compute(self) -> Tensor:
-        """Return the share, [] float64; 0 without any text."""
-        keys = dim_zero_cat(self.keys) if len(self.keys) else torch.zeros(0)
-        share = len(keys.unique()) / max(1, len(keys))
-        return torch.tensor(share, dtype=torch.float64, device=keys.device)
-
-
-class AttributeRecall(Metric):
-    """Share of the known attributes that are named, for each attribute.
-
-    Args:
-        num_attributes: A.
-    """
-
-    full_state_update = False
-    named: Tensor
-    known: Tensor
-
-    def __init__(self, num_attributes: int) -> None:
-        super().__init__()
-        empty = torch.zeros(num_attributes, dtype=torch.float64)
-        self.add_state("named", empty, dist_reduce_fx="sum")
-        self.add_state("known", empty.clone(), dist_reduce_fx="sum")
-
-    def set_dtype(self, dst_type: torch.dtype | str) -> "AttributeRecall":
-        """Keep float64 whatever the precision of the module."""
-        return self
-
-    def update(self, attributes: Tensor, token_ids: Tensor, weight: Tensor) -> None:
-        """Add a batch.
-
-        Args:
-            attributes: [B, A] int64, tokens; -1 = not known.
-            token_ids: [B, t] int64, of the texts.
-            weight: [B], 0 for what does not count.
-        """
-        is_known = (attributes >= 0).double() * weight.double()[:, None]
-        is_named = (attributes[:, :, None] == token_ids[:, None, :]).any(-1)
-        self.named = self.named + (is_named * is_known).sum(0)
-        self.known = self.known + is_known.sum(0)
-
-    def compute(self) -> Tensor:
-        """Return [1 + A, 2] float64: share and number known, of all attributes, then of each."""
-        named, known = (torch.cat([x.sum()[None], x]) for x in (self.named, self.known))
-        return torch.stack([named / known.clamp(min=1), known], dim=1)
-
-
-class Legibility(nn.ModuleDict):
-    """Metrics of greedy explanations.
-
-    text_nats: of a word under the subject as a language model. distinct: share of texts that are
-    like no other. recall, shuffled_recall: share of the attributes named before the position that
-    are in the explanation, or in that of another activation.
+class Legibility(Metric):
+    """Of greedy explanations, over all documents and over each file's: nats of a word under the
+    subject as a language model; share of texts that are like no other; and for each attribute, how
+    often it stood before the position, and how often it is then in the explanation, or in that of
+    another activation.
 
     Args:
         attributes: names, none where nothing is known of the documents.
+        groups: of `FidelityTable`.
     """
 
-    def __init__(self, attributes: Sequence[str]) -> None:
-        super().__init__({"text_nats": SumCount(), "distinct": DistinctShare()})
-        self.attributes = list(attributes)
-        for name in ("recall", "shuffled_recall") if attributes else ():
-            self[name] = AttributeRecall(len(attributes))
+    full_state_update = False
+    nats: Tensor
+    known: Tensor
+    keys: list[Tensor]
+    members: list[Tensor]
 
-    def add(self, case: Case, weight: Tensor) -> None:
-        """Add one batch. Args: weight: [B], 0 for what does not count."""
-        ids = case.greedy.token_ids
-        self["text_nats"].update(case.greedy_nats * weight, weight)
-        self["distinct"].update(ids, weight)
-        if self.attributes:
-            words = case.batch["attributes"]
-            self["recall"].update(words, ids, weight)
-            self["shuffled_recall"].update(words, case.shuffled.token_ids, weight)
-
-    def computed(self) -> tuple[Row, dict[str, Row]]:
-        """Return name -> value, and attribute -> recall, shuffled_recall, known; a collective."""
-        found = {name: float(self[name].compute()) for name in ("text_nats", "distinct")}
-        by_name: dict[str, Row] = {name: {} for name in self.attributes}
-        for name in ("recall", "shuffled_recall") if self.attributes else ():
-            every, *each = self[name].compute().tolist()
-            found[name] = every[0]
-            for attribute, (share, known) in zip(self.attributes, each, strict=True):
-                by_name[attribute] |= {name: share, "known": known}
-        return found, by_name
-
-
-class Tested(nn.Module):
-    """Sums of a test: how faithful explanations are, and how legible.
-
-    Args:
-        options: of the evaluation.
-        groups: names of the test's files.
-        attributes: names of what is known of the documents.
-    """
-
-    def __init__(
-        self, options: EvaluationOptions, groups: Sequence[str], attributes: Sequence[str]
-    ) -> None:
+    def __init__(self, attributes: Sequence[str], groups: Sequence[str]) -> None:
         super().__init__()
-        self.fidelity = FidelityTable(row_names(options), groups)
-        self.legibility = nn.ModuleList(Legibility(attributes) for _ in self.fidelity.groups)
+        self.attributes, self.groups = list(attributes), list(groups)
+        nats = torch.zeros(len(groups), 2, dtype=torch.float64)
+        known = torch.zeros(len(groups), len(attributes), 3, dtype=torch.float64)
+        self.add_state("nats", nats, dist_reduce_fx="sum")  # [G, 2], and their number
+        self.add_state("known", known, dist_reduce_fx="sum")  # [G, A, 3]
+        self.add_state("keys", [], dist_reduce_fx="cat")  # [n], of texts
+        self.add_state("members", [], dist_reduce_fx="cat")  # [n, G]
 
-    def add(self, case: Case) -> Tensor:
-        """Add one batch; return the error of each sample [B]."""
-        self.fidelity.update(case.fidelities(), case.batch)
-        weights = self.fidelity.weights(case.batch)
-        for weight, legibility in zip(weights, self.legibility, strict=True):
-            legibility.add(case, weight)
-        return case.error(case.rebuilt(case.greedy))
+    def set_dtype(self, dst_type: torch.dtype | str) -> "Legibility":
+        """Keep float64 whatever the precision of the module."""
+        return self
+
+    def update(
+        self,
+        nats: Tensor,
+        texts: tuple[Tensor, Tensor],
+        attributes: Tensor | None,
+        weights: Sequence[Tensor],
+    ) -> None:
+        """Add one batch.
+
+        Args:
+            nats: [B].
+            texts: the explanations [B, t] int64, and those of other activations.
+            attributes: [B, A] int64, tokens; -1 = not known.
+            weights: [B] float64 for each group, 0 for what is not of it.
+        """
+        member = torch.stack(list(weights), dim=1)  # [B, G]
+        values = torch.stack([nats.double(), torch.ones_like(nats, dtype=torch.float64)], dim=1)
+        self.nats = self.nats + torch.einsum("bg,bf->gf", member, values)
+        key = torch.zeros_like(texts[0][:, 0])
+        for place in range(texts[0].shape[1]):
+            key = mixed(key, texts[0][:, place])
+        self.keys.append(key)
+        self.members.append(member > 0)
+        if self.attributes and attributes is not None:
+            is_known = attributes >= 0
+            named = [(attributes[:, :, None] == text[:, None]).any(-1) & is_known for text in texts]
+            found = torch.stack([*named, is_known], dim=-1).double()  # [B, A, 3]
+            self.known = self.known + torch.einsum("bg,baf->gaf", member, found)
+
+    def compute(self) -> list[tuple[Row, dict[str, Row]]]:
+        """Return for each group name -> value, and attribute -> recall, shuffled_recall, known."""
+        keys, members = dim_zero_cat(self.keys), dim_zero_cat(self.members)
+        found = []
+        for place in range(len(self.groups)):
+            own, (total, count) = keys[members[:, place]], self.nats[place].tolist()
+            values = {
+                "text_nats": total / count if count else nan,
+                "distinct": len(own.unique()) / max(1, len(own)),
+            }
+            each = self.known[place]
+            shares = torch.cat([each.sum(0, keepdim=True), each])
+            shares[:, :2] /= shares[:, 2:].clamp(min=1)
+            rows = [dict(zip(RECALLS, row, strict=True)) for row in shares.tolist()]
+            if self.attributes:
+                values |= {name: rows[0][name] for name in RECALLS[:2]}
+            found.append((values, dict(zip(self.attributes, rows[1:], strict=True))))
+        return found

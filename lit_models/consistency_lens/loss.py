@@ -183,26 +183,16 @@ class TeacherText:
         rare: words that are the rarest ones of the text, by their number in the training part; all
             others are the most recent ones, and stand before them.
 
-    Raises:
-        ValueError: rare is below 0.
     """
 
     rare: int = 0
 
-    def __post_init__(self) -> None:
-        if self.rare < 0:
-            raise ValueError(f"teacher.rare must be 0 or more, got {self.rare}.")
-
     def check(self, num_words: int) -> None:
-        """Refuse more rare words than an explanation has words.
-
-        Raises:
-            ValueError: there are more.
-        """
-        if self.rare > num_words:
+        """Raise ValueError unless an explanation has so many words."""
+        if not 0 <= self.rare <= num_words:
             raise ValueError(
-                f"teacher.rare {self.rare} is more than the {num_words} words of an explanation; "
-                "lower it, or raise lens.num_words."
+                f"teacher.rare {self.rare} must be 0 or more, and no more than the {num_words} "
+                "words of an explanation; lower it, or raise lens.num_words."
             )
 
     def words(
@@ -236,13 +226,8 @@ def recent_words(input_ids: Tensor, position: Tensor, num_words: int, is_word: T
     """Return [B, t] int64: the last words up to the position, the most recent one first.
 
     Tokens that are no words, such as one that begins every document, are passed over. The earliest
-    word is repeated where there are fewer, and the vocabulary's first one where there is none.
-
-    Args:
-        input_ids: [B, T] int64.
-        position: [B] int64, that of the activation.
-        num_words: t.
-        is_word: [V] bool.
+    word is repeated where there are fewer, and the vocabulary's first one where there is none. Args
+    as of `TeacherText.words`.
     """
     length = input_ids.shape[1]
     age = position[:, None] - arange(length, device=position.device)  # [B, T]
@@ -260,14 +245,8 @@ def rare_words(
     """Return [B, t] int64: distinct words up to the position, the rarest one first.
 
     Of equally rare words the most recent one comes first. The word at the position stands where
-    the text has no other word.
-
-    Args:
-        input_ids: [B, T] int64.
-        position: [B] int64.
-        num_words: t.
-        token_counts: [V] int64; tokens with 0 are never taken.
-        known: [B, k] int64, words that are not taken.
+    the text has no other word. Words of `known` [B, k] are not taken; other args as of
+    `TeacherText.words`.
     """
     length = input_ids.shape[1]
     age = position[:, None] - arange(length, device=position.device)  # [B, T]

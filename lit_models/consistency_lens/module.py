@@ -31,7 +31,9 @@ from lit_models.consistency_lens.controls import (
     Case,
     EvaluationOptions,
     Explained,
-    Tested,
+    FidelityTable,
+    Legibility,
+    row_names,
 )
 from lit_models.consistency_lens.lens import NEVER, Lens, LensOptions
 from lit_models.consistency_lens.loss import (
@@ -42,6 +44,7 @@ from lit_models.consistency_lens.loss import (
     leaves_one_idle,
     lens_terms,
     squared_error,
+    text_nats,
 )
 from lit_models.consistency_lens.recipe import (
     LENS_RECIPE_KEY,
@@ -151,7 +154,7 @@ class LitConsistencyLens(ExactModule):
 
     def build(self, recipe: dict[str, Any], data: Any) -> None:
         tokenizer = TextTokenizer.from_dict(recipe["tokenizer"])
-        longest = 1 if data is None else data.longest
+        longest = 1 if data is None else data.context_length
         network = load_subject(self.options, recipe["network"], longest, tokenizer.vocab_size)
         subject = Subject(network.to(torch.get_default_dtype()), self.options.layer)
         self.lens = Lens(subject, tokenizer, LensOptions(**recipe["lens"]))
@@ -166,7 +169,8 @@ class LitConsistencyLens(ExactModule):
                 self.lens.take_statistics(statistics)
             self.lens.token_counts.copy_(word_counts(data, self.lens.verbalizer.is_word))
             self.baselines = Baselines(statistics, len(self.lens.token_counts))
-            self.tested = Tested(self.evaluation, data.group_names, data.attribute_names)
+            self.fidelity = FidelityTable(row_names(self.evaluation), data.group_names)
+            self.legibility = Legibility(data.attribute_names, self.fidelity.groups)
 
     def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
         """Return the weights of another run, with the mean and variance of this one's data."""
@@ -212,7 +216,13 @@ class LitConsistencyLens(ExactModule):
 
     def test_step(self, batch: ActivationBatch, batch_idx: int) -> SampleResult:
         case = self._case(batch)
-        return SampleResult(self.tested.add(case), {"explanation": case.greedy.token_ids})
+        texts = (case.greedy.token_ids, case.shuffled.token_ids)
+        weights = self.fidelity.weights(batch)
+        nats = text_nats(self.lens.language_logits(texts[0]), texts[0])
+        self.fidelity.update(case.fidelities(), batch)
+        self.legibility.update(nats, texts, batch.get("attributes"), weights)
+        error = case.error(case.rebuilt(case.greedy))
+        return SampleResult(error, {"explanation": texts[0]})
 
     def in_words(self, answers: dict[str, list[float]]) -> dict[str, str]:
         decode = self.tokenizer.decode

@@ -35,7 +35,7 @@ def recipe_of_run(options: SubjectOptions, lens: LensOptions, data: ActivationDa
     store = data.store
     assert store is not None
     network = subject_recipe(options, store.tokenizer.vocab_size)
-    check_recipe(network, data.longest, store.tokenizer.vocab_size)
+    check_recipe(network, data.context_length, store.tokenizer.vocab_size)
     check_explanations(network, lens)
     facts = subject_facts(options, network)
     if isinstance(store, ActivationStore) and store.subject != facts:

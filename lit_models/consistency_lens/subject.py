@@ -92,7 +92,7 @@ class SubjectOptions:
         seed: of random weights, which are drawn in float32 on the host; their digest is kept.
 
     Raises:
-        ValueError: neither or both of path and network, or a negative layer.
+        ValueError: neither or both of path and network.
     """
 
     path: str | None = None
@@ -107,8 +107,6 @@ class SubjectOptions:
                 "a lens needs one subject: name a model's folder with subject.path, or the shape "
                 "of one with random weights with subject.network."
             )
-        if self.layer < 0:
-            raise ValueError(f"subject.layer must be 0 or more, got {self.layer}.")
 
 
 class Subject(nn.Module):
@@ -154,12 +152,8 @@ class Subject(nn.Module):
 
 
 def check_layer(layer: int, num_layers: int) -> None:
-    """Refuse a layer that is not there.
-
-    Raises:
-        ValueError: it is not.
-    """
-    if layer >= num_layers:
+    """Raise ValueError for a layer that is not there."""
+    if not 0 <= layer < num_layers:
         raise ValueError(
             f"subject.layer {layer} is none of the subject's {num_layers} blocks; give one from 0 "
             f"to {num_layers - 1}."
@@ -265,8 +259,6 @@ class BaseOptions:
     def __post_init__(self) -> None:
         if isinstance(self.lora, dict):  # of a checkpoint's plain values
             object.__setattr__(self, "lora", LoraOptions(**self.lora))
-        if self.unfreeze_at < 0:
-            raise ValueError(f"unfreeze_at must be 0 or more steps, got {self.unfreeze_at}.")
         if self.is_frozen + (self.lora is not None) + (self.unfreeze_at > 0) > 1:
             raise ValueError(
                 "is_frozen, lora and unfreeze_at each say what of a network learns; give one of "

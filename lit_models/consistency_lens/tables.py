@@ -51,8 +51,8 @@ class ControlTable(Callback):
     """
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        computed = pl_module.tested.fidelity.computed()  # collectives: on every rank
-        readable = [legibility.computed() for legibility in pl_module.tested.legibility]
+        computed = pl_module.fidelity.computed()  # collectives: on every rank
+        readable = pl_module.legibility.compute()
         legible = {group: found for group, (found, _) in zip(computed, readable, strict=True)}
         attributes = {group: found for group, (_, found) in zip(computed, readable, strict=True)}
         left_out = () if pl_module.lens.has_reference else REFERENCE_ROWS

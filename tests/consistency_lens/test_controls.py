@@ -171,12 +171,6 @@ def test_partners_are_of_another_document_and_a_permutation_where_one_exists(doc
     assert (partners(document) == found).all()
 
 
-@pytest.mark.parametrize("options", [{"num_draws": 0}, {"num_examples": -1}])
-def test_options_out_of_range_are_refused(options):
-    with pytest.raises(ValueError, match="num_draws must be at least 1 and .*num_examples 0 or"):
-        EvaluationOptions(**options)
-
-
 @torch.no_grad()
 def test_the_mean_is_that_of_the_lens_whatever_the_data_say():
     case = case_of()

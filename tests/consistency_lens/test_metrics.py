@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 
 from lit_models.consistency_lens import controls
 from lit_models.consistency_lens.controls import (
-    AttributeRecall,
-    DistinctShare,
     Explained,
     Fidelity,
     FidelityTable,
+    Legibility,
     poisson,
 )
 
@@ -134,14 +133,28 @@ def test_draws_are_poisson_and_belong_to_the_document():
 
 
 def test_texts_and_attributes_are_counted_by_hand():
-    distinct = DistinctShare()
-    distinct.update(torch.tensor([[1, 2], [2, 1], [1, 2], [9, 9]]), torch.tensor([1, 1, 1, 0.0]))
-    assert distinct.compute() == pytest.approx(2 / 3)
-    distinct.reset()
-    distinct.update(torch.tensor([[1, 2]]), torch.zeros(1))
-    assert distinct.compute() == 0
-    recall = AttributeRecall(2)
-    known = torch.tensor([[4, 5], [4, -1], [6, 5]])
-    recall.update(known, torch.tensor([[5, 1], [4, 4], [6, 5]]), torch.tensor([1, 1, 0.0]))
-    expected = torch.tensor([[2 / 3, 3], [0.5, 2], [1.0, 1]], dtype=torch.float64)
-    torch.testing.assert_close(recall.compute(), expected)
+    table = Legibility(["pet", "place"], ["all", "one"])
+    every, first = torch.tensor([1.0, 1, 1, 0]).double(), torch.tensor([0.0, 1, 1, 0]).double()
+    own = torch.tensor([[1, 5], [5, 1], [1, 5], [9, 9]])
+    other = torch.tensor([[4, 4], [0, 0], [0, 4], [4, 4]])
+    attributes = torch.tensor([[5, 6], [5, -1], [7, 5], [4, 4]])
+    table.update(torch.tensor([1.0, 2.0, 6.0, 99.0]), (own, other), attributes, (every, first))
+    (values, by_name), (some, of_one) = table.compute()
+    assert values == pytest.approx(
+        {"text_nats": 3, "distinct": 2 / 3, "recall": 3 / 5, "shuffled_recall": 0}
+    )
+    assert by_name["pet"] == pytest.approx({"recall": 2 / 3, "shuffled_recall": 0, "known": 3})
+    assert by_name["place"] == pytest.approx({"recall": 0.5, "shuffled_recall": 0, "known": 2})
+    assert some["text_nats"] == 4
+    assert (some["distinct"], of_one["pet"]["recall"]) == (1, 0.5)
+    bare = Legibility([], ["all"])
+    bare.update(torch.ones(4), (own, other), None, [every])
+    assert bare.compute() == [({"text_nats": 1, "distinct": pytest.approx(2 / 3)}, {})]
+    again = torch.tensor([[4, 5], [4, -1], [6, 5]])
+    table.reset()
+    shares = (torch.tensor([[5, 1], [4, 4], [6, 5]]), torch.tensor([[4, 5], [4, 4], [6, 5]]))
+    weight = torch.tensor([1, 1, 0.0]).double()
+    table.update(torch.zeros(3), shares, again, (weight, weight))
+    rows = table.compute()[0][1]
+    assert [rows["pet"]["recall"], rows["pet"]["shuffled_recall"]] == [0.5, 1]
+    assert [rows["place"]["recall"], rows["place"]["shuffled_recall"]] == [1, 1]

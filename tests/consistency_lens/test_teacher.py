@@ -77,8 +77,7 @@ def test_words_are_counted_over_the_training_part_in_pieces(
     assert module.word_counts(data, is_word).tolist() == [0, 3, 0, 4, 0, 1, 0]
 
 
-def test_impossible_numbers_of_rare_words_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"teacher.rare must be 0 or more, got -1"):
-        TeacherText(rare=-1)
-    with pytest.raises(ValueError, match=r"rare 7 is more than the 6 words .* lower it, or raise"):
-        TeacherText(rare=7).check(6)
+@pytest.mark.parametrize("rare", [-1, 7])
+def test_impossible_numbers_of_rare_words_are_refused(rare: int) -> None:
+    with pytest.raises(ValueError, match=r"0 or more, and no more than the 6 words .* or raise"):
+        TeacherText(rare).check(6)

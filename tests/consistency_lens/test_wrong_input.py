@@ -82,13 +82,17 @@ WRONG: dict[str, tuple[list[str], Callable[[], None] | None, str]] = {
         [*FIT, "--model.subject.layer=0"], None,
         "activations of another subject .*layer: 1 there, 0 here.*or dump the activations of this",
     ),
+    "a negative layer": (
+        [*PREDICT, OTHER, "--model.subject.layer=-1"], None,
+        "subject.layer -1 is none of the subject's 3 blocks",
+    ),
     "a layer out of range": (
         [*PREDICT, OTHER, "--model.subject.layer=3"], None,
         "subject.layer 3 is none of the subject's 3 blocks; give one from 0 to 2",
     ),
     "a position beyond the context": (
         [*PREDICT, OTHER, "--data.positions.min_position=15"], None,
-        "context_length 16 leaves no position from positions.min_position 15 on; raise it to 17",
+        "the part train holds no activation: .* data.context_length is not; lower the position",
     ),
     "a context beyond the subject's": (
         [*PREDICT, OTHER, "--data.context_length=17", "--model.subject.network.positions=learned"],
@@ -96,14 +100,14 @@ WRONG: dict[str, tuple[list[str], Callable[[], None] | None, str]] = {
     ),
     "a store without a schema": (
         FIT, no_schema, "acts holds no schema.json, so it is no complete store of activations; "
-        "make it again with unisono predict",
+        "make it with: unisono predict",
     ),
     "half a shard": (
         FIT, half_a_shard, "acts/train.activations.npy has 3,000 bytes, and the schema says .*half "
         "of the store is lost; copy it again, or dump",
     ),
     "no such store": (
-        [*FIT, "--data.activations=none"], None, "the store none does not exist; make it with",
+        [*FIT, "--data.activations=none"], None, "none holds no schema.json, .*make it with",
     ),
     "documents in two parts": (
         [*PREDICT, OTHER, "--data.validation_files=held.jsonl"], in_two_parts,

@@ -93,11 +93,10 @@ def test_documents_know_their_file_of_any_kind(tmp_path: Path) -> None:
         text_file(tmp_path / "lines.txt", "an owl flew\n\nthe cat slept\n"),
         text_file(tmp_path / "more.txt", "a hen sat\n"),
     ]
-    _, found = facts(files, reading=Reading(documents_by="line"))
-    assert found.group.tolist() == [0, 0, 1, 1, 2]
-    assert found.group_names == ["rows", "lines", "more"]
-    _, without = facts(files, column=None, reading=Reading(documents_by="line"))
-    assert without.group.tolist() == [0, 0, 1, 1, 2]
+    for column in ("attributes", None):
+        _, found = facts(files, column, Reading(documents_by="line"))
+        assert found.group.tolist() == [0, 0, 1, 1, 2]
+        assert found.group_names == ["rows", "lines", "more"]
 
 
 @pytest.mark.parametrize(
@@ -111,10 +110,3 @@ def test_documents_know_their_file_of_any_kind(tmp_path: Path) -> None:
 )
 def test_no_two_files_have_one_name_and_none_is_all(files: list[str], names: list[str]) -> None:
     assert group_names([Path("/") / file for file in files]) == names
-
-
-def test_text_files_are_known_by_the_hash_of_their_texts(tmp_path: Path) -> None:
-    long = "\n".join(f"line {i} of the long one" for i in range(20))
-    files = [text_file(tmp_path / "a.txt", "short"), text_file(tmp_path / "b.txt", long)]
-    _, found = facts(files)
-    assert found.group.tolist() == [0, 1]
