@@ -177,8 +177,8 @@ def document_facts(
         if len(files) == 1 and (is_text or column is None):
             break  # nothing is known, and all are of the one file
         rows = _rows_of(path, reading.text_column, column)
-        texts = ((_hash_of(document.text), {}) for document in read_documents(path, reading))
-        for key, words in texts if is_text else rows:
+        texts = (document.text for document in read_documents(path, reading))
+        for key, words in ((_hash_of(text), {}) for text in texts) if is_text else rows:
             known.setdefault(key, (number, words))
     names = list(dict.fromkeys(name for _, words in known.values() for name in words))
     every = {word for _, words in known.values() for word in words.values()}
