@@ -33,8 +33,8 @@ class LabelOptions:
     Args:
         kind: `regression` of a number; `ordinal` for levels with an order; `binary` for 0/1,
             true/false, yes/no; `multiclass` for one of several names; `multilabel` for several at
-            once: a column of 0/1 each, or one column of names that `separator` cuts.
-        columns: of the table; `None` is the name of the head.
+            once, names that `separator` cuts. (A column of 0/1 for each is a binary head each.)
+        column: of the table; `None` is the name of the head.
         classes: names of the classes; those of `ordinal` in their order, the two of `binary` with
             the positive one last. `None` takes those of the data: for `ordinal` the whole numbers
             from the smallest to the largest.
@@ -46,46 +46,26 @@ class LabelOptions:
     """
 
     kind: Kind
-    columns: str | list[str] | None = None
+    column: str | None = None
     classes: list[str] | None = None
     separator: str | None = None
 
     def __post_init__(self) -> None:
-        several = isinstance(self.columns, list) and len(self.columns) > 1
-        if several and self.kind != "multilabel":
+        if (self.kind == "multilabel") != (self.separator is not None):
             raise ValueError(
-                f"a {self.kind} head has one column, got {self.columns}; declare a head for each."
+                f"separator {self.separator!r} on a {self.kind} head: a multilabel head needs one, "
+                "and no other has one."
             )
-        if self.separator is not None and (self.kind != "multilabel" or several):
-            raise ValueError(
-                f'separator "{self.separator}" has no effect on this {self.kind} head; leave it '
-                "out: only one column of a multilabel head is cut."
-            )
-        if self.kind == "multilabel" and not several and not (self.separator and self.classes):
-            raise ValueError(
-                "a multilabel head needs several columns of 0/1, or one column with a separator "
-                "and the names of its classes."
-            )
+        if self.kind == "multilabel" and self.classes is None:
+            raise ValueError("a multilabel head needs the names of its classes.")
         if self.classes is None:
             return
-        if self.kind == "regression" or several:
-            raise ValueError(f"classes {self.classes} have no effect on this {self.kind} head.")
+        if self.kind == "regression":
+            raise ValueError(f"classes {self.classes} have no effect on a regression head.")
         if len(set(self.classes)) != len(self.classes) or len(self.classes) < 2:
             raise ValueError(f"classes must be two or more different names, got {self.classes}.")
         if self.kind == "binary" and len(self.classes) != 2:
             raise ValueError(f"a binary head has two classes, got {self.classes}.")
-
-    def columns_of(self, name: str) -> list[str]:
-        """Return the columns of the head of this name."""
-        if self.columns is None:
-            return [name]
-        return [self.columns] if isinstance(self.columns, str) else list(self.columns)
-
-    def facts(self, name: str) -> dict[str, Any]:
-        """Return plain values, from which `trained_heads` makes the same options."""
-        columns = self.columns_of(name)
-        kept = {"classes": self.classes, "separator": self.separator}
-        return {"kind": self.kind, "columns": columns, **kept}
 
 
 class LabelReader:
@@ -98,8 +78,8 @@ class LabelReader:
 
     def __init__(self, name: str, options: LabelOptions) -> None:
         self.name, self.options = name, options
-        self.columns = options.columns_of(name)
-        self.width = len(options.classes or self.columns) if options.kind == "multilabel" else 1
+        self.column = options.column or name
+        self.width = len(options.classes or ()) if options.kind == "multilabel" else 1
         self.is_open = options.classes is None and options.kind in ("ordinal", "multiclass")
         self._ids = {c: float(i) for i, c in enumerate(options.classes or [])}
         # A trained head names 0 and 1 itself.
@@ -109,20 +89,17 @@ class LabelReader:
         if self.is_switch:
             self._ids = {**dict.fromkeys(NO, 0.0), **dict.fromkeys(YES, 1.0)}
 
-    def parse(self, cells: list[str]) -> list[float]:
-        """Return the numbers of one row, NaN where the label is missing.
+    def parse(self, cell: str) -> list[float]:
+        """Return the numbers of one cell, NaN where the label is missing.
 
         Raises:
-            LabelError: a cell breaks a rule.
+            LabelError: the cell breaks a rule.
         """
-        kind, separator = self.options.kind, self.options.separator
-        if kind == "multilabel" and separator is None:
-            return [self._switch(cell.strip()) for cell in cells]
-        cell = cells[0].strip()
+        kind, cell = self.options.kind, cell.strip()
         if cell.lower() in MISSING and cell not in self._ids:
             return [math.nan] * self.width
         if kind == "multilabel":
-            parts = [part.strip() for part in cell.split(separator) if part.strip()]
+            parts = [part.strip() for part in cell.split(self.options.separator) if part.strip()]
             ids = {int(self._class(part)) for part in parts}
             return [float(i in ids) for i in range(self.width)]
         if kind == "regression" or (kind == "ordinal" and self.is_open):
@@ -147,9 +124,8 @@ class LabelReader:
             )  # fmt: skip
         if kind == "regression":
             return values, None
-        if kind in ("multilabel", "binary"):
-            own = self.columns if kind == "multilabel" else ["0", "1"]
-            return values, list(self.options.classes or own)
+        if kind == "binary":
+            return values, list(self.options.classes or ["0", "1"])
         if not self.is_open:
             return values, list(self._ids)
         known = values[~np.isnan(values)]
@@ -194,14 +170,6 @@ class LabelReader:
         known = ", ".join(self._ids)
         raise LabelError(cell, f'head "{self.name}": must be one of {known}; or leave it empty.')
 
-    def _switch(self, cell: str) -> float:
-        if cell.lower() in MISSING:
-            return math.nan
-        key = _plain(cell.lower())
-        if key in NO or key in YES:
-            return float(key in YES)
-        raise LabelError(cell, f'head "{self.name}": must be 0 or 1; or leave it empty.')
-
 
 def _plain(cell: str) -> str:
     """Return a whole number as it is written shortest, 1.0 as 1; anything else as it is."""
@@ -222,11 +190,8 @@ def trained_heads(
     """
     heads = {}
     for name, facts in trained.items():
-        own, columns = (given or {}).get(name), list(facts["columns"])
-        if own is None:
-            classes = None if len(columns) > 1 else facts["classes"]
-            heads[name] = LabelOptions(facts["kind"], columns, classes, facts["separator"])
-            continue
+        names = ("kind", "column", "classes", "separator")
+        own = (given or {}).get(name) or LabelOptions(*(facts[key] for key in names))
         if own.kind != facts["kind"]:
             raise ValueError(
                 f"data.heads.{name} is {own.kind}, the model was trained with {facts['kind']}; "
@@ -246,9 +211,8 @@ def label_text(facts: dict[str, Any], labels: np.ndarray) -> str:
     """
     numbers = labels[~np.isnan(labels)].tolist()
     if facts["kind"] == "multilabel":
-        pairs = zip(facts["classes"], labels.tolist(), strict=False)  # none in prediction
-        return " ".join(name for name, value in pairs if value > 0)
-    if facts["kind"] in ("ordinal", "multiclass"):
+        numbers = [number for number, value in enumerate(labels) if value > 0]
+    if facts["kind"] in ("ordinal", "multiclass", "multilabel"):
         return " ".join(str(facts["classes"][int(number)]) for number in numbers)
     return " ".join(f"{number:g}" for number in numbers)
 

@@ -1,4 +1,4 @@
-"""Scored texts: rows of files in memory-mapped arrays, and scored files.
+"""Scored texts: rows of files in memory-mapped arrays, their division, and scored files.
 
 Shapes: N rows, D distinct texts, W numbers per row.
 """
@@ -7,9 +7,9 @@ import hashlib
 import json
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +24,16 @@ from datamodules.files.rows import (
     half_character,
     read_json_rows,
 )
-from datamodules.files.splitting import stem_key
+from datamodules.files.splitting import (
+    PART_NAMES,
+    TEST,
+    TRAIN,
+    VALIDATION,
+    SplitOptions,
+    keyed_hashes,
+    split_by_stem,
+    stem_key,
+)
 from datamodules.files.tables import SUFFIXES as TABLES
 from datamodules.files.tables import (
     Table,
@@ -39,9 +48,10 @@ from datamodules.files.tables import (
 from datamodules.scored.labels import LabelError, LabelOptions, LabelReader, scores_of
 
 SUFFIXES = (*TABLES, *JSON_SUFFIXES)
-STORE_VERSION = 2
+STORE_VERSION = 3
 REJECTED = -1
-ARRAYS = ("text_of_row", "file_part", "labels", "keys", "offsets", "digests")
+NUM_BINS = 5  # of the numbers of a regression
+ARRAYS = ("text_of_row", "file_part", "labels", "keys", "offsets")
 
 
 @dataclass(frozen=True)
@@ -56,100 +66,6 @@ class TextColumns:
 
     text: str | list[str] = "text"
     group: str | None = None
-
-    @property
-    def texts(self) -> list[str]:
-        """The text columns."""
-        return [self.text] if isinstance(self.text, str) else list(self.text)
-
-
-class ScoredRow(NamedTuple):
-    """One sound row: labels are one list of numbers per head."""
-
-    text: str
-    group: str
-    labels: list[list[float]]
-
-
-@dataclass
-class RowReader:
-    """Reads rows of csv, tsv, jsonl and parquet files.
-
-    Args:
-        columns: of text and group.
-        heads: readers of the labels; none where there is nothing to learn (prediction).
-        bad_rows: takes the rows that break a rule.
-        table: how tables are written, where their bytes do not say.
-    """
-
-    columns: TextColumns
-    heads: Sequence[LabelReader]
-    bad_rows: BadRows
-    table: TableOptions = TableOptions()  # noqa: RUF009 - frozen
-
-    def rows(self, path: Path) -> Iterator[ScoredRow | None]:
-        """Yield the rows of a file in order, `None` for each that breaks a rule.
-
-        Raises:
-            ValueError: the file lacks a column, or is damaged.
-        """
-        wanted = dict.fromkeys(self.columns.texts)
-        if self.columns.group and self.heads:
-            wanted[self.columns.group] = None
-        wanted |= dict.fromkeys(column for head in self.heads for column in head.columns)
-        for line, cells in self._cells(path, list(wanted)):
-            try:
-                yield self._row(cells)
-            except LabelError as error:
-                self.bad_rows.add(BadRow(str(path), line, error.value, str(error), "label"))
-                yield None
-
-    def _cells(self, path: Path, wanted: list[str]) -> Iterator[tuple[int, dict[str, str]]]:
-        if path.suffix.lower() in JSON_SUFFIXES:
-            separators = {
-                column: head.options.separator for head in self.heads for column in head.columns
-            }
-            for row in read_json_rows(path):
-                cells = {c: _cell_text(row.values.get(c), separators.get(c)) for c in wanted}
-                yield row.line, cells
-            return
-        table = Table(path, self.table)
-        table.check(self.columns.texts, "columns.text")
-        for head in self.heads:
-            table.check(head.columns, f"heads.{head.name}.columns")
-        for batch in table.rows(wanted, self.bad_rows.add):
-            columns = [batch.texts(name) for name in wanted]
-            for line, *values in zip(batch.line.tolist(), *columns, strict=True):
-                yield line, dict(zip(wanted, values, strict=True))
-
-    def _row(self, cells: dict[str, str]) -> ScoredRow:
-        parts = [cells[name] for name in self.columns.texts]
-        text = "\n".join(part for part in parts if part.strip())
-        if not text:
-            names = " or ".join(self.columns.texts)
-            raise LabelError("", f"the column {names} holds no text; fill it or drop the row.")
-        if (half := half_character(text)) is not None:
-            raise LabelError(half, HALF_RULE)
-        group = cells.get(self.columns.group or "", "") if self.heads else ""
-        if self.columns.group and self.heads and not group.strip():
-            raise LabelError(
-                "", f'the column "{self.columns.group}" holds no group; fill it or drop the row.'
-            )
-        labels = [head.parse([cells[c] for c in head.columns]) for head in self.heads]
-        return ScoredRow(text, group.strip(), labels)
-
-
-def _cell_text(value: Any, separator: str | None) -> str:
-    """Return a JSON value as the cell of a table: null is empty, a list is joined."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, list):
-        if separator is None:
-            raise LabelError(str(value), "a list must be joined: name a separator for this head.")
-        return separator.join(map(str, value)) or separator
-    return str(value)
 
 
 @dataclass(frozen=True)
@@ -177,7 +93,7 @@ class ScoredRequest:
             "version": STORE_VERSION,
             "files": [[part, str(p.resolve()), file_digest(p, root)] for part, p in self.files],
             "columns": asdict(self.columns),
-            "heads": {name: head.facts(name) for name, head in self.heads.items()},
+            "heads": [[name, asdict(head)] for name, head in self.heads.items()],
             "on_bad_rows": self.on_bad_rows,
             "table": asdict(self.table),
         }
@@ -193,9 +109,9 @@ class ScoredStore:
         labels: [N, W] float64, NaN = missing.
         keys: [N] uint64 hash of the row's group.
         offsets: [D + 1] int64, first byte of each distinct text, and the end of the last.
-        digests: [D] uint64 hash of each distinct text.
         heads: name -> plain facts of its labels, classes included, in the order of the columns
             of `labels`.
+        files: path -> sound rows in it, in the order of reading.
     """
 
     text_of_row: np.ndarray
@@ -203,14 +119,13 @@ class ScoredStore:
     labels: np.ndarray
     keys: np.ndarray
     offsets: np.ndarray
-    digests: np.ndarray
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         facts = json.loads((folder / "facts.json").read_text("utf-8"))
         self.fingerprint: str = facts["fingerprint"]
         self.heads: dict[str, dict[str, Any]] = facts["heads"]
-        self.files = [Path(name) for name in facts["files"]]
+        self.files: dict[str, int] = facts["files"]
         for name in ARRAYS:
             setattr(self, name, mapped_array(folder / f"{name}.npy"))
         self._texts = np.memmap(folder / "texts.bin", np.uint8, "r")
@@ -253,64 +168,298 @@ def open_store(request: ScoredRequest) -> ScoredStore:
     return ScoredStore(made_once(request.folder(), lambda folder: _write(request, folder)))
 
 
+def _rows(
+    path: Path, request: ScoredRequest, heads: Sequence[LabelReader], bad_rows: BadRows
+) -> Iterator[tuple[str, str, list[float]] | None]:
+    """Yield text, group and labels of each row of a file, `None` for one that breaks a rule.
+
+    Raises:
+        ValueError: the file lacks a column, or is damaged.
+    """
+    texts, group = request.columns.text, request.columns.group if heads else None
+    names = [texts] if isinstance(texts, str) else list(texts)
+    separators: dict[str, str | None] = dict.fromkeys([*names, *([group] if group else ())])
+    separators |= {head.column: head.options.separator for head in heads}
+    for line, values in _values(path, request, names, heads, list(separators), bad_rows):
+        try:
+            cells = {name: _cell_text(values.get(name), mark) for name, mark in separators.items()}
+            text = "\n".join(cells[name] for name in names if cells[name].strip())
+            if not text:
+                rule = f"the column {' or '.join(names)} holds no text; fill it or drop the row."
+                raise LabelError("", rule)
+            if (half := half_character(text)) is not None:
+                raise LabelError(half, HALF_RULE)
+            if group and not cells[group].strip():
+                rule = f'the column "{group}" holds no group; fill it or drop the row.'
+                raise LabelError("", rule)
+            labels = [value for head in heads for value in head.parse(cells[head.column])]
+            yield text, cells[group].strip() if group else "", labels
+        except LabelError as error:
+            bad_rows.add(BadRow(str(path), line, error.value, str(error), "label"))
+            yield None
+
+
+def _values(
+    path: Path,
+    request: ScoredRequest,
+    texts: list[str],
+    heads: Sequence[LabelReader],
+    wanted: list[str],
+    bad_rows: BadRows,
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield line and values of each row of csv, tsv, jsonl and parquet files."""
+    if path.suffix.lower() in JSON_SUFFIXES:
+        yield from ((row.line, row.values) for row in read_json_rows(path))
+        return
+    table = Table(path, request.table)
+    table.check(texts, "columns.text")
+    for head in heads:
+        table.check([head.column], f"heads.{head.name}.column")
+    for batch in table.rows(wanted, bad_rows.add):
+        columns = [batch.texts(name) for name in wanted]
+        for line, *values in zip(batch.line.tolist(), *columns, strict=True):
+            yield line, dict(zip(wanted, values, strict=True))
+
+
+def _cell_text(value: Any, separator: str | None) -> str:
+    """Return a JSON value as the cell of a table: null is empty, a list is joined."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        if separator is None:
+            raise LabelError(str(value), "a list must be joined: name a separator for this head.")
+        return separator.join(map(str, value)) or separator
+    return str(value)
+
+
 def _write(request: ScoredRequest, folder: Path) -> None:
     bad_rows = BadRows(request.on_bad_rows)
     heads = [LabelReader(name, options) for name, options in request.heads.items()]
-    reader, width = (
-        RowReader(request.columns, heads, bad_rows, request.table),
-        sum(head.width for head in heads),
-    )
+    width = sum(head.width for head in heads)
     text_of, part_of = array("q"), array("b")
     labels, keys, offsets = array("d"), array("Q"), array("q", [0])
     number_of: dict[bytes, int] = {}
-    content = hashlib.sha256()
+    content, files = hashlib.sha256(), dict.fromkeys((str(path) for _, path in request.files), 0)
     with (folder / "texts.bin").open("wb") as texts:
         for part, path in request.files:
-            for row in reader.rows(path):
+            for row in _rows(path, request, heads, bad_rows):
                 part_of.append(part)
                 if row is None:
                     text_of.append(REJECTED)
                     keys.append(0)
                     labels.extend([np.nan] * width)
                     continue
-                encoded = row.text.encode()
+                text, group, numbers = row
+                encoded = text.encode()
                 digest = hashlib.blake2b(encoded, digest_size=16).digest()
                 number = number_of.setdefault(digest, len(number_of))
                 if number == len(offsets) - 1:
                     texts.write(encoded)
                     offsets.append(offsets[-1] + len(encoded))
                 text_of.append(number)
-                group = hashlib.blake2b((row.group or stem_key(row.text)).encode(), digest_size=8)
-                keys.append(int.from_bytes(group.digest(), "little"))
-                labels.extend(value for values in row.labels for value in values)
+                key = hashlib.blake2b((group or stem_key(text)).encode(), digest_size=8)
+                keys.append(int.from_bytes(key.digest(), "little"))
+                labels.extend(numbers)
                 content.update(digest)
+                files[str(path)] += 1
     bad_rows.settle(folder)
     if not number_of:
-        raise ValueError(f"{', '.join(str(p) for _, p in request.files)}: no row can be used.")
-    numbers = np.array(labels, np.float64).reshape(len(part_of), width)
+        raise ValueError(f"{', '.join(files)}: no row can be used.")
+    values = np.array(labels, np.float64).reshape(len(part_of), width)
     facts, start = {}, 0
     for head in heads:  # classes get their final order
         columns = slice(start, start + head.width)
         start += head.width
-        numbers[:, columns], classes = head.finish(numbers[:, columns])
-        facts[head.name] = {**head.options.facts(head.name), "classes": classes}
+        values[:, columns], classes = head.finish(values[:, columns])
+        facts[head.name] = {**asdict(head.options), "column": head.column, "classes": classes}
     arrays: dict[str, np.ndarray] = {
         "text_of_row": np.array(text_of, np.int64),
         "file_part": np.array(part_of, np.int8),
-        "labels": numbers,
+        "labels": values,
         "keys": np.array(keys, np.uint64),
         "offsets": np.array(offsets, np.int64),
-        "digests": np.frombuffer(b"".join(number_of), "<u8")[::2].astype(np.uint64),  # first halves
     }
-    for name, values in arrays.items():
-        np.save(folder / f"{name}.npy", values)
-    content.update(numbers.tobytes() + arrays["file_part"].tobytes())
-    described = {
-        "fingerprint": content.hexdigest()[:32],
-        "heads": facts,
-        "files": [str(path) for _, path in request.files],
-    }
+    for name, array_ in arrays.items():
+        np.save(folder / f"{name}.npy", array_)
+    content.update(values.tobytes() + arrays["file_part"].tobytes())
+    described = {"fingerprint": content.hexdigest()[:32], "heads": facts, "files": files}
     (folder / "facts.json").write_text(json.dumps(described), "utf-8")
+
+
+@dataclass(frozen=True)
+class Division:
+    """How rows are divided: by shares, or into folds, one of which is the test.
+
+    Rows of files that are for validation or test stay there; only parts without a file are drawn
+    from the training files.
+
+    Args:
+        split: shares; with folds, validation takes its share of what the test leaves.
+        fold: from 0; `None` divides by shares.
+        num_folds: of the cross-validation.
+        stratify_by: head whose labels are spread evenly over the folds and parts; `None` takes
+            the first.
+
+    Raises:
+        ValueError: fold and num_folds do not fit.
+    """
+
+    split: SplitOptions
+    fold: int | None = None
+    num_folds: int | None = None
+    stratify_by: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.fold is None) != (self.num_folds is None):
+            raise ValueError(
+                f"data.fold is {self.fold} and data.num_folds {self.num_folds}; give both or none."
+            )
+        if self.fold is None or self.num_folds is None:
+            return
+        if self.num_folds < 2 or not 0 <= self.fold < self.num_folds:
+            raise ValueError(
+                f"data.fold must be 0 to data.num_folds - 1 and data.num_folds at least 2, got "
+                f"fold {self.fold} of {self.num_folds}."
+            )
+
+    def parts(self, store: ScoredStore) -> np.ndarray:
+        """Return the part of each row, [N] int8: 0 train, 1 validation, 2 test; -1 = rejected.
+
+        Raises:
+            ValueError: there is no head to stratify by, or fewer groups than folds.
+        """
+        parts = np.where(store.text_of_row < 0, -1, store.file_part).astype(np.int8)
+        rows, split = np.flatnonzero(parts == TRAIN), self.split
+        if (store.file_part == VALIDATION).any():
+            split = replace(split, validation_share=0.0)
+        if (store.file_part == TEST).any():
+            split = replace(split, test_share=0.0)
+        if not rows.size or not (self.num_folds or split.validation_share + split.test_share > 0):
+            return parts
+        name = next(iter(store.heads)) if self.stratify_by is None else self.stratify_by
+        if name not in store.heads:
+            raise ValueError(
+                f'data.stratify_by names "{name}"; the heads are {", ".join(store.heads)}.'
+            )
+        keys = [f"{key:016x}" for key in store.keys[rows].tolist()]
+        labels = store.labels[rows][:, store.columns_of(name)]
+        strata = strata_of(labels, store.heads[name]["kind"] == "regression")
+        if self.num_folds:
+            is_test = folds_of(keys, strata, self.num_folds, split.seed) == self.fold
+            parts[rows[is_test]] = TEST
+            rows, kept = rows[~is_test], np.flatnonzero(~is_test).tolist()
+            keys, strata = [keys[i] for i in kept], [strata[i] for i in kept]
+            split = replace(split, test_share=0.0)
+        parts[rows] = split_by_stem(keys, strata, split)
+        return parts
+
+    def facts(self, store: ScoredStore) -> dict[str, Any]:
+        """Return plain values that say how these rows are divided."""
+        folds = {name: getattr(self, name) for name in ("fold", "num_folds", "stratify_by")}
+        return {"rows": store.fingerprint, **folds, **asdict(self.split)}
+
+    def rows_of(self, stage: str, store: ScoredStore, trained: dict[str, Any]) -> np.ndarray:
+        """Return the rows of a stage, [n] int64.
+
+        Args:
+            stage: train, validation or test.
+            store: of the rows.
+            trained: `facts` of the training.
+
+        Raises:
+            ValueError: no row belongs to the stage, or rows of the training may judge: they were
+                divided in another way, or others beside them.
+        """
+        rows = np.flatnonzero(self.parts(store) == PART_NAMES.index(stage))
+        now = self.facts(store)
+        changed = [f"{n}: {trained[n]} -> {now[n]}" for n in now if now[n] != trained[n]]
+        if changed and (store.file_part[rows] == TRAIN).any():
+            raise ValueError(
+                f"the model was trained on another division of rows ({', '.join(changed)}), so "
+                "that some to be judged may have been trained with; restore the old rows and "
+                "values, or name a file of new texts alone, such as --data.files.test=new.csv."
+            )
+        if not len(rows):
+            raise ValueError(
+                f"no row is for {stage}; name data.files.{stage}, or raise "
+                f"data.split.{stage}_share above {getattr(self.split, stage + '_share', 0)}."
+            )
+        return rows
+
+
+def folds_of(
+    keys: Sequence[str], strata: Sequence[str], num_folds: int, seed: int = 0
+) -> np.ndarray:
+    """Return the fold of each row, [N] int64 from 0.
+
+    The groups of a stratum, in the order of a keyed hash of their names, are dealt in turn. The
+    same rows give the same folds in any order and in any file.
+
+    Args:
+        keys: [N] name of each row's group, which stays whole.
+        strata: [N] what is spread evenly; a group is of the least of its rows.
+        num_folds: at least 2.
+        seed: another one deals anew.
+
+    Raises:
+        ValueError: there are fewer groups than folds.
+    """
+    stratum_of: dict[str, str] = {}
+    for key, stratum in zip(keys, strata, strict=True):
+        stratum_of[key] = min(stratum_of.get(key, stratum), stratum)
+    if len(stratum_of) < num_folds:
+        raise ValueError(
+            f"{len(stratum_of)} groups cannot be dealt to {num_folds} folds; lower data.num_folds."
+        )
+    hashes = dict(zip(stratum_of, keyed_hashes(stratum_of, seed).tolist(), strict=True))
+    names = sorted(stratum_of, key=lambda name: (stratum_of[name], hashes[name], name))
+    fold_of = {name: place % num_folds for place, name in enumerate(names)}
+    return np.array([fold_of[key] for key in keys], np.int64)
+
+
+def strata_of(values: np.ndarray, is_number: bool) -> list[str]:
+    """Return what a head's labels are stratified by: the classes, or the bin of a number.
+
+    Args:
+        values: [N, width] float64; NaN = missing, which is a stratum of its own.
+        is_number: cut at quantiles into `NUM_BINS` bins.
+    """
+    if is_number:
+        known = values[~np.isnan(values)]
+        edges = np.quantile(known, np.arange(1, NUM_BINS) / NUM_BINS) if known.size else []
+        bins = np.searchsorted(edges, values, side="right").astype(np.float64)
+        values = np.where(np.isnan(values), np.nan, bins)
+    return [" ".join("-" if np.isnan(v) else f"{v:g}" for v in row) for row in values]
+
+
+def statistics(store: ScoredStore, parts: np.ndarray) -> dict[str, dict[str, Any]]:
+    """Return the facts of each head with what the training part says of its labels: `mean` and
+    `std` of a regression, else `shares` of the classes or labels.
+
+    Raises:
+        ValueError: a head has no label in the training part.
+    """
+    heads = {}
+    for name, facts in store.heads.items():
+        values = store.labels[parts == TRAIN][:, store.columns_of(name)]
+        known = ~np.isnan(values)
+        if not known.any(0).all():
+            raise ValueError(
+                f'head "{name}" has no label in the training rows; give it some, or leave it out.'
+            )
+        if facts["kind"] == "regression":
+            mean, std = float(values[known].mean()), float(values[known].std())
+            heads[name] = {**facts, "mean": mean, "std": std if std > 0 else 1.0}
+            continue
+        if facts["kind"] == "multilabel":
+            shares = np.nansum(values, 0) / known.sum(0)
+        else:
+            counts = np.bincount(values[known].astype(np.int64), minlength=len(facts["classes"]))
+            shares = counts / counts.sum()
+        heads[name] = {**facts, "shares": shares.tolist()}
+    return heads
 
 
 def check_output(
@@ -356,7 +505,7 @@ def write_scored(
     for name in heads:
         if name not in results or len(results[name]) != store.num_texts:
             raise ValueError(f'the prediction has no "{name}" for each of {store.num_texts} texts.')
-    position, num_rows = 0, len(store.text_of_row)
+    position, num_rows, files = 0, len(store.text_of_row), list(map(Path, store.files))
 
     def check(is_right: bool) -> None:
         if not is_right:
@@ -381,7 +530,7 @@ def write_scored(
 
     if path.suffix.lower() in JSON_SUFFIXES:
         with new_text_file(path) as file:
-            for row in (row for source in store.files for row in read_json_rows(source)):
+            for row in (row for source in files for row in read_json_rows(source)):
                 own = added(1)
                 names = free_names(list(row.values), list(own))
                 values = dict(zip(names, row.values.values(), strict=True))
@@ -390,9 +539,9 @@ def write_scored(
             check(position == num_rows)
         return
     classes = [str(name) for facts in heads.values() for name in facts.get("classes") or ()]
-    like = dialect_for([Table(file, options) for file in store.files], classes)
+    like = dialect_for([Table(file, options) for file in files], classes)
     with new_table(path, like=like) as table:
-        for batch in read_rows(store.files, on_bad_row=lambda bad: None, options=options):
+        for batch in read_rows(files, on_bad_row=lambda bad: None, options=options):
             own = added(len(batch.line))
             names = [*free_names(batch.rows.schema.names, list(own)), *own]
             arrays = [*batch.rows.columns, *(pa.array(values) for values in own.values())]

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from datamodules import ScoredTextDataModule
-from datamodules.demo import Documented
+from datamodules.demo import parameters
 from datamodules.files.tables import TableOptions
-from datamodules.scored.demo import demo_row
 from datamodules.scored.labels import LabelOptions, scores_of
 from datamodules.scored.store import (
     ScoredRequest,
@@ -94,8 +93,5 @@ def test_the_columns_of_each_kind() -> None:
 
 
 def test_the_demo_counts_the_parameters_of_a_function() -> None:
-    method = Documented("m", "C.f", "function", "C.f(self, a, *b, c=1) -> int", "Do it.")
-    row = demo_row(method)
-    assert (row["num_parameters"], row["has_default"], row["kind"]) == (3, True, "function")
-    row = demo_row(Documented("m", "C", "class", "C", "A thing."))
-    assert (row["num_parameters"], row["has_default"]) == (None, None)
+    assert parameters("C.f(self, a, *b, c=1) -> int") == (3, True)
+    assert parameters("f(a, /)") == (1, False)
