@@ -223,7 +223,7 @@ def test_a_pair_draws_its_documents_its_sentence_and_its_tokens_in_this_order(
             query, answer = document.title, document.text.removeprefix(document.title)
         else:
             document = collection.document(number)
-            sentences = document_sentences(document)
+            sentences, _ = document_sentences(document.text)
             long = [text for text in sentences if len(text.split()) >= 4] or sentences
             query = long[int(rng.integers(len(long))) if len(long) > 1 else 0]
             is_removed = rng.random() < DRAWS.removal and len(sentences) > 1
