@@ -36,10 +36,8 @@ from datamodules.text.encoding import (
     EncodedTextDataModule,
     Framed,
     Framing,
-    ReadTokens,
     TextEncoding,
     TokenRows,
-    Tokens,
     kept_tokens,
     padded,
 )

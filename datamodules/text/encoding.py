@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -202,14 +202,6 @@ class TextEncoding:
         return digest_of([self.tokenizer.digest, asdict(self.limits)])
 
 
-class Tokens(Protocol):
-    """Token ids of texts, by the number of the text."""
-
-    def __getitem__(self, number: int) -> np.ndarray:
-        """Return the token ids of one text, [n] integers, without marks."""
-        ...
-
-
 class TokenRows:
     """The tokens of N texts, memory-mapped; pickled is their place alone.
 
@@ -231,21 +223,6 @@ class TokenRows:
 
     def __getitem__(self, number: int) -> np.ndarray:
         return self.tokens[self.starts[number] : self.starts[number + 1]]
-
-
-class ReadTokens:
-    """Tokens that are made when they are asked for, where a text does not come again.
-
-    Args:
-        encode: a text -> its token ids.
-        text: a number -> the text.
-    """
-
-    def __init__(self, encode: Callable[[str], np.ndarray], text: Callable[[int], str]) -> None:
-        self.encode, self.text = encode, text
-
-    def __getitem__(self, number: int) -> np.ndarray:
-        return self.encode(self.text(number))
 
 
 def kept_tokens(
