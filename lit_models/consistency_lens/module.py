@@ -89,7 +89,6 @@ class LitConsistencyLens(ExactModule):
 
     recipe_key: ClassVar[str] = LENS_RECIPE_KEY
     buffers_stand_still: ClassVar[bool] = True
-    may_recompute_blocks: ClassVar[bool] = False
     control_names: ClassVar[tuple[str, ...]] = CONTROLS
 
     def __init__(

@@ -79,9 +79,6 @@ class ExactModule(LightningModule):
     tables_of: ClassVar[tuple[str, ...]] = ()
     # Whether every rank calls each block equally often in a training step.
     calls_blocks_evenly: ClassVar[bool] = True
-    # Whether a strategy may compute blocks again in the backward pass: not where a cache grows in
-    # them, which would then hold every position twice.
-    may_recompute_blocks: ClassVar[bool] = True
     # Whether every training step gives every trainable parameter a gradient.
     reaches_all_parameters: bool = True
     # Whether no buffer changes while it trains: all ranks then take those of rank 0 once, for good.

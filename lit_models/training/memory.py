@@ -171,8 +171,7 @@ class Rehearsal(Callback):
                 f"a micro-batch of {size} does not fit: the longest sample, {lengths.argmax()} of "
                 f"the training split with {lengths.max()} positions, {took} of the {gib:.2f} GiB "
                 "of a device. Lower max_length, use --trainer.precision=bf16-mixed or "
-                "--trainer.strategy=fsdp, with its activation_checkpointing where that is not "
-                "enough."
+                "--trainer.strategy=fsdp."
             )
         data.take_micro_batch(Rehearsed(size, load * gib, gib))
         if checkpoint is not None and hasattr(pl_module, "settle_progress"):

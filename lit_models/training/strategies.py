@@ -53,7 +53,6 @@ from torch.distributed.fsdp import (
 )
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.utils.checkpoint import checkpoint as recomputed
 from torchmetrics import Metric
 
 from lit_models.training.checkpoints import AtomicCheckpointIO, Part, cut, prepare
@@ -313,8 +312,6 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
             1 shards over all devices.
         tensor_parallel_size: devices that compute the same samples together, each with its part of
             the layers that the network's `tensor_plan` names; 1 splits no layer.
-        activation_checkpointing: keep only the inputs of blocks and compute the rest again in
-            the backward pass: less memory, about a third more time.
         cpu_offload: keep the shards of GPUs in the memory of the host.
         sharded_checkpoint: every rank writes its own shards, and a checkpoint is a folder, which
             any strategy and number of devices reads; else rank 0 gathers all and writes a file.
@@ -335,7 +332,6 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         reshard_after_forward: bool | Literal["auto"] = "auto",
         replicate_size: int = 1,
         tensor_parallel_size: int = 1,
-        activation_checkpointing: bool = False,
         cpu_offload: bool = False,
         sharded_checkpoint: bool = False,
         process_group_backend: Backend | None = None,
@@ -350,7 +346,6 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         self.timeout = timeout
         self.reshard_after_forward = reshard_after_forward
         self.replicate_size, self.tensor_parallel_size = replicate_size, tensor_parallel_size
-        self.activation_checkpointing = activation_checkpointing
         self.cpu_offload = cpu_offload
         self.sharded_checkpoint = sharded_checkpoint
         if sharded_checkpoint:
@@ -489,11 +484,8 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         inner, outer = self._split_and_mesh(module)
         options = {"mesh": inner, "offload_policy": offload}
         self._frees = self._frees_after_forward(module)
-        self.check_recomputing(module)
         separate_frozen(blocks)
         for block in blocks:
-            if self.activation_checkpointing:
-                recompute_in_backward(block)
             self._blocks.append(fully_shard(block, reshard_after_forward=self._frees, **options))
             for name in getattr(block, "forward_methods", ()):
                 register_fsdp_forward_method(block, name)
@@ -547,15 +539,6 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
                 "Leave it at auto."
             )
         return self.reshard_after_forward
-
-    def check_recomputing(self, module: LightningModule) -> None:
-        """Refuse to compute blocks again that keep a growing cache."""
-        if self.activation_checkpointing and not getattr(module, "may_recompute_blocks", True):
-            raise ValueError(
-                f"activation_checkpointing is true, but {type(module).__name__} keeps a growing "
-                "cache in its blocks, which would hold every position twice if they were computed "
-                "again; leave it out, and raise trainer.accumulate_grad_batches if memory is short."
-            )
 
     def _after_gathering(self, step: Any) -> Any:
         """Wrap a step so that every rank gathers all blocks first, in the same order."""
@@ -634,16 +617,3 @@ def separate_frozen(blocks: list[nn.Module]) -> None:
                 copied = nn.Parameter(parameter.detach().clone(), requires_grad=False)
                 setattr(block.get_submodule(owner), last, own.setdefault(id(parameter), copied))
         taken |= {id(parameter) for parameter in block.parameters()}
-
-
-def recompute_in_backward(block: nn.Module) -> None:
-    """Make a block keep its inputs alone; its name and its parameters' names stay."""
-    forward = block.forward
-
-    @functools.wraps(forward)
-    def recomputing(*args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return forward(*args, **kwargs)
-        return recomputed(forward, *args, use_reentrant=False, **kwargs)
-
-    block.forward = recomputing  # type: ignore[method-assign]

@@ -13,7 +13,6 @@ from lit_models.causal_lm.pretrained import own_recipe
 from lit_models.consistency_lens.lens import LensOptions
 from lit_models.consistency_lens.recipe import check_explanations
 from lit_models.consistency_lens.subject import SubjectOptions
-from lit_models.training.strategies import FullyShardedStrategy
 from tests.activation_dumps import RULE, documents, dumped, stories, trainer
 from tests.consistency_lens.small_lens import documents as lens_stories
 from tests.consistency_lens.small_lens import lens
@@ -90,13 +89,6 @@ def test_a_run_with_too_long_explanations_ends_before_it_begins(tmp_path: Path) 
     module = lens(SubjectOptions(layer=0, network=shape), lens=LensOptions(num_words=32))
     with pytest.raises(ValueError, match=r"num_words 32 .* need 33 positions"):
         lens_trainer(tmp_path / "run", max_steps=1).fit(module, lens_stories(tmp_path))
-
-
-def test_blocks_that_are_computed_again_are_refused() -> None:
-    strategy = FullyShardedStrategy(activation_checkpointing=True)
-    with pytest.raises(ValueError, match=r"LitConsistencyLens keeps a growing cache .* leave it"):
-        strategy.check_recomputing(lens())
-    FullyShardedStrategy().check_recomputing(lens())
 
 
 def test_two_subjects_and_none_are_refused() -> None:

@@ -57,7 +57,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     alone(folder, "half 32", trainer={**HALF, "precision": "32-true"})
     two = [
         {**job("pair"), "seeds_apart": True},
-        job("pair gpt2", "gpt2", activation_checkpointing=True),
+        job("pair gpt2", "gpt2"),
         {**job("pair half", sharded_checkpoint=True), "trainer": HALF},
         {**job("one to pair"), "resume": last("half")},
         {**job("pair bf16"), "trainer": {**HALF, "precision": "bf16-mixed"}},
