@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 WIDTH = 80
 LABEL = 11  # columns of the word that a line begins with
-BAR = 40  # columns of the longest bar
 NUM_BAD_SHOWN, NUM_LABELS_SHOWN = 20, 12
 EXCERPT_LENGTH = 1200  # characters
 OPENS, CLOSES = "⟦", "⟧"  # mark what is trained on where there is no colour
@@ -134,7 +133,7 @@ class Audit:
         console.print(table)
 
     def _show_lengths(self, console: "Console") -> None:
-        """Print quantiles, and a histogram over powers of two, since lengths range over several."""
+        """Print quantiles."""
         lengths = np.concatenate([[], *(part.lengths for part in self.parts)]).astype(np.int64)
         if not len(lengths):
             return
@@ -143,13 +142,6 @@ class Audit:
         if self.limit is not None:
             sentence += f"; {(lengths > self.limit).sum():,} longer than {self.limit:,}"
         _say(console, "lengths", sentence)
-        powers = np.ceil(np.log2(np.maximum(lengths, 1))).astype(int)
-        counts = np.bincount(powers)
-        for power in range(int(powers.min()), len(counts)):
-            label = f"{2**power // 2 + 1:,}–{2**power:,}" if power else "0–1"
-            eighths = max(round(counts[power] / counts.max() * BAR * 8), int(counts[power] > 0))
-            bar = "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
-            console.print(f"{label:>17} {bar}{' ' * bool(bar)}{counts[power]:,}", markup=False)
 
     def _show_excerpt(self, console: "Console") -> None:
         from rich.panel import Panel

@@ -36,12 +36,8 @@ SEPARATORS = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
 SNIFFED_SEPARATORS = (",", ";", "\t", "|")
 SNIFFED_BYTES, SNIFFED_ROWS = 1 << 18, 200
 EXCEL_SUFFIX = ".xlsx"
-SUFFIXES = (
-    *SEPARATORS,
-    *(f"{suffix}.gz" for suffix in SEPARATORS),
-    *PARQUET_SUFFIXES,
-    EXCEL_SUFFIX,
-)
+PACKED = tuple(f"{suffix}.gz" for suffix in SEPARATORS)
+SUFFIXES = (*SEPARATORS, *PACKED, *PARQUET_SUFFIXES, EXCEL_SUFFIX)
 BLOCK_BYTES = 1 << 20
 MAX_LINE_BYTES = 1 << 24
 MOST_LINES_OF_ROW = 1000
@@ -137,7 +133,7 @@ def suffix_of(path: Path) -> str:
 def own_files_hint(
     command: str, files: Mapping[int, Sequence[Path]], key: str = "data.predict_files"
 ) -> str:
-    """Return a command of `unisono predict` for a file of this run: the last part that has one.
+    """Return a command of `unisono predict` for a file of this run: of the last part that has one.
 
     Args:
         command: without its file.
@@ -162,26 +158,23 @@ def expand_files(
         FileNotFoundError: a path does not exist or a pattern matches nothing.
         ValueError: a path is a folder, or a file is named twice.
     """
-    given = [files] if isinstance(files, str) else list(files or [])
     found: list[Path] = []
-    for entry in given:
+    for entry in [files] if isinstance(files, str) else list(files or []):
         path = Path(entry).expanduser()
-        if not path.exists() and glob.has_magic(entry):
-            matches = sorted(Path(m) for m in glob.glob(str(path), recursive=True))
-            if not matches:
-                raise FileNotFoundError(
-                    f'{option}: no file matches "{entry}", seen from {Path.cwd()}; check the '
-                    "folder and the suffix."
-                )
-            found += matches
-        else:
+        if path.exists() or not glob.has_magic(entry):
             found.append(path)
-    known: set[Path] = set()
-    for path in found:
+            continue
+        matches = sorted(Path(match) for match in glob.glob(str(path), recursive=True))
+        if not matches:
+            raise FileNotFoundError(
+                f'{option}: no file matches "{entry}", seen from {Path.cwd()}; check the folder '
+                "and the suffix."
+            )
+        found += matches
+    for place, path in enumerate(found):
         check_file(path, option, suffixes)
-        if path in known:
+        if path in found[:place]:
             raise ValueError(f"{option} names {path} twice; its rows would count double.")
-        known.add(path)
     return found
 
 
@@ -199,10 +192,9 @@ def check_file(path: Path, option: str = "the table", suffixes: Sequence[str] = 
         hint = f'Did you mean "{path.parent / near[0]}"?' if near else "Name a file that is there."
         raise FileNotFoundError(f"{option}: {path} does not exist. {hint}")
     if suffix_of(path) not in suffixes:
-        kind = "table" if suffixes is SUFFIXES else "file"
         raise ValueError(
             f'{option}: {path} ends in "{path.suffix}", which is none of {", ".join(suffixes)}; '
-            f"save the {kind} as one of these."
+            "save it as one of these."
         )
 
 
@@ -232,9 +224,8 @@ class Table:
                 continue
             lower = {column.lower(): column for column in self.names}
             near = difflib.get_close_matches(name.lower(), lower, n=1)
-            hint = f' Did you mean "{lower[near[0]]}"?' if near else ""
-            if not hint and "." in option:
-                hint = f" Name one of them with --data.{option}."
+            hint = f" Name one of them with --data.{option}." if "." in option else ""
+            hint = f' Did you mean "{lower[near[0]]}"?' if near else hint
             raise ValueError(
                 f'{self.path} has no column "{name}" ({option}); it has: '
                 f"{', '.join(self.names)}.{hint}"
@@ -723,11 +714,10 @@ def new_table(
 
     Args:
         path: .csv, .tsv (or with .gz), .parquet or .xlsx.
-        overwrite: whether an existing file may be replaced.
+        overwrite: whether an existing file may be replaced; else FileExistsError.
         like: a table in whose dialect delimited text is written, where it has the same suffix.
 
     Raises:
-        FileExistsError: the file exists and must not be replaced.
         ValueError: the suffix is unknown, or no rows were written.
     """
     check_suffix(path)
@@ -744,15 +734,7 @@ def new_table(
 
 @contextmanager
 def new_text_file(path: Path, way_out: str = "choose another name") -> Iterator[IO[str]]:
-    """Give a file that gets its name when all went well, and that must be new.
-
-    Args:
-        path: its name.
-        way_out: for the message where the name is taken.
-
-    Raises:
-        FileExistsError: the name is taken.
-    """
+    """Give a file that gets its name when all went well; FileExistsError where it is taken."""
     with _new_file(path, "w", way_out) as file:
         yield file
 

@@ -140,20 +140,12 @@ def test_pages_with_a_long_target_are_left_out_and_counted(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("layout", ["packed", "documents"])
-def test_it_fits_80_columns_and_the_longest_bar_is_the_fullest_bin(
-    tmp_path: Path, layout: Any
-) -> None:
+def test_it_fits_80_columns_and_counts_what_is_too_long(tmp_path: Path, layout: Any) -> None:
     rows = [sample("x" * (i % 30), "y" * (1 + i * i)) for i in range(60)]
     audit = instructions(tmp_path, *rows, layout=layout, context_length=1000)
     text = shown(audit)
     lines = text.splitlines()
     assert max(map(len, lines)) <= WIDTH
-    bars = {line: line.count("█") for line in lines if "█" in line}
-    assert bars
-    fullest = max(bars, key=bars.__getitem__)
-    assert bars[fullest] == 40
-    assert "1,025–2,048" in fullest  # 32² to 45²: 14 of the 60
-    assert fullest.endswith(" 14")
     assert "; 28 longer than 1,001" in " ".join(text.split())
     assert ("used" in audit.parts[0].columns) == (layout != "documents")
 
