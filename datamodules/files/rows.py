@@ -98,17 +98,16 @@ class BadRows:
         way_out = f"--data.on_bad_rows=reject writes them to {REJECTED_FILE} and goes on without."
         if len(self._times) <= NUM_IN_FULL:
             return "\n".join([head, *(f"{row}{self._more(row)}" for row in self.rows), way_out])
-        lines = [_one_line(row, self._more(row)) for row in self.rows]
+        lines = []
+        for row in self.rows:
+            more = self._more(row)
+            line, width = "  " + row.shown(max_file=30, max_value=20), COLUMNS - len(more)
+            lines.append((line if len(line) <= width else line[: width - 1] + "…") + more)
         return "\n".join([head, *lines, way_out, "`unisono check` explains each."])
 
     def _more(self, row: BadRow) -> str:
         more = self._times[row.file, row.rule] - 1
         return f" [and {more:,} more]" if more else ""
-
-
-def _one_line(row: BadRow, more: str) -> str:
-    line, width = "  " + row.shown(max_file=30, max_value=20), COLUMNS - len(more)
-    return (line if len(line) <= width else line[: width - 1] + "…") + more
 
 
 def read_rejected(folder: Path) -> list[BadRow]:
@@ -125,14 +124,12 @@ def read_rejected(folder: Path) -> list[BadRow]:
 
 def hand_over_rejected(cache_folder: Path, run_folder: Path) -> int:
     """Copies the rejected rows of a cache to the run folder, says so and returns their number."""
-    source = cache_folder / REJECTED_FILE
-    if not source.exists():
+    count = len(read_rejected(cache_folder))
+    if not count:
         return 0
-    with source.open(encoding="utf-8", newline="") as file:
-        count = sum(1 for _ in csv.reader(file)) - 1
     run_folder.mkdir(parents=True, exist_ok=True)
     target = run_folder / REJECTED_FILE
-    shutil.copyfile(source, target)
+    shutil.copyfile(cache_folder / REJECTED_FILE, target)
     log.warning("%d rows were rejected; they are listed with the reason in %s", count, target)
     return count
 

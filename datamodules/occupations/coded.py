@@ -6,11 +6,11 @@ Shapes: N rows, D distinct inputs, P characters of all inputs, K most codes of o
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +27,6 @@ from datamodules.files.rows import BadRows, OnBadRows
 from datamodules.files.tables import (
     EXCEL_SUFFIX,
     PARQUET_SUFFIXES,
-    RowBatch,
     Table,
     TableOptions,
     dialect_for,
@@ -79,13 +78,6 @@ class PredictIndex:
     def num_inputs(self) -> int:
         """D."""
         return len(self.language_ids)
-
-
-class CodedRows(NamedTuple):
-    """Some rows of a table to code: all its columns, and input_ids [rows] int64, -1 = no text."""
-
-    batch: RowBatch
-    input_ids: np.ndarray
 
 
 def open_index(
@@ -165,25 +157,6 @@ def open_index(
     return PredictIndex(made_once(folder, make))
 
 
-def rows_with_inputs(index: PredictIndex) -> Iterator[CodedRows]:
-    """Yields all rows of the tables again, with every column, in order.
-
-    Raises:
-        RuntimeError: a table has changed since the index was made.
-    """
-    position, unreadable = 0, BadRows("collect")
-    for batch in read_rows(index.files, None, unreadable.add, index.table):
-        ids = np.array(index.input_of_row[position : position + len(batch.line)])
-        position += len(batch.line)
-        if len(ids) == len(batch.line):
-            yield CodedRows(batch, ids)
-    if position != len(index.input_of_row):
-        raise RuntimeError(
-            f"the tables hold {position} rows, the index {len(index.input_of_row)}: a table "
-            "changed while it was coded; start the prediction again."
-        )
-
-
 RESULTS = ("code_ids", "code_confidence", "set_confidence", "needs_review")
 
 
@@ -214,6 +187,7 @@ def write_coded_table(
     Raises:
         FileExistsError: the file exists.
         ValueError: a result is missing, or is not there for every input.
+        RuntimeError: a table has changed since the index was made.
     """
     for name in RESULTS:
         if name not in results or len(results[name]) != index.num_inputs:
@@ -227,11 +201,20 @@ def write_coded_table(
     tables = [Table(file, index.table) for file in index.files]
     with new_table(path, like=dialect_for(tables, book.codes + book.descriptions)) as table:
         names: list[str] = []
-        for coded in rows_with_inputs(index):
-            rows = coded.batch.rows
-            names = names or [*free_names(rows.schema.names, added.names), *added.names]
-            columns = [*rows.columns, *added.of(coded.input_ids)]
+        position, num_rows, unreadable = 0, len(index.input_of_row), BadRows("collect")
+        for batch in read_rows(index.files, None, unreadable.add, index.table):
+            inputs = index.input_of_row[position : position + len(batch.line)]
+            position += len(batch.line)
+            if position > num_rows:
+                continue
+            names = names or [*free_names(batch.rows.schema.names, added.names), *added.names]
+            columns = [*batch.rows.columns, *added.of(inputs)]
             table.write(pa.RecordBatch.from_arrays(columns, names=names))
+        if position != num_rows:
+            raise RuntimeError(
+                f"the tables hold {position} rows, the index {num_rows}: a table changed while it "
+                "was coded; start the prediction again."
+            )
 
 
 class _Columns:

@@ -16,7 +16,6 @@ from datamodules.occupations.coded import (
     PredictIndex,
     open_index,
     output_columns,
-    rows_with_inputs,
     write_coded_table,
 )
 from datamodules.tokenizers.characters import TextNormalisation, decode
@@ -76,7 +75,6 @@ def test_several_files_are_one_table(tmp_path):
     files = [write(tmp_path / "a.csv", "text\na\nb\n"), write(tmp_path / "b.csv", "text\nb\nc\n")]
     index = open_index(files, Columns(default_language="en"), RECIPE)
     assert index.input_of_row.tolist() == [0, 1, 1, 2]
-    assert [c.input_ids.tolist() for c in rows_with_inputs(index)] == [[0, 1], [1, 2]]
     other = write(tmp_path / "c.csv", "text,more\na,b\n")
     with pytest.raises(ValueError, match="need the same columns: predict them one"):
         open_index([files[0], other], Columns(), RECIPE)
