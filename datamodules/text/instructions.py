@@ -364,15 +364,15 @@ class InstructionRequest(CorpusRequest):
         """Return what turns rows into tokens."""
         return Marker(tokenizer, self.separator)
 
-    def read(self, path: Path, bad_rows: BadRows) -> Iterator[Instruction]:
-        """Yield the sound rows of one file; the others go to `bad_rows`."""
-        return sound_rows(path, _checked, bad_rows)
+    def sample(self, row: JsonRow) -> Instruction:
+        """Return what a row says; RowFault where it breaks a rule."""
+        return _checked(row)
 
     def rows(self, bad_rows: BadRows) -> Iterator[tuple[int, int, Instruction]]:
         """Yield the part, the number of the file and the row of all sound rows."""
         paths = [(part, path) for part, paths in self.files.items() for path in paths]
         for number, (part, path) in enumerate(paths):
-            yield from ((part, number, row) for row in self.read(path, bad_rows))
+            yield from ((part, number, row) for row in sound_rows(path, self.sample, bad_rows))
 
 
 def open_instruction_store(request: InstructionRequest) -> InstructionStore:

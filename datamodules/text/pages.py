@@ -14,15 +14,12 @@ import torch
 from datamodules.core.batches import IGNORED
 from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.core.store import cache_root, digest_of
-from datamodules.files.audit import Audit
 from datamodules.files.html import parsed, visible_lines
 from datamodules.files.rows import (
     HALF_RULE,
-    BadRows,
     JsonRow,
     RowFault,
     half_character,
-    sound_rows,
 )
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
 from datamodules.files.tables import own_files_hint
@@ -45,6 +42,7 @@ from datamodules.text.prompts import (
     read_rows,
     write_rows,
 )
+from datamodules.text.store import naming_places
 from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions
 
 if TYPE_CHECKING:
@@ -57,81 +55,62 @@ SHAPES = '{"html": "<html>…", "query": "…"} or {"text": "…", "title": "…
 WORD = re.compile(r"\w+")
 SEPARATORS = re.compile(r"\s+[|–—·»:/<>~•-]+\s+")  # of the parts of a title
 PAGES_VERSION = 2  # of how pages become prompts
-WRITTEN_COLUMNS = ("snippet", "num_characters", "finish_reason", "page_tokens_cut")
 
 
 class WriterPage(NamedTuple):
     """One page as a writer reads it.
 
     Args:
-        file: where it comes from.
-        line: of the file, or row.
         text: visible lines without the target.
         target: what is to be written; "" where the row has none.
         title: "" where it is the target, or there is none.
         query: by which the page is to be found; mostly "".
-        num_removed: lines that were the target.
     """
 
-    file: str
-    line: int
     text: str
     target: str
-    title: str = ""
-    query: str = ""
-    num_removed: int = 0
-
-    @property
-    def holds_target(self) -> bool:
-        """Whether a passage still has the target's words in their order."""
-        return f" {_folded(self.target)} " in f" {_folded(self.text)} "
-
-
-class PagePrompt(NamedTuple):
-    """What a writer is asked, and the characters of it that may lose their end."""
-
-    prompt: str
-    shrinks: tuple[int, int]
-
-
-def read_pages(path: Path, target: Target, bad_rows: BadRows) -> Iterator[WriterPage]:
-    """Yield the sound pages of one file that have a target; the others go to `bad_rows`.
-
-    Raises:
-        ValueError: the file cannot be read as rows.
-    """
-
-    def taught(row: JsonRow) -> WriterPage:
-        page = _page(row, target)
-        if not page.target:
-            rule = (
-                f'the page has no {target}, neither as "{target}" nor in its html: nothing could '
-                "be learnt; fill it in."
-            )
-            raise RowFault("no target", page.text[:60], rule)
-        return page
-
-    return sound_rows(path, taught, bad_rows)
+    title: str
+    query: str
 
 
 def page_of(row: JsonRow, target: Target) -> WriterPage:
-    """Return the page of a row that may lack its target.
+    """Return the page of a row, which may lack its target.
 
     Raises:
-        ValueError: the row breaks a rule; file and line are named.
+        RowFault: the row breaks a rule.
     """
-    try:
-        return _page(row, target)
-    except RowFault as fault:
-        raise ValueError(f"{row.place}: {fault.args[2]}") from fault
+    values = {name: row.values.get(name) for name in COLUMNS}
+    for name, value in values.items():
+        if value is not None and not isinstance(value, str):
+            raise RowFault("type", str(value), f'"{name}" must be a text, got {value!r}.')
+    if (half := half_character(json.dumps(values, ensure_ascii=False))) is not None:
+        raise RowFault("half character", half, f'"{half}" {HALF_RULE}')
+    html, text = values["html"] or "", (values["text"] or "").strip()
+    given = {name: " ".join((values[name] or "").split()) for name in (*TARGETS, "query")}
+    if text:  # somebody has taken it out of the HTML already
+        lines = [" ".join(line.split()) for line in text.splitlines()]
+    elif html.strip():
+        tree = parsed(html)
+        lines = visible_lines(tree)
+        given |= {name: given[name] or _own(tree, name) for name in TARGETS}
+    else:
+        keys = ", ".join(row.values) or "nothing"
+        raise RowFault("no page", keys, f'the row has no "html" and no "text"; write {SHAPES}.')
+    kept = [line for line in without_target(lines, given[target]) if line]
+    if not kept:
+        rule = f"the page has no visible text besides its {target}; leave the row out."
+        raise RowFault("empty page", (text or html)[:60], rule)
+    title = given["title"] if target != "title" else ""
+    return WriterPage("\n".join(kept), given[target], title, given["query"])
 
 
-def framed(page: WriterPage, target: Target) -> PagePrompt:
-    """Return the prompt of a page: the query, the title where it is not the target, the text."""
+def framed(page: WriterPage, target: Target) -> tuple[str, tuple[int, int]]:
+    """Return the prompt of a page, the query, the title where it is not the target, the text; and
+    the characters of the text, which may lose its end."""
     given = (("Query", page.query), ("Title", page.title))
     head = "".join(f"{name}: {value}\n" for name, value in given if value) + "Page: "
     end = len(head) + len(page.text)
-    return PagePrompt(f"{head}{page.text}\n{target.capitalize()}:\n", (len(head), end))
+    return f"{head}{page.text}\n{target.capitalize()}:\n", (len(head), end)
 
 
 def without_target(lines: list[str], target: str) -> list[str]:
@@ -140,51 +119,14 @@ def without_target(lines: list[str], target: str) -> list[str]:
     return [line for line in lines if _folded(line) not in taken]
 
 
-def _page(row: JsonRow, target: Target) -> WriterPage:
-    values = _texts(row)
-    if not values["html"] and not values["text"]:
-        keys = ", ".join(row.values) or "nothing"
-        raise RowFault("no page", keys, f'the row has no "html" and no "text"; write {SHAPES}.')
-    given = {name: _line(values[name]) for name in (*TARGETS, "query")}
-    if values["text"]:  # somebody has taken it out of the HTML already
-        lines = [_line(line) for line in values["text"].splitlines()]
-    else:
-        tree = parsed(values["html"])
-        lines = visible_lines(tree)
-        given |= {name: given[name] or _line(_own(tree, name)) for name in TARGETS}
-    wanted = given[target]
-    kept = [line for line in without_target(lines, wanted) if line]
-    if not kept:
-        rule = f"the page has no visible text besides its {target}; leave the row out."
-        raise RowFault("empty page", (values["text"] or values["html"])[:60], rule)
-    num_removed = sum(map(bool, lines)) - len(kept)
-    title = given["title"] if target != "title" else ""
-    place = (str(row.file), row.line)
-    return WriterPage(*place, "\n".join(kept), wanted, title, given["query"], num_removed)
-
-
-def _texts(row: JsonRow) -> dict[str, str]:
-    values = {name: row.values.get(name) for name in COLUMNS}
-    for name, value in values.items():
-        if value is not None and not isinstance(value, str):
-            raise RowFault("type", str(value), f'"{name}" must be a text, got {value!r}.')
-    if (half := half_character(json.dumps(values, ensure_ascii=False))) is not None:
-        raise RowFault("half character", half, f'"{half}" {HALF_RULE}')
-    return {name: (value or "").strip() for name, value in values.items()}
-
-
 def _own(tree: "LexborHTMLParser", name: str) -> str:
-    """Return the title or the description that the page itself has in its head."""
+    """Return the title or the description that the page has in its head, on one line."""
     if name == "title":
         node = tree.css_first("head title")
-        return node.text() if node else ""
+        return " ".join(node.text().split()) if node else ""
     metas: Any = tree.css("meta[name]")
     found = (m.attributes for m in metas if (m.attributes["name"] or "").lower() == name)
-    return next((a.get("content") or "" for a in found), "")
-
-
-def _line(text: str) -> str:
-    return " ".join(text.split())
+    return " ".join(next((a.get("content") or "" for a in found), "").split())
 
 
 def _folded(text: str) -> str:
@@ -213,14 +155,19 @@ class PageRequest(InstructionRequest):
         """Return what turns rows into tokens."""
         return Marker(tokenizer, self.separator, self.max_prompt)
 
-    def read(self, path: Path, bad_rows: BadRows) -> Iterator[Instruction]:
-        """Yield the sound pages of one file; the others go to `bad_rows`."""
-        for page in read_pages(path, self.target, bad_rows):
-            asked = framed(page, self.target)
-            texts = json.dumps([page.text, page.target, page.query])
-            # One page that is asked for by several queries is on one side of the split.
-            row = Instruction(page.file, page.line, asked.prompt, page.target)
-            yield row._replace(shrinks=asked.shrinks, group=page.text, extra=texts)
+    def sample(self, row: JsonRow) -> Instruction:
+        page = page_of(row, self.target)
+        if not page.target:
+            rule = (
+                f'the page has no {self.target}, neither as "{self.target}" nor in its html: '
+                "nothing could be learnt; fill it in."
+            )
+            raise RowFault("no target", page.text[:60], rule)
+        prompt, shrinks = framed(page, self.target)
+        texts = json.dumps([page.text, page.target, page.query])
+        # One page that is asked for by several queries is on one side of the split.
+        sample = Instruction(str(row.file), row.line, prompt, page.target)
+        return sample._replace(shrinks=shrinks, group=page.text, extra=texts)
 
 
 def page_prompts(
@@ -239,11 +186,18 @@ def page_prompts(
     """
     rows, most = iter(rows), max_prompt - (tokenizer.begin_id is not None)
     while some := list(islice(rows, ROWS_AT_ONCE)):
-        asked = [framed(page_of(row, target), target) for row in some]
-        encodings = tokenizer.encode_with_offsets([one.prompt for one in asked])
-        for one, encoding in zip(asked, encodings, strict=True):
+        asked = []
+        for row in some:
+            try:
+                asked.append(framed(page_of(row, target), target))
+            except RowFault as fault:
+                raise ValueError(f"{row.place}: {fault.args[2]}") from fault
+        places = [row.place for row in some]
+        texts = [prompt for prompt, _ in asked]
+        encodings = naming_places(tokenizer.encode_with_offsets, texts, places)
+        for (prompt, shrinks), encoding in zip(asked, encodings, strict=True):
             offsets = np.array(encoding.offsets).reshape(-1, 2)
-            kept = kept_tokens(offsets, len(one.prompt), one.shrinks, most)
+            kept = kept_tokens(offsets, len(prompt), shrinks, most)
             ids = np.array(encoding.ids, np.int64)[kept].tolist()
             yield Prompt(begun(ids, False, tokenizer), 0, int((~kept).sum()))
 
@@ -262,7 +216,7 @@ class PagePromptDataset(PromptDataset):
     def __init__(self, rows: Iterable[JsonRow], *prompts: Any) -> None:
         rows = list(rows)
         super().__init__([prompt] for prompt in page_prompts(rows, *prompts))
-        self.queries = [_line(str(row.values.get("query") or "")) for row in rows]
+        self.queries = [" ".join((row.values.get("query") or "").split()) for row in rows]
 
     def example(self, sample_id: int, epoch: int) -> Any:
         """Return the texts of one row, and its query."""
@@ -274,64 +228,30 @@ class PagePromptDataset(PromptDataset):
         return {**super().collate(list(prompts)), "queries": list(queries)}
 
 
-class SnippetExample(NamedTuple):
-    """The tokens of a page with its target; the texts of the page and the target, and the query."""
-
-    piece: Piece
-    texts: list[str]
-
-
 class SnippetDataset(InstructionDataset):
     """One part for evaluation: a sample is one page, to be rated and to be written for; see
     `InstructionDataset`."""
 
     def example(self, sample_id: int, epoch: int) -> Any:
-        """Return the tokens and the texts of one page."""
+        """Return the tokens of one page, and its text, its target and its query."""
         texts = self.part.extra(int(self.fitted.samples[sample_id]))
-        return SnippetExample(self.piece(sample_id), json.loads(texts))
+        return self.piece(sample_id), json.loads(texts)
 
     def collate(self, examples: list[Any]) -> dict[str, Any]:
         """Return the pages with their targets as one row, their prompts, and their texts."""
-        prompts = [torch.from_numpy(prompt_of(example.piece)) for example in examples]
-        prompt_ids, prompt_lengths = padded_prompts(prompts)
-        rows = super().collate([[example.piece] for example in examples])
-        columns = zip(*(example.texts for example in examples), strict=True)
-        texts = dict(zip(("texts", "targets", "queries"), map(list, columns), strict=True))
-        return {**rows, "prompt_ids": prompt_ids, "prompt_lengths": prompt_lengths, **texts}
+        pieces, texts = zip(*examples, strict=True)
+        prompt_ids, prompt_lengths = padded_prompts(
+            [torch.from_numpy(prompt_of(piece)) for piece in pieces]
+        )
+        names = ("texts", "targets", "queries")
+        columns = dict(zip(names, map(list, zip(*texts, strict=True)), strict=True))
+        rows = super().collate([[piece] for piece in pieces])
+        return {**rows, "prompt_ids": prompt_ids, "prompt_lengths": prompt_lengths, **columns}
 
 
 def prompt_of(piece: Piece) -> np.ndarray:
     """Return the tokens before the first one that is trained on, [n] int64."""
     return piece.input_ids[: int(np.argmax(piece.labels != IGNORED)) + 1]
-
-
-def write_snippets(
-    rows: Iterable[JsonRow],
-    results: dict[str, np.ndarray],
-    path: Path,
-    tokenizer: TextTokenizer,
-    num_cut: np.ndarray,
-) -> None:
-    """Write each row with what was written for it, its characters and the reason of its end.
-
-    Args:
-        rows: all rows that were predicted, in their order.
-        results: see `datamodules.text.prompts.write_completions`.
-        path: .jsonl.
-        tokenizer: of the model.
-        num_cut: [N] tokens at the end of a page that the model did not see.
-
-    Raises:
-        FileExistsError: the file exists.
-        RuntimeError: there are more or fewer rows than results.
-    """
-
-    def added(number: int, row: JsonRow) -> tuple[Any, ...]:
-        text, reason = completed(results, number, tokenizer)
-        snippet = " ".join(text.split())
-        return snippet, len(snippet), reason, int(num_cut[number])
-
-    write_rows(rows, added, WRITTEN_COLUMNS, len(results["num_tokens"]), path)
 
 
 class PagesDataModule(InstructionDataModule):
@@ -388,28 +308,6 @@ class PagesDataModule(InstructionDataModule):
         self.warn_of_cuts(dataset, f"{room}: the page's end is cut")
         return dataset
 
-    def audit(self) -> Audit:
-        """Return what is in the files, what is wrong with them, and where the target shows."""
-        audit = super().audit()
-        count = num_removed = num_holding = 0
-        paths = [path for paths in self.store_request().files.values() for path in paths]
-        for path in paths:
-            for page in read_pages(path, self.target, BadRows("collect")):
-                count += 1
-                num_removed += page.num_removed > 0
-                num_holding += page.holds_target
-        if num_removed:
-            audit.warnings.append(
-                f"{num_removed:,} of {count:,} pages have their {self.target} as a line of "
-                "its own, such as the h1; it is taken out."
-            )
-        if num_holding:
-            audit.warnings.append(
-                f"{num_holding:,} of {count:,} pages hold the words of their {self.target} "
-                "within a longer passage; it stays, and copying it is part of what is learnt."
-            )
-        return audit
-
     def request_of(self, files: dict[int, list[Path]], tokenizer: TokenizerOptions) -> PageRequest:
         options = (None, "", self.target, self.max_prompt)
         return PageRequest(files, tokenizer, self.split, *options)
@@ -424,16 +322,20 @@ class PagesDataModule(InstructionDataModule):
         return {TRAIN: [demo.demo_pages(cache_root())], VALIDATION: [], TEST: []}
 
     @property
-    def predict_output_path(self) -> Path:
-        """Where the rows go with what was written for them."""
-        if self.predict_output is not None:
-            return Path(self.predict_output).expanduser()
-        name = f"{self._predict_paths()[0].stem}.written.jsonl"
-        return Path(self.trainer.default_root_dir) / name
+    def output_mark(self) -> str:
+        return "written"
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
         """Write each row with what was written for it; `results` as `complete` returns them."""
         dataset = self.datasets["predict"]
         assert isinstance(dataset, PromptDataset)
         rows, tokenizer = read_rows(self._predict_paths()), self.prompt_tokenizer()
-        write_snippets(rows, results, path, tokenizer, dataset.num_cut)
+        num_cut = dataset.num_cut
+
+        def added(number: int, row: JsonRow) -> tuple[Any, ...]:
+            text, reason = completed(results, number, tokenizer)
+            snippet = " ".join(text.split())
+            return snippet, len(snippet), reason, int(num_cut[number])
+
+        columns = ("snippet", "num_characters", "finish_reason", "page_tokens_cut")
+        write_rows(rows, added, columns, len(num_cut), path)

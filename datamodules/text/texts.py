@@ -270,9 +270,13 @@ class LanguageModelDataModule(PlannedDataModule):
         """Where the completions or scores go."""
         if self.predict_output is not None:
             return Path(self.predict_output).expanduser()
-        is_scoring = self.model.options["generation"].mode == "score"
-        name = f"{self._predict_paths()[0].stem}.{'scored' if is_scoring else 'completed'}.jsonl"
+        name = f"{self._predict_paths()[0].stem}.{self.output_mark}.jsonl"
         return Path(self.trainer.default_root_dir) / name
+
+    @property
+    def output_mark(self) -> str:
+        """What the name of the output says beside that of the input."""
+        return "scored" if self.model.options["generation"].mode == "score" else "completed"
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
         """Write the completions or scores; `results` as `complete` returns them."""

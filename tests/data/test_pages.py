@@ -11,14 +11,13 @@ from datamodules.core.batches import IGNORED
 from datamodules.files.rows import BadRows, JsonRow
 from datamodules.text.pages import (
     SnippetDataset,
-    WriterPage,
     framed,
     page_of,
     page_prompts,
     prompt_of,
-    read_pages,
 )
 from datamodules.text.prompts import read_rows
+from datamodules.tokenizers.text import byte_tokenizer
 
 TITLE = "Apple pie – Grandmother's Kitchen"
 HTML = f"""<html><head><title>{TITLE}</title><meta property="og:title" content="{TITLE}">
@@ -57,24 +56,23 @@ def test_the_target_is_nowhere_in_the_page():
     page = page_of(row(html=HTML, query="pie"), "title")
     assert page.target == TITLE  # of the page's own head
     assert page.text == "Home\nAn apple pie needs apples.\nHow it is made."
-    assert page.num_removed == 3  # the breadcrumb, the h1 and the site's name
-    assert framed(page, "title").prompt == f"Query: pie\nPage: {page.text}\nTitle:\n"
+    prompt, _ = framed(page, "title")
+    assert prompt == f"Query: pie\nPage: {page.text}\nTitle:\n"
 
 
 def test_a_description_is_written_from_title_and_text():
     page = page_of(row(html=HTML, title="Mine"), "description")
     assert (page.title, page.target) == ("Mine", "How it is made.")
     assert "How it is made" not in page.text
-    asked = framed(page, "description")
-    assert asked.prompt.startswith("Title: Mine\nPage: Home\n")
-    assert asked.prompt.endswith("\nDescription:\n")
-    assert asked.prompt[slice(*asked.shrinks)] == page.text
+    prompt, shrinks = framed(page, "description")
+    assert prompt.startswith("Title: Mine\nPage: Home\n")
+    assert prompt.endswith("\nDescription:\n")
+    assert prompt[slice(*shrinks)] == page.text
 
 
-def test_a_passage_that_holds_the_target_stays_and_is_known():
+def test_a_passage_that_holds_the_target_stays():
     page = page_of(row(text="Apple pie\nOld apple, pie is good", title="Apple pie"), "title")
-    assert (page.text, page.num_removed, page.holds_target) == ("Old apple, pie is good", 1, True)
-    assert not page_of(row(text="apple pies", title="Apple pie"), "title").holds_target
+    assert page.text == "Old apple, pie is good"
 
 
 @pytest.mark.parametrize(
@@ -90,13 +88,13 @@ def test_a_passage_that_holds_the_target_stays_and_is_known():
 )
 def test_a_wrong_row_is_named(values, message):
     with pytest.raises(ValueError, match=message):
-        page_of(row(**values), "title")
+        list(page_prompts([row(**values)], byte_tokenizer(), "title", 9))
 
 
 def test_pages_without_a_target_are_told_apart(tmp_path):
-    path = write(tmp_path, [{"text": "a b", "title": " "}, {"text": "c", "title": "d"}, {}])
-    found = BadRows("collect")
-    assert [page.line for page in read_pages(Path(path), "title", found)] == [2]
+    rows = [{"text": "a b", "title": " "}, {"text": "c", "title": "d"}, {}]
+    found, data = BadRows("collect"), module(tmp_path, rows, on_bad_rows="reject")
+    assert [page.line for _, _, page in data.store_request().rows(found)] == [2]
     assert [(r.line, r.kind) for r in found.rows] == [(1, "no target"), (3, "no page")]
     with pytest.raises(
         ValueError, match=r"(?s)pages.jsonl:1: .a b.: the page has no title.*reject"
@@ -171,13 +169,6 @@ def test_evaluation_has_a_page_per_sample_with_its_whole_texts(tmp_path):
     assert np.array_equal(batch["document_ids"].unique(), np.arange(30))
 
 
-def test_check_says_where_the_target_shows(tmp_path):
-    rows = [{"text": "Pie\nbake it", "title": "Pie"}, {"text": "a big pie is", "title": "Big pie"}]
-    found = module(tmp_path, rows).audit().warnings
-    assert any("1 of 2 pages have their title as a line of its own" in line for line in found)
-    assert any("1 of 2 pages hold the words of their title" in line for line in found)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -192,10 +183,7 @@ def test_wrong_options_are_refused(options, message):
 def test_the_demo_has_pages_without_their_titles(tmp_path):
     path = demo.demo_pages(tmp_path)
     assert demo.demo_pages(tmp_path) == path
-    found = BadRows("collect")
-    pages = list(read_pages(path, "title", found))
-    assert not found.rows
+    pages = [page_of(row, "title") for row in read_rows([path])]
     assert len(pages) > 900
     assert len({page.text for page in pages}) == len(pages)
-    assert all(isinstance(p, WriterPage) and p.query and len(p.target) <= 100 for p in pages)
-    assert sum(page.holds_target for page in pages) < 0.05 * len(pages)
+    assert all(page.query and 0 < len(page.target) <= 100 for page in pages)
