@@ -42,7 +42,7 @@ from datamodules.text.store import (
     part_files,
     token_dtype,
 )
-from datamodules.text.texts import Files, LanguageModelDataModule, trained_pieces
+from datamodules.text.texts import Files, LanguageModelDataModule
 from datamodules.tokenizers.text import (
     TextTokenizer,
     TokenizerOptions,
@@ -55,6 +55,7 @@ SHAPES = (
     '{"conversations": [{"from": "human", "value": "…"}, …]} or {"instruction": "…", "input": "…", '
     '"output": "…"}'
 )
+EMPTY = "{} is empty: only end-of-text could be learnt; fill it in, or delete the row."
 STORE_VERSION = 4
 ROWS_PER_BATCH = 1024
 DTYPES = {  # of a part: the type of each array; that of tokens depends on the vocabulary
@@ -91,7 +92,8 @@ class Instruction(NamedTuple):
         return json.dumps(said, sort_keys=True, ensure_ascii=False)
 
 
-def _checked(row: JsonRow) -> Instruction:
+def instruction_of(row: JsonRow) -> Instruction:
+    """Return the sample of a row; RowFault where it breaks a rule."""
     values = as_messages({name: value for name, value in row.values.items() if value is not None})
     read = [values.get(name) for name in ("messages", "prompt", "completion")]
     if (half := half_character(json.dumps(read, ensure_ascii=False, default=str))) is not None:
@@ -107,45 +109,36 @@ def _checked(row: JsonRow) -> Instruction:
                 "keys", str(values[name]), f'"{name}" must be a text; write chats as "messages".'
             )
     if not values["completion"].strip():
-        raise RowFault("empty answer", values["prompt"], _empty("the completion"))
+        raise RowFault("empty answer", values["prompt"], EMPTY.format("the completion"))
     return Instruction(str(row.file), row.line, values["prompt"], values["completion"])
 
 
 def _messages(messages: Any) -> tuple[dict[str, Any], ...]:
     if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
-        raise RowFault(
-            "messages", str(messages), f'"messages" must be a list of objects: {SHAPES}.'
-        )
-    checked = tuple(_message(message, place) for place, message in enumerate(messages, start=1))
+        rule = f'"messages" must be a list of objects: {SHAPES}.'
+        raise RowFault("messages", str(messages), rule)
+    checked = []
+    for place, given in enumerate(messages, start=1):
+        message = {name: value for name, value in given.items() if value is not None}
+        role, content = message.get("role"), message.get("content", "")
+        is_call = role == ASSISTANT and message.get("tool_calls")
+        if role not in ROLES:
+            rule = f'message {place} has the role "{role}"; it must be one of {", ".join(ROLES)}.'
+            raise RowFault("role", str(role), rule)
+        if not isinstance(content, str):
+            rule = f'"content" of message {place} must be a text.'
+            raise RowFault("content", str(content), rule)
+        if "content" not in message and not is_call:
+            rule = f'message {place} has no "content"; add it.'
+            raise RowFault("content", str(message), rule)
+        if role == ASSISTANT and not content.strip() and not is_call:
+            raise RowFault("empty answer", content, EMPTY.format(f"the answer in message {place}"))
+        checked.append({**message, "content": content})
     if not any(message["role"] == ASSISTANT for message in checked):
         roles = ", ".join(message["role"] for message in checked) or "no message"
-        raise RowFault(
-            "no answer", roles, 'no message has the role "assistant": nothing could be learnt; '
-            "add its answer."
-        )  # fmt: skip
-    return checked
-
-
-def _message(message: dict[str, Any], place: int) -> dict[str, Any]:
-    message = {name: value for name, value in message.items() if value is not None}
-    role, content = message.get("role"), message.get("content", "")
-    if role not in ROLES:
-        raise RowFault(
-            "role", str(role), f'message {place} has the role "{role}"; it must be one of '
-            f"{', '.join(ROLES)}."
-        )  # fmt: skip
-    if not isinstance(content, str):
-        raise RowFault("content", str(content), f'"content" of message {place} must be a text.')
-    is_call = role == ASSISTANT and message.get("tool_calls")
-    if "content" not in message and not is_call:
-        raise RowFault("content", str(message), f'message {place} has no "content"; add it.')
-    if role == ASSISTANT and not content.strip() and not is_call:
-        raise RowFault("empty answer", content, _empty(f"the answer in message {place}"))
-    return {**message, "content": content}
-
-
-def _empty(what: str) -> str:
-    return f"{what} is empty: only end-of-text could be learnt; fill it in, or delete the row."
+        rule = 'no message has the role "assistant": nothing could be learnt; add its answer.'
+        raise RowFault("no answer", roles, rule)
+    return tuple(checked)
 
 
 class MarkedText(NamedTuple):
@@ -365,8 +358,8 @@ class InstructionRequest(CorpusRequest):
         return Marker(tokenizer, self.separator)
 
     def sample(self, row: JsonRow) -> Instruction:
-        """Return what a row says; RowFault where it breaks a rule."""
-        return _checked(row)
+        """Return the sample of a row; RowFault where it breaks a rule."""
+        return instruction_of(row)
 
     def rows(self, bad_rows: BadRows) -> Iterator[tuple[int, int, Instruction]]:
         """Yield the part, the number of the file and the row of all sound rows."""
@@ -655,30 +648,26 @@ class InstructionDataModule(LanguageModelDataModule):
         if stage == "predict":
             return self.build_prompts()
         assert self.store is not None
-        part, options = PART_NAMES.index(stage), (self.context_length, self.layout, self.too_long)
-        return InstructionDataset(self.store, part, *options)
+        options = (self.context_length, self.layout, self.too_long)
+        return InstructionDataset(self.store, PART_NAMES.index(stage), *options)
 
     def audit(self) -> Audit:
         """Return what is in the files, and what is wrong with them."""
-        store = open_instruction_store(self.store_request())
+        store = open_instruction_store(self.store_request())  # bad rows are listed, and no error
         audit = Audit("samples", "tokens", limit=self.context_length + 1)
         audit.bad_rows = list(store.bad_rows)
         audit.notes.append(("tokenizer", f"{store.tokenizer.vocab_size:,} tokens"))
         for number, name in enumerate(PART_NAMES):
-            samples, options = store.part(number), (self.context_length, self.too_long)
-            if not len(samples.sizes):
-                continue
-            found = fitted(samples, name, *options)
+            samples = store.part(number)
+            found = fitted(samples, name, self.context_length, self.too_long)
             audit.warnings += found.losses
-            if not len(found.samples):
+            if len(found.samples):
+                options = (self.context_length, self.layout, self.too_long)
+                dataset = InstructionDataset(store, number, *options)
+                facts = samples.sizes, samples.keys, store.num_bytes(number)
+                self.add_part(audit, name, *facts, dataset, store.tokenizer)
+            elif len(samples.sizes):
                 audit.parts.append(AuditPart(name, samples.sizes, samples.keys))
-                continue
-            context_length, too_long = options
-            dataset = InstructionDataset(store, number, context_length, self.layout, too_long)
-            facts = samples.sizes, samples.keys, store.num_bytes(number)
-            audit.parts.append(self.audit_part(name, *facts, dataset))
-            if name == "train":
-                audit.excerpt = trained_pieces(dataset, store.tokenizer)
         if inside := store.facts["begins_inside_token"]:
             audit.warnings.append(
                 f"{inside:,} samples have an answer that begins inside a token; in use the prompt "

@@ -236,22 +236,26 @@ class LanguageModelDataModule(PlannedDataModule):
                 "%d of %d prompts are longer than %s.", num_cut, len(dataset.num_cut), sentence
             )
 
-    def audit_part(
+    def add_part(
         self,
+        audit: Audit,
         name: str,
         lengths: np.ndarray,
         keys: np.ndarray,
         num_bytes: int | None,
         dataset: RowDataset,
-    ) -> AuditPart:
-        """Return what is in one part, and in the rows of a batch that it fills.
+        tokenizer: TextTokenizer,
+    ) -> None:
+        """Add what is in one part, and in the rows of a batch that it fills.
 
         Args:
+            audit: takes it.
             name: of the part.
             lengths: [N] tokens of each document or sample.
             keys: [N] equal for equal ones.
             num_bytes: of UTF-8 that the tokens spell; `None` where they do not spell the text.
             dataset: of its rows.
+            tokenizer: of its tokens.
         """
         num_tokens, num_rows = int(lengths.sum()), len(dataset.lengths)
         columns: dict[str, int | str] = {
@@ -263,7 +267,9 @@ class LanguageModelDataModule(PlannedDataModule):
         if self.layout != "documents":
             share = dataset.lengths.sum() / (num_rows * self.context_length)
             columns["used"] = f"{100 * share:.1f} %"
-        return AuditPart(name, lengths, keys, columns)
+        audit.parts.append(AuditPart(name, lengths, keys, columns))
+        if name == "train":
+            audit.excerpt = trained_pieces(dataset, tokenizer)
 
     @property
     def predict_output_path(self) -> Path:
@@ -373,8 +379,8 @@ class TextDataModule(LanguageModelDataModule):
 
     def audit(self) -> Audit:
         """Return what is in the files."""
-        self.store = store = self.open_store("fit")
         audit = Audit("documents", "tokens", limit=self.context_length + 1)
+        self.store = store = self.open_store("fit")
         audit.notes.append(("tokenizer", f"{self.tokenizer.vocab_size:,} tokens"))
         for number, name in enumerate(PART_NAMES):
             sizes = store.stream(number).num_positions
@@ -382,7 +388,7 @@ class TextDataModule(LanguageModelDataModule):
                 continue
             dataset: Any = self.build(cast(Stage, name))
             facts = store.hashes(number), store.num_bytes(number)
-            audit.parts.append(self.audit_part(name, sizes + 1, *facts, dataset))
+            self.add_part(audit, name, sizes + 1, *facts, dataset, self.tokenizer)
             num_long, num_empty = (sizes > self.context_length).sum(), (sizes < 1).sum()
             if num_long and self.layout != "blocks":
                 audit.warnings.append(
@@ -390,8 +396,6 @@ class TextDataModule(LanguageModelDataModule):
                 )
             if num_empty:
                 audit.warnings.append(f"{num_empty:,} {name} documents teach nothing")
-            if name == "train":
-                audit.excerpt = trained_pieces(dataset, self.tokenizer)
         return audit
 
     def request_of(self, files: dict[int, list[Path]], tokenizer: TokenizerOptions) -> TokenRequest:
