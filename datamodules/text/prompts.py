@@ -346,13 +346,8 @@ def padded_prompts(rows: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def completion_text(tokenizer: TextTokenizer, ids: np.ndarray, num_characters: int) -> str:
-    """Return the text of a completion, with the space before its first word.
-
-    Args:
-        tokenizer: of the model.
-        ids: [M] token ids, -1 after the end.
-        num_characters: that belong to it; a stop text may begin within the last tokens.
-    """
+    """Return the text of a completion's `ids` [M], -1 after its end, with the space before its
+    first word; a stop text may begin within the last tokens, behind `num_characters`."""
     return tokenizer.decode_continuation(ids[ids != NO_TOKEN])[:num_characters]
 
 
@@ -375,8 +370,7 @@ def write_completions(
         num_cut: [N] tokens at the beginning of a prompt that the model did not see.
 
     Raises:
-        FileExistsError: the file exists.
-        RuntimeError: there are more or fewer rows than results.
+        FileExistsError, RuntimeError: see `write_rows`.
     """
 
     def added(number: int, row: JsonRow) -> tuple[Any, ...]:
@@ -405,9 +399,6 @@ def write_scores(
         results: scores [N, C] in nats, NaN where a row has fewer choices, and num_tokens [N, C].
         path: .jsonl.
         num_cut: see `write_completions`, of the choice that lost most.
-
-    Raises:
-        FileExistsError, RuntimeError: see `write_completions`.
     """
 
     def added(number: int, row: JsonRow) -> tuple[Any, ...]:
@@ -420,11 +411,7 @@ def write_scores(
 
 
 def check_output(path: Path) -> None:
-    """Raise unless completions can be written under this name.
-
-    Raises:
-        ValueError: the suffix is unknown.
-    """
+    """Raise ValueError unless completions can be written under this name."""
     if path.suffix.lower() not in JSON_SUFFIXES:
         raise ValueError(
             f'{path} ends in "{path.suffix}"; name a file in {" or ".join(JSON_SUFFIXES)}.'

@@ -182,18 +182,6 @@ def test_a_chat_may_begin_with_an_answer(make: Make, chatml: TokenizerOptions) -
     assert trained_runs(dataset) == ["Hello!<|im_end|>", "Yes<|im_end|>"]
 
 
-def test_the_last_answer_may_have_room_for_thoughts(
-    make: Make, chatml: TokenizerOptions, tmp_path: Path
-) -> None:
-    thinks = CHATML.replace(
-        "{{ m.content }}",
-        "{% if loop.last and m.role == 'assistant' %}<think></think>{% endif %}{{ m.content }}",
-    )
-    (tmp_path / "chat_template.jinja").write_text(thinks)
-    dataset = opened(make([{"messages": TWO_TURNS}], tokenizer=chatml, context_length=256))
-    assert trained_runs(dataset) == ["Yes<|im_end|>", "<think></think>No<|im_end|>"]
-
-
 def test_a_template_that_rewrites_earlier_turns_is_refused(make: Make, tmp_path: Path) -> None:
     rows, options = [{"messages": TWO_TURNS}], template(REWRITES, tmp_path)
     with pytest.raises(ValueError, match=r"rows.jsonl:1: .*before message 3 in another way.*plain"):
@@ -460,10 +448,9 @@ def test_bad_rows_are_left_out_and_listed_where_this_is_wanted(
 
 
 def test_chats_need_a_chat_template(tmp_path: Path) -> None:
-    for kind in ("bytes", "bpe", "characters"):
-        data = data_of(tmp_path, {"messages": [USER, ANSWER]}, tokenizer=TokenizerOptions(kind))
-        with pytest.raises(ValueError, match="no chat template.*data.tokenizer.chat_template"):
-            data.prepare_data()
+    data = data_of(tmp_path, {"messages": [USER, ANSWER]}, tokenizer=TokenizerOptions("bpe"))
+    with pytest.raises(ValueError, match="no chat template.*data.tokenizer.chat_template"):
+        data.prepare_data()
 
 
 def test_a_template_may_refuse_messages(tmp_path: Path) -> None:

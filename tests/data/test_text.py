@@ -1,8 +1,6 @@
 """Text becomes planned batches: rows packed, in blocks, or of single documents."""
 
-import logging
 import pickle
-import time
 from itertools import pairwise
 
 import numpy as np
@@ -16,14 +14,12 @@ from hypothesis import strategies as st
 from datamodules import TextDataModule, TextSplit, TokenizerOptions
 from datamodules.core.plan import PlanOptions
 from datamodules.core.planned import PlannedDataModule
-from datamodules.core.store import cache_root
 from datamodules.files.splitting import TEST, TRAIN, VALIDATION
 from datamodules.text.packing import (
     BlockDataset,
     Piece,
     TokenDataset,
     best_fit,
-    cut_into_pieces,
     one_row,
     padded_rows,
 )
@@ -69,29 +65,6 @@ def test_every_piece_is_in_one_row_and_rows_are_those_of_plain_best_fit(case):
     sizes = [sorted((lengths[i] for i in row), reverse=True) for row in rows]
     assert all(sum(row) <= capacity for row in sizes)
     assert sorted(sizes) == plain_best_fit(lengths, capacity)
-
-
-def ragged(num_pieces, seed):
-    """Return log-normal lengths of mean 180 and sigma 0.8, cut at 512."""
-    rng = np.random.default_rng(seed)
-    lengths = np.exp(rng.normal(np.log(180) - 0.8**2 / 2, 0.8, num_pieces))
-    return np.clip(lengths.astype(np.int64), 1, 512)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_ragged_documents_fill_nearly_all_positions(seed):
-    lengths = ragged(10_000, seed)
-    _, offsets = best_fit(lengths, 512)
-    efficiency = lengths.sum() / ((len(offsets) - 1) * 512)
-    assert efficiency >= 0.98
-    assert 1 - efficiency < 0.01  # 0.9997 when this was written
-
-
-def test_a_million_pieces_take_seconds():
-    lengths = ragged(1_000_000, 0)
-    started = time.perf_counter()
-    best_fit(lengths, 512)
-    assert time.perf_counter() - started < 10  # 0.5 s on a quiet machine
 
 
 def test_pieces_longer_than_a_row_are_refused():
@@ -201,12 +174,6 @@ def test_blocks_begin_elsewhere_in_each_epoch_and_evaluation_at_the_beginning():
     assert first.input_ids.tolist() == stream.tokens[:16].tolist()
 
 
-def test_a_long_document_is_cut_into_pieces_without_a_gap():
-    starts, sizes = cut_into_pieces(stream_of([9, 2]), 4)
-    assert starts.tolist() == [0, 4, 8, 10]
-    assert sizes.tolist() == [4, 4, 2, 3]
-
-
 def test_rows_worked_out_by_hand():
     a, b, c = (
         Piece(np.array(x), np.array(y)) for x, y in (([1, 2], [2, 3]), ([4], [5]), ([6], [7]))
@@ -261,18 +228,6 @@ def test_documents_have_no_padding_and_the_plan_says_so(layout, share):
     padding = sum(int((ids < 0).sum()) for ids in found) / sum(ids.numel() for ids in found)
     assert module.plan_facts.padding_share == pytest.approx(padding)
     assert share is None or padding == share
-
-
-def test_collating_eight_documents_takes_less_than_a_millisecond():
-    data = TokenDataset(stream_of([180] * 8), "x", 512, "documents", TOKENIZER)
-    examples = [data.example(i, 0) for i in range(8)]
-    seconds = []
-    for collate in (one_row, padded_rows):
-        for _ in range(20):
-            started = time.perf_counter()
-            collate(examples)
-            seconds.append(time.perf_counter() - started)
-    assert min(seconds) < 1e-3  # 50 µs on a quiet machine
 
 
 CHARACTERS = TokenizerOptions(kind="characters")
@@ -352,15 +307,6 @@ def test_validation_and_test_files_are_read_as_they_are(tmp_path, corpus):
     assert counts == [16, 4, 1]
 
 
-def test_a_second_start_reads_nothing(corpus, monkeypatch):
-    text_module(corpus, tokenizer=CHARACTERS).prepare_data()
-    monkeypatch.setattr("datamodules.text.store.make_tokenizer", None)  # making it would now fail
-    data = text_module(corpus, tokenizer=CHARACTERS)
-    data.prepare_data()
-    data.setup("fit")
-    assert data.tokenizer.vocab_size > 20
-
-
 def test_a_part_without_text_names_the_option(corpus):
     data = text_module(corpus)
     with pytest.raises(
@@ -388,11 +334,3 @@ def test_wrong_options_are_refused():
         TextDataModule(context_length=0)
     with pytest.raises(ValueError, match="validation_files are given without train_files"):
         TextDataModule(validation_files="a.txt")
-
-
-def test_tokenising_is_said_in_one_line(corpus, caplog):
-    with caplog.at_level(logging.INFO, logger="lightning.pytorch.datamodules"):
-        text_module(corpus).prepare_data()
-    (said,) = caplog.messages
-    assert said.startswith("Tokenised 20 documents, ")
-    assert len(list((cache_root() / "tokens").iterdir())) == 1

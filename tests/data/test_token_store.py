@@ -1,7 +1,6 @@
 """Token stores hold every token once, divided as asked, begin and end tokens in their places."""
 
 import json
-import pickle
 import subprocess
 import sys
 import tracemalloc
@@ -17,7 +16,7 @@ from datamodules.core.store import cache_root
 from datamodules.files.documents import Reading
 from datamodules.files.splitting import TEST, TRAIN, VALIDATION, TextSplit
 from datamodules.text.prompts import completion_text
-from datamodules.text.store import TokenStream, open_token_store
+from datamodules.text.store import open_token_store
 from datamodules.tokenizers.pipelines import without_first_space
 from datamodules.tokenizers.text import (
     TextTokenizer,
@@ -157,15 +156,6 @@ def test_a_file_that_changes_while_it_is_read_makes_no_store(tmp_path, monkeypat
             open_token_store(asked)
     path.write_text("one\ntwo\nthree")
     assert len(open_token_store(asked).hashes(TRAIN)) == 3
-
-
-def test_a_stream_is_pickled_by_its_place(tmp_path):
-    store = open_token_store(request([text_file(tmp_path / "a.txt", "text " * 1000)]))
-    content = pickle.dumps(store.stream(TRAIN))
-    assert len(content) < 500
-    assert np.array_equal(pickle.loads(content).tokens, store.stream(TRAIN).tokens)
-    plain = TokenStream(np.arange(3), np.zeros(1), np.full(1, 2))
-    assert pickle.loads(pickle.dumps(plain)).tokens.tolist() == [0, 1, 2]
 
 
 def test_a_store_is_made_once_and_named_by_all_it_depends_on(tmp_path, monkeypatch):
