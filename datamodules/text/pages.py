@@ -172,7 +172,7 @@ class PageRequest(InstructionRequest):
 
 def page_prompts(
     rows: Iterable[JsonRow], tokenizer: TextTokenizer, target: Target, max_prompt: int
-) -> Iterator[Prompt]:
+) -> Iterator[list[Prompt]]:
     """Yield the tokens of pages to write for; they may lack the target.
 
     Args:
@@ -199,33 +199,7 @@ def page_prompts(
             offsets = np.array(encoding.offsets).reshape(-1, 2)
             kept = kept_tokens(offsets, len(prompt), shrinks, most)
             ids = np.array(encoding.ids, np.int64)[kept].tolist()
-            yield Prompt(begun(ids, False, tokenizer), 0, int((~kept).sum()))
-
-
-class PagePromptDataset(PromptDataset):
-    """Pages to write for: one sample per row, with its query.
-
-    Args:
-        rows: of the pages.
-        prompts: see `page_prompts`.
-
-    Raises:
-        ValueError: there is no row, or one is no page; file and line are named.
-    """
-
-    def __init__(self, rows: Iterable[JsonRow], *prompts: Any) -> None:
-        rows = list(rows)
-        super().__init__([prompt] for prompt in page_prompts(rows, *prompts))
-        self.queries = [" ".join((row.values.get("query") or "").split()) for row in rows]
-
-    def example(self, sample_id: int, epoch: int) -> Any:
-        """Return the texts of one row, and its query."""
-        return super().example(sample_id, epoch), self.queries[sample_id]
-
-    def collate(self, examples: list[Any]) -> dict[str, Any]:
-        """Return input_ids [B, S], padded at the right, lengths [B], and the queries [B]."""
-        prompts, queries = zip(*examples, strict=True)
-        return {**super().collate(list(prompts)), "queries": list(queries)}
+            yield [Prompt(begun(ids, False, tokenizer), 0, int((~kept).sum()))]
 
 
 class SnippetDataset(InstructionDataset):
@@ -303,7 +277,7 @@ class PagesDataModule(InstructionDataModule):
     def build_prompts(self) -> PromptDataset:
         """Return the dataset of prediction; rows may lack the target."""
         rows, tokenizer = read_rows(self._predict_paths()), self.prompt_tokenizer()
-        dataset = PagePromptDataset(rows, tokenizer, self.target, self.max_prompt)
+        dataset = PromptDataset(page_prompts(rows, tokenizer, self.target, self.max_prompt))
         room = f"the {self.max_prompt} tokens that data.context_length leaves"
         self.warn_of_cuts(dataset, f"{room}: the page's end is cut")
         return dataset

@@ -16,8 +16,8 @@ from torchmetrics.functional.text.rouge import rouge_score
 from torchmetrics.utilities import dim_zero_cat
 
 from datamodules.core.batches import SnippetBatch
-from datamodules.text.pages import PagePromptDataset, Target
-from datamodules.text.prompts import completion_text, rows_in_memory
+from datamodules.text.pages import Target, page_prompts
+from datamodules.text.prompts import PromptDataset, completion_text, rows_in_memory
 from datamodules.text.terms import sentences_of
 from datamodules.tokenizers.text import TextTokenizer
 from lit_models.causal_lm.generation import Completions, GenerationOptions, generate
@@ -201,7 +201,7 @@ class LitSnippetWriter(LitCausalLM):
         if limit is not None:
             max_prompt = min(max_prompt, limit - self.generation.max_new_tokens)
         asked = rows_in_memory(rows)
-        dataset = PagePromptDataset(asked, self.tokenizer, self.target, max_prompt)
+        dataset = PromptDataset(page_prompts(asked, self.tokenizer, self.target, max_prompt))
         return [
             written_text(self.tokenizer, ids, characters)
             for done in self._answers(dataset, self.generation)

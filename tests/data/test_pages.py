@@ -128,7 +128,7 @@ def test_prediction_asks_as_training_did(tmp_path):
     rows = [{"text": "the hen " * n, "title": f"Hen {n}", "query": "q"} for n in (1, 40)]
     data = module(tmp_path, rows, layout="documents")
     asked = read_rows([Path(data.files[0])]), data.store.tokenizer, "title", data.max_prompt
-    prompts = list(page_prompts(*asked))
+    prompts = [prompt for [prompt] in page_prompts(*asked)]
     assert [prompt.ids for prompt in prompts] == [
         prompt_of(piece).tolist() for piece in pieces(data.build("train"))
     ]
