@@ -12,11 +12,10 @@ from tests.toy import ledger_lines
 
 RUNS = {
     "one": [],
-    "accumulated": ["--micro", "2"],
     "ddp": ["--devices", "2", "--strategy", "ddp"],
     "ddp of Lightning": ["--devices", "2", "--strategy", "ddp", "--by_name"],
 }
-OTHERS = ["accumulated", "ddp", "ddp of Lightning"]
+OTHERS = ["ddp", "ddp of Lightning"]
 
 
 SPAWN = ["--devices", "2", "--strategy", "ddp_spawn", "--micro", "2"]
