@@ -9,7 +9,7 @@ def verify(run: Path) -> int:
     """Hold a run's ledger, plan and checkpoints against each other: each sample used once?
 
     Exit status: 0 proven, every epoch whole; 3 an epoch is cut, or the run has no end; 4 steps
-    were skipped or rolled back; 5 steps are missing; 6 a step is there twice; 7 a step used other
+    were skipped; 5 steps are missing; 6 a step is there twice; 7 a step used other
     samples or targets than planned; 8 the ledger was edited; 9 a checkpoint is not the ledger's.
 
     Args:
