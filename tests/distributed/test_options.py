@@ -1,70 +1,105 @@
-"""No option without an effect: each is changed, and the change is seen on two ranks."""
+"""No option of ddp without an effect: each is changed, and the change is seen in a world of one."""
 
-import json
-import re
+import os
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+import torch
+import torch.distributed as dist
+from lightning.pytorch import Callback
+from torch import nn
 
-from tests.distributed.launch import run
-from tests.distributed.option_run import JOBS
-from tests.toy import ledger_lines
-
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("options")
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    done = run(*launcher, "-m", "tests.distributed.option_run", str(folder))
-    assert done.returncode == 0, done.stdout[-4000:]
-    return folder
+from lit_models.training import default_callbacks
+from lit_models.training.strategies import ReplicatedStrategy, leave_group
+from tests.toy import LitToy, ToyData, ledger_lines, toy_trainer
 
 
-def seen(runs: Path, name: str) -> list[dict[str, Any]]:
-    return [json.loads((runs / name / f"facts-{rank}.json").read_text()) for rank in (0, 1)]
+class Seen(Callback):
+    """What DDP and the module looked like after a step."""
+
+    def __init__(self) -> None:
+        self.facts: dict[str, Any] = {}
+
+    def on_train_batch_end(self, trainer, module, *_):
+        logged = trainer.strategy.model._get_ddp_logging_data()
+        sizes = logged.get("rebuilt_bucket_sizes") or logged["bucket_sizes"]
+        grads = [p.grad for p in module.parameters() if p.grad is not None]
+        self.facts = {
+            "buckets": len(str(sizes).split(",")),
+            "static_graph": bool(logged.get("static_graph")),
+            "broadcast_buffers": trainer.strategy.model.broadcast_buffers,
+            "grads": len(grads),
+            "storages": len({g.untyped_storage().data_ptr() for g in grads}),
+        }
 
 
-def test_small_buckets_are_more_buckets(runs):
-    for plain, small in zip(seen(runs, "plain"), seen(runs, "small buckets"), strict=True):
-        assert (plain["num_buckets"], small["num_buckets"] > 1) == (1, True)
+@pytest.fixture
+def world_of_one() -> Iterator[None]:
+    """Lightning leaves a process group, and its variables in the environment."""
+    with mock.patch.dict(os.environ):
+        yield
+        leave_group()
 
 
-def test_gradients_that_are_views_share_the_buffer_that_is_sent(runs):
-    for plain, views in zip(seen(runs, "plain"), seen(runs, "views"), strict=True):
-        assert plain["num_storages"] == plain["num_grads"] > 1
-        assert views["num_storages"] == views["num_buckets"] == 1
+def fit(folder: Path, more: nn.Module | None = None, **options: Any) -> dict[str, Any]:
+    seen, module = Seen(), LitToy()
+    module.more = more  # a layer that no loss depends on
+    trainer = toy_trainer(
+        folder,
+        strategy=ReplicatedStrategy(**options),
+        max_steps=3,
+        limit_val_batches=0,
+        callbacks=[*default_callbacks(), seen],
+    )
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        trainer.fit(module, ToyData())
+    dist.destroy_process_group()
+    words = " ".join(str(warning.message) for warning in heard)
+    return {**seen.facts, "warns_of_norms": "the run depends on the number of devices" in words}
 
 
-def test_buffers_are_those_of_rank_0_unless_each_rank_keeps_its_own(runs):
-    assert [set(facts["places"]) for facts in seen(runs, "plain")] == [{0.0}, {0.0}]
-    assert [set(facts["places"]) for facts in seen(runs, "own buffers")] == [{0.0}, {1.0}]
+def test_every_option_is_seen_and_none_changes_the_run(tmp_path: Path, world_of_one: None) -> None:
+    plain = {
+        "buckets": 1,
+        "static_graph": False,
+        "broadcast_buffers": True,
+        "warns_of_norms": False,
+    }
+    plain |= {"grads": 4, "storages": 4}
+    assert fit(tmp_path / "plain") == plain
+    changes: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"gradient_as_bucket_view": True}, {"storages": 1}),
+        ({"broadcast_buffers": False}, {"broadcast_buffers": False}),
+        ({"static_graph": True}, {"static_graph": True}),
+    ]
+    expected = ledger_lines(tmp_path / "plain")
+    for options, change in changes:
+        folder = tmp_path / next(iter(options))
+        assert fit(folder, **options) == {**plain, **change}
+        for left, right in zip(expected, ledger_lines(folder), strict=True):
+            assert left["digest"] == right["digest"]
+            assert left["loss"] == pytest.approx(right["loss"], rel=1e-10)
+    assert fit(tmp_path / "buckets", bucket_cap_mb=5e-5)["buckets"] > 1
 
 
-def test_a_parameter_without_a_gradient_is_an_error_that_names_the_option(runs):
-    for facts in seen(runs, "unused"):
-        assert facts["steps"] < 10
-        assert "Use --trainer.strategy=ddp_find_unused_parameters_true" in facts["error"]
+def test_a_parameter_without_a_gradient_is_an_error_that_names_the_option(
+    tmp_path: Path, world_of_one: None
+) -> None:
+    unused = nn.Linear(2, 2)
+    with pytest.raises(
+        RuntimeError, match="Use --trainer.strategy=ddp_find_unused_parameters_true"
+    ):
+        fit(tmp_path / "error", unused)
+    leave_group()
+    assert fit(tmp_path / "found", nn.Linear(2, 2), find_unused_parameters=True)["grads"] == 4
 
 
-@pytest.mark.parametrize("name", ["unused found", "unused, static"])
-def test_parameters_without_a_gradient_are_looked_for_or_known(runs, name):
-    for facts in seen(runs, name):
-        assert (facts["steps"], facts.get("error")) == (10, None)
-        assert facts["static_graph"] == (name == "unused, static")
-
-
-@pytest.mark.parametrize("name", [name for name, job in JOBS.items() if "strategy" in job])
-def test_no_option_changes_the_run(runs, name):
-    expected = ledger_lines(runs / ("plain"))
-    for left, right in zip(expected, ledger_lines(runs / name), strict=True):
-        assert left["digest"] == right["digest"]
-        assert left["loss"] == pytest.approx(right["loss"], rel=1e-10)
-
-
-def test_batch_norms_are_warned_of(runs):
-    words = "batch norm layers.*the run depends on the number of devices"
-    assert re.search(words, " ".join(seen(runs, "norms")[0]["warnings"]))
-    assert not re.search(words, " ".join(seen(runs, "plain")[0]["warnings"]))
+def test_batch_norms_are_warned_of(tmp_path: Path, world_of_one: None) -> None:
+    norm = nn.BatchNorm1d(3).requires_grad_(False)
+    assert fit(tmp_path, norm)["warns_of_norms"]
+    assert torch.equal(norm.weight, torch.ones(3, dtype=norm.weight.dtype))
