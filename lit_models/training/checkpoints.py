@@ -9,7 +9,7 @@ wrote of its own, and a marker that is written last makes it a checkpoint:
 
 The index that torch.distributed.checkpoint writes beside its own format is a pickle, which is code;
 that of safetensors is JSON in each file. Ranks send each other nothing: they leave receipts in the
-folder, so that saves work from threads, too.
+folder.
 """
 
 import copy
@@ -22,17 +22,14 @@ import time
 import warnings
 import zipfile
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning
 import torch
 import torch.distributed.checkpoint as dcp
-from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -532,93 +529,6 @@ def _unfinished(target: Path) -> Path:
     return target.with_name(f".{target.name}.unfinished")
 
 
-class BackgroundWriter:
-    """One write at a time in a thread, for which an interpreter that ends waits; what went wrong in
-    it is raised, once, where somebody asks."""
-
-    def __init__(self) -> None:
-        self._write: Future[None] | None = None
-
-    def start(self, write: Callable[[], None]) -> None:
-        """Let a thread write; the write before it is waited for, and raises what went wrong."""
-        self.wait()
-        pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        self._write = pool.submit(write)
-        pool.shutdown(wait=False)  # the thread ends with the write
-
-    def wait(self) -> None:
-        """Return when nothing is being written any more."""
-        if self._write is not None:
-            wait([self._write])  # which an interrupt may end, and then it is still being written
-            write, self._write = self._write, None
-            write.result()
-
-    def check(self) -> None:
-        """Raise what went wrong, without waiting."""
-        if self._write is not None and self._write.done():
-            self.wait()
-
-
-class WriteBehind(CheckpointIO):
-    """Takes a copy of a checkpoint; another CheckpointIO writes it in a thread.
-
-    Args:
-        checkpoint_io: does the writing.
-        writer: whose thread it is.
-        then: called in the thread when the checkpoint is whole on disk.
-    """
-
-    def __init__(
-        self, checkpoint_io: CheckpointIO, writer: BackgroundWriter, then: Callable[[], None]
-    ) -> None:
-        self.checkpoint_io, self.writer, self.then = checkpoint_io, writer, then
-
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
-    ) -> None:
-        """Return when the copy is taken."""
-        self.writer.wait()  # two copies at once would take twice the memory
-        kept = copied(checkpoint)
-
-        def write() -> None:
-            self.checkpoint_io.save_checkpoint(kept, path, storage_options)
-            self.then()
-
-        self.writer.start(write)
-
-    def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        return self.checkpoint_io.load_checkpoint(*args, **kwargs)
-
-    def remove_checkpoint(self, path: Any) -> None:
-        self.checkpoint_io.remove_checkpoint(path)
-
-
-def copied(content: Any, memo: dict[Any, Tensor] | None = None) -> Any:
-    """Return a copy that later training steps leave alone, its tensors on the CPU.
-
-    Tensors that are one in memory stay one, as tied weights are in a file.
-
-    Args:
-        content: dicts, lists and tuples of tensors and plain values.
-        memo: copies made so far.
-    """
-    memo = {} if memo is None else memo
-    if isinstance(content, Tensor):
-        value = content.detach()
-        place = (value.device, value.data_ptr(), value.shape, value.stride(), value.dtype)
-        if place not in memo or value.numel() == 0:
-            memo[place] = value.clone() if value.device.type == "cpu" else value.cpu()
-        return memo[place]
-    if isinstance(content, dict):
-        twin = copy.copy(content)  # a state dict carries its modules' versions as an attribute
-        for key, value in content.items():
-            twin[key] = copied(value, memo)
-        return twin
-    if type(content) in (list, tuple):
-        return type(content)(copied(value, memo) for value in content)
-    return copy.deepcopy(content)
-
-
 class LastCheckpoint(Callback):
     """Saves `checkpoints/last.ckpt` at ends of optimizer steps; `previous.ckpt` is the one before.
 
@@ -629,12 +539,10 @@ class LastCheckpoint(Callback):
         every_n_steps: optimizer steps between saves; `None` for no such rule.
         every_n_minutes: minutes between saves; `None` for no such rule.
         every_epoch: save at the end of each epoch too.
-        asynchronous: take a copy of the state and let a thread write it while the training goes
-            on; needs the memory for one more copy on the host of rank 0.
 
     Raises:
         ValueError: an interval that is not positive.
-        OSError: at a step, a save or the end: the storage refused what was being written.
+        OSError: at a save: the storage refused it.
     """
 
     def __init__(
@@ -642,7 +550,6 @@ class LastCheckpoint(Callback):
         every_n_steps: int | None = None,
         every_n_minutes: float | None = 10.0,
         every_epoch: bool = True,
-        asynchronous: bool = False,
     ) -> None:
         for name, value in (("every_n_steps", every_n_steps), ("every_n_minutes", every_n_minutes)):
             if value is not None and value <= 0:
@@ -650,8 +557,6 @@ class LastCheckpoint(Callback):
         self.every_n_steps = every_n_steps
         self.every_n_minutes = every_n_minutes
         self.every_epoch = every_epoch
-        self.asynchronous = asynchronous
-        self._writer = BackgroundWriter()
         self._seen_step = self._saved_step = -1
         self._saved_at = time.monotonic()
 
@@ -663,7 +568,6 @@ class LastCheckpoint(Callback):
     ) -> None:
         if trainer.global_step == self._seen_step:
             return  # in the middle of an accumulation
-        self._writer.check()
         self._seen_step = trainer.global_step
         ledger = _ledger_of(trainer)
         by_steps = self.every_n_steps and trainer.global_step % self.every_n_steps == 0
@@ -679,32 +583,6 @@ class LastCheckpoint(Callback):
         if self.every_epoch or is_left:
             self._save(trainer)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A run that ends has its last checkpoint."""
-        self.settle(trainer)
-
-    def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
-    ) -> None:
-        """Let the thread end, without hiding why the run does."""
-        try:
-            self._writer.wait()
-        except Exception as error:
-            rank_zero_warn(str(error))
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._writer.wait()
-
-    def settle(self, trainer: Trainer) -> None:
-        """Return when all that was saved is on disk, on every rank; a collective.
-
-        Raises:
-            OSError: it could not be written.
-        """
-        self._writer.wait()
-        if self.asynchronous:
-            trainer.strategy.barrier("LastCheckpoint.settle")
-
     def _is_due(self, trainer: Trainer) -> bool:
         if self.every_n_minutes is None or not trainer.is_global_zero:
             return False
@@ -714,35 +592,20 @@ class LastCheckpoint(Callback):
     def _save(self, trainer: Trainer) -> None:
         if trainer.fast_dev_run:
             return
-        self._writer.wait()
         folder = Path(trainer.default_root_dir) / "checkpoints"
-        rotate = partial(_rotate, folder if trainer.is_global_zero else None)
         # The old ones give way when the new one is whole: a full disk takes none of them.
-        strategy, checkpoint_io = trainer.strategy, trainer.strategy.checkpoint_io
-        if self.asynchronous:
-            strategy.checkpoint_io = WriteBehind(checkpoint_io, self._writer, rotate)
-        try:
-            trainer.save_checkpoint(folder / FRESH, weights_only=False)
-        finally:
-            strategy.checkpoint_io = checkpoint_io
-        if not self.asynchronous:
-            rotate()
+        trainer.save_checkpoint(folder / FRESH, weights_only=False)
+        if trainer.is_global_zero:
+            last = folder / "last.ckpt"
+            if last.exists():
+                put_in_place(last, folder / "previous.ckpt")
+            put_in_place(folder / FRESH, last)
         self._saved_at, self._saved_step = time.monotonic(), trainer.global_step
 
 
 def _ledger_of(trainer: Trainer) -> Any | None:
     """Return the callback by which ranks agree on saves; `Ledger` builds on this file."""
     return next((c for c in trainer.callbacks if hasattr(c, "wants_save")), None)
-
-
-def _rotate(folder: Path | None) -> None:
-    """Make the fresh checkpoint the last one, and that one the previous; `None` on other ranks."""
-    if folder is None:
-        return
-    last = folder / "last.ckpt"
-    if last.exists():
-        put_in_place(last, folder / "previous.ckpt")
-    put_in_place(folder / FRESH, last)
 
 
 class BestCheckpoint(ModelCheckpoint):

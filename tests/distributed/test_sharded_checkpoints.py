@@ -1,4 +1,4 @@
-"""Checkpoints as folders of shards, and written in the background, across strategies."""
+"""Checkpoints as folders of shards, across strategies."""
 
 import shutil
 from pathlib import Path
@@ -10,7 +10,7 @@ import torch
 from lit_models.commands.export import export_checkpoint
 from lit_models.training.checkpoints import AVERAGED, damage, newest_checkpoint, read_checkpoint
 from lit_models.training.export import read_exported
-from tests.distributed.test_matrix import assert_same, run_jobs, weights
+from tests.distributed.test_matrix import run_jobs, weights
 from tests.toy import ledger_lines
 
 pytestmark = [pytest.mark.slow, pytest.mark.soak]
@@ -18,7 +18,6 @@ HALF = {"max_steps": 5}
 LIT_TIED = "tests.distributed.families.LitTied"
 SHARD = [f"shard-0000{number}-model-00001-of-00001.safetensors" for number in (1, 2)]
 SHARDS = {"sharded_checkpoint": True}
-BEHIND = {"asynchronous": True, "every_n_steps": 2}
 
 
 def job(name: str, strategy: str = "fsdp", **more: Any) -> dict[str, Any]:
@@ -42,9 +41,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         job("file"),
         job("shards", sharding=SHARDS),
         job("half", sharding=SHARDS, trainer=HALF),
-        job("file behind", last=BEHIND),
-        job("shards behind", sharding=SHARDS, last=BEHIND),
-        job("ddp behind", "ddp", last=BEHIND),
         job("to two, files", resume=half),
     ]
     run_jobs(folder, 2, two)
@@ -106,17 +102,6 @@ def test_a_run_goes_on_from_shards_under_any_strategy_and_number_of_devices(runs
         assert line["digest"] == other["digest"]
     for key in ("state_dict", AVERAGED):
         torch.testing.assert_close(found[key], expected[key], rtol=1e-8, atol=1e-10)
-
-
-@pytest.mark.parametrize("name", ["file behind", "shards behind", "ddp behind"])
-def test_a_checkpoint_written_in_the_background_is_that_of_its_step(runs, name):
-    assert_same(runs / "file", runs / name)
-    folder = runs / name / "checkpoints"
-    assert [read_checkpoint(folder / f"{n}.ckpt")["global_step"] for n in ("previous", "last")] == [
-        8,
-        10,
-    ]
-    assert sorted(p.name for p in folder.iterdir()) == ["best.ckpt", "last.ckpt", "previous.ckpt"]
 
 
 def cut_short(path: Path) -> None:
