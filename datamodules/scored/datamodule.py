@@ -23,12 +23,14 @@ from datamodules.files.tables import TableOptions, expand_files, output_like, ow
 from datamodules.scored.labels import LabelOptions, label_text, trained_heads
 from datamodules.scored.store import (
     SUFFIXES,
-    Division,
     ScoredRequest,
     ScoredStore,
     TextColumns,
     check_output,
+    divided,
+    division_facts,
     open_store,
+    rows_of,
     statistics,
     write_scored,
 )
@@ -59,7 +61,7 @@ class ChunkOptions:
 
     Args:
         most: chunks of a text that are read; what follows them is cut.
-        stride: tokens from the beginning of a chunk to that of the next; none lets chunks touch
+        stride: tokens from the beginning of a chunk to that of the next; `None` lets chunks touch
             without overlap.
 
     Raises:
@@ -70,13 +72,10 @@ class ChunkOptions:
     stride: int | None = None
 
     def __post_init__(self) -> None:
-        if self.most < 1:
-            raise ValueError(f"chunks.most must be at least 1, got {self.most}.")
-        if self.stride is not None and self.stride < 1:
-            raise ValueError(f"chunks.stride must be at least 1, got {self.stride}.")
-        if self.stride is not None and self.most == 1:
+        if self.most < 1 or (self.stride is not None and (self.stride < 1 or self.most == 1)):
             raise ValueError(
-                f"chunks.stride {self.stride} has no effect on single chunks; raise chunks.most."
+                "chunks.most and chunks.stride must be at least 1, and a stride needs more than "
+                f"one chunk, got {self.most} and {self.stride}."
             )
 
     def stride_in(self, framing: Framing) -> int:
@@ -89,16 +88,10 @@ class ChunkOptions:
         if self.stride is not None and self.stride > room:
             raise ValueError(
                 f"chunks.stride is {self.stride}, and a chunk holds {room} tokens (text.max_length "
-                f"{framing.limits.max_length} less {framing.num_marks} marks): it must be at most "
-                "that, or tokens between chunks would be read by none. Lower chunks.stride, or "
-                "raise text.max_length."
+                "less the marks): those between chunks would be read by none. Lower chunks.stride, "
+                "or raise text.max_length."
             )
         return room if self.stride is None else self.stride
-
-    def longest(self, framing: Framing) -> int:
-        """Return the tokens of a text that stand in its chunks."""
-        room = framing.limits.max_length - framing.num_marks
-        return room + (self.most - 1) * self.stride_in(framing)
 
 
 class ScoredExample(NamedTuple):
@@ -115,7 +108,7 @@ class ScoredTextDataset(PlannedDataset):
         store: of the texts.
         encoding: of the texts.
         chunks: how long ones are cut.
-        rows: [n] rows of the store; none takes each distinct text once, without labels.
+        rows: [n] rows of the store; `None` takes each distinct text once, without labels.
 
     Raises:
         ValueError: the stride is longer than a chunk.
@@ -131,7 +124,6 @@ class ScoredTextDataset(PlannedDataset):
         self.store, self.encoding, self.chunks = store, encoding, chunks
         self.stride = chunks.stride_in(encoding.framing)
         self.texts = np.arange(store.num_texts) if rows is None else store.text_of_row[rows]
-        self.has_labels = rows is not None
         self.tokens, self.row_of = kept_texts(store, encoding, chunks, self.texts)
         self.rows = rows
         # Bytes say enough about tokens to put texts of like length together.
@@ -163,21 +155,15 @@ class ScoredTextDataset(PlannedDataset):
         del batch["segment_ids"]  # a single text is all one segment
         sizes = torch.tensor([len(example.chunks) for example in examples])
         batch["chunk_of"] = torch.arange(len(examples)).repeat_interleave(sizes)
-        if not self.has_labels:
+        if self.rows is None:
             return batch
-        return {**batch, **self._targets(np.stack([example.labels for example in examples]))}
-
-    def _targets(self, labels: np.ndarray) -> dict[str, dict[str, torch.Tensor]]:
-        """Return what heads learn from labels [B, W], NaN = missing."""
-        numbers = torch.from_numpy(labels)
+        numbers = torch.from_numpy(np.stack([example.labels for example in examples]))
         is_there = ~numbers.isnan()
         values = numbers.nan_to_num(nan=0.0).float()  # masked, wherever it is read
-        targets, known = {}, {}
-        for name, columns in self.columns.items():
-            # Whole in memory, as a copy to a GPU from pinned memory needs it.
-            targets[name] = values[:, columns].contiguous()
-            known[name] = is_there[:, columns].contiguous()
-        return {"targets": targets, "is_labelled": known}
+        # Whole in memory, as a copy to a GPU from pinned memory needs it.
+        targets = {name: values[:, own].contiguous() for name, own in self.columns.items()}
+        known = {name: is_there[:, own].contiguous() for name, own in self.columns.items()}
+        return {**batch, "targets": targets, "is_labelled": known}
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
         """Return the beginning of the text, and its labels by their names."""
@@ -206,8 +192,10 @@ def kept_texts(
     distinct, rows = np.unique(texts, return_inverse=True)
     chosen = hashlib.sha256(distinct.tobytes()).hexdigest()
     facts = ["scored", store.fingerprint, chosen]
+    room = encoding.limits.max_length - encoding.framing.num_marks
+    longest = room + (chunks.most - 1) * chunks.stride_in(encoding.framing)
     read = partial(map, store.text, distinct.tolist())
-    return kept_tokens(facts, encoding, read, chunks.longest(encoding.framing)), rows
+    return kept_tokens(facts, encoding, read, longest), rows
 
 
 class ScoredTextDataModule(EncodedTextDataModule):
@@ -217,13 +205,10 @@ class ScoredTextDataModule(EncodedTextDataModule):
         files: part (train, validation, test, predict) -> a path, a pattern, or several. Without
             validation or test files that part is drawn from the training rows. Files to predict
             need no labels.
-        predict_output: the scored file; none makes mine.csv mine.scored.csv in the run folder.
+        predict_output: the scored file; `None` makes mine.csv mine.scored.csv in the run folder.
         columns: which column holds the text, and the group.
         heads: name -> what is learnt, and in which column.
-        fold: fold that is the test, of a cross-validation; none divides by shares.
-        num_folds: of the cross-validation.
-        stratify_by: head whose labels are spread evenly; none takes the first.
-        split: shares of training rows, and the seed of folds and shares.
+        split: shares of the training rows for parts without a file.
         chunks: how long texts are cut; a checkpoint's own win over these.
         on_bad_rows: `error` names the first 20, `reject` writes all to rejected.csv.
         table: separator, encoding and sheet of tables, where their bytes do not say.
@@ -239,9 +224,6 @@ class ScoredTextDataModule(EncodedTextDataModule):
         predict_output: str | None = None,
         columns: TextColumns = TextColumns(),  # noqa: B008 - frozen
         heads: dict[str, LabelOptions] | None = None,
-        fold: int | None = None,
-        num_folds: int | None = None,
-        stratify_by: str | None = None,
         split: SplitOptions | None = None,
         chunks: ChunkOptions = ChunkOptions(),
         on_bad_rows: Literal["error", "reject"] = "error",
@@ -251,20 +233,9 @@ class ScoredTextDataModule(EncodedTextDataModule):
         super().__init__(**encoded)
         self.files: dict[str, Files] = dict((files or {}).items())
         self.predict_output, self.columns, self.heads = predict_output, columns, heads
-        self.division = Division(split or SplitOptions(), fold, num_folds, stratify_by)
-        self.chunks = chunks
+        self.split, self.chunks = split or SplitOptions(), chunks
         self.on_bad_rows, self.table = on_bad_rows, table
         self._stores: dict[Path, ScoredStore] = {}
-        if unknown := set(self.files) - {*PART_NAMES, "predict"}:
-            raise ValueError(
-                f"data.files names {', '.join(sorted(unknown))}; the parts are train, validation, "
-                "test and predict."
-            )
-        if fold is not None and (self.files.get("validation") or self.files.get("test")):
-            raise ValueError(
-                "data.fold divides the training files, and data.files names validation or test "
-                "files too; leave one of them out."
-            )
         if not self.files.get("train") and self.files.get("validation"):
             raise ValueError("data.files names validation without train; name both.")
 
@@ -295,27 +266,27 @@ class ScoredTextDataModule(EncodedTextDataModule):
     ) -> ScoredTextDataset:
         store, chunks = self._open(stage, recipe), ChunkOptions(**recipe["chunks"])
         is_judged = stage != "predict"
-        rows = self.division.rows_of(stage, store, recipe["split"]) if is_judged else None
+        rows = rows_of(stage, store, self.split, recipe["split"]) if is_judged else None
         return ScoredTextDataset(store, encoding, chunks, rows)
 
     def training_texts(self) -> Iterator[str]:
         """Yield the texts of the training part."""
         store = self._open("fit", None)
-        rows = np.flatnonzero(self.division.parts(store) == TRAIN)
+        rows = np.flatnonzero(divided(store, self.split) == TRAIN)
         for number in np.unique(store.text_of_row[rows]).tolist():
             yield store.text(number)
 
     def texts_digest(self) -> str:
         store = self._open("fit", None)
-        parts = self.division.parts(store)
+        parts = divided(store, self.split)
         return hashlib.sha256(store.fingerprint.encode() + parts.tobytes()).hexdigest()[:32]
 
     def recipe_facts(self) -> dict[str, Any]:
         """Return the heads with the statistics of the training part, and how texts are cut."""
         store = self._open("fit", None)
-        parts = self.division.parts(store)
+        parts = divided(store, self.split)
         facts = {"heads": statistics(store, parts), "chunks": asdict(self.chunks)}
-        return {**facts, "split": self.division.facts(store)}
+        return {**facts, "split": division_facts(store, self.split)}
 
     def audit(self) -> Audit:
         """Return what is in the files, and what is wrong with them, whatever the model."""

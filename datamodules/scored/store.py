@@ -30,7 +30,6 @@ from datamodules.files.splitting import (
     TRAIN,
     VALIDATION,
     SplitOptions,
-    keyed_hashes,
     split_by_stem,
     stem_key,
 )
@@ -288,135 +287,61 @@ def _write(request: ScoredRequest, folder: Path) -> None:
     (folder / "facts.json").write_text(json.dumps(described), "utf-8")
 
 
-@dataclass(frozen=True)
-class Division:
-    """How rows are divided: by shares, or into folds, one of which is the test.
+def divided(store: ScoredStore, split: SplitOptions) -> np.ndarray:
+    """Return the part of each row, [N] int8: 0 train, 1 validation, 2 test; -1 = rejected.
 
     Rows of files that are for validation or test stay there; only parts without a file are drawn
-    from the training files.
-
-    Args:
-        split: shares; with folds, validation takes its share of what the test leaves.
-        fold: from 0; `None` divides by shares.
-        num_folds: of the cross-validation.
-        stratify_by: head whose labels are spread evenly over the folds and parts; `None` takes
-            the first.
-
-    Raises:
-        ValueError: fold and num_folds do not fit.
+    from the training files, the labels of the first head evenly spread, and groups whole.
     """
-
-    split: SplitOptions
-    fold: int | None = None
-    num_folds: int | None = None
-    stratify_by: str | None = None
-
-    def __post_init__(self) -> None:
-        if (self.fold is None) != (self.num_folds is None):
-            raise ValueError(
-                f"data.fold is {self.fold} and data.num_folds {self.num_folds}; give both or none."
-            )
-        if self.fold is None or self.num_folds is None:
-            return
-        if self.num_folds < 2 or not 0 <= self.fold < self.num_folds:
-            raise ValueError(
-                f"data.fold must be 0 to data.num_folds - 1 and data.num_folds at least 2, got "
-                f"fold {self.fold} of {self.num_folds}."
-            )
-
-    def parts(self, store: ScoredStore) -> np.ndarray:
-        """Return the part of each row, [N] int8: 0 train, 1 validation, 2 test; -1 = rejected.
-
-        Raises:
-            ValueError: there is no head to stratify by, or fewer groups than folds.
-        """
-        parts = np.where(store.text_of_row < 0, -1, store.file_part).astype(np.int8)
-        rows, split = np.flatnonzero(parts == TRAIN), self.split
-        if (store.file_part == VALIDATION).any():
-            split = replace(split, validation_share=0.0)
-        if (store.file_part == TEST).any():
-            split = replace(split, test_share=0.0)
-        if not rows.size or not (self.num_folds or split.validation_share + split.test_share > 0):
-            return parts
-        name = next(iter(store.heads)) if self.stratify_by is None else self.stratify_by
-        if name not in store.heads:
-            raise ValueError(
-                f'data.stratify_by names "{name}"; the heads are {", ".join(store.heads)}.'
-            )
-        keys = [f"{key:016x}" for key in store.keys[rows].tolist()]
+    parts = np.where(store.text_of_row < 0, -1, store.file_part).astype(np.int8)
+    rows = np.flatnonzero(parts == TRAIN)
+    if (store.file_part == VALIDATION).any():
+        split = replace(split, validation_share=0.0)
+    if (store.file_part == TEST).any():
+        split = replace(split, test_share=0.0)
+    if rows.size and split.validation_share + split.test_share > 0:
+        name, facts = next(iter(store.heads.items()))
         labels = store.labels[rows][:, store.columns_of(name)]
-        strata = strata_of(labels, store.heads[name]["kind"] == "regression")
-        if self.num_folds:
-            is_test = folds_of(keys, strata, self.num_folds, split.seed) == self.fold
-            parts[rows[is_test]] = TEST
-            rows, kept = rows[~is_test], np.flatnonzero(~is_test).tolist()
-            keys, strata = [keys[i] for i in kept], [strata[i] for i in kept]
-            split = replace(split, test_share=0.0)
-        parts[rows] = split_by_stem(keys, strata, split)
-        return parts
-
-    def facts(self, store: ScoredStore) -> dict[str, Any]:
-        """Return plain values that say how these rows are divided."""
-        folds = {name: getattr(self, name) for name in ("fold", "num_folds", "stratify_by")}
-        return {"rows": store.fingerprint, **folds, **asdict(self.split)}
-
-    def rows_of(self, stage: str, store: ScoredStore, trained: dict[str, Any]) -> np.ndarray:
-        """Return the rows of a stage, [n] int64.
-
-        Args:
-            stage: train, validation or test.
-            store: of the rows.
-            trained: `facts` of the training.
-
-        Raises:
-            ValueError: no row belongs to the stage, or rows of the training may judge: they were
-                divided in another way, or others beside them.
-        """
-        rows = np.flatnonzero(self.parts(store) == PART_NAMES.index(stage))
-        now = self.facts(store)
-        changed = [f"{n}: {trained[n]} -> {now[n]}" for n in now if now[n] != trained[n]]
-        if changed and (store.file_part[rows] == TRAIN).any():
-            raise ValueError(
-                f"the model was trained on another division of rows ({', '.join(changed)}), so "
-                "that some to be judged may have been trained with; restore the old rows and "
-                "values, or name a file of new texts alone, such as --data.files.test=new.csv."
-            )
-        if not len(rows):
-            raise ValueError(
-                f"no row is for {stage}; name data.files.{stage}, or raise "
-                f"data.split.{stage}_share above {getattr(self.split, stage + '_share', 0)}."
-            )
-        return rows
+        keys = [f"{key:016x}" for key in store.keys[rows].tolist()]
+        parts[rows] = split_by_stem(keys, strata_of(labels, facts["kind"] == "regression"), split)
+    return parts
 
 
-def folds_of(
-    keys: Sequence[str], strata: Sequence[str], num_folds: int, seed: int = 0
+def division_facts(store: ScoredStore, split: SplitOptions) -> dict[str, Any]:
+    """Return plain values that say how these rows are divided."""
+    return {"rows": store.fingerprint, **asdict(split)}
+
+
+def rows_of(
+    stage: str, store: ScoredStore, split: SplitOptions, trained: dict[str, Any]
 ) -> np.ndarray:
-    """Return the fold of each row, [N] int64 from 0.
-
-    The groups of a stratum, in the order of a keyed hash of their names, are dealt in turn. The
-    same rows give the same folds in any order and in any file.
+    """Return the rows of a stage, [n] int64.
 
     Args:
-        keys: [N] name of each row's group, which stays whole.
-        strata: [N] what is spread evenly; a group is of the least of its rows.
-        num_folds: at least 2.
-        seed: another one deals anew.
+        stage: train, validation or test.
+        store: of the rows.
+        split: how training files are divided.
+        trained: `division_facts` of the training.
 
     Raises:
-        ValueError: there are fewer groups than folds.
+        ValueError: no row belongs to the stage, or rows of the training may judge: they were
+            divided in another way, or others beside them.
     """
-    stratum_of: dict[str, str] = {}
-    for key, stratum in zip(keys, strata, strict=True):
-        stratum_of[key] = min(stratum_of.get(key, stratum), stratum)
-    if len(stratum_of) < num_folds:
+    rows = np.flatnonzero(divided(store, split) == PART_NAMES.index(stage))
+    now = division_facts(store, split)
+    changed = [f"{n}: {trained[n]} -> {now[n]}" for n in now if now[n] != trained[n]]
+    if changed and (store.file_part[rows] == TRAIN).any():
         raise ValueError(
-            f"{len(stratum_of)} groups cannot be dealt to {num_folds} folds; lower data.num_folds."
+            f"the model was trained on another division of rows ({', '.join(changed)}), so that "
+            "some to be judged may have been trained with; restore the old rows and values, or "
+            "name a file of new texts alone, such as --data.files.test=new.csv."
         )
-    hashes = dict(zip(stratum_of, keyed_hashes(stratum_of, seed).tolist(), strict=True))
-    names = sorted(stratum_of, key=lambda name: (stratum_of[name], hashes[name], name))
-    fold_of = {name: place % num_folds for place, name in enumerate(names)}
-    return np.array([fold_of[key] for key in keys], np.int64)
+    if not len(rows):
+        raise ValueError(
+            f"no row is for {stage}; name data.files.{stage}, or raise data.split.{stage}_share "
+            f"above {getattr(split, stage + '_share', 0)}."
+        )
+    return rows
 
 
 def strata_of(values: np.ndarray, is_number: bool) -> list[str]:

@@ -41,7 +41,7 @@ def judged_by(trained, files, stage="test", **options) -> ScoredTextDataModule:
 
 
 def test_a_file_that_has_grown_does_not_judge_with_rows_of_the_training(tmp_path) -> None:
-    options = {"fold": 0, "num_folds": 3}
+    options = {"split": SplitOptions(0.1, 0.3)}
     path = table(tmp_path / "mine.csv", range(40))
     trained = data_of({"train": path}, **options)
     trained.setup("fit")
@@ -50,6 +50,9 @@ def test_a_file_that_has_grown_does_not_judge_with_rows_of_the_training(tmp_path
     table(tmp_path / "mine.csv", range(100, 0, -1))
     with pytest.raises(ValueError, match=r"another division of rows \(rows: .*test=new.csv"):
         judged_by(trained, {"train": path}, **options)
+    table(tmp_path / "mine.csv", range(40))
+    with pytest.raises(ValueError, match=r"another division of rows \(seed: 0 -> 1\)"):
+        judged_by(trained, {"train": path}, split=SplitOptions(0.1, 0.3, seed=1))
     new = table(tmp_path / "new.csv", range(100, 120))
     assert len(judged_by(trained, {"test": new}).datasets["test"].texts) == 20
 
@@ -72,12 +75,6 @@ def test_only_the_part_without_a_file_is_drawn(tmp_path, named, drawn) -> None:
     assert sizes[named] == 10
     assert sizes["train"] + sizes[drawn] == 50
     assert 8 <= sizes[drawn] <= 12
-
-
-def test_a_head_to_stratify_by_is_named_by_its_option(tmp_path) -> None:
-    path = table(tmp_path / "mine.csv", range(40))
-    with pytest.raises(ValueError, match=r'^data.stratify_by names "z"; the heads are y'):
-        data_of({"train": path}, stratify_by="z").setup("fit")
 
 
 def test_a_stride_that_would_leave_out_tokens_is_refused(tmp_path) -> None:

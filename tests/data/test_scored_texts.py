@@ -1,7 +1,6 @@
 """Files of scored texts: labels, missing and wrong ones, folds, scored output, audit."""
 
 import json
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +12,10 @@ from datamodules import ScoredTextDataModule, SplitOptions
 from datamodules.scored.datamodule import ChunkOptions
 from datamodules.scored.labels import LabelOptions, LabelReader, label_text
 from datamodules.scored.store import (
-    Division,
     ScoredRequest,
     ScoredStore,
     TextColumns,
-    folds_of,
+    divided,
     open_store,
     strata_of,
 )
@@ -133,38 +131,11 @@ def test_one_label_in_all_rows_is_told(kind, caplog) -> None:
 
 
 def test_options_of_the_datamodule_are_checked(tmp_path) -> None:
-    with pytest.raises(ValueError, match="data.fold is 1 and data.num_folds None"):
-        ScoredTextDataModule(fold=1)
-    with pytest.raises(ValueError, match="got fold 3 of 3"):
-        ScoredTextDataModule(fold=3, num_folds=3)
-    with pytest.raises(ValueError, match="data.fold divides the training files"):
-        ScoredTextDataModule(files={"train": "a.csv", "test": "b.csv"}, fold=0, num_folds=2)
-    with pytest.raises(ValueError, match="data.files names dev; the parts are"):
-        ScoredTextDataModule(files={"dev": "a.csv"})
-    with pytest.raises(ValueError, match=r"chunks.stride 8 has no effect on single chunks"):
+    with pytest.raises(ValueError, match=r"a stride needs more than one chunk, got 1 and 8"):
         ChunkOptions(stride=8)
     (tmp_path / "a.csv").write_text("text,x\na,1\n")
     with pytest.raises(ValueError, match="data.heads is empty: name what is learnt"):
         ScoredTextDataModule(files={"train": str(tmp_path / "a.csv")}).setup("fit")
-
-
-def test_folds_keep_groups_whole_spread_labels_and_forget_the_order() -> None:
-    rng = np.random.default_rng(0)
-    groups = [f"site{i}" for i in rng.integers(0, 60, 400)]
-    label = {group: str(rng.integers(0, 3)) for group in groups}
-    strata = [label[group] for group in groups]
-    folds = folds_of(groups, strata, 5)
-    fold_of = dict(zip(groups, folds.tolist(), strict=True))
-    assert [fold_of[group] for group in groups] == folds.tolist()  # one fold per group
-    for stratum in set(strata):
-        counts = Counter(fold_of[group] for group, own in label.items() if own == stratum)
-        assert max(counts.values()) - min(counts.values()) <= 1  # of groups
-    order = rng.permutation(400)
-    mixed = folds_of([groups[i] for i in order], [strata[i] for i in order], 5)
-    assert mixed.tolist() == folds[order].tolist()
-    assert folds_of(groups, strata, 5, seed=1).tolist() != folds.tolist()
-    with pytest.raises(ValueError, match="2 groups cannot be dealt to 3 folds"):
-        folds_of(["a", "b", "a"], ["", "", ""], 3)
 
 
 def test_numbers_are_stratified_by_quantiles_and_missing_ones_apart() -> None:
@@ -172,24 +143,13 @@ def test_numbers_are_stratified_by_quantiles_and_missing_ones_apart() -> None:
     assert strata == ["0", "0", "1", "1", "2", "2", "3", "3", "4", "4", "-"]
 
 
-def test_each_row_is_the_test_of_one_fold_and_validation_leaves_it_alone(tmp_path) -> None:
+def test_groups_are_never_in_two_parts(tmp_path) -> None:
     path = tmp_path / "mine.csv"
     rows = [f"word{i} x,{i % 2},g{i // 3}" for i in range(90)]
     path.write_text("\n".join(["text,y,site", *rows]) + "\n")
-    heads, tests = {"y": LabelOptions("binary")}, []
-    for fold in range(3):
-        data = ScoredTextDataModule(
-            files={"train": str(path)}, heads=heads, fold=fold, num_folds=3,
-            columns=TextColumns(group="site"), split=SplitOptions(0.2, 0.1),
-        )  # fmt: skip
-        store = open_store(data.store_request("fit", None))
-        parts = data.division.parts(store)
-        tests.append(np.flatnonzero(parts == 2))
-        if fold:  # a model of the first fold was trained with rows of this one
-            first = Division(data.division.split, 0, 3).facts(store)
-            with pytest.raises(ValueError, match=f"another division of rows .fold: 0 -> {fold}"):
-                data.division.rows_of("test", store, first)
-        groups = [set(store.keys[parts == part].tolist()) for part in (0, 1, 2)]
-        assert not groups[0] & groups[1] | groups[0] & groups[2] | groups[1] & groups[2]
-        assert min(map(len, groups)) > 2
-    assert sorted(np.concatenate(tests).tolist()) == list(range(90))
+    store = opened(path, {"y": LabelOptions("binary")}, group="site")
+    parts = divided(store, SplitOptions(0.2, 0.1))
+    groups = [set(store.keys[parts == part].tolist()) for part in (0, 1, 2)]
+    assert not groups[0] & groups[1] | groups[0] & groups[2] | groups[1] & groups[2]
+    assert min(map(len, groups)) > 2
+    assert sum(map(len, groups)) == 30
