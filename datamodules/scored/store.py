@@ -179,7 +179,21 @@ def _rows(
     names = [texts] if isinstance(texts, str) else list(texts)
     separators: dict[str, str | None] = dict.fromkeys([*names, *([group] if group else ())])
     separators |= {head.column: head.options.separator for head in heads}
-    for line, values in _values(path, request, names, heads, list(separators), bad_rows):
+    source: Iterator[tuple[int, dict[str, Any]]]
+    if path.suffix.lower() in JSON_SUFFIXES:
+        source = ((row.line, row.values) for row in read_json_rows(path))
+    else:
+        table = Table(path, request.table)
+        table.check(names, "columns.text")
+        for head in heads:
+            table.check([head.column], f"heads.{head.name}.column")
+        batches = table.rows(list(separators), bad_rows.add)
+        source = (
+            row
+            for batch in batches
+            for row in zip(batch.line.tolist(), batch.rows.to_pylist(), strict=True)
+        )
+    for line, values in source:
         try:
             cells = {name: _cell_text(values.get(name), mark) for name, mark in separators.items()}
             text = "\n".join(cells[name] for name in names if cells[name].strip())
@@ -196,28 +210,6 @@ def _rows(
         except LabelError as error:
             bad_rows.add(BadRow(str(path), line, error.value, str(error), "label"))
             yield None
-
-
-def _values(
-    path: Path,
-    request: ScoredRequest,
-    texts: list[str],
-    heads: Sequence[LabelReader],
-    wanted: list[str],
-    bad_rows: BadRows,
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield line and values of each row of csv, tsv, jsonl and parquet files."""
-    if path.suffix.lower() in JSON_SUFFIXES:
-        yield from ((row.line, row.values) for row in read_json_rows(path))
-        return
-    table = Table(path, request.table)
-    table.check(texts, "columns.text")
-    for head in heads:
-        table.check([head.column], f"heads.{head.name}.column")
-    for batch in table.rows(wanted, bad_rows.add):
-        columns = [batch.texts(name) for name in wanted]
-        for line, *values in zip(batch.line.tolist(), *columns, strict=True):
-            yield line, dict(zip(wanted, values, strict=True))
 
 
 def _cell_text(value: Any, separator: str | None) -> str:
