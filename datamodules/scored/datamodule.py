@@ -105,8 +105,6 @@ class ScoredTextDataset(PlannedDataset):
     """Texts of a store; a sample is a row, or in prediction a distinct text.
 
     Args:
-        store: of the texts.
-        encoding: of the texts.
         chunks: how long ones are cut.
         rows: [n] rows of the store; `None` takes each distinct text once, without labels.
 
@@ -184,8 +182,6 @@ def kept_texts(
     """Return the tokens of texts, tokenised once into the cache, and the row of each, [n] int64.
 
     Args:
-        store: of the texts.
-        encoding: of the texts.
         chunks: how long ones are cut; what is in no chunk is not kept.
         texts: [n] their numbers; some may be there several times.
     """

@@ -69,12 +69,7 @@ class LabelOptions:
 
 
 class LabelReader:
-    """Reads the cells of one head.
-
-    Args:
-        name: of the head.
-        options: of its labels.
-    """
+    """Reads the cells of one head."""
 
     def __init__(self, name: str, options: LabelOptions) -> None:
         self.name, self.options = name, options
@@ -221,7 +216,6 @@ def scores_of(name: str, facts: dict[str, Any], values: np.ndarray) -> dict[str,
     """Return the columns of one head: the number, level, class or probability, and what is sure.
 
     Args:
-        name: of the head.
         facts: from the recipe.
         values: [n, P] of `predict_step`.
     """

@@ -311,7 +311,6 @@ def rows_of(
 
     Args:
         stage: train, validation or test.
-        store: of the rows.
         split: how training files are divided.
         trained: `division_facts` of the training.
 
@@ -408,7 +407,6 @@ def write_scored(
     """Write the input's rows in order with the scores, whole or not at all.
 
     Args:
-        store: of the texts that were predicted.
         heads: name -> facts, from the recipe.
         results: head -> [D, P] numbers, as the scorer's `predict_step` returns them.
         path: .csv, .tsv, .parquet or .jsonl.

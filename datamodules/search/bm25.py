@@ -149,7 +149,6 @@ def scores_of(texts: Sequence[str], query: str, options: Bm25Options = Bm25Optio
     Args:
         texts: what is ranked.
         query: a word that it has twice counts twice.
-        options: as of an index.
     """
     words = options.words()
     counts = [Counter(words(text)) for text in texts]
@@ -204,7 +203,6 @@ def impacts_of(
         lengths: words of each document, [documents].
         document: number of the document, [postings].
         frequency: documents that have the word, [postings].
-        options: of the formula.
     """
     mean_length = max(lengths.mean(), 1.0) if len(lengths) else 1.0
     weight = np.log1p((len(lengths) - frequency + 0.5) / (frequency + 0.5))

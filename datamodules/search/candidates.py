@@ -176,9 +176,6 @@ class Lists:
         documents: [Q, L] int64, -1 behind the last.
         scores: [Q, L] float32, 0 there.
         fingerprint: hex digest of all that they depend on.
-
-    Args:
-        folder: in the cache.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -227,11 +224,8 @@ def run_lists(
     """Return the rankings of these queries in runs, kept in the cache.
 
     Args:
-        files: of TREC runs.
-        collection: that the documents are of.
         queries: that are wanted; others in the files are passed over.
         most: documents of a query; `None` takes all.
-        option: that names the files, for messages.
         may_lack_all: whether none of the queries needs to be in the files.
 
     Raises:

@@ -160,7 +160,6 @@ class TextTable:
 
     Args:
         folder: in which `write_texts` wrote it.
-        name: of the table in it.
 
     Attributes:
         lengths: [n] int64, bytes of title and text in UTF-8.
@@ -224,8 +223,6 @@ def write_texts(
     """Copy texts into a folder, as a table; every id must be there once.
 
     Args:
-        folder: of the table.
-        name: of the table.
         rows: all texts, each with its place.
         bad_rows: takes texts that break a rule.
         may_be_empty: whether a text of no word is taken, as a document; the field's own files
@@ -265,7 +262,6 @@ class Collection:
     """A folder of an indexed collection, as `open_collection` makes it.
 
     Args:
-        folder: of the index.
         has_titles: whether documents are read with their titles.
     """
 

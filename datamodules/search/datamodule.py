@@ -32,8 +32,6 @@ def kept_documents(
     """Return the tokens of all documents, tokenised once into the cache.
 
     Args:
-        collection: of the texts.
-        encoding: of the texts.
         is_whole: keep what is beyond the length that an encoder sees, too.
     """
     return kept_tokens(
@@ -197,8 +195,6 @@ class SearchDataModule(EncodedTextDataModule):
 
         Args:
             path: .csv, .tsv or .parquet.
-            rankings: of queries by their ids.
-            queries: that have these ids.
         """
         texts = {queries.id(place): queries.text(place) for place in range(len(queries))}
         rows: list[tuple[Any, ...]] = []

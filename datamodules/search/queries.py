@@ -183,7 +183,6 @@ def write_run(path: Path, rankings: Iterable[Ranking], tag: str) -> None:
     """Write rankings, whole or not at all.
 
     Args:
-        path: of the run; an existing file is never overwritten.
         rankings: each query once.
         tag: name of the run, one word.
 

@@ -69,10 +69,6 @@ class RankingDataset(PlannedDataset):
     """Queries, each with all its candidates: for evaluation and prediction.
 
     Args:
-        collection: of the documents.
-        encoding: of the texts.
-        queries: that are ranked for.
-        options: of the candidates.
         judgements: of these queries; `None` in prediction for a file of queries.
         teacher: scores of a teacher.
         with_baselines: whether the scores of the first stage and of BM25 come along.
@@ -389,7 +385,6 @@ class RankingDataModule(SearchDataModule):
 
         Args:
             results: `score` [N, K], of the candidates in the order of documents.
-            path: of the run.
         """
         dataset = self.datasets["predict"]
         assert isinstance(dataset, RankingDataset)

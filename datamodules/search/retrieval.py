@@ -96,7 +96,6 @@ class TrainingMix:
         """Return kind -> how many pairs of it there are, each counted once.
 
         Args:
-            collection: of the texts.
             judged: queries that have a relevant document.
 
         Raises:
@@ -137,9 +136,7 @@ def drawn_sentence(
     """Return one sentence of a document, and the document without it if it is taken out.
 
     Args:
-        document: of at least one sentence.
         removal: probability that the sentence is taken out; a single one stays.
-        rng: of the sample.
     """
     sentences, places = document_sentences(document.text)
     place = places[int(rng.integers(len(places))) if len(places) > 1 else 0]
@@ -178,8 +175,6 @@ class PairDataset(PlannedDataset):
     """Pairs of the training part, and of the documents themselves.
 
     Args:
-        collection: of texts and judgements.
-        encoding: of the texts.
         judged: queries of the training part that have a relevant document.
         queries: the same, with their texts.
         mix: how often each kind comes.
@@ -347,9 +342,6 @@ class TextsDataset(PlannedDataset):
     """Queries, then documents, each once; a sample is a text: for evaluation and prediction.
 
     Args:
-        collection: of the texts.
-        encoding: of the texts.
-        queries: that are encoded.
         documents: [D] numbers of those that are encoded, ascending.
         judged: judgements of the queries; `None` in prediction.
         bm25: how the first stage scores; `None` leaves it out.
@@ -434,7 +426,6 @@ def chosen_documents(
 
     Args:
         judged: queries with their judgements.
-        num_documents: of the collection.
         num_others: documents besides those that are judged, which depend on nothing but their
             number; `None` takes all.
     """
@@ -462,9 +453,6 @@ class EncodedCollection:
         documents: [D, W] memory-mapped, unit vectors.
         queries: [Q, W] memory-mapped.
         document_ids, query_ids: one id per row, as in the collection.
-
-    Args:
-        folder: of the prediction.
 
     Raises:
         FileNotFoundError: it holds no encoded texts.
