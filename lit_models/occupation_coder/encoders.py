@@ -29,15 +29,9 @@ def frame(input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def ngram_keys(framed_ids: Tensor, lengths: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Keys below 2 ** 40 of the n-grams that begin at each position, and which lie inside.
-
-    Args:
-        framed_ids: texts with their marks [B, P], as `frame` returns them.
-        lengths: of the texts with their marks [B].
-        sizes: the G lengths of n-grams.
-
-    Returns:
-        Keys [B, P, G] int64, equal for equal n-grams, and [B, P, G] bool; sizes in rising order.
+    """Keys below 2 ** 40 of the n-grams that begin at each position, and which lie inside: [B, P,
+    G] int64, equal for equal n-grams, and bool, of texts with their marks [B, P] as `frame`
+    returns them and their lengths [B]; G sizes in rising order.
     """
     positions = framed_ids.shape[1]
     padded = F.pad(framed_ids, (0, max(sizes)))
@@ -61,12 +55,8 @@ def spaced(framed_ids: Tensor, lengths: Tensor) -> Tensor:
 
 
 def within_words(ids: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Which n-grams lie in one word and the spaces at its sides [B, P, G] bool.
-
-    Args:
-        ids: [B, P] texts as code points, with `SPACE` before, after and between words.
-        sizes: the G lengths of n-grams.
-    """
+    """Which n-grams of these G sizes lie in one word and the spaces at its sides [B, P, G] bool, of
+    code points [B, P] with `SPACE` before, after and between words."""
     positions = ids.shape[1]
     is_space = F.pad(ids == SPACE, (0, max(sizes)), value=True)
     spaces = F.pad(is_space.cumsum(1), (1, 0))  # before each position

@@ -152,15 +152,8 @@ class LinearOptions:
 
 
 def refuse_other_features(options: LinearOptions | None, trained: Mapping[str, Any] | None) -> None:
-    """Refuse weights that were trained on other features: their shapes may agree all the same.
-
-    Args:
-        options: of the head that the weights are for; `None` where it learns its features.
-        trained: the same of the checkpoint, as it keeps them.
-
-    Raises:
-        ValueError: a field that changes what a column of the weights stands for differs.
-    """
+    """Raise ValueError for weights that were trained on other features: their shapes may agree all
+    the same. `trained` are the options of the checkpoint, as it keeps them."""
     if options is None or trained is None:
         return  # another shape, which is told as such
     meant, known = asdict(options), {**asdict(LinearOptions()), **trained}

@@ -95,13 +95,8 @@ def record_losses(
 def summed(
     losses: Mapping[str, Tensor], weight: Tensor, importance: Tensor | None = None
 ) -> dict[str, LossSum]:
-    """Each term summed over the records that count, and their number.
-
-    Args:
-        losses: term -> [B].
-        weight: [B], 0 = counts nowhere.
-        importance: factor of each record's losses [B].
-    """
+    """Each term [B] summed over the records that count (`weight` [B] is not 0), and their number;
+    `importance` [B] are factors of each record's losses."""
     factor = 1.0 if importance is None else importance
     # a filler of weight 0 may hold anything, and 0 x inf is not 0
     return {

@@ -85,13 +85,8 @@ class OccupationMetrics(nn.ModuleDict):
         self["num_records"], self["num_exact_match"] = Count(), Count()
 
     def update(self, decoded: Decoded, batch: Mapping[str, Any]) -> None:
-        """Adds a batch.
-
-        Args:
-            decoded: of the batch.
-            batch: `code_ids` [B, K]; `weight` [B]; `language_id` [B]; `is_seen_text` and
-                `is_seen_code` [B] bool where known.
-        """
+        """Adds a batch with `code_ids` [B, K], `weight` [B], `language_id` [B], and `is_seen_text`
+        and `is_seen_code` [B] bool where known."""
         true_ids, weight = batch["code_ids"], batch["weight"].double()
         scores = set_scores(true_ids, decoded.code_ids)
         for name, score in scores.items():
@@ -133,12 +128,8 @@ class LossMetrics(nn.ModuleDict):
         self.term_weights = dict(term_weights)
 
     def add_batch(self, losses: Mapping[str, Tensor], weight: Tensor) -> Tensor:
-        """Add one batch; return each record's loss of both terms [B].
-
-        Args:
-            losses: term -> [B].
-            weight: [B], 0 = counts nowhere.
-        """
+        """Add losses [B] of each term with weights [B], 0 = counts nowhere; return each record's
+        loss of both terms [B]."""
         terms, shares = summed(losses, weight), self.term_weights.items()
         for name, term in terms.items():
             self[f"loss_{name}"].update(*term)

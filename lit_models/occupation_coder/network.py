@@ -72,13 +72,9 @@ class CodeTrie(nn.Module):
         """Symbols that may come next [..., V] bool.
 
         A branch whose codes are all used is closed: the codes of one record are distinct. A block
-        after the first may be empty; the first may not.
-
-        Args:
-            node: trie node reached inside the block [...].
-            used: codes of the finished blocks [..., U], NONE where there is none.
-            depth: symbols of the block so far, broadcastable to node.
-            block: number of the block, broadcastable to node.
+        after the first may be empty; the first may not. `node`: trie node reached inside the block
+        [...]; `used`: codes of the finished blocks [..., U], NONE where there is none; `depth`:
+        symbols of the block so far; `block`: its number.
         """
         child = self.next_node[node]  # [..., V]
         depth = torch.as_tensor(depth, device=node.device).expand(node.shape)
@@ -94,11 +90,8 @@ class CodeTrie(nn.Module):
     def targets(self, code_ids: Tensor) -> Tensor:
         """Symbols to be written for each record [B, T] int64, NONE where nothing is supervised.
 
-        A record with n codes has n blocks and, if there is room for one more, one `<empty>`.
-
-        Args:
-            code_ids: codes in the order of the blocks [B, K], NONE on the right; a column
-                without any code makes T longer than it need be.
+        A record with n codes [B, K] has n blocks and, if there is room for one more, one `<empty>`;
+        a column without any code makes T longer than it need be.
         """
         code_ids = code_ids[:, : self.max_codes]
         batch, _ = code_ids.shape
@@ -154,7 +147,7 @@ class Cache:
     position: int = 0
 
     def reorder(self, rows: Tensor) -> None:
-        """Hypotheses continue from others of the same record. Args: rows [B x O] int64."""
+        """Hypotheses continue from others of the same record [B x O]."""
         self.symbol_kv = [(key[rows], value[rows]) for key, value in self.symbol_kv]
 
     def keep_records(self, rows: Tensor, hypotheses: int = 1) -> None:
@@ -194,13 +187,9 @@ class DecoderLayer(nn.Module):
         mask: Tensor,
         past: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Hidden of the new positions and the keys and values of all positions so far.
-
-        Args:
-            hidden: [B x O, T, D]; the O hypotheses of a record lie side by side.
-            memory_kv: keys and values of the memory, [B, H, P, D / H] each: shared by hypotheses.
-            mask: [B, 1, 1, P] bool.
-            past: keys and values of earlier positions; then T must be 1.
+        """Hidden of the new positions [B x O, T, D], the O hypotheses of a record side by side, and
+        the keys and values of all positions so far; with those of a `past`, T is 1. The memory's
+        keys and values [B, H, P, D / H] and mask [B, 1, 1, P] are shared by hypotheses.
         """
         rows, num_new, width = hidden.shape
         qkv = self.self_qkv(self.self_norm(hidden)).view(rows, num_new, 3, self.num_heads, -1)
@@ -283,12 +272,8 @@ class BlockDecoder(nn.Module):
         nn.init.zeros_(self.node_summary.weight)
 
     def forward(self, targets: Tensor, memory: Memory) -> Tensor:
-        """Logits of every target position given the ones before it [B x O, T, V], float32 or more.
-
-        Args:
-            targets: [B x O, T], NONE where nothing is supervised; O hypotheses per record.
-            memory: of B records.
-        """
+        """Logits of every target position given the ones before it [B x O, T, V], float32 or more,
+        of targets [B x O, T], NONE where nothing is supervised."""
         known = targets.clamp(min=PAD)
         before = torch.cat([known.new_full((len(known), 1), BEGIN), known[:, :-1]], dim=1)
         position = torch.arange(targets.shape[1], device=targets.device)
@@ -305,13 +290,9 @@ class BlockDecoder(nn.Module):
         return Cache(memory_kv, memory.mask[:, None, None, :], memory.hidden[:, 0], [])
 
     def step(self, symbols: Tensor, nodes: Tensor, cache: Cache) -> Tensor:
-        """Logits of the next position [B x O, V], widened; the cache grows by one position.
-
-        Args:
-            symbols: the symbol before it [B x O], BEGIN at first.
-            nodes: trie node that the block has reached [B x O].
-            cache: changed in place.
-        """
+        """Logits of the next position [B x O, V], widened; the cache grows by one position. Args:
+        the symbol before it [B x O], BEGIN at first, and the trie node that the block has
+        reached."""
         position = torch.tensor([cache.position], device=symbols.device)
         hidden = self._embed(symbols[:, None], nodes[:, None], position)
         grown = []

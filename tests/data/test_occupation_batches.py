@@ -57,18 +57,6 @@ def test_a_batch_has_the_noise_of_each_sample_alone(tmp_path: Path, noise: Augme
     assert (batch["attention_mask"] == masks).all()
 
 
-def test_the_noise_does_not_depend_on_the_batch(tmp_path: Path):
-    dataset = dataset_of(tmp_path, SOME)
-    (few,) = (batch_of(dataset, range(9, 12)),)
-    many_more = batch_of(dataset, range(40))
-    width = few["input_ids"].shape[1]
-    assert few["input_ids"].tolist() == many_more["input_ids"][9:12, :width].tolist()
-    assert few["language_id"].tolist() == many_more["language_id"][9:12].tolist()
-    assert (
-        few["code_ids"].tolist() == many_more["code_ids"][9:12, : few["code_ids"].shape[1]].tolist()
-    )
-
-
 def test_only_samples_whose_text_changes_take_a_generator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -273,11 +273,3 @@ def test_the_writer_refuses_other_columns_no_rows_and_unknown_suffixes(tmp_path)
         pass
     with pytest.raises(ValueError, match=r'ends in ".xls"; write to one of'):
         new_table(tmp_path / "t.xls").__enter__()
-
-
-def test_the_csv_reads_back_with_the_standard_library(tmp_path):
-    values = ['say "a, b"', "", "nan"]
-    with new_table(tmp_path / "t.csv") as writer:
-        writer.write(pa.RecordBatch.from_pydict({"text": values, "n": [1.0, 2.5, None]}))
-    with (tmp_path / "t.csv").open(newline="") as file:
-        assert list(csv.reader(file))[1:] == [[values[0], "1"], ["", "2.5"], ["nan", ""]]

@@ -37,14 +37,6 @@ def test_a_folder_without_a_checkpoint_is_named(tmp_path):
         CanineEncoder(2, str(tmp_path / "nothing"))
 
 
-def test_canine_lists_its_layers_from_the_lowest(canine_folder):
-    encoder = CanineEncoder(2, canine_folder)
-    blocks = encoder.blocks()
-    assert len(blocks) == 4  # one before, two of the deep stack, one after
-    assert blocks[0] is encoder.canine.initial_char_encoder.layer[0]
-    assert encoder.width == 16
-
-
 def trainable(encoder: CharacterEncoder) -> set[str]:
     return {name.split(".")[0] for name, p in encoder.named_parameters() if p.requires_grad} | {
         ".".join(name.split(".")[:2])

@@ -243,11 +243,6 @@ def ready(folder: Path, *options: str) -> SimpleNamespace:
     return run
 
 
-def test_several_validation_files(folder: Path) -> None:
-    files = ["--data.train_files=train.csv", "--data.validation_files=[dev.csv, train.csv]"]
-    assert len(ready(folder, *COLUMNS, *files).data.datasets["validation"].row_ids) == 36
-
-
 def test_several_target_columns_or_one_with_a_separator(folder: Path) -> None:
     header = ("job", "lang", "first", "second", "both")
     rows = [("smith and clerk", "en", "83110", "39310", "83110;39310")] * 2
@@ -309,13 +304,6 @@ def test_augmentation_edits_texts_and_drops_languages(folder: Path) -> None:
     left = [batch["attention_mask"].sum(1).numpy() for batch in batches]
     assert set((dataset.lengths[:32] - left).flatten().tolist()) == {1, 2, 3}
     assert set(batches[0]["language_id"].tolist()) == {0}
-
-
-def test_warm_up_as_a_share_of_the_run(folder: Path) -> None:
-    options = [SCHEDULE, "--model.lr_scheduler.warmup=0.5", "--trainer.max_epochs=2"]
-    run = fit(build(folder, *FILES, *options, "--data.global_batch_size=16"))
-    assert run.trainer.global_step == 4
-    assert [schedule_of(run).factor(step) for step in range(3)] == pytest.approx([1 / 3, 2 / 3, 1])
 
 
 @pytest.mark.parametrize(("weight", "head"), [("1", "flat"), ("0", "decoder")])

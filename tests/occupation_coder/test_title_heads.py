@@ -60,10 +60,6 @@ def test_the_head_is_the_last_word_before_the_first_end(text, head):
     assert head_of(text, ENDS, size=40) == head
 
 
-def test_without_ends_it_is_the_last_word():
-    assert head_of("clerk of works", []) == "works"
-
-
 @settings(deadline=None)
 @given(st.text("aofnd &,(å", max_size=30))
 def test_it_is_what_reading_word_by_word_finds(text):
@@ -145,27 +141,9 @@ def test_a_text_without_words_has_no_features():
     assert features(["", "clerk"], within_words=True, head_weight=0.5)[0].norm() == 0
 
 
-def test_repeated_sizes_count_once():
-    options = {"num_features": 64, "within_words": True, "head_weight": 0.5}
-    one, other = (LinearHead(2, LinearOptions(sizes, **options)) for sizes in [(2, 3), (2, 3, 2)])
-    ids = torch.tensor([[*map(ord, "clerk")]])
-    torch.testing.assert_close(one.features(ids, ids > 0), other.features(ids, ids > 0))
-
-
-def test_weights_are_all_that_a_checkpoint_has_of_it():
-    head = LinearHead(2, LinearOptions(head_weight=0.5, head_ends=["of", ","]))
-    assert set(head.state_dict()) == {"weight", "bias"}
-
-
 def test_it_can_be_built_without_memory():
     with torch.device("meta"):
         LinearHead(2, LinearOptions(head_weight=0.5, head_ends=["of", ","]))
-
-
-def test_a_head_changes_with_no_padding():
-    alone = features(["clerk"], head_weight=0.5)
-    beside = features(["clerk", "a very long description of work"], head_weight=0.5)
-    torch.testing.assert_close(alone[0], beside[0], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("ends", [("part of",), ("",), (" of",), "of"])
