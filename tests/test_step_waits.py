@@ -51,7 +51,6 @@ CASES: dict[str, tuple[Family, int, int]] = {
     "text_scorer": (FAMILIES["text_scorer"], 1, 8),
     "ranker": (FAMILIES["ranker"], 1, 4),
     "retriever": (FAMILIES["retriever"], 1, 8),
-    "retriever_towers": (SPECIAL["retriever_towers"], 1, 8),
     "snippet_writer": (FAMILIES["snippet_writer"], 1, 4),
 }
 

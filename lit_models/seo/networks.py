@@ -4,8 +4,7 @@ Shapes: R rows, P pairs, B texts or queries, C chunks, T positions, D hidden, W 
 L levels, classes or labels.
 """
 
-import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
@@ -23,7 +22,6 @@ from lit_models.seo.encoders import Pooling, TextEncoder, pooled
 from lit_models.training.dropout import keyed_texts
 from lit_models.training.metrics import LossSum
 
-Towers = Literal["shared", "two"]
 TEXTS_AT_ONCE = 64
 
 
@@ -74,42 +72,32 @@ class Temperature(nn.Module):
 
 
 class BiEncoder(nn.Module):
-    """One encoder for queries and documents, or one for each that begin alike.
+    """One encoder for queries and documents.
 
     Args:
-        encoder: of documents, and of queries where the tower is shared.
-        towers: one or two.
+        encoder: of both.
         pooling: how a row becomes one vector.
-        dimensions: W, by a projection; none keeps the encoder's width.
+        dimensions: W, by a projection; None keeps the encoder's width.
         temperature: of the loss.
     """
 
     def __init__(
         self,
         encoder: TextEncoder,
-        towers: Towers,
         pooling: Pooling,
         dimensions: int | None,
         temperature: TemperatureOptions,
     ) -> None:
         super().__init__()
         self.encoder, self.pooling = encoder, pooling
-        self.query_encoder = copy.deepcopy(encoder) if towers == "two" else None
-        self.project = (
-            nn.Identity()
-            if dimensions is None
-            else nn.Linear(encoder.width, dimensions, bias=False)
-        )
+        self.project: nn.Module = nn.Identity()
+        if dimensions is not None:
+            self.project = nn.Linear(encoder.width, dimensions, bias=False)
         self.temperature = Temperature(temperature)
 
-    def towers(self) -> list[TextEncoder]:
-        """Return the encoders."""
-        return [self.encoder] if self.query_encoder is None else [self.encoder, self.query_encoder]
-
-    def encode(self, input_ids: Tensor, attention_mask: Tensor, is_query: bool) -> Tensor:
-        """Return unit vectors [R, W] of queries or of documents [R, T]."""
-        tower = self.query_encoder if is_query and self.query_encoder is not None else self.encoder
-        vectors = tower.vectors_of(input_ids, attention_mask, how=self.pooling)
+    def encode(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Return unit vectors [R, W] of texts [R, T]."""
+        vectors = self.encoder.vectors_of(input_ids, attention_mask, how=self.pooling)
         return F.normalize(self.project(vectors), dim=-1)
 
     def encode_texts(
@@ -123,24 +111,10 @@ class BiEncoder(nn.Module):
             chosen = order[start : start + TEXTS_AT_ONCE]
             rows = padded([frame(encoding.ids_once(texts[n])) for n in chosen])
             ids, mask = (rows[k].to(device) for k in ("input_ids", "attention_mask"))
-            parts.append(self.encode(ids, mask, is_query))
+            parts.append(self.encode(ids, mask))
         if not parts:
             return torch.zeros(0, 0, device=device)
         return torch.cat(parts)[torch.tensor(order, device=device).argsort()]
-
-    def encode_mixed(self, input_ids: Tensor, attention_mask: Tensor, is_query: Tensor) -> Tensor:
-        """Return unit vectors [R, W] of rows that are queries or not, is_query [R] bool."""
-        if self.query_encoder is None:
-            return self.encode(input_ids, attention_mask, False)
-        rows, parts = [], []
-        for kind, chosen in (
-            (True, is_query.nonzero()[:, 0]),
-            (False, (~is_query).nonzero()[:, 0]),
-        ):
-            if len(chosen):
-                rows.append(chosen)
-                parts.append(self.encode(input_ids[chosen], attention_mask[chosen], kind))
-        return torch.cat(parts)[torch.cat(rows).argsort()]
 
     def encode_samples(
         self,
@@ -168,16 +142,12 @@ class BiEncoder(nn.Module):
 
         def encoded(part: slice) -> Tensor:
             with keyed_texts(self, sample[part], text[part]):
-                return self.encode(input_ids[part], attention_mask[part], is_query)
+                return self.encode(input_ids[part], attention_mask[part])
 
-        return _in_chunks(encoded, len(input_ids), chunk)
-
-
-def _in_chunks(encoded: Callable[[slice], Tensor], num_rows: int, chunk: int | None) -> Tensor:
-    if chunk is None:
-        return encoded(slice(0, num_rows))
-    parts = [slice(start, start + chunk) for start in range(0, num_rows, chunk)]
-    return torch.cat([checkpoint(encoded, part, use_reentrant=False) for part in parts])
+        if chunk is None:
+            return encoded(slice(0, len(row)))
+        parts = [slice(start, start + chunk) for start in range(0, len(row), chunk)]
+        return torch.cat([checkpoint(encoded, part, use_reentrant=False) for part in parts])
 
 
 def in_batch_loss(

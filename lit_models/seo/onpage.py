@@ -8,7 +8,7 @@ import json
 import re
 import sys
 import textwrap
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,8 +45,6 @@ NAMED_BY = ", ".join(  # an element that stands for a text
     f'[{name}]:not([{name}=""])' for name in ("aria-label", "aria-labelledby", "title", "alt")
 )
 FIRST_WORDS = 100  # in which keywords are counted
-WORDS_PER_RUN = 5
-NEAR = 0.8  # Jaccard similarity of the sets of runs (Broder 1997)
 WIDTH, LABEL = 80, 17
 NAMED = "the pages named"
 
@@ -178,18 +176,15 @@ def check_site(pages: Iterable[Page], keywords: Sequence[str] = ()) -> list[Page
     """Return the reports of pages that belong together, with what repeats among them. Arguments and
     errors as `check_page`."""
     reports = [check_page(page, keywords) for page in pages]
-    for name in ("title", "description"):
-        first: dict[str, str] = {}
-        for report in reports:
-            text = report.facts[name] or ""
-            original = first.setdefault(" ".join(text.casefold().split()), report.name)
-            if text and original != report.name:
-                rule, evidence = f"the same {name} as another page", f"{original}: {text}"
-                report.findings.append(PageFinding("duplicates", rule, shown(evidence)))
-    for i, (other, share) in near_duplicates([report.words for report in reports]).items():
-        rule = f"{100 * NEAR:.0f} % of the text or more is that of another page"
-        evidence = f"{100 * share:.0f} % of {reports[other].name}"
-        reports[i].findings.append(PageFinding("duplicates", rule, evidence, "text"))
+    for name in ("title", "description", "text"):
+        first: dict[str, int] = {}
+        for i, report in enumerate(reports):
+            text = " ".join(report.words) if name == "text" else report.facts[name] or ""
+            original = first.setdefault(" ".join(text.casefold().split()), i)
+            if text and original != i:
+                rule = f"the same {name} as another page"
+                evidence = shown(f"{reports[original].name}: {text}")
+                report.findings.append(PageFinding("duplicates", rule, evidence))
     return reports
 
 
@@ -477,46 +472,6 @@ def keyword_counts(keyword: str, places: Mapping[str, Iterable[str]]) -> dict[st
     return {
         name: sum(marked(line).count(wanted) for line in lines) for name, lines in places.items()
     }
-
-
-def near_duplicates(texts: Sequence[Sequence[str]]) -> dict[int, tuple[int, float]]:
-    """Return for each text that nearly repeats earlier ones the most similar one, and how similar.
-
-    Similarity is exact: shared over all different runs of five words without case, and 1 for equal
-    texts that are shorter than one run. Sets that are similar enough share at least `NEAR` of the
-    runs of either, so that of all but one fewer of them, taken from one order, at least one is
-    common (Chaudhuri, Ganti and Kaushik 2006, prefix filter). The order is from rare to frequent:
-    a menu that all pages share comes last, and is no reason to compare them.
-
-    Args:
-        texts: words of each.
-    """
-    runs = []
-    for words in texts:
-        folded = [word.casefold() for word in words]
-        size = min(WORDS_PER_RUN, len(folded))
-        starts = range(len(folded) - size + 1 if folded else 0)
-        runs.append(frozenset(tuple(folded[start : start + size]) for start in starts))
-    frequency = Counter(run for own in runs for run in own)
-    holders: dict[tuple[str, ...], list[int]] = defaultdict(list)
-    originals: dict[frozenset, int] = {}
-    near: dict[int, tuple[int, float]] = {}
-    for i, own in enumerate(runs):
-        if not own:
-            continue
-        if originals.setdefault(own, i) != i:
-            near[i] = (originals[own], 1.0)
-            continue
-        rare = sorted(own, key=lambda run: (frequency[run], run))
-        prefix = rare[: len(own) - int(NEAR * len(own)) + 1]
-        others = {other for run in prefix for other in holders[run]}
-        shares = {other: len(own & runs[other]) / len(own | runs[other]) for other in others}
-        best = max(shares, key=lambda other: (shares[other], -other), default=None)
-        if best is not None and shares[best] >= NEAR:
-            near[i] = (best, shares[best])
-        for run in prefix:
-            holders[run].append(i)
-    return near
 
 
 def shown_report(report: PageReport) -> str:

@@ -24,7 +24,6 @@ from datamodules.search.queries import NO_DOCUMENT, Ranking, read_run
 from datamodules.search.queries import write_run as write_rankings
 from datamodules.search.retrieval import RUN_FILE, EncodedCollection
 from datamodules.text.encoding import TextEncoding
-from lit_models.blocks import layer_depths
 from lit_models.seo.base import EncodedTextModule
 from lit_models.seo.encoders import Pooling, TextEncoder
 from lit_models.seo.metrics import (
@@ -37,7 +36,7 @@ from lit_models.seo.metrics import (
     measure,
     rank_queries,
 )
-from lit_models.seo.networks import BiEncoder, TemperatureOptions, Towers, in_batch_loss
+from lit_models.seo.networks import BiEncoder, TemperatureOptions, in_batch_loss
 from lit_models.training.exact import LossSum
 
 TAG = "unisono"  # of the run
@@ -57,7 +56,7 @@ class Fusion:
     Each is first brought to 0 … 1 for each query: less the lowest of the query's ranking, over
     the highest less the lowest. A document that a ranking lacks has 0 there. The lowest of BM25
     is 0 where fewer documents share a word than it was asked for. A ranking is its best
-    data.bm25_depth documents; those of the retriever behind them follow in their order.
+    data.bm25_depth documents.
 
     Args:
         weight: of BM25, 0 to 1; the retriever has the rest. None takes what is best for the
@@ -234,41 +233,16 @@ def unit_range(scores: Tensor, is_there: Tensor, is_open: bool) -> Tensor:
 def fused(
     documents: Tensor, scores: Tensor, first: Tensor, first_scores: Tensor, weight: float
 ) -> tuple[Tensor, Tensor]:
-    """Return documents [Q, A + F], best first, equal ones in the order of documents, and scores.
-
-    Those are float64; -1 and -inf where there is none. The retriever's best F are fused, to
-    scores of 0 to 1, and those behind them, where BM25 has not found them, follow with -1, -2, ….
+    """Return documents [Q, 2 F], best first, equal ones in the order of documents, and scores from
+    0 to 1, float64; -1 and -inf where there is none.
 
     Args:
-        documents, scores: [Q, A] of the retriever, best first; -1 = there are fewer.
+        documents, scores: [Q, A] of the retriever, best first, of which F are taken; -1 = there are
+            fewer.
         first, first_scores: [Q, F] of BM25.
         weight: of BM25.
     """
-    depth = first.shape[1]
-    deeper = documents[:, depth:]
-    is_new = (deeper >= 0) & ~_is_among(deeper, first)
-    found, values = _summed(documents[:, :depth], scores[:, :depth], first, first_scores, weight)
-    behind = -torch.arange(1, deeper.shape[1] + 1, device=deeper.device).double()
-    found = torch.cat([found, deeper.masked_fill(~is_new, NO_DOCUMENT)], 1)
-    values = torch.cat([values, behind.expand(deeper.shape)], 1)
-    values = values.masked_fill(found < 0, -torch.inf)
-    order = values.argsort(dim=1, descending=True, stable=True)  # the fused come by document
-    return found.gather(1, order), values.gather(1, order)
-
-
-def _is_among(wanted: Tensor, known: Tensor) -> Tensor:
-    """Whether each number is in its row of the other, [Q, n] bool."""
-    if not known.shape[1]:
-        return torch.zeros_like(wanted, dtype=torch.bool)
-    known = known.sort(dim=1).values
-    place = torch.searchsorted(known, wanted.contiguous()).clamp(max=known.shape[1] - 1)
-    return known.gather(1, place) == wanted
-
-
-def _summed(
-    documents: Tensor, scores: Tensor, first: Tensor, first_scores: Tensor, weight: float
-) -> tuple[Tensor, Tensor]:
-    """Return the documents of both rankings, ascending, -1 for the second of two, and sums."""
+    documents, scores = documents[:, : first.shape[1]], scores[:, : first.shape[1]]
     parts = (
         (1 - weight) * unit_range(scores, documents >= 0, is_open=False),
         weight * unit_range(first_scores, first >= 0, is_open=True),
@@ -279,7 +253,10 @@ def _summed(
     is_second[:, 1:] = (numbers[:, 1:] == numbers[:, :-1]) & (numbers[:, 1:] >= 0)
     # A document is in each ranking once, so that at most two neighbours are equal.
     values[:, :-1] += (values * is_second)[:, 1:]
-    return numbers.masked_fill(is_second, NO_DOCUMENT), values.masked_fill(is_second, 0.0)
+    numbers = numbers.masked_fill(is_second, NO_DOCUMENT)
+    values = values.masked_fill(numbers < 0, -torch.inf)
+    order = values.argsort(dim=1, descending=True, stable=True)  # numbers come in their order
+    return numbers.gather(1, order), values.gather(1, order)
 
 
 def searched(
@@ -435,7 +412,6 @@ class LitRetriever(EncodedTextModule):
     Logs val/METRIC of the encoder alone, and val/bm25_METRIC and val/fused_METRIC beside it.
 
     Args:
-        towers: one encoder for both, or one each.
         pooling: how a text becomes one vector.
         dimensions: of the vectors, by a projection; none keeps the encoder's width.
         temperature: of the loss.
@@ -461,7 +437,6 @@ class LitRetriever(EncodedTextModule):
 
     def __init__(
         self,
-        towers: Towers = "shared",
         pooling: Pooling = "mean",
         dimensions: int | None = None,
         temperature: TemperatureOptions = TemperatureOptions(),  # noqa: B008 - frozen
@@ -489,21 +464,12 @@ class LitRetriever(EncodedTextModule):
                 )
         self.metric_names = tuple(metrics)
         self.encode_chunk, self.fusion, self.feedback = encode_chunk, fusion, feedback
-        self.built = (towers, pooling, dimensions, temperature)
+        self.built = (pooling, dimensions, temperature)
 
     def make_network(self, encoder: TextEncoder) -> nn.Module:
         self.val_evaluation = RetrievalEvaluation(self.metric_names)
         self.test_evaluation = RetrievalEvaluation(self.metric_names)
         return BiEncoder(encoder, *self.built)
-
-    def blocks(self) -> list[nn.Module]:
-        return [block for tower in self.network.towers() for block in tower.blocks()]
-
-    def depths(self) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for tower in self.network.towers():
-            found |= layer_depths(self, tower)
-        return found
 
     def own_callbacks(self) -> list[Callback]:
         return [*super().own_callbacks(), QueryTable()]
@@ -521,9 +487,7 @@ class LitRetriever(EncodedTextModule):
 
     def forward(self, batch: EncodeBatch) -> Tensor:
         """Return unit vectors [B, W]."""
-        return self.network.encode_mixed(
-            batch["input_ids"], batch["attention_mask"], batch["is_query"]
-        )
+        return self.network.encode(batch["input_ids"], batch["attention_mask"])
 
     def training_terms(self, batch: RetrievalBatch) -> dict[str, LossSum]:
         size, weight = len(batch["weight"]), batch["weight"]

@@ -70,7 +70,6 @@ def retriever(
 
 WAYS = {
     "retriever_chunked": partial(retriever, encode_chunk=5),
-    "retriever_towers": partial(retriever, encode_chunk=7, towers="two", dimensions=8),
     "retriever_dropout": partial(retriever, module_class=WithExactDropout, dropout=0.3),
     "retriever_dropout_chunked": partial(
         retriever, module_class=WithExactDropout, dropout=0.3, encode_chunk=5

@@ -15,7 +15,6 @@ pytestmark = pytest.mark.slow
 CELLS = [
     ("retriever", "retriever", "ddp"),
     ("retriever_chunked", "retriever", "fsdp"),
-    ("retriever_towers", "retriever_towers", "fsdp"),
     ("retriever_dropout_chunked", "retriever_dropout", "ddp"),
     ("retriever_mutant", "retriever", "ddp"),
 ]

@@ -1,11 +1,14 @@
-"""What the checks find in the elements of a page, and how its bytes are read."""
+"""What the on-page checks find in pages, and the command."""
 
 import csv
 import json
 import time
 
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
+from datamodules.text.terms import sentences_of, words_of
 from lit_models.seo.onpage import Page, check_page, check_site, main, page_of_bytes
 
 SOUND = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Pies</title>
@@ -190,16 +193,13 @@ def test_wrong_input_is_named(arguments, message, tmp_path, monkeypatch, capsys)
 def test_pages_of_a_site_that_repeat_each_other_are_named():
     words = " ".join(f"w{i}" for i in range(100))
     pages = [Page(n, f"<title>{t}</title><p>{text}") for n, t, text in (
-        ("a", "One", words), ("b", "one ", words + " more"), ("c", "Two", "w0 w1 w2 w3 w4 other"),
+        ("a", "One", words), ("b", "one ", words.upper()), ("c", "Two", "w0 w1 w2 w3 w4 other"),
     )]  # fmt: skip
     reports = check_site(pages)
     found = [[f.rule for f in r.findings if f.check == "duplicates"] for r in reports]
-    assert found == [
-        [],
-        ["the same title as another page", "80 % of the text or more is that of another page"],
-        [],
-    ]
-    assert reports[1].findings[-1].evidence == "99 % of a"  # 96 of 97 runs of five words
+    same = "the same {} as another page"
+    assert found == [[], [same.format("title"), same.format("text")], []]
+    assert reports[1].findings[-1].evidence.startswith("a: W0 W1")
 
 
 def test_folders_are_sites_with_a_summary_and_tables(tmp_path, monkeypatch, capsys):
@@ -257,3 +257,90 @@ def test_a_page_that_nests_or_repeats_without_end_takes_no_longer_than_its_lengt
         seconds.append(time.process_time() - start)
     # Where time grows with the square, eight times as long a page takes 64 times as long.
     assert seconds[1] < max(25 * seconds[0], 3.0)
+
+
+@pytest.mark.parametrize(
+    "sentences",
+    [
+        ["Dr. Smith paid 3.5 dollars, e.g. for pie.", "He left."],
+        ["What?!", "Yes.", '"No!" he said.', 'She said: "Go."', "They went."],
+        ["J. R. R. Tolkien wrote it.", "So did I.", "He did not."],
+        ["Buy eggs, milk etc. and flour.", "Buy eggs, etc.", "Then bake."],
+        ["See fig. 3 and No. 5 of vol. 2.", "Well ... not yet…", "Now."],
+        ["It is in the U.S. today.", "It is in the U.S.", "It stays."],
+    ],
+)
+def test_sentences_end_where_they_end(sentences):
+    assert sentences_of([" ".join(sentences)]) == sentences
+
+
+def test_no_sentence_goes_over_a_line():
+    assert sentences_of(["Apple pie", "Peel it. Bake", "***", ""]) == [
+        "Apple pie",
+        "Peel it.",
+        "Bake",
+    ]
+
+
+def test_words_keep_apostrophes_hyphens_and_decimals():
+    assert words_of("It's a well-known 3.5 of 1,000 _x_ – naïve") == [
+        "It's", "a", "well-known", "3.5", "of", "1,000", "x", "naïve",
+    ]  # fmt: skip
+
+
+def test_keywords_are_counted_where_they_stand():
+    text = (
+        "<h1>Apple pies</h1><h2>apple  Pie</h2><p>An APPLE pie.</p><p>apple</p><p>pie</p>"
+        + "x " * 100
+        + "apple pie"
+    )
+    head = "<title>Apple pie, apple pie</title>"
+    page = Page("a", head + text, "https://apple-pie.org/Apple_pie/apple%20pie?q=apple+pie")
+    # The end of one line and the beginning of the next are no phrase; the first words are a run.
+    assert check_page(page, ["apple pie"]).facts["keywords"]["apple pie"] == {
+        "title": 2, "headings": 1, "first_words": 3, "text": 3, "address": 2,
+    }  # fmt: skip
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["@type", "@graph"]), inner),
+    max_leaves=8,
+)
+
+
+def checked(text):
+    """Return the types of JSON-LD, and the rules that it breaks."""
+    html = f'<script type="application/ld+json">{text}</script>'
+    report = check_page(Page("page", html))
+    rules = [finding.rule for finding in report.findings if finding.check == "structured data"]
+    return report.facts["structured_data"]["json_ld"], rules
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@given(JSON)
+@example({"@type": 5})
+def test_any_json_can_be_checked(value):
+    types, rules = checked(json.dumps(value).replace("<", "\\u003c"))
+    assert not rules
+    assert all(isinstance(name, str) for name in types)
+
+
+@pytest.mark.parametrize(
+    ("value", "types"),
+    [
+        ({"@type": 5}, []),
+        ({"@type": True, "about": {"@type": "A"}}, ["A"]),
+        ({"@type": ["A", 1, None, "B"]}, ["A", "B"]),
+        ([{"@type": {"@type": "A"}}], ["A"]),
+    ],
+)
+def test_what_is_no_text_names_no_type(value, types):
+    assert checked(json.dumps(value)) == (types, [])
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "[" * 100_000, '{"@type": }'])
+def test_what_cannot_be_read_is_a_finding(text):
+    types, [rule] = checked(text)
+    assert not types
+    assert rule.startswith("JSON-LD that is no JSON")

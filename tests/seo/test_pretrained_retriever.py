@@ -60,14 +60,13 @@ def test_its_vectors_are_those_of_transformers_pooled_over_tokens(
 
     _, data = retriever(folder / "run", {})
     data.tokenizer_options = None
-    frozen = LitRetriever(optimizer=adamw, pretrained=str(folder / "bert"), towers="two")
+    frozen = LitRetriever(optimizer=adamw, pretrained=str(folder / "bert"))
     toy_trainer(tmp_path, max_steps=1, limit_val_batches=0).fit(frozen, data)
     fitted = LitRetriever.load_from_checkpoint(tmp_path / "checkpoints/last.ckpt").eval()
     texts = ["salt bread", "old iron boat sold by weight. cheap wool"]
     found = fitted.encode(texts, is_query=True)
-    assert not torch.equal(found, fitted.encode(texts, is_query=False))  # towers went apart
-    model = transformers.AutoModel.from_config(fitted.network.query_encoder.model.config)
-    weights = fitted.network.query_encoder.model.state_dict()
+    model = transformers.AutoModel.from_config(fitted.network.encoder.model.config)
+    weights = fitted.network.encoder.model.state_dict()
     model.load_state_dict(weights, strict=False)
     encoding = TextEncoding(fitted.recipe)
     for text, vector in zip(texts, found, strict=True):

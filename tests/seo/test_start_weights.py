@@ -5,12 +5,10 @@ import logging
 from functools import partial
 
 import pytest
-import torch
 
 from datamodules.text.encoding import RECIPE_KEY
 from lit_models import LitTextScorer
 from lit_models.causal_lm.adapters import LoraOptions
-from lit_models.seo.base import start_weights
 from lit_models.seo.encoders import TransformerEncoder
 from tests.distributed.seo_family import SMALL_ENCODER, adamw, scored_texts, text_scorer
 from tests.seo.small_collection import ranker
@@ -88,10 +86,3 @@ def test_adapters_begin_anew_but_are_never_left_behind(recipe) -> None:
     assert adapted.state_dict().keys() - taken(adapted, plain) == fresh
     with pytest.raises(ValueError, match=r"qkv.lora_A \[2, 16\] there, missing here"):
         plain.adapted_weights(checkpoint_of(adapted))
-
-
-def test_a_second_tower_begins_as_the_encoder() -> None:
-    one, zero = torch.ones(2), torch.zeros(2)
-    own = {"network.encoder.a": zero, "network.query_encoder.a": zero, "network.score": zero}
-    found = start_weights(own, {"network.encoder.a": one}, lambda name: True, "x")
-    assert [float(t[0]) for t in found.values()] == [1, 1, 0]

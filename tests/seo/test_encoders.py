@@ -1,22 +1,100 @@
-"""Vectors of texts: what changes nothing about them, and gradients of chunks."""
+"""Encoders and vectors of texts: sums by hand, what changes nothing, gradients of chunks."""
 
+import math
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-from lit_models.seo.encoders import Pooling, TransformerEncoder
+from lit_models.blocks import layer_depths
+from lit_models.seo.encoders import (
+    BagEncoder,
+    Pooling,
+    PretrainedEncoder,
+    TransformerEncoder,
+    pooled,
+)
 from lit_models.seo.networks import BiEncoder, TemperatureOptions
 from lit_models.training.dropout import SampleKeys, key_dropout, release_dropout
+
+
+@pytest.fixture
+def encoder():
+    torch.manual_seed(0)
+    encoder = BagEncoder(6, width=4).double()
+    encoder.start_from(torch.tensor([9, 4, 1, 1, 0, 0]), 9)
+    return encoder
+
+
+def summed(encoder, *rows):
+    length = max(map(len, rows))
+    ids = torch.tensor([[*row, *[0] * (length - len(row))] for row in rows])
+    mask = torch.arange(length) < torch.tensor([len(row) for row in rows])[:, None]
+    hidden = encoder(ids, mask)
+    return pooled(hidden, mask, "mean") * mask.sum(1, keepdim=True)
+
+
+def test_weights_begin_as_inverse_document_frequencies(encoder):
+    weights = encoder.log_weights.weight.exp()[:, 0].detach()
+    assert weights[0] == pytest.approx(1.0)  # in every text
+    assert weights[1] == pytest.approx(1 + math.log(10 / 5))
+    assert weights[2] == weights[3] > weights[1]
+    assert (weights[4:] < 1e-12).all()  # marks count nothing
+
+
+def test_a_text_is_the_sum_over_distinct_tokens_by_hand(encoder):
+    vectors, weights = encoder.vectors.weight, encoder.log_weights.weight.exp()
+    expected = (1 + math.log(3)) * weights[1] * vectors[1] + weights[2] * vectors[2]
+    found = summed(encoder, [1, 2, 1, 1])
+    torch.testing.assert_close(found[0], expected)
+
+
+def test_order_padding_and_marks_change_nothing(encoder):
+    found = summed(encoder, [1, 2, 3], [3, 1, 2], [1, 2, 3, 5], [2])
+    torch.testing.assert_close(found[0], found[1])
+    torch.testing.assert_close(found[0], found[2])
+    torch.testing.assert_close(found[3], summed(encoder, [2])[0])
+
+
+def test_every_token_of_a_text_learns(encoder):
+    summed(encoder, [1, 2, 2]).square().sum().backward()
+    assert encoder.vectors.weight.grad[[1, 2]].abs().sum(1).gt(0).all()
+    assert encoder.log_weights.weight.grad[[1, 2]].ne(0).all()
+    assert encoder.vectors.weight.grad[[0, 3]].eq(0).all()
+
+
+SIZES = {"num_hidden_layers": 3, "num_attention_heads": 2, "vocab_size": 50, "hidden_size": 16}
+IDS = {f"{name}_token_id": 1 for name in ("pad", "bos", "eos", "cls", "sep")}
+
+
+@pytest.mark.parametrize(
+    ("kind", "norm", "lowest"),
+    [
+        ("ModernBert", "final_norm.weight", "embeddings.tok_embeddings.weight"),
+        ("MegatronBert", "encoder.ln.bias", "embeddings.word_embeddings.weight"),
+        ("MPNet", None, "encoder.relative_attention_bias.weight"),
+    ],
+)
+def test_a_last_norm_of_any_name_lies_highest(kind, norm, lowest) -> None:
+    import transformers
+
+    config = getattr(transformers, f"{kind}Config")(**SIZES, **IDS, intermediate_size=24)
+    encoder = PretrainedEncoder(getattr(transformers, f"{kind}Model")(config))
+    depths = layer_depths(torch.nn.ModuleDict({"encoder": encoder}), encoder)
+    prefix = "encoder.model."
+    assert depths[prefix + lowest] == 4
+    assert norm is None or depths[prefix + norm] == 1
+    assert set(depths.values()) == {1, 2, 3, 4}
+
 
 ROWS, POSITIONS = 12, 9
 
 
-def network(pooling: Pooling = "mean", towers: str = "shared", dropout: float = 0.0) -> BiEncoder:
+def network(pooling: Pooling = "mean", dropout: float = 0.0) -> BiEncoder:
     torch.manual_seed(3)
     encoder = TransformerEncoder(30, 16, 2, 2, 32, dropout)
-    return BiEncoder(encoder, towers, pooling, 8, TemperatureOptions()).double()
+    return BiEncoder(encoder, pooling, 8, TemperatureOptions()).double()
 
 
 def texts() -> tuple[torch.Tensor, torch.Tensor]:
@@ -30,30 +108,13 @@ def texts() -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("pooling", ["mean", "first", "max"])
 def test_padding_order_and_neighbours_change_no_vector(pooling: Pooling) -> None:
     model, (ids, mask) = network(pooling).eval(), texts()
-    whole = model.encode(ids, mask, False)
+    whole = model.encode(ids, mask)
     torch.testing.assert_close(whole.norm(dim=1), torch.ones(ROWS, dtype=torch.float64))
     wider = nn.functional.pad(ids, (0, 5)), nn.functional.pad(mask, (0, 5))
-    torch.testing.assert_close(model.encode(*wider, False), whole, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(model.encode(*wider), whole, rtol=1e-12, atol=1e-12)
     order = torch.randperm(ROWS)
-    turned = model.encode(ids[order], mask[order], False)
+    turned = model.encode(ids[order], mask[order])
     torch.testing.assert_close(turned, whole[order], rtol=1e-12, atol=1e-12)
-
-
-def test_two_towers_begin_alike_and_each_encodes_its_kind() -> None:
-    model, (ids, mask) = network(towers="two").eval(), texts()
-    assert torch.equal(model.encode(ids, mask, True), model.encode(ids, mask, False))
-    with torch.no_grad():
-        next(model.query_encoder.parameters()).add_(0.1)
-    is_query = torch.arange(ROWS) % 3 == 0
-    expected = torch.where(
-        is_query[:, None], model.encode(ids, mask, True), model.encode(ids, mask, False)
-    )
-    mixed = model.encode_mixed(ids, mask, is_query)
-    torch.testing.assert_close(mixed, expected, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(
-        model.encode_mixed(ids, mask, torch.zeros(ROWS, dtype=torch.bool)),
-        model.encode(ids, mask, False),
-    )
 
 
 def gradients(model: BiEncoder, chunk: int | None) -> dict[str, torch.Tensor]:
