@@ -36,12 +36,15 @@ class Document(NamedTuple):
     text: str
 
 
-def text_files(files: str | Sequence[str] | None, option: str) -> list[Path]:
+def text_files(
+    files: str | Sequence[str] | None, option: str, suffixes: Sequence[str] = SUFFIXES
+) -> list[Path]:
     """Return the files that these paths, patterns and folders name; folders with all theirs.
 
     Args:
         files: a path, a pattern or a folder, or several.
         option: name of the option that holds them, for messages.
+        suffixes: of the files that can be read.
 
     Raises:
         FileNotFoundError: a path does not exist, or a pattern or folder holds no file.
@@ -53,8 +56,8 @@ def text_files(files: str | Sequence[str] | None, option: str) -> list[Path]:
         if not folder.is_dir():
             found.append(str(entry))
             continue
-        found += map(str, files_in(folder, SUFFIXES, option))
-    return expand_files(found, option, SUFFIXES)
+        found += map(str, files_in(folder, suffixes, option))
+    return expand_files(found, option, suffixes)
 
 
 def files_in(folder: Path, suffixes: Sequence[str], option: str) -> list[Path]:

@@ -19,7 +19,6 @@ from datamodules.core.store import cache_root, digest_of
 from datamodules.files.audit import Audit, AuditPart
 from datamodules.files.rows import (
     HALF_RULE,
-    SUFFIXES,
     BadRow,
     BadRows,
     JsonRow,
@@ -30,7 +29,6 @@ from datamodules.files.rows import (
     sound_rows,
 )
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, keyed_hashes
-from datamodules.files.tables import expand_files
 from datamodules.text.packing import Piece, RowDataset
 from datamodules.text.prompts import ASSISTANT, as_messages
 from datamodules.text.store import (
@@ -628,11 +626,8 @@ class InstructionDataModule(LanguageModelDataModule):
                 "documents."
             )
 
-    def prepare_data(self) -> None:
-        """Tokenise into the cache; say what does not fit, and copy rejected rows to the run."""
-        if self.is_predicting:
-            return
-        store = self.open_store(self._trainer_stage())
+    def prepared(self, store: InstructionStore) -> None:
+        """Say what does not fit, and copy rejected rows to the run."""
         run_folder = self.trainer.default_root_dir if self.trainer is not None else "."
         hand_over_rejected(store.folder, Path(run_folder))
         for number, name in enumerate(PART_NAMES):
@@ -694,6 +689,3 @@ class InstructionDataModule(LanguageModelDataModule):
                 found.add(row)
             raise ValueError(found.message())
         return store
-
-    def paths(self, part: int) -> list[Path]:
-        return expand_files(self.files[part], f"data.{PART_NAMES[part]}_files", SUFFIXES)

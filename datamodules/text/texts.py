@@ -16,6 +16,7 @@ from datamodules.core.batches import IGNORED, TERM
 from datamodules.core.planned import PlannedDataModule, PlannedDataset, Stage
 from datamodules.core.store import cache_root
 from datamodules.files.audit import Audit, AuditPart
+from datamodules.files.documents import SUFFIXES as TEXT_SUFFIXES
 from datamodules.files.documents import DocumentsBy, Reading, text_files
 from datamodules.files.rows import SUFFIXES
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, TextSplit
@@ -74,6 +75,7 @@ class LanguageModelDataModule(PlannedDataModule):
 
     store: Any = None  # of tokens; `None` before `setup`, and in prediction
     separator = ""  # between a prompt and its completion
+    suffixes: tuple[str, ...] = SUFFIXES
 
     def __init__(
         self,
@@ -105,9 +107,9 @@ class LanguageModelDataModule(PlannedDataModule):
         row = json.dumps({"prompt": "The"})
         return f"echo '{row}' > prompts.jsonl && {command} --data.predict_files=prompts.jsonl"
 
-    @abstractmethod
     def paths(self, part: int) -> list[Path]:
         """Return the files of one part; FileNotFoundError where one does not exist."""
+        return text_files(self.files[part], f"data.{PART_NAMES[part]}_files", self.suffixes)
 
     @abstractmethod
     def demo_files(self) -> dict[int, list[Path]]:
@@ -167,6 +169,14 @@ class LanguageModelDataModule(PlannedDataModule):
             request = replace(request, files=needed, given=given)
         return self.make_store(request)
 
+    def prepare_data(self) -> None:
+        """Tokenise into the cache; prediction needs no files of training."""
+        if getattr(getattr(self.trainer, "state", None), "fn", None) != "predict":
+            self.prepared(self.open_store(self._trainer_stage()))
+
+    def prepared(self, store: Any) -> None:
+        """Say what a user should know of a store, once per machine; a subclass may."""
+
     def setup(self, stage: str) -> None:
         """Open the store and build the datasets of the stage; prediction reads prompts anew."""
         if stage == "predict":
@@ -184,12 +194,6 @@ class LanguageModelDataModule(PlannedDataModule):
         if self.store is None:
             return self.prompt_tokenizer()
         return self.store.tokenizer
-
-    @property
-    def is_predicting(self) -> bool:
-        """Whether the trainer predicts: the files of training are then not needed."""
-        state = getattr(self.trainer, "state", None)
-        return state is not None and state.fn == "predict"
 
     def prompt_tokenizer(self) -> TextTokenizer:
         """Return the model's tokenizer: of its checkpoint, or of its pretrained folder.
@@ -216,15 +220,8 @@ class LanguageModelDataModule(PlannedDataModule):
         """
         rows, tokenizer = read_rows(self._predict_paths()), self.prompt_tokenizer()
         options, limit = (self.model.options[name] for name in ("generation", "max_positions"))
-        prompts = read_prompts(
-            rows,
-            tokenizer,
-            separator=self.separator,
-            mode=options.mode,
-            max_positions=limit,
-            max_new_tokens=options.max_new_tokens,
-            cuts=options.context == "recent",
-        )
+        size, cuts = (limit, options.max_new_tokens), options.context == "recent"
+        prompts = read_prompts(rows, tokenizer, self.separator, options.mode, *size, cuts)
         dataset = (ChoiceDataset if options.mode == "score" else PromptDataset)(prompts)
         self.warn_of_cuts(dataset, f"the network's {limit} positions: their beginning is cut")
         return dataset
@@ -341,6 +338,7 @@ class TextDataModule(LanguageModelDataModule):
     """
 
     store: TokenStore | None
+    suffixes = TEXT_SUFFIXES
 
     def __init__(
         self,
@@ -353,11 +351,6 @@ class TextDataModule(LanguageModelDataModule):
     ) -> None:
         super().__init__(train_files=train_files, layout=layout, **language_model)
         self.reading, self.demo = Reading(text_column, documents_by), demo
-
-    def prepare_data(self) -> None:
-        """Tokenise into the cache."""
-        if not self.is_predicting:
-            self.open_store(self._trainer_stage())
 
     def build(self, stage: Stage) -> PlannedDataset:
         """Return the dataset of one stage.
@@ -404,9 +397,6 @@ class TextDataModule(LanguageModelDataModule):
 
     def make_store(self, request: TokenRequest) -> TokenStore:
         return open_token_store(request)
-
-    def paths(self, part: int) -> list[Path]:
-        return text_files(self.files[part], f"data.{PART_NAMES[part]}_files")
 
     def demo_files(self) -> dict[int, list[Path]]:
         from datamodules import demo
