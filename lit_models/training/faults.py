@@ -305,6 +305,16 @@ class FailureReport(Callback):
 
     on_test_batch_start = on_predict_batch_start = on_validation_batch_start
 
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._beat()
+
+    on_test_epoch_end = on_validation_epoch_end
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        self._beat()
+
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Merging may take rank 0 any time, and no rank waits for it: nothing hangs from here."""
         self._end_watch()
@@ -324,7 +334,8 @@ class FailureReport(Callback):
             return
         run = Path(trainer.default_root_dir)
         exception.__dict__.setdefault("run_folder", str(run))  # for its traceback
-        is_lost = is_echo(exception)
+        # It only says that another rank is gone, which may have written why.
+        is_lost = isinstance(exception, RuntimeError) and any(t in str(exception) for t in LOST)
         if is_lost and wait_for_cause(run):
             exception.__dict__["is_echo"] = True
             return
@@ -338,7 +349,12 @@ class FailureReport(Callback):
         exception.__dict__["is_lost"] = is_lost
         exception.add_note(_note_of(report, run, exception, ended if is_lost else None))
         if not is_lost:
-            write_once(run / FAILURE, report)
+            run.mkdir(parents=True, exist_ok=True)
+            temporary = run / f"failure.{os.getpid()}"
+            temporary.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+            with contextlib.suppress(FileExistsError):  # the first report stays
+                os.link(temporary, run / FAILURE)
+            temporary.unlink()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._end_watch()
@@ -362,11 +378,6 @@ class FailureReport(Callback):
         if self._watch is not None:
             self._watch.is_over.set()
             self._watch = None
-
-
-def is_echo(error: BaseException) -> bool:
-    """Return whether an error only says that another rank is gone."""
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in LOST)
 
 
 def wait_for_cause(run: Path) -> bool:
@@ -401,13 +412,3 @@ def _note_of(report: dict[str, Any], run: Path, error: Exception, lost: str | No
 def shown(ids: list[int]) -> str:
     """Return the first of some sample ids as a text."""
     return ", ".join(map(str, ids[:SHOWN_IDS])) + " …" * (len(ids) > SHOWN_IDS)
-
-
-def write_once(path: Path, report: dict[str, Any]) -> None:
-    """Write a report unless another rank has written its own."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}")
-    temporary.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    with contextlib.suppress(FileExistsError):  # the first report stays
-        os.link(temporary, path)
-    temporary.unlink()

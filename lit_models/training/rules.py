@@ -46,20 +46,8 @@ class Machine:
 
 @dataclass(frozen=True)
 class Settings:
-    """The values of a command line that depend on each other.
-
-    Args:
-        accelerator: as the Trainer takes it.
-        devices: as the Trainer takes it: a count, `auto`, -1, a list, or "0,1".
-        num_nodes: machines.
-        strategy: a name, or `None` where the config names a strategy class.
-        accumulate_grad_batches: as the Trainer takes it; 1 lets the data derive it.
-        global_batch_size: samples per optimizer step, `None` where the data has no such option.
-        micro_batch_size: samples per forward call, or `auto`.
-        batch_size: the conventional size per device.
-        on_missing_devices: `fallback` runs on the devices that are there.
-        tensor_parallel_size: devices that compute the same samples together.
-    """
+    """The values of a command line that depend on each other, as the Trainer and the data take
+    them; a class of a strategy has no name, and `None` stands where the data has no such option."""
 
     accelerator: str = "auto"
     devices: int | str | list[int] = "auto"
@@ -75,16 +63,8 @@ class Settings:
 
 @dataclass
 class Verdict:
-    """The run as it will be.
-
-    Attributes:
-        accelerator: for the Trainer.
-        devices: for the Trainer: a count or a list of indices.
-        num_devices: processes on this machine.
-        world_size: processes on all machines.
-        warnings: to be shown, one line each.
-        fallback: devices that were asked for and are not there, for topology.json, or `None`.
-    """
+    """The run as it will be: devices for the Trainer, a count or a list of indices, processes on
+    this machine and on all, warnings of a line each, and what was asked for and is not there."""
 
     accelerator: str
     devices: int | list[int]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from lit_models.training import LastCheckpoint, Ledger, Throughput, default_callbacks
+from lit_models.training import LastCheckpoint, Throughput, default_callbacks
 from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.run import AppendingCSVLogger
 from lit_models.training.throughput import PEAKS, is_compiled, peak_of
@@ -148,23 +148,9 @@ def test_loggers_get_the_same_numbers(tmp_path):
         assert float(row["throughput/tokens_per_s"]) == line["tokens_per_s"]
 
 
-def test_rows_of_steps_that_a_checkpoint_holds_are_kept_on_resume(tmp_path):
-    logger = AppendingCSVLogger(str(tmp_path))
-    for step in (2, 4, 6):
-        logger.log_metrics({"throughput/seconds": 0.5}, step)
-    AppendingCSVLogger(str(tmp_path), resumed_step=4).log_metrics({"train/loss": 1.0}, 5)
-    rows = (tmp_path / "metrics.csv").read_text().splitlines()[1:]
-    assert [row.split(",")[0] for row in rows] == ["2", "4", "5"]
-
-
 def test_a_trial_run_writes_nothing(tmp_path):
     toy_trainer(tmp_path, fast_dev_run=True).fit(LitToy(), ToyData())
     assert not (tmp_path / "throughput.jsonl").exists()
-
-
-def test_the_ledger_comes_before_it():
-    kinds = [type(callback) for callback in default_callbacks()]
-    assert kinds.index(Ledger) < kinds.index(Throughput)
 
 
 def test_a_run_that_fails_leaves_whole_lines(tmp_path):
