@@ -1,16 +1,24 @@
-"""The tables: as wide as a terminal, with every row, and plain about what was not run."""
+"""Values of the controls, worked by hand and with an honest interval, and how they are shown."""
 
 import json
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from lightning.pytorch import seed_everything
 from rich.console import Console
 
+from lit_models.consistency_lens import controls
 from lit_models.consistency_lens.controls import (
     REFERENCE_ROWS,
     EvaluationOptions,
+    Explained,
+    Fidelity,
     FidelityTable,
+    Legibility,
+    poisson,
     row_names,
 )
 from lit_models.consistency_lens.tables import (
@@ -21,6 +29,150 @@ from lit_models.consistency_lens.tables import (
     rendered,
 )
 from tests.consistency_lens.cases import case_of, data_of, module_of, trainer_of
+
+ROWS = ("greedy", "zero", "mean", "token_mean")
+
+
+def fidelity(*values):
+    return Fidelity(*(torch.tensor(value, dtype=torch.float64) for value in values))
+
+
+def batch(number, **more):
+    return {"document": torch.arange(number), "weight": torch.ones(number), **more}
+
+
+def by_hand():
+    """Two samples: error, spread, unit error, unit spread, nats, following, their number, next."""
+    spread, unit, places = [4, 6], [0.2, 0.8], [3, 0]
+    return {
+        "greedy": fidelity([1, 2], spread, [0.1, 0.1], unit, [0.5, 0.5], [1.5, 0], places, [1, 3]),
+        "zero": fidelity([8, 12], spread, [1, 1], unit, [8, 8], [9, 0], places, [5, 5]),
+        "mean": fidelity([4, 6], spread, unit, unit, [3, 1], [6, 0], places, [2, 2]),
+        "token_mean": fidelity([3, 2], spread, unit, unit, [2, 1], [3, 0], places, [1, 2]),
+    }
+
+
+def test_values_are_those_worked_by_hand():
+    table = FidelityTable(ROWS, [])
+    table.update(by_hand(), batch(2))
+    found = table.computed()["all"]
+    own = found["greedy"]
+    assert own["fve"] == pytest.approx(1 - 3 / 10)
+    assert own["excess"] == pytest.approx((1 - 3 / 10) - (1 - 5 / 10))
+    assert own["unit_fve"] == pytest.approx(1 - 0.2 / 1.0)
+    assert own["kl_recovered"] == pytest.approx(1 - 1 / 4)
+    assert own["kl_recovered_zero"] == pytest.approx(1 - 1 / 16)
+    assert own["following_recovered"] == pytest.approx(1 - 1.5 / 6)
+    # The second sample has no position after it: it does not make the mean smaller.
+    assert own["following_nats"] == pytest.approx(1.5 / 3)
+    assert (own["nats"], own["next_nats"], own["count"]) == (0.5, 2.0, 2)
+    assert found["zero"]["fve"] == -1
+    assert (
+        found["mean"]["fve"] == found["mean"]["kl_recovered"] == found["token_mean"]["excess"] == 0
+    )
+
+
+def test_a_weight_of_0_and_an_empty_table_count_nothing():
+    table = FidelityTable(ROWS, [])
+    table.update(by_hand(), batch(2) | {"weight": torch.zeros(2)})
+    assert not any(value for row in table.computed()["all"].values() for value in row.values())
+    table.update(by_hand(), batch(2) | {"weight": torch.tensor([1.0, 0.0])})
+    own = table.computed()["all"]["greedy"]
+    assert (own["fve"], own["count"]) == (0.75, 1)
+    explained = Explained()
+    explained.update(torch.zeros(1), torch.zeros(1))
+    assert explained.compute() == 0
+
+
+def test_files_are_summed_apart_and_together():
+    table = FidelityTable(ROWS, ["one", "two"])
+    table.update(by_hand(), batch(2, group=torch.tensor([1, 0])))
+    found = {group: rows["greedy"]["fve"] for group, rows in table.computed().items()}
+    assert found == {"all": 0.7, "one": pytest.approx(1 - 2 / 6), "two": 0.75}
+
+
+@pytest.mark.parametrize("files", [["all", "two"], ["one", "one"]])
+def test_files_without_a_name_of_their_own_are_refused(files):
+    with pytest.raises(ValueError, match=f"called {files[0]}, {files[1]}, and each needs a name"):
+        FidelityTable(ROWS, files)
+    assert FidelityTable(ROWS, ["all"]).groups == ["all"]  # one alone is all
+
+
+def random_rows(number, seed=0):
+    random = np.random.default_rng(seed)
+    return {row: fidelity(*random.gamma(1.0, size=(8, number))) for row in ROWS}
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.permutations(range(12)), st.lists(st.integers(1, 11), max_size=4))
+def test_neither_order_nor_batches_change_a_value(order, cuts):
+    rows = random_rows(12)
+    whole, pieces = FidelityTable(ROWS, []), FidelityTable(ROWS, [])
+    whole.update(rows, batch(12))
+    for part in np.split(np.array(order), sorted(set(cuts))):
+        some = {name: Fidelity(*(x[part] for x in found)) for name, found in rows.items()}
+        pieces.update(some, batch(len(part)) | {"document": torch.from_numpy(part)})
+    torch.testing.assert_close(whole.compute(), pieces.compute(), rtol=1e-12, atol=1e-12)
+
+
+def test_the_interval_is_that_of_an_ordinary_bootstrap_over_documents():
+    random = np.random.default_rng(0)
+    document = np.repeat(np.arange(150), 4)
+    quality = random.gamma(2.0, size=150)[document]  # samples of a document are alike
+    spread = random.gamma(3.0, size=600)
+    error = spread * quality * random.uniform(0.1, 0.3, 600)
+    rows = random_rows(600)
+    rows["greedy"] = fidelity(error, spread, *random.gamma(1.0, size=(6, 600)))
+    table = FidelityTable(ROWS, [])
+    table.update(rows, batch(600) | {"document": torch.from_numpy(document)})
+    own = table.computed()["all"]["greedy"]
+    errors, spreads = (np.bincount(document, x) for x in (error, spread))
+    draws = random.integers(150, size=(4000, 150))
+    low, high = np.quantile(1 - errors[draws].sum(1) / spreads[draws].sum(1), [0.025, 0.975])
+    width = high - low
+    assert own["fve_low"] == pytest.approx(low, abs=0.12 * width)
+    assert own["fve_high"] == pytest.approx(high, abs=0.12 * width)
+    draws = random.integers(600, size=(4000, 600))  # as if samples had nothing in common
+    low, high = np.quantile(1 - error[draws].sum(1) / spread[draws].sum(1), [0.025, 0.975])
+    assert own["fve_high"] - own["fve_low"] > 1.25 * (high - low)
+
+
+def test_draws_are_poisson_and_belong_to_the_document():
+    draws = poisson(torch.arange(2000))
+    assert draws.shape == (2000, controls.REPLICATES)
+    shares = torch.bincount(draws.flatten(), minlength=4)[:4] / draws.numel()
+    expected = np.exp(-1) / np.array([1, 1, 2, 6])
+    np.testing.assert_allclose(shares, expected, atol=2e-3)
+    assert torch.equal(poisson(torch.tensor([5, 3, 5])), draws[[5, 3, 5]])
+    assert abs(np.corrcoef(draws[0], draws[1])[0, 1]) < 0.15
+
+
+def test_texts_and_attributes_are_counted_by_hand():
+    table = Legibility(["pet", "place"], ["all", "one"])
+    every, first = torch.tensor([1.0, 1, 1, 0]).double(), torch.tensor([0.0, 1, 1, 0]).double()
+    own = torch.tensor([[1, 5], [5, 1], [1, 5], [9, 9]])
+    other = torch.tensor([[4, 4], [0, 0], [0, 4], [4, 4]])
+    attributes = torch.tensor([[5, 6], [5, -1], [7, 5], [4, 4]])
+    table.update(torch.tensor([1.0, 2.0, 6.0, 99.0]), (own, other), attributes, (every, first))
+    (values, by_name), (some, of_one) = table.compute()
+    assert values == pytest.approx(
+        {"text_nats": 3, "distinct": 2 / 3, "recall": 3 / 5, "shuffled_recall": 0}
+    )
+    assert by_name["pet"] == pytest.approx({"recall": 2 / 3, "shuffled_recall": 0, "known": 3})
+    assert by_name["place"] == pytest.approx({"recall": 0.5, "shuffled_recall": 0, "known": 2})
+    assert some["text_nats"] == 4
+    assert (some["distinct"], of_one["pet"]["recall"]) == (1, 0.5)
+    bare = Legibility([], ["all"])
+    bare.update(torch.ones(4), (own, other), None, [every])
+    assert bare.compute() == [({"text_nats": 1, "distinct": pytest.approx(2 / 3)}, {})]
+    again = torch.tensor([[4, 5], [4, -1], [6, 5]])
+    table.reset()
+    shares = (torch.tensor([[5, 1], [4, 4], [6, 5]]), torch.tensor([[4, 5], [4, 4], [6, 5]]))
+    weight = torch.tensor([1, 1, 0.0]).double()
+    table.update(torch.zeros(3), shares, again, (weight, weight))
+    rows = table.compute()[0][1]
+    assert [rows["pet"]["recall"], rows["pet"]["shuffled_recall"]] == [0.5, 1]
+    assert [rows["place"]["recall"], rows["place"]["shuffled_recall"]] == [1, 1]
 
 
 @pytest.fixture(scope="module")

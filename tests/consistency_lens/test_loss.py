@@ -1,13 +1,25 @@
-"""The terms of the loss, worked by hand."""
+"""The loss: its terms worked by hand, their schedules, and the teacher's text."""
 
 from math import log
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from lit_models.consistency_lens import loss
+from lit_models.consistency_lens import loss, module
 from lit_models.consistency_lens.lens import IMPOSSIBLE
-from lit_models.consistency_lens.loss import TeacherText, effect, lens_terms
+from lit_models.consistency_lens.loss import (
+    LensLosses,
+    LossWeight,
+    TeacherText,
+    TemperatureSchedule,
+    effect,
+    lens_terms,
+    text_nats,
+)
+from tests.causal_lm.folders import VOCAB
 from tests.consistency_lens.tiny import activations, documents, effects, lens_of, moved
 
 HALF, FOURTH = [log(0.5), log(0.5)], [log(0.25), log(0.75)]
@@ -125,3 +137,129 @@ def test_no_term_gives_the_subject_a_gradient_and_each_reaches_its_network() -> 
 def _has_gradient(lens, part):
     own = getattr(lens, part).parameters()
     return any(p.grad is not None and bool(p.grad.abs().max() > 0) for p in own)
+
+
+def test_a_weight_counts_from_its_first_step_to_before_its_last() -> None:
+    weight = LossWeight(2.0, begin=3, end=6)
+    assert [weight.at(step) for step in range(8)] == [0, 0, 0, 2, 2, 2, 0, 0]
+    assert [LossWeight(0.5).at(step) for step in (0, 10**6)] == [0.5, 0.5]
+
+
+def test_a_temperature_falls_in_a_straight_line_and_stays() -> None:
+    temperature = TemperatureSchedule(1.0, 0.5, begin=10, until=20)
+    found = [temperature.at(step) for step in (0, 10, 11, 15, 20, 99)]
+    assert found == pytest.approx([1, 1, 0.95, 0.75, 0.5, 0.5])
+
+
+def test_losses_name_what_counts_at_a_step() -> None:
+    losses = LensLosses(
+        teacher_text=LossWeight(1.0, end=4),
+        reconstruction=LossWeight(2.0, begin=4),
+        fluency=LossWeight(0.1, begin=6),
+    )
+    assert losses.at(3) == {"teacher_text": 1.0}
+    assert losses.at(4) == {"reconstruction": 2.0}
+    assert losses.at(6) == {"reconstruction": 2.0, "fluency": 0.1}
+    assert losses.joint_start == 4
+
+
+def test_joint_learning_starts_with_the_first_weighted_term_of_both_networks() -> None:
+    warm = {"teacher_text": LossWeight(1.0)}
+    early, late = LossWeight(0.5, begin=2), LossWeight(1.0, begin=5)
+    assert LensLosses(**warm, effect=early).joint_start == 2
+    assert LensLosses(**warm, reconstruction=late, effect=early).joint_start == 2
+    without = LossWeight(0.0, begin=1)
+    assert LensLosses(**warm, reconstruction=without, effect=late).joint_start == 5
+    assert LensLosses(**warm, fluency=early).joint_start is None
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LossWeight(-1.0), "must be 0 or more, got -1.0 and 0"),
+        (lambda: LossWeight(1.0, begin=5, end=5), "from step 5 on cannot end at step 5; give a"),
+        (
+            lambda: TemperatureSchedule(end=0.0),
+            "must be above 0, got 1.0 and 0.0; usual is 1 to 0.5",
+        ),
+        (
+            lambda: TemperatureSchedule(begin=9, until=9),
+            "temperature.begin 9 must be .* below .*until 9",
+        ),
+        (LensLosses, "every weight of losses is 0, so there is nothing to learn; give one"),
+    ],
+)
+def test_impossible_schedules_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+#                      0  1  2  3  4  5  6  7
+COUNTS = torch.tensor([0, 9, 9, 5, 3, 3, 1, 7])  # in the training part; 0 is no word
+IDS = torch.tensor([[0, 6, 4, 1, 5, 3, 4, 2, 1, 7], [0, 4, 4, 1, 4, 0, 6, 6, 6, 6]])
+POSITION = torch.tensor([8, 4])
+
+
+def words(num_words: int, **options: object) -> list[list[int]]:
+    teacher = TeacherText(**options)  # type: ignore[arg-type]
+    return teacher.words(IDS, POSITION, num_words, COUNTS, COUNTS > 0).tolist()
+
+
+def test_recent_words_go_back_from_the_position_and_stop_at_the_first_word() -> None:
+    assert words(3) == [[1, 2, 4], [4, 1, 4]]
+    assert words(7)[1] == [4, 1, 4, 4, 4, 4, 4]
+
+
+def test_rare_words_are_distinct_unlike_the_recent_ones_and_the_rarest_come_first() -> None:
+    # The first text holds 6 once, 4 and 5 three times each with 4 more recent, 3 five times.
+    assert words(6, rare=4) == [[1, 2, 6, 4, 5, 3], [4, 1, 4, 4, 4, 4]]
+
+
+def test_words_after_the_position_and_tokens_that_are_no_words_are_never_taken() -> None:
+    # 7 and the later 6 come after the positions, 0 is no word: the current token fills up.
+    assert words(3, rare=3) == [[6, 4, 5], [4, 1, 4]]
+    assert words(8, rare=7)[0] == [1, 6, 4, 5, 3, 2, 1, 1]
+
+
+def test_tokens_that_begin_or_part_documents_are_passed_over() -> None:
+    ids = torch.tensor([[0, 5, 3, 0, 4, 0], [0, 5, 3, 0, 4, 0], [0, 5, 3, 0, 4, 0]])
+    given = (ids, torch.tensor([4, 5, 0]), 4, COUNTS, COUNTS > 0)
+    # Up to 4 there are the words 4, 3, 5; the token at 5 is no word; up to 0 there is no word.
+    assert TeacherText().words(*given).tolist() == [[4, 3, 5, 5], [4, 3, 5, 5], [1, 1, 1, 1]]
+    assert TeacherText(rare=2).words(*given).tolist() == [[4, 3, 5, 4], [4, 3, 5, 4], [1, 1, 1, 1]]
+    assert TeacherText(rare=4).words(*given)[1].tolist() == [4, 5, 3, 4]
+
+
+def test_an_untrained_verbalizer_can_say_every_word_of_a_teachers_text_after_a_special_token() -> (
+    None
+):
+    lens, (ids, _) = lens_of(), documents()
+    ids[:, 0] = VOCAB - 1  # no word, see tiny.Tokenizer
+    is_word = lens.verbalizer.is_word
+    text = TeacherText().words(ids, torch.tensor([0, 1, 3]), 4, lens.token_counts, is_word)
+    assert is_word[text].all()
+    assert text_nats(lens.verbalizer(activations(), text), text).max() < 100  # not 1e4
+
+
+def test_padding_and_neighbours_change_no_text() -> None:
+    longer = torch.cat([IDS, torch.full((2, 5), 6)], dim=1)
+    teacher = TeacherText(rare=3)
+    alone = [teacher.words(longer[[i]], POSITION[[i]], 5, COUNTS, COUNTS > 0) for i in range(2)]
+    assert torch.equal(torch.cat(alone), teacher.words(IDS, POSITION, 5, COUNTS, COUNTS > 0))
+
+
+def test_words_are_counted_over_the_training_part_in_pieces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "COUNTED_AT_ONCE", 4)
+    tokens = np.array([3, 1, 1, 0, 3, 3, 5, 1, 3], np.uint16)
+    store = SimpleNamespace(stream=lambda part: SimpleNamespace(tokens=tokens[: 9 * (part == 0)]))
+    data: Any = SimpleNamespace(store=store)
+    is_word = torch.tensor([False, *[True] * 6])
+    assert module.word_counts(data, is_word).tolist() == [0, 3, 0, 4, 0, 1, 0]
+
+
+@pytest.mark.parametrize("rare", [-1, 7])
+def test_impossible_numbers_of_rare_words_are_refused(rare: int) -> None:
+    with pytest.raises(ValueError, match=r"0 or more, and no more than the 6 words .* or raise"):
+        TeacherText(rare).check(6)
