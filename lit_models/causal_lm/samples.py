@@ -1,9 +1,11 @@
 """What the model writes while it learns, as text in TensorBoard."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
 from rich.console import Console
 from rich.text import Text
 
@@ -12,12 +14,12 @@ from datamodules.tokenizers.text import TextTokenizer
 from lit_models.causal_lm.generation import GenerationOptions, check_lengths
 from lit_models.causal_lm.pretrained import most_positions, recipe_of
 from lit_models.training.ledger import ledger_of
-from lit_models.training.predictions import BoardSamples, boards, evaluating
+from lit_models.training.predictions import evaluating
 
 OPTIONS = GenerationOptions(max_new_tokens=200, temperature=0.8, context="recent")
 
 
-class Samples(BoardSamples):
+class Samples(Callback):
     """Completes some prompts every few optimizer steps; the training goes on as if it had not.
 
     Args:
@@ -40,25 +42,33 @@ class Samples(BoardSamples):
     ) -> None:
         if isinstance(prompts, str) or not prompts:
             raise ValueError(f'prompts must be a list such as ["Once upon"], got {prompts!r}.')
-        super().__init__(every_n_steps)
+        if every_n_steps < 1:
+            raise ValueError(f"every_n_steps must be at least 1, got {every_n_steps}.")
+        self.every_n_steps, self._seen_step = every_n_steps, 0
         self.options = generation or OPTIONS
         if self.options.mode != "generate":
             raise ValueError('Samples writes texts; leave generation.mode at "generate".')
         self.prompts, self.prints_last = prompts, prints_last
 
-    @property
-    def needs_board(self) -> bool:
-        """Whether nothing is printed at the end."""
-        return not self.prints_last
-
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        super().on_train_start(trainer, pl_module)
+        self._seen_step = trainer.global_step
+        if not (self.prints_last or trainer.fast_dev_run or boards(trainer)):
+            raise ValueError(
+                "Samples has nowhere to write: the trainer has no TensorBoardLogger. Give it one, "
+                "or leave Samples out."
+            )
         lengths = [len(ids) for ids in prompt_tokens(pl_module.tokenizer, self.prompts)]
         limit = most_positions(recipe_of(pl_module.network), self.options.context)
         check_lengths(lengths, limit, self.options)
 
-    def sample(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
-        """Write a completion of each prompt."""
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Write a completion of each prompt every few optimizer steps."""
+        step, before = trainer.global_step, self._seen_step
+        self._seen_step = step  # the same in the middle of an accumulation
+        if step == before or step % self.every_n_steps or not boards(trainer):
+            return
         texts = self.completions(trainer, pl_module, self.prompts)
         for board in boards(trainer) if trainer.is_global_zero else []:
             for number, (prompt, text) in enumerate(zip(self.prompts, texts, strict=True)):
@@ -86,3 +96,8 @@ class Samples(BoardSamples):
             found = trainer.strategy.predict_step(batch, 0, options=self.options)
         ids, characters = found["completion_ids"].cpu().numpy(), found["num_characters"].tolist()
         return [completion_text(tokenizer, *pair) for pair in zip(ids, characters, strict=True)]
+
+
+def boards(trainer: Trainer) -> list[TensorBoardLogger]:
+    """Return the loggers that take text."""
+    return [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]

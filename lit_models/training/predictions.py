@@ -1,4 +1,4 @@
-"""Predictions and the table of errors of an evaluation; texts for TensorBoard.
+"""Predictions, and the table of errors of an evaluation.
 
 Shapes: B samples, A numbers of all answers, K samples that are kept.
 """
@@ -9,7 +9,6 @@ import json
 import math
 import os
 import shutil
-from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +18,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
 from rich.console import Console
 from torch import Tensor, nn
 
@@ -218,12 +216,11 @@ def array_on_disk(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.nda
 
 
 MOST_BATCHES = 64  # kept before they are looked at: a step does no more than keep what it said
-MOST_ON_BOARD = 12  # rows in TensorBoard, and of a validation's table
+MOST_OF_VALIDATION = 12  # rows of a validation's table
 # Losses are rounded to 1 part in so many: batches of other sizes compute them with other last
 # digits. Two that lie on both sides of an edge of this grid still differ, by a whole step of it.
 PARTS = 4096.0
 MOST_CHARACTERS = 2000  # of a text
-MOST_ON_BOARD_CHARACTERS = 200
 # What families call the three things that a reader looks for.
 COLUMNS = {
     **dict.fromkeys(("text", "query"), "input"),
@@ -241,7 +238,7 @@ class ErrorTable(Callback):
     A row is a sample: what data and model say of it (input, truth, answer), the model's confidence
     and whether the text was in the training data where a family knows them, its number in the split
     and its loss; the largest loss first. Where a family says which answers are wrong, these alone
-    are listed. The first rows stand in TensorBoard too. Tables are nearly always the same on any
+    are listed. Tables are nearly always the same on any
     number of devices, see `PARTS`. A module whose evaluation steps return no `SampleResult` has no
     such file.
 
@@ -262,7 +259,7 @@ class ErrorTable(Callback):
         self._sizes: dict[str, int] = {}  # of each answer
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._batches, self._worst, self._number = [], None, min(self.most, MOST_ON_BOARD)
+        self._batches, self._worst, self._number = [], None, min(self.most, MOST_OF_VALIDATION)
 
     def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._batches, self._worst, self._number = [], None, self.most
@@ -320,9 +317,6 @@ class ErrorTable(Callback):
         table = as_table(samples)
         path = Path(trainer.default_root_dir) / f"errors-{split}.csv"
         write_table(path, table)
-        text = as_markdown(table[: MOST_ON_BOARD + 1])
-        for board in boards(trainer):
-            board.experiment.add_text(f"{split}/errors", text, trainer.global_step)
         if split == "test":
             print(f"errors: {path} ({len(table) - 1} samples, the largest loss first)")
 
@@ -380,22 +374,13 @@ def as_table(samples: Sequence[tuple[dict[str, str], tuple[str, ...]]]) -> list[
     for texts, last in samples:
         more = "; ".join(f"{n}: {text}" for n, text in texts.items() if n not in names)
         words = [*(texts[name] for name in names), more]
-        rows.append([*(_shortened(word, MOST_CHARACTERS) for word in words), *last])
+        rows.append(
+            [*(w if len(w) <= MOST_CHARACTERS else f"{w[:MOST_CHARACTERS]}…" for w in words), *last]
+        )
     heads = [*(COLUMNS.get(name, name) for name in names), "more", *LAST]
     always = {*range(len(names)), heads.index("sample"), heads.index("loss")}
     kept = [i for i in range(len(heads)) if i in always or any(row[i] for row in rows)]
     return [[row[i] for i in kept] for row in (heads, *rows)]
-
-
-def as_markdown(table: list[list[str]]) -> str:
-    """Return a table as Markdown; cells are shortened."""
-
-    def cell(text: str) -> str:
-        return _shortened(" ".join(text.replace("|", "/").split()), MOST_ON_BOARD_CHARACTERS)
-
-    cells = [[cell(text) for text in row] for row in table]
-    lines = [f"| {' | '.join(row)} |" for row in cells]
-    return "\n".join([lines[0], "|---" * len(table[0]) + "|", *lines[1:]])
 
 
 def write_table(path: Path, table: list[list[str]]) -> None:
@@ -405,60 +390,6 @@ def write_table(path: Path, table: list[list[str]]) -> None:
     with temporary.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows(table)
     os.replace(temporary, path)
-
-
-def _shortened(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[:most]}…"
-
-
-class BoardSamples(Callback):
-    """Calls `sample` every few optimizer steps, where a TensorBoardLogger takes what it writes.
-
-    Args:
-        every_n_steps: optimizer steps between samples.
-
-    Raises:
-        ValueError: an interval below 1; at the start of training, no logger that takes text.
-    """
-
-    def __init__(self, every_n_steps: int) -> None:
-        if every_n_steps < 1:
-            raise ValueError(f"every_n_steps must be at least 1, got {every_n_steps}.")
-        self.every_n_steps = every_n_steps
-        self._seen_step = 0
-
-    @property
-    def needs_board(self) -> bool:
-        """Whether there is nowhere else to write."""
-        return True
-
-    @abstractmethod
-    def sample(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
-        """Write to `boards(trainer)` on rank 0; every rank calls it, which may be a collective."""
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._seen_step = trainer.global_step
-        name = type(self).__name__
-        if self.needs_board and not (trainer.fast_dev_run or boards(trainer)):
-            raise ValueError(
-                f"{name} has nowhere to write: the trainer has no TensorBoardLogger. Give it one, "
-                f"or leave {name} out."
-            )
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        step = trainer.global_step
-        if step == self._seen_step:
-            return  # in the middle of an accumulation
-        self._seen_step = step
-        if step % self.every_n_steps == 0 and boards(trainer):
-            self.sample(trainer, pl_module, step)
-
-
-def boards(trainer: Trainer) -> list[TensorBoardLogger]:
-    """Return the loggers that take text."""
-    return [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
 
 
 @contextmanager

@@ -320,9 +320,8 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
 
     Raises:
         ValueError: `replicate_size` or `tensor_parallel_size` below 1 or no divisor of the world,
-            freeing after forward where the calls are uneven, computing blocks again where the
-            module keeps a cache in them, dropout that devices of a tensor group would draw apart,
-            or a network that cannot be split so.
+            freeing after forward where the calls are uneven, dropout that devices of a tensor
+            group would draw apart, or a network that cannot be split so.
     """
 
     strategy_name = "fsdp"

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from lit_models.training.strategies import FullyShardedStrategy
 from tests.distributed.test_matrix import assert_same, facts, run_jobs, weights
 from tests.toy import ledger_lines
 
@@ -85,8 +84,3 @@ def test_mixed_precision_uses_the_same_samples_and_nearly_the_same_losses(runs):
         assert line["targets"] == expected["targets"]
         assert line["loss"] == pytest.approx(expected["loss"], rel=2e-2)
         assert line["loss"] != expected["loss"]
-
-
-def test_wrong_options_are_refused():
-    with pytest.raises(ValueError, match="replicate_size must be at least 1"):
-        FullyShardedStrategy(replicate_size=0)
