@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks import figures, test_cranfield, test_exactness_speed
+from tests.benchmarks import figures, test_cranfield
 from tests.benchmarks.figure_tables import cells, markdown
 from tests.benchmarks.figures import Aim, Figure, Figures, measured_since
 
@@ -63,21 +63,6 @@ def test_systems_stand_beside_bm25_on_the_same_queries() -> None:
     assert (row.what, row.peer) == ("Cranfield, dev, fused", "BM25")
     assert row.of("more") == pytest.approx([0.2, 0.3])
     assert row.note.startswith("+0.250 [")
-
-
-def test_a_step_stands_beside_the_one_without_exactness(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def step_ms(folder: Path, *options: str) -> tuple[float, float]:
-        return 3.0, 2.0 + ("--exactness=bitwise" in options)
-
-    monkeypatch.setattr(test_exactness_speed, "step_ms", step_ms)
-    figures = Figures()
-    test_exactness_speed.test_exact_dropout_and_bitwise_sums(tmp_path, figures)
-    ratios = {row.what: row.of("ratio") for row in figures.rows}
-    assert ratios["a step of the coder, 4 chunks, bitwise"] == [1.5] * 3
-    assert ratios["a step of the coder, exact dropout"] == [1.0] * 3
-    assert figures.rows[0].note == "by the clock 3.0 beside 3.0 ms"
 
 
 def test_a_call_shows_the_rows_of_its_processes(

@@ -5,7 +5,6 @@ runs by itself, with the one package that only this peer needs on PYTHONPATH.
 """
 
 import json
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -158,10 +157,6 @@ def main() -> None:
     torch.set_num_threads(2)
     speed = hugging_face_trainer(documents, way == "group", int(steps))
     print(json.dumps({"tokens_per_second": speed}))
-
-
-def median_ms(seconds: list[float]) -> float:
-    return statistics.median(seconds) * 1e3
 
 
 if __name__ == "__main__":
