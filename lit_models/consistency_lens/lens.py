@@ -28,13 +28,9 @@ from lit_models.consistency_lens.subject import (
     share_frozen,
 )
 from lit_models.training.dropout import mixed
+from lit_models.training.metrics import in_float32
 
 _MANTISSA = 24  # bits of a uniform number in float32
-
-
-def precise(values: Tensor) -> Tensor:
-    """Return values in float32, or in float64 where they are."""
-    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def gumbel_noise(key: Tensor, place: int, vocab_size: int) -> Tensor:
@@ -199,7 +195,7 @@ class Verbalizer(nn.Module):
 
 def only_words(logits: Tensor, is_word: Tensor) -> Tensor:
     """Return logits [..., V] in float32 (or better) with which only words [V] are ever chosen."""
-    return precise(logits).masked_fill(~is_word, IMPOSSIBLE)
+    return in_float32(logits).masked_fill(~is_word, IMPOSSIBLE)
 
 
 class Reconstructor(nn.Module):

@@ -11,8 +11,9 @@ from torch import Tensor, arange, no_grad
 
 from datamodules.activations.dataset import TERMS
 from datamodules.core.batches import ActivationBatch
-from lit_models.consistency_lens.lens import Lens, precise
+from lit_models.consistency_lens.lens import Lens
 from lit_models.consistency_lens.subject import PatchedSubject
+from lit_models.training.metrics import in_float32
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ class LensLosses:
 
 def squared_error(rebuilt: Tensor, activation: Tensor, variance: Tensor) -> Tensor:
     """Return [B]: mean square over features, in units of the training part's variance."""
-    return (precise(rebuilt) - precise(activation)).square().mean(-1) / variance
+    return (in_float32(rebuilt) - in_float32(activation)).square().mean(-1) / variance
 
 
 def text_nats(logits: Tensor, token_ids: Tensor) -> Tensor:
@@ -165,8 +166,8 @@ def effect(lens: Lens, batch: ActivationBatch, rebuilt: Tensor) -> Tensor:
     that follow it, with rebuilt activations [B, D] in the place of the true ones."""
     with no_grad():
         patched = PatchedSubject(lens.subject, batch)
-    own = precise(patched.true).log_softmax(-1)  # [B, P, V]
-    nats = (own.exp() * (own - precise(patched.changed(rebuilt)).log_softmax(-1))).sum(-1)
+    own = in_float32(patched.true).log_softmax(-1)  # [B, P, V]
+    nats = (own.exp() * (own - in_float32(patched.changed(rebuilt)).log_softmax(-1))).sum(-1)
     return (nats * patched.counts).sum(-1) / patched.counts.sum(-1)
 
 
