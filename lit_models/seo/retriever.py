@@ -42,7 +42,8 @@ from lit_models.training.exact import LossSum
 TAG = "unisono"  # of the run
 QUERIES_OF_RUN = 8192  # each chunk reads the whole matrix once more
 MOST_ERRORS = 1000
-DEFAULT_METRICS = ("ndcg@10", "mrr@10", "recall@10", "recall@100")
+METRICS = ("ndcg@10", "mrr@10", "recall@10", "recall@100")  # the first chooses fusion.weight
+DEPTH = 100  # ranks that they look at
 
 
 CHOSEN_WEIGHT = "fusion_weight"  # in the recipe of a checkpoint
@@ -305,17 +306,13 @@ class RetrievalEvaluation(nn.Module):
             and their scores.
         num_documents: D of the last evaluation.
         ranked: system -> its rankings there.
-
-    Args:
-        metrics: names with the number of ranks.
     """
 
-    def __init__(self, metrics: Sequence[str]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.depth = max(int(name.partition("@")[2]) for name in metrics)
         self.of_queries = GatheredRows("vector", *OF_QUERIES)
         self.of_documents = GatheredRows("vector")
-        self.systems = nn.ModuleDict({name: RankingMetrics(metrics) for name in SYSTEMS})
+        self.systems = nn.ModuleDict({name: RankingMetrics(METRICS) for name in SYSTEMS})
         self.queries: Any = None
         self.num_documents = 0
         self.ranked: dict[str, RankedQueries] = {}
@@ -332,7 +329,7 @@ class RetrievalEvaluation(nn.Module):
         """Rank the documents of all ranks' texts by the retriever, and forget the vectors."""
         self.queries, documents = self.of_queries.take(), self.of_documents.take()
         self.num_documents, device = len(documents.id), documents.id.device
-        depth = max(self.depth, self.queries.first_document.shape[1])
+        depth = max(DEPTH, self.queries.first_document.shape[1])
         found = searched(self.queries.vector, documents.vector, depth, device, feedback)
         rows = found.documents.to(device)
         self.found = torch.where(rows >= 0, documents.id[rows.clamp(min=0)], rows)
@@ -421,12 +418,10 @@ class LitRetriever(EncodedTextModule):
             leaves them apart.
         feedback: how queries are moved towards what they found before they search, in evaluation
             and in the run of a prediction; none leaves them.
-        metrics: with the number of ranks that each looks at; the first one chooses the weight of
-            the fusion.
         shared: optimizer, encoder and more, see `EncodedTextModule`.
 
     Raises:
-        ValueError: a size below 1, or a metric that is unknown or looks at all ranks.
+        ValueError: a size below 1.
     """
 
     learnt_facts = (CHOSEN_WEIGHT,)
@@ -443,32 +438,18 @@ class LitRetriever(EncodedTextModule):
         encode_chunk: int | None = None,
         fusion: Fusion | None = None,
         feedback: Feedback | None = None,
-        metrics: Sequence[str] = DEFAULT_METRICS,
         **shared: Any,
     ) -> None:
         super().__init__(**shared)
         for name, value in (("dimensions", dimensions), ("encode_chunk", encode_chunk)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}; leave it out for none.")
-        if "ndcg@10" not in metrics:
-            raise ValueError(
-                f"metrics must name ndcg@10, by which the best checkpoint is chosen, got "
-                f"{', '.join(metrics)}; add it."
-            )
-        for name in metrics:
-            measure(name)
-            if "@" not in name:
-                raise ValueError(
-                    f"metric {name!r} looks at every rank, and a retriever ranks only so many "
-                    f"documents; write a number of ranks, such as {name}@100."
-                )
-        self.metric_names = tuple(metrics)
         self.encode_chunk, self.fusion, self.feedback = encode_chunk, fusion, feedback
         self.built = (pooling, dimensions, temperature)
 
     def make_network(self, encoder: TextEncoder) -> nn.Module:
-        self.val_evaluation = RetrievalEvaluation(self.metric_names)
-        self.test_evaluation = RetrievalEvaluation(self.metric_names)
+        self.val_evaluation = RetrievalEvaluation()
+        self.test_evaluation = RetrievalEvaluation()
         return BiEncoder(encoder, *self.built)
 
     def own_callbacks(self) -> list[Callback]:
@@ -632,6 +613,6 @@ class LitRetriever(EncodedTextModule):
         evaluation: RetrievalEvaluation = getattr(self, f"{split}_evaluation")
         evaluation.search(self.feedback)
         if self.trainer.state.fn == "fit" and self.fusion_is_open:
-            self.recipe[CHOSEN_WEIGHT] = evaluation.best_weight(measure(self.metric_names[0]))
+            self.recipe[CHOSEN_WEIGHT] = evaluation.best_weight(measure(METRICS[0]))
         for name, metric in evaluation.measure(self.fusion_weight()).items():
             self.log(f"{split}/{name}", metric, on_step=False, on_epoch=True)

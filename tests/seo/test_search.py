@@ -152,7 +152,6 @@ def test_a_weight_outside_its_range_is_refused() -> None:
 
 
 NAN = float("nan")
-METRICS = ["ndcg@10", "mrr@10"]
 
 
 def batch(texts, queries):
@@ -185,7 +184,7 @@ def two_batches():
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_systems_are_measured_by_hand_in_any_order_of_batches(turned) -> None:
-    evaluation, batches = RetrievalEvaluation(METRICS), two_batches()
+    evaluation, batches = RetrievalEvaluation(), two_batches()
     for vectors, part in batches[::-1] if turned else batches:
         evaluation.update(vectors, part)
     evaluation.search()
@@ -201,14 +200,14 @@ def test_systems_are_measured_by_hand_in_any_order_of_batches(turned) -> None:
 
 
 def test_one_text_alone_and_none_at_all_are_no_trouble() -> None:
-    evaluation = RetrievalEvaluation(METRICS)
+    evaluation = RetrievalEvaluation()
     (vectors, _), _ = two_batches()
     alone = batch([(4, True, 1.0)], [([1, 2], [1, 1], [1, 2], [2, 1])])
     evaluation.update(vectors[:1], alone)
     evaluation.search()
     assert evaluation.queries.id.shape == (1,)
     assert float(evaluation.measure(0.5)["fused_ndcg@10"].compute()) == 0.0
-    evaluation = RetrievalEvaluation(METRICS)
+    evaluation = RetrievalEvaluation()
     evaluation.update(vectors[1:2], batch([(20, False, 1.0)], []))
     evaluation.search()
     assert evaluation.best_weight(reciprocal_rank) == 0.0
