@@ -252,8 +252,3 @@ def test_the_datamodule_reads_them_where_no_file_is_named(
     text = data.datasets["test"].describe(0, 0)["document 1"]
     assert text.startswith("<|endoftext|> ")
     assert text.endswith(" . <|endoftext|>")
-
-
-def test_another_demo_is_refused() -> None:
-    with pytest.raises(ValueError, match='demo must be one of documentation, stories, got "tales"'):
-        TextDataModule(demo="tales")  # type: ignore[arg-type]
