@@ -299,7 +299,7 @@ def freeze_encoder(encoder: Encoder, freeze: Literal["none", "encoder"] | int) -
         )
     depths = layer_depths(encoder, encoder)
     for name, parameter in encoder.named_parameters():
-        if depths[name] > num_layers - lowest:
+        if lowest and depths[name] > num_layers - lowest:
             parameter.requires_grad_(False)
 
 

@@ -47,6 +47,9 @@ def trainable(encoder: CharacterEncoder) -> set[str]:
 
 def test_freezing_the_lowest_layers_takes_the_embeddings_along():
     encoder = CharacterEncoder(2, width=8, num_layers=3, num_heads=2, num_buckets=16)
+    for nothing in ("none", 0):
+        freeze_encoder(encoder, nothing)
+        assert all(parameter.requires_grad for parameter in encoder.parameters())
     freeze_encoder(encoder, 2)
     assert trainable(encoder) == {"layers", "layers.2", "norm"}
     freeze_encoder(encoder, "encoder")
