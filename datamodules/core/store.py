@@ -193,6 +193,31 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+def put_in_place(source: Path, target: Path) -> None:
+    """Rename a file or folder to a name that may be taken by either.
+
+    A folder cannot be renamed onto another: that one gives way first, for the moment between two
+    renames. Whoever must have a checkpoint at every moment has one under another name.
+    """
+    if target.is_dir() or (source.is_dir() and target.exists()):
+        replaced = target.with_name(f".{target.name}.replaced")
+        remove(replaced)
+        target.replace(replaced)
+        source.replace(target)
+        remove(replaced)
+    else:
+        source.replace(target)
+    sync(target.parent)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if there is one."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def sha256_of(path: Path) -> str:
     """Return the hex digest of a file's content."""
     with open(path, "rb") as file:

@@ -44,7 +44,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.tensor import DTensor
 
-from datamodules.core.store import sha256_of, sync
+from datamodules.core.store import put_in_place, remove, sha256_of, sync
 from lit_models.training.export import is_exported, read_exported
 from lit_models.training.hyperparameters import UNTRUSTED, StoredClasses
 from lit_models.training.optim import AVERAGED as AVERAGED
@@ -445,31 +445,6 @@ def _receipt_of(folder: Path, rank: int, limit_s: float) -> dict[str, Any]:
     if "error" in receipt:
         raise OSError(f"on rank {rank}: {receipt['error']}")
     return receipt
-
-
-def put_in_place(source: Path, target: Path) -> None:
-    """Rename a file or folder to a name that may be taken by either.
-
-    A folder cannot be renamed onto another: that one gives way first, for the moment between two
-    renames. Whoever must have a checkpoint at every moment has one under another name.
-    """
-    if target.is_dir() or (source.is_dir() and target.exists()):
-        replaced = target.with_name(f".{target.name}.replaced")
-        remove(replaced)
-        target.replace(replaced)
-        source.replace(target)
-        remove(replaced)
-    else:
-        source.replace(target)
-    sync(target.parent)
-
-
-def remove(path: Path) -> None:
-    """Remove a file or a folder, if there is one."""
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def _assemble(folder: Path, meta: dict[str, Any], is_empty: bool) -> dict[str, Any]:

@@ -8,9 +8,7 @@ takes it too.
 import contextlib
 import json
 import platform
-import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -22,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from datamodules.core.store import sha256_of, sync
+from datamodules.core.store import put_in_place, remove, sha256_of, sync
 from lit_models.training.hyperparameters import UNTRUSTED, StoredClasses
 from lit_models.training.optim import AVERAGED
 
@@ -279,45 +277,30 @@ def write_exported(
     if layout is not None:
         files = sorted([weights_file, *texts])
         config |= {"files": files, "weights_file": weights_file, "is_whole": layout.is_whole}
+    folder = folder.absolute()
+    unfinished = folder.with_name(f".{folder.name}.unfinished")
+    remove(unfinished)  # of an export that was killed
+    unfinished.mkdir(parents=True)
     try:
-        with _whole_or_absent(folder.absolute()) as unfinished:
-            path = unfinished / weights_file
-            path.touch()
-            mode = path.stat().st_mode  # that of the user's files; safetensors has its own
-            save_file(stored, path, metadata={"format": "pt"})
-            path.chmod(mode)
-            config["sha256"] = sha256_of(path)
-            name = CONFIG if layout is None else OWN_CONFIG
-            own = {name: json.dumps(config, indent=1, ensure_ascii=False) + "\n"}
-            for name, text in {**texts, **own}.items():
-                (unfinished / name).write_text(text, encoding="utf-8")
-            for file in unfinished.iterdir():
-                sync(file)
+        path = unfinished / weights_file
+        path.touch()
+        mode = path.stat().st_mode  # that of the user's files; safetensors has its own
+        save_file(stored, path, metadata={"format": "pt"})
+        path.chmod(mode)
+        config["sha256"] = sha256_of(path)
+        name = CONFIG if layout is None else OWN_CONFIG
+        own = {name: json.dumps(config, indent=1, ensure_ascii=False) + "\n"}
+        for name, text in {**texts, **own}.items():
+            (unfinished / name).write_text(text, encoding="utf-8")
+        for file in unfinished.iterdir():
+            sync(file)
+        put_in_place(unfinished, folder)
     except SafetensorError as error:  # what the storage said is inside its text
         raise OSError(
             f"{folder} could not be written: {error}. Free space or name another folder with --to."
         ) from error
-
-
-@contextmanager
-def _whole_or_absent(folder: Path) -> Iterator[Path]:
-    """Yield a folder to fill; it takes the place of `folder` when all went well."""
-    unfinished = folder.with_name(f".{folder.name}.unfinished")
-    replaced = folder.with_name(f".{folder.name}.replaced")
-    shutil.rmtree(unfinished, ignore_errors=True)  # of an export that was killed
-    unfinished.mkdir(parents=True)
-    try:
-        yield unfinished
-        if folder.exists():
-            shutil.rmtree(replaced, ignore_errors=True)
-            folder.replace(replaced)
-        unfinished.replace(folder)
-        sync(folder.parent)
     finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        if not folder.exists() and replaced.exists():
-            replaced.replace(folder)
-        shutil.rmtree(replaced, ignore_errors=True)
+        remove(unfinished)
 
 
 def without_ties(weights: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:

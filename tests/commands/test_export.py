@@ -269,7 +269,7 @@ def test_wrong_checkpoints_are_one_screen(
         ([str(toy_checkpoint), "--to=x", f"--class_path={TOY}s"], "cannot be imported"),
         (
             [str(toy_checkpoint), "--to=x", "--class_path=lit_models.LitOccupationCoder"],
-            "lacks occupation_recipe",
+            "holds no occupation_recipe",
         ),
     ):
         status, output = unisono("export", *arguments)

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from datamodules.core.store import put_in_place
 from lit_models.training import BestCheckpoint, LastCheckpoint, Ledger, checkpoints
 from lit_models.training.checkpoints import (
     AtomicCheckpointIO,
@@ -25,7 +26,6 @@ from lit_models.training.checkpoints import (
     load_part,
     newest_checkpoint,
     prepare,
-    put_in_place,
     read_checkpoint,
 )
 from lit_models.training.hyperparameters import plain_hyperparameters
