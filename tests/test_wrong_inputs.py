@@ -155,7 +155,7 @@ WRONG: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
     ),
     "a checkpoint that does not name its family": (
         [*CODE_MINE, "--ckpt_path=plain.ckpt"], {"plain.ckpt": "PLAIN"},
-        "plain.ckpt is of another family: .*keys: state_dict.*give a checkpoint of LitOccupation",
+        "checkpoint is of another family: it holds no occupation_recipe; give one of LitOccupation",
     ),
     "another family's weights to start from": (
         [*FIT, "--model.init_from=toy.ckpt"], {"toy.ckpt": "TOY"},
