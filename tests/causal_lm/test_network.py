@@ -1,4 +1,4 @@
-"""The decoder: neighbours, padding and the future change nothing; the ways to run it agree."""
+"""The decoder: shapes, attention, and that neighbours, padding and the future change nothing."""
 
 from dataclasses import replace
 
@@ -7,7 +7,17 @@ import torch
 from torch import Tensor
 
 from lit_models.blocks import rotate
-from lit_models.causal_lm.network import Decoder, DecoderConfig, frequencies, rotations
+from lit_models.causal_lm.network import (
+    PRESETS,
+    Decoder,
+    DecoderConfig,
+    Documents,
+    attend,
+    documents_of,
+    frequencies,
+    named_network,
+    rotations,
+)
 from lit_models.training.dropout import SampleKeys, key_dropout, release_dropout
 
 SMALL = DecoderConfig(
@@ -184,3 +194,100 @@ def test_what_is_compiled_fits_other_documents():
     for rows in ([[3, 5], [8]], [[8], [1, 7]], [[2, 2, 4], [4, 4]]):
         logits(network, packed(rows))
         assert len(graphs) == 1  # of all layers
+
+
+ROWS = [[0, 0, 0, 1, 1, 2, -1, -1], [3, 3, 3, 3, 3, 3, 3, 3], [4, 5, 5, 5, 5, 5, 5, -1]]
+
+
+def heads_of(num_rows: int, kv_heads: int, length: int = 8) -> tuple[Tensor, Tensor, Tensor]:
+    random = torch.Generator().manual_seed(3)
+    shapes = [(num_rows, heads, length, 6) for heads in (4, kv_heads, kv_heads)]
+    q, k, v = (torch.randn(s, generator=random, dtype=torch.float64) for s in shapes)
+    return q, k, v
+
+
+def slowly(q: Tensor, k: Tensor, v: Tensor, document_ids: Tensor) -> Tensor:
+    """Every position of every head by itself; heads of k and v repeated."""
+    out = torch.zeros_like(q)
+    share = q.shape[1] // k.shape[1]
+    rows, heads, length, size = q.shape
+    for row, head, place in torch.cartesian_prod(*map(torch.arange, (rows, heads, length))):
+        seen = [i for i in range(place + 1) if document_ids[row, i] == document_ids[row, place]]
+        keys, values = k[row, head // share, seen], v[row, head // share, seen]
+        weights = torch.softmax(keys @ q[row, head, place] / size**0.5, 0)
+        out[row, head, place] = weights @ values
+    return out
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("as_mask", [False, True])
+@pytest.mark.parametrize("rows", [ROWS, ROWS[:1], ROWS[1:2], [ROWS[0]] * 2])
+def test_both_ways_equal_a_slow_reference(rows, as_mask, kv_heads):
+    ids = torch.tensor(rows)
+    q, k, v = heads_of(len(rows), kv_heads)
+    documents = documents_of(ids, as_mask=as_mask)
+    assert (documents.mask is not None) == as_mask
+    expected = slowly(q, k, v, ids)
+    torch.testing.assert_close(attend(q, k, v, documents), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("as_mask", [False, True])
+def test_gradients_stay_in_their_document(as_mask):
+    ids = torch.tensor(ROWS)
+    inputs = [x.requires_grad_() for x in heads_of(3, 2)]
+    attended = attend(*inputs, documents_of(ids, as_mask=as_mask))
+    for document in range(6):
+        is_own = (ids == document)[:, None, :, None]
+        total = (attended * is_own).sin().sum()
+        for gradient in torch.autograd.grad(total, inputs, retain_graph=True):
+            assert gradient.isfinite().all()
+            assert not (gradient * ~is_own).any()
+
+
+def test_single_documents_need_no_mask():
+    ids = torch.tensor([[0, 0, 0, -1], [1, 1, 1, 1], [2, -1, -1, -1]])
+    q, k, v = heads_of(3, 4, length=4)
+    assert documents_of(ids, are_single=True) == Documents()
+    real = (ids >= 0)[:, None, :, None]
+    whole, apart = attend(q, k, v, Documents()), attend(q, k, v, documents_of(ids))
+    torch.testing.assert_close(whole * real, apart * real, rtol=0, atol=1e-12)
+    assert whole.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("name", "vocab_size", "count"),
+    [
+        ("gpt2-124m", None, 124_439_808 - 12 * 768),  # GPT-2's own without its key biases
+        ("shakespeare-cpu", 66, 800_128),
+        ("shakespeare-gpu", 66, 10_647_168),
+        ("llama-tiny", 256, 108_864),
+        ("1b", 32_000, 1_038_682_112),
+    ],
+)
+def test_presets_have_their_sizes(name, vocab_size, count):
+    config = named_network(name)
+    with torch.device("meta"):
+        network = Decoder(replace(config, vocab_size=vocab_size or config.vocab_size))
+    assert sum(p.numel() for p in network.parameters()) == count
+    assert set(PRESETS) == {"gpt2-124m", "llama-tiny", "shakespeare-cpu", "shakespeare-gpu", "1b"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_heads": 3}, "hidden_size 16 must be a multiple of num_heads 3"),
+        ({"num_kv_heads": 3}, "num_kv_heads 3 must divide num_heads 4"),
+        ({"num_heads": 16, "num_kv_heads": 4}, "must be even, got 16 / 16 = 1"),
+        ({"num_layers": 0}, "num_layers must be positive, got 0"),
+        ({"norm_eps": -1e-5}, "norm_eps must be positive"),
+        ({"dropout": 1.0}, "dropout must be 0 to below 1, got 1.0"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        replace(SMALL, **changes)
+
+
+def test_an_unknown_preset_is_refused():
+    with pytest.raises(ValueError, match='"gpt5" is no preset; choose one of gpt2-124m'):
+        named_network("gpt5")
