@@ -379,7 +379,8 @@ def replay_step(
             enable_progress_bar=False,
             enable_model_summary=False,
         )
-        trainer.fit(module, data, ckpt_path=start.checkpoint, weights_only=True)
+        trainer.ckpt_path = start.checkpoint  # which the data are read by, too
+        trainer.fit(module, data, weights_only=True)
     if at_step.seen is None:
         raise RuntimeError(
             f"training ended after step {trainer.global_step}, before step {line['step']}; "
