@@ -227,7 +227,7 @@ class Watch:
                 continue
             since, place = self.beat
             waited = time.monotonic() - since
-            if waited > 0.9 * self.timeout_s and wrote_at != since:
+            if waited > 0.8 * self.timeout_s and wrote_at != since:
                 folder = self.run / STACKS
                 folder.mkdir(parents=True, exist_ok=True)
                 with open(folder / f"rank-{self.rank}.txt", "w", encoding="utf-8") as file:
