@@ -57,7 +57,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.raises(RuntimeError, match="interrupted"):
         run_here(folder, [{"name": "cut", "kind": "dump", "until": 30}])
     assert len(list((folder / "cut").glob(".store.*.parts/part-*.npz"))) == 7  # of four batches
-    with pytest.raises(FileNotFoundError, match="does not exist"):
+    with pytest.raises(FileNotFoundError, match="holds no schema.json"):
         ActivationStore(folder / "cut" / "store")
     two = [
         *gradients(3),
