@@ -16,6 +16,7 @@ from lit_models.config_files import (
     shipped_configs,
 )
 from lit_models.errors import UsageError, run_guarded
+from lit_models.training.rules import check_launcher_variables
 
 VERBS = {
     "fit": "train, from the start or from a checkpoint",
@@ -71,6 +72,10 @@ def run(argv: list[str]) -> int | None:
         # Threads that wait without sleeping make a step 20 times slower as soon as another program
         # uses a core (0.17 s became 3.3 s on two cores); OpenMP reads this when torch loads it.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        try:
+            check_launcher_variables(os.environ)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
         from lit_models.cli import launch
 
         return launch(argv)

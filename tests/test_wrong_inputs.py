@@ -316,6 +316,27 @@ def test_one_file_for_training_and_test_and_one_label_are_told(
     assert "check the code column" in shown
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("RANK", "one", "the environment has RANK=one, which must be a whole number"),
+        ("MASTER_PORT", "one", "the environment has MASTER_PORT=one, which must be a whole"),
+        ("MASTER_ADDR", "node7.invalid", "MASTER_ADDR=node7.invalid is no machine that can be"),
+    ],
+)
+def test_a_launchers_variable_that_cannot_be_is_named(
+    unisono: Unisono,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    value: str,
+    message: str,
+) -> None:
+    monkeypatch.setenv(name, value)
+    status, output = unisono(*FIT)
+    assert (status, message in " ".join(output.split())) == (2, True), output
+
+
 def test_a_trial_run_of_a_recipe_without_validation_needs_no_row_for_it(
     unisono: Unisono, folder: Path
 ) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -33,6 +34,12 @@ DEEPSPEED = (
     "trainer.strategy: `{}` is called fsdp here: ZeRO 3 is --trainer.strategy=fsdp, ZeRO 1 and 2 "
     "are fsdp with --trainer.strategy.reshard_after_forward=false, and ZeRO-Offload is fsdp with "
     "--trainer.strategy.cpu_offload=true, on GPUs."
+)
+
+
+LAUNCHER_NUMBERS = (
+    *("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT"),
+    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "OMP_NUM_THREADS"),
 )
 
 
@@ -298,6 +305,29 @@ def launched_worlds(environ: Mapping[str, str]) -> dict[str, int]:
     if "TORCHELASTIC_RUN_ID" in environ:  # torchrun wins over SLURM
         worlds.pop("SLURM_NTASKS", None)
     return {name: size for name, size in worlds.items() if size > 1}
+
+
+def check_launcher_variables(environ: Mapping[str, str]) -> None:
+    """Refuses a launcher's variables that libraries would stumble over, or wait for.
+
+    Raises:
+        ValueError: one is no number, or the machine of rank 0 cannot be found.
+    """
+    for name in LAUNCHER_NUMBERS:
+        if not (environ.get(name) or "0").isdecimal():
+            raise ValueError(
+                f"the environment has {name}={environ[name]}, which must be a whole number; "
+                "launchers set it: unset it, or correct it in the script that sets it."
+            )
+    address = environ.get("MASTER_ADDR")
+    if address:
+        try:
+            socket.getaddrinfo(address, None)
+        except OSError as error:
+            raise ValueError(
+                f"MASTER_ADDR={address} is no machine that can be found ({error.strerror}); give "
+                "the name or the address of the node with rank 0, or unset it for one machine."
+            ) from error
 
 
 def complete_rendezvous(environ: dict[str, str] | os._Environ[str], num_nodes: int) -> None:
