@@ -223,7 +223,10 @@ def test_every_option_of_the_migration_page_is_there(unisono: Unisono) -> None:
     torchrun |= {"nodes", "ntasks-per-node"}  # and srun
     named = set(re.findall(r"--([a-z][\w-]*(?:\.\w+)*)", here))
     assert len(named) > 60
-    assert named - known - torchrun == {"change.lens.devices", "print_config"} & named
+    assert (
+        named - known - torchrun
+        == {"change.dump.devices", "change.lens.devices", "print_config"} & named
+    )
     assert all(migrated(flag) for flag in ("--Use-AMP", "use_multi_gpu", "cleanup_multi_gpu"))
 
 

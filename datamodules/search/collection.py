@@ -127,7 +127,7 @@ class CollectionRequest:
         return READERS[layout](Path(self.folder or "").expanduser(), self.files)
 
 
-class Document(NamedTuple):
+class CollectionDocument(NamedTuple):
     """One document; the title is "" where a format has none."""
 
     title: str
@@ -282,10 +282,10 @@ class Collection:
             return self
         return Collection(self.folder, has_titles=False)
 
-    def document(self, index: int) -> Document:
+    def document(self, index: int) -> CollectionDocument:
         """Return a document by its number."""
         record = self.documents[index]
-        return Document(record.title if self.has_titles else "", record.text)
+        return CollectionDocument(record.title if self.has_titles else "", record.text)
 
     def address(self, index: int) -> str:
         """Return where a document is to be found: its address on the web, else its id."""

@@ -24,7 +24,7 @@ from datamodules.files.splitting import PART_NAMES
 from datamodules.files.tables import naming
 from datamodules.search.bm25 import Bm25Options, open_bm25
 from datamodules.search.candidates import HardNegatives, Lists, bm25_lists, run_lists
-from datamodules.search.collection import Collection, Document
+from datamodules.search.collection import Collection, CollectionDocument
 from datamodules.search.datamodule import (
     TERM,
     SearchDataModule,
@@ -113,7 +113,7 @@ class TrainingMix:
 
 
 @lru_cache(KEPT_TEXTS)
-def _document(collection: Collection, number: int) -> Document:
+def _document(collection: Collection, number: int) -> CollectionDocument:
     return collection.document(number)
 
 
@@ -131,8 +131,8 @@ def document_sentences(text: str) -> tuple[list[str], list[int]]:
 
 
 def drawn_sentence(
-    document: Document, removal: float, rng: np.random.Generator
-) -> tuple[str, Document | None]:
+    document: CollectionDocument, removal: float, rng: np.random.Generator
+) -> tuple[str, CollectionDocument | None]:
     """Return one sentence of a document, and the document without it if it is taken out.
 
     Args:
@@ -143,7 +143,7 @@ def drawn_sentence(
     if rng.random() >= removal or len(sentences) == 1:
         return sentences[place], None
     rest = " ".join(sentences[:place] + sentences[place + 1 :])
-    return sentences[place], Document(document.title, rest)
+    return sentences[place], CollectionDocument(document.title, rest)
 
 
 def framed(texts: Sequence[np.ndarray], framing: Framing) -> tuple[torch.Tensor, torch.Tensor]:

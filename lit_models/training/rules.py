@@ -177,7 +177,7 @@ def resolve_devices(settings: Settings, machine: Machine) -> Verdict:
         indices = [int(index) for index in text.split(",") if index.strip()]
     if indices is None and not re.fullmatch(r"-1|0*[1-9]\d*", text):
         raise ValueError(
-            f"trainer.devices must be at least 1, auto, or indices such as 0,2; got {devices}."
+            f"trainer.devices must be a number, auto, or indices such as 0,2; got {devices}."
         )
     if nodes < 1:
         raise ValueError(f"trainer.num_nodes must be at least 1, got {nodes}.")

@@ -20,7 +20,7 @@ from datamodules.files.splitting import TEST, TRAIN, VALIDATION
 from datamodules.search.collection import (
     Collection,
     CollectionRequest,
-    Document,
+    CollectionDocument,
     QuerySplit,
     open_collection,
 )
@@ -75,7 +75,7 @@ def test_beir_is_read(tmp_path: Path) -> None:
     collection = opened(write_beir(tmp_path))
     assert (collection.num_documents, collection.num_queries) == (3, 3)
     for i, (id, title, text) in enumerate(DOCUMENTS):
-        assert collection.document(i) == Document(title, text)
+        assert collection.document(i) == CollectionDocument(title, text)
         assert (collection.document_id(i), collection.document_index(id)) == (id, i)
     for i, (id, text) in enumerate(QUERIES):
         assert (collection.query(i), collection.query_id(i)) == (text, id)
@@ -110,7 +110,7 @@ def test_byte_order_marks_windows_line_ends_and_numbers_as_ids_are_read(tmp_path
     (folder / "qrels" / "train.tsv").write_text(qrels, "utf-8", newline="")
     collection = opened(folder)
     assert [collection.document_id(i) for i in range(2)] == ["7", "8"]
-    assert collection.document(0) == Document("", "été")
+    assert collection.document(0) == CollectionDocument("", "été")
     assert collection.document_lengths.tolist() == [5, 0]
     assert judged(collection, TRAIN) == [("q1", "7", 1)]
 

@@ -16,7 +16,7 @@ from datamodules.search.candidates import HardNegatives
 from datamodules.search.collection import (
     Collection,
     CollectionRequest,
-    Document,
+    CollectionDocument,
     open_collection,
 )
 from datamodules.search.queries import JudgedQueries, Queries, Ranking, write_run
@@ -54,7 +54,9 @@ def pairs(
     return PairDataset(collection, encoding, own, queries, mix, negatives, lists, seed=5)
 
 
-def sentence_and_rest(document: Document, seed: int, removal: float) -> tuple[str, Document]:
+def sentence_and_rest(
+    document: CollectionDocument, seed: int, removal: float
+) -> tuple[str, CollectionDocument]:
     sentence, rest = drawn_sentence(document, removal, rng_for(0, 0, seed))
     return sentence, document if rest is None else rest
 
@@ -118,7 +120,9 @@ def test_a_run_gives_the_negatives_of_its_ranks(collection: Collection, tmp_path
 
 
 def test_a_sentence_leaves_its_document_as_often_as_it_should() -> None:
-    document = Document("title", "The first one is here. Short. And a second one follows.")
+    document = CollectionDocument(
+        "title", "The first one is here. Short. And a second one follows."
+    )
     long = {"The first one is here.", "And a second one follows."}
     gone = 0
     for seed in range(200):
@@ -128,7 +132,7 @@ def test_a_sentence_leaves_its_document_as_often_as_it_should() -> None:
         gone += sentence not in rest.text
         assert "Short." in rest.text
     assert gone / 200 == pytest.approx(0.75, abs=0.1)
-    alone = Document("", "Nothing but this.")
+    alone = CollectionDocument("", "Nothing but this.")
     assert sentence_and_rest(alone, 0, 1.0) == ("Nothing but this.", alone)
 
 
@@ -144,12 +148,15 @@ def test_a_sentence_leaves_its_document_as_often_as_it_should() -> None:
     ],
 )
 def test_a_drawn_sentence_is_a_whole_one(sentences: list[str]) -> None:
-    document = Document("", "\n".join(sentences))
+    document = CollectionDocument("", "\n".join(sentences))
     whole = [" ".join(sentence.split()) for sentence in sentences]
     drawn = {sentence_and_rest(document, n, 1.0) for n in range(9)}
-    assert drawn == {(whole[0], Document("", whole[1])), (whole[1], Document("", whole[0]))}
+    assert drawn == {
+        (whole[0], CollectionDocument("", whole[1])),
+        (whole[1], CollectionDocument("", whole[0])),
+    }
     for text in ("", "*** ."):
-        alone = Document("", text)
+        alone = CollectionDocument("", text)
         assert sentence_and_rest(alone, 0, 1.0) == (text, alone)
 
 
@@ -229,7 +236,7 @@ def test_a_pair_draws_its_documents_its_sentence_and_its_tokens_in_this_order(
             is_removed = rng.random() < DRAWS.removal and len(sentences) > 1
             left = list(sentences)
             left.remove(query)
-            rest = Document(document.title, " ".join(left))
+            rest = CollectionDocument(document.title, " ".join(left))
             answer, way = (rest if is_removed else document).whole, f"sentence, {is_removed}"
         texts = [answer, *map(collection.document_text, others)]
         rows = [framing.single(np.array(kept(encode(text), rng), np.int64)) for text in texts]

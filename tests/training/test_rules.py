@@ -112,7 +112,7 @@ def test_nodes_multiply_the_world() -> None:
         check(Settings(devices=2, num_nodes=3), TWO_GPUS, {}, [])
     with pytest.raises(ValueError, match="num_nodes must be at least 1, got 0"):
         verdict(NO_GPU, num_nodes=0)
-    with pytest.raises(ValueError, match="devices must be at least 1, auto, .* got 0"):
+    with pytest.raises(ValueError, match="devices must be a number, auto, .* got 0"):
         verdict(NO_GPU, devices=0)
 
 
