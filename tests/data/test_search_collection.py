@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from datamodules.files.splitting import TEST, TRAIN, VALIDATION
 from datamodules.search.collection import (
     Collection,
-    CollectionRequest,
     CollectionDocument,
+    CollectionRequest,
     QuerySplit,
     open_collection,
 )

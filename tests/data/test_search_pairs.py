@@ -15,8 +15,8 @@ from datamodules.search.bm25 import open_bm25
 from datamodules.search.candidates import HardNegatives
 from datamodules.search.collection import (
     Collection,
-    CollectionRequest,
     CollectionDocument,
+    CollectionRequest,
     open_collection,
 )
 from datamodules.search.queries import JudgedQueries, Queries, Ranking, write_run
