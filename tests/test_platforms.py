@@ -8,7 +8,7 @@ WITHOUT_POSIX = """
 import os, signal, sys
 
 # These ask for themselves.
-import lightning.pytorch, psutil, torch.distributed.checkpoint, transformers
+import lightning.pytorch, platformdirs, psutil, torch.distributed.checkpoint, transformers
 
 for name in ("fcntl", "resource", "pwd", "grp", "termios"):
     sys.modules[name] = None  # an import of it fails
