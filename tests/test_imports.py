@@ -14,6 +14,7 @@ MAY_USE_CAUSAL_LM = ("consistency_lens", "seo")
 SOURCES = sorted(
     p for folder in ("lit_models", "datamodules") for p in (ROOT / folder).rglob("*.py")
 )
+MOST_DEEP = 10
 NETWORK_FILES = (
     "network.py",
     "lens.py",
@@ -83,6 +84,31 @@ def test_nothing_reads_what_is_known_to_be_wrong(path: Path) -> None:
         if isinstance(node, ast.keyword):
             # The mean over ranks is wrong where they hold different counts.
             assert node.arg != "sync_dist", f"line {node.value.lineno}"
+
+
+def test_imports_are_ten_deep_at_most_and_run_in_no_circle() -> None:
+    files = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in SOURCES
+    }
+    below: dict[str, set[str]] = {}
+    for name, path in files.items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        typing_only = [node for node in ast.walk(tree) if isinstance(node, ast.If)
+                       and "TYPE_CHECKING" in ast.unparse(node.test)]  # fmt: skip
+        for node in typing_only:
+            node.body = []
+        known = (n if n in files else n.rpartition(".")[0] for n in imported(tree))
+        below[name] = {n for n in known if n in files} - {name}
+    depths: dict[str, int] = {}
+
+    def depth(name: str, above: tuple[str, ...] = ()) -> int:
+        assert name not in above, f"a circle: {' -> '.join([*above, name])}"
+        if name not in depths:
+            depths[name] = 1 + max((depth(n, (*above, name)) for n in below[name]), default=0)
+        return depths[name]
+
+    assert not {name: depth(name) for name in files if depth(name) > MOST_DEEP}
 
 
 def test_what_a_script_names_is_found_in_its_package() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from datamodules.activations.documents import NONE, DocumentFacts, Pieces
+from datamodules.core.batches import TERMS
 from datamodules.core.loader import PlannedDataset, Sample
 from datamodules.core.plan import hash_ids
 from datamodules.core.store import mapped_array
@@ -44,13 +45,6 @@ def context_of(tokenizer: TextTokenizer, ids: np.ndarray, position: int) -> Cont
     )
     texts = (tokenizer.decode_continuation(some, skip_special_tokens=False) for some in stretches)
     return Context(*texts)
-
-
-# Terms of the lens's loss, each counted once per sample.
-TERMS = (
-    *("teacher_text", "teacher_reconstruction", "reconstruction"),
-    *("reference", "effect", "fluency"),
-)
 
 
 EPOCHS_APART = 1_000_003  # between the keys of two seeds

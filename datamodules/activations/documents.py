@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from datamodules.core.batches import ALL
 from datamodules.core.plan import hash_ids
 from datamodules.core.planned import PlannedDataModule
 from datamodules.core.store import cache_root
@@ -136,7 +137,6 @@ class Pieces:
 
 
 NONE = -1
-ALL = "all"  # the group of all files
 
 
 class DocumentFacts(NamedTuple):

@@ -22,14 +22,8 @@ from datamodules.activations.documents import (
     PositionRule,
     check_activations,
 )
-from datamodules.activations.store import (
-    SCHEMA,
-    STATISTICS,
-    STORE_VERSION,
-    Chunk,
-    SubjectFacts,
-    statistics_of,
-)
+from datamodules.activations.store import SCHEMA, STATISTICS, STORE_VERSION, Chunk, statistics_of
+from datamodules.core.batches import SubjectFacts
 from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.core.store import content_digest, digest_of, sync
 from datamodules.files.splitting import PART_NAMES, TRAIN

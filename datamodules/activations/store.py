@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from datamodules.activations.documents import PositionRule
+from datamodules.core.batches import SubjectFacts
 from datamodules.core.store import content_digest, mapped_array
 from datamodules.files.splitting import PART_NAMES
 from datamodules.text.store import TokenStore
@@ -186,25 +187,6 @@ def _add_groups(x: np.ndarray, keys: np.ndarray, found: dict[int, tuple[int, np.
 
 SCHEMA, STATISTICS = "schema.json", "statistics.npz"
 STORE_VERSION = 3
-
-
-@dataclass(frozen=True)
-class SubjectFacts:
-    """Which numbers of which model the activations are.
-
-    Args:
-        digest: hex, of the subject's configuration and weights.
-        layer: index of the block whose output is read, from 0.
-        site: where in the block.
-        hidden_size: D.
-        num_layers: blocks of the subject.
-    """
-
-    digest: str
-    layer: int
-    site: str
-    hidden_size: int
-    num_layers: int
 
 
 class ActivationStore(TokenStore):

@@ -4,13 +4,22 @@ Shape legend: B samples in the micro-batch, S characters, K codes of the richest
 tokens, T positions.
 """
 
-from typing import NotRequired, TypedDict
+from dataclasses import dataclass
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
+import torch
 from torch import Tensor
 
 IGNORED = -100  # label of a position that is not trained on
 TERM = "tokens"  # name of the language models' loss, whose count is that of the labels
+# Terms of the lens's loss, each counted once per sample.
+TERMS = (
+    *("teacher_text", "teacher_reconstruction", "reconstruction"),
+    *("reference", "effect", "fluency"),
+)
+ALL = "all"  # the group of all files
+PADDING_ID = 0
 
 
 class PlannedBatch(TypedDict):
@@ -156,3 +165,37 @@ class EncodeBatch(PlannedBatch):
     grade: NotRequired[Tensor]  # [Q, J] float32; NaN = none
     first_document: NotRequired[Tensor]  # [Q, F] int64, best first; -1 = none
     first_score: NotRequired[Tensor]  # [Q, F] float32, 0 where there is none
+
+
+def padded_texts(texts: list[np.ndarray]) -> dict[str, Any]:
+    """input_ids [B, S] int64 and attention_mask [B, S] bool of these code points."""
+    input_ids, mask = padded(texts, PADDING_ID)
+    return {"input_ids": torch.from_numpy(input_ids), "attention_mask": torch.from_numpy(mask)}
+
+
+def padded(rows: list[np.ndarray], filler: int) -> tuple[np.ndarray, np.ndarray]:
+    """[B, S] int64 of rows of integers, filled up on the right, and [B, S] bool: no filler."""
+    lengths = np.fromiter((len(row) for row in rows), np.int64, len(rows))
+    mask = np.arange(lengths.max()) < lengths[:, None]
+    values = np.full(mask.shape, filler, dtype=np.int64)
+    values[mask] = np.concatenate(rows)
+    return values, mask
+
+
+@dataclass(frozen=True)
+class SubjectFacts:
+    """Which numbers of which model the activations are.
+
+    Args:
+        digest: hex, of the subject's configuration and weights.
+        layer: index of the block whose output is read, from 0.
+        site: where in the block.
+        hidden_size: D.
+        num_layers: blocks of the subject.
+    """
+
+    digest: str
+    layer: int
+    site: str
+    hidden_size: int
+    num_layers: int

@@ -827,3 +827,12 @@ def free_names(names: list[str], taken: list[str]) -> list[str]:
             log.warning('the input\'s column "%s" is written as "%s"', name, new)
         free.append(new)
     return free
+
+
+def write_table(path: Path, table: list[list[str]]) -> None:
+    """Write a csv, replacing the file as a whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(table)
+    os.replace(temporary, path)

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from datamodules.core.batches import padded, padded_texts
 from datamodules.core.loader import PlannedDataset, Sample
 from datamodules.core.plan import rng_for, uniforms_for
 from datamodules.files.splitting import STATUS_WORDS
 from datamodules.occupations.coded import PredictIndex
 from datamodules.occupations.store import OccupationStore
-from datamodules.tokenizers.characters import PADDING_ID, decode, encode
+from datamodules.tokenizers.characters import decode, encode
 
 UNKNOWN_LANGUAGE = "unk"
 DROP_LANGUAGE = 0.25
@@ -298,18 +299,3 @@ class DistinctInputs(PlannedDataset):
         batch = padded_texts([points for points, _ in examples])
         batch["language_id"] = torch.tensor([language_id for _, language_id in examples])
         return batch
-
-
-def padded_texts(texts: list[np.ndarray]) -> dict[str, Any]:
-    """input_ids [B, S] int64 and attention_mask [B, S] bool of these code points."""
-    input_ids, mask = padded(texts, PADDING_ID)
-    return {"input_ids": torch.from_numpy(input_ids), "attention_mask": torch.from_numpy(mask)}
-
-
-def padded(rows: list[np.ndarray], filler: int) -> tuple[np.ndarray, np.ndarray]:
-    """[B, S] int64 of rows of integers, filled up on the right, and [B, S] bool: no filler."""
-    lengths = np.fromiter((len(row) for row in rows), np.int64, len(rows))
-    mask = np.arange(lengths.max()) < lengths[:, None]
-    values = np.full(mask.shape, filler, dtype=np.int64)
-    values[mask] = np.concatenate(rows)
-    return values, mask

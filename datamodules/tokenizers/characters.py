@@ -6,9 +6,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from datamodules.core.batches import PADDING_ID
 from datamodules.files.splitting import STATUS_WORDS
 
-PADDING_ID = 0
 _AROUND = ".,;:()[]"
 _STATUS = frozenset(word for words in STATUS_WORDS.values() for word in words)
 

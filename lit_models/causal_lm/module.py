@@ -40,9 +40,8 @@ from lit_models.causal_lm.pretrained import (
 )
 from lit_models.training.exact import ExactModule, LossSum
 from lit_models.training.export import Layout
-from lit_models.training.metrics import SampleResult
+from lit_models.training.metrics import SampleResult, evaluating
 from lit_models.training.optim import configured, parameter_groups
-from lit_models.training.predictions import evaluating
 
 PROMPTS_AT_ONCE = 32
 # What a config.json tells beside the function.

@@ -14,7 +14,7 @@ from datamodules.tokenizers.text import TextTokenizer
 from lit_models.causal_lm.generation import GenerationOptions, check_lengths
 from lit_models.causal_lm.pretrained import most_positions, recipe_of
 from lit_models.training.ledger import ledger_of
-from lit_models.training.predictions import evaluating
+from lit_models.training.metrics import evaluating
 
 OPTIONS = GenerationOptions(max_new_tokens=200, temperature=0.8, context="recent")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from math import nan
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,14 +16,15 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
-from datamodules.activations.documents import ALL
-from datamodules.activations.store import ActivationStatistics
-from datamodules.core.batches import ActivationBatch
+from datamodules.core.batches import ALL, ActivationBatch
 from lit_models.consistency_lens.lens import Explanation, Lens
 from lit_models.consistency_lens.loss import TeacherText, recent_words, squared_error
 from lit_models.consistency_lens.subject import PatchedSubject
 from lit_models.training.dropout import mixed
 from lit_models.training.metrics import SumCount
+
+if TYPE_CHECKING:  # the networks know arrays, not files
+    from datamodules.activations.store import ActivationStatistics
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class Baselines(nn.Module):
     position_means: Tensor
     components: Tensor
 
-    def __init__(self, statistics: ActivationStatistics, vocab_size: int) -> None:
+    def __init__(self, statistics: "ActivationStatistics", vocab_size: int) -> None:
         super().__init__()
         row = torch.full((vocab_size,), len(statistics.token_ids))
         row[torch.from_numpy(statistics.token_ids)] = torch.arange(len(statistics.token_ids))

@@ -7,13 +7,12 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from datamodules.activations.store import ActivationStatistics
 from datamodules.core.batches import ActivationBatch
 from datamodules.tokenizers.text import TextTokenizer
 from lit_models.causal_lm.pretrained import Network
@@ -29,6 +28,9 @@ from lit_models.consistency_lens.subject import (
 )
 from lit_models.training.dropout import mixed
 from lit_models.training.metrics import in_float32
+
+if TYPE_CHECKING:  # the networks know arrays, not files
+    from datamodules.activations.store import ActivationStatistics
 
 _MANTISSA = 24  # bits of a uniform number in float32
 
@@ -301,7 +303,7 @@ class Lens(nn.Module):
         for part in (self.verbalizer, self.reconstructor):
             share_frozen(part.network, self.subject.network)
 
-    def take_statistics(self, statistics: ActivationStatistics) -> None:
+    def take_statistics(self, statistics: "ActivationStatistics") -> None:
         """Know the mean and the variance of the training part."""
         self.mean.copy_(torch.from_numpy(statistics.mean))
         self.variance.fill_(statistics.variance)

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, arange, no_grad
 
-from datamodules.activations.dataset import TERMS
-from datamodules.core.batches import ActivationBatch
+from datamodules.core.batches import TERMS, ActivationBatch
 from lit_models.consistency_lens.lens import Lens
 from lit_models.consistency_lens.subject import PatchedSubject
 from lit_models.training.metrics import in_float32

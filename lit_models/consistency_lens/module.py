@@ -16,11 +16,10 @@ from datamodules.activations.store import (
     ActivationStatistics,
     ActivationStore,
     Chunk,
-    SubjectFacts,
     one_thread,
     statistics_of,
 )
-from datamodules.core.batches import ActivationBatch, DumpBatch
+from datamodules.core.batches import ActivationBatch, DumpBatch, SubjectFacts
 from datamodules.core.planned import ModelFacts
 from datamodules.files.splitting import TRAIN
 from datamodules.text.prompts import prompt_tokens
@@ -62,9 +61,8 @@ from lit_models.consistency_lens.subject import (
     tokenizer_folder,
 )
 from lit_models.training.exact import ExactModule, LossSum
-from lit_models.training.metrics import SampleResult, SumCount
+from lit_models.training.metrics import SampleResult, SumCount, evaluating
 from lit_models.training.optim import budgeted_steps, configured, parameter_groups
-from lit_models.training.predictions import evaluating
 
 COUNTED_AT_ONCE = 1 << 22  # tokens
 

@@ -3,12 +3,10 @@
 The subject's weights are not among them: it is read from its folder again, and known by its digest.
 """
 
-import hashlib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from lightning.pytorch import Trainer
 
 from datamodules.activations.datamodule import ActivationDataModule
@@ -17,10 +15,15 @@ from datamodules.files.splitting import TRAIN
 from datamodules.tokenizers.text import TextTokenizer
 from lit_models.causal_lm.pretrained import check_recipe, learned_positions
 from lit_models.consistency_lens.lens import LensOptions
-from lit_models.consistency_lens.subject import SubjectOptions, subject_facts, subject_recipe
+from lit_models.consistency_lens.subject import (
+    TRAINED_ON,
+    SubjectOptions,
+    subject_facts,
+    subject_recipe,
+    training_digest,
+)
 
 LENS_RECIPE_KEY = "lens_recipe"
-TRAINED_ON = "trained_on"  # digests of training parts, of all runs that the weights went through
 Recipe = dict[str, Any]
 
 
@@ -50,7 +53,7 @@ def recipe_of_run(options: SubjectOptions, lens: LensOptions, data: ActivationDa
         "network": network,
         "subject": asdict(facts),
         "lens": asdict(lens),
-        TRAINED_ON: [training_digest(data)],
+        TRAINED_ON: [training_digest(data.store.hashes(TRAIN))],
     }
 
 
@@ -76,12 +79,6 @@ def differences(first: dict[str, Any], second: dict[str, Any], one: str, other: 
     """Return the values in which two descriptions differ, for a message."""
     changed = [n for n in first if first[n] != second[n]]
     return "; ".join(f"{n}: {first[n]} {one}, {second[n]} {other}" for n in changed)
-
-
-def training_digest(data: ActivationDataModule) -> str:
-    """Return hex, equal for training parts of the same documents."""
-    assert data.store is not None
-    return hashlib.sha256(np.unique(data.store.hashes(TRAIN)).tobytes()).hexdigest()[:32]
 
 
 def continued(trained: Recipe | None, recipe: Recipe, trainer: Trainer | None) -> Recipe:

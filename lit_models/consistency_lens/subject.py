@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from datamodules.activations.store import SubjectFacts
-from datamodules.core.batches import ActivationBatch
+from datamodules.core.batches import ActivationBatch, SubjectFacts
 from datamodules.core.store import cache_root, digest_of, file_digest
 from lit_models.causal_lm.adapters import LoraOptions, add_lora, lora_recipe
 from lit_models.causal_lm.network import Decoder, DecoderConfig
@@ -30,7 +30,9 @@ from lit_models.causal_lm.pretrained import (
     read_recipe,
     weight_files,
 )
-from lit_models.training.exact import float32_on
+from lit_models.training.metrics import float32_on
+
+TRAINED_ON = "trained_on"  # digests of training parts, of all runs that the weights went through
 
 
 def read(
@@ -406,3 +408,8 @@ class PatchedSubject:
     def _logits(self, hidden: Tensor) -> Tensor:
         """[B, P, V] at the places that are looked at."""
         return self.subject.network.head(hidden[self.rows[:, None], self.places])
+
+
+def training_digest(hashes: np.ndarray) -> str:
+    """Return hex, equal for training parts of the same documents. Args: hashes of them, [D]."""
+    return hashlib.sha256(np.unique(hashes).tobytes()).hexdigest()[:32]

@@ -14,9 +14,10 @@ from rich.table import Table
 from torch import nn
 
 from datamodules.activations.dataset import ActivationDataset, explanation_line, token_texts
-from datamodules.activations.documents import ALL
+from datamodules.core.batches import ALL
+from datamodules.files.splitting import TRAIN
 from lit_models.consistency_lens.controls import CONTROLS, REFERENCE_ROWS, Row
-from lit_models.consistency_lens.recipe import TRAINED_ON, training_digest
+from lit_models.consistency_lens.subject import TRAINED_ON, training_digest
 from lit_models.training.metrics import SumCount
 
 IS_RANDOM = "the subject has random weights"
@@ -73,8 +74,9 @@ class ControlTable(Callback):
         folder.mkdir(parents=True, exist_ok=True)
         facts = pl_module.recipe["subject"]
         is_random = pl_module.options.random_weights or pl_module.options.path is None
+        own = training_digest(trainer.datamodule.store.hashes(TRAIN))
         notes = [
-            *[OTHER_DATA] * (pl_module.recipe[TRAINED_ON] != [training_digest(trainer.datamodule)]),
+            *[OTHER_DATA] * (pl_module.recipe[TRAINED_ON] != [own]),
             *[NO_REFERENCE] * bool(left_out),
             *[IS_RANDOM] * is_random,
         ]

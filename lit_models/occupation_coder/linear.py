@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from datamodules.occupations.batches import padded_texts
+from datamodules.core.batches import padded_texts
 from lit_models.occupation_coder.encoders import (
     SALT_SHIFT,
     SPACE,

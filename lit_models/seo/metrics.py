@@ -44,8 +44,8 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
+from datamodules.files.tables import write_table
 from lit_models.training.metrics import SumCount
-from lit_models.training.predictions import write_table
 
 log = logging.getLogger(__name__)
 DEFAULT_METRICS = ("ndcg@1", "ndcg@5", "ndcg@10", "mrr@10", "map", "recall@100")

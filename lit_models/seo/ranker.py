@@ -25,8 +25,7 @@ from lit_models.seo.metrics import (
 from lit_models.seo.networks import CrossEncoder, RankingLoss, even_parts, places_of_pairs
 from lit_models.training.dropout import keyed_texts, keys_in
 from lit_models.training.exact import LossSum
-from lit_models.training.metrics import SampleResult, SumCount
-from lit_models.training.predictions import evaluating
+from lit_models.training.metrics import SampleResult, SumCount, evaluating
 
 RANKER, SYSTEMS = "ranker", ("ranker", "first", "bm25")
 

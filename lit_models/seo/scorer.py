@@ -17,8 +17,7 @@ from lit_models.seo.encoders import Pooling, TextEncoder
 from lit_models.seo.metrics import BASELINE_NAMES, HeadMetrics, WeightedLoss
 from lit_models.seo.networks import PREFIX, Head, HeadOptions, TextScorer, baseline, said
 from lit_models.training.exact import LossSum
-from lit_models.training.metrics import SampleResult, SumCount
-from lit_models.training.predictions import evaluating
+from lit_models.training.metrics import SampleResult, SumCount, evaluating
 
 TEXTS_AT_ONCE = 64
 

@@ -46,8 +46,8 @@ from torch.distributed.tensor import DTensor
 
 from datamodules.core.store import put_in_place, remove, sha256_of, sync
 from lit_models.training.export import is_exported, read_exported
+from lit_models.training.hyperparameters import AVERAGED as AVERAGED
 from lit_models.training.hyperparameters import UNTRUSTED, StoredClasses
-from lit_models.training.optim import AVERAGED as AVERAGED
 
 MARKER = "meta.pt"
 FORMAT = "unisono shards 2"

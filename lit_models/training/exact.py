@@ -7,8 +7,7 @@ which the plan knows beforehand and every batch carries: no communication is nee
 
 import atexit
 import inspect
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar, Self
@@ -33,7 +32,7 @@ from lit_models.training.faults import FailureReport, NonFinite
 from lit_models.training.hyperparameters import UNTRUSTED, plain_hyperparameters
 from lit_models.training.ledger import Ledger, StepRecord
 from lit_models.training.memory import Rehearsal
-from lit_models.training.metrics import LossSum, in_float32
+from lit_models.training.metrics import LossSum, float32_on, in_float32
 from lit_models.training.optim import follow_rates, gradients
 from lit_models.training.run import RunFolder
 from lit_models.training.sharding import TensorSplit, clip_to_norm
@@ -41,18 +40,6 @@ from lit_models.training.strategies import leave_group, register_fsdp
 
 __all__ = ["ExactModule", "LossSum", "share_of_step"]
 register_fsdp()
-
-
-@contextmanager
-def float32_on(device: torch.device | str) -> Iterator[None]:
-    """Make new tensors there and in float32, whatever context the caller is in."""
-    dtype = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
-    try:
-        with torch.device(device):
-            yield
-    finally:
-        torch.set_default_dtype(dtype)
 
 
 class ExactModule(LightningModule):

@@ -21,8 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from datamodules.core.store import put_in_place, remove, sha256_of, sync
-from lit_models.training.hyperparameters import UNTRUSTED, StoredClasses
-from lit_models.training.optim import AVERAGED
+from lit_models.training.hyperparameters import AVERAGED, UNTRUSTED, StoredClasses
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 OWN_CONFIG = "unisono.json"  # where config.json belongs to another program

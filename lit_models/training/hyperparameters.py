@@ -232,3 +232,6 @@ def _types_in(hint: Any) -> Iterator[Any]:
     for part in typing.get_args(hint) if origin is not type else ():
         if not isinstance(part, list):
             yield from _types_in(part)
+
+
+AVERAGED = "averaged_weights"  # key of a checkpoint: name -> tensor, absent without averaging

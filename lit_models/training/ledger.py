@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from datamodules.core.plan import count_targets
 from lit_models.training.lineage import chained, json_lines, plan_hash
-from lit_models.training.metrics import LossSum
+from lit_models.training.metrics import LossSum, hash_ids
 from lit_models.training.optim import budgeted_steps, gradients
 from lit_models.training.sharding import total_norm
 
@@ -26,20 +26,6 @@ DEFAULT_LOG_INTERVAL = 50  # Lightning's
 _NUM_FLAGS = 3  # in front of a vector
 _LIMB_BITS, _NUM_LIMBS = 21, 3  # 63 bits of digest in float64 sums that stay exact
 _LIMB_MASK, _DIGEST_MASK = (1 << _LIMB_BITS) - 1, (1 << 63) - 1
-# Of SplitMix64, as signed integers: 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB.
-_GOLDEN, _MIX_1, _MIX_2 = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
-
-
-def hash_ids(ids: Tensor) -> Tensor:
-    """Return [N] int64 with the bits of `datamodules.core.plan.hash_ids`, on the device of ids."""
-    x = ids + _GOLDEN
-    x = (x ^ _shifted(x, 30)) * _MIX_1
-    x = (x ^ _shifted(x, 27)) * _MIX_2
-    return x ^ _shifted(x, 31)
-
-
-def _shifted(x: Tensor, bits: int) -> Tensor:
-    return (x >> bits) & ((1 << (64 - bits)) - 1)  # logical shift of a signed integer
 
 
 class StepRecord:

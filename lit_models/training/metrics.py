@@ -1,10 +1,15 @@
 """Sums and counts of losses and metrics, exact over ragged batches and ranks."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torchmetrics import Metric
+
+# Of SplitMix64, as signed integers: 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB.
+_GOLDEN, _MIX_1, _MIX_2 = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
 
 
 def in_float32(x: Tensor) -> Tensor:
@@ -98,3 +103,39 @@ class Count(Metric):
     def compute(self) -> Tensor:
         """Return the number, [] float64, which loggers take."""
         return self.number.double()
+
+
+def hash_ids(ids: Tensor) -> Tensor:
+    """Return [N] int64 with the bits of `datamodules.core.plan.hash_ids`, on the device of ids."""
+    x = ids + _GOLDEN
+    x = (x ^ _shifted(x, 30)) * _MIX_1
+    x = (x ^ _shifted(x, 27)) * _MIX_2
+    return x ^ _shifted(x, 31)
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    return (x >> bits) & ((1 << (64 - bits)) - 1)  # logical shift of a signed integer
+
+
+@contextmanager
+def float32_on(device: torch.device | str) -> Iterator[None]:
+    """Make new tensors there and in float32, whatever context the caller is in."""
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.device(device):
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Put a module into eval mode, and each of its parts back into its own mode."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode

@@ -3,14 +3,12 @@
 Shapes: B samples, A numbers of all answers, K samples that are kept.
 """
 
-import csv
 import hashlib
 import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.console import Console
-from torch import Tensor, nn
+from torch import Tensor
 
-from datamodules.files.tables import naming
+from datamodules.files.tables import naming, write_table
 from lit_models.training.exact import ExactModule
 from lit_models.training.ledger import is_distributed, tells_samples
 from lit_models.training.metrics import SampleResult
@@ -381,24 +379,3 @@ def as_table(samples: Sequence[tuple[dict[str, str], tuple[str, ...]]]) -> list[
     always = {*range(len(names)), heads.index("sample"), heads.index("loss")}
     kept = [i for i in range(len(heads)) if i in always or any(row[i] for row in rows)]
     return [[row[i] for i in kept] for row in (heads, *rows)]
-
-
-def write_table(path: Path, table: list[list[str]]) -> None:
-    """Write a csv, replacing the file as a whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows(table)
-    os.replace(temporary, path)
-
-
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Put a module into eval mode, and each of its parts back into its own mode."""
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, mode in modes:
-            part.training = mode

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.occupations.batches import padded_texts
+from datamodules.core.batches import padded_texts
 from datamodules.tokenizers.characters import TextNormalisation, encode
 from lit_models.occupation_coder.decoding import Decoded, DecodingOptions, decode
 from lit_models.occupation_coder.loss import record_losses, summed

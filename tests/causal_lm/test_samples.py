@@ -14,7 +14,7 @@ from lit_models.causal_lm.module import LitCausalLM
 from lit_models.causal_lm.network import DecoderConfig
 from lit_models.causal_lm.samples import Samples
 from lit_models.training import default_callbacks
-from lit_models.training.predictions import evaluating
+from lit_models.training.metrics import evaluating
 from tests.causal_lm.events import texts_of
 from tests.toy import ledger_lines, toy_trainer
 

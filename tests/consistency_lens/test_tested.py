@@ -12,7 +12,8 @@ from lit_models.causal_lm.pretrained import network_from_config as drawn
 from lit_models.consistency_lens import subject
 from lit_models.consistency_lens.controls import EvaluationOptions
 from lit_models.consistency_lens.lens import NEVER
-from lit_models.consistency_lens.recipe import TRAINED_ON, continued
+from lit_models.consistency_lens.recipe import continued
+from lit_models.consistency_lens.subject import TRAINED_ON
 from lit_models.consistency_lens.tables import NO_REFERENCE, OTHER_DATA
 from lit_models.training.checkpoints import read_checkpoint
 from tests.consistency_lens.cases import case_of, data_of, module_of, stories, trainer_of

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules.occupations.batches import padded_texts
+from datamodules.core.batches import padded_texts
 from datamodules.occupations.datamodule import OccupationDataModule
 from datamodules.occupations.rows import Columns
 from datamodules.occupations.store import CodeBookOptions

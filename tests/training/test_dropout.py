@@ -18,7 +18,7 @@ from lit_models.training.dropout import (
     key_dropout,
     release_dropout,
 )
-from lit_models.training.ledger import hash_ids
+from lit_models.training.metrics import hash_ids
 from tests.toy import LitToy, ToyData, ledger_lines, toy_trainer
 
 SHAPE = (12, 32)  # positions, channels

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from datamodules.core.plan import digest_ids
-from lit_models.training.ledger import HostCopy, StepRecord, hash_ids, read_vector
-from lit_models.training.metrics import LossSum
+from lit_models.training.ledger import HostCopy, StepRecord, read_vector
+from lit_models.training.metrics import LossSum, hash_ids
 from tests.toy import ToyData
 
 
