@@ -9,19 +9,19 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # Ceilings of lines of Python, docstrings included; they are lowered with the house, never raised.
 BUDGETS = {
-    "lit_models": 28_900,
-    "lit_models/training": 8_410,
-    "lit_models/commands": 3_980,
-    "lit_models/occupation_coder": 3_110,
-    "lit_models/causal_lm": 3_530,
-    "lit_models/consistency_lens": 3_110,
-    "lit_models/seo": 4_880,
-    "datamodules": 18_550,
-    "tests": 41_100,
+    "lit_models": 24_300,
+    "lit_models/training": 7_580,
+    "lit_models/commands": 3_680,
+    "lit_models/occupation_coder": 2_400,
+    "lit_models/causal_lm": 2_790,
+    "lit_models/consistency_lens": 2_400,
+    "lit_models/seo": 3_570,
+    "datamodules": 15_600,
+    "tests": 37_650,
 }
-MOST_FILES = 144  # of the product
+MOST_FILES = 127  # of the product
 MOST_IN_A_FOLDER = 20
-CARD_LINES, README_LINES = 128, 150
+CARD_LINES, README_LINES = 90, 150
 
 
 def sources(folder: str) -> list[Path]:
