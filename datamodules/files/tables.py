@@ -17,7 +17,7 @@ import re
 import shlex
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, islice
@@ -469,6 +469,8 @@ def _row(
                 'quoted value ("").'
             ),
         )
+    if any("\r" in value.replace("\r\n", "") for value in values):  # csv would not quote it again
+        return [], 1, "a carriage return stands inside the line; replace it by a blank."
     size = reader.line_num
     if size > 1 and names:
         ends = [len(lines[i].split(separator)) for i in (place, place + size - 1)]
@@ -648,6 +650,10 @@ class TableWriter:
                 f"{self.path}: the columns changed from {self.names} to {batch.schema.names}; "
                 "tables of one output need the same columns."
             )
+        with naming(self.path):
+            self._write(batch)
+
+    def _write(self, batch: pa.RecordBatch) -> None:
         if self.kind in PARQUET_SUFFIXES:
             self._sink.write_batch(batch)
         elif self.kind == EXCEL_SUFFIX:
@@ -668,6 +674,12 @@ class TableWriter:
             packed = self._text.detach()  # written out
             if packed is not self._file:
                 packed.close()
+
+    def abandon(self) -> None:
+        """Ends what has begun after an error, which is the one that counts."""
+        if self.kind in PARQUET_SUFFIXES and self._sink is not None:
+            with suppress(OSError, ValueError):
+                self._sink.close()
 
     def _begin(self, schema: pa.Schema) -> None:
         self.names = schema.names
@@ -728,8 +740,13 @@ def new_table(
     way_out = None if overwrite else "choose another name, or allow overwriting"
     with _new_file(path, "wb", way_out) as file:
         table = TableWriter(path, file, dialect)
-        yield table
-        table.close()
+        try:
+            yield table
+        except BaseException:
+            table.abandon()
+            raise
+        with naming(path):
+            table.close()
 
 
 @contextmanager
@@ -751,13 +768,14 @@ def _new_file(path: Path, mode: str, way_out: str | None) -> Iterator[Any]:
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with (
-            naming(path),
-            open(unfinished, mode, encoding=None if "b" in mode else "utf-8") as file,
-        ):
+        with naming(path):
+            encoding = None if "b" in mode else "utf-8"
+            file = open(unfinished, mode, encoding=encoding)  # noqa: SIM115 - closed below
+        with file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
+            with naming(path):
+                file.flush()
+                os.fsync(file.fileno())
         check()
         os.replace(unfinished, path)
     finally:

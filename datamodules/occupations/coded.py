@@ -41,7 +41,7 @@ from datamodules.occupations.store import text_arrays
 from datamodules.tokenizers.characters import TextNormalisation
 from datamodules.tokenizers.codes import CodeBook, CodeSystem
 
-INDEX_VERSION = 3
+INDEX_VERSION = 4
 NO_TEXT = -1
 ARRAYS = (
     "code_points",  # [P] uint32, the texts one behind the other
@@ -147,7 +147,7 @@ def open_index(
             np.save(target / f"{name}.npy", values)
             content.update(values.tobytes())
         facts = {
-            "files": list(map(str, files)),
+            "files": [str(path.resolve()) for path in files],
             "fingerprint": content.hexdigest(),
             "notes": rules.notes(),
             "table": asdict(table),

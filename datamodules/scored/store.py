@@ -39,6 +39,7 @@ from datamodules.files.tables import (
     TableOptions,
     dialect_for,
     free_names,
+    naming,
     new_table,
     new_text_file,
     read_rows,
@@ -47,7 +48,7 @@ from datamodules.files.tables import (
 from datamodules.scored.labels import LabelError, LabelOptions, LabelReader, scores_of
 
 SUFFIXES = (*TABLES, *JSON_SUFFIXES)
-STORE_VERSION = 3
+STORE_VERSION = 4
 REJECTED = -1
 NUM_BINS = 5  # of the numbers of a regression
 ARRAYS = ("text_of_row", "file_part", "labels", "keys", "offsets")
@@ -232,7 +233,10 @@ def _write(request: ScoredRequest, folder: Path) -> None:
     text_of, part_of = array("q"), array("b")
     labels, keys, offsets = array("d"), array("Q"), array("q", [0])
     number_of: dict[bytes, int] = {}
-    content, files = hashlib.sha256(), dict.fromkeys((str(path) for _, path in request.files), 0)
+    content, files = (
+        hashlib.sha256(),
+        dict.fromkeys((str(path.resolve()) for _, path in request.files), 0),
+    )
     with (folder / "texts.bin").open("wb") as texts:
         for part, path in request.files:
             for row in _rows(path, request, heads, bad_rows):
@@ -250,11 +254,13 @@ def _write(request: ScoredRequest, folder: Path) -> None:
                     texts.write(encoded)
                     offsets.append(offsets[-1] + len(encoded))
                 text_of.append(number)
-                key = hashlib.blake2b((group or stem_key(text)).encode(), digest_size=8)
+                key = hashlib.blake2b(
+                    (group or stem_key(text)).encode("utf-8", "surrogatepass"), digest_size=8
+                )
                 keys.append(int.from_bytes(key.digest(), "little"))
                 labels.extend(numbers)
                 content.update(digest)
-                files[str(path)] += 1
+                files[str(path.resolve())] += 1
     bad_rows.settle(folder)
     if not number_of:
         raise ValueError(f"{', '.join(files)}: no row can be used.")
@@ -274,7 +280,7 @@ def _write(request: ScoredRequest, folder: Path) -> None:
     }
     for name, array_ in arrays.items():
         np.save(folder / f"{name}.npy", array_)
-    content.update(values.tobytes() + arrays["file_part"].tobytes())
+    content.update(values.tobytes() + arrays["file_part"].tobytes() + arrays["keys"].tobytes())
     described = {"fingerprint": content.hexdigest()[:32], "heads": facts, "files": files}
     (folder / "facts.json").write_text(json.dumps(described), "utf-8")
 
@@ -450,7 +456,11 @@ def write_scored(
                 names = free_names(list(row.values), list(own))
                 values = dict(zip(names, row.values.values(), strict=True))
                 values |= {name: column[0] for name, column in own.items()}
-                file.write(json.dumps(values, ensure_ascii=False) + "\n")
+                line = json.dumps(values, ensure_ascii=False)
+                if half_character(line) is not None:  # which stands in no file of UTF-8
+                    line = json.dumps(values)
+                with naming(path):
+                    file.write(line + "\n")
             check(position == num_rows)
         return
     classes = [str(name) for facts in heads.values() for name in facts.get("classes") or ()]

@@ -342,7 +342,8 @@ def open_collection(request: CollectionRequest, on_bad_rows: OnBadRows = "error"
     )
     # Messages name the files, so that the same ones elsewhere are another folder.
     places = {role: [str(path.resolve()) for path in paths] for role, paths in files.items()}
-    folder = root / "collections" / digest_of([fingerprint, places])
+    home = str(Path(request.folder).resolve()) if request.folder else None  # ids of pages are in it
+    folder = root / "collections" / digest_of([fingerprint, places, home])
     facts = {"fingerprint": fingerprint, "format": request.layout}
     made_once(folder, lambda unfinished: _write(unfinished, reader, request.split, facts))
     collection = Collection(folder)

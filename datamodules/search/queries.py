@@ -14,9 +14,14 @@ import numpy as np
 
 from datamodules.core.plan import hash_ids
 from datamodules.core.store import cache_root, digest_of, file_digest, made_once
-from datamodules.files.rows import BadRow, BadRows
-from datamodules.files.tables import check_file, new_text_file
-from datamodules.search.collection import Judgements, TextTable, write_texts
+from datamodules.files.rows import HALF_RULE, BadRow, BadRows, half_character
+from datamodules.files.tables import check_file, naming, new_text_file
+from datamodules.search.collection import (
+    COLLECTION_VERSION,
+    Judgements,
+    TextTable,
+    write_texts,
+)
 from datamodules.search.formats import (
     QUERY_COLUMNS,
     QUERY_TABLES,
@@ -133,11 +138,20 @@ def file_queries(path: Path) -> Queries:
             no query.
     """
     check_file(path, "data.predict_queries", (*QUERY_TABLES, ".txt"))
-    source = digest_of([1, path.suffix, file_digest(path, cache_root())])
+    source = digest_of([COLLECTION_VERSION, path.suffix, file_digest(path, cache_root())])
 
     def rows() -> Iterator[TextRow]:
         if path.suffix.lower() == ".txt":
-            for line, text in enumerate(path.read_text("utf-8-sig").split("\n"), start=1):
+            content = path.read_bytes()
+            try:
+                lines = content.decode("utf-8-sig").split("\n")
+            except UnicodeDecodeError as error:
+                line = content[: error.start].count(b"\n") + 1
+                raise ValueError(
+                    f"{path}:{line}: byte 0x{content[error.start]:02X} is not UTF-8; save the file "
+                    "as UTF-8."
+                ) from error
+            for line, text in enumerate(lines, start=1):
                 if text.strip():
                     yield TextRow(TextRecord(str(line), "", text.strip()), path, line)
             return
@@ -149,6 +163,8 @@ def file_queries(path: Path) -> Queries:
                     f"{path}:{line}: the row has no {' or '.join(QUERY_COLUMNS)} "
                     f"(data.predict_queries); it has {', '.join(map(str, row))}."
                 )
+            if half := half_character(f"{query}{id}"):
+                raise ValueError(f'{path}:{line}: "{half}" {HALF_RULE}')
             if id is not None or query not in known:
                 known.add(query)
                 yield TextRow(
@@ -156,10 +172,11 @@ def file_queries(path: Path) -> Queries:
                 )
 
     def write(folder: Path) -> None:
-        bad_rows = BadRows("error")
-        if not len(write_texts(folder, "queries", rows(), bad_rows)):
+        repeated = BadRows("collect")
+        if not len(write_texts(folder, "queries", rows(), repeated)):
             raise ValueError(f"data.predict_queries {path} holds no query.")
-        bad_rows.settle(folder)
+        if repeated.rows:
+            raise ValueError(f"data.predict_queries: {repeated.rows[0]}")
 
     folder = made_once(cache_root() / "queries" / source, write)
     table = TextTable(folder, "queries")
@@ -207,7 +224,8 @@ def write_run(path: Path, rankings: Iterable[Ranking], tag: str) -> None:
                         f"before it {last}; scores must be numbers and never rise."
                     )
                 last = score
-                file.write(f"{ranking.query} Q0 {document} {rank} {float(score)!r} {tag}\n")
+                with naming(path):
+                    file.write(f"{ranking.query} Q0 {document} {rank} {float(score)!r} {tag}\n")
 
 
 def read_run(path: Path) -> Iterator[Ranking]:

@@ -331,10 +331,29 @@ class RunFolder(Callback):
 
     def __init__(self) -> None:
         self.run: Run | None = None  # of the first training with this trainer
+        self._is_taken = False  # in this call
+        self._following: list[Any] = []  # what saves where the trainer says, and nowhere else
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._is_taken = False
+        for callback in trainer.checkpoint_callbacks:
+            if getattr(callback, "dirpath", "") is None:
+                self._following.append(callback)
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Take the folder before callbacks get their states back, which they keep in it alone."""
+        if trainer.state.fn == "fit":
+            self._take(trainer)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.fast_dev_run or HANDED_DOWN in os.environ:
+        self._take(trainer)
+
+    def _take(self, trainer: Trainer) -> None:
+        if self._is_taken or trainer.fast_dev_run or HANDED_DOWN in os.environ:
             return
+        self._is_taken = True
         run, fault = None, ""
         if trainer.is_global_zero:
             try:
@@ -347,11 +366,10 @@ class RunFolder(Callback):
         if self.run is None and run.notice:
             rank_zero_info(run.notice)
         self.run = run
-        before = Path(trainer.default_root_dir).absolute()
-        for callback in trainer.checkpoint_callbacks:
-            saves_to = Path(getattr(callback, "dirpath", None) or "/").absolute()
-            if saves_to.is_relative_to(before):
-                callback.dirpath = str(run.folder / saves_to.relative_to(before))
+        before = Path(trainer.default_root_dir).absolute() / "checkpoints"
+        for callback in self._following:
+            if Path(callback.dirpath or "").absolute() == before:
+                callback.dirpath = str(Path(run.folder, "checkpoints").absolute())
         trainer._default_root_dir = run.folder  # it has no public setter
 
     def on_exception(

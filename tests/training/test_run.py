@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lit_models.training import (
     FailureReport,
@@ -25,6 +26,7 @@ from lit_models.training import (
     default_callbacks,
     run,
 )
+from lit_models.training.checkpoints import BestCheckpoint
 from lit_models.training.run import (
     AppendingCSVLogger,
     ProgressLine,
@@ -344,6 +346,29 @@ def test_runs_of_scripts_have_folders_of_their_own(
     trainers[1].fit(trainers[1].lightning_module, ToyData())  # goes on where it was
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "out-2", "runs"]
     assert not list(tmp_path.rglob(".lock*"))
+
+
+def test_a_script_that_goes_on_keeps_its_best_checkpoint_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["train.py"])
+    own = ModelCheckpoint(dirpath="mine", filename="own")
+
+    def run(**call) -> BestCheckpoint:
+        best = BestCheckpoint()
+        script_run(None, trainer={"callbacks": [best, own], **call.pop("trainer", {})}, **call)
+        return best
+
+    first = run()
+    assert first.best_model_path == str(tmp_path / "runs/train/checkpoints/best.ckpt")
+    assert [path.name for path in Path("mine").iterdir()] == ["own.ckpt"]
+    again = run(
+        ckpt_path=str(tmp_path / "runs/train/checkpoints/last.ckpt"),
+        trainer={"max_steps": 9},
+    )
+    assert again.best_model_score == first.best_model_score  # no validation was reached
+    assert again.best_model_path == first.best_model_path
 
 
 def test_a_script_has_the_callbacks_that_the_card_promises_once(tmp_path: Path) -> None:
