@@ -44,15 +44,6 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return min(MOST_STARTERS if "slow" in asked else MOST_WORKERS, len(os.sched_getaffinity(0)))
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of a file together, whose runs they share; and all of SLURM, of which there is
-    one."""
-    for item in items:
-        name = "slurm" if "slurm" in getattr(item, "fixturenames", ()) else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(name))
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["UNISONO_CACHE"] = str(tmp_path_factory.mktemp("cache"))
