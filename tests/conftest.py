@@ -31,17 +31,16 @@ trainer:
 """
 
 
-MOST_WORKERS, MOST_STARTERS = 4, 2
-MEASURES_TIME = ("soak", "benchmark", "gpu")
+MOST_WORKERS = 4
+STARTS_PROCESSES = ("slow", "soak", "smoke", "benchmark", "gpu")
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Tests share the cores; those that measure time have them all. Slow ones start processes of
-    their own, and two at once fill the waits of each other."""
-    asked = config.getoption("markexpr").replace("not ", "not_").split()
-    if any(marker in asked for marker in MEASURES_TIME):
+    """Default tests share the cores; those that start processes or measure time have them all."""
+    asked = config.getoption("markexpr").replace("not ", "not_")
+    if any(marker in asked.split() for marker in STARTS_PROCESSES):
         return 0
-    return min(MOST_STARTERS if "slow" in asked else MOST_WORKERS, len(os.sched_getaffinity(0)))
+    return min(MOST_WORKERS, len(os.sched_getaffinity(0)))
 
 
 @pytest.fixture(scope="session", autouse=True)

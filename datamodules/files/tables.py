@@ -771,11 +771,14 @@ def _new_file(path: Path, mode: str, way_out: str | None) -> Iterator[Any]:
         with naming(path):
             encoding = None if "b" in mode else "utf-8"
             file = open(unfinished, mode, encoding=encoding)  # noqa: SIM115 - closed below
-        with file:
+        try:
             yield file
             with naming(path):
                 file.flush()
                 os.fsync(file.fileno())
+        finally:
+            with naming(path):
+                file.close()
         check()
         os.replace(unfinished, path)
     finally:

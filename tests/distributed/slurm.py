@@ -9,12 +9,9 @@ import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-
-from filelock import FileLock
 
 PACKAGES = ("slurm-wlm", "munge")
 DAEMONS = ("slurmctld", "slurmd", "munged")
@@ -51,11 +48,6 @@ PartitionName=debug Nodes=n1,n2 Default=YES MaxTime=1:00:00 State=UP
 
 def install() -> str | None:
     """Install SLURM unless it is there; return why it cannot be had, else None."""
-    with FileLock(Path(tempfile.gettempdir()) / "slurm-install.lock"):  # another worker may, too
-        return _install()
-
-
-def _install() -> str | None:
     if all(shutil.which(name) for name in DAEMONS):
         return None
     if os.geteuid() != 0 or shutil.which("apt-get") is None:

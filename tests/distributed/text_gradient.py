@@ -36,8 +36,8 @@ def gradient(folder: Path, documents: str, micro_batch_size: int) -> dict[str, t
     seed_everything(1, verbose=False)
     module = LitCausalLM(partial(torch.optim.SGD, lr=1.0), network=SMALL)
     data = TextDataModule(
-        documents,
-        documents,
+        train_files=documents,
+        validation_files=documents,
         layout="documents",
         context_length=64,
         global_batch_size=8,
