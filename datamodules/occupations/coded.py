@@ -160,12 +160,11 @@ def open_index(
 RESULTS = ("code_ids", "code_confidence", "set_confidence", "needs_review")
 
 
-def output_columns(num_codes: int, k_best: int = 1) -> list[str]:
+def output_columns(num_codes: int) -> list[str]:
     """The names of the columns that coding adds, in order."""
     parts = ("code", "description", "confidence")
     of_codes = [f"{part}_{k}" for k in range(1, num_codes + 1) for part in parts]
-    of_sets = [f"{part}_{k}" for k in range(2, k_best + 1) for part in ("set", "confidence_set")]
-    return [*of_codes, "confidence_set", *of_sets, "needs_review", "truncated", "language_known"]
+    return [*of_codes, "confidence_set", "needs_review", "truncated", "language_known"]
 
 
 def write_coded_table(
@@ -180,8 +179,7 @@ def write_coded_table(
         index: which row holds which input.
         book: of the model that coded them.
         results: code_ids [D, K] int64 (negative = none), code_confidence [D, K] and
-            set_confidence [D] probabilities, needs_review [D] bool; next_ids [D, k, K] and
-            next_confidence [D, k] where further sets are wanted.
+            set_confidence [D] probabilities, needs_review [D] bool.
         path: a file of any kind of table.
 
     Raises:
@@ -229,8 +227,7 @@ class _Columns:
         self.descriptions = np.array([*book.descriptions, ""], dtype=object)
         num_codes = (results["code_ids"] >= 0).sum(1)
         self.num_codes = max(1, int(num_codes.max(initial=0)))  # as many as an answer has
-        self.num_next = results["next_ids"].shape[1] if "next_ids" in results else 0
-        self.names = output_columns(self.num_codes, 1 + self.num_next)
+        self.names = output_columns(self.num_codes)
 
     def of(self, input_ids: np.ndarray) -> list[pa.Array]:
         """The added columns of these rows, in the order of `names`; -1 is a row without text."""
@@ -243,12 +240,6 @@ class _Columns:
             columns.append(pa.array(self.descriptions[code_ids], pa.string()))
             columns.append(self._values(results["code_confidence"][ids, k], code_ids >= 0))
         columns.append(self._values(results["set_confidence"][ids], is_coded))
-        for k in range(self.num_next):
-            next_ids = np.maximum(results["next_ids"][ids, k], -1)
-            has_set = is_coded & (next_ids[:, 0] >= 0)
-            sets = ["+".join(filter(None, codes)) for codes in self.codes[next_ids].tolist()]
-            columns.append(pa.array(np.where(has_set, np.array(sets, object), ""), pa.string()))
-            columns.append(self._values(results["next_confidence"][ids, k], has_set))
         # A row without text has no code: a person must look at it.
         needs_review = results["needs_review"][ids].astype(bool) | ~is_coded
         columns.append(self._values(needs_review, np.ones_like(is_coded)))

@@ -17,8 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from datamodules.tokenizers.codes import CodeBook, Trie
-from lit_models.occupation_coder.encoders import Encoder
+from lit_models.occupation_coder.encoders import CharacterEncoder
 from lit_models.occupation_coder.linear import LinearHead, LinearOptions
+from lit_models.training.metrics import in_float32
 
 PAD, BEGIN, END, EMPTY = 0, 1, 2, 3  # CodeBook.symbols begins with these four
 NONE = -100
@@ -118,11 +119,6 @@ class CodeTrie(nn.Module):
         before = torch.arange(num_codes, device=code_ids.device)[None, :] < block[:, None]
         used = code_ids[:, None, :].masked_fill(~before[None], NONE)  # [B, T, U]
         return self.legal(node, used, depth, block)
-
-
-def widened(values: Tensor) -> Tensor:
-    """The values in float32, or as they are in float64: bfloat16 is too coarse for a softmax."""
-    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 class Memory(NamedTuple):
@@ -330,7 +326,7 @@ class BlockDecoder(nn.Module):
         weights = self.node_summary(known).unflatten(0, (len(summary), -1))  # [B, O, T, V, D]
         by_summary = torch.einsum("bd,botvd->botv", summary, weights).flatten(0, 1)
         by_node = (by_node + by_summary).masked_fill(child < 0, 0.0)
-        return widened(self.output(hidden) + by_node)
+        return in_float32(self.output(hidden) + by_node)
 
 
 class FlatHead(nn.Module):
@@ -356,7 +352,7 @@ class FlatHead(nn.Module):
         features = torch.cat([memory.hidden[:, 0], F.gelu(self.pool(mean))], dim=-1)
         path = self.trie.path[:, 1:]
         weights = F.embedding_bag(path, self.nodes.weight, mode="sum")  # [C, 2 D]
-        return widened(F.linear(self.dropout(features), weights)) + self.bias
+        return in_float32(F.linear(self.dropout(features), weights)) + self.bias
 
 
 class OccupationNetwork(nn.Module):
@@ -371,7 +367,7 @@ class OccupationNetwork(nn.Module):
 
     def __init__(
         self,
-        encoder: Encoder,
+        encoder: CharacterEncoder,
         decoder: BlockDecoder,
         flat_dropout: float = 0.0,
         linear: LinearOptions | None = None,
@@ -389,10 +385,10 @@ class OccupationNetwork(nn.Module):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, language_id: Tensor
     ) -> tuple[Memory, Tensor]:
-        """Memory of the texts and flat logits [B, C]; arguments as in `Encoder.forward`."""
+        """Memory of the texts and flat logits [B, C]. Args: as of `CharacterEncoder.forward`."""
         memory = Memory(*self.encoder(input_ids, attention_mask, language_id))
         if isinstance(self.flat, LinearHead):
-            return memory, widened(self.flat(input_ids, attention_mask))
+            return memory, in_float32(self.flat(input_ids, attention_mask))
         return memory, self.flat(memory)
 
     def blocks(self) -> list[nn.Module]:

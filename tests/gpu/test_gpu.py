@@ -88,8 +88,7 @@ def test_a_training_starts_from_the_weights_of_a_cpu(
         assert torch.equal(on_gpu[parameter].cpu(), weight), parameter
 
 
-# The mask of transformers' CANINE is infinity times zero in float64.
-@pytest.mark.parametrize("name", [name for name in EVERY if name != "CANINE"])
+@pytest.mark.parametrize("name", EVERY)
 def test_the_losses_in_float64_are_those_of_a_cpu(
     files: Path,  # noqa: F811
     tmp_path: Path,
