@@ -417,19 +417,17 @@ def _differences(content: dict[str, Any], rows: list[dict[str, Any]]) -> list[st
 
 @dataclass(frozen=True)
 class LedgerStep:
-    """A step in a ledger.
+    """A step of the lineage that led to the final weights.
 
     Attributes:
         line: its own.
         start: the line that began its attempt.
-        is_discarded: a later attempt repeated it.
-        before: lines of the lineage that led to it, without steps that a kill discarded.
-        left_out: why it is not in the final weights though it was not repeated, or "".
+        before: lines of the lineage that led to it.
+        left_out: why it is not in the final weights, or "".
     """
 
     line: dict[str, Any]
     start: dict[str, Any]
-    is_discarded: bool
     before: list[dict[str, Any]] = field(default_factory=list)
     left_out: str = ""
 
@@ -451,8 +449,8 @@ class Start:
     num_older: int = 0
 
 
-def find_step(run: Path, step: int, attempt: int | None = None) -> LedgerStep:
-    """Return a step, from 1, of the surviving lineage, or of one attempt, from 1.
+def find_step(run: Path, step: int) -> LedgerStep:
+    """Return a step, from 1, of the surviving lineage.
 
     Raises:
         FileNotFoundError: no such run, or it has no ledger.
@@ -461,28 +459,18 @@ def find_step(run: Path, step: int, attempt: int | None = None) -> LedgerStep:
     if not run.is_dir():
         raise FileNotFoundError(f"there is no run folder {run}; name one, such as runs/demo.")
     rows, _ = read_ledger(run / "ledger.jsonl")
-    starts = {row["attempt"]: row for row in rows if "resumed_from_step" in row}
     lineage, _ = surviving(rows)
-    lines = [row for row in rows if "digest" in row]
-    own = [row for row in lines if row["attempt"] == attempt]
-    chosen = lineage.get(step)
-    if attempt is not None:
-        chosen = next((row for row in own if row["step"] == step), None)
-    if chosen is None:
-        where = f"{run}" if attempt is None else f"attempt {attempt} of {run}"
-        steps = sorted(lineage) if attempt is None else [row["step"] for row in own]
-        range_ = f"it has steps {min(steps)} to {max(steps)}" if steps else "it has no step at all"
-        others = sorted({row["attempt"] for row in lines if row["step"] == step})
-        hint = f"; attempt {others[0]} has it, use --attempt={others[0]}" if others else ""
-        raise ValueError(f"{where} has no step {step}: {range_}{hint}.")
+    if step not in lineage:
+        steps = f"it has steps {min(lineage)} to {max(lineage)}" if lineage else "it has no step"
+        raise ValueError(f"{run} has no step {step}: {steps}.")
+    line = lineage[step]
+    starts = {row["attempt"]: row for row in rows if "resumed_from_step" in row}
     before: list[dict[str, Any]] = []
-    for row in rows[: next(place for place, row in enumerate(rows) if row is chosen)]:
+    for row in rows[: next(place for place, row in enumerate(rows) if row is line)]:
         if "resumed_from_step" in row:
             before = [line for line in before if line.get("step", 0) <= row["resumed_from_step"]]
         before.append(row)
-    is_discarded = lineage.get(step) is not chosen
-    why = "" if is_discarded else left_out(rows).get(step, "")
-    return LedgerStep(chosen, starts[chosen["attempt"]], is_discarded, before, why)
+    return LedgerStep(line, starts[line["attempt"]], before, left_out(rows).get(step, ""))
 
 
 def find_start(run: Path, found: LedgerStep) -> Start:

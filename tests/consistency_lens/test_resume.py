@@ -36,14 +36,12 @@ def test_the_ledger_of_a_lens_proves_its_steps(whole):
 
 
 @pytest.mark.parametrize("step", [1, 3, 4])  # the third is the first together
-def test_a_step_of_a_lens_is_replayed(whole, tmp_path, step):
+def test_a_step_of_a_lens_is_replayed(whole, step):
     data = documents(whole.parent)
     found = find_step(whole, step)
     values = {"max_epochs": 9, "max_steps": STEPS, "precision": "64-true"}
     seed_everything(1, verbose=False)
-    result = replay_step(
-        found, Start(None, 0, []), lens(), data, whole, tmp_path, values, advance=True
-    )
+    result = replay_step(found, Start(None, 0, []), lens(), data, whole, values, advance=True)
     assert result.loss == pytest.approx(found.line["loss"], rel=1e-10)
     assert result.grad_norm == pytest.approx(found.line["grad_norm"], rel=1e-9)
     assert len(result.samples) == 16

@@ -323,7 +323,7 @@ def test_a_replay_has_the_micro_batch_of_a_group(tmp_path, start, micro):
     plan = {"request": request, "digest": "", "repeats_first_epoch": False}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     data = SimpleNamespace(batch_size=None, micro_batch_size="auto", global_batch_size=None)
-    found = LedgerStep({}, start, False)
+    found = LedgerStep({}, start)
     follow_one_device(data, found, tmp_path, {"accumulate_grad_batches": 2})
     assert (data.global_batch_size, data.micro_batch_size) == (16, micro)
 
