@@ -102,11 +102,3 @@ def layer_depths(root: nn.Module, encoder: Any) -> dict[str, int]:
         for name, parameter in root.named_parameters()
         if id(parameter) in own
     }
-
-
-def rounds_to_float32() -> bool:
-    """Return whether products of float32 on this machine keep its 24 bits, and no fewer."""
-    try:
-        return torch.get_float32_matmul_precision() == "highest"
-    except RuntimeError:  # was set by torch's newer names, of which it cannot tell
-        return False

@@ -1,8 +1,7 @@
 """Run folder: its choice and lock, the facts of a run, banner, loggers and progress.
 
-The launching process chooses the folder and hands the choice to its children by an environment
-variable. Under srun or torchrun, where nobody launches, the first rank writes it to a claim file
-that is named by the launch and that the others wait for.
+The launching process hands its choice to its children by an environment variable. Under srun or
+torchrun the first rank writes it to a claim file that is named by the launch.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from datetime import timedelta
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import lightning
 import torch
@@ -52,13 +51,7 @@ _held: dict[Path, tuple[SoftFileLock, list[Path]]] = {}  # by this process; fold
 
 @dataclass(frozen=True)
 class Run:
-    """Where a run writes and what it starts from.
-
-    Attributes:
-        folder: the run folder.
-        ckpt_path: a checkpoint, or `None` for a fresh start.
-        notice: one line for the user, or "".
-    """
+    """Where a run writes, the checkpoint that it starts from, and a line for the user."""
 
     folder: str
     ckpt_path: str | None = None
@@ -232,16 +225,28 @@ def settle(
     choose: Callable[[], Run], environ: dict[str, str] | os._Environ[str], claims: Path
 ) -> Run:
     """Return the same run on every rank: `choose` runs in the launching process or on the first
-    rank; `environ` hands it to children, a file in the folder `claims` to other ranks."""
+    rank; `environ` hands it to children, a file in the folder `claims` to other ranks.
+
+    Raises:
+        RuntimeError: the first rank failed, or did not answer in time.
+    """
     if HANDED_DOWN in environ and int(environ.get("LOCAL_RANK") or 0) > 0:
         return Run(**json.loads(environ[HANDED_DOWN]))
     claim = claim_path(environ, claims)
     if claim is None:
         run = choose()
-    elif int(environ.get("RANK") or environ.get("SLURM_PROCID") or environ["NODE_RANK"]) == 0:
-        run = _write_claim(claim, choose)
-    else:
+    elif int(environ.get("RANK") or environ.get("SLURM_PROCID") or environ["NODE_RANK"]) > 0:
         run = wait_for_claim(claim)
+    else:
+        content: dict[str, Any] = {}
+        try:
+            run = choose()
+            content["run"] = asdict(run)
+        except Exception as error:
+            content["error"] = str(error)
+            raise
+        finally:
+            write_whole(claim, json.dumps({**content, "time_s": time.time()}))
     environ[HANDED_DOWN] = json.dumps(asdict(run))
     return run
 
@@ -264,26 +269,8 @@ def claim_path(environ: Mapping[str, str], claims: Path) -> Path | None:
     return claims / f".launch-{hashlib.sha256(launch.encode()).hexdigest()[:16]}.json"
 
 
-def _write_claim(claim: Path, choose: Callable[[], Run]) -> Run:
-    """Decide and publish the choice, or the error, in one atomic step."""
-    claim.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        run = choose()
-        content: dict[str, Any] = {"run": asdict(run)}
-    except Exception as error:
-        content = {"error": str(error)}
-        raise
-    finally:
-        write_whole(claim, json.dumps({**content, "time_s": time.time()}))
-    return run
-
-
 def wait_for_claim(claim: Path, timeout_s: float = 120.0) -> Run:
-    """Return the first rank's choice; a claim older than ten minutes is of an earlier launch.
-
-    Raises:
-        RuntimeError: the first rank failed, or did not answer in time.
-    """
+    """Return the first rank's choice; a claim older than ten minutes is of an earlier launch."""
     begin = time.time()
     while time.time() - begin < timeout_s:
         content = json.loads(_text(claim) or '{"time_s": 0}')
@@ -457,18 +444,10 @@ def status(trainer: Trainer) -> dict[str, Any]:
 
 def most_resident_bytes() -> int | None:
     """Return the most host memory that this process has held, its libraries included; `None`
-    where the system does not say."""
-    # Linux tells it of this program alone; what `getrusage` says is at least what the process
-    # that started it had held.
-    for line in _text(Path("/proc/self/status")).splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    if sys.platform == "win32":
-        return None
-    import resource  # POSIX alone has it
-
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    where the system is not Linux."""
+    # What `getrusage` says is at least what the process that started this one had held.
+    match = re.search(r"VmHWM:\s+(\d+) kB", _text(Path("/proc/self/status")))
+    return int(match[1]) * 1024 if match else None
 
 
 def command_line() -> str:
@@ -633,7 +612,7 @@ class AppendingCSVLogger(Logger):
         super().__init__()
         self.path = Path(folder) / "metrics.csv"
         self.resumed_step = resumed_step
-        self._columns: list[str] | None = None
+        self._columns: list[str] = []
 
     @rank_zero_only
     def log_hyperparams(self, *_: Any, **__: Any) -> None:
@@ -643,23 +622,24 @@ class AppendingCSVLogger(Logger):
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Append one row; a new metric becomes a new column."""
         row: dict[str, Any] = {"step": "" if step is None else step, **metrics}
-        if self._columns is None:
-            # Written anew in any case: a kill may have cut the last row short.
-            rows = [r for r in self._read() if not self._runs_again(r)]
-            self._columns = list(rows[0]) if rows else ["step", "epoch"]
-            self._rewrite(rows)
-        new = sorted(set(row) - set(self._columns))
-        if new:
-            self._columns += new
-            self._rewrite(self._read())
+        if not self._columns or set(row) - set(self._columns):
+            # Written anew at first in any case: a kill may have cut the last row short.
+            rows = self._read()
+            if not self._columns:
+                rows = [r for r in rows if not self._runs_again(r)]
+                self._columns = list(rows[0]) if rows else ["step", "epoch"]
+            self._columns += sorted(set(row) - set(self._columns))
+            text = io.StringIO()
+            writer = csv.DictWriter(text, self._columns, restval="")
+            writer.writeheader()
+            writer.writerows(rows)
+            write_whole(self.path, text.getvalue())
         with self.path.open("a", newline="", encoding="utf-8") as file:
             csv.DictWriter(file, self._columns, restval="").writerow(row)
 
     def _runs_again(self, row: dict[str, str]) -> bool:
-        """Whether the resumed run will write this row once more.
-
-        Ledger and Throughput number steps from 1, Lightning the rows of an evaluation from 0.
-        """
+        """Whether the resumed run will write this row once more: Ledger and Throughput number
+        steps from 1, Lightning the rows of an evaluation from 0."""
         if self.resumed_step is None or not row["step"].isdigit():
             return False
         is_of_done_step = row.get("train/loss") or row.get("throughput/seconds")
@@ -681,13 +661,6 @@ class AppendingCSVLogger(Logger):
                 "run goes on with a new one."
             ) from error
 
-    def _rewrite(self, rows: list[dict[str, str]]) -> None:
-        text = io.StringIO()
-        writer = csv.DictWriter(text, self._columns or [], restval="")
-        writer.writeheader()
-        writer.writerows(rows)
-        write_whole(self.path, text.getvalue())
-
 
 def default_loggers(folder: str, resumed_step: int | None = None) -> list[Logger]:
     """Return the loggers of a run folder: metrics.csv and tensorboard/. Rows behind the steps that
@@ -700,17 +673,16 @@ def default_loggers(folder: str, resumed_step: int | None = None) -> list[Logger
 class ProgressLine(ProgressBar):
     """Writes `epoch 1/3  step 40/939  loss 2.31  812 rows/s  0:01:42 left`.
 
-    A metric is read only when a line is written, so that a GPU is not made to wait each step.
+    A metric is read only when a line is written: a GPU need not wait each step.
 
     Args:
         interval_s: seconds between lines where the output is no terminal, whose line is replaced
             twice a second.
-        stream: where to write; standard output where `None`.
     """
 
-    def __init__(self, interval_s: float = 10.0, stream: TextIO | None = None) -> None:
+    def __init__(self, interval_s: float = 10.0) -> None:
         super().__init__()
-        self.interval_s, self._stream = interval_s, stream
+        self.interval_s = interval_s
         self._is_enabled = True
         self._begin = self._last = 0.0
         self._first_step = self._batches = self._width = 0
@@ -743,25 +715,26 @@ class ProgressLine(ProgressBar):
         if name in trainer.callback_metrics and not trainer.sanity_checking:
             self._validated = f"{name} {float(trainer.callback_metrics[name]):.4g}"
 
-    on_test_start = on_predict_start = on_validation_start
-
     def on_validation_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        self._evaluated("validation", trainer.num_val_batches)
+        self._batches += 1
+        if self._is_due():
+            stage, total = trainer.state.stage, sum(trainer.num_val_batches)
+            if trainer.testing or trainer.predicting:
+                total = sum(trainer.num_test_batches or trainer.num_predict_batches)
+            self._write(f"{stage} batch {self._batches}/{total:.0f}")
 
-    def on_test_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        self._evaluated("test", trainer.num_test_batches)
-
-    def on_predict_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        self._evaluated("predict", trainer.num_predict_batches)
+    on_test_start = on_predict_start = on_validation_start
+    on_test_batch_end = on_predict_batch_end = on_validation_batch_end
 
     def _train_line(self, trainer: Trainer) -> str:
-        step, total = trainer.global_step, total_steps(trainer)
+        step, total = trainer.global_step, trainer.estimated_stepping_batches
+        is_bounded = 0 < total < float("inf")
         seconds = max(time.monotonic() - self._begin, 1e-9)
         done = step - self._first_step
         epochs = f"/{trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
         # Not `current_epoch`, which Lightning counts up before training has ended.
         epoch = max(1, trainer.fit_loop.epoch_progress.current.started)
-        parts = [f"epoch {epoch}{epochs}", f"step {step}{f'/{total}' if total else ''}"]
+        parts = [f"epoch {epoch}{epochs}", f"step {step}{f'/{total}' * is_bounded}"]
         ledger = ledger_of(trainer)
         logged = ledger.latest if ledger is not None else {}
         loss = logged.get("loss", trainer.callback_metrics.get("train/loss"))
@@ -773,47 +746,22 @@ class ProgressLine(ProgressBar):
             batching = getattr(getattr(trainer, "datamodule", None), "batching", None)
             rows = getattr(batching, "global_batch_size", 1)
             parts.append(f"{done * rows / seconds:,.0f} rows/s")
-        if done > 0 and total:
+        if done > 0 and is_bounded:
             left = timedelta(seconds=round((total - step) * seconds / done))
             took = timedelta(seconds=round(seconds))
             parts.append(f"{left} left" if step < total else f"took {took}")
         return "  ".join(parts)
 
-    def _evaluated(self, what: str, batches: Any) -> None:
-        self._batches += 1
-        if self._is_due():
-            total = float(sum(batches)) if isinstance(batches, list) else batches
-            self._write(f"{what} batch {self._batches}/{total:.0f}")
-
     def _is_due(self) -> bool:
-        interval_s = 0.5 if self._out.isatty() else self.interval_s
+        interval_s = 0.5 if sys.stdout.isatty() else self.interval_s
         return self._is_enabled and time.monotonic() - self._last >= interval_s
-
-    @property
-    def _out(self) -> TextIO:
-        return self._stream or sys.stdout  # a spawned process does not inherit the stream
 
     def _write(self, line: str, is_last: bool = False) -> None:
         if not self._is_enabled:
             return
         self._last = time.monotonic()
-        if self._out.isatty():
-            self._out.write("\r" + line.ljust(self._width) + ("\n" if is_last else ""))
-            self._width = 0 if is_last else len(line)
+        if sys.stdout.isatty():
+            print("\r" + line.ljust(self._width), end="\n" if is_last else "", flush=True)
+            self._width = len(line)
         else:
-            self._out.write(line + "\n")
-        self._out.flush()
-
-    def print(self, *args: Any, **kwargs: Any) -> None:
-        if self._is_enabled:
-            print(*args, file=self._out, **kwargs)
-
-
-def total_steps(trainer: Trainer) -> int | None:
-    """Return the optimizer steps of the whole run, or `None` where it has no known end."""
-    limits = [trainer.max_steps] if (trainer.max_steps or -1) > 0 else []
-    batches = trainer.num_training_batches
-    if (trainer.max_epochs or -1) > 0 and batches != float("inf"):
-        steps = -(-int(batches) // trainer.accumulate_grad_batches)
-        limits.append(steps * int(trainer.max_epochs or 0))
-    return min(limits) if limits else None
+            print(line, flush=True)

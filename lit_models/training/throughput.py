@@ -5,6 +5,7 @@ ranks, from the plan. No step waits for a device or another rank.
 """
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import IO, Any
@@ -19,39 +20,25 @@ from torch.utils.flop_counter import (
 )
 
 from datamodules.core.planned import PlannedDataModule
-from lit_models.blocks import rounds_to_float32
 from lit_models.training.ledger import complete_lines, ledger_of
 
 FILE_NAME = "throughput.jsonl"
-# Dense TFLOP/s of the tensor cores with sums in float32, and of float32 without them, by the whole
-# name of a GPU: a laptop's, a slice's or a cut-down model's differs, and so does what it can do.
-# NVIDIA's sheets give most of these with structured sparsity, which is twice as much. Sources:
-# Lightning's `fabric/utilities/throughput.py`, which cites the sheets; glennklockwood.com/garden;
-# hmc-tech.com; archive-lib.hpctech.co.jp; waredb.com. What no sheet confirmed was left out.
-_H100_SXM = {"bf16": 989.4, "fp16": 989.4, "tf32": 494.7, "fp32": 66.9}
-_A100 = {"bf16": 312.0, "fp16": 312.0, "tf32": 156.0, "fp32": 19.5}
-_V100_SXM, _V100_PCIE = {"fp16": 125.0, "fp32": 15.7}, {"fp16": 112.0, "fp32": 14.0}
-PEAKS: dict[str, dict[str, float]] = {
-    "NVIDIA B200": {"bf16": 2250.0, "fp16": 2250.0, "tf32": 1125.0, "fp32": 75.0},
-    "NVIDIA H200": _H100_SXM,
-    "NVIDIA H100 80GB HBM3": _H100_SXM,
-    "NVIDIA H100 PCIe": {"bf16": 756.5, "fp16": 756.5, "tf32": 378.0, "fp32": 51.0},
-    "NVIDIA H100 NVL": {"bf16": 835.5, "fp16": 835.5, "tf32": 417.5, "fp32": 60.0},
-    "NVIDIA A100-SXM4-40GB": _A100,
-    "NVIDIA A100-SXM4-80GB": _A100,
-    "NVIDIA A100-PCIE-40GB": _A100,
-    "NVIDIA A100 80GB PCIe": _A100,
-    "NVIDIA A40": {"bf16": 149.7, "fp16": 149.7, "tf32": 74.8, "fp32": 37.4},
-    "NVIDIA A10": {"bf16": 125.0, "fp16": 125.0, "tf32": 62.5, "fp32": 31.2},
-    "NVIDIA L4": {"bf16": 121.0, "fp16": 121.0, "tf32": 60.0, "fp32": 30.3},
-    "NVIDIA L40": {"bf16": 181.0, "fp16": 181.0, "tf32": 90.5, "fp32": 90.5},
-    "NVIDIA L40S": {"bf16": 362.0, "fp16": 362.0, "tf32": 183.0, "fp32": 91.6},
-    "Tesla V100-SXM2-16GB": _V100_SXM,
-    "Tesla V100-SXM2-32GB": _V100_SXM,
-    "Tesla V100-PCIE-16GB": _V100_PCIE,
-    "Tesla V100-PCIE-32GB": _V100_PCIE,
-    "Tesla T4": {"fp16": 65.0, "fp32": 8.1},
-    "NVIDIA GeForce RTX 4090": {"bf16": 165.2, "fp16": 165.2, "tf32": 82.6, "fp32": 82.6},
+# Dense TFLOP/s in bfloat16 and float16, by the whole name of a GPU: a slice has less.
+# NVIDIA's sheets, most of which give twice as much, with structured sparsity.
+PEAKS = {
+    "NVIDIA B200": 2250.0,
+    "NVIDIA H200": 989.4,
+    "NVIDIA H100 80GB HBM3": 989.4,
+    "NVIDIA H100 PCIe": 756.5,
+    "NVIDIA H100 NVL": 835.5,
+    "NVIDIA A100-SXM4-40GB": 312.0,
+    "NVIDIA A100-SXM4-80GB": 312.0,
+    "NVIDIA A100-PCIE-40GB": 312.0,
+    "NVIDIA A100 80GB PCIe": 312.0,
+    "NVIDIA A10": 125.0,
+    "NVIDIA L4": 121.0,
+    "NVIDIA L40S": 362.0,
+    "NVIDIA GeForce RTX 4090": 165.2,
 }
 
 # A count runs decomposed what can be and is not named here, such as these, which would then round
@@ -72,20 +59,18 @@ WHOLE |= {operation.default: count for operation, count in WHOLE.items()}
 
 def peak_of(name: str, precision: str) -> float | None:
     """Return the dense peak of a GPU, named as torch names it, in FLOP/s under `trainer.precision`;
-    `None` where it is unknown."""
-    kinds = {"bf16": "bf16", "16": "fp16"}
-    kind = kinds.get(precision.removesuffix("-true").removesuffix("-mixed"), precision)
-    if precision.startswith("32"):
-        kind = "fp32" if rounds_to_float32() else "tf32"
-    tera = PEAKS.get(name, {}).get(kind)
+    `None` where it is unknown, and with more than 16 bits."""
+    tera = PEAKS.get(name) if re.fullmatch("(bf)?16-(mixed|true)", precision) else None
     return None if tera is None else tera * 1e12
 
 
 def is_compiled(module: nn.Module) -> bool:
     """Return whether any part runs by torch.compile, in place or wrapped."""
-    # What a wrapper holds is its `_orig_mod`; its class would import the compiler: seconds.
-    parts = list(module.modules())
-    return any(p._compiled_call_impl is not None or hasattr(p, "_orig_mod") for p in parts)
+    # Whose class would import the compiler: seconds.
+    return any(
+        part._compiled_call_impl is not None or hasattr(part, "_orig_mod")
+        for part in module.modules()
+    )
 
 
 class Throughput(Callback):
@@ -97,7 +82,7 @@ class Throughput(Callback):
 
     Args:
         peak_flops: of a device in the run's precision, dense, in FLOP/s; `None` takes it from a
-            table of GPUs.
+            table of GPUs in 16 bits.
     """
 
     def __init__(self, peak_flops: float | None = None) -> None:

@@ -1,7 +1,6 @@
 """Run folder, lock and claims; banner, progress and loggers."""
 
 import csv
-import io
 import json
 import multiprocessing
 import os
@@ -39,7 +38,6 @@ from lit_models.training.run import (
     print_banner,
     release,
     settle,
-    total_steps,
     wait_for_claim,
     withdraw,
 )
@@ -428,21 +426,13 @@ FACTS = {
 }
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def trainer(**values: Any) -> Any:
+    current = SimpleNamespace(started=1)
     known = {
         "global_step": 40,
-        "fit_loop": SimpleNamespace(
-            epoch_progress=SimpleNamespace(current=SimpleNamespace(started=1))
-        ),
+        "fit_loop": SimpleNamespace(epoch_progress=SimpleNamespace(current=current)),
         "max_epochs": 3,
-        "max_steps": -1,
-        "num_training_batches": 200,
-        "accumulate_grad_batches": 2,
+        "estimated_stepping_batches": 300,
         "callback_metrics": {"train/loss": 2.3125},
         "callbacks": [],
         "datamodule": SimpleNamespace(batching=SimpleNamespace(global_batch_size=64)),
@@ -457,57 +447,49 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return now
 
 
-def test_the_line_has_loss_rows_per_second_and_time_left(clock: SimpleNamespace) -> None:
-    stream = io.StringIO()
-    line = ProgressLine(stream=stream)
-    line.on_train_start(trainer(global_step=20), None)
-    clock.seconds += 10
-    line.on_train_end(trainer(), None)
+def progress(clock: SimpleNamespace, line: ProgressLine, steps: range, seconds: int = 1) -> None:
+    line.on_train_start(trainer(global_step=steps.start), None)
+    for step in steps:
+        clock.seconds += seconds
+        line.on_train_batch_end(trainer(global_step=step + 1), None, None, None, 0)
+    line.on_train_end(trainer(global_step=steps.stop), None)
+
+
+def test_the_line_has_loss_rows_per_second_and_time_left(clock: SimpleNamespace, capsys) -> None:
+    progress(clock, ProgressLine(interval_s=11), range(20, 40, 20), seconds=10)
     # 20 steps of 64 rows in 10 s; 300 steps in all, 260 are left at 2 a second
     shown = "epoch 1/3  step 40/300  loss 2.312  128 rows/s  0:02:10 left\n"
-    assert stream.getvalue() == shown
+    assert capsys.readouterr().out == shown
 
 
-def test_a_log_gets_a_line_per_interval_and_a_last_one(clock: SimpleNamespace) -> None:
-    stream = io.StringIO()
-    line = ProgressLine(interval_s=10, stream=stream)
-    line.on_train_start(trainer(global_step=0), None)
-    for step in range(1, 31):
-        clock.seconds += 1
-        line.on_train_batch_end(trainer(global_step=step), None, None, None, 0)
-    line.on_train_end(trainer(global_step=30), None)
-    lines = stream.getvalue().splitlines()
+def test_a_run_without_an_end_tells_no_time_left(clock: SimpleNamespace, capsys) -> None:
+    line = ProgressLine()
+    line.on_train_start(trainer(), None)
+    endless = {"max_epochs": -1, "estimated_stepping_batches": float("inf")}
+    line.on_train_end(trainer(**endless), None)
+    assert capsys.readouterr().out == "epoch 1  step 40  loss 2.312\n"
+
+
+def test_a_log_gets_a_line_per_interval_and_a_last_one(clock: SimpleNamespace, capsys) -> None:
+    progress(clock, ProgressLine(interval_s=10), range(30))
+    lines = capsys.readouterr().out.splitlines()
     assert [text.split("step ")[1].split("/")[0] for text in lines] == ["10", "20", "30", "30"]
 
 
-def test_a_terminal_gets_one_line_that_is_overwritten(clock: SimpleNamespace) -> None:
-    stream = Terminal()
-    line = ProgressLine(stream=stream)
-    line.on_train_start(trainer(global_step=0), None)
-    for _ in range(3):
-        clock.seconds += 1
-        line.on_train_batch_end(trainer(), None, None, None, 0)
-    line.on_train_end(trainer(), None)
-    assert stream.getvalue().count("\r") == 4
-    assert stream.getvalue().count("\n") == 1
+def test_a_terminal_gets_one_line_that_is_overwritten(
+    clock: SimpleNamespace, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    progress(clock, ProgressLine(), range(3))
+    shown = capsys.readouterr().out
+    assert (shown.count("\r"), shown.count("\n")) == (4, 1)
 
 
-def test_a_rank_that_does_not_speak_writes_nothing(clock: SimpleNamespace) -> None:
-    stream = io.StringIO()
-    line = ProgressLine(stream=stream)
+def test_a_rank_that_does_not_speak_writes_nothing(clock: SimpleNamespace, capsys) -> None:
+    line = ProgressLine()
     line.disable()
-    line.on_train_start(trainer(), None)
-    clock.seconds += 100
-    line.on_train_batch_end(trainer(), None, None, None, 0)
-    line.on_train_end(trainer(), None)
-    assert stream.getvalue() == ""
-
-
-def test_the_end_of_a_run_is_its_first_limit() -> None:
-    assert total_steps(trainer()) == 300
-    assert total_steps(trainer(max_steps=50)) == 50
-    assert total_steps(trainer(num_training_batches=3, max_epochs=1)) == 2
-    assert total_steps(trainer(max_epochs=-1)) is None
+    progress(clock, line, range(1), seconds=100)
+    assert capsys.readouterr().out == ""
 
 
 def test_the_banner_names_devices_and_plan(capsys: pytest.CaptureFixture[str]) -> None:
