@@ -34,6 +34,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from rich.console import Console
 from rich.table import Table
@@ -718,23 +719,25 @@ class ProgressLine(ProgressBar):
     def on_validation_batch_end(self, trainer: Trainer, *_: Any) -> None:
         self._batches += 1
         if self._is_due():
-            stage, total = trainer.state.stage, sum(trainer.num_val_batches)
-            if trainer.testing or trainer.predicting:
-                total = sum(trainer.num_test_batches or trainer.num_predict_batches)
-            self._write(f"{stage} batch {self._batches}/{total:.0f}")
+            stage: Any = trainer.state.stage
+            totals = {
+                RunningStage.TESTING: trainer.num_test_batches,
+                RunningStage.PREDICTING: trainer.num_predict_batches,
+            }
+            total = sum(totals.get(stage, trainer.num_val_batches))
+            self._write(f"{stage.value} batch {self._batches}/{total:.0f}")
 
     on_test_start = on_predict_start = on_validation_start
     on_test_batch_end = on_predict_batch_end = on_validation_batch_end
 
     def _train_line(self, trainer: Trainer) -> str:
-        step, total = trainer.global_step, trainer.estimated_stepping_batches
-        is_bounded = 0 < total < float("inf")
+        step, total = trainer.global_step, total_steps(trainer)
         seconds = max(time.monotonic() - self._begin, 1e-9)
         done = step - self._first_step
         epochs = f"/{trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
         # Not `current_epoch`, which Lightning counts up before training has ended.
         epoch = max(1, trainer.fit_loop.epoch_progress.current.started)
-        parts = [f"epoch {epoch}{epochs}", f"step {step}{f'/{total}' * is_bounded}"]
+        parts = [f"epoch {epoch}{epochs}", f"step {step}{f'/{total}' if total else ''}"]
         ledger = ledger_of(trainer)
         logged = ledger.latest if ledger is not None else {}
         loss = logged.get("loss", trainer.callback_metrics.get("train/loss"))
@@ -746,7 +749,7 @@ class ProgressLine(ProgressBar):
             batching = getattr(getattr(trainer, "datamodule", None), "batching", None)
             rows = getattr(batching, "global_batch_size", 1)
             parts.append(f"{done * rows / seconds:,.0f} rows/s")
-        if done > 0 and is_bounded:
+        if done > 0 and total:
             left = timedelta(seconds=round((total - step) * seconds / done))
             took = timedelta(seconds=round(seconds))
             parts.append(f"{left} left" if step < total else f"took {took}")
@@ -765,3 +768,13 @@ class ProgressLine(ProgressBar):
             self._width = len(line)
         else:
             print(line, flush=True)
+
+
+def total_steps(trainer: Trainer) -> int | None:
+    """Return the optimizer steps of the whole run, or `None` where it has no known end."""
+    limits = [trainer.max_steps] if (trainer.max_steps or -1) > 0 else []
+    batches = trainer.num_training_batches
+    if (trainer.max_epochs or -1) > 0 and batches != float("inf"):
+        steps = -(-int(batches) // trainer.accumulate_grad_batches)
+        limits.append(steps * int(trainer.max_epochs or 0))
+    return min(limits, default=None)
