@@ -22,10 +22,9 @@ from datamodules.text.terms import sentences_of
 from datamodules.tokenizers.text import TextTokenizer
 from lit_models.causal_lm.generation import Completions, GenerationOptions, generate
 from lit_models.causal_lm.module import LitCausalLM
-from lit_models.seo.onpage import LONGEST_DESCRIPTION, LONGEST_TITLE, SHORTEST_DESCRIPTION
+from lit_models.seo.onpage import LIMITS
 from lit_models.training.metrics import SampleResult, SumCount
 
-LIMITS = {"title": (1, LONGEST_TITLE), "description": (SHORTEST_DESCRIPTION, LONGEST_DESCRIPTION)}
 WORD = re.compile(r"\w+")
 ROUGE = ("rouge1", "rouge2", "rougeL")
 BASELINE = "lead_"  # before the names of the same scores of the lead sentence

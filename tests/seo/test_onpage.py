@@ -5,11 +5,11 @@ import json
 import time
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from datamodules.text.terms import sentences_of, words_of
-from lit_models.seo.onpage import Page, check_page, check_site, main, page_of_bytes
+from lit_models.seo.onpage import check_page, check_site, main
 
 SOUND = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Pies</title>
 <meta name="description" content="How to make an apple pie as grandmothers did: what you need, how
@@ -17,13 +17,13 @@ long it takes, and what to do with the peel."><link rel="canonical" href="https:
 </head><body><h1>Apple pie</h1><h2>Peel</h2><p>Keep it.</p></body></html>"""
 
 
-def report(html, address=None, **options):
-    return check_page(Page("page", html, address), **options)
+def report(html, **options):
+    return check_page(f"<meta charset=utf-8>{html}".encode(), "page", **options)
 
 
-def rules(html, check, address=None):
+def rules(html, check):
     """The rules that one check says are broken, with evidence."""
-    found = report(html, address).findings
+    found = report(html).findings
     return [(f.rule.split(";")[0], f.evidence, f.place) for f in found if f.check == check]
 
 
@@ -53,23 +53,28 @@ def test_titles_and_descriptions_are_measured_in_characters():
 @pytest.mark.parametrize(
     ("link", "rule"),
     [
-        ('<link rel="canonical" href="">', "the canonical link names no address"),
-        ('<link rel="canonical" href="/a">', "the canonical address is relative"),
-        ('<link rel="canonical" href="http://[">', "the canonical address cannot be read"),
+        ('<link rel="canonical" href="">', "the canonical link has no address"),
+        ('<link rel="canonical" href="http://[">', "the canonical link has no address"),
+        ('<link rel="x CANONICAL" href="/a">', "the canonical address is relative"),
         ("<p>x</p><link rel=canonical href=https://a.b/>", "the canonical link stands in the body"),
     ],
 )
 def test_a_canonical_link_must_be_whole_and_in_the_head(link, rule):
     assert rules(link, "canonical")[0][0].startswith(rule)
+    two = "<link rel=canonical href=https://a.b/><link rel=canonical href=https://c.d/>"
+    [(said, evidence, _)] = rules(two, "canonical")
+    assert (said, evidence) == (
+        "the canonical links name different addresses", "https://a.b/, https://c.d/",
+    )  # fmt: skip
 
 
 def test_robots_and_language_are_read():
     html = '<html lang="en_us!"><meta name="ROBOTS" content="NOINDEX,follow"><p>x'
     assert rules(html, "robots")[0][1] == '<meta name="ROBOTS" content="NOINDEX,follow">'
     assert report(html).facts["robots"] == {"robots": "noindex,follow"}
-    assert rules(html, "language") == [
-        ("the language is no code such as en or pt-BR", "en_us!", "html")
-    ]
+    [(rule, evidence, place)] = rules(html, "language")
+    assert rule == "no language is declared by a code such as en or pt-BR"
+    assert (evidence, place) == ("en_us!", "html")
 
 
 def test_the_order_of_headings_is_checked():
@@ -94,13 +99,14 @@ def test_many_faults_of_one_kind_are_counted():
     assert len([f for f in found if f.check == "images"]) == 21
 
 
-def test_links_are_seen_from_the_page():
+def test_links_are_seen_from_the_canonical_address():
     html = "".join(
         f"<a href='{href}'>x</a>"
         for href in ("/a", "b", "//www.ex.org/c", "https://Ex.org/d", "http://o.org", "#e", "tel:1")
     )
     counts = {"internal": 4, "external": 1, "fragment": 1, "other": 1, "unknown": 0}
-    assert report(html, "https://ex.org/dir/").facts["links"] == counts
+    own = "<link rel=canonical href=https://ex.org/dir/>"
+    assert report(own + html).facts["links"] == counts
     unknown = {"internal": 2, "external": 0, "fragment": 1, "other": 1, "unknown": 3}
     assert report(html).facts["links"] == unknown
     silent = (
@@ -111,42 +117,45 @@ def test_links_are_seen_from_the_page():
     ]  # fmt: skip
 
 
-def test_structured_data_that_nobody_can_read_is_found():
+def test_structured_data_of_all_kinds_is_listed():
     html = (
         '<script type="application/ld+json">{"@graph": [{"@type": ["A", "B"]}]}</script>'
-        '<script type="application/ld+json">{"@type": }</script>'
         '<div itemscope itemtype="https://schema.org/Recipe"></div><p typeof="Person">x</p>'
     )
     held = report(html).facts["structured_data"]
     assert (held["json_ld"], held["rdfa"]) == (["A", "B"], ["Person"])
     assert held["microdata"] == ["https://schema.org/Recipe"]
-    [(rule, evidence, _)] = rules(html, "structured data")
-    assert rule.startswith("JSON-LD that is no JSON")
-    assert evidence.endswith(': {"@type": }')
 
 
 @pytest.mark.parametrize(
     ("content", "read", "rule"),
     [
-        ("<meta charset=utf-8><p>é".encode("cp1252"), "utf-8", "UTF-8 is declared and the bytes"),
+        (
+            "<meta charset=utf-8><p>é".encode("cp1252"),
+            "utf-8",
+            "utf-8 is declared and the bytes ar",
+        ),
         ("<meta charset=latin1><p>é".encode(), "cp1252", "cp1252 is declared and the bytes are UT"),
         ("<p>é".encode(), "utf-8", "no encoding is declared"),
         ("<p>é".encode("cp1252"), "cp1252", "no encoding is declared"),
         (b"<meta charset=klingon><p>x", "utf-8", "the declared encoding is not known"),
-        (b" ", "utf-8", ""),
+        (b" ", "utf-8", "the file is empty"),
     ],
 )
 def test_a_wrong_encoding_is_a_finding(content, read, rule):
-    page = page_of_bytes(content, "a.html")
-    assert page.facts["encoding_read"] == read
-    assert page.findings[0].rule.startswith(rule or "the file is empty")
+    done = check_page(content, "a.html")
+    assert done.facts["encoding_read"] == read
+    assert done.findings[0].rule.startswith(rule)
 
 
-def test_a_declared_encoding_is_used():
-    sound = page_of_bytes('<meta charset="iso-8859-1"><title>é'.encode("cp1252"), "a")
-    marked = page_of_bytes("\ufeff<title>é".encode("utf-16"), "a")
-    assert not sound.findings + marked.findings
-    assert [check_page(p).facts["title"] for p in (sound, marked)] == ["é", "é"]
+@pytest.mark.parametrize(
+    "content",
+    ['<meta charset="iso-8859-1"><title>é'.encode("cp1252"), "\ufeff<title>é".encode("utf-16")],
+)
+def test_a_declared_encoding_is_used(content):
+    done = check_page(content, "a")
+    assert done.facts["title"] == "é"
+    assert not [finding for finding in done.findings if finding.check == "encoding"]
 
 
 def test_malformed_html_is_read_as_browsers_do():
@@ -158,7 +167,7 @@ def test_malformed_html_is_read_as_browsers_do():
 def test_the_command_prints_reports_for_people_and_programs(tmp_path, capsys):
     page = tmp_path / "a.html"
     page.write_text(SOUND, encoding="utf-8")
-    assert main([str(page), "--address=https://ex.org/apple-pie", "--keyword=apple pie"]) == 0
+    assert main([str(page), "--keyword=apple pie"]) == 0
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 80
     assert "0 findings" in printed
@@ -176,8 +185,6 @@ def test_the_command_prints_reports_for_people_and_programs(tmp_path, capsys):
         (["empty"], "the folder empty holds no text; its files must end in .html"),
         (["linked"], "the site: the link linked/b.html leads to gone.html, which is not there"),
         (["a.html", "--keyword=?!"], 'the keyword "?!" has no word'),
-        (["a.html", "--address=/pie"], 'the address "/pie" is none of a page'),
-        (["a.html", "a.html", "--address=https://a.b"], "--address must be given once for each"),
     ],
 )
 def test_wrong_input_is_named(arguments, message, tmp_path, monkeypatch, capsys):
@@ -192,7 +199,7 @@ def test_wrong_input_is_named(arguments, message, tmp_path, monkeypatch, capsys)
 
 def test_pages_of_a_site_that_repeat_each_other_are_named():
     words = " ".join(f"w{i}" for i in range(100))
-    pages = [Page(n, f"<title>{t}</title><p>{text}") for n, t, text in (
+    pages = [(n, f"<title>{t}</title><p>{text}".encode()) for n, t, text in (
         ("a", "One", words), ("b", "one ", words.upper()), ("c", "Two", "w0 w1 w2 w3 w4 other"),
     )]  # fmt: skip
     reports = check_site(pages)
@@ -209,14 +216,13 @@ def test_folders_are_sites_with_a_summary_and_tables(tmp_path, monkeypatch, caps
         path.parent.mkdir(parents=True, exist_ok=True)
         long = f"<title>{name}{'x' * (40 + len(name))}</title><img><p>pie {name}"
         path.write_text(SOUND if "index" in name else long, encoding="utf-8")
-    given = ["--address=https://bakery.org", "--address=https://ex.org/g/"]
-    assert main(["bakery", "garden", *given, "--keyword=pie"]) == 0
+    assert main(["bakery", "garden", "--keyword=pie"]) == 0
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 80
     for words in (
         "── bakery: 2 pages",
         "1 without a finding",
-        "1 x longer than 60 characters; results cut it",
+        "1 x 1 to 60 characters are shown whole",
         "── garden: 1 pages",
         "each page in onpage.csv, each finding in onpage-findings.csv",
     ):
@@ -225,7 +231,6 @@ def test_folders_are_sites_with_a_summary_and_tables(tmp_path, monkeypatch, caps
         pages = list(csv.DictReader(file))
     assert [page["page"] for page in pages] == ["index.html", "shop/pie.htm", "a.html"]
     assert [page["site"] for page in pages] == ["bakery", "bakery", "garden"]
-    assert pages[1]["address"] == "https://bakery.org/shop/pie.htm"
     assert (pages[0]["title"], pages[0]["images_without"], pages[1]["images_without"]) == (
         "Pies", "0", "1",
     )  # fmt: skip
@@ -294,11 +299,10 @@ def test_keywords_are_counted_where_they_stand():
         + "x " * 100
         + "apple pie"
     )
-    head = "<title>Apple pie, apple pie</title>"
-    page = Page("a", head + text, "https://apple-pie.org/Apple_pie/apple%20pie?q=apple+pie")
+    done = report(f"<title>Apple pie, apple pie</title>{text}", keywords=["apple pie"])
     # The end of one line and the beginning of the next are no phrase; the first words are a run.
-    assert check_page(page, ["apple pie"]).facts["keywords"]["apple pie"] == {
-        "title": 2, "headings": 1, "first_words": 3, "text": 3, "address": 2,
+    assert done.facts["keywords"]["apple pie"] == {
+        "title": 2, "headings": 1, "first_words": 3, "text": 3,
     }  # fmt: skip
 
 
@@ -312,31 +316,21 @@ JSON = st.recursive(
 def checked(text):
     """Return the types of JSON-LD, and the rules that it breaks."""
     html = f'<script type="application/ld+json">{text}</script>'
-    report = check_page(Page("page", html))
-    rules = [finding.rule for finding in report.findings if finding.check == "structured data"]
-    return report.facts["structured_data"]["json_ld"], rules
+    types = report(html).facts["structured_data"]["json_ld"]
+    return types, [rule for rule, _, _ in rules(html, "structured data")]
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(JSON)
-@example({"@type": 5})
 def test_any_json_can_be_checked(value):
     types, rules = checked(json.dumps(value).replace("<", "\\u003c"))
     assert not rules
     assert all(isinstance(name, str) for name in types)
 
 
-@pytest.mark.parametrize(
-    ("value", "types"),
-    [
-        ({"@type": 5}, []),
-        ({"@type": True, "about": {"@type": "A"}}, ["A"]),
-        ({"@type": ["A", 1, None, "B"]}, ["A", "B"]),
-        ([{"@type": {"@type": "A"}}], ["A"]),
-    ],
-)
-def test_what_is_no_text_names_no_type(value, types):
-    assert checked(json.dumps(value)) == (types, [])
+def test_what_is_no_text_names_no_type():
+    value = {"@type": ["A", 1, None, "B"], "about": [{"@type": {"@type": "C"}}, {"@type": True}]}
+    assert checked(json.dumps(value)) == (["A", "B", "C"], [])
 
 
 @pytest.mark.parametrize("text", ["9" * 5000, "[" * 100_000, '{"@type": }'])
